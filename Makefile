@@ -1,0 +1,82 @@
+# Two commands do everything on a fresh machine, and need nothing but Python 3.11 or newer:
+#
+#   make demo    an order whose worker is killed in the middle, and goes on
+#   make test    formatter, linter, type checker and all tests
+#
+# Each makes its own virtual environment in .venv and installs what it needs there. `make test PYTHON=python3.12`
+# chooses another Python (after `make clean`).
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format coverage bench clean
+.NOTPARALLEL:
+
+PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python)
+WORKERS := auto
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(VENV)/core
+	@$(BIN)/python examples/crash_demo.py
+
+test: $(VENV)/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy src tests $(wildcard examples benchmarks)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+#   make check   the same: what CI does (.ci/run)
+check: test
+
+#   make format  rewrite the files as the formatter and the linter want them
+format: $(VENV)/dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+#   make coverage  the tests in one process, and the lines that they missed
+coverage: $(VENV)/dev
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
+
+#   make bench   the measurements of benchmarks/
+bench: $(VENV)/core
+	$(BIN)/python -m benchmarks
+
+#   make clean   remove .venv, caches and build products
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov build dist
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The environment. `made` holds the folder that it was made in: scripts and the editable install point there, so that
+# a copy or a moved checkout, or one whose Python has gone, makes it anew.
+
+ifneq ($(shell $(BIN)/python -c "" 2>/dev/null && cat $(VENV)/made 2>/dev/null),$(CURDIR))
+.PHONY: $(VENV)/made
+endif
+
+$(VENV)/made:
+	@for python in $(PYTHONS); do \
+	  if $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    echo "making $(VENV) with $$($$python --version)"; \
+	    rm -rf $(VENV) && $$python -m venv $(VENV) && echo '$(CURDIR)' > $@; \
+	    exit; \
+	  fi; \
+	done; \
+	echo "perdure needs Python 3.11 or newer with its venv module (looked for: $(PYTHONS));" >&2; \
+	echo "install one, or name it: make PYTHON=/path/to/python" >&2; \
+	exit 1
+
+$(VENV)/core: pyproject.toml $(VENV)/made
+	@echo "installing perdure"
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/dev: pyproject.toml $(VENV)/made
+	@echo "installing perdure and its development tools"
+	@$(PIP) -e '.[dev]'
+	@touch $(VENV)/core $@

@@ -1,0 +1,208 @@
+"""Context: what workflow code sees of the run that it is part of.
+
+Everything here is deterministic: the same on every replay. The context decides nothing; it asks the run (`Asks`, which
+the runner implements) and hands back what the run answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import uuid
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
+
+from perdure.clock import moment
+from perdure.durable import DurableCall
+from perdure.errors import InvalidArgument, WorkflowMisuse
+from perdure.names import check_count, check_name, check_seconds
+from perdure.retry import Retry
+from perdure.steps import UNSET, Step, StepOptions, Unset, checked_options
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LOGGER = logging.getLogger("perdure.workflow")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What is fixed about a run while one of its generations executes."""
+
+    id: str
+    workflow: str
+    version: int
+    generation: int
+    tags: Mapping[str, str]
+    parent: str | None
+
+
+class Asks(Protocol):
+    """What a context asks of the run behind it."""
+
+    facts: RunFacts
+
+    @property
+    def replaying(self) -> bool: ...
+
+    def now(self) -> float: ...
+
+    def next_number(self) -> int: ...
+
+    def scope_random(self, purpose: str) -> random.Random: ...
+
+    def here(self) -> str: ...
+
+    def ask_sleep(self, due_at: float) -> Any: ...
+
+    def pin_version(self, gate: str, latest: int) -> int: ...
+
+    def account_removed(self, name: str, kind: str) -> None: ...
+
+
+class Context:
+    """The first parameter of every workflow."""
+
+    def __init__(self, run: Asks) -> None:
+        self._run = run
+        self.log: logging.LoggerAdapter[logging.Logger] = _RunLog(run)
+
+    # --- who and when
+
+    @property
+    def run_id(self) -> str:
+        return self._run.facts.id
+
+    @property
+    def workflow(self) -> str:
+        return self._run.facts.workflow
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        return self._run.facts.tags
+
+    @property
+    def parent(self) -> str | None:
+        return self._run.facts.parent
+
+    @property
+    def generation(self) -> int:
+        return self._run.facts.generation
+
+    @property
+    def replaying(self) -> bool:
+        """True while recorded history is being applied. For logging; a branch on it is a divergence waiting to happen."""
+        return self._run.replaying
+
+    def now(self) -> datetime:
+        """The time of the last thing that happened to the run: never decreasing, and the same on every replay."""
+        return moment(self._run.now())
+
+    @property
+    def random(self) -> random.Random:
+        """Random numbers that are the same on every replay; each task has its own."""
+        return self._run.scope_random("random")
+
+    def uuid(self) -> uuid.UUID:
+        """A random UUID that is the same on every replay."""
+        return uuid.UUID(int=self._run.scope_random("uuid").getrandbits(128), version=4)
+
+    # --- waiting
+
+    def sleep(self, duration: float | timedelta) -> Coroutine[None, None, None]:
+        """Sleep durably. The deadline is fixed when the call is first reached; zero returns at once."""
+        seconds = check_seconds("a sleep", duration)
+        return DurableCall("sleep", lambda: self._run.ask_sleep(self._run.now() + seconds), self._run.next_number())
+
+    def sleep_until(self, when: datetime) -> Coroutine[None, None, None]:
+        """Sleep durably until an aware datetime; one that has passed returns at once."""
+        if not isinstance(when, datetime) or when.tzinfo is None:
+            raise InvalidArgument(f"sleep_until takes an aware datetime (with a timezone), not {when!r}")
+        return DurableCall("sleep", lambda: self._run.ask_sleep(when.timestamp()), self._run.next_number())
+
+    # --- steps
+
+    @overload
+    def step(
+        self,
+        name: str,
+        fn: Callable[..., Coroutine[Any, Any, R]],
+        /,
+        *args: Any,
+        retry: Retry | None | Unset = ...,
+        timeout: float | timedelta | None = None,
+        compensate: Callable[..., Any] | None = None,
+    ) -> Coroutine[None, None, R]: ...
+    @overload
+    def step(
+        self,
+        name: str,
+        fn: Callable[..., R],
+        /,
+        *args: Any,
+        retry: Retry | None | Unset = ...,
+        timeout: float | timedelta | None = None,
+        compensate: Callable[..., Any] | None = None,
+    ) -> Coroutine[None, None, R]: ...
+    def step(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        /,
+        *args: Any,
+        retry: Retry | None | Unset = UNSET,
+        timeout: float | timedelta | None = None,
+        compensate: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Call a function that is not decorated as a durable step."""
+        if not callable(fn):
+            raise WorkflowMisuse(f"ctx.step({name!r}, ...) takes a function to call, not {fn!r}")
+        body = fn.fn if isinstance(fn, Step) else fn
+        policy = Retry() if isinstance(retry, Unset) else retry
+        options = StepOptions(retry=policy, timeout=cast("float | None", timeout), compensate=compensate)
+        return Step(body, check_name("a step's name", name), checked_options(options))(*args)
+
+    # --- changing code under running workflows
+
+    def version(self, gate: str, *, latest: int) -> int:
+        """Which version of a changed piece of code this run takes: pinned for the run when the gate is first reached.
+
+        Reached while committed history is replayed it gives 1 (the code before the gate was there), else `latest`.
+        """
+        return self._run.pin_version(check_name("a gate's name", gate), check_count("latest", latest))
+
+    def patched(self, gate: str) -> bool:
+        """`version` with two sides: True for the new code."""
+        return self.version(gate, latest=2) >= 2
+
+    def removed(self, name: str, kind: str = "step") -> None:
+        """Account for an entry that older code made here and this code no longer makes."""
+        self._run.account_removed(check_name("a removed entry's name", name), check_name("a kind", kind))
+
+
+def current_context() -> Context:
+    """The context of the workflow that is executing, for helpers to which it was not passed."""
+    run = getattr(asyncio._get_running_loop(), "perdure_run", None)
+    if run is None:
+        raise WorkflowMisuse("current_context() was called outside of a workflow")
+    return cast("Context", run.context)
+
+
+class _RunLog(logging.LoggerAdapter[logging.Logger]):
+    """Logs with the run's id and the place in it, and is silent on replay."""
+
+    def __init__(self, run: Asks) -> None:
+        super().__init__(LOGGER, {})
+        self._run = run
+
+    def isEnabledFor(self, level: int) -> bool:
+        return not self._run.replaying and super().isEnabledFor(level)
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        facts = self._run.facts
+        extra = {"run_id": facts.id, "workflow": facts.workflow, "location": self._run.here()}
+        kwargs["extra"] = {**extra, **(kwargs.get("extra") or {})}
+        return msg, kwargs

@@ -1,0 +1,68 @@
+"""A durable call as an object: begun when it is first awaited, accepted wherever a coroutine is."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Coroutine, Generator
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
+
+
+class DurableCall(Coroutine[None, None, T]):
+    """A durable call that begins when it is first awaited. It is a coroutine, so `gather`, `create_task` and
+    `TaskGroup` take it, and a task made of it opens no scope of its own.
+    """
+
+    __slots__ = ("__weakref__", "_begin", "_steps", "name", "number")
+
+    def __init__(self, name: str, begin: Callable[[], Any], number: int) -> None:
+        self.name = name
+        self.number = number  # a hash that is the same on every replay
+        self._begin = begin
+        self._steps: Any = None
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        if self._steps is not None:
+            raise RuntimeError(f"{self.name}: a durable call can be awaited only once")
+        self._steps = self._begin().__await__()
+        return cast("Generator[Any, Any, T]", self._steps)
+
+    def send(self, value: None) -> None:
+        if self._steps is None:
+            self.__await__()
+        return cast("None", next(self._steps) if value is None else self._steps.send(value))
+
+    def throw(
+        self,
+        typ: type[BaseException] | BaseException,
+        val: BaseException | object = None,
+        tb: TracebackType | None = None,
+    ) -> None:
+        if self._steps is None:
+            self._steps = iter(())
+        if not hasattr(self._steps, "throw"):
+            raise typ
+        if isinstance(typ, BaseException):
+            return cast("None", self._steps.throw(typ))
+        return cast("None", self._steps.throw(typ, val, tb))
+
+    def close(self) -> None:
+        if self._steps is not None and hasattr(self._steps, "close"):
+            self._steps.close()
+        self._steps = iter(())
+
+    def __del__(self) -> None:
+        if self._steps is None:
+            warnings.warn(f"{self.name}: a durable call was never awaited", RuntimeWarning, stacklevel=2)

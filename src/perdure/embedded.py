@@ -1,0 +1,112 @@
+"""Engine: client and worker in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+from msgspec.structs import replace
+
+from perdure.client import Client
+from perdure.clock import SYSTEM_CLOCK, Clock
+from perdure.cluster.membership import Membership
+from perdure.config import EngineConfig
+from perdure.definition import Workflow
+from perdure.engine.catalog import Catalog
+from perdure.engine.core import Core
+from perdure.engine.link import Link
+from perdure.errors import WorkflowMisuse
+from perdure.names import check_count, check_name, check_seconds
+from perdure.records import Message, RunStatus
+from perdure.starting import Order
+from perdure.store.base import Answer, CreateRun, Store
+from perdure.views import RecoveryReport
+
+
+class Engine(Client):
+    """`async with Engine(url) as engine:` starts runs, executes them, and goes on with those that were left unfinished.
+
+    `workflows=None` serves every workflow imported so far and any that is started through it; a list, just those.
+    """
+
+    def __init__(
+        self,
+        url: str | Store,
+        workflows: Iterable[Workflow[Any, Any]] | None = None,
+        config: EngineConfig | None = None,
+        *,
+        pool: str = "default",
+        clock: Clock = SYSTEM_CLOCK,
+        concurrency: int | None = None,
+    ) -> None:
+        super().__init__(url, config=config, clock=clock)
+        self._pool = check_name("a pool", pool)
+        self._catalog = Catalog(workflows)
+        self._concurrency = None if concurrency is None else check_count("concurrency", concurrency)
+        self._core: Core | None = None
+
+    async def open(self) -> None:
+        await super().open()
+        if self._core is None:
+            core = core_over(self._open, self._catalog, self._pool, self._concurrency)
+            await core.start()
+            self._core = core
+
+    async def shutdown(self, grace: float | timedelta | None = None) -> None:
+        """Take no more work, let steps finish within `grace`, give runs back, close."""
+        if self._core is not None:
+            core, self._core = self._core, None
+            await core.stop(self._config.seconds("grace") if grace is None else check_seconds("grace", grace))
+        await super().shutdown()
+
+    async def recover(self) -> RecoveryReport:
+        """Take over from dead workers and take up what is due. Opening does it too, and duties keep doing it."""
+        if self._core is None:
+            raise WorkflowMisuse("this Engine is not open: use `async with Engine(...)`")
+        takeover, claimed = await self._core.recover()
+        return RecoveryReport(takeover.workers, takeover.runs, claimed)
+
+    async def _create(self, order: Order) -> Answer:
+        """A run that this process can execute is born as its own, so that it need not be claimed."""
+        core, record = self._core, order.record
+        owner = core.owner_for(order.workflow) if core is not None and record.wake_at == record.created_at else None
+        if owner is None or core is None:
+            answer = await super()._create(order)
+            if core is not None:
+                core.look(record.id)
+            return answer
+        ours = replace(record, owner=owner, status=RunStatus.RUNNING, begun_at=record.created_at, wake_at=None)
+        return await self._open.committer.put(CreateRun(ours), then=core.adopting(ours, order.workflow))
+
+    async def _deliver(self, run_id: str, message: Message) -> Answer:
+        answer = await super()._deliver(run_id, message)
+        if self._core is not None:
+            self._core.look(run_id)
+        return answer
+
+    async def terminate(self, run_id: str) -> bool:
+        ended = await super().terminate(run_id)
+        if self._core is not None:
+            self._core.ended(run_id)
+        return ended
+
+    def _executes(self, run_id: str) -> bool:
+        return self._core is not None and self._core.executes(run_id)
+
+    async def _abandon(self) -> None:
+        """Stop as a crash would, for tests: no word to the store, nothing given back."""
+        if self._core is not None:
+            core, self._core = self._core, None
+            await core.abandon()
+        if self._link is not None:
+            link, self._link = self._link, None
+            await link.abandon()
+
+
+def core_over(link: Link, catalog: Catalog, pool: str, concurrency: int | None) -> Core:
+    """The executing half over an open link."""
+    member = Membership(
+        link.store, link.clock, pool=pool, lease=link.config.seconds("lease"), workflows=catalog.pairs
+    )
+    return Core(link, catalog, pool, member, concurrency)

@@ -1,0 +1,134 @@
+"""Committer: many turns, one transaction.
+
+One store call is in flight; the next batch is whatever has gathered meanwhile. No timers and no tuning: an idle engine
+commits at once, a busy one in large batches. It knows neither runs nor what the writes mean.
+
+While the store is away (`retryable`) the batch waits and is tried again: a retry after a lost answer is recognised by
+the store. On any other error the batch is bisected, so that only the write that the store cannot take gets the error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from perdure.clock import Clock, pause
+from perdure.errors import StoreError
+from perdure.retry import Retry
+from perdure.store.base import Answer, Store, Write
+
+LOGGER = logging.getLogger("perdure.engine")
+MAX_BATCH = 2_000
+
+
+class _Queued(NamedTuple):
+    write: Write
+    answered: Callable[[Answer | StoreError], None]
+    patient: bool
+
+
+class Committer:
+    """See the module's docstring. Answers are called from the event loop itself, never from inside a task."""
+
+    def __init__(self, store: Store, clock: Clock, retry: Retry) -> None:
+        self._store = store
+        self._clock = clock
+        self._retry = retry
+        self._queue: list[_Queued] = []
+        self._news = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="perdure-committer")
+
+    def submit(self, write: Write, answered: Callable[[Answer | StoreError], None], *, patient: bool = True) -> None:
+        """Queue a write. A patient one waits for the store for ever, another gets the error after some attempts."""
+        self._queue.append(_Queued(write, answered, patient))
+        self._idle.clear()
+        self._news.set()
+
+    async def put(self, write: Write, then: Callable[[Answer], None] | None = None) -> Answer:
+        """Submit a write on behalf of a caller, and wait for its answer.
+
+        `then` is called with the answer in any case, also if the caller has been cancelled meanwhile.
+        """
+        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def answered(answer: Answer | StoreError) -> None:
+            if then is not None and not isinstance(answer, StoreError):
+                then(answer)
+            if done.done():
+                return
+            if isinstance(answer, StoreError):
+                done.set_exception(answer)
+            else:
+                done.set_result(answer)
+
+        self.submit(write, answered, patient=False)
+        return await done
+
+    async def drained(self) -> None:
+        """Wait until everything submitted so far has been answered."""
+        await self._idle.wait()
+
+    async def stop(self) -> None:
+        """Stop at once: what is queued stays uncommitted."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._news.wait()
+            batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
+            if not self._queue:
+                self._news.clear()
+            answers = await self._commit(batch)
+            loop.call_soon(self._hand_back, batch, answers)
+            await asyncio.sleep(0)  # so that what the answers lead to can join the next batch
+
+    def _hand_back(self, batch: Sequence[_Queued], answers: Sequence[Answer | StoreError]) -> None:
+        for queued, answer in zip(batch, answers, strict=True):
+            try:
+                queued.answered(answer)
+            except Exception:
+                LOGGER.exception("handling the answer to %s failed", type(queued.write).__name__)
+        if not self._queue and not self._news.is_set():
+            self._idle.set()
+
+    async def _commit(self, batch: Sequence[_Queued]) -> list[Answer | StoreError]:
+        tries = 0
+        while True:
+            try:
+                return list(await self._store.commit([queued.write for queued in batch]))
+            except StoreError as error:
+                refused = error
+            except Exception as error:
+                refused = StoreError(f"the store raised {type(error).__name__}: {error}")
+            if not refused.retryable:
+                return await self._bisect(batch, refused)
+            tries += 1
+            LOGGER.warning("the store is away, %d writes wait (try %d): %s", len(batch), tries, refused)
+            if tries >= self._retry.max_attempts and not all(queued.patient for queued in batch):
+                return await self._give_up_callers(batch, refused)
+            await pause(self._clock, self._retry.pause_after(min(tries, 32), random.random()))
+
+    async def _bisect(self, batch: Sequence[_Queued], refused: StoreError) -> list[Answer | StoreError]:
+        if len(batch) == 1:
+            return [refused]
+        middle = len(batch) // 2
+        return await self._commit(batch[:middle]) + await self._commit(batch[middle:])
+
+    async def _give_up_callers(self, batch: Sequence[_Queued], refused: StoreError) -> list[Answer | StoreError]:
+        """Callers get the error; turns of runs go on waiting."""
+        patient = iter(await self._commit([queued for queued in batch if queued.patient]) if any(
+            queued.patient for queued in batch
+        ) else [])
+        return [next(patient) if queued.patient else refused for queued in batch]

@@ -1,0 +1,444 @@
+"""Coordinator: the runs in this process and their transitions, one at a time per run.
+
+    created   a caller started a run and this worker got it        -> advance
+    claimed   runs were due and are ours now                       -> load, advance
+    settled   an attempt of a step ended                           -> advance
+    mailed    the inbox of an active run has news                  -> fetch, advance
+    woken     a timer of an active run is due                      -> advance
+    answered  the store answered a turn                            -> act, or drop and load again
+    dropped   the worker was declared gone, or the engine stops
+
+`advance` runs the workflow (the runner decides), submits the turn, and only once it is committed carries out its
+effects. While a turn is being committed the run's inputs gather, and the next turn takes them all. Every transition is
+a plain call-back of the event loop, never inside a task: the runner drives tasks of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
+
+from perdure.clock import Clock
+from perdure.codec import Codec
+from perdure.config import EngineConfig
+from perdure.context import RunFacts
+from perdure.definition import Workflow
+from perdure.engine.committer import Committer
+from perdure.engine.executor import Executor
+from perdure.engine.hub import Hub
+from perdure.engine.patience import read_patiently
+from perdure.engine.residents import Resident, Residents
+from perdure.engine.turns import commit_of, hold_of, positions_taken
+from perdure.errors import InvalidPayload, PerdureError, StoreError
+from perdure.failures import describe
+from perdure.records import (
+    CancelStep,
+    DeadLetter,
+    Expose,
+    Held,
+    Input,
+    Mail,
+    RunRecord,
+    RunStatus,
+    RunStep,
+    StepDone,
+    Turn,
+)
+from perdure.runner.runner import Runner, RunStart
+from perdure.store.base import Answer, ClaimedRun, Committed, CommitTurn, ReleaseRun, Snapshot, Store
+
+LOGGER = logging.getLogger("perdure.engine")
+
+Definitions = Callable[[str, int], Workflow[Any, Any] | None]
+
+
+class Coordinator:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        clock: Clock,
+        codec: Codec,
+        config: EngineConfig,
+        committer: Committer,
+        hub: Hub,
+        definitions: Definitions,
+        suspended: Callable[[float | None], None],
+        concurrency: int | None = None,
+    ) -> None:
+        self.worker = ""
+        self.draining = False  # no new steps; runs are given back once none of theirs is under way
+        self.residents = Residents(config.resident_runs)
+        self._store = store
+        self._clock = clock
+        self._codec = codec
+        self._config = config
+        self._committer = committer
+        self._hub = hub
+        self._definitions = definitions
+        self._suspended = suspended
+        self._concurrency = concurrency
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loading: set[str] = set()
+        self.executor = Executor(clock, codec, config.max_concurrent_steps, self.settled)
+
+    # --- transitions
+
+    def created(self, record: RunRecord, definition: Workflow[Any, Any]) -> None:
+        """A run was started here and is ours: no need to load what was just written."""
+        if self.residents.get(record.id) is None:
+            self._adopt(Snapshot(record, 0, (), ()), definition)
+
+    def claimed(self, runs: Sequence[ClaimedRun]) -> None:
+        """These runs are ours now. Copies in memory go on as they are; the others are loaded together.
+
+        May be called by a task: what follows comes as plain call-backs.
+        """
+        unknown: list[str] = []
+        for run in runs:
+            resident = self.residents.get(run.id)
+            if resident is None:
+                unknown.append(run.id)
+            elif not resident.active:
+                self.residents.wake(resident)
+                if run.inbox_last > resident.seen:
+                    self._fetch_mail(resident)
+                else:
+                    self._loop.call_soon(self._advance_again, resident)
+        self.found(unknown)
+
+    def found(self, run_ids: Sequence[str]) -> None:
+        """These runs are ours in the store; load those that are not in memory."""
+        unknown = [run_id for run_id in run_ids if not self.residents.get(run_id) and run_id not in self._loading]
+        if unknown:
+            self._load(unknown)
+
+    def settled(self, run_id: str, done: StepDone) -> None:
+        resident = self.residents.active(run_id)
+        if resident is not None:
+            resident.inputs.append(done)
+            self._advance(resident)
+
+    def ended(self, run_id: str) -> None:
+        """The run was ended from outside: its steps need not go on."""
+        resident = self.residents.get(run_id)
+        if resident is not None:
+            self._forget(resident)
+
+    def mailed(self, run_ids: Iterable[str]) -> None:
+        for run_id in run_ids:
+            resident = self.residents.active(run_id)
+            if resident is not None:
+                self._fetch_mail(resident)
+
+    def exposed_soon(self, run_id: str, locations: tuple[str, ...]) -> None:
+        """These steps take long: let people see that they are running."""
+        self._loop.call_soon(self._exposed, run_id, locations)
+
+    def _exposed(self, run_id: str, locations: tuple[str, ...]) -> None:
+        resident = self.residents.active(run_id)
+        if resident is not None:
+            resident.inputs.append(Expose(locations))
+            self._advance(resident)
+
+    def dropped(self) -> None:
+        """Nothing in memory counts any longer: close all runs and cancel all steps, without a word to the store."""
+        for resident in self.residents:
+            self.executor.cancel_all(resident.id)
+            self.residents.drop(resident)
+
+    def drained(self) -> bool:
+        """Give back the runs that have nothing under way; True once no run is active any more."""
+        self.draining = True
+        for resident in self.residents.all_active():
+            if not resident.committing and not self.executor.under_way(resident.id):
+                self._give_back(resident)
+        return not self.residents.all_active()
+
+    def given_back(self) -> None:
+        """Hand all active runs to whoever is next, steps under way or not."""
+        for resident in self.residents.all_active():
+            self._give_back(resident)
+
+    @property
+    def room(self) -> int:
+        """How many more runs this worker may take."""
+        room = self.residents.room - len(self._loading)
+        if self._concurrency is not None:
+            room = min(room, self._concurrency - len(self.residents.all_active()) - len(self._loading))
+        return max(0, room)
+
+    @property
+    def loading(self) -> bool:
+        return bool(self._tasks)
+
+    # --- loading
+
+    def _load(self, run_ids: list[str]) -> None:
+        self._loading.update(run_ids)
+        self._spawn(self._load_and_adopt(run_ids))
+
+    async def _load_and_adopt(self, run_ids: list[str]) -> None:
+        try:
+            snapshots = await self._patiently(lambda: self._store.load(run_ids))
+        finally:
+            self._loading.difference_update(run_ids)
+        for run_id, snapshot in zip(run_ids, snapshots, strict=True):
+            self._loop.call_soon(self._loaded, run_id, snapshot)
+
+    def _loaded(self, run_id: str, snapshot: Snapshot | None) -> None:
+        if snapshot is None or snapshot.record.owner != self.worker or self.residents.get(run_id) is not None:
+            return
+        record = snapshot.record
+        definition = self._definitions(record.workflow, record.version)
+        if definition is None or self.draining:
+            self._release(run_id)
+        elif record.recoveries > self._config.max_recoveries:
+            self._hold_poison(snapshot)
+        else:
+            self._adopt(snapshot, definition)
+
+    def _adopt(self, snapshot: Snapshot, definition: Workflow[Any, Any], inputs: Sequence[Input] = ()) -> None:
+        record = snapshot.record
+        runner = self._runner(snapshot, definition)
+        resident = Resident(record, definition, runner, snapshot.position)
+        resident.inputs.extend(inputs)
+        self._add_mail(resident, snapshot.inbox)
+        self.residents.add(resident)
+        self._advance(resident)
+
+    def _runner(
+        self, snapshot: Snapshot, definition: Workflow[Any, Any], under_way: frozenset[str] = frozenset()
+    ) -> Runner:
+        record = snapshot.record
+        facts = RunFacts(
+            id=record.id,
+            workflow=record.workflow,
+            version=record.version,
+            generation=record.generation,
+            tags=record.tags,
+            parent=record.parent,
+        )
+        return Runner(
+            RunStart(
+                definition=definition,
+                facts=facts,
+                input=record.input,
+                seed=record.seed,
+                begun_at=record.begun_at if record.begun_at is not None else record.created_at,
+                history=snapshot.entries,
+                deadline_at=record.deadline_at,
+                codec=self._codec,
+                under_way=under_way,
+            )
+        )
+
+    def _fetch_mail(self, resident: Resident) -> None:
+        self._spawn(self._fetch_and_advance(resident))
+
+    async def _fetch_and_advance(self, resident: Resident) -> None:
+        messages = await self._patiently(lambda: self._store.inbox(resident.id, resident.seen))
+        self._loop.call_soon(self._mail_fetched, resident, messages)
+
+    def _mail_fetched(self, resident: Resident, messages: Sequence[Any]) -> None:
+        if self.residents.active(resident.id) is resident:
+            self._add_mail(resident, messages)
+            self._advance(resident)
+
+    def _add_mail(self, resident: Resident, messages: Sequence[Any]) -> None:
+        for message in messages:
+            if message.number > resident.seen:
+                resident.seen = message.number
+                resident.inputs.append(Mail(message))
+
+    # --- advancing
+
+    def _advance(self, resident: Resident) -> None:
+        if resident.committing:
+            return
+        resident.one_by_one = resident.one_by_one and len(resident.inputs) > 0
+        taken = resident.inputs[:1] if resident.one_by_one else resident.inputs
+        resident.inputs = resident.inputs[1:] if resident.one_by_one else []
+        now = self._clock.now()
+        try:
+            turn = resident.runner.advance(now, taken)
+        except InvalidPayload as misfit:  # the payload no longer fits the code's annotations
+            turn = Turn(held=Held("diverged", str(misfit), recorded="the payload", asked="one of another type"))
+        except PerdureError as error:
+            turn = Turn(held=Held("diverged", f"{type(error).__name__}: {error}"))
+        commit = commit_of(resident, turn, self.worker, now, self._config)
+        if commit is None:
+            self._act(resident, turn)
+        else:
+            resident.committing = True
+            self._committer.submit(commit, partial(self._answered, resident, turn, commit, tuple(taken)))
+
+    def _answered(
+        self,
+        resident: Resident,
+        turn: Turn,
+        commit: CommitTurn,
+        taken: tuple[Input, ...],
+        answer: Answer | StoreError,
+    ) -> None:
+        resident.committing = False
+        if self.residents.get(resident.id) is not resident:
+            return  # dropped meanwhile
+        if isinstance(answer, Committed):
+            resident.position += positions_taken(commit)
+            self._hub.changed((resident.id,), ended=turn.outcome is not None)
+            self._committed(resident, turn, commit, answer)
+        elif isinstance(answer, StoreError):
+            self._unstorable(resident, taken, answer)
+        else:  # superseded, ended or gone: what is in memory counts for nothing
+            LOGGER.info("run %s: a turn was refused (%s)", resident.id, type(answer).__name__)
+            self._forget(resident)
+            self._hub.changed((resident.id,))
+            self._load([resident.id])
+
+    def _committed(self, resident: Resident, turn: Turn, commit: CommitTurn, answer: Committed) -> None:
+        if turn.outcome is not None or turn.held is not None:
+            self._forget(resident)
+            if commit.restart is not None or (answer.mail and turn.outcome is None):
+                self._suspended(commit.patch.wake_at if commit.patch is not None else None)
+            return
+        if turn.busy:
+            self._act(resident, turn)
+            if answer.mail:
+                self._fetch_mail(resident)
+            return
+        self._carry_out(resident, turn)
+        resident.record = replace(resident.record, status=RunStatus.SUSPENDED, recoveries=0)
+        if resident.wake_timer is not None:
+            resident.wake_timer.cancel()
+        self.residents.fall_asleep(resident)
+        self._suspended(self._clock.now() if answer.mail else turn.wake_at)
+
+    def _act(self, resident: Resident, turn: Turn) -> None:
+        """The turn is durable, or needed no write: carry out its effects, and go on with what came meanwhile."""
+        self._carry_out(resident, turn)
+        self._set_timer(resident, turn.wake_at)
+        if resident.inputs:
+            self._loop.call_soon(self._advance_again, resident)
+
+    def _advance_again(self, resident: Resident) -> None:
+        if self.residents.active(resident.id) is resident:
+            self._advance(resident)
+
+    def _carry_out(self, resident: Resident, turn: Turn) -> None:
+        for effect in turn.effects:
+            match effect:
+                case RunStep():
+                    if not self.draining:
+                        self.executor.start(resident.id, resident.record.workflow, effect)
+                case CancelStep(location):
+                    self.executor.cancel(resident.id, location)
+
+    def _set_timer(self, resident: Resident, wake_at: float | None) -> None:
+        """Timers of an active run live in memory only; a suspended one is woken through the store."""
+        if resident.wake_timer is not None:
+            resident.wake_timer.cancel()
+            resident.wake_timer = None
+        if wake_at is not None:
+            resident.wake_timer = self._clock.call_at(wake_at, lambda: self._advance_again(resident))
+
+    # --- what goes wrong
+
+    def _unstorable(self, resident: Resident, taken: tuple[Input, ...], error: StoreError) -> None:
+        """The store cannot take this turn, ever. Find the input that it came from and let that entry alone fail."""
+        LOGGER.error("run %s: the store cannot take a turn: %s", resident.id, error)
+        again: list[Input] = list(taken)
+        if resident.one_by_one or len(taken) <= 1:
+            again = [self._as_failure(given, error) for given in taken]
+            if again == list(taken):
+                self._forget(resident)
+                self._hold(resident, Held("unstorable", f"the store cannot take what the run came to: {error}"))
+                return
+        waiting = again + resident.inputs
+        definition = resident.definition
+        self._forget(resident, keep_steps=True)
+        self._spawn(self._replay_with(resident.id, definition, waiting))
+
+    def _as_failure(self, given: Input, error: StoreError) -> Input:
+        if isinstance(given, StepDone) and given.value is not None:
+            refused = InvalidPayload(f"result of step {given.location}: the store cannot take it: {error}")
+            return StepDone(
+                given.location, given.attempt, error=describe(refused, self._codec, location=given.location)
+            )
+        return given
+
+    async def _replay_with(self, run_id: str, definition: Workflow[Any, Any], inputs: list[Input]) -> None:
+        snapshot = (await self._patiently(lambda: self._store.load([run_id])))[0]
+        self._loop.call_soon(self._adopt_again, run_id, snapshot, definition, inputs)
+
+    def _adopt_again(
+        self, run_id: str, snapshot: Snapshot | None, definition: Workflow[Any, Any], inputs: list[Input]
+    ) -> None:
+        """Begin from the history, then give it the same inputs one by one: its steps are still under way here."""
+        if snapshot is None or snapshot.record.owner != self.worker or self.residents.get(run_id) is not None:
+            self.executor.cancel_all(run_id)
+            return
+        ended = {given.location for given in inputs if isinstance(given, StepDone)}
+        runner = self._runner(snapshot, definition, under_way=self.executor.under_way(run_id) | ended)
+        resident = Resident(snapshot.record, definition, runner, snapshot.position)
+        resident.seen = max((given.message.number for given in inputs if isinstance(given, Mail)), default=0)
+        resident.inputs = inputs
+        resident.one_by_one = True
+        self.residents.add(resident)
+        self._advance(resident)
+
+    def _hold_poison(self, snapshot: Snapshot) -> None:
+        record = snapshot.record
+        reason = f"its worker died {record.recoveries} times while executing it; find out why, then resume it"
+        letter = DeadLetter(
+            id=f"poison/{record.id}/{record.generation}/{snapshot.position}",
+            kind="poison",
+            at=self._clock.now(),
+            reason=reason,
+            original_target=record.id,
+            target_status=RunStatus.SUSPENDED,
+        )
+        LOGGER.error("run %s is held: %s", record.id, reason)
+        write = hold_of(snapshot.position, record.id, Held("poison", reason), self.worker, self._clock.now(), letter)
+        self._committer.submit(write, lambda answer: self._hub.changed((record.id,)))
+
+    def _hold(self, resident: Resident, held: Held) -> None:
+        write = hold_of(resident.position, resident.id, held, self.worker, self._clock.now(), None)
+        self._committer.submit(write, lambda answer: self._hub.changed((resident.id,)))
+
+    def _forget(self, resident: Resident, *, keep_steps: bool = False) -> None:
+        if not keep_steps:
+            self.executor.cancel_all(resident.id)
+        self.residents.drop(resident)
+
+    def _give_back(self, resident: Resident) -> None:
+        self._forget(resident)
+        self._release(resident.id)
+
+    def _release(self, run_id: str) -> None:
+        write = ReleaseRun(run_id=run_id, worker=self.worker, now=self._clock.now())
+        self._committer.submit(write, lambda answer: None)
+
+    # --- tasks that read the store
+
+    async def _patiently(self, read: Callable[[], Any]) -> Any:
+        """Read, however long the store is away."""
+        return await read_patiently(read, self._clock, self._config.store_retry)
+
+    def _spawn(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def stop_tasks(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

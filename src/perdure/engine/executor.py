@@ -1,0 +1,219 @@
+"""Executor: runs the bodies of steps, with bounded concurrency, time-outs and cancellation.
+
+It turns what a body did into a `StepDone`, encoded, and reports it once. It decides about no retry and records nothing;
+it does not know what a run is beyond its id. A late result of an attempt that was cancelled or timed out goes nowhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context as VariableContext
+from typing import Any
+
+from perdure.attempt import CURRENT, CurrentStep
+from perdure.clock import Clock, Timer, moment
+from perdure.codec import Codec
+from perdure.engine.threads import Threads
+from perdure.errors import InvalidPayload
+from perdure.failures import describe
+from perdure.records import RunStep, StepDone
+
+LOGGER = logging.getLogger("perdure.engine")
+
+Report = Callable[[str, StepDone], None]
+
+
+class Attempt:
+    """One execution of a body."""
+
+    __slots__ = ("ended", "exposed", "info", "run_id", "started_at", "step", "task", "timer")
+
+    def __init__(self, run_id: str, step: RunStep, info: CurrentStep) -> None:
+        self.run_id = run_id
+        self.step = step
+        self.info = info
+        self.started_at = 0.0
+        self.task: asyncio.Task[Any] | None = None
+        self.timer: Timer | None = None
+        self.ended = False
+        self.exposed = False
+
+
+class Executor:
+    """See the module's docstring. `report` is called from the event loop itself, never from inside a task."""
+
+    def __init__(self, clock: Clock, codec: Codec, limit: int, report: Report) -> None:
+        self._clock = clock
+        self._codec = codec
+        self._limit = limit
+        self._report = report
+        self._threads = Threads()
+        self._running: dict[str, dict[str, Attempt]] = {}  # by run and location
+        self._queued: deque[Attempt] = deque()
+        self._slots_taken = 0
+        self._loop = asyncio.get_running_loop()
+
+    def start(self, run_id: str, workflow: str, step: RunStep) -> None:
+        """Execute an attempt, now or when a slot is free."""
+        info = CurrentStep(run_id, workflow, step.name, step.location, step.attempt, step.idempotency_key, None)
+        attempt = Attempt(run_id, step, info)
+        self._running.setdefault(run_id, {})[step.location] = attempt
+        if self._slots_taken < self._limit:
+            self._begin(attempt)
+        else:
+            self._queued.append(attempt)
+
+    def cancel(self, run_id: str, location: str) -> None:
+        """Cancel a body and forget it: whatever comes of it is not reported."""
+        attempt = self._running.get(run_id, {}).get(location)
+        if attempt is not None:
+            self._end(attempt)
+
+    def cancel_all(self, run_id: str) -> None:
+        for attempt in list(self._running.get(run_id, {}).values()):
+            self._end(attempt)
+
+    def under_way(self, run_id: str) -> frozenset[str]:
+        """The locations of a run's steps that are executing or queued."""
+        return frozenset(self._running.get(run_id, ()))
+
+    def close(self) -> None:
+        """Cancel everything and let the threads go."""
+        for run_id in list(self._running):
+            self.cancel_all(run_id)
+        self._threads.close()
+
+    @property
+    def busy(self) -> int:
+        """Attempts that are executing or queued."""
+        return self._slots_taken + len(self._queued)
+
+    def running_since(self, moment: float) -> list[Attempt]:
+        """Attempts that began before the given moment and have not been exposed yet."""
+        attempts = (attempt for of_run in self._running.values() for attempt in of_run.values())
+        return [found for found in attempts if not found.exposed and 0.0 < found.started_at <= moment]
+
+    # --- one attempt
+
+    def _begin(self, attempt: Attempt) -> None:
+        self._slots_taken += 1
+        attempt.started_at = self._clock.now()
+        call = attempt.step.call
+        timeout = call.step.settings.timeout
+        if timeout is not None:
+            deadline = attempt.started_at + timeout
+            attempt.info.deadline = moment(deadline)
+            attempt.timer = self._clock.call_at(deadline, lambda: self._time_out(attempt))
+        # An empty context: nothing of the caller's or the workflow's variables reaches the body.
+        variables = VariableContext()
+        variables.run(CURRENT.set, attempt.info)
+        if call.step.is_async:
+            body = _guarded(call.step.fn, call.args, call.kwargs)
+            attempt.task = self._loop.create_task(body, context=variables)
+            attempt.task.add_done_callback(lambda task: self._body_done(attempt, task))
+        else:
+            self._threads.run(lambda: self._run_in_thread(attempt, variables))
+
+    def _run_in_thread(self, attempt: Attempt, variables: VariableContext) -> None:
+        call = attempt.step.call
+        value: Any = None
+        error: BaseException | None = None
+        try:
+            value = variables.run(call.step.fn, *call.args, **call.kwargs)
+        except BaseException as raised:  # boxed: StopIteration through a future would hang it
+            error = raised
+        try:
+            self._loop.call_soon_threadsafe(self._settle, attempt, value, error)
+        except RuntimeError:
+            LOGGER.debug("the loop ended before step %s did", attempt.step.location)
+
+    def _body_done(self, attempt: Attempt, task: asyncio.Task[Any]) -> None:
+        if task.cancelled():
+            self._settle(attempt, None, asyncio.CancelledError("the body of the step was cancelled from inside"))
+        else:
+            error = task.exception()
+            self._settle(attempt, None if error is not None else task.result(), error)
+
+    def _settle(self, attempt: Attempt, value: Any, error: BaseException | None) -> None:
+        if attempt.ended:
+            return
+        self._finish(attempt)
+        self._report(attempt.run_id, self._outcome(attempt, value, error))
+
+    def _outcome(self, attempt: Attempt, value: Any, error: BaseException | None) -> StepDone:
+        step, name = attempt.step.call.step, attempt.step.location
+        if isinstance(error, _Exited):
+            error = error.exit
+        if error is None:
+            try:
+                encoded = self._codec.encode(value, step.returns, what=f"result of step {name}")
+            except InvalidPayload as refused:
+                return self._failure(attempt, refused, retryable=False)
+            return StepDone(name, attempt.step.attempt, value=encoded)
+        retry = step.settings.retry
+        try:
+            retryable = retry is not None and retry.takes(error)
+        except Exception:
+            LOGGER.exception("Retry.retry_on of step %s raised; the step is not tried again", name)
+            retryable = False
+        return self._failure(attempt, error, retryable=retryable)
+
+    def _failure(self, attempt: Attempt, error: BaseException, *, retryable: bool) -> StepDone:
+        location, raises = attempt.step.location, attempt.step.call.step.settings.raises
+        try:
+            record = describe(error, self._codec, raises=raises, location=location)
+        except InvalidPayload as refused:  # an error of `raises` with fields that cannot be encoded
+            record, retryable = describe(refused, self._codec, location=location), False
+        return StepDone(location, attempt.step.attempt, error=record, retryable=retryable)
+
+    def _time_out(self, attempt: Attempt) -> None:
+        if attempt.ended:
+            return
+        settings = attempt.step.call.step.settings
+        self._end(attempt)
+        error = TimeoutError(f"step {attempt.step.location} took longer than {settings.timeout} seconds")
+        self._report(attempt.run_id, self._failure(attempt, error, retryable=settings.retry_on_timeout))
+
+    def _end(self, attempt: Attempt) -> None:
+        """Stop the body if it has begun; its slot is free at once, even if the body will not stop."""
+        if attempt.started_at == 0.0:
+            self._queued.remove(attempt)
+            self._forget(attempt)
+            return
+        self._finish(attempt)
+        attempt.info.stop()
+        if attempt.task is not None:
+            attempt.task.cancel()
+
+    def _forget(self, attempt: Attempt) -> None:
+        attempt.ended = True
+        of_run = self._running.get(attempt.run_id, {})
+        if of_run.get(attempt.step.location) is attempt:
+            del of_run[attempt.step.location]
+            if not of_run:
+                del self._running[attempt.run_id]
+
+    def _finish(self, attempt: Attempt) -> None:
+        self._forget(attempt)
+        if attempt.timer is not None:
+            attempt.timer.cancel()
+        self._slots_taken -= 1
+        if self._queued and self._slots_taken < self._limit:
+            self._begin(self._queued.popleft())
+
+
+class _Exited(Exception):
+    """Carries a SystemExit out of a body without ending the process."""
+
+    def __init__(self, exit: SystemExit) -> None:
+        self.exit = exit
+
+
+async def _guarded(fn: Callable[..., Coroutine[Any, Any, Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return await fn(*args, **kwargs)
+    except SystemExit as exit:
+        raise _Exited(exit) from None

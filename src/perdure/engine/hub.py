@@ -1,0 +1,38 @@
+"""Hub: tells those who wait in this process that a run has changed or ended. Hints only: the store has the truth."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+
+class Hub:
+    """Waiters by run id. Those who wait for the end are not woken by every step."""
+
+    def __init__(self) -> None:
+        self._for_change: dict[str, set[asyncio.Future[None]]] = {}
+        self._for_end: dict[str, set[asyncio.Future[None]]] = {}
+
+    def wait(self, run_id: str, *, end: bool) -> asyncio.Future[None]:
+        """A future that is set at the run's next change, or end. Make it before reading, so that none is missed."""
+        waiting = self._for_end if end else self._for_change
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting.setdefault(run_id, set()).add(waiter)
+        waiter.add_done_callback(lambda done: _forget(waiting, run_id, done))
+        return waiter
+
+    def changed(self, run_ids: Iterable[str] | None, *, ended: bool = True) -> None:
+        """These runs have changed, and may have ended; None: any of them."""
+        for waiting in (self._for_change, self._for_end) if ended else (self._for_change,):
+            for run_id in list(waiting) if run_ids is None else run_ids:
+                for waiter in list(waiting.get(run_id, ())):
+                    if not waiter.done():
+                        waiter.set_result(None)
+
+
+def _forget(waiting: dict[str, set[asyncio.Future[None]]], run_id: str, waiter: asyncio.Future[None]) -> None:
+    waiters = waiting.get(run_id)
+    if waiters is not None:
+        waiters.discard(waiter)
+        if not waiters:
+            del waiting[run_id]

@@ -1,0 +1,50 @@
+"""Link: an open store, the engine's time, the committer and the hub: what asking and executing both stand on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from perdure.clock import Clock, OffsetClock
+from perdure.codec import JSON, Codec
+from perdure.config import EngineConfig
+from perdure.engine.committer import Committer
+from perdure.engine.hub import Hub
+from perdure.engine.patience import read_patiently
+from perdure.store.base import Store
+
+T = TypeVar("T")
+
+
+class Link:
+    """Made in a running event loop, and used from that one only."""
+
+    def __init__(self, store: Store, clock: Clock, config: EngineConfig, codec: Codec = JSON) -> None:
+        self.store = store
+        self.config = config
+        self.codec = codec
+        self.clock = clock
+        self.hub = Hub()
+        self.committer = Committer(store, clock, config.store_retry)
+        self._leave: Callable[[], None] | None = None
+
+    async def open(self) -> None:
+        await read_patiently(lambda: self.store.open(shards=self.config.shards), self.clock, self.config.store_retry)
+        offset = await self.store.now() - self.clock.now()
+        if abs(offset) > 0.001:
+            self.clock = OffsetClock(self.clock, offset)
+        self.committer.start()
+        self._leave = self.store.on_change(self.hub.changed)
+
+    async def close(self) -> None:
+        """Let what was submitted be answered, then close the store."""
+        await self.committer.drained()
+        await self.abandon()
+        await self.store.close()
+
+    async def abandon(self) -> None:
+        """Stop at once, as a crash would: what is queued is lost, and the store is left as it is."""
+        if self._leave is not None:
+            self._leave()
+            self._leave = None
+        await self.committer.stop()

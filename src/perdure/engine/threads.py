@@ -1,0 +1,56 @@
+"""Threads for the bodies of sync steps: daemon threads that are used again, and replaced when a body is given up."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+IDLE_SECONDS = 30.0
+
+
+class Threads:
+    """Runs calls in threads, as many at once as are asked for (the executor bounds that).
+
+    A body that outlives its time-out cannot be stopped; it keeps its thread, and nobody waits for it, not even the
+    interpreter at its end.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._all = 0
+
+    def run(self, call: Callable[[], None]) -> None:
+        """Execute a call that does not raise, soon, in some thread."""
+        with self._lock:
+            if self._idle > 0:
+                self._idle -= 1
+            else:
+                self._all += 1
+                threading.Thread(target=self._work, name=f"perdure-step-{self._all}", daemon=True).start()
+        self._calls.put(call)
+
+    def close(self) -> None:
+        """Let idle threads end."""
+        with self._lock:
+            for _ in range(self._idle):
+                self._calls.put(None)
+            self._idle = 0
+
+    def _work(self) -> None:
+        while True:
+            try:
+                call = self._calls.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                with self._lock:
+                    if self._idle > 0:
+                        self._idle -= 1
+                        return
+                continue
+            if call is None:
+                return
+            call()
+            with self._lock:
+                self._idle += 1

@@ -1,0 +1,109 @@
+"""From a turn to the write that commits it. Pure: what the run's row is to be after the turn, and whether to touch it."""
+
+from __future__ import annotations
+
+import uuid
+import zlib
+
+from perdure.config import EngineConfig
+from perdure.engine.residents import Resident
+from perdure.records import Cancelled, Continued, DeadLetter, Failed, Held, RunStatus, Succeeded, Turn, Wait
+from perdure.store.base import CommitTurn, Restart, RunPatch
+
+
+def commit_of(resident: Resident, turn: Turn, worker: str, now: float, config: EngineConfig) -> CommitTurn | None:
+    """The write for a turn, or None if there is nothing to write: what it asks for is derived again by replay."""
+    restart, restart_at = _restart(resident, turn, now)
+    patch = _patch(resident, turn, worker, now, config, restart, restart_at)
+    if patch is None and not turn.entries and not turn.consumed:
+        return None
+    return CommitTurn(
+        run_id=resident.id,
+        base=resident.position,
+        turn_id=uuid.uuid4().hex,
+        worker=worker,
+        owned=True,
+        now=now,
+        entries=turn.entries + turn.pins,
+        patch=patch,
+        seen=resident.seen,
+        consumed=turn.consumed,
+        restart=restart,
+    )
+
+
+def hold_of(
+    resident_position: int, record_id: str, held: Held, worker: str, now: float, letter: DeadLetter | None
+) -> CommitTurn:
+    """The write that holds a run which could not even be advanced."""
+    return CommitTurn(
+        run_id=record_id,
+        base=resident_position,
+        turn_id=uuid.uuid4().hex,
+        worker=worker,
+        owned=True,
+        now=now,
+        patch=RunPatch(status=RunStatus.SUSPENDED, held=held, waits=(Wait("held", name=held.reason),)),
+        dead_letters=(letter,) if letter is not None else (),
+    )
+
+
+def positions_taken(commit: CommitTurn) -> int:
+    """How far a committed turn moves the run's position."""
+    return max(1, len(commit.entries))
+
+
+def _restart(resident: Resident, turn: Turn, now: float) -> tuple[Restart | None, float]:
+    """A new generation: because the workflow continued as another, or failed and its run is to be tried again."""
+    outcome = turn.outcome
+    if isinstance(outcome, Continued):
+        at = now if outcome.at is None else outcome.at
+        return Restart(
+            workflow=outcome.workflow,
+            version=outcome.version,
+            input=outcome.input,
+            begun_at=None,
+            run_attempt=outcome.run_attempt,
+        ), at
+    retry = resident.definition.settings.retry
+    attempt = resident.record.run_attempt
+    if not isinstance(outcome, Failed) or not outcome.retryable or retry is None or attempt >= retry.max_attempts:
+        return None, 0.0
+    record = resident.record
+    chance = zlib.crc32(f"{record.seed}/{attempt}".encode()) / 2**32
+    again = Restart(
+        workflow=record.workflow, version=record.version, input=record.input, begun_at=None, run_attempt=attempt + 1
+    )
+    return again, now + retry.pause_after(attempt, chance)
+
+
+def _patch(
+    resident: Resident,
+    turn: Turn,
+    worker: str,
+    now: float,
+    config: EngineConfig,
+    restart: Restart | None,
+    restart_at: float,
+) -> RunPatch | None:
+    record = resident.record
+    if restart is not None:
+        return RunPatch(status=RunStatus.SUSPENDED, wake_at=restart_at, waits=(Wait("retry", until=restart_at),))
+    if turn.held is not None:
+        waits = (*turn.waits, Wait("held", name=turn.held.reason))
+        return RunPatch(status=RunStatus.SUSPENDED, held=turn.held, waits=waits, drift=turn.drift)
+    if turn.outcome is not None:
+        kept = config.seconds("run_retention") if record.retention is None else record.retention
+        ended = {"ended_at": now, "prune_at": now + kept, "drift": turn.drift, "recoveries": record.recoveries}
+        match turn.outcome:
+            case Succeeded(value):
+                return RunPatch(status=RunStatus.SUCCEEDED, result=value, **ended)  # type: ignore[arg-type]
+            case Failed(error):
+                return RunPatch(status=RunStatus.FAILED, error=error, **ended)  # type: ignore[arg-type]
+            case Cancelled():
+                return RunPatch(status=RunStatus.CANCELLED, **ended)  # type: ignore[arg-type]
+    if turn.busy:
+        return None  # an active run is running and ours already: a step's commit touches no row but its own
+    return RunPatch(
+        status=RunStatus.SUSPENDED, wake_at=turn.wake_at, waits=turn.waits, drift=turn.drift, recoveries=0
+    )

@@ -1,0 +1,32 @@
+"""Ids of runs: time-ordered new ones, readable ones from an idempotency key, and the shard that an id belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+import zlib
+
+from perdure.errors import InvalidArgument
+
+MAX_READABLE_KEY = 128
+
+
+def new_run_id(now: float) -> str:
+    """A new id that sorts by time of creation (the layout of a UUID of version 7)."""
+    number = (int(now * 1000) & (2**48 - 1)) << 80 | uuid.uuid4().int & (2**80 - 1)
+    number = number & ~(0xF << 76) | 0x7 << 76
+    number = number & ~(0x3 << 62) | 0x2 << 62
+    return str(uuid.UUID(int=number))
+
+
+def keyed_run_id(workflow: str, key: object) -> str:
+    """The id that a key stands for: readable where the key is short and printable, hashed where it is not."""
+    if not isinstance(key, str):
+        raise InvalidArgument(f"the idempotency_key of workflow {workflow!r} returned {key!r}; it must return a string")
+    if key and len(key) <= MAX_READABLE_KEY and key.isprintable() and len(workflow) + len(key) < 500:
+        return f"{workflow}-{key}"
+    return f"{workflow[:400]}-{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+
+
+def shard_of(run_id: str, shards: int) -> int:
+    return zlib.crc32(run_id.encode()) % shards

@@ -1,0 +1,306 @@
+"""The values that pass between rooms: what is stored of a run, what a turn takes in and what it gives out.
+
+Everything here is frozen and knows nothing: no clock, no store, no workflow code. Times are seconds since the epoch
+(the facade turns them into aware datetimes), payloads are encoded bytes (the codec's business).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct
+
+
+class RunStatus(StrEnum):
+    """Where a run stands; the last three are terminal."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def terminal(self) -> bool:
+        return self in _TERMINAL
+
+
+_TERMINAL = frozenset((RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED))
+
+
+class EntryStatus(StrEnum):
+    """Where an entry stands. Cancelled ones were asked for and given up by the workflow itself."""
+
+    PENDING = "pending"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class ErrorRecord(Struct, frozen=True, omit_defaults=True):
+    """An exception as data. `fields` is set where it must come back as itself (`raises`)."""
+
+    type: str
+    message: str
+    traceback: str = ""
+    location: str | None = None
+    qualified: str = ""
+    fields: bytes | None = None
+    cause: ErrorRecord | None = None
+
+
+# --- a run and its history --------------------------------------------------------------------------------------
+
+
+class Entry(Struct, frozen=True):
+    """One record of a run's history. Written again with a new position whenever it changes; the latest one counts.
+
+    `asked` orders all entries of the run by when they were first asked for, `ordinal` those of one scope (-1: not part
+    of the scope's order), `seq` orders completions. A step's `attempts` counts attempts begun; `due_at` is when the
+    next one, or a sleep's end, is due.
+    """
+
+    location: str
+    kind: str
+    name: str
+    status: EntryStatus
+    asked: int
+    ordinal: int = -1
+    seq: int | None = None
+    value: bytes | None = None
+    error: ErrorRecord | None = None
+    attempts: int = 0
+    generation: int = 0
+    started_at: float = 0.0
+    settled_at: float | None = None
+    due_at: float | None = None
+    fingerprint: bytes | None = None
+    detail: bytes | None = None
+
+
+class Wait(Struct, frozen=True, omit_defaults=True):
+    """One reason why a run waits: a timer, a retry, an event ... with what is known of it."""
+
+    kind: str
+    location: str | None = None
+    name: str | None = None
+    until: float | None = None
+
+
+class Held(Struct, frozen=True, omit_defaults=True):
+    """Why a run is suspended until a person or fitting code resumes it."""
+
+    kind: str  # "diverged", "deadlock", "spinning", "poison", "failure"
+    reason: str
+    location: str | None = None
+    recorded: str | None = None
+    asked: str | None = None
+    line: str | None = None
+
+
+class RunRecord(Struct, frozen=True, kw_only=True):
+    """The row of a run: everything about it but its history and mail."""
+
+    id: str
+    workflow: str
+    version: int
+    input: bytes
+    created_at: float
+    created_by: str  # unique per call of start: a retry after a lost answer recognises its own run
+    seed: int
+    pool: str = "default"
+    shard: int = 0
+    status: RunStatus = RunStatus.PENDING
+    generation: int = 0
+    run_attempt: int = 1  # of the whole run, when its workflow has a retry
+    first_input: bytes | None = None  # set once `input` is no longer that of the first generation
+    result: bytes | None = None
+    error: ErrorRecord | None = None
+    parent: str | None = None
+    tags: Mapping[str, str] = {}
+    begun_at: float | None = None  # when this generation first executed; the workflow's clock starts there
+    updated_at: float = 0.0
+    ended_at: float | None = None
+    wake_at: float | None = None
+    owner: str | None = None
+    recoveries: int = 0
+    deadline_at: float | None = None
+    retention: float | None = None
+    waits: tuple[Wait, ...] = ()
+    held: Held | None = None
+    drift: tuple[str, ...] = ()  # locations whose arguments differed on a replay
+    inbox_last: int = 0
+    fence: int = 0  # turns computed from a position before this one are refused
+
+
+class Message(Struct, frozen=True, kw_only=True):
+    """One outside input of a run, numbered in the order in which it was accepted."""
+
+    id: str
+    kind: str  # "cancel", "resume", "event", "reply", "child", "deferred", "assignment", "ack"
+    number: int = 0
+    name: str = ""
+    body: bytes | None = None
+    sender: str | None = None
+    sent_at: float = 0.0
+    expires_at: float | None = None
+
+
+class DeadLetter(Struct, frozen=True, kw_only=True):
+    """Something that could not be delivered or carried out, kept for a person."""
+
+    id: str
+    kind: str  # "event", "compensation", "poison", "schedule"
+    at: float
+    reason: str
+    event_id: str | None = None
+    event_name: str | None = None
+    value: bytes | None = None
+    original_target: str | None = None
+    target_status: str | None = None
+    target_ended_at: float | None = None
+    sent_at: float | None = None
+
+
+class WorkerRecord(Struct, frozen=True, kw_only=True):
+    """A worker's sign of life and what it can execute: (workflow, version) pairs."""
+
+    id: str
+    pool: str
+    workflows: tuple[tuple[str, int], ...]
+    lease_until: float
+    started_at: float
+    node: str = ""  # identifies machine and process space, so that a dead neighbour is seen at once
+    pid: int = 0
+    gone: bool = False
+
+
+class Takeover(Struct, frozen=True):
+    """What became of workers that were gone: how many there were, and how many of their runs were released."""
+
+    workers: int = 0
+    runs: int = 0
+
+
+# --- what goes into a turn -----------------------------------------------------------------------------------------
+
+
+class StepDone(Struct, frozen=True):
+    """An attempt of a step ended: with a value, or with an error that may be worth another attempt."""
+
+    location: str
+    attempt: int
+    value: bytes | None = None
+    error: ErrorRecord | None = None
+    retryable: bool = False
+
+
+class Mail(Struct, frozen=True):
+    """A message of the run's inbox."""
+
+    message: Message
+
+
+class Expose(Struct, frozen=True):
+    """Write the pending entries of these running steps, so that people see them."""
+
+    locations: tuple[str, ...]
+
+
+Input = StepDone | Mail | Expose
+
+
+# --- what comes out of a turn --------------------------------------------------------------------------------------
+
+
+class RunStep(Struct, frozen=True):
+    """Execute an attempt of a step. `call` is what the workflow asked for; it never leaves the process."""
+
+    location: str
+    attempt: int
+    name: str
+    call: Any
+    idempotency_key: str
+
+
+class CancelStep(Struct, frozen=True):
+    """Cancel the body of a step that the workflow no longer waits for."""
+
+    location: str
+
+
+Effect = RunStep | CancelStep
+
+
+class Succeeded(Struct, frozen=True):
+    """The workflow returned this value."""
+
+    value: bytes
+
+
+class Failed(Struct, frozen=True):
+    """The workflow raised; `retryable` if its run-level retry policy takes this error."""
+
+    error: ErrorRecord
+    retryable: bool = False
+
+
+class Cancelled(Struct, frozen=True):
+    """The workflow ended after it was cancelled, whatever its function did."""
+
+
+class Continued(Struct, frozen=True):
+    """The run begins anew: same id, fresh history."""
+
+    workflow: str
+    version: int
+    input: bytes
+    at: float | None = None
+    run_attempt: int = 1
+
+
+Outcome = Succeeded | Failed | Cancelled | Continued
+
+
+class Turn(Struct, frozen=True):
+    """What came of advancing a run: to be committed in one write, before any effect is carried out.
+
+    `busy`: steps are executing or about to, so the run needs an owner. Otherwise, and without an outcome, it is
+    suspended: `waits` says for what, `wake_at` when to look again. `pins` are entries that need not be written for
+    their own sake, only together with something else (a replay without new input writes nothing).
+    """
+
+    entries: tuple[Entry, ...] = ()
+    pins: tuple[Entry, ...] = ()
+    consumed: tuple[int, ...] = ()
+    effects: tuple[Effect, ...] = ()
+    busy: bool = False
+    waits: tuple[Wait, ...] = ()
+    wake_at: float | None = None
+    outcome: Outcome | None = None
+    held: Held | None = None
+    drift: tuple[str, ...] = ()
+
+
+# --- queries -------------------------------------------------------------------------------------------------------
+
+
+class RunQuery(Struct, frozen=True, kw_only=True):
+    """Which runs to list, newest first. `after` is the `next` of the page before."""
+
+    status: RunStatus | tuple[RunStatus, ...] | None = None
+    workflow: str | None = None
+    tags: Mapping[str, str] | None = None
+    parent: str | None = None
+    id_prefix: str | None = None
+    created_after: float | None = None
+    created_before: float | None = None
+    limit: int = 100
+    after: str | None = None
+
+
+Hint = Callable[[frozenset[str] | None], None]
+"""Called when runs changed in a way that others care about (due, mailed, ended); None: any run may have."""

@@ -1,0 +1,49 @@
+"""What is due when: sleeps, asyncio timers and retries of one run, ordered by (due, creation)."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+
+class Alarms:
+    """A heap with lazy removal: adding, removing and asking for the earliest cost the same with one or a thousand."""
+
+    __slots__ = ("_heap", "_made", "_standing")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, str]] = []
+        self._standing: dict[str, tuple[float, int]] = {}
+        self._made = 0
+
+    def set(self, location: str, due_at: float) -> None:
+        self._made += 1
+        self._standing[location] = (due_at, self._made)
+        heappush(self._heap, (due_at, self._made, location))
+
+    def remove(self, location: str) -> None:
+        self._standing.pop(location, None)
+
+    def earliest(self) -> float | None:
+        """When the next one is due."""
+        while self._heap:
+            due_at, made, location = self._heap[0]
+            if self._standing.get(location) == (due_at, made):
+                return due_at
+            heappop(self._heap)
+        return None
+
+    def pop_due(self, now: float) -> str | None:
+        """Take the earliest one that is due."""
+        due_at = self.earliest()
+        if due_at is None or due_at > now:
+            return None
+        location = heappop(self._heap)[2]
+        del self._standing[location]
+        return location
+
+    def standing(self) -> list[tuple[float, str]]:
+        """All of them, earliest first."""
+        return sorted((due_at, location) for location, (due_at, _) in self._standing.items())
+
+    def __contains__(self, location: str) -> bool:
+        return location in self._standing

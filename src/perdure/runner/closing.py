@@ -1,0 +1,60 @@
+"""Dropping a run from memory: closing its coroutines so that nothing of them runs later, under the wrong loop.
+
+A coroutine left to the garbage collector would run its `finally` under the real loop, where a step is the plain
+function, and really execute it. So every live run is held here until it is closed, with its own loop set and in a
+closing mode in which creating futures, tasks, timers and durable calls raises.
+"""
+
+from __future__ import annotations
+
+import logging
+from asyncio import events
+from typing import Any
+
+from perdure.runner.loop import Closed, WorkflowLoop
+
+LOGGER = logging.getLogger("perdure.workflow")
+TRIES = 20
+
+LIVE: set[WorkflowLoop] = set()
+"""Keeps the loops of runs in memory alive until they are closed."""
+
+PARKED: list[Any] = []
+"""Coroutines that would not end. Kept, because letting them go would run them once more."""
+
+
+def close(loop: WorkflowLoop, run_id: str) -> None:
+    """Close all tasks of a run, newest first. What their handlers raise is logged and ignored."""
+    loop.closing = True
+    outer = events._get_running_loop()
+    events._set_running_loop(loop)
+    try:
+        for task in reversed(list(loop.live)):
+            if not task.done():
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                _close_coroutine(task.get_coro(), f"run {run_id}, task {task.get_name()}")
+    finally:
+        events._set_running_loop(outer)
+        loop.live.clear()
+        loop.ready.clear()
+        loop.timers.clear()
+        LIVE.discard(loop)
+
+
+def _close_coroutine(coro: Any, what: str) -> None:
+    for _ in range(TRIES):
+        try:
+            coro.close()
+        except RuntimeError as error:
+            if "ignored GeneratorExit" not in str(error):
+                LOGGER.warning("%s: a handler raised %r while the run was dropped from memory", what, error)
+                return
+        except Closed:
+            return
+        except BaseException as error:
+            LOGGER.warning("%s: a handler raised %r while the run was dropped from memory", what, error)
+            return
+        else:
+            return
+    PARKED.append(coro)
+    LOGGER.error("%s swallows GeneratorExit again and again; it stays in memory until the process ends", what)

@@ -1,0 +1,358 @@
+"""A deterministic event loop: asyncio inside a workflow, with the same interleaving live and on every replay.
+
+It drives the tasks of one run and nothing else. It never waits: `drain` runs what is ready and returns. Its time is
+the recorded time of the last completion. Whatever would reach the world (I/O, threads, signals, subprocesses) is
+refused. It is driven from a plain call-back of the real loop, never from inside one of its tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from asyncio import events, tasks
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextvars import Context as VariableContext
+from typing import Any, Protocol
+
+from perdure.durable import DurableCall
+from perdure.errors import WorkflowMisuse
+from perdure.runner.locations import Scope, escape
+
+LOGGER = logging.getLogger("perdure.workflow")
+MAX_CALLBACKS = 100_000  # in one turn; a workflow that needs more spins
+
+_TASKS_FILE = tasks.create_task.__code__.co_filename
+_WAIT_FOR = tasks.wait_for.__code__
+_AS_COMPLETED = {tasks.as_completed.__code__: "fs"}
+if hasattr(tasks, "_AsCompletedIterator"):  # 3.13 and later
+    _AS_COMPLETED[tasks._AsCompletedIterator.__init__.__code__] = "aws"
+
+
+class Closed(BaseException):
+    """Raised by durable and asyncio calls while a run is being dropped from memory. Nothing of it is recorded."""
+
+
+class LoopOwner(Protocol):
+    """What the loop tells the run that it belongs to."""
+
+    replaying: bool
+
+    def open_scope(self, path: str) -> Scope: ...
+
+    def timer_set(self, location: str, when: float) -> None: ...
+
+    def timer_cancelled(self, location: str) -> None: ...
+
+    def report_lost(self, scope: str, message: str, error: BaseException | None) -> None: ...
+
+
+class WorkflowFuture(asyncio.Future[Any]):
+    """A future that hashes by its creation number, so that sets of them iterate alike on every replay."""
+
+    def __init__(self, loop: WorkflowLoop, number: int) -> None:
+        self.number = number
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class WorkflowTask(asyncio.Task[Any]):
+    """A task with a scope, which is named when the task first runs (3.11 and 3.12 name tasks after creating them)."""
+
+    def __init__(
+        self,
+        coro: Coroutine[Any, Any, Any],
+        *,
+        loop: WorkflowLoop,
+        name: str,
+        context: VariableContext | None,
+        scope: Scope | None,
+        parent: Scope,
+        number: int,
+    ) -> None:
+        self.number = number
+        self.scope = scope
+        self.parent = parent
+        super().__init__(coro, loop=loop, name=name, context=context)
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class _Timer(asyncio.TimerHandle):
+    """A timer with a location, under which it is recorded when it fires."""
+
+    __slots__ = ("location",)
+
+    def __init__(self, location: str, when: float, callback: Any, args: Any, loop: WorkflowLoop, context: Any) -> None:
+        super().__init__(when, callback, args, loop, context)
+        self.location = location
+        self._scheduled = True  # so that cancelling it tells the loop
+
+
+class _TaskStart:
+    """The first run of a task, in the ready queue: names the task's scope and then runs it."""
+
+    __slots__ = ("_handle", "_owner", "_task")
+
+    def __init__(self, handle: asyncio.Handle, task: WorkflowTask, owner: LoopOwner) -> None:
+        self._handle = handle
+        self._task = task
+        self._owner = owner
+
+    @property
+    def _cancelled(self) -> bool:
+        return self._handle._cancelled
+
+    def _run(self) -> None:
+        task = self._task
+        task.scope = self._owner.open_scope(task.parent.place(escape(task.get_name())))
+        self._handle._run()
+
+
+class _RefusingLoop(asyncio.AbstractEventLoop):
+    """Every method of an event loop, refused: what a workflow may use is defined below."""
+
+
+def _refuser(name: str) -> Callable[..., Any]:
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for arg in args:
+            if asyncio.iscoroutine(arg):
+                arg.close()
+        raise WorkflowMisuse(f"{name}() cannot be called in a workflow: move it into a step")
+
+    refuse.__name__ = name
+    return refuse
+
+
+for _name in dir(asyncio.AbstractEventLoop):
+    if not _name.startswith("__"):
+        setattr(_RefusingLoop, _name, _refuser(_name))
+
+
+class WorkflowLoop(_RefusingLoop):
+    """See the module's docstring. `open` while the run is being advanced: calls from anywhere else are refused."""
+
+    def __init__(self, owner: LoopOwner, seed: int, now: float, root: Scope) -> None:
+        self.perdure_run = owner
+        self.ready: deque[Any] = deque()
+        self.timers: dict[str, _Timer] = {}
+        self.live: dict[WorkflowTask, None] = {}  # strong references, in order of creation
+        self.now = now
+        self.root = root
+        self.open = False
+        self.closing = False
+        self.callbacks = 0
+        self._number = seed << 20
+        self._batch: _AsCompletedBatch | None = None
+
+    # --- driving
+
+    def drain(self, until: Callable[[], bool]) -> None:
+        """Run what is ready, until nothing is or `until` says so."""
+        outer = events._get_running_loop()
+        hooks = sys.get_asyncgen_hooks()
+        events._set_running_loop(self)
+        sys.set_asyncgen_hooks(firstiter=None, finalizer=self._finalize)
+        ready = self.ready
+        try:
+            while ready and not until():
+                self.callbacks += 1
+                handle = ready.popleft()
+                if not handle._cancelled:
+                    handle._run()
+        finally:
+            events._set_running_loop(outer)
+            sys.set_asyncgen_hooks(*hooks)
+
+    @property
+    def spinning(self) -> bool:
+        return self.callbacks > MAX_CALLBACKS
+
+    def running_task(self) -> asyncio.Task[Any] | None:
+        return tasks.current_task(self)
+
+    def scope(self) -> Scope:
+        """The scope of the task that is running."""
+        task = tasks.current_task(self)
+        return self.root if task is None else task.scope  # type: ignore[attr-defined,no-any-return]
+
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def fire(self, location: str) -> bool:
+        """Make a timer's call-back ready. False if no such timer stands."""
+        handle = self.timers.pop(location, None)
+        if handle is None:
+            return False
+        handle._scheduled = False
+        self.ready.append(handle)
+        return True
+
+    def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
+        """Close an async generator that was dropped unexhausted; durable calls in its `finally` are refused."""
+        self.perdure_run.report_lost("", f"async generator {generator.__name__} was not closed; use aclosing()", None)  # type: ignore[attr-defined]
+        outer, closing = events._get_running_loop(), self.closing
+        events._set_running_loop(self)
+        self.closing = True
+        try:
+            generator.aclose().send(None)
+        except BaseException as error:
+            if not isinstance(error, (StopIteration, StopAsyncIteration, Closed)):
+                LOGGER.warning("closing async generator raised %r", error)
+        finally:
+            self.closing = closing
+            events._set_running_loop(outer)
+
+    # --- what asyncio needs of a loop
+
+    def time(self) -> float:
+        return self.now
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:
+        self._check_open(callback)
+        handle = asyncio.Handle(callback, args, self, context)
+        self.ready.append(handle)
+        return handle
+
+    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
+        self._check_open(callback)
+        location = self.scope().place("~timer")
+        handle = _Timer(location, when, callback, args, self, context)
+        self.timers[location] = handle
+        self.perdure_run.timer_set(location, when)
+        return handle
+
+    def _timer_handle_cancelled(self, handle: _Timer) -> None:
+        if self.timers.pop(handle.location, None) is not None:
+            self.perdure_run.timer_cancelled(handle.location)
+
+    def create_future(self) -> WorkflowFuture:
+        self._check_open(None)
+        return WorkflowFuture(self, self.next_number())
+
+    def create_task(self, coro: Any, *, name: str | None = None, context: Any = None, **refused: Any) -> WorkflowTask:
+        if self.closing or not self.open:
+            coro.close()
+        self._check_open(None)
+        if any(refused.values()):
+            coro.close()
+            raise WorkflowMisuse("eager tasks cannot be used in a workflow: they would run before they are scheduled")
+        parent = self.scope()
+        caller, frame = _asyncio_caller(sys._getframe(1))
+        batch, index = self._as_completed_batch(frame, coro) if caller in _AS_COMPLETED else (None, 0)
+        own_scope = not isinstance(coro, DurableCall) and caller is not _WAIT_FOR
+        label = name or getattr(coro, "__name__", None) or type(coro).__name__
+        task = WorkflowTask(
+            coro,
+            loop=self,
+            name=label,
+            context=context,
+            scope=None if own_scope else parent,
+            parent=parent,
+            number=batch.first + index if batch is not None else self.next_number(),
+        )
+        self._track(task)
+        if own_scope:
+            self.ready.append(_TaskStart(self.ready.pop(), task, self.perdure_run))
+        if batch is not None:
+            batch.started[index] = self.ready.pop()
+            if len(batch.started) == batch.expected:
+                self.ready.extend(batch.started[i] for i in sorted(batch.started))
+                self._batch = None
+        return task
+
+    def start_main(self, coro: Coroutine[Any, Any, Any], name: str, context: VariableContext) -> WorkflowTask:
+        """The task of the workflow function itself, in the run's own scope."""
+        task = WorkflowTask(
+            coro, loop=self, name=name, context=context, scope=self.root, parent=self.root, number=self.next_number()
+        )
+        self._track(task)
+        return task
+
+    def _track(self, task: WorkflowTask) -> None:
+        self.live[task] = None
+        task.add_done_callback(self._untrack, context=VariableContext())
+
+    def _untrack(self, task: Any) -> None:
+        self.live.pop(task, None)
+
+    def _as_completed_batch(self, frame: Any, coro: Any) -> tuple[_AsCompletedBatch, int]:
+        """`as_completed` makes its tasks in set order; they are numbered and started by their place in its list."""
+        awaitables = frame.f_locals.get(_AS_COMPLETED[frame.f_code])
+        if not isinstance(awaitables, (list, tuple)):
+            coro.close()
+            raise WorkflowMisuse("as_completed in a workflow takes a list or tuple, whose order is known")
+        if self._batch is None or self._batch.of is not awaitables:
+            waiting = {id(item) for item in awaitables if not asyncio.isfuture(item)}
+            self._batch = _AsCompletedBatch(awaitables, self._number + 1, len(waiting))
+            self._number += len(awaitables)
+        return self._batch, next(i for i, item in enumerate(awaitables) if item is coro)
+
+    def _check_open(self, callback: Any) -> None:
+        if self.closing:
+            raise Closed
+        if not self.open:
+            raise WorkflowMisuse(
+                "an asyncio object of one run was used from outside of it; send an event, or complete a deferred"
+            )
+        task = getattr(callback, "__self__", None)
+        if isinstance(task, asyncio.Task) and not isinstance(task, WorkflowTask):
+            task.get_coro().close()  # type: ignore[union-attr]
+            raise WorkflowMisuse("asyncio.Task(...) and eager tasks cannot be used in a workflow: use create_task")
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def get_task_factory(self) -> None:
+        return None
+
+    def get_exception_handler(self) -> None:
+        return None
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        task = context.get("task") or context.get("future")
+        scope = task.scope.path if isinstance(task, WorkflowTask) and task.scope is not None else ""
+        self.perdure_run.report_lost(scope, str(context.get("message")), context.get("exception"))
+
+    default_exception_handler = call_exception_handler
+
+
+class _AsCompletedBatch:
+    """The tasks of one `as_completed` call while they are being made."""
+
+    __slots__ = ("expected", "first", "of", "started")
+
+    def __init__(self, of: Any, first: int, expected: int) -> None:
+        self.of = of
+        self.first = first
+        self.expected = expected
+        self.started: dict[int, Any] = {}
+
+
+def _asyncio_caller(frame: Any) -> tuple[Any, Any]:
+    """The function of asyncio.tasks that asked for a task, seen through its helpers; and its frame."""
+    while frame is not None and frame.f_code.co_filename == _TASKS_FILE:
+        if frame.f_code is _WAIT_FOR or frame.f_code in _AS_COMPLETED:
+            return frame.f_code, frame
+        frame = frame.f_back
+    return None, None

@@ -1,0 +1,51 @@
+"""What a workflow function came to, as data."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from perdure.codec import Codec
+from perdure.definition import Workflow
+from perdure.errors import InvalidPayload, StepFailed, WorkflowMisuse
+from perdure.failures import describe
+from perdure.records import Cancelled, Failed, Outcome, Succeeded
+
+_FOREIGN = ("is bound to a different event loop", "attached to a different loop")
+
+
+def outcome_of(task: asyncio.Task[Any], definition: Workflow[Any, Any], codec: Codec, asked_to_stop: str | None) -> Outcome:
+    """The outcome of a finished main task. Once asked to stop, the run ends so, whatever its function did."""
+    if asked_to_stop == "cancel":
+        return Cancelled()
+    if asked_to_stop is not None:
+        limit = "timeout" if asked_to_stop == "timeout" else "max_suspend"
+        return failed(TimeoutError(f"the run exceeded its {limit}"), definition, codec)
+    if task.cancelled():
+        return failed(asyncio.CancelledError("the workflow cancelled itself"), definition, codec)
+    error = task.exception()
+    if error is not None:
+        return failed(_as_misuse(error), definition, codec)
+    try:
+        return Succeeded(codec.encode(task.result(), definition.returns, what=f"result of workflow {definition.name!r}"))
+    except InvalidPayload as refused:
+        return failed(refused, definition, codec)
+
+
+def failed(error: BaseException, definition: Workflow[Any, Any], codec: Codec) -> Failed:
+    location = error.location if isinstance(error, StepFailed) else None
+    retry = definition.settings.retry
+    try:
+        record = describe(error, codec, raises=definition.settings.raises, location=location)
+    except InvalidPayload as refused:  # a typed error whose fields cannot be encoded
+        record = describe(refused, codec)
+    return Failed(record, retryable=retry is not None and isinstance(error, Exception) and retry.takes(error))
+
+
+def _as_misuse(error: BaseException) -> BaseException:
+    """asyncio's complaint about objects of another loop, in words that help."""
+    if isinstance(error, RuntimeError) and any(sign in str(error) for sign in _FOREIGN):
+        misuse = WorkflowMisuse(f"an asyncio object is shared between runs or made outside of this one: {error}")
+        misuse.__cause__ = error
+        return misuse
+    return error

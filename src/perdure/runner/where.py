@@ -1,0 +1,34 @@
+"""Which line of the user's code is meant: for divergence, deadlock and drift."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from types import FrameType
+from typing import Any
+
+_INSIDE = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, os.path.dirname(asyncio.__file__) + os.sep)
+
+
+def calling_line() -> str | None:
+    """The nearest line on the stack that is neither ours nor asyncio's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        frame = frame.f_back
+    return None if frame is None else _line(frame)
+
+
+def waiting_line(coro: Any) -> str | None:
+    """The innermost line of user code at which a coroutine is suspended."""
+    found: str | None = None
+    while coro is not None:
+        frame = getattr(coro, "cr_frame", None) or getattr(coro, "ag_frame", None) or getattr(coro, "gi_frame", None)
+        if frame is not None and not frame.f_code.co_filename.startswith(_INSIDE):
+            found = _line(frame)
+        coro = getattr(coro, "cr_await", None) or getattr(coro, "ag_await", None) or getattr(coro, "gi_yieldfrom", None)
+    return found
+
+
+def _line(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

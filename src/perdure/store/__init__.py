@@ -1,0 +1,1 @@
+"""Where everything lives: the protocol (`base`), the stores behind it, and their SQL."""

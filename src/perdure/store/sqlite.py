@@ -1,0 +1,201 @@
+"""The store in a SQLite file: one machine, any number of processes.
+
+One thread writes and one reads, each with its own connection (`sqlite_thread`); the file is in WAL mode, so that
+neither waits for the other. `synchronous="full"` makes every commit durable against power loss; "normal" only against
+a crash of the process, "off" not even against one of the machine's. Commits of other processes are noticed by polling
+`PRAGMA data_version` while the writer has nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import apsw
+
+from perdure.clock import SYSTEM_CLOCK, Clock
+from perdure.errors import StoreError
+from perdure.records import DeadLetter, Hint, Message, RunQuery, RunRecord, WorkerRecord
+from perdure.store import rules, sqlite_commit, sqlite_file, sqlite_fleet, sqlite_queries
+from perdure.store.base import Answer, Claim, ClaimedRun, RunPage, Snapshot, StoredEntry, Write
+from perdure.store.hints import Hints
+from perdure.store.sqlite_thread import ConnectionThread, T, Work
+
+POLL_INTERVAL = 0.02  # seconds between two looks for what other processes did
+
+
+class SqliteStore:
+    """A SQLite file behind the `Store` protocol; see there for the promises.
+
+    Several engines may open the same object; the last `close` ends its threads. It may be opened again.
+    """
+
+    def __init__(
+        self, path: str, *, clock: Clock = SYSTEM_CLOCK, synchronous: str = "full", busy_timeout: float = 5.0
+    ) -> None:
+        if not path or path == ":memory:":
+            raise StoreError(f"{path!r} is not the path of a file; use memory:// for a store without one")
+        if synchronous.lower() not in sqlite_file.SYNCHRONOUS:
+            raise StoreError(f"synchronous is one of {', '.join(sqlite_file.SYNCHRONOUS)}, not {synchronous!r}")
+        self._path = str(Path(path).absolute())
+        self._clock = clock
+        self._connect = partial(
+            sqlite_file.connect, self._path, synchronous=synchronous.lower(), busy_timeout=busy_timeout
+        )
+        self._sole_use = sqlite_file.SoleUse(self._path)
+        self._hints = Hints()
+        self._opened = 0
+        self._writer: ConnectionThread | None = None
+        self._reader: ConnectionThread | None = None
+        self._data_version: int | None = None
+
+    # opening and closing
+
+    async def open(self, *, shards: int) -> None:
+        self._opened += 1
+        try:
+            if self._writer is None:
+                self._start()
+            await self._write(partial(self._prepare, shards=shards))
+        except BaseException:
+            await self.close()
+            raise
+
+    def _start(self) -> None:
+        sqlite_file.check_path(self._path)
+        self._sole_use.take_if_needed()
+        self._writer = ConnectionThread(
+            "perdure-sqlite-writer", self._connect, look_around=self._look_around, interval=POLL_INTERVAL
+        )
+        self._reader = ConnectionThread("perdure-sqlite-reader", partial(self._connect, read_only=True))
+        self._writer.start()
+        self._reader.start()
+
+    def _prepare(self, connection: apsw.Connection, shards: int) -> None:
+        sqlite_file.prepare(connection, self._path, shards)
+
+    async def close(self) -> None:
+        if self._opened == 0:
+            return
+        self._opened -= 1
+        if self._opened == 0:
+            reader, self._reader = self._reader, None
+            writer, self._writer = self._writer, None
+            for thread in (reader, writer):
+                if thread is not None:
+                    await thread.stop()
+            self._sole_use.release()
+
+    async def now(self) -> float:
+        return self._clock.now()
+
+    def on_change(self, hint: Hint) -> Callable[[], None]:
+        return self._hints.listen(hint)
+
+    def _look_around(self, connection: apsw.Connection) -> None:
+        """Have others committed? The number changes with every commit of another connection, never with our own."""
+        if not self._hints:
+            return
+        before, self._data_version = self._data_version, connection.execute("PRAGMA data_version").get
+        if before not in (None, self._data_version):
+            self._hints.tell(None)
+
+    # commit and load
+
+    async def commit(self, batch: Sequence[Write]) -> list[Answer]:
+        rules.check_batch(batch)
+
+        def work(connection: apsw.Connection) -> list[Answer]:
+            answers, changed = sqlite_commit.commit(connection, batch)
+            self._tell(changed)
+            return answers
+
+        return await self._write(work)
+
+    async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
+        return await self._read(lambda connection: sqlite_queries.load(connection, ids))
+
+    async def records(self, ids: Sequence[str]) -> list[RunRecord | None]:
+        return await self._read(lambda connection: sqlite_queries.records(connection, ids))
+
+    async def inbox(self, run_id: str, after: int = 0) -> list[Message]:
+        return await self._read(lambda connection: sqlite_queries.inbox(connection, run_id, after))
+
+    async def history(self, run_id: str, after: int = 0) -> list[StoredEntry]:
+        return await self._read(lambda connection: sqlite_queries.history(connection, run_id, after))
+
+    # due and claim
+
+    async def claim(self, claim: Claim) -> list[ClaimedRun]:
+        return await self._write(lambda connection: sqlite_fleet.claim(connection, claim))
+
+    async def next_wake(self, pool: str) -> float | None:
+        return await self._read(lambda connection: sqlite_fleet.next_wake(connection, pool))
+
+    async def owned(self, worker: str) -> list[str]:
+        return await self._read(lambda connection: sqlite_fleet.owned(connection, worker))
+
+    async def mailed(self, worker: str, limit: int = 100) -> list[str]:
+        return await self._read(lambda connection: sqlite_fleet.mailed(connection, worker, limit))
+
+    async def wake_held(self, workflows: Sequence[tuple[str, int]], kind: str, now: float) -> int:
+        def work(connection: apsw.Connection) -> int:
+            woken = sqlite_fleet.wake_held(connection, workflows, kind, now)
+            self._tell(woken)
+            return len(woken)
+
+        return await self._write(work)
+
+    # workers
+
+    async def renew(self, worker: WorkerRecord) -> bool:
+        return await self._write(lambda connection: sqlite_fleet.renew(connection, worker))
+
+    async def workers(self) -> list[WorkerRecord]:
+        return await self._read(sqlite_queries.workers)
+
+    async def declare_gone(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
+        return await self._write(lambda conn: sqlite_fleet.declare_gone(conn, worker_id, unless_renewed_after))
+
+    async def release(self, worker_id: str, now: float, *, recovered: bool, limit: int = 500) -> list[str]:
+        def work(connection: apsw.Connection) -> list[str]:
+            released = sqlite_fleet.release(connection, worker_id, now, recovered, limit)
+            self._tell(frozenset(released))
+            return released
+
+        return await self._write(work)
+
+    async def retire(self, worker_id: str) -> None:
+        await self._write(lambda connection: sqlite_fleet.retire(connection, worker_id))
+
+    # queries and upkeep
+
+    async def runs(self, query: RunQuery) -> RunPage:
+        return await self._read(lambda connection: sqlite_queries.runs(connection, query))
+
+    async def dead_letters(self, limit: int = 100, after: str | None = None) -> list[DeadLetter]:
+        return await self._read(lambda connection: sqlite_queries.dead_letters(connection, limit, after))
+
+    async def prune(self, now: float, limit: int = 500) -> int:
+        return await self._write(lambda connection: sqlite_fleet.prune(connection, now, limit))
+
+    async def secret(self, name: str) -> bytes:
+        return await self._write(lambda connection: sqlite_fleet.secret(connection, name))
+
+    # the threads
+
+    async def _write(self, work: Work[T]) -> T:
+        return await self._thread(self._writer).call(work)
+
+    async def _read(self, work: Work[T]) -> T:
+        return await self._thread(self._reader).call(work)
+
+    def _thread(self, thread: ConnectionThread | None) -> ConnectionThread:
+        if thread is None:
+            raise StoreError(f"the store {self._path!r} is not open; open it first (an Engine or a Client does)")
+        return thread
+
+    def _tell(self, changed: frozenset[str]) -> None:
+        if changed:
+            self._hints.tell(changed)

@@ -1,0 +1,122 @@
+"""Reading the SQLite store: on a connection of its own, so that nobody waits for the writer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import apsw
+
+from perdure.errors import StoreError
+from perdure.records import DeadLetter, Message, RunQuery, RunRecord, WorkerRecord
+from perdure.store import sqlite_rows as rows
+from perdure.store.base import RunPage, Snapshot, StoredEntry
+from perdure.store.pages import check_limit, cursor_after, key_of, statuses_of
+from perdure.store.sqlite_commit import RUN
+
+T = TypeVar("T")
+
+RUN_AND_NO = f"SELECT {rows.RUN_COLUMNS}, no FROM runs WHERE id = ?"
+POSITION = "SELECT max(position) FROM entries WHERE run_no = ?"
+ENTRIES = f"SELECT {rows.ENTRY_COLUMNS} FROM entries WHERE run_no = ? AND kind <> 'marker' ORDER BY position"
+INBOX = f"SELECT {rows.MESSAGE_COLUMNS} FROM inbox WHERE run_no = ? AND consumed_at IS NULL ORDER BY number"
+INBOX_AFTER = f"""
+    SELECT {rows.MESSAGE_COLUMNS} FROM inbox
+    WHERE run_no = (SELECT no FROM runs WHERE id = ?) AND number > ? AND consumed_at IS NULL ORDER BY number"""
+HISTORY = f"""
+    SELECT position, {rows.ENTRY_COLUMNS} FROM entries
+    WHERE run_no = (SELECT no FROM runs WHERE id = ?) AND position > ? AND kind <> 'marker' ORDER BY position"""
+WORKERS = f"SELECT {rows.WORKER_COLUMNS} FROM workers ORDER BY id"
+LETTERS = f"SELECT {rows.LETTER_COLUMNS} FROM dead_letters WHERE no > ? ORDER BY no LIMIT ?"
+
+
+def reading(connection: apsw.Connection, read: Callable[[], T]) -> T:
+    """What `read` returns, all of it as of one moment."""
+    connection.execute("BEGIN")
+    try:
+        return read()
+    finally:
+        connection.execute("ROLLBACK")
+
+
+def load(connection: apsw.Connection, ids: Sequence[str]) -> list[Snapshot | None]:
+    return reading(connection, lambda: [_snapshot(connection, id) for id in ids])
+
+
+def _snapshot(connection: apsw.Connection, id: str) -> Snapshot | None:
+    row = connection.execute(RUN_AND_NO, (id,)).fetchone()
+    if row is None:
+        return None
+    record, where = rows.run_of_row(row), (row[-1],)
+    return Snapshot(
+        record=record,
+        position=max(connection.execute(POSITION, where).get or 0, record.fence),
+        entries=tuple(map(rows.entry_of_row, connection.execute(ENTRIES, where))),
+        inbox=tuple(map(rows.message_of_row, connection.execute(INBOX, where))),
+    )
+
+
+def records(connection: apsw.Connection, ids: Sequence[str]) -> list[RunRecord | None]:
+    found = {row[0]: rows.run_of_row(row) for row in connection.executemany(RUN, [(id,) for id in ids])}
+    return [found.get(id) for id in ids]
+
+
+def inbox(connection: apsw.Connection, run_id: str, after: int) -> list[Message]:
+    return [rows.message_of_row(row) for row in connection.execute(INBOX_AFTER, (run_id, after))]
+
+
+def history(connection: apsw.Connection, run_id: str, after: int) -> list[StoredEntry]:
+    found = connection.execute(HISTORY, (run_id, after))
+    return [StoredEntry(position, rows.entry_of_row(tuple(entry))) for position, *entry in found]
+
+
+def workers(connection: apsw.Connection) -> list[WorkerRecord]:
+    return [rows.worker_of_row(row) for row in connection.execute(WORKERS)]
+
+
+def dead_letters(connection: apsw.Connection, limit: int, after: str | None) -> list[DeadLetter]:
+    """In the order in which they came."""
+    no = 0
+    if after is not None:
+        no = connection.execute("SELECT no FROM dead_letters WHERE id = ?", (after,)).get
+    if no is None:
+        raise StoreError(f"dead letter {after!r}, where the page before ended, is gone; begin with the first page")
+    return [rows.letter_of_row(row) for row in connection.execute(LETTERS, (no, check_limit(limit)))]
+
+
+# --- pages of runs -------------------------------------------------------------------------------------------------
+
+
+def runs(connection: apsw.Connection, query: RunQuery) -> RunPage:
+    """Asks for one more than the page holds, to know whether there is a next one."""
+    limit = check_limit(query.limit)
+    where, values = conditions(query)
+    sql = f"SELECT {rows.RUN_COLUMNS} FROM runs WHERE {where} ORDER BY created_at DESC, id DESC LIMIT ?"
+    found = [rows.run_of_row(row) for row in connection.execute(sql, (*values, limit + 1))]
+    page = tuple(found[:limit])
+    more = len(found) > limit
+    return RunPage(page, cursor_after(page[-1].created_at, page[-1].id) if more else None)
+
+
+def conditions(query: RunQuery) -> tuple[str, list[rows.Stored]]:
+    """A query as the terms of a WHERE and their values."""
+    terms: list[tuple[str, list[rows.Stored]]] = [("TRUE", [])]
+    statuses = statuses_of(query)
+    if statuses is not None:
+        terms.append((f"status IN ({','.join('?' * len(statuses))})", list(statuses)))
+    if query.workflow is not None:
+        terms.append(("workflow = ?", [query.workflow]))
+    if query.parent is not None:
+        terms.append(("parent = ?", [query.parent]))
+    if query.id_prefix:
+        terms.append(("id >= ? AND id < ?", [query.id_prefix, query.id_prefix + chr(sys.maxunicode)]))
+    if query.created_after is not None:
+        terms.append(("created_at >= ?", [query.created_after]))
+    if query.created_before is not None:
+        terms.append(("created_at < ?", [query.created_before]))
+    for key, value in (query.tags or {}).items():
+        terms.append(("EXISTS (SELECT 1 FROM json_each(tags) WHERE key = ? AND value = ?)", [key, value]))
+    if query.after is not None:
+        terms.append(("(created_at, id) < (?, ?)", [*key_of(query.after)]))
+    return " AND ".join(term for term, _ in terms), [value for _, values in terms for value in values]

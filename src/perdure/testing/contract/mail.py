@@ -1,0 +1,250 @@
+"""Mail is numbered in the order of its commits, taken once, and wakes its run."""
+
+from __future__ import annotations
+
+import asyncio
+
+from perdure.records import Held, RunStatus
+from perdure.store.base import Committed, Delivered, Ended, EndRun, Full, Missing, RunPatch, Store
+from perdure.testing.contract.kit import (
+    Kit,
+    case,
+    claim,
+    entry,
+    load,
+    mail,
+    record,
+    run,
+    succeeded,
+    suspended,
+    take,
+    turn,
+)
+
+HELD = Held("diverged", "other code")
+RUNNING = RunPatch(status=RunStatus.RUNNING, owner="a")
+
+
+class MailCases(Kit):
+    @case
+    async def test_messages_are_numbered_and_come_back_whole(self, store: Store) -> None:
+        await store.commit([run()])
+        first = mail("z", sender="run-9", sent_at=1.5, expires_at=9.5, body=None)
+        answers = await store.commit([first, mail("a", kind="cancel", body=b"")])
+        assert answers == [Delivered(1, fresh=True), Delivered(2, fresh=True)]
+        snapshot = await load(store)
+        assert [(m.number, m.id, m.kind, m.body) for m in snapshot.inbox] == [
+            (1, "z", "event", None),
+            (2, "a", "cancel", b""),
+        ]
+        assert (snapshot.inbox[0].sender, snapshot.inbox[0].sent_at, snapshot.inbox[0].expires_at) == (
+            "run-9",
+            1.5,
+            9.5,
+        )
+        assert snapshot.record.inbox_last == 2
+
+    @case
+    async def test_a_message_id_is_taken_once_even_after_it_was_consumed(self, store: Store) -> None:
+        await store.commit([run(owner="a"), mail("m"), mail("n")])
+        assert await store.commit([mail("m", body=b"other")]) == [Delivered(1, fresh=False, owner="a")]
+        await store.commit([turn(0, entry(), seen=2, consumed=(1,))])
+        assert await store.commit([mail("m")]) == [Delivered(1, fresh=False, owner="a")]
+        assert [message.id for message in (await load(store)).inbox] == ["n"]
+        assert await store.commit([mail("o")]) == [Delivered(3, fresh=True, owner="a")], "numbers are not given again"
+
+    @case
+    async def test_mail_after_a_number_is_read_alone(self, store: Store) -> None:
+        await store.commit([run(owner="a"), mail("m1"), mail("m2"), mail("m3"), mail("m4")])
+        await store.commit([turn(0, entry(), seen=4, consumed=(3,))])
+        assert [message.id for message in await store.inbox("r")] == ["m1", "m2", "m4"]
+        assert tuple(await store.inbox("r", after=1)) == (await load(store)).inbox[1:]
+        assert await store.inbox("r", after=4) == []
+        assert await store.inbox("missing") == []
+
+    @case
+    async def test_two_runs_may_get_the_same_message_id(self, store: Store) -> None:
+        await store.commit([run("r1"), run("r2")])
+        assert await store.commit([mail(id="r1"), mail(id="r2")]) == [Delivered(1, fresh=True)] * 2
+
+    @case
+    async def test_a_run_that_ended_or_is_missing_takes_no_mail(self, store: Store) -> None:
+        await store.commit([run(owner="a"), mail("before"), turn(0, seen=1, patch=succeeded())])
+        assert await store.commit([mail("late"), mail(id="missing")]) == [Ended(RunStatus.SUCCEEDED), Missing()]
+        (again,) = await store.commit([mail("before")])
+        assert again == Delivered(1, fresh=False), "its answer was lost"
+
+    @case
+    async def test_a_full_inbox_refuses_and_takes_again_once_read(self, store: Store) -> None:
+        await store.commit([run(owner="a")])
+        answers = await store.commit([mail(f"m{n}", limit=2) for n in range(3)])
+        assert answers == [Delivered(1, fresh=True, owner="a"), Delivered(2, fresh=True, owner="a"), Full(2)]
+        assert await store.commit([mail("m0", limit=2)]) == [Delivered(1, fresh=False, owner="a")]
+        await store.commit([turn(0, entry(), seen=2, consumed=(2,))])
+        assert await store.commit([mail("m2", limit=2)]) == [Delivered(3, fresh=True, owner="a")]
+        assert await store.commit([mail("m3", limit=2)]) == [Full(2)]
+        assert await store.commit([mail("m3", limit=None)]) == [Delivered(4, fresh=True, owner="a")]
+
+    @case
+    async def test_concurrent_senders_get_different_numbers(self, store: Store) -> None:
+        other = await self.second(store)
+        await store.commit([run()])
+        calls = [(store, other)[i % 2].commit([mail(f"m{i}")]) for i in range(40)]
+        answers = [answer for (answer,) in await asyncio.gather(*calls)]
+        numbers = {f"m{i}": answer.number for i, answer in enumerate(answers) if isinstance(answer, Delivered)}
+        assert sorted(numbers.values()) == list(range(1, 41))
+        assert [(m.id, m.number) for m in (await load(store)).inbox] == sorted(
+            numbers.items(), key=lambda item: item[1]
+        )
+
+    # waking
+
+    @case
+    async def test_mail_makes_a_sleeping_run_due(self, store: Store) -> None:
+        await store.commit([run(owner="a"), turn(0, patch=suspended(500.0))])
+        assert await take(store, claim("b", 130.0)) == []
+        await store.commit([mail(now=120.0)])
+        assert (await record(store)).wake_at == 120.0
+        await store.commit([mail("later", now=125.0)])
+        assert (await record(store)).wake_at == 120.0, "an earlier wake-up stays"
+        assert await take(store, claim("b", 120.0)) == ["r"]
+
+    @case
+    async def test_a_message_that_arrives_during_a_commit_still_wakes_the_run(self, store: Store) -> None:
+        await store.commit([run(owner="a"), mail("seen")])
+        await store.commit([mail("unseen", now=115.0)])
+        assert await store.commit([turn(0, seen=1, patch=suspended(500.0))]) == [Committed(mail=True)]
+        row = await record(store)
+        assert (row.status, row.wake_at) == (RunStatus.SUSPENDED, 110.0)
+        assert await take(store, claim("b", 115.0)) == ["r"]
+
+    @case
+    async def test_mail_races_with_suspending_turns_and_none_is_slept_through(self, store: Store) -> None:
+        other = await self.second(store)
+        ids = [f"r{i}" for i in range(30)]
+        await store.commit([run(id, owner="a") for id in ids])
+        suspensions = [store.commit([turn(0, id=id, patch=suspended())]) for id in ids]
+        deliveries = [other.commit([mail(id=id)]) for id in ids]
+        await asyncio.gather(*(call for pair in zip(suspensions, deliveries, strict=True) for call in pair))
+        assert sorted(await take(store, claim("b", limit=100))) == sorted(ids)
+
+    @case
+    async def test_mail_that_was_seen_and_not_taken_does_not_wake(self, store: Store) -> None:
+        await store.commit([run(owner="a"), mail("m1"), mail("m2")])
+        assert await store.commit([turn(0, seen=2, patch=suspended(500.0))]) == [Committed(mail=False)]
+        assert (await record(store)).wake_at == 500.0
+        assert [message.id for message in (await load(store)).inbox] == ["m1", "m2"]
+
+    @case
+    async def test_mail_consumed_before_it_was_counted_as_seen_does_not_wake(self, store: Store) -> None:
+        await store.commit([run(owner="a"), mail("m1")])
+        assert await store.commit([turn(0, seen=0, consumed=(1,), patch=suspended())]) == [Committed(mail=False)]
+        assert await store.commit([turn(1, owned=False, seen=0, patch=suspended())]) == [Committed(mail=False)]
+        assert (await record(store)).wake_at is None
+
+    @case
+    async def test_a_lost_answer_says_whether_mail_is_waiting(self, store: Store) -> None:
+        write = turn(0, seen=0, patch=suspended())
+        await store.commit([run(owner="a"), write, mail()])
+        assert await store.commit([write]) == [Committed(mail=True)]
+
+    @case
+    async def test_the_end_leaves_unread_mail_and_is_not_due(self, store: Store) -> None:
+        await store.commit([run(owner="a"), mail()])
+        assert await store.commit([turn(0, seen=0, patch=succeeded())]) == [Committed(mail=True)]
+        assert (await record(store)).wake_at is None
+        assert len((await load(store)).inbox) == 1
+
+    # an owned run
+
+    @case
+    async def test_the_owner_is_told_of_its_mail(self, store: Store) -> None:
+        await store.commit([run("r1", owner="a"), run("r2", owner="a"), run("r3", owner="b"), run("r4")])
+        assert await store.mailed("a") == []
+        answers = await store.commit([mail(id=id) for id in ("r1", "r3", "r4")])
+        assert answers[0] == Delivered(1, fresh=True, owner="a")
+        assert (await store.mailed("a"), await store.mailed("b")) == (["r1"], ["r3"])
+        assert await store.next_wake("default") == 100.0, "only r4 is anybody's to take"
+
+    @case
+    async def test_mailed_comes_in_pages(self, store: Store) -> None:
+        ids = [f"r{n}" for n in range(5)]
+        await store.commit([run(id, owner="a") for id in ids])
+        await store.commit([mail(id=id) for id in ids])
+        assert len(await store.mailed("a", limit=3)) == 3
+
+    @case
+    async def test_a_turn_that_saw_the_mail_ends_the_wake_up_without_a_patch(self, store: Store) -> None:
+        await store.commit([run(owner="a"), mail("m1"), mail("m2")])
+        assert await store.commit([turn(0, entry(), seen=1, consumed=(1,))]) == [Committed(mail=True)]
+        assert await store.mailed("a") == ["r"], "m2 is still to be looked at"
+        assert await store.commit([turn(1, entry("b", 1), seen=2)]) == [Committed(mail=False)]
+        assert await store.mailed("a") == []
+        assert (await record(store)).wake_at is None
+
+    @case
+    async def test_a_patch_that_keeps_the_run_tells_of_unseen_mail(self, store: Store) -> None:
+        await store.commit([run(owner="a"), mail("m1")])
+        assert await store.commit([turn(0, seen=0, patch=RUNNING)]) == [Committed(mail=True)]
+        assert await store.mailed("a") == ["r"]
+        assert await store.commit([turn(1, seen=1, patch=RUNNING)]) == [Committed(mail=False)]
+        assert await store.mailed("a") == []
+
+    @case
+    async def test_a_timer_of_an_owned_run_is_no_mail(self, store: Store) -> None:
+        await store.commit([run(owner="a")])
+        await store.commit([turn(0, patch=RunPatch(status=RunStatus.RUNNING, owner="a", wake_at=500.0))])
+        assert await store.mailed("a") == []
+        assert await take(store, claim("b", 600.0)) == [], "it has an owner"
+
+    @case
+    async def test_a_claim_answers_the_wake_up(self, store: Store) -> None:
+        await store.commit([run(), mail()])
+        assert await take(store, claim("a")) == ["r"]
+        assert await store.mailed("a") == []
+        assert (await record(store)).wake_at is None
+
+    # held runs
+
+    @case
+    async def test_a_held_run_is_woken_by_a_resume_or_a_cancel_only(self, store: Store) -> None:
+        for kind, wakes in (("event", False), ("reply", False), ("resume", True), ("cancel", True)):
+            await store.commit([run(kind, owner="a"), turn(0, id=kind, patch=suspended(held=HELD))])
+            assert await store.commit([mail(id=kind, kind=kind)]) == [Delivered(1, fresh=True)]
+            assert (await record(store, kind)).wake_at == (120.0 if wakes else None), kind
+        assert sorted(await take(store, claim("b"))) == ["cancel", "resume"]
+
+    @case
+    async def test_a_turn_that_holds_the_run_is_woken_by_the_same_mail_only(self, store: Store) -> None:
+        for kind, wakes in (("event", False), ("resume", True)):
+            await store.commit([run(kind, owner="a"), mail(id=kind, kind=kind)])
+            (answer,) = await store.commit([turn(0, id=kind, seen=0, patch=suspended(held=HELD))])
+            assert answer == Committed(mail=True)
+            assert ((await record(store, kind)).wake_at is not None) == wakes, kind
+
+    @case
+    async def test_mail_to_a_held_run_wakes_it_once_it_is_held_no_more(self, store: Store) -> None:
+        await store.commit([run(owner="a"), turn(0, patch=suspended(held=HELD)), mail()])
+        await store.commit([turn(1, owned=False, seen=0, patch=suspended(500.0))])
+        assert (await record(store)).wake_at == 110.0
+
+    @case
+    async def test_a_worker_that_tries_a_held_run_again_is_told_of_its_mail(self, store: Store) -> None:
+        await store.commit([run(owner="a"), turn(0, patch=suspended(held=HELD))])
+        await store.wake_held([("flow", 1)], "diverged", 150.0)
+        assert await take(store, claim("b")) == ["r"]
+        await store.commit([mail()])
+        assert await store.mailed("b") == ["r"]
+
+    @case
+    async def test_wake_held_makes_fitting_runs_due(self, store: Store) -> None:
+        poison = Held("poison", "again and again")
+        for id, held in (("r1", HELD), ("r2", poison), ("r3", None)):
+            await store.commit([run(id, owner="a"), turn(0, id=id, patch=suspended(held=held))])
+        await store.commit([run("r4", version=2, owner="a"), turn(0, id="r4", patch=suspended(held=HELD))])
+        await store.commit([run("r5", owner="a"), turn(0, id="r5", patch=suspended(held=HELD))])
+        await store.commit([EndRun(run_id="r5", turn_id="end", now=115.0)])
+        assert await store.wake_held([("flow", 1), ("other", 1)], "diverged", 150.0) == 1
+        assert await take(store, claim("b", 150.0)) == ["r1"]
+        assert await store.wake_held([("flow", 2)], "diverged", 150.0) == 1
+        assert await store.wake_held([], "diverged", 150.0) == 0

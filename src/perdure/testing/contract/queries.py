@@ -1,0 +1,278 @@
+"""Lists, secrets, hints, and values that must come back as they were."""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec.structs import replace
+
+from perdure.records import DeadLetter, EntryStatus, ErrorRecord, RunQuery, RunStatus
+from perdure.store.base import EndRun, Store
+from perdure.testing.contract.kit import (
+    SHARDS,
+    Kit,
+    case,
+    claim,
+    entry,
+    load,
+    mail,
+    record,
+    refused,
+    run,
+    succeeded,
+    suspended,
+    take,
+    taken_or_refused,
+    turn,
+)
+
+MEBIBYTE = 1 << 20
+PAYLOADS = (
+    None,
+    b"",
+    b"null",
+    b"0",
+    b'""',
+    '{"name":"Grüße, 世界 🦉\u2028"}'.encode(),
+    "\ufeffmark".encode(),
+    b"a\x00b",
+    b"\xff\xfe\x00",
+    b"\xed\xa0\x80",  # a lone surrogate, which is no text
+    bytes(range(256)),
+    b'"' + b"x" * MEBIBYTE + b'"',
+    b"\xff" * MEBIBYTE,
+)
+
+
+class ListCases(Kit):
+    @case
+    async def test_runs_are_listed_newest_first(self, store: Store) -> None:
+        await store.commit([run("b", created_at=1.0), run("c", created_at=2.0), run("a", created_at=1.0)])
+        page = await store.runs(RunQuery())
+        assert [row.id for row in page.runs] == ["c", "b", "a"]
+        assert page.next is None
+        assert page.runs[0] == await record(store, "c")
+
+    @case
+    async def test_an_empty_store_has_an_empty_page(self, store: Store) -> None:
+        page = await store.runs(RunQuery())
+        assert (page.runs, page.next) == ((), None)
+
+    @case
+    async def test_runs_are_found_by_what_they_are(self, store: Store) -> None:
+        await store.commit(
+            [
+                run("x-1", created_at=1.0, tags={"city": "Bern", "tier": "1"}),
+                run("x-2", created_at=2.0, workflow="other", tags={"city": "Bern"}),
+                run("x_3", created_at=3.0, parent="x-1"),
+                run("y", created_at=4.0, owner="a"),
+                EndRun(run_id="x-1", turn_id="end", now=9.0),
+            ]
+        )
+        expected: list[tuple[RunQuery, list[str]]] = [
+            (RunQuery(status=RunStatus.CANCELLED), ["x-1"]),
+            (RunQuery(status=(RunStatus.CANCELLED, RunStatus.RUNNING)), ["y", "x-1"]),
+            (RunQuery(status=()), []),
+            (RunQuery(workflow="other"), ["x-2"]),
+            (RunQuery(tags={"city": "Bern"}), ["x-2", "x-1"]),
+            (RunQuery(tags={"city": "Bern", "tier": "1"}), ["x-1"]),
+            (RunQuery(tags={"city": "Ber"}), []),
+            (RunQuery(tags={"tier": "2"}), []),
+            (RunQuery(tags={}), ["y", "x_3", "x-2", "x-1"]),
+            (RunQuery(parent="x-1"), ["x_3"]),
+            (RunQuery(id_prefix="x_"), ["x_3"]),
+            (RunQuery(id_prefix="x"), ["x_3", "x-2", "x-1"]),
+            (RunQuery(id_prefix="%"), []),
+            (RunQuery(created_after=2.0), ["y", "x_3", "x-2"]),
+            (RunQuery(created_before=2.0), ["x-1"]),
+            (RunQuery(created_after=2.0, created_before=3.0, workflow="other"), ["x-2"]),
+        ]
+        for query, ids in expected:
+            assert [row.id for row in (await store.runs(query)).runs] == ids, query
+
+    @case
+    async def test_pages_have_no_gaps_or_repeats_while_runs_are_added(self, store: Store) -> None:
+        ids = {f"old-{n:02d}" for n in range(25)}
+        await store.commit([run(id, created_at=float(n // 4)) for n, id in enumerate(sorted(ids))])
+        query, listed, page_no = RunQuery(limit=4), list[str](), 0
+        while True:
+            page = await store.runs(query)
+            listed += [row.id for row in page.runs]
+            await store.commit([run(f"new-{page_no}", created_at=50.0 + page_no)])
+            page_no += 1
+            if page.next is None:
+                break
+            query = RunQuery(limit=4, after=page.next)
+        assert listed == sorted(listed, key=lambda id: (int(id[4:]) // 4, id), reverse=True)
+        assert len(listed) == 25
+        assert set(listed) == ids
+
+    @case
+    async def test_a_page_that_ends_exactly_at_the_last_run_is_the_last(self, store: Store) -> None:
+        await store.commit([run(f"r{n}") for n in range(4)])
+        first = await store.runs(RunQuery(limit=2))
+        assert first.next is not None
+        last = await store.runs(RunQuery(limit=2, after=first.next))
+        assert (len(last.runs), last.next) == (2, None)
+
+    @case
+    async def test_a_bad_page_is_refused(self, store: Store) -> None:
+        for cursor in ("", "nonsense", "ÿ", "W10=", "WzEsMl0="):
+            assert "cursor" in str(await refused(store.runs(RunQuery(after=cursor))))
+        await refused(store.runs(RunQuery(limit=0)))
+        await refused(store.dead_letters(limit=0))
+
+    @case
+    async def test_dead_letters_are_kept_once_and_in_order(self, store: Store) -> None:
+        letters = [
+            DeadLetter(
+                id=f"d{9 - n}",
+                kind="event",
+                at=5.0,
+                reason="nobody there",
+                event_id="e",
+                event_name="paid",
+                value=b"\x00\xff",
+                original_target="r",
+                target_status="failed",
+                target_ended_at=4.0,
+                sent_at=3.0,
+            )
+            for n in range(5)
+        ]
+        await store.commit([run(owner="a"), turn(0, dead_letters=(*letters[:3], letters[0]))])
+        await store.commit([turn(1, dead_letters=(replace(letters[1], reason="again"), *letters[3:]))])
+        assert await store.dead_letters() == letters
+        assert await store.dead_letters(limit=2) == letters[:2]
+        assert await store.dead_letters(limit=2, after=letters[1].id) == letters[2:4]
+        assert await store.dead_letters(after=letters[4].id) == []
+        await refused(store.dead_letters(after="unknown"))
+
+    @case
+    async def test_a_refused_turn_leaves_no_dead_letter(self, store: Store) -> None:
+        letter = DeadLetter(id="d", kind="poison", at=1.0, reason="why")
+        await store.commit([run(owner="a"), turn(0, worker="b", dead_letters=(letter,))])
+        assert await store.dead_letters() == []
+
+    @case
+    async def test_a_secret_is_made_once_and_the_same_for_everyone(self, store: Store) -> None:
+        other = await self.second(store)
+        keys = await asyncio.gather(*((store, other)[n % 2].secret("tokens") for n in range(8)))
+        assert len(set(keys)) == 1
+        assert len(keys[0]) >= 32
+        assert await store.secret("other") != keys[0]
+
+    @case
+    async def test_other_shards_are_refused(self, store: Store) -> None:
+        again = await self.again(store)
+        assert str(SHARDS) in str(await refused(again.open(shards=SHARDS + 1)))
+        assert await store.records(["r"]) == [None], "the first handle goes on"
+
+    @case
+    async def test_the_store_tells_the_time(self, store: Store) -> None:
+        first = await store.now()
+        assert await store.now() >= first > 0
+
+
+class HintCases(Kit):
+    @case
+    async def test_those_who_listen_are_told_of_runs_that_others_care_about(self, store: Store) -> None:
+        told: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
+        leave = store.on_change(told.put_nowait)
+
+        async def hears(id: str) -> None:
+            while (ids := await asyncio.wait_for(told.get(), 10)) is not None and id not in ids:
+                pass
+
+        await store.commit([run("due")])
+        await hears("due")
+        await store.commit([run(owner="a"), mail()])
+        await hears("r")
+        await store.commit([turn(0, seen=1, patch=suspended(500.0))])
+        await hears("r")
+        await store.commit([turn(1, owned=False, patch=succeeded())])
+        await hears("r")
+        await take(store, claim("a"))
+        await store.release("a", 150.0, recovered=False)
+        await hears("due")
+        leave()
+        leave()
+
+    @case
+    async def test_a_change_through_another_handle_is_heard(self, store: Store) -> None:
+        other = await self.second(store)
+        told = asyncio.Event()
+        leave = store.on_change(lambda ids: told.set() if ids is None or "due" in ids else None)
+        for n in range(500):  # a hint may be lost, and listening may begin a moment late
+            await other.commit([run("due", created_by="x"), mail(f"m{n}", id="due")])
+            try:
+                await asyncio.wait_for(told.wait(), 0.1)
+                break
+            except TimeoutError:
+                continue
+        leave()
+        assert told.is_set()
+
+
+class ValueCases(Kit):
+    @case
+    async def test_payloads_come_back_as_they_were(self, store: Store) -> None:
+        for n, payload in enumerate(PAYLOADS):
+            id = f"r{n}"
+            step = entry(value=payload, fingerprint=payload, detail=payload)
+            create = run(id, owner="a", input=payload or b"", first_input=payload)
+            await store.commit([create, mail(id=id, body=payload), turn(0, step, id=id, seen=1)])
+            await store.commit([turn(1, id=id, patch=replace(succeeded(), result=payload))])
+            snapshot = await load(store, id)
+            assert snapshot.entries == (step,)
+            assert snapshot.inbox[0].body == payload
+            row = snapshot.record
+            assert (row.input, row.first_input, row.result) == (payload or b"", payload, payload)
+
+    @case
+    async def test_every_field_of_an_entry_comes_back(self, store: Store) -> None:
+        full = entry(
+            "join/~2/charge#1[key \"x\" 'y']",
+            3,
+            name="chargé 🦉",
+            status=EntryStatus.FAILED,
+            ordinal=5,
+            seq=9,
+            error=ErrorRecord("E", "mess\nage", "trace", "here", "m.E", b"\xff", ErrorRecord("C", "")),
+            attempts=4,
+            generation=2,
+            started_at=1.25,
+            settled_at=1.5,
+            due_at=1e12,
+            fingerprint=b"\x01",
+            detail=b"{}",
+        )
+        await store.commit([run(owner="a"), turn(0, full, entry("plain", 4, value=None, status=EntryStatus.PENDING))])
+        assert (await load(store)).entries[0] == full
+        assert (await store.history("r"))[0].entry == full
+
+    @case
+    async def test_names_of_all_scripts_are_told_apart(self, store: Store) -> None:
+        ids = ["é", "e\u0301", "E", "e", "🦉", "a b", "a'b", 'a"b', "a%b", "a_b", "x" * 512, "Ω", "\uff11"]
+        await store.commit([run(id) for id in ids])
+        assert [(await record(store, id)).id for id in ids] == ids
+        assert sorted(await take(store, claim())) == sorted(ids)
+
+    @case
+    async def test_text_that_is_no_unicode_comes_back_or_is_refused(self, store: Store) -> None:
+        await store.commit([run(owner="a")])
+        for base, location in enumerate(("a\x00b", "\ud800")):
+            position = (await load(store)).position
+            if await taken_or_refused(store.commit([turn(position, entry(location, base))])):
+                assert (await load(store)).entries[-1].location == location
+            else:
+                assert (await load(store)).position == position
+
+    @case
+    async def test_a_long_history_is_loaded_whole_and_in_order(self, store: Store) -> None:
+        await store.commit([run(owner="a")])
+        entries = [entry(f"s#{n}", n, seq=n) for n in range(2000)]
+        for base in range(0, 2000, 500):
+            await store.commit([turn(base, *entries[base : base + 500])])
+        snapshot = await load(store)
+        assert (snapshot.position, list(snapshot.entries)) == (2000, entries)

@@ -1,0 +1,164 @@
+"""Exceptions keep their class, arguments and typed attributes; nothing runs while they are rebuilt."""
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from perdure.codec import JSON, MSGPACK
+from perdure.errors import InvalidPayload
+from perdure.payloads import decode_exception, encode_exception
+from tests.codec.samples import Foreign, Order, Refund
+
+both = pytest.mark.parametrize("codec", [JSON, MSGPACK], ids=lambda codec: codec.name)
+
+
+class Declined(Exception):
+    amount: Decimal
+    order: Order | Refund
+
+    def __init__(self, amount: Decimal, order: Order | Refund, code: int) -> None:
+        super().__init__(f"declined {amount}")
+        self.amount = amount
+        self.order = order
+        self.code = code
+        self.free = {"x": 1}
+
+
+class Priced(Exception):
+    def __init__(self, price: Decimal, order: Order) -> None:
+        super().__init__(price, order)
+        self.price = price
+
+
+class Sloppy(Exception):
+    when: int
+
+    def __init__(self, reason: Decimal) -> None:
+        super().__init__(str(reason))  # text, where the parameter is a Decimal
+        self.when = "soon"  # type: ignore[assignment]
+
+
+@dataclass
+class Structured(Exception):
+    order: Order
+    price: Decimal
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    price: Decimal
+
+
+class Counting(Exception):
+    made = 0
+
+    def __init__(self, message: str) -> None:
+        type(self).made += 1
+        super().__init__(message)
+
+
+class Odd(Exception):
+    def __new__(cls, *, only: int) -> Any:
+        return super().__new__(cls)
+
+    def __init__(self, *, only: int) -> None:
+        super().__init__("odd", only)
+        self.only = only
+
+
+def through(codec: Any, error: BaseException) -> Any:
+    back = decode_exception(codec, encode_exception(codec, error), type(error))
+    assert type(back) is type(error)
+    assert str(back) == str(error)
+    return back
+
+
+@both
+def test_attributes_come_back_typed(codec):
+    back = through(codec, Declined(Decimal("1.50"), Refund("a", 1), 7))
+    assert back.amount == Decimal("1.50")
+    assert type(back.order) is Refund
+    assert (back.code, back.free) == (7, {"x": 1})
+    assert back.args == ("declined 1.50",)
+
+
+@both
+def test_arguments_come_back_typed_where_they_are_those_of_init(codec):
+    back = through(codec, Priced(Decimal("2"), Order("a", 1)))
+    assert back.args == (Decimal("2"), Order("a", 1))
+    assert back.price == Decimal("2")
+
+
+@both
+def test_an_annotation_that_the_class_does_not_keep_is_no_obstacle(codec):
+    back = through(codec, Sloppy(Decimal("1.5")))
+    assert back.args == ("1.5",)
+    assert back.when == "soon"
+
+
+@both
+@pytest.mark.parametrize("cls", [Structured, Frozen])
+def test_dataclass_exceptions(codec, cls):
+    error = Structured(Order("a", 1), Decimal("1")) if cls is Structured else Frozen(Decimal("1"))
+    back = through(codec, error)
+    assert vars(back) == vars(error)
+    assert back.args == error.args
+    assert back == error
+
+
+@both
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("x"), ValueError(), KeyError("k"), OSError(2, "no such file"), RuntimeError("a", 1, None), Odd(only=3)],
+    ids=repr,
+)
+def test_ordinary_exceptions(codec, error):
+    back = through(codec, error)
+    assert back.args == error.args
+    assert vars(back) == vars(error)
+    assert getattr(back, "errno", None) == getattr(error, "errno", None)
+
+
+@both
+def test_init_is_not_called_again(codec):
+    error = Counting("x")
+    before = Counting.made
+    assert through(codec, error).args == ("x",)
+    assert Counting.made == before
+
+
+@both
+def test_notes_and_causes_are_left_out(codec):
+    error = ValueError("x")
+    error.add_note("a note")
+    error.__cause__ = KeyError("k")
+    back = through(codec, error)
+    assert not hasattr(back, "__notes__")
+    assert back.__cause__ is None
+
+
+@both
+def test_what_cannot_be_encoded_is_refused(codec):
+    error = ValueError("x")
+    error.lock = Foreign()  # type: ignore[attr-defined]
+    with pytest.raises(InvalidPayload, match=r"^ValueError: .*fields\.lock.*`Foreign`"):
+        encode_exception(codec, error)
+    with pytest.raises(InvalidPayload, match=r"args\.0.*`Foreign`"):
+        encode_exception(codec, ValueError(Foreign()))
+
+
+@both
+def test_a_record_that_does_not_fit_the_class_any_more_is_refused(codec):
+    data = encode_exception(codec, Priced(Decimal("2"), Order("a", 1)))
+
+    class Changed(Exception):
+        price: list[int]
+
+    with pytest.raises(InvalidPayload, match="price"):
+        decode_exception(codec, data, Changed)
+    with pytest.raises(InvalidPayload):
+        decode_exception(codec, codec.encode([1]), ValueError)
+    with pytest.raises(InvalidPayload):
+        decode_exception(codec, b"\xff", ValueError)
