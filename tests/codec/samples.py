@@ -94,6 +94,11 @@ class Positive:
             raise ValueError("must not be negative")
 
 
+@dataclass
+class PositivePaid(Positive):
+    paid: Order | Refund
+
+
 @dataclass(eq=False)
 class Incomparable:
     n: int

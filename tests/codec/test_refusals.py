@@ -27,6 +27,7 @@ from tests.codec.samples import (
     Pair,
     Point,
     Positive,
+    PositivePaid,
     Refund,
     Tree,
 )
@@ -198,7 +199,7 @@ def test_too_deep_is_refused_on_every_python(codec, depth):
 @both
 def test_typed_values_can_be_too_deep_too(codec):
     for top, annotation in (
-        (nested(300, lambda inner: Tree(1, [inner] if isinstance(inner, Tree) else [])), Tree),
+        (nested(120, lambda inner: Tree(1, [inner] if isinstance(inner, Tree) else [])), Tree),
         (nested(300, lambda inner: Branch(Leaf(1), inner if isinstance(inner, Branch) else Leaf(1))), Branch),
         ({"a": nested(300)}, dict[str, Any]),
         ([nested(300)], list),
@@ -258,6 +259,8 @@ def test_post_init_has_its_say(codec):
     bad.n = -1
     assert "must not be negative" in refusal(codec, [bad], list[Positive])
     assert "must not be negative" in refusal(codec, bad, Positive | Order)
+    with pytest.raises(InvalidPayload, match=r"^value: \[0\]: must not be negative"):
+        codec.decode(codec.encode([{"paid": {"id": "a", "cents": 1}, "n": -1}]), list[PositivePaid])
 
 
 @both

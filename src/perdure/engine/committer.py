@@ -13,7 +13,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from perdure.clock import Clock, pause
 from perdure.errors import StoreError
@@ -24,10 +23,8 @@ LOGGER = logging.getLogger("perdure.engine")
 MAX_BATCH = 2_000
 
 
-class _Queued(NamedTuple):
-    write: Write
-    answered: Callable[[Answer | StoreError], None]
-    patient: bool
+Answered = Callable[[Answer | StoreError], None]
+_Queued = tuple[Write, Answered, bool]  # a plain tuple: one is made per turn. The flag says whether it is patient
 
 
 class Committer:
@@ -46,11 +43,12 @@ class Committer:
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="perdure-committer")
 
-    def submit(self, write: Write, answered: Callable[[Answer | StoreError], None], *, patient: bool = True) -> None:
+    def submit(self, write: Write, answered: Answered, *, patient: bool = True) -> None:
         """Queue a write. A patient one waits for the store for ever, another gets the error after some attempts."""
-        self._queue.append(_Queued(write, answered, patient))
-        self._idle.clear()
-        self._news.set()
+        self._queue.append((write, answered, patient))
+        if len(self._queue) == 1:
+            self._idle.clear()
+            self._news.set()
 
     async def put(self, write: Write, then: Callable[[Answer], None] | None = None) -> Answer:
         """Submit a write on behalf of a caller, and wait for its answer.
@@ -95,11 +93,11 @@ class Committer:
             await asyncio.sleep(0)  # so that what the answers lead to can join the next batch
 
     def _hand_back(self, batch: Sequence[_Queued], answers: Sequence[Answer | StoreError]) -> None:
-        for queued, answer in zip(batch, answers, strict=True):
+        for (write, answered, _), answer in zip(batch, answers, strict=True):
             try:
-                queued.answered(answer)
+                answered(answer)
             except Exception:
-                LOGGER.exception("handling the answer to %s failed", type(queued.write).__name__)
+                LOGGER.exception("handling the answer to %s failed", type(write).__name__)
         if not self._queue and not self._news.is_set():
             self._idle.set()
 
@@ -107,7 +105,7 @@ class Committer:
         tries = 0
         while True:
             try:
-                return list(await self._store.commit([queued.write for queued in batch]))
+                return list(await self._store.commit([write for write, _, _ in batch]))
             except StoreError as error:
                 refused = error
             except Exception as error:
@@ -116,7 +114,7 @@ class Committer:
                 return await self._bisect(batch, refused)
             tries += 1
             LOGGER.warning("the store is away, %d writes wait (try %d): %s", len(batch), tries, refused)
-            if tries >= self._retry.max_attempts and not all(queued.patient for queued in batch):
+            if tries >= self._retry.max_attempts and not all(patient for _, _, patient in batch):
                 return await self._give_up_callers(batch, refused)
             await pause(self._clock, self._retry.pause_after(min(tries, 32), random.random()))
 
@@ -128,7 +126,6 @@ class Committer:
 
     async def _give_up_callers(self, batch: Sequence[_Queued], refused: StoreError) -> list[Answer | StoreError]:
         """Callers get the error; turns of runs go on waiting."""
-        patient = iter(await self._commit([queued for queued in batch if queued.patient]) if any(
-            queued.patient for queued in batch
-        ) else [])
-        return [next(patient) if queued.patient else refused for queued in batch]
+        turns = [queued for queued in batch if queued[2]]
+        answers = iter(await self._commit(turns) if turns else ())
+        return [next(answers) if patient else refused for _, _, patient in batch]

@@ -26,15 +26,16 @@ LOGGER = logging.getLogger("perdure.engine")
 Report = Callable[[str, StepDone], None]
 
 
-class Attempt:
-    """One execution of a body."""
+class Attempt(CurrentStep):
+    """One execution of a body; what `current_step()` gives to it, and what the executor keeps about it."""
 
-    __slots__ = ("ended", "exposed", "info", "run_id", "started_at", "step", "task", "timer")
+    __slots__ = ("ended", "exposed", "started_at", "step", "task", "timer")
 
-    def __init__(self, run_id: str, step: RunStep, info: CurrentStep) -> None:
-        self.run_id = run_id
+    def __init__(self, run_id: str, workflow: str, step: RunStep) -> None:
+        CurrentStep.__init__(
+            self, run_id, workflow, step.name, step.location, step.attempt, step.idempotency_key, None
+        )
         self.step = step
-        self.info = info
         self.started_at = 0.0
         self.task: asyncio.Task[Any] | None = None
         self.timer: Timer | None = None
@@ -58,8 +59,7 @@ class Executor:
 
     def start(self, run_id: str, workflow: str, step: RunStep) -> None:
         """Execute an attempt, now or when a slot is free."""
-        info = CurrentStep(run_id, workflow, step.name, step.location, step.attempt, step.idempotency_key, None)
-        attempt = Attempt(run_id, step, info)
+        attempt = Attempt(run_id, workflow, step)
         self._running.setdefault(run_id, {})[step.location] = attempt
         if self._slots_taken < self._limit:
             self._begin(attempt)
@@ -105,11 +105,11 @@ class Executor:
         timeout = call.step.settings.timeout
         if timeout is not None:
             deadline = attempt.started_at + timeout
-            attempt.info.deadline = moment(deadline)
+            attempt.deadline = moment(deadline)
             attempt.timer = self._clock.call_at(deadline, lambda: self._time_out(attempt))
         # An empty context: nothing of the caller's or the workflow's variables reaches the body.
         variables = VariableContext()
-        variables.run(CURRENT.set, attempt.info)
+        variables.run(CURRENT.set, attempt)
         if call.step.is_async:
             body = _guarded(call.step.fn, call.args, call.kwargs)
             attempt.task = self._loop.create_task(body, context=variables)
@@ -184,7 +184,7 @@ class Executor:
             self._forget(attempt)
             return
         self._finish(attempt)
-        attempt.info.stop()
+        attempt.stop()
         if attempt.task is not None:
             attempt.task.cancel()
 

@@ -23,6 +23,8 @@ class Hub:
 
     def changed(self, run_ids: Iterable[str] | None, *, ended: bool = True) -> None:
         """These runs have changed, and may have ended; None: any of them."""
+        if not ended and not self._for_change:
+            return
         for waiting in (self._for_change, self._for_end) if ended else (self._for_change,):
             for run_id in list(waiting) if run_ids is None else run_ids:
                 for waiter in list(waiting.get(run_id, ())):

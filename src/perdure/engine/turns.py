@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import itertools
 import zlib
 
 from perdure.config import EngineConfig
@@ -11,16 +11,26 @@ from perdure.records import Cancelled, Continued, DeadLetter, Failed, Held, RunS
 from perdure.store.base import CommitTurn, Restart, RunPatch
 
 
+_TURNS = itertools.count(1)
+
+
+def turn_id(worker: str) -> str:
+    """Names one turn of one worker. Workers never use an id twice, so this never names two turns."""
+    return f"{worker}/{next(_TURNS)}"
+
+
 def commit_of(resident: Resident, turn: Turn, worker: str, now: float, config: EngineConfig) -> CommitTurn | None:
     """The write for a turn, or None if there is nothing to write: what it asks for is derived again by replay."""
-    restart, restart_at = _restart(resident, turn, now)
-    patch = _patch(resident, turn, worker, now, config, restart, restart_at)
-    if patch is None and not turn.entries and not turn.consumed:
+    restart, patch = None, None
+    if not turn.busy:  # else the run is running and ours already: a step's commit touches no row but its own
+        restart, restart_at = _restart(resident, turn, now)
+        patch = _patch(resident, turn, now, config, restart, restart_at)
+    elif not turn.entries and not turn.consumed:
         return None
     return CommitTurn(
         run_id=resident.id,
         base=resident.position,
-        turn_id=uuid.uuid4().hex,
+        turn_id=turn_id(worker),
         worker=worker,
         owned=True,
         now=now,
@@ -39,7 +49,7 @@ def hold_of(
     return CommitTurn(
         run_id=record_id,
         base=resident_position,
-        turn_id=uuid.uuid4().hex,
+        turn_id=turn_id(worker),
         worker=worker,
         owned=True,
         now=now,
@@ -80,12 +90,12 @@ def _restart(resident: Resident, turn: Turn, now: float) -> tuple[Restart | None
 def _patch(
     resident: Resident,
     turn: Turn,
-    worker: str,
     now: float,
     config: EngineConfig,
     restart: Restart | None,
     restart_at: float,
-) -> RunPatch | None:
+) -> RunPatch:
+    """The run's row after a turn that leaves it suspended, held, ended or begun anew."""
     record = resident.record
     if restart is not None:
         return RunPatch(status=RunStatus.SUSPENDED, wake_at=restart_at, waits=(Wait("retry", until=restart_at),))
@@ -102,8 +112,6 @@ def _patch(
                 return RunPatch(status=RunStatus.FAILED, error=error, **ended)  # type: ignore[arg-type]
             case Cancelled():
                 return RunPatch(status=RunStatus.CANCELLED, **ended)  # type: ignore[arg-type]
-    if turn.busy:
-        return None  # an active run is running and ours already: a step's commit touches no row but its own
     return RunPatch(
         status=RunStatus.SUSPENDED, wake_at=turn.wake_at, waits=turn.waits, drift=turn.drift, recoveries=0
     )

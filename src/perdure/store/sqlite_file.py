@@ -9,6 +9,7 @@ import contextlib
 import importlib.resources
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -22,16 +23,16 @@ SYNCHRONOUS = ("full", "normal", "off")
 
 
 def connect(path: str, *, synchronous: str, busy_timeout: float, read_only: bool = False) -> apsw.Connection:
-    """A connection with our settings to a file that has been prepared."""
+    """A connection with our settings."""
     connection = apsw.Connection(path, statementcachesize=200)
     connection.set_busy_timeout(round(busy_timeout * 1000))
     # A process forked off must not write the log back when its copy of the connection is thrown away.
     connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-    connection.execute(f"PRAGMA synchronous = {synchronous}")
-    connection.execute("PRAGMA wal_autocheckpoint = 4000")
-    connection.execute("PRAGMA cache_size = -16000")
-    if read_only:
-        connection.execute("PRAGMA query_only = ON")
+    with _explained(path):
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
+        connection.execute("PRAGMA wal_autocheckpoint = 4000")
+        connection.execute("PRAGMA cache_size = -16000")
+        connection.execute(f"PRAGMA query_only = {read_only}")
     return connection
 
 
@@ -47,29 +48,42 @@ def check_path(path: str) -> None:
         raise StoreError(f"cannot make {path!r}: {str(folder)!r} is not a directory")
     if file.exists() and not file.is_file():
         raise StoreError(f"{path!r} is not a regular file; give the path of one")
-    if not os.access(file if file.exists() else folder, os.W_OK):
-        raise StoreError(f"{path!r} cannot be written to; change its permissions, or give another path")
+    if file.exists():
+        if not os.access(file, os.W_OK):
+            raise StoreError(f"{path!r} cannot be written to; change its permissions, or give another path")
+        return  # not opened to find out: closing it would drop the locks of other connections in this process
+    try:
+        file.touch(exist_ok=False)
+    except FileExistsError:
+        return  # another process was first
+    except OSError as error:
+        raise StoreError(f"cannot make {path!r} ({error.strerror}); change permissions, or give another path") from error
 
 
 def prepare(connection: apsw.Connection, path: str, shards: int) -> None:
     """Make the file ready: new ones are made, old ones migrated, foreign and newer ones refused."""
-    try:
+    with _explained(path):
         if connection.readonly("main"):
-            raise StoreError(f"{path!r} cannot be written to; change its permissions, or give another path")
+            raise apsw.ReadOnlyError
         if _version(connection, path) < len(migrations()):
             _migrate(connection, path, shards)
         _use_write_ahead_log(connection)
         _check_shards(connection, path, shards)
+
+
+@contextlib.contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """What SQLite says of a file that it cannot use, in words that help."""
+    try:
+        yield
     except apsw.NotADBError as error:
-        raise StoreError(
-            f"{path!r} is not a SQLite database; give the path of a new file, or of one of ours"
-        ) from error
+        raise StoreError(f"{path!r} is not a SQLite database; give the path of a new file, or of one of ours") from error
     except apsw.CorruptError as error:
         raise StoreError(f"{path!r} is damaged ({error}); restore it from a backup") from error
-    except apsw.CantOpenError as error:
-        raise StoreError(f"{path!r} cannot be opened ({error}); check the path and its permissions") from error
     except apsw.ReadOnlyError as error:
         raise StoreError(f"{path!r} cannot be written to; change its permissions, or give another path") from error
+    except apsw.CantOpenError as error:
+        raise StoreError(f"{path!r} cannot be opened ({error}); check the permissions of its directory") from error
 
 
 def migrations() -> list[str]:

@@ -29,9 +29,13 @@ TAKE = """
            updated_at = ?
     WHERE no = ?
     RETURNING id, inbox_last"""
-NEXT_OF_PAIR = """
+NEXT_VERSION = """
     SELECT workflow, version, wake_at FROM runs
-    WHERE pool = ? AND (workflow, version) > (?, ?) AND owner IS NULL AND wake_at IS NOT NULL AND ended_at IS NULL
+    WHERE pool = ? AND workflow = ? AND version > ? AND owner IS NULL AND wake_at IS NOT NULL AND ended_at IS NULL
+    ORDER BY version, wake_at LIMIT 1"""
+NEXT_WORKFLOW = """
+    SELECT workflow, version, wake_at FROM runs
+    WHERE pool = ? AND workflow > ? AND owner IS NULL AND wake_at IS NOT NULL AND ended_at IS NULL
     ORDER BY workflow, version, wake_at LIMIT 1"""
 MAILED = "SELECT id FROM runs WHERE owner = ? AND mailed = 1 ORDER BY id LIMIT ?"
 WAKE_HELD = """
@@ -88,13 +92,15 @@ def _due(connection: apsw.Connection, claim: Claim) -> list[tuple[float, str, in
 
 def next_wake(connection: apsw.Connection, pool: str) -> float | None:
     """From pair to pair along the index: as many steps as there are workflows, however many runs wait."""
-    earliest: float | None = None
-    pair: tuple[str, int] = ("", -1)
-    while row := connection.execute(NEXT_OF_PAIR, (pool, *pair)).fetchone():
+    earliest: list[float] = []
+    row = connection.execute(NEXT_WORKFLOW, (pool, "")).fetchone()
+    while row is not None:
         workflow, version, wake_at = row
-        pair = (workflow, version)
-        earliest = wake_at if earliest is None else min(earliest, wake_at)
-    return earliest
+        earliest.append(wake_at)
+        row = connection.execute(NEXT_VERSION, (pool, workflow, version)).fetchone()
+        if row is None:
+            row = connection.execute(NEXT_WORKFLOW, (pool, workflow)).fetchone()
+    return min(earliest, default=None)
 
 
 def owned(connection: apsw.Connection, worker: str) -> list[str]:
