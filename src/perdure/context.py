@@ -16,11 +16,11 @@ from datetime import datetime, timedelta
 from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 from perdure.clock import moment
-from perdure.durable import DurableCall
+from perdure.durable import Asking
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.names import check_count, check_name, check_seconds
 from perdure.retry import Retry
-from perdure.steps import UNSET, Step, StepOptions, Unset, checked_options
+from perdure.steps import UNSET, Step, StepOptions, Unset, body_of, checked_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -115,13 +115,13 @@ class Context:
     def sleep(self, duration: float | timedelta) -> Coroutine[None, None, None]:
         """Sleep durably. The deadline is fixed when the call is first reached; zero returns at once."""
         seconds = check_seconds("a sleep", duration)
-        return DurableCall("sleep", lambda: self._run.ask_sleep(self._run.now() + seconds), self._run.next_number())
+        return Asking("sleep", lambda: self._run.ask_sleep(self._run.now() + seconds), self._run.next_number())
 
     def sleep_until(self, when: datetime) -> Coroutine[None, None, None]:
         """Sleep durably until an aware datetime; one that has passed returns at once."""
         if not isinstance(when, datetime) or when.tzinfo is None:
             raise InvalidArgument(f"sleep_until takes an aware datetime (with a timezone), not {when!r}")
-        return DurableCall("sleep", lambda: self._run.ask_sleep(when.timestamp()), self._run.next_number())
+        return Asking("sleep", lambda: self._run.ask_sleep(when.timestamp()), self._run.next_number())
 
     # --- steps
 
@@ -163,7 +163,7 @@ class Context:
         body = fn.fn if isinstance(fn, Step) else fn
         policy = Retry() if isinstance(retry, Unset) else retry
         options = StepOptions(retry=policy, timeout=cast("float | None", timeout), compensate=compensate)
-        return Step(body, check_name("a step's name", name), checked_options(options))(*args)
+        return Step(body_of(body), check_name("a step's name", name), checked_options(options))(*args)
 
     # --- changing code under running workflows
 

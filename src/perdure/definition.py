@@ -16,7 +16,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 from perdure.context import Context
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.names import check_count, check_name, check_seconds
-from perdure.payloads import Parameters, returns_of
+from perdure.payloads import Parameters, enclosing_names, returns_of
 from perdure.retry import Retry
 from perdure.steps import Raises
 
@@ -49,15 +49,14 @@ class Workflow(Generic[P, R_co]):
         self.name = name
         self.version = version
         self.settings = options
+        self.parameters = Parameters.of(fn, skip=1)
+        self._nearby = enclosing_names(fn)
         update_wrapper(self, fn)
 
     @cached_property
-    def parameters(self) -> Parameters:
-        return Parameters.of(self.fn, skip=1)
-
-    @cached_property
     def returns(self) -> Any:
-        return returns_of(self.fn)
+        """The type of its result; found when first needed, so that it may name what is defined later."""
+        return returns_of(self.fn, self._nearby)
 
     @property
     def origin(self) -> tuple[str, str]:

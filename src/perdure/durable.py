@@ -15,13 +15,15 @@ class DurableCall(Coroutine[None, None, T]):
     `TaskGroup` take it, and a task made of it opens no scope of its own.
     """
 
-    __slots__ = ("__weakref__", "_begin", "_steps", "name", "number")
+    __slots__ = ("__weakref__", "_steps", "name", "number")
 
-    def __init__(self, name: str, begin: Callable[[], Any], number: int) -> None:
-        self.name = name
-        self.number = number  # a hash that is the same on every replay
-        self._begin = begin
-        self._steps: Any = None
+    name: str
+    number: int  # a hash that is the same on every replay
+    _steps: Any  # what is being awaited; None until then
+
+    def _begin(self) -> Any:
+        """Ask the run; gives something to await."""
+        raise NotImplementedError
 
     @property
     def __name__(self) -> str:
@@ -66,3 +68,18 @@ class DurableCall(Coroutine[None, None, T]):
     def __del__(self) -> None:
         if self._steps is None:
             warnings.warn(f"{self.name}: a durable call was never awaited", RuntimeWarning, stacklevel=2)
+
+
+class Asking(DurableCall[T]):
+    """A durable call that is a question to the run."""
+
+    __slots__ = ("_ask",)
+
+    def __init__(self, name: str, ask: Callable[[], Any], number: int) -> None:
+        self.name = name
+        self.number = number
+        self._ask = ask
+        self._steps = None
+
+    def _begin(self) -> Any:
+        return self._ask()

@@ -70,7 +70,7 @@ def event(
         if not (dataclasses.is_dataclass(cls) or issubclass(cls, msgspec.Struct) or hasattr(cls, "model_validate")):
             cls = dataclass(cls)
         called = check_name("an event's name", name or cls.__name__)
-        cls.__perdure_event__ = EventOptions(called, delivery, consume, expiry, on_target_terminated)  # type: ignore[attr-defined]
+        cls.__perdure_event__ = EventOptions(called, delivery, consume, expiry, on_target_terminated)
         return cls
 
     return decorate if cls is None else decorate(cls)

@@ -14,6 +14,7 @@ import functools
 import inspect
 import re
 import sys
+import types
 import typing
 from collections.abc import Callable, Mapping
 from inspect import Parameter
@@ -36,7 +37,7 @@ class Parameters:
 
     def __init__(self, fn: Callable[..., Any], signature: inspect.Signature) -> None:
         self._fn = fn
-        self._nearby = _enclosing_names(fn)
+        self._nearby = enclosing_names(fn)
         self._signature = signature
         self._parameters = tuple(signature.parameters.values())
         self._names = tuple(signature.parameters)
@@ -97,9 +98,12 @@ class Parameters:
         return dict(bound.arguments)
 
 
-def returns_of(fn: Callable[..., Any]) -> Any:
-    """The return annotation of a function; `Any` where there is none or it cannot be resolved."""
-    return _annotations(fn, {}).get("return", Any)
+def returns_of(fn: Callable[..., Any], nearby: Mapping[str, Any] = types.MappingProxyType({})) -> Any:
+    """The return annotation of a function; `Any` where there is none or it cannot be resolved.
+
+    `nearby` are the `enclosing_names` at the time when it was decorated.
+    """
+    return _annotations(fn, nearby).get("return", Any)
 
 
 def encode_exception(codec: Codec, error: BaseException) -> bytes:
@@ -195,7 +199,7 @@ def _annotations(fn: Callable[..., Any], nearby: Mapping[str, Any]) -> dict[str,
     except Exception:
         pass  # a name that only the type checker sees, or one of an enclosing function
     inner: Any = inspect.unwrap(fn)
-    names = {**_enclosing_names(fn), **nearby, **_closure(inner)}
+    names = {**enclosing_names(fn), **nearby, **_closure(inner)}
     found = {}
     for name, annotation in inner.__annotations__.items():
         with contextlib.suppress(Exception):
@@ -218,7 +222,7 @@ def _closure(fn: Any) -> dict[str, Any]:
     return names
 
 
-def _enclosing_names(fn: Callable[..., Any]) -> dict[str, Any]:
+def enclosing_names(fn: Callable[..., Any]) -> dict[str, Any]:
     """What postponed annotations name in the functions around `fn`, as long as these are still running.
 
     A class that is local to a test is no closure variable of the workflow beside it; only the frame knows it.

@@ -24,7 +24,7 @@ def run(
 
     async def main() -> R:
         async with Engine(store) as engine:
-            handle: Any = await engine.start(workflow, *args, id=id)  # type: ignore[call-overload]
+            handle: Any = await engine.start(workflow, *args, id=id)
             result: R = await handle.result()
             return result
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property, update_wrapper
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+from weakref import WeakKeyDictionary
 
 from perdure.durable import DurableCall
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.names import check_name, check_seconds
-from perdure.payloads import returns_of
+from perdure.payloads import enclosing_names, returns_of
 from perdure.retry import Retry
 
 P = ParamSpec("P")
@@ -52,28 +53,49 @@ class StepOptions:
     key: str | None = None
 
 
-class Step(Generic[P, R_co]):
-    """A unit of side effects. In a workflow a call of it is durable; anywhere else it just runs."""
+class Body:
+    """The function of a step, and what is found out about it once."""
 
-    def __init__(self, fn: Callable[..., Any], name: str, options: StepOptions) -> None:
+    def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
-        self.name = name
-        self.settings = options
-        update_wrapper(self, fn)
-
-    @cached_property
-    def is_async(self) -> bool:
-        return inspect.iscoroutinefunction(self.fn) or inspect.iscoroutinefunction(type(self.fn).__call__)
+        self.is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
+        self._nearby = enclosing_names(fn)
 
     @cached_property
     def returns(self) -> Any:
-        return returns_of(self.fn)
+        """The type of its result; found when first needed, so that it may name what is defined later."""
+        return returns_of(self.fn, self._nearby)
+
+
+_BODIES: WeakKeyDictionary[Callable[..., Any], Body] = WeakKeyDictionary()
+
+
+def body_of(fn: Callable[..., Any]) -> Body:
+    """The body that a function is; found out once per function where that can be remembered."""
+    try:
+        found = _BODIES.get(fn)
+        if found is None:
+            found = _BODIES[fn] = Body(fn)
+    except TypeError:  # a callable that cannot be hashed or weakly referenced
+        return Body(fn)
+    return found
+
+
+class Step(Generic[P, R_co]):
+    """A unit of side effects. In a workflow a call of it is durable; anywhere else it just runs."""
+
+    def __init__(self, body: Body, name: str, options: StepOptions) -> None:
+        self.body = body
+        self.fn = body.fn
+        self.name = name
+        self.settings = options
+        update_wrapper(self, body.fn)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[None, None, R_co]:
         run = getattr(asyncio._get_running_loop(), "perdure_run", None)
         if run is not None:
             return StepCall(self, args, kwargs, run)
-        if self.is_async:
+        if self.body.is_async:
             return cast("Coroutine[None, None, R_co]", self.fn(*args, **kwargs))
         return cast("Coroutine[None, None, R_co]", asyncio.to_thread(self.fn, *args, **kwargs))
 
@@ -103,7 +125,7 @@ class Step(Generic[P, R_co]):
         }
         changed = {option: value for option, value in given.items() if not isinstance(value, Unset)}
         settings = checked_options(replace(self.settings, **changed))
-        return Step(self.fn, self.name if isinstance(name, Unset) else check_name("a step's name", name), settings)
+        return Step(self.body, self.name if isinstance(name, Unset) else check_name("a step's name", name), settings)
 
     def __repr__(self) -> str:
         return f"<step {self.name}>"
@@ -112,13 +134,20 @@ class Step(Generic[P, R_co]):
 class StepCall(DurableCall[Any]):
     """One call of a step by a workflow: what the executor needs to carry it out."""
 
-    __slots__ = ("args", "kwargs", "step")
+    __slots__ = ("_run", "args", "kwargs", "step")
 
     def __init__(self, step: Step[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Any) -> None:
+        # One is made per step: everything is set here, without a detour over the base class.
         self.step = step
         self.args = args
         self.kwargs = kwargs
-        super().__init__(step.name, lambda: run.ask_step(self), run.next_number())
+        self.name = step.name
+        self.number = run.next_number()
+        self._run = run
+        self._steps = None
+
+    def _begin(self) -> Any:
+        return self._run.ask_step(self)
 
 
 def checked_options(options: StepOptions) -> StepOptions:
@@ -195,7 +224,7 @@ def step(fn: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
         if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
             raise WorkflowMisuse(f"step {fn.__name__!r} is a generator; return a value, or write to a stream instead")
         return Step(
-            fn, check_name("a step's name", name or getattr(fn, "__name__", None) or type(fn).__name__), settings
+            Body(fn), check_name("a step's name", name or getattr(fn, "__name__", None) or type(fn).__name__), settings
         )
 
     return decorate if fn is None else decorate(fn)

@@ -16,7 +16,19 @@ from perdure.store import sqlite_commit, sqlite_fleet, sqlite_queries
 from perdure.store.base import Committed, Store, Write
 from perdure.store.sqlite import SqliteStore
 from perdure.store.sqlite_thread import as_store_error
-from perdure.testing.contract.kit import claim, entry, load, mail, refused, run, succeeded, suspended, take, turn, worker
+from perdure.testing.contract.kit import (
+    claim,
+    entry,
+    load,
+    mail,
+    refused,
+    run,
+    succeeded,
+    suspended,
+    take,
+    turn,
+    worker,
+)
 from perdure.testing.store_contract import StoreContract
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
-import os
+import subprocess
 import sys
-import warnings
 from collections import Counter
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,7 +16,7 @@ import apsw
 import pytest
 
 from perdure.errors import StoreError
-from perdure.store.base import Committed, CommitTurn
+from perdure.store.base import Committed
 from perdure.store.sqlite import SqliteStore
 from perdure.testing.contract.kit import claim, entry, load, run, suspended, take, turn, worker
 
@@ -166,35 +165,46 @@ def test_the_commits_of_another_process_are_noticed(path: str) -> None:
     asyncio.run(life())
 
 
-async def fork_with_an_open_store(path: str, name: str) -> str:
-    """The child ends as programs do, with its interpreter's clean-up; then the parent goes on."""
-    warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads is what is tested
-    async with opened(path, name) as store:
-        await store.commit([run(owner=name)])
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            asyncio.events._set_running_loop(None)
-            os.write(writer, asyncio.run(_use_in_child(store)).encode())
-            sys.exit(0)
-        os.waitpid(child, 0)
-        answer: CommitTurn = turn(0, entry(), worker=name)
-        assert await store.commit([answer]) == [Committed()]
-        assert (await load(store)).position == 1
-        return os.read(reader, 1000).decode()
+FORKING = """
+import asyncio, os, sys
+from perdure.errors import StoreError
+from perdure.store.base import Committed
+from perdure.store.sqlite import SqliteStore
+from perdure.testing.contract.kit import entry, load, run, turn, worker
 
+async def begin():
+    await store.open(shards=16)
+    await store.renew(worker("a"))
+    await store.commit([run(owner="a")])
 
-async def _use_in_child(store: SqliteStore) -> str:
+async def use_in_child():
     try:
         await store.commit([run("from the child")])
     except StoreError as error:
-        await store.close()
-        return str(error)
-    return "taken"
+        print(error, flush=True)
+    await store.close()
+
+async def go_on():
+    assert await store.commit([turn(0, entry())]) == [Committed()]
+    assert (await load(store)).position == 1
+    await store.close()
+
+store = SqliteStore(sys.argv[1])
+asyncio.run(begin())
+child = os.fork()
+if child == 0:
+    asyncio.run(use_in_child())
+    sys.exit(0)  # with the clean-up of an interpreter that ends, which throws the connections away
+assert os.waitpid(child, 0)[1] == 0
+asyncio.run(go_on())
+"""
 
 
 def test_a_forked_child_is_refused_and_does_no_harm(path: str) -> None:
-    answers = answers_of(fork_with_an_open_store, path, ("p",))
-    assert "before a fork" in answers["p"]
-    assert apsw.Connection(path).execute("PRAGMA integrity_check").get == "ok"
-    assert apsw.Connection(path).execute("SELECT count(*) FROM history").get == 1
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING, path]
+    program = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert program.returncode == 0, program.stderr
+    assert "before a fork" in program.stdout
+    connection = apsw.Connection(path)
+    assert connection.execute("PRAGMA integrity_check").get == "ok"
+    assert connection.execute("SELECT count(*) FROM history").get == 1

@@ -110,7 +110,7 @@ class Executor:
         # An empty context: nothing of the caller's or the workflow's variables reaches the body.
         variables = VariableContext()
         variables.run(CURRENT.set, attempt)
-        if call.step.is_async:
+        if call.step.body.is_async:
             body = _guarded(call.step.fn, call.args, call.kwargs)
             attempt.task = self._loop.create_task(body, context=variables)
             attempt.task.add_done_callback(lambda task: self._body_done(attempt, task))
@@ -149,7 +149,7 @@ class Executor:
             error = error.exit
         if error is None:
             try:
-                encoded = self._codec.encode(value, step.returns, what=f"result of step {name}")
+                encoded = self._codec.encode(value, step.body.returns, what=f"result of step {name}")
             except InvalidPayload as refused:
                 return self._failure(attempt, refused, retryable=False)
             return StepDone(name, attempt.step.attempt, value=encoded)

@@ -14,7 +14,7 @@ from asyncio import events, tasks
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import Context as VariableContext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from perdure.durable import DurableCall
 from perdure.errors import WorkflowMisuse
@@ -119,8 +119,12 @@ class _TaskStart:
         self._handle._run()
 
 
-class _RefusingLoop(asyncio.AbstractEventLoop):
-    """Every method of an event loop, refused: what a workflow may use is defined below."""
+if TYPE_CHECKING:
+    _RefusingLoop = Any  # its methods are made below, one by one; to a type checker they would be missing
+else:
+
+    class _RefusingLoop(asyncio.AbstractEventLoop):
+        """Every method of an event loop, refused: what a workflow may use is defined below."""
 
 
 def _refuser(name: str) -> Callable[..., Any]:
@@ -139,7 +143,7 @@ for _name in dir(asyncio.AbstractEventLoop):
         setattr(_RefusingLoop, _name, _refuser(_name))
 
 
-class WorkflowLoop(_RefusingLoop):
+class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
     """See the module's docstring. `open` while the run is being advanced: calls from anywhere else are refused."""
 
     def __init__(self, owner: LoopOwner, seed: int, now: float, root: Scope) -> None:
@@ -184,7 +188,7 @@ class WorkflowLoop(_RefusingLoop):
     def scope(self) -> Scope:
         """The scope of the task that is running."""
         task = tasks.current_task(self)
-        return self.root if task is None else task.scope  # type: ignore[attr-defined,no-any-return]
+        return self.root if task is None else task.scope  # type: ignore[attr-defined]
 
     def next_number(self) -> int:
         self._number += 1
@@ -311,7 +315,7 @@ class WorkflowLoop(_RefusingLoop):
             )
         task = getattr(callback, "__self__", None)
         if isinstance(task, asyncio.Task) and not isinstance(task, WorkflowTask):
-            task.get_coro().close()  # type: ignore[union-attr]
+            task.get_coro().close()
             raise WorkflowMisuse("asyncio.Task(...) and eager tasks cannot be used in a workflow: use create_task")
 
     def get_debug(self) -> bool:

@@ -229,12 +229,12 @@ class Runner:
                 entry.error, self._codec, location=entry.location, attempts=entry.attempts, raises=raises
             )
             future.set_exception(error)
-            future._log_traceback = False  # type: ignore[attr-defined]  # a task that was cancelled meanwhile may never look
+            future._log_traceback = False  # a task that was cancelled meanwhile may never look
         elif call is None or entry.value is None:
             future.set_result(None)
         else:
             try:
-                future.set_result(self._codec.decode(entry.value, call.step.returns, what=f"result of {entry.location}"))
+                future.set_result(self._codec.decode(entry.value, call.step.body.returns, what=f"result of {entry.location}"))
             except InvalidPayload as misfit:
                 self._diverge(entry.location, "a result", f"one of another type ({misfit})", None)
 

@@ -57,7 +57,9 @@ def check_path(path: str) -> None:
     except FileExistsError:
         return  # another process was first
     except OSError as error:
-        raise StoreError(f"cannot make {path!r} ({error.strerror}); change permissions, or give another path") from error
+        raise StoreError(
+            f"cannot make {path!r} ({error.strerror}); change permissions, or give another path"
+        ) from error
 
 
 def prepare(connection: apsw.Connection, path: str, shards: int) -> None:
@@ -77,7 +79,9 @@ def _explained(path: str) -> Iterator[None]:
     try:
         yield
     except apsw.NotADBError as error:
-        raise StoreError(f"{path!r} is not a SQLite database; give the path of a new file, or of one of ours") from error
+        raise StoreError(
+            f"{path!r} is not a SQLite database; give the path of a new file, or of one of ours"
+        ) from error
     except apsw.CorruptError as error:
         raise StoreError(f"{path!r} is damaged ({error}); restore it from a backup") from error
     except apsw.ReadOnlyError as error:
