@@ -51,9 +51,7 @@ class LoopOwner(Protocol):
 class WorkflowFuture(asyncio.Future[Any]):
     """A future that hashes by its creation number, so that sets of them iterate alike on every replay."""
 
-    def __init__(self, loop: WorkflowLoop, number: int) -> None:
-        self.number = number
-        super().__init__(loop=loop)
+    number: int
 
     def __hash__(self) -> int:
         return self.number
@@ -153,7 +151,9 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         self.live: dict[WorkflowTask, None] = {}  # strong references, in order of creation
         self.now = now
         self.root = root
+        self.main: WorkflowTask | None = None
         self.open = False
+        self.halted = False
         self.closing = False
         self.callbacks = 0
         self._number = seed << 20
@@ -161,15 +161,17 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
 
     # --- driving
 
-    def drain(self, until: Callable[[], bool]) -> None:
-        """Run what is ready, until nothing is or `until` says so."""
+    def drain(self, *, to_the_end: bool = False) -> None:
+        """Run what is ready, until nothing is, the workflow function has ended, or the run was halted."""
         outer = events._get_running_loop()
         hooks = sys.get_asyncgen_hooks()
         events._set_running_loop(self)
         sys.set_asyncgen_hooks(firstiter=None, finalizer=self._finalize)
-        ready = self.ready
+        ready, main = self.ready, self.main
         try:
-            while ready and not until():
+            while ready and not self.halted and self.callbacks < MAX_CALLBACKS:
+                if main is not None and main.done() and not to_the_end:
+                    break
                 self.callbacks += 1
                 handle = ready.popleft()
                 if not handle._cancelled:
@@ -179,8 +181,18 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
             sys.set_asyncgen_hooks(*hooks)
 
     @property
+    def stopped(self) -> bool:
+        """Nothing more is to be applied: the workflow function has ended, or the run was halted."""
+        return self.halted or (self.main is not None and self.main.done())
+
+    @property
     def spinning(self) -> bool:
-        return self.callbacks > MAX_CALLBACKS
+        return self.callbacks >= MAX_CALLBACKS
+
+    def pass_time(self, until: float | None) -> None:
+        """Time never goes back."""
+        if until is not None and until > self.now:
+            self.now = until
 
     def running_task(self) -> asyncio.Task[Any] | None:
         return tasks.current_task(self)
@@ -246,7 +258,9 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
 
     def create_future(self) -> WorkflowFuture:
         self._check_open(None)
-        return WorkflowFuture(self, self.next_number())
+        future = WorkflowFuture(loop=self)
+        future.number = self.next_number()
+        return future
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Any = None, **refused: Any) -> WorkflowTask:
         if self.closing or not self.open:
@@ -285,6 +299,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
             coro, loop=self, name=name, context=context, scope=self.root, parent=self.root, number=self.next_number()
         )
         self._track(task)
+        self.main = task
         return task
 
     def _track(self, task: WorkflowTask) -> None:

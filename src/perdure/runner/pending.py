@@ -1,53 +1,140 @@
-"""What a run has asked for and not yet got: the futures its tasks wait on, and which of them are steps under way."""
+"""What a run has asked for and not yet got: the futures its tasks wait on, and how far their steps are."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from perdure.records import Entry
+from perdure.records import Entry, EntryStatus, ErrorRecord
 from perdure.runner.loop import WorkflowFuture
 
 if TYPE_CHECKING:
-    from perdure.runner.loop import WorkflowLoop
     from perdure.steps import StepCall
 
 
-class Cancels(Protocol):
+class Keeper(Protocol):
     """Who is told when a task gives up what it asked for."""
 
-    def ask_cancelled(self, location: str) -> None: ...
+    def given_up(self, location: str) -> None: ...
 
 
 class EntryFuture(WorkflowFuture):
     """The future of an entry. Being cancelled is noticed here and not by a done-callback, which would come too late."""
 
-    def __init__(self, loop: WorkflowLoop, number: int, location: str, run: Cancels) -> None:
-        self.location = location
-        self._run = run
-        super().__init__(loop, number)
+    location: str
+    keeper: Keeper
 
     def cancel(self, msg: Any = None) -> bool:
         cancelled = super().cancel(msg)
         if cancelled:
-            self._run.ask_cancelled(self.location)
+            self.keeper.given_up(self.location)
         return cancelled
 
 
 class Pending:
-    """One thing asked for: its entry as it stands, the future, and for a step the call and the attempt that is next.
+    """One thing asked for. Its entry is made when something about it is to be written, and not before: most steps are
+    written once, when they are done.
 
-    A step is `waiting` until a turn hands it out, then `under_way`; between two attempts it is neither.
+    `attempt` is the one that is next or under way; `attempts` those that are on record as begun.
     """
 
-    __slots__ = ("attempt", "call", "entry", "future", "under_way", "waiting")
+    __slots__ = (
+        "asked",
+        "attempt",
+        "attempts",
+        "call",
+        "due_at",
+        "error",
+        "fingerprint",
+        "future",
+        "generation",
+        "kind",
+        "location",
+        "name",
+        "ordinal",
+        "recorded",
+        "started_at",
+        "under_way",
+    )
 
-    def __init__(self, entry: Entry, future: EntryFuture, call: StepCall | None) -> None:
-        self.entry = entry
+    def __init__(
+        self,
+        location: str,
+        kind: str,
+        name: str,
+        asked: int,
+        ordinal: int,
+        generation: int,
+        started_at: float,
+        future: EntryFuture,
+        call: StepCall | None,
+        fingerprint: bytes | None,
+    ) -> None:
+        self.location = location
+        self.kind = kind
+        self.name = name
+        self.asked = asked
+        self.ordinal = ordinal
+        self.generation = generation
+        self.started_at = started_at
         self.future = future
         self.call = call
+        self.fingerprint = fingerprint
         self.attempt = 1
-        self.waiting = False
+        self.attempts = 0
+        self.due_at: float | None = None
+        self.error: ErrorRecord | None = None
+        self.recorded: EntryStatus | None = None
         self.under_way = False
+
+    @classmethod
+    def of(cls, record: Entry, future: EntryFuture, call: StepCall | None) -> Pending:
+        """What is on record, asked for again by a replay."""
+        pending = cls(
+            record.location,
+            record.kind,
+            record.name,
+            record.asked,
+            record.ordinal,
+            record.generation,
+            record.started_at,
+            future,
+            call,
+            record.fingerprint,
+        )
+        pending.attempts = record.attempts
+        pending.due_at = record.due_at
+        pending.error = record.error
+        pending.recorded = record.status
+        # Waiting for a retry, the next attempt is a new one; one that was cut short is repeated under its number.
+        pending.attempt = record.attempts + 1 if record.due_at is not None else max(record.attempts, 1)
+        return pending
+
+    def entry(
+        self,
+        status: EntryStatus,
+        *,
+        seq: int | None = None,
+        value: bytes | None = None,
+        settled_at: float | None = None,
+    ) -> Entry:
+        """The record of it as it stands."""
+        return Entry(
+            self.location,
+            self.kind,
+            self.name,
+            status,
+            self.asked,
+            self.ordinal,
+            seq,
+            value,
+            self.error,
+            self.attempts,
+            self.generation,
+            self.started_at,
+            settled_at,
+            self.due_at,
+            self.fingerprint,
+        )
 
 
 class Forever:

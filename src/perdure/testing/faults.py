@@ -1,0 +1,196 @@
+"""A store that fails as it is told to: the process dies at a write, answers get lost, the store is away or refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal, TypeVar
+
+from perdure.errors import StoreError
+from perdure.records import DeadLetter, Hint, Message, RunQuery, RunRecord, WorkerRecord
+from perdure.store.base import Answer, Claim, ClaimedRun, RunPage, Snapshot, Store, StoredEntry, Write
+
+T = TypeVar("T")
+Side = Literal["before", "after"]
+
+
+class FaultyStore:
+    """Wraps a store for one engine, and hands everything through but for what its plan says.
+
+    crash(n, side)   at the n-th commit from now the process dies, before or after it reaches the store: that call and
+                     all later ones never return, and `crashed` is set. Then abandon the engine.
+    lose_answers     commits are carried out, but their callers get a retryable error
+    away             calls get a retryable error, and nothing happens
+    refuse           a commit that holds a write for which this is true gets an error that is not retryable
+
+    It also counts calls by name, keeps what was committed, and knows how many calls are under way (`in_flight`).
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.inner = store
+        self.calls: Counter[str] = Counter()
+        self.committed: list[tuple[Write, ...]] = []
+        self.crashed = asyncio.Event()
+        self.in_flight = 0
+        self.came_back = asyncio.Event()
+        self.paused = asyncio.Event()
+        self.paused.set()
+        self._crash_at: tuple[int, Side] | None = None
+        self._crash_call = "commit"
+        self._lost = 0
+        self._away = 0
+        self._away_calls: frozenset[str] | None = None
+        self._refuses: Callable[[Write], bool] | None = None
+
+    # --- the plan
+
+    def crash(self, n: int, side: Side, *, call: str = "commit") -> None:
+        """Die at the n-th call of this name from now (1 is the next one), before it or after it."""
+        self._crash_at = (self.calls[call] + n, side)
+        self._crash_call = call
+
+    def lose_answers(self, times: int) -> None:
+        """The next commits, this many, are carried out and then answered with a retryable error."""
+        self._lost = times
+
+    def away(self, times: int, *, calls: Sequence[str] | None = None) -> None:
+        """The next calls, this many, fail with a retryable error and do nothing; all kinds, or those named."""
+        self._away = times
+        self._away_calls = None if calls is None else frozenset(calls)
+
+    def refuse(self, predicate: Callable[[Write], bool] | None) -> None:
+        """Commits that hold such a write are refused for good; None: none are."""
+        self._refuses = predicate
+
+    def pause(self) -> None:
+        """No call gets through until `go_on`: the process is frozen, or the network has gone."""
+        self.paused.clear()
+
+    def go_on(self) -> None:
+        self.paused.set()
+
+    @property
+    def commits(self) -> int:
+        return self.calls["commit"]
+
+    # --- handing through
+
+    async def _through(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        if self.crashed.is_set():
+            await _for_ever()
+        await self.paused.wait()
+        self.calls[name] += 1
+        dies = self._dies_at(name)
+        if dies == "before":
+            await self._die()
+        if self._away and (self._away_calls is None or name in self._away_calls):
+            self._away -= 1
+            raise StoreError(f"the store is away (planned, {name})", retryable=True)
+        self.in_flight += 1
+        try:
+            answer = await call()
+        finally:
+            self.in_flight -= 1
+            self.came_back.set()
+        if dies == "after":
+            await self._die()
+        return answer
+
+    def _dies_at(self, name: str) -> Side | None:
+        if self._crash_at is None or name != self._crash_call or self.calls[name] != self._crash_at[0]:
+            return None
+        return self._crash_at[1]
+
+    async def _die(self) -> None:
+        self.crashed.set()
+        await _for_ever()
+
+    async def commit(self, batch: Sequence[Write]) -> list[Answer]:
+        async def carry_out() -> list[Answer]:
+            if self._refuses is not None and any(self._refuses(write) for write in batch):
+                raise StoreError("the store cannot take this write (planned)")
+            answers = await self.inner.commit(batch)
+            self.committed.append(tuple(batch))
+            return answers
+
+        answers = await self._through("commit", carry_out)
+        if self._lost:
+            self._lost -= 1
+            raise StoreError("the answer got lost (planned)", retryable=True)
+        return answers
+
+    # --- everything else
+
+    async def open(self, *, shards: int) -> None:
+        await self._through("open", lambda: self.inner.open(shards=shards))
+
+    async def close(self) -> None:
+        await self._through("close", self.inner.close)
+
+    async def now(self) -> float:
+        return await self.inner.now()
+
+    def on_change(self, hint: Hint) -> Callable[[], None]:
+        return self.inner.on_change(hint)
+
+    async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
+        return await self._through("load", lambda: self.inner.load(ids))
+
+    async def records(self, ids: Sequence[str]) -> list[RunRecord | None]:
+        return await self._through("records", lambda: self.inner.records(ids))
+
+    async def inbox(self, run_id: str, after: int = 0) -> list[Message]:
+        return await self._through("inbox", lambda: self.inner.inbox(run_id, after))
+
+    async def history(self, run_id: str, after: int = 0) -> list[StoredEntry]:
+        return await self._through("history", lambda: self.inner.history(run_id, after))
+
+    async def claim(self, claim: Claim) -> list[ClaimedRun]:
+        return await self._through("claim", lambda: self.inner.claim(claim))
+
+    async def next_wake(self, pool: str) -> float | None:
+        return await self._through("next_wake", lambda: self.inner.next_wake(pool))
+
+    async def owned(self, worker: str) -> list[str]:
+        return await self._through("owned", lambda: self.inner.owned(worker))
+
+    async def mailed(self, worker: str, limit: int = 100) -> list[str]:
+        return await self._through("mailed", lambda: self.inner.mailed(worker, limit))
+
+    async def wake_held(self, workflows: Sequence[tuple[str, int]], kind: str, now: float) -> int:
+        return await self._through("wake_held", lambda: self.inner.wake_held(workflows, kind, now))
+
+    async def renew(self, worker: WorkerRecord) -> bool:
+        return await self._through("renew", lambda: self.inner.renew(worker))
+
+    async def workers(self) -> list[WorkerRecord]:
+        return await self._through("workers", self.inner.workers)
+
+    async def declare_gone(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
+        return await self._through("declare_gone", lambda: self.inner.declare_gone(worker_id, unless_renewed_after))
+
+    async def release(self, worker_id: str, now: float, *, recovered: bool, limit: int = 500) -> list[str]:
+        return await self._through(
+            "release", lambda: self.inner.release(worker_id, now, recovered=recovered, limit=limit)
+        )
+
+    async def retire(self, worker_id: str) -> None:
+        await self._through("retire", lambda: self.inner.retire(worker_id))
+
+    async def runs(self, query: RunQuery) -> RunPage:
+        return await self._through("runs", lambda: self.inner.runs(query))
+
+    async def dead_letters(self, limit: int = 100, after: str | None = None) -> list[DeadLetter]:
+        return await self._through("dead_letters", lambda: self.inner.dead_letters(limit, after))
+
+    async def prune(self, now: float, limit: int = 500) -> int:
+        return await self._through("prune", lambda: self.inner.prune(now, limit))
+
+    async def secret(self, name: str) -> bytes:
+        return await self._through("secret", lambda: self.inner.secret(name))
+
+
+async def _for_ever() -> None:
+    """The process that asked is dead; only cancelling its tasks ends this."""
+    await asyncio.get_running_loop().create_future()
