@@ -238,15 +238,17 @@ class Client:
     async def history(self, run_id: str) -> list[HistoryEntry]:
         """The entries of a run in the order in which they were asked for."""
         await self._record(run_id)
-        return history_of(await self._open.store.history(run_id), self._open.codec)
+        rows = await self._open.read(lambda: self._open.store.history(run_id))
+        return history_of(rows, self._open.codec)
 
     async def watch(self, run_id: str) -> AsyncIterator[HistoryEntry]:
         """Entries as they are recorded or change, from the first; ends when the run does."""
         position = 0
         while True:
             news = self._open.hub.wait(run_id, end=False)
-            record = await self._record(run_id)
-            for row in await self._open.store.history(run_id, position):
+            record = await self._record(run_id, for_ever=True)
+            after = position
+            for row in await self._open.read(lambda: self._open.store.history(run_id, after), for_ever=True):
                 position = max(position, row.position)
                 yield entry_view(row.entry, self._open.codec)
             if record.status.terminal:
@@ -256,12 +258,12 @@ class Client:
 
     async def runs(self, query: RunQuery | None = None) -> RunList:
         """Runs by status, workflow, tag, parent, time and id prefix, newest first, in pages."""
-        page = await self._open.store.runs(query or RunQuery())
+        page = await self._open.read(lambda: self._open.store.runs(query or RunQuery()))
         return RunList(tuple(describe_run(record, self._open.codec) for record in page.runs), page.next)
 
     async def dead_letters(self, *, limit: int = 100, after: str | None = None) -> list[DeadLetterView]:
         """What could not be delivered or carried out."""
-        letters = await self._open.store.dead_letters(limit, after)
+        letters = await self._open.read(lambda: self._open.store.dead_letters(limit, after))
         return [dead_letter_view(letter, self._open.codec) for letter in letters]
 
     # --- telling
@@ -305,11 +307,12 @@ class Client:
 
     # --- helpers
 
-    async def _find(self, run_id: str) -> RunRecord | None:
-        return (await self._open.store.records([check_name("a run's id", run_id)]))[0]
+    async def _find(self, run_id: str, *, for_ever: bool = False) -> RunRecord | None:
+        check_name("a run's id", run_id)
+        return (await self._open.read(lambda: self._open.store.records([run_id]), for_ever=for_ever))[0]
 
-    async def _record(self, run_id: str) -> RunRecord:
-        record = await self._find(run_id)
+    async def _record(self, run_id: str, *, for_ever: bool = False) -> RunRecord:
+        record = await self._find(run_id, for_ever=for_ever)
         if record is None:
             raise RunNotFound(run_id)
         return record
@@ -318,7 +321,7 @@ class Client:
         """Whether a live worker has the run's workflow and version."""
         now = self._open.clock.now()
         wanted = (record.workflow, record.version)
-        workers = await self._open.store.workers()
+        workers = await self._open.read(self._open.store.workers)
         return any(wanted in worker.workflows and not worker.gone and worker.lease_until >= now for worker in workers)
 
     async def _ended(self, run_id: str, timeout: float | None) -> RunRecord:
@@ -327,7 +330,7 @@ class Client:
         while True:
             news = self._open.hub.wait(run_id, end=True)
             if not self._executes(run_id):
-                record = await self._record(run_id)
+                record = await self._record(run_id, for_ever=timeout is None)
                 if record.status.terminal:
                     news.cancel()
                     return record

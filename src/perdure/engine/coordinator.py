@@ -34,7 +34,7 @@ from perdure.engine.hub import Hub
 from perdure.engine.patience import read_patiently
 from perdure.engine.residents import Resident, Residents
 from perdure.engine.turns import commit_of, hold_of, positions_taken
-from perdure.errors import InvalidPayload, PerdureError, StoreError
+from perdure.errors import InvalidPayload, StoreError
 from perdure.failures import describe
 from perdure.records import (
     CancelStep,
@@ -272,8 +272,12 @@ class Coordinator:
             turn = resident.runner.advance(now, taken)
         except InvalidPayload as misfit:  # the payload no longer fits the code's annotations
             turn = Turn(held=Held("diverged", str(misfit), recorded="the payload", asked="one of another type"))
-        except PerdureError as error:
-            turn = Turn(held=Held("diverged", f"{type(error).__name__}: {error}"))
+        except Exception as error:
+            LOGGER.exception("run %s: advancing it failed", resident.id)
+            turn = Turn(held=Held("defect", f"{type(error).__name__}: {error}"))
+        except BaseException:  # KeyboardInterrupt: the turn is abandoned, the run is whoever's is next
+            self._give_back(resident)
+            raise
         commit = commit_of(resident, turn, self.worker, now, self._config)
         if commit is None:
             self._act(resident, turn)
@@ -307,8 +311,10 @@ class Coordinator:
     def _committed(self, resident: Resident, turn: Turn, commit: CommitTurn, answer: Committed) -> None:
         if turn.outcome is not None or turn.held is not None:
             self._forget(resident)
-            if commit.restart is not None or (answer.mail and turn.outcome is None):
-                self._suspended(commit.patch.wake_at if commit.patch is not None else None)
+            if commit.restart is not None and commit.patch is not None:
+                self._suspended(commit.patch.wake_at)
+            elif answer.mail:
+                self._suspended(self._clock.now())
             return
         if turn.busy:
             self._act(resident, turn)

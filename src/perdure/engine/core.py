@@ -68,7 +68,7 @@ class Core:
         """Take over from dead workers, give held runs another chance with this code, and claim what is due."""
         now = self._link.clock.now()
         takeover = await self._member.take_over(now)
-        await self._link.store.wake_held(self._catalog.pairs(), "diverged", now)
+        await self._wake_held()
         before = self._due.claimed
         await self._due.tick(now)
         return takeover, self._due.claimed - before
@@ -133,7 +133,9 @@ class Core:
         return self.coordinator.residents.active(run_id) is not None
 
     def _hinted(self, run_ids: frozenset[str] | None) -> None:
-        self._claiming.poke()
+        """Look for work, unless the hint is about runs that are active here: those we know about ourselves."""
+        if run_ids is None or not all(self.executes(run_id) for run_id in run_ids):
+            self._claiming.poke()
 
     def _suspended(self, wake_at: float | None) -> None:
         if wake_at is not None:
@@ -144,7 +146,12 @@ class Core:
     async def _join(self) -> None:
         await self._member.join()
         self.coordinator.worker = self._member.id
-        await self._link.store.wake_held(self._catalog.pairs(), "diverged", self._link.clock.now())
+        await self._wake_held()
+
+    async def _wake_held(self) -> None:
+        """Other code may have come to own runs that the old code could not go on with: each gets another chance."""
+        for kind in ("diverged", "deadlock", "spinning", "defect"):
+            await self._link.store.wake_held(self._catalog.pairs(), kind, self._link.clock.now())
 
     def _lost(self) -> None:
         """Declared gone: what is in memory counts for nothing. Begin again as a new member."""

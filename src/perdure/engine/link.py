@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from perdure.clock import Clock, OffsetClock
@@ -35,6 +35,10 @@ class Link:
             self.clock = OffsetClock(self.clock, offset)
         self.committer.start()
         self._leave = self.store.on_change(self.hub.changed)
+
+    async def read(self, question: Callable[[], Awaitable[T]], *, for_ever: bool = False) -> T:
+        """Ask the store on behalf of a caller, who gives up after some attempts while it is away."""
+        return await read_patiently(question, self.clock, self.config.store_retry, for_ever=for_ever)
 
     async def close(self) -> None:
         """Let what was submitted be answered, then close the store."""

@@ -1,0 +1,288 @@
+"""Engines on a virtual clock over one store, so that a test can say "when all is quiet, let an hour pass".
+
+It looks into the engine where the engine has no door for it (which bodies execute, which threads are at work), and is
+the only room that does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from perdure.client import Client
+from perdure.config import EngineConfig
+from perdure.definition import Workflow
+from perdure.embedded import Engine, core_over
+from perdure.engine.executor import Executor
+from perdure.handle import Run
+from perdure.records import RunStep
+from perdure.store.base import Store
+from perdure.store.memory import MemoryStore
+from perdure.testing.clock import VirtualClock, let_the_loop_settle
+from perdure.testing.faults import FaultyStore
+
+R = TypeVar("R")
+HOUR = 3600.0
+PATIENCE = 60.0  # real seconds that a thread may take before the harness says that it hangs
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """One attempt of a step that an engine began to execute."""
+
+    engine: int
+    run_id: str
+    location: str
+    attempt: int
+    at_most_once: bool = False
+
+
+class WatchedEngine(Engine):
+    """An engine whose store can be told to fail (`faults`), and whose harness sees what it executes."""
+
+    def __init__(self, harness: Harness, number: int, faults: FaultyStore, **options: Any) -> None:
+        super().__init__(faults, **options)
+        self.faults = faults
+        self.number = number
+        self._harness = harness
+
+    async def open(self) -> None:
+        await Client.open(self)
+        if self._core is None:
+            core = core_over(self._open, self._catalog, self._pool, self._concurrency)
+            self._watch(core.coordinator.executor)
+            await core.start()
+            self._core = core
+
+    @property
+    def worker(self) -> str:
+        """The id under which this engine is a member now."""
+        assert self._core is not None
+        return self._core.coordinator.worker
+
+    @property
+    def resident(self) -> list[str]:
+        """The runs that are in its memory."""
+        assert self._core is not None
+        return [resident.id for resident in self._core.coordinator.residents]
+
+    @property
+    def slots_taken(self) -> int:
+        assert self._core is not None
+        return self._core.coordinator.executor.busy
+
+    def _watch(self, executor: Executor) -> None:
+        start, in_thread = executor.start, executor._threads.run
+
+        def started(run_id: str, workflow: str, step: RunStep) -> None:
+            once = step.call.step.settings.at_most_once
+            self._harness.executions.append(Execution(self.number, run_id, step.location, step.attempt, once))
+            start(run_id, workflow, step)
+
+        executor.start = started  # type: ignore[method-assign]
+        executor._threads.run = lambda call: in_thread(  # type: ignore[method-assign]
+            self._harness.bodies.watched(call)
+        )
+
+
+class Harness:
+    """`async with Harness(store) as harness:`; engines that are still open at the end are abandoned.
+
+    The store survives its engines; each engine gets it through a `FaultyStore` of its own.
+    """
+
+    def __init__(
+        self,
+        store: Store | None = None,
+        *,
+        clock: VirtualClock | None = None,
+        config: EngineConfig | None = None,
+    ) -> None:
+        self.clock = clock or VirtualClock()
+        self.clock.settle = self.settle
+        self.store: Store = MemoryStore(self.clock) if store is None else store
+        self.config = config or EngineConfig()
+        self.executions: list[Execution] = []
+        self.bodies = ThreadBodies()
+        self._open: list[Client] = []
+        self._engines = 0
+        self._faulty: list[FaultyStore] = []
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Abandon what is open, and close the store as often as it was opened."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for client in self._open:
+            await _abandon(client)
+        for faulty in self._faulty:
+            for _ in range(faulty.calls["open"] - faulty.calls["close"]):
+                await faulty.inner.close()
+
+    # --- engines
+
+    async def engine(
+        self,
+        *workflows: Workflow[Any, Any],
+        config: EngineConfig | None = None,
+        store: Store | None = None,
+        **options: Any,
+    ) -> WatchedEngine:
+        """An open engine that executes these workflows; without any, all that it can find."""
+        self._engines += 1
+        faulty = self.faulty(store)
+        engine = WatchedEngine(
+            self,
+            self._engines,
+            faulty,
+            workflows=list(workflows) or None,
+            config=config or self.config,
+            clock=self.clock,
+            **options,
+        )
+        self._open.append(engine)
+        await self.drive(engine.open())
+        return engine
+
+    async def client(self, *, config: EngineConfig | None = None, store: Store | None = None) -> Client:
+        """An open client, which executes nothing."""
+        client = Client(self.faulty(store), config=config or self.config, clock=self.clock)
+        self._open.append(client)
+        await self.drive(client.open())
+        return client
+
+    def faulty(self, store: Store | None = None) -> FaultyStore:
+        """A new way to the store, with a plan of its own."""
+        faulty = FaultyStore(self.store if store is None else store)
+        self._faulty.append(faulty)
+        return faulty
+
+    async def crash(self, engine: Engine) -> None:
+        """The engine's process dies: no word to the store, nothing given back."""
+        await _abandon(engine)
+        await self.settle()
+
+    def executed(self, run_id: str | None = None) -> list[tuple[str, int]]:
+        """(location, attempt) of every body that was begun, of all runs or of one."""
+        return [(each.location, each.attempt) for each in self.executions if run_id in (None, each.run_id)]
+
+    # --- time
+
+    async def settle(self) -> None:
+        """Wait until nothing happens any more: only time, or an outside call, can change anything."""
+        while True:
+            await let_the_loop_settle()
+            busy = next((faulty for faulty in self._faulty if faulty.in_flight), None)
+            news = busy.came_back if busy is not None else self.bodies.news if self.bodies.working else None
+            if news is None:
+                return
+            news.clear()
+            async with asyncio.timeout(PATIENCE):
+                await news.wait()
+
+    async def drive(self, work: Awaitable[R], within: float = HOUR) -> R:
+        """Wait for something, letting time pass to the next timer whenever all is quiet."""
+        task = self.background(work)
+        limit = self.clock.now() + within
+        await self.settle()
+        while not task.done():
+            if not await self.clock.move_to_next(limit):
+                task.cancel()
+                raise AssertionError(f"{work!r} was not done within {within:g} seconds of virtual time")
+        return task.result()
+
+    async def run_to_end(self, run: Run[R], within: float = HOUR) -> R:
+        """Drive a run to its end and return its value, or raise what `run.result()` raises."""
+        return await self.drive(run.result(), within)
+
+    async def drive_until_crash(self, engine: WatchedEngine, work: Awaitable[R], within: float = HOUR) -> R | None:
+        """Like `drive`, but gives up with None once the engine's store has let it die."""
+        task = self.background(work)
+        limit = self.clock.now() + within
+        await self.settle()
+        while not task.done() and not engine.faults.crashed.is_set():
+            if not await self.clock.move_to_next(limit):
+                task.cancel()
+                raise AssertionError(f"{work!r} was neither done nor cut short within {within:g} virtual seconds")
+        return task.result() if task.done() else None
+
+    def background(self, work: Awaitable[R]) -> asyncio.Future[R]:
+        """Start something without waiting for it; cancelled when the harness closes."""
+        task: asyncio.Future[R] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        return task
+
+
+class ThreadBodies:
+    """Bodies of sync steps that are at work in threads; `settle` waits for them, short of those that are parked."""
+
+    def __init__(self) -> None:
+        self.news = asyncio.Event()
+        self._lock = threading.Lock()
+        self._working = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def working(self) -> int:
+        with self._lock:
+            return self._working
+
+    def watched(self, call: Callable[[], None]) -> Callable[[], None]:
+        self._loop = asyncio.get_running_loop()
+        self._count(1)
+
+        def run() -> None:
+            try:
+                call()
+            finally:
+                self._count(-1)
+
+        return run
+
+    @contextlib.contextmanager
+    def parked(self) -> Iterator[None]:
+        """Around what a body waits for and only the test can bring about."""
+        self._count(-1)
+        try:
+            yield
+        finally:
+            self._count(1)
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self._working += change
+        if change < 0 and self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the test is over
+                self._loop.call_soon_threadsafe(self.news.set)
+
+
+async def _abandon(client: Client) -> None:
+    if isinstance(client, Engine):
+        await client._abandon()
+    elif client._link is not None:
+        link, client._link = client._link, None
+        await link.abandon()
+
+
+def on_virtual_time(test: Callable[[Harness], Coroutine[Any, Any, R]], store: Store | None = None) -> R:
+    """Run an async function with a harness of its own, to the end: for tests without an async plugin."""
+
+    async def main() -> R:
+        async with Harness(store) as harness:
+            return await test(harness)
+
+    return asyncio.run(main())
