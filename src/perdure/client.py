@@ -11,7 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, overload
+from typing import Any, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 
 from perdure.clock import SYSTEM_CLOCK, Clock
 from perdure.config import EngineConfig
@@ -61,12 +61,20 @@ D = TypeVar("D")
 Body = Coroutine[Any, Any, R]
 
 
+class StartKeywords(TypedDict, total=False):
+    """The options of a start; see `StartOptions`."""
+
+    id: str | None
+    tags: Mapping[str, str] | None
+    queue: str | None
+    delay: float | timedelta | None
+    retention: float | timedelta | None
+
+
 class Client:
     """`async with Client(url) as client:` asks and tells; runs are executed by workers elsewhere."""
 
-    def __init__(
-        self, url: str | Store, *, config: EngineConfig | None = None, clock: Clock = SYSTEM_CLOCK
-    ) -> None:
+    def __init__(self, url: str | Store, *, config: EngineConfig | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         self._config = config or EngineConfig()
         self._clock = clock
         self._store = store_at(url, clock)
@@ -103,38 +111,25 @@ class Client:
     # --- starting
 
     @overload
+    async def start(self, wf: Callable[[Context], Body[R]], /, **options: Unpack[StartKeywords]) -> Run[R]: ...
+    @overload
+    async def start(self, wf: Callable[[Context, A], Body[R]], a: A, /, **options: Unpack[StartKeywords]) -> Run[R]: ...
+    @overload
     async def start(
-        self, wf: Callable[[Context], Body[R]], /, *, id: str | None = None, tags: Mapping[str, str] | None = None,
-        queue: str | None = None, delay: float | timedelta | None = None, retention: float | timedelta | None = None,
+        self, wf: Callable[[Context, A, B], Body[R]], a: A, b: B, /, **options: Unpack[StartKeywords]
     ) -> Run[R]: ...
     @overload
     async def start(
-        self, wf: Callable[[Context, A], Body[R]], a: A, /, *, id: str | None = None,
-        tags: Mapping[str, str] | None = None, queue: str | None = None, delay: float | timedelta | None = None,
-        retention: float | timedelta | None = None,
+        self, wf: Callable[[Context, A, B, C], Body[R]], a: A, b: B, c: C, /, **options: Unpack[StartKeywords]
     ) -> Run[R]: ...
     @overload
     async def start(
-        self, wf: Callable[[Context, A, B], Body[R]], a: A, b: B, /, *, id: str | None = None,
-        tags: Mapping[str, str] | None = None, queue: str | None = None, delay: float | timedelta | None = None,
-        retention: float | timedelta | None = None,
-    ) -> Run[R]: ...
-    @overload
-    async def start(
-        self, wf: Callable[[Context, A, B, C], Body[R]], a: A, b: B, c: C, /, *, id: str | None = None,
-        tags: Mapping[str, str] | None = None, queue: str | None = None, delay: float | timedelta | None = None,
-        retention: float | timedelta | None = None,
-    ) -> Run[R]: ...
-    @overload
-    async def start(
-        self, wf: Callable[[Context, A, B, C, D], Body[R]], a: A, b: B, c: C, d: D, /, *, id: str | None = None,
-        tags: Mapping[str, str] | None = None, queue: str | None = None, delay: float | timedelta | None = None,
-        retention: float | timedelta | None = None,
+        self, wf: Callable[[Context, A, B, C, D], Body[R]], a: A, b: B, c: C, d: D, /, **options: Unpack[StartKeywords]
     ) -> Run[R]: ...
     @overload
     async def start(self, wf: BoundWorkflow[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
     @overload
-    async def start(self, wf: str, /, *args: Any, id: str | None = None, **options: Any) -> Run[Any]: ...
+    async def start(self, wf: str, /, *args: Any, **options: Unpack[StartKeywords]) -> Run[Any]: ...
     async def start(self, wf: Any, /, *args: Any, **given: Any) -> Run[Any]:
         """Start a run, or observe the one that has this id; returns once it is durable."""
         order = self._order(wf, args, given)
@@ -144,32 +139,25 @@ class Client:
         return Run(order.record.id, self, order.workflow, created=isinstance(answer, Created))
 
     @overload
+    async def execute(self, wf: Callable[[Context], Body[R]], /, **options: Unpack[StartKeywords]) -> R: ...
+    @overload
+    async def execute(self, wf: Callable[[Context, A], Body[R]], a: A, /, **options: Unpack[StartKeywords]) -> R: ...
+    @overload
     async def execute(
-        self, wf: Callable[[Context], Body[R]], /, *, id: str | None = None, tags: Mapping[str, str] | None = None,
-        queue: str | None = None, delay: float | timedelta | None = None, retention: float | timedelta | None = None,
+        self, wf: Callable[[Context, A, B], Body[R]], a: A, b: B, /, **options: Unpack[StartKeywords]
     ) -> R: ...
     @overload
     async def execute(
-        self, wf: Callable[[Context, A], Body[R]], a: A, /, *, id: str | None = None,
-        tags: Mapping[str, str] | None = None, queue: str | None = None, delay: float | timedelta | None = None,
-        retention: float | timedelta | None = None,
+        self, wf: Callable[[Context, A, B, C], Body[R]], a: A, b: B, c: C, /, **options: Unpack[StartKeywords]
     ) -> R: ...
     @overload
     async def execute(
-        self, wf: Callable[[Context, A, B], Body[R]], a: A, b: B, /, *, id: str | None = None,
-        tags: Mapping[str, str] | None = None, queue: str | None = None, delay: float | timedelta | None = None,
-        retention: float | timedelta | None = None,
-    ) -> R: ...
-    @overload
-    async def execute(
-        self, wf: Callable[[Context, A, B, C], Body[R]], a: A, b: B, c: C, /, *, id: str | None = None,
-        tags: Mapping[str, str] | None = None, queue: str | None = None, delay: float | timedelta | None = None,
-        retention: float | timedelta | None = None,
+        self, wf: Callable[[Context, A, B, C, D], Body[R]], a: A, b: B, c: C, d: D, /, **options: Unpack[StartKeywords]
     ) -> R: ...
     @overload
     async def execute(self, wf: BoundWorkflow[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
-    async def execute(self, wf: str, /, *args: Any, id: str | None = None, **options: Any) -> Any: ...
+    async def execute(self, wf: str, /, *args: Any, **options: Unpack[StartKeywords]) -> Any: ...
     async def execute(self, wf: Any, /, *args: Any, **given: Any) -> Any:
         """Start a run, or observe the one that has this id, and wait for its result."""
         run: Run[Any] = await self.start(wf, *args, **given)

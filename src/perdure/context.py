@@ -132,7 +132,7 @@ class Context:
         fn: Callable[..., Coroutine[Any, Any, R]],
         /,
         *args: Any,
-        retry: Retry | None | Unset = ...,
+        retry: Retry | Unset | None = ...,
         timeout: float | timedelta | None = None,
         compensate: Callable[..., Any] | None = None,
     ) -> Coroutine[None, None, R]: ...
@@ -143,7 +143,7 @@ class Context:
         fn: Callable[..., R],
         /,
         *args: Any,
-        retry: Retry | None | Unset = ...,
+        retry: Retry | Unset | None = ...,
         timeout: float | timedelta | None = None,
         compensate: Callable[..., Any] | None = None,
     ) -> Coroutine[None, None, R]: ...
@@ -153,7 +153,7 @@ class Context:
         fn: Callable[..., Any],
         /,
         *args: Any,
-        retry: Retry | None | Unset = UNSET,
+        retry: Retry | Unset | None = UNSET,
         timeout: float | timedelta | None = None,
         compensate: Callable[..., Any] | None = None,
     ) -> Any:

@@ -9,6 +9,8 @@ from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
+_USED = object()  # in place of the steps of a call that has ended, or could not begin
+
 
 class DurableCall(Coroutine[None, None, T]):
     """A durable call that begins when it is first awaited. It is a coroutine, so `gather`, `create_task` and
@@ -38,13 +40,18 @@ class DurableCall(Coroutine[None, None, T]):
     def __await__(self) -> Generator[Any, Any, T]:
         if self._steps is not None:
             raise RuntimeError(f"{self.name}: a durable call can be awaited only once")
+        self._steps = _USED  # it was awaited, even if it cannot begin
         self._steps = self._begin().__await__()
         return cast("Generator[Any, Any, T]", self._steps)
 
     def send(self, value: None) -> None:
-        if self._steps is None:
+        if self._steps is None or self._steps is _USED:
             self.__await__()
-        return cast("None", next(self._steps) if value is None else self._steps.send(value))
+        try:
+            return cast("None", self._steps.send(value))
+        except BaseException:  # its end, by a result or an error
+            self._steps = _USED
+            raise
 
     def throw(
         self,
@@ -52,18 +59,15 @@ class DurableCall(Coroutine[None, None, T]):
         val: BaseException | object = None,
         tb: TracebackType | None = None,
     ) -> None:
-        if self._steps is None:
-            self._steps = iter(())
-        if not hasattr(self._steps, "throw"):
+        steps, self._steps = self._steps, _USED
+        if steps is None or steps is _USED:
             raise typ
-        if isinstance(typ, BaseException):
-            return cast("None", self._steps.throw(typ))
-        return cast("None", self._steps.throw(typ, val, tb))
+        return cast("None", steps.throw(typ) if isinstance(typ, BaseException) else steps.throw(typ, val, tb))
 
     def close(self) -> None:
-        if self._steps is not None and hasattr(self._steps, "close"):
-            self._steps.close()
-        self._steps = iter(())
+        steps, self._steps = self._steps, _USED
+        if steps is not None and steps is not _USED:
+            steps.close()
 
     def __del__(self) -> None:
         if self._steps is None:

@@ -106,7 +106,5 @@ class Engine(Client):
 
 def core_over(link: Link, catalog: Catalog, pool: str, concurrency: int | None) -> Core:
     """The executing half over an open link."""
-    member = Membership(
-        link.store, link.clock, pool=pool, lease=link.config.seconds("lease"), workflows=catalog.pairs
-    )
+    member = Membership(link.store, link.clock, pool=pool, lease=link.config.seconds("lease"), workflows=catalog.pairs)
     return Core(link, catalog, pool, member, concurrency)

@@ -104,13 +104,13 @@ class Step(Generic[P, R_co]):
         *,
         name: str | Unset = UNSET,
         key: object = UNSET,
-        retry: Retry | None | Unset = UNSET,
-        timeout: float | timedelta | None | Unset = UNSET,
+        retry: Retry | Unset | None = UNSET,
+        timeout: float | timedelta | Unset | None = UNSET,
         retry_on_timeout: bool | Unset = UNSET,
         raises: type[Exception] | Raises | Unset = UNSET,
-        compensate: Callable[..., Any] | None | Unset = UNSET,
+        compensate: Callable[..., Any] | Unset | None = UNSET,
         at_most_once: bool | Unset = UNSET,
-        pool: str | None | Unset = UNSET,
+        pool: str | Unset | None = UNSET,
     ) -> Step[P, R_co]:
         """The same step with some options changed, for this call."""
         given: dict[str, Any] = {

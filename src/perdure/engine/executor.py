@@ -32,9 +32,7 @@ class Attempt(CurrentStep):
     __slots__ = ("ended", "exposed", "started_at", "step", "task", "timer")
 
     def __init__(self, run_id: str, workflow: str, step: RunStep) -> None:
-        CurrentStep.__init__(
-            self, run_id, workflow, step.name, step.location, step.attempt, step.idempotency_key, None
-        )
+        CurrentStep.__init__(self, run_id, workflow, step.name, step.location, step.attempt, step.idempotency_key, None)
         self.step = step
         self.started_at = 0.0
         self.task: asyncio.Task[Any] | None = None

@@ -10,7 +10,6 @@ from perdure.engine.residents import Resident
 from perdure.records import Cancelled, Continued, DeadLetter, Failed, Held, RunStatus, Succeeded, Turn, Wait
 from perdure.store.base import CommitTurn, Restart, RunPatch
 
-
 _TURNS = itertools.count(1)
 
 
@@ -112,6 +111,4 @@ def _patch(
                 return RunPatch(status=RunStatus.FAILED, error=error, **ended)  # type: ignore[arg-type]
             case Cancelled():
                 return RunPatch(status=RunStatus.CANCELLED, **ended)  # type: ignore[arg-type]
-    return RunPatch(
-        status=RunStatus.SUSPENDED, wake_at=turn.wake_at, waits=turn.waits, drift=turn.drift, recoveries=0
-    )
+    return RunPatch(status=RunStatus.SUSPENDED, wake_at=turn.wake_at, waits=turn.waits, drift=turn.drift, recoveries=0)

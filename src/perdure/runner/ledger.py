@@ -104,9 +104,7 @@ class Ledger:
                 self.diverge(location, "a step that was under way", f"{kind} {location!r}", calling_line())
                 return future
         marks = fingerprint(self._codec, call.args, call.kwargs) if call is not None else None
-        pending = Pending(
-            location, kind, name, asked, ordinal, self._facts.generation, loop.now, future, call, marks
-        )
+        pending = Pending(location, kind, name, asked, ordinal, self._facts.generation, loop.now, future, call, marks)
         self.pending[location] = pending
         if due_at is not None:
             pending.due_at = due_at

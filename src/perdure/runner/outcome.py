@@ -14,7 +14,9 @@ from perdure.records import Cancelled, Failed, Outcome, Succeeded
 _FOREIGN = ("is bound to a different event loop", "attached to a different loop")
 
 
-def outcome_of(task: asyncio.Task[Any], definition: Workflow[Any, Any], codec: Codec, asked_to_stop: str | None) -> Outcome:
+def outcome_of(
+    task: asyncio.Task[Any], definition: Workflow[Any, Any], codec: Codec, asked_to_stop: str | None
+) -> Outcome:
     """The outcome of a finished main task. Once asked to stop, the run ends so, whatever its function did."""
     if asked_to_stop == "cancel":
         return Cancelled()
@@ -27,7 +29,9 @@ def outcome_of(task: asyncio.Task[Any], definition: Workflow[Any, Any], codec: C
     if error is not None:
         return failed(_as_misuse(error), definition, codec)
     try:
-        return Succeeded(codec.encode(task.result(), definition.returns, what=f"result of workflow {definition.name!r}"))
+        return Succeeded(
+            codec.encode(task.result(), definition.returns, what=f"result of workflow {definition.name!r}")
+        )
     except InvalidPayload as refused:
         return failed(refused, definition, codec)
 

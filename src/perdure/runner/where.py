@@ -8,7 +8,10 @@ import sys
 from types import FrameType
 from typing import Any
 
-_INSIDE = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, os.path.dirname(asyncio.__file__) + os.sep)
+_INSIDE = (
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+    os.path.dirname(asyncio.__file__) + os.sep,
+)
 
 
 def calling_line() -> str | None:
