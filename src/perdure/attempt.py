@@ -12,7 +12,7 @@ from perdure.errors import WorkflowMisuse
 
 
 class CurrentStep:
-    """One attempt of a step, seen from inside. `idempotency_key` is the same on every attempt, and new after a rewind."""
+    """One attempt of a step, seen from inside. `idempotency_key` is the same on every attempt, new after a rewind."""
 
     __slots__ = (
         "_event",

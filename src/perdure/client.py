@@ -10,6 +10,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 
@@ -234,15 +235,17 @@ class Client:
         position = 0
         while True:
             news = self._open.hub.wait(run_id, end=False)
-            record = await self._record(run_id, for_ever=True)
-            after = position
-            for row in await self._open.read(lambda: self._open.store.history(run_id, after), for_ever=True):
-                position = max(position, row.position)
-                yield entry_view(row.entry, self._open.codec)
-            if record.status.terminal:
+            try:
+                record = await self._record(run_id, for_ever=True)
+                news_of = partial(self._open.store.history, run_id, position)
+                for row in await self._open.read(news_of, for_ever=True):
+                    position = max(position, row.position)
+                    yield entry_view(row.entry, self._open.codec)
+                if record.status.terminal:
+                    return
+                await self._await_hint(news, None)
+            finally:
                 news.cancel()
-                return
-            await self._await_hint(news, None)
 
     async def runs(self, query: RunQuery | None = None) -> RunList:
         """Runs by status, workflow, tag, parent, time and id prefix, newest first, in pages."""

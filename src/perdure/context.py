@@ -94,7 +94,7 @@ class Context:
 
     @property
     def replaying(self) -> bool:
-        """True while recorded history is being applied. For logging; a branch on it is a divergence waiting to happen."""
+        """True while recorded history is being applied. For logging: a branch on it would be a divergence."""
         return self._run.replaying
 
     def now(self) -> datetime:
@@ -198,7 +198,7 @@ class _RunLog(logging.LoggerAdapter[logging.Logger]):
         super().__init__(LOGGER, {})
         self._run = run
 
-    def isEnabledFor(self, level: int) -> bool:
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802  # logging's own name
         return not self._run.replaying and super().isEnabledFor(level)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:

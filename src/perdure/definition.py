@@ -210,7 +210,7 @@ class Registry:
         if len(places) > 1:
             where = " and ".join(f"{module}.{qualname}" for module, qualname in places)
             raise WorkflowMisuse(
-                f"workflow {name!r} version {version} is defined in {where}; name the right one in Engine(workflows=[...])"
+                f"workflow {name!r} version {version} is defined in {where}; name one in Engine(workflows=[...])"
             )
         return next(iter(places.values()), None)
 

@@ -68,7 +68,7 @@ class RunConflict(PerdureError):
 
     def __init__(self, run_id: str, reason: str) -> None:
         super().__init__(
-            f"run {run_id!r} exists already with {reason}; use another id, or the same workflow and payload to observe it"
+            f"run {run_id!r} exists already with {reason}; use another id, or the same workflow and payload"
         )
         self.run_id = run_id
 

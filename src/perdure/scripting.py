@@ -20,7 +20,7 @@ def run(
     store: str | Store = "memory://",
     id: str | None = None,
 ) -> R:
-    """Run a workflow to its end and return its value. With an id and a durable store, again after a crash, it goes on."""
+    """Run a workflow to its end and return its value. With an id and a durable store it goes on after a crash."""
 
     async def main() -> R:
         async with Engine(store) as engine:

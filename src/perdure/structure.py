@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 from perdure.names import check_count, check_name
 
@@ -15,14 +15,14 @@ T = TypeVar("T")
 class Break(Generic[T]):
     """Returned by a loop's body: the loop ends with this value."""
 
-    value: T = cast("Any", None)
+    value: T = None  # type: ignore[assignment]  # the default for a loop without state
 
 
 @dataclass(frozen=True, slots=True)
 class Continue(Generic[T]):
     """Returned by a loop's body: go on with this state."""
 
-    state: T = cast("Any", None)
+    state: T = None  # type: ignore[assignment]  # the default for a loop without state
 
 
 @dataclass(frozen=True, slots=True)

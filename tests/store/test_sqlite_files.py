@@ -149,7 +149,7 @@ def test_many_open_a_new_file_at_once(tmp_path: Path) -> None:
     asyncio.run(life())
 
 
-# --- libraries that must not share a file ------------------------------------------------------------------------------
+# --- libraries that must not share a file --------------------------------------------------------------------------
 
 
 def test_the_bundled_library_may_share() -> None:

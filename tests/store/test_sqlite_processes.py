@@ -8,6 +8,7 @@ import multiprocessing
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import AsyncIterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def path(tmp_path: Path) -> str:
 
 
 @contextlib.asynccontextmanager
-async def opened(path: str, worker_id: str, **options: Any):  # type: ignore[no-untyped-def]
+async def opened(path: str, worker_id: str, **options: Any) -> AsyncIterator[SqliteStore]:
     store = SqliteStore(path, **options)
     await store.open(shards=16)
     try:
@@ -117,7 +118,7 @@ def test_processes_make_one_file_and_one_secret(path: str) -> None:
     assert len(set(secrets.values())) == 1
 
 
-# --- a process that dies or forks ----------------------------------------------------------------------------------------
+# --- a process that dies or forks ----------------------------------------------------------------------------------
 
 
 def stop_in_the_middle_of_a_commit(path: str, pipe: Connection) -> None:

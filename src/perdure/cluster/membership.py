@@ -114,7 +114,7 @@ def node_identity() -> str:
     """Names this boot of this machine and its process space: equal only where process ids mean the same."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return ""  # unknown: then only leases tell
 

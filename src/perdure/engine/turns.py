@@ -1,4 +1,4 @@
-"""From a turn to the write that commits it. Pure: what the run's row is to be after the turn, and whether to touch it."""
+"""From a turn to the write that commits it. Pure: what the run's row is after the turn, and whether to touch it."""
 
 from __future__ import annotations
 

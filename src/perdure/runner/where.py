@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-_INSIDE = (
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
-    os.path.dirname(asyncio.__file__) + os.sep,
-)
+_INSIDE = (f"{Path(__file__).resolve().parents[1]}{os.sep}", f"{Path(asyncio.__file__).parent}{os.sep}")
 
 
 def calling_line() -> str | None:

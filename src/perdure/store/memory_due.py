@@ -31,14 +31,6 @@ class Due:
         self._drop_stale()
         return self._heap[0] if self._heap else None
 
-    def due(self, now: float) -> list[str]:
-        """Take out everything whose moment has come, in order."""
-        taken = []
-        while (head := self.head()) is not None and head[0] <= now:
-            self.put(head[1], None)
-            taken.append(head[1])
-        return taken
-
     def _drop_stale(self) -> None:
         while self._heap and self._moments.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)

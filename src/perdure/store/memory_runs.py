@@ -39,7 +39,6 @@ class MemoryRun(Struct):
         return rules.Standing(
             status=record.status,
             owner=record.owner,
-            fence=record.fence,
             position=self.position,
             inbox_last=record.inbox_last,
             wake_at=record.wake_at,

@@ -38,7 +38,6 @@ class Standing(Struct):
 
     status: RunStatus
     owner: str | None
-    fence: int
     position: int
     inbox_last: int
     wake_at: float | None

@@ -74,6 +74,8 @@ class SqliteStore:
 
     def _prepare(self, connection: apsw.Connection, shards: int) -> None:
         sqlite_file.prepare(connection, self._path, shards)
+        if self._data_version is None:  # from here on: what others commit before the first look is news as well
+            self._data_version = connection.execute("PRAGMA data_version").get
 
     async def close(self) -> None:
         if self._opened == 0:
@@ -98,7 +100,7 @@ class SqliteStore:
         if not self._hints:
             return
         before, self._data_version = self._data_version, connection.execute("PRAGMA data_version").get
-        if before not in (None, self._data_version):
+        if before != self._data_version:
             self._hints.tell(None)
 
     # commit and load

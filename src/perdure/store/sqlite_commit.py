@@ -147,18 +147,8 @@ class BatchWriter:
         known = {}
         for row in self._connection.executemany(STANDING, [(id,) for id in ids]):
             id, no, status, owner, fence, inbox_last, wake_at, mailed, held, begun, last = row
-            known[id] = Known(
-                rows.run_status(status),
-                owner,
-                fence,
-                max(last or 0, fence),
-                inbox_last,
-                wake_at,
-                mailed,
-                held,
-                begun,
-                no,
-            )
+            position = max(last or 0, fence)
+            known[id] = Known(rows.run_status(status), owner, position, inbox_last, wake_at, mailed, held, begun, no)
         return known
 
     def _judge(self, write: Write) -> Answer:
