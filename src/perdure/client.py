@@ -23,7 +23,7 @@ from perdure.errors import RunCancelled, RunFailed, RunNotFound, RunTerminated, 
 from perdure.handle import Run
 from perdure.names import check_name, check_seconds
 from perdure.records import Message, RunQuery, RunRecord, RunStatus
-from perdure.starting import Order, check_same_run, order_of
+from perdure.starting import Order, check_same_run, order_of, start_options
 from perdure.store.base import (
     Answer,
     Begun,
@@ -170,7 +170,7 @@ class Client:
             wf,
             args,
             given if bound else {},
-            StartOptions() if bound else StartOptions(**given),
+            StartOptions() if bound else start_options(given),
             codec=self._open.codec,
             config=self._config,
             now=self._open.clock.now(),
@@ -320,15 +320,16 @@ class Client:
         deadline = None if timeout is None else clock.now() + timeout
         while True:
             news = self._open.hub.wait(run_id, end=True)
-            if not self._executes(run_id):
-                record = await self._record(run_id, for_ever=timeout is None)
-                if record.status.terminal:
-                    news.cancel()
-                    return record
-            if deadline is not None and clock.now() >= deadline:
+            try:
+                if not self._executes(run_id):
+                    record = await self._record(run_id, for_ever=timeout is None)
+                    if record.status.terminal:
+                        return record
+                if deadline is not None and clock.now() >= deadline:
+                    raise TimeoutError(f"run {run_id!r} has not ended within {timeout} seconds; it goes on")
+                await self._await_hint(news, deadline)
+            finally:
                 news.cancel()
-                raise TimeoutError(f"run {run_id!r} has not ended within {timeout} seconds; it goes on")
-            await self._await_hint(news, deadline)
 
     async def _await_hint(self, news: asyncio.Future[None], deadline: float | None) -> None:
         """Wait for a hint, or until it is time to look even without one."""
@@ -339,7 +340,6 @@ class Client:
             await asyncio.wait((news,))
         finally:
             timer.cancel()
-            news.cancel()
 
     def _executes(self, run_id: str) -> bool:
         """Whether this process executes the run, so that it will know of the end by itself."""

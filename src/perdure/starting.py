@@ -37,6 +37,17 @@ def workflow_named(target: Workflow[Any, Any] | str | Any) -> Workflow[Any, Any]
     raise WorkflowMisuse(f"start takes a @workflow function or its name, not {target!r}")
 
 
+def start_options(given: Mapping[str, Any]) -> StartOptions:
+    """The options of one start; what is none of them was probably meant for the workflow."""
+    unknown = set(given) - set(StartOptions.__slots__)
+    if unknown:
+        raise InvalidArgument(
+            f"start has no option {', '.join(sorted(unknown))}; a workflow's own keyword arguments go through "
+            "start(wf.options(id=...), *args, **kwargs)"
+        )
+    return StartOptions(**given)
+
+
 def order_of(
     target: Any,
     args: tuple[Any, ...],

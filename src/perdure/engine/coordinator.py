@@ -38,7 +38,6 @@ from perdure.errors import InvalidPayload, StoreError
 from perdure.failures import describe
 from perdure.records import (
     CancelStep,
-    DeadLetter,
     Expose,
     Held,
     Input,
@@ -74,6 +73,7 @@ class Coordinator:
         concurrency: int | None = None,
     ) -> None:
         self.worker = ""
+        self.crowded = False  # there was no room for all that may be due: say so when there is
         self.draining = False  # no new steps; runs are given back once none of theirs is under way
         self.residents = Residents(config.resident_runs)
         self._store = store
@@ -309,6 +309,9 @@ class Coordinator:
             self._load([resident.id])
 
     def _committed(self, resident: Resident, turn: Turn, commit: CommitTurn, answer: Committed) -> None:
+        if self.crowded and not turn.busy:
+            self.crowded = False
+            self._loop.call_soon(self._suspended, 0.0)
         if turn.outcome is not None or turn.held is not None:
             self._forget(resident)
             if commit.restart is not None and commit.patch is not None:
@@ -366,7 +369,8 @@ class Coordinator:
             again = [self._as_failure(given, error) for given in taken]
             if again == list(taken):
                 self._forget(resident)
-                self._hold(resident, Held("unstorable", f"the store cannot take what the run came to: {error}"))
+                held = Held("unstorable", f"the store cannot take what the run came to: {error}")
+                self._hold(resident.id, resident.position, resident.seen, held)
                 return
         waiting = again + resident.inputs
         definition = resident.definition
@@ -404,21 +408,12 @@ class Coordinator:
     def _hold_poison(self, snapshot: Snapshot) -> None:
         record = snapshot.record
         reason = f"its worker died {record.recoveries} times while executing it; find out why, then resume it"
-        letter = DeadLetter(
-            id=f"poison/{record.id}/{record.generation}/{snapshot.position}",
-            kind="poison",
-            at=self._clock.now(),
-            reason=reason,
-            original_target=record.id,
-            target_status=RunStatus.SUSPENDED,
-        )
-        LOGGER.error("run %s is held: %s", record.id, reason)
-        write = hold_of(snapshot.position, record.id, Held("poison", reason), self.worker, self._clock.now(), letter)
-        self._committer.submit(write, lambda answer: self._hub.changed((record.id,)))
+        self._hold(record.id, snapshot.position, record.inbox_last, Held("poison", reason))
 
-    def _hold(self, resident: Resident, held: Held) -> None:
-        write = hold_of(resident.position, resident.id, held, self.worker, self._clock.now(), None)
-        self._committer.submit(write, lambda answer: self._hub.changed((resident.id,)))
+    def _hold(self, run_id: str, position: int, seen: int, held: Held) -> None:
+        LOGGER.error("run %s is held: %s", run_id, held.reason)
+        write = hold_of(run_id, position, seen, held, self.worker, self._clock.now())
+        self._committer.submit(write, lambda answer: self._hub.changed((run_id,)))
 
     def _forget(self, resident: Resident, *, keep_steps: bool = False) -> None:
         if not keep_steps:

@@ -41,19 +41,27 @@ def commit_of(resident: Resident, turn: Turn, worker: str, now: float, config: E
     )
 
 
-def hold_of(
-    resident_position: int, record_id: str, held: Held, worker: str, now: float, letter: DeadLetter | None
-) -> CommitTurn:
-    """The write that holds a run which could not even be advanced."""
+def hold_of(run_id: str, base: int, seen: int, held: Held, worker: str, now: float) -> CommitTurn:
+    """The write that holds a run which could not even be advanced; a poison run is shown as a dead letter too."""
+    letters: tuple[DeadLetter, ...] = ()
+    if held.kind == "poison":
+        name = f"poison/{run_id}/{base}"
+        status = RunStatus.SUSPENDED
+        letters = (
+            DeadLetter(
+                id=name, kind="poison", at=now, reason=held.reason, original_target=run_id, target_status=status
+            ),
+        )
     return CommitTurn(
-        run_id=record_id,
-        base=resident_position,
+        run_id=run_id,
+        base=base,
         turn_id=turn_id(worker),
         worker=worker,
         owned=True,
         now=now,
         patch=RunPatch(status=RunStatus.SUSPENDED, held=held, waits=(Wait("held", name=held.reason),)),
-        dead_letters=(letter,) if letter is not None else (),
+        seen=seen,
+        dead_letters=letters,
     )
 
 

@@ -1,0 +1,66 @@
+"""A worker until SIGTERM: `worker URL LOG LEASE GRACE CONCURRENCY`. The workflows that the fleet tests use."""
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+
+from perdure import Context, EngineConfig, Worker, step, workflow
+from tests.crash.effects import effect
+
+STEPS = 8
+
+
+@step
+async def short(log: str, pause: float) -> int:
+    effect(log, "begun")
+    await asyncio.sleep(pause)
+    effect(log, "done")
+    return os.getpid()
+
+
+@workflow
+async def chain(ctx: Context, log: str, pause: float) -> int:
+    """Steps one after the other, none of which waits: a run stays with its worker."""
+    for _ in range(STEPS):
+        await short(log, pause)
+    return STEPS
+
+
+@step
+async def until_open(log: str, gate: str) -> int:
+    effect(log, "begun")
+    while not await asyncio.to_thread(Path(gate).exists):
+        await asyncio.sleep(0.01)
+    effect(log, "done")
+    return os.getpid()
+
+
+@step
+def until_open_in_a_thread(log: str, gate: str) -> int:
+    """Cannot be cancelled: it goes on whatever has become of its worker meanwhile."""
+    effect(log, "begun")
+    while not Path(gate).exists():
+        time.sleep(0.01)
+    effect(log, "done")
+    return os.getpid()
+
+
+@workflow
+async def gated(ctx: Context, log: str, gate: str) -> int:
+    return await until_open(log, gate)
+
+
+@workflow
+async def gated_in_a_thread(ctx: Context, log: str, gate: str) -> int:
+    return await until_open_in_a_thread(log, gate)
+
+
+async def main(url: str, lease: float, grace: float, concurrency: int) -> None:
+    config = EngineConfig(lease=lease, grace=grace)
+    await Worker(url, concurrency=concurrency, config=config).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], float(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])))
