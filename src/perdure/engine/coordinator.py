@@ -70,6 +70,7 @@ class Coordinator:
         hub: Hub,
         definitions: Definitions,
         suspended: Callable[[float | None], None],
+        freed: Callable[[], None],
         concurrency: int | None = None,
     ) -> None:
         self.worker = ""
@@ -84,6 +85,7 @@ class Coordinator:
         self._hub = hub
         self._definitions = definitions
         self._suspended = suspended
+        self._freed = freed
         self._concurrency = concurrency
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -329,6 +331,7 @@ class Coordinator:
         if resident.wake_timer is not None:
             resident.wake_timer.cancel()
         self.residents.fall_asleep(resident)
+        self._freed()
         self._suspended(self._clock.now() if answer.mail else turn.wake_at)
 
     def _act(self, resident: Resident, turn: Turn) -> None:
@@ -419,6 +422,7 @@ class Coordinator:
         if not keep_steps:
             self.executor.cancel_all(resident.id)
         self.residents.drop(resident)
+        self._freed()
 
     def _give_back(self, resident: Resident) -> None:
         self._forget(resident)

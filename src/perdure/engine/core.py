@@ -40,6 +40,7 @@ class Core:
             hub=link.hub,
             definitions=catalog.find,
             suspended=self._suspended,
+            freed=self._freed,
             concurrency=concurrency,
         )
         self._due = Due(link.store, self.coordinator, config, pool, catalog.pairs)
@@ -140,6 +141,10 @@ class Core:
     def _suspended(self, wake_at: float | None) -> None:
         if wake_at is not None:
             self._claiming.poke(wake_at)
+
+    def _freed(self) -> None:
+        if self._due.starved:
+            self._claiming.poke()
 
     # --- membership
 

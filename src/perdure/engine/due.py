@@ -33,6 +33,7 @@ class Due:
         self._workflows = workflows
         self._unsure = False  # the answer to a claim got lost: some runs may be ours without our knowing
         self.claimed = 0
+        self.starved = False  # there may be more that is due, and we had no room for it
 
     async def tick(self, now: float) -> float | None:
         if self._coordinator.draining:
@@ -40,12 +41,13 @@ class Due:
         if self._unsure:
             await self._reconcile()
         sweep_at = now + self._config.seconds("sweep_interval")
-        while (room := self._coordinator.room) > 0:
-            page = await self._claim(now, min(PAGE, room))
+        self.starved = True
+        while self.starved and (room := self._coordinator.room) > 0:
+            limit = min(PAGE, room)
+            page = await self._claim(now, limit)
             self._coordinator.claimed(page)
             self.claimed += len(page)
-            if len(page) < PAGE:
-                break
+            self.starved = len(page) == limit
         self._coordinator.crowded = self._coordinator.room == 0
         self._coordinator.mailed(await self._store.mailed(self._coordinator.worker))
         next_at = await self._store.next_wake(self._pool)

@@ -21,6 +21,7 @@ class Resident:
         "active",
         "committing",
         "definition",
+        "id",
         "inputs",
         "one_by_one",
         "position",
@@ -31,6 +32,7 @@ class Resident:
     )
 
     def __init__(self, record: RunRecord, definition: Workflow[Any, Any], runner: Runner, position: int) -> None:
+        self.id = record.id
         self.record = record
         self.definition = definition
         self.runner = runner
@@ -41,10 +43,6 @@ class Resident:
         self.one_by_one = False  # after a turn that the store could not take, to find the input that it came from
         self.inputs: list[Input] = []
         self.wake_timer: Any = None
-
-    @property
-    def id(self) -> str:
-        return self.record.id
 
 
 class Residents:
