@@ -18,6 +18,7 @@ from perdure.clock import SYSTEM_CLOCK, Clock
 from perdure.config import EngineConfig
 from perdure.context import Context
 from perdure.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow
+from perdure.engine.hub import News
 from perdure.engine.link import Link
 from perdure.errors import RunCancelled, RunFailed, RunNotFound, RunTerminated, WorkflowMisuse
 from perdure.handle import Run
@@ -327,12 +328,14 @@ class Client:
                         return record
                 if deadline is not None and clock.now() >= deadline:
                     raise TimeoutError(f"run {run_id!r} has not ended within {timeout} seconds; it goes on")
-                await self._await_hint(news, deadline)
+                ended = await self._await_hint(news, deadline)
+                if ended is not None:
+                    return ended
             finally:
                 news.cancel()
 
-    async def _await_hint(self, news: asyncio.Future[None], deadline: float | None) -> None:
-        """Wait for a hint, or until it is time to look even without one."""
+    async def _await_hint(self, news: News, deadline: float | None) -> RunRecord | None:
+        """Wait for a hint, or until it is time to look even without one; gives the run's last record if it knows it."""
         clock = self._open.clock
         at = clock.now() + self._config.seconds("sweep_interval")
         timer = clock.call_at(at if deadline is None else min(at, deadline), lambda: news.cancel())
@@ -340,6 +343,7 @@ class Client:
             await asyncio.wait((news,))
         finally:
             timer.cancel()
+        return None if news.cancelled() else news.result()
 
     def _executes(self, run_id: str) -> bool:
         """Whether this process executes the run, so that it will know of the end by itself."""

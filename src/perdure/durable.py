@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
@@ -70,7 +71,8 @@ class DurableCall(Coroutine[None, None, T]):
             steps.close()
 
     def __del__(self) -> None:
-        if self._steps is None:
+        if self._steps is None and not getattr(asyncio._get_running_loop(), "closing", False):
+            # A run that is dropped from memory would have come to it: then it is no mistake.
             warnings.warn(f"{self.name}: a durable call was never awaited", RuntimeWarning, stacklevel=2)
 
 

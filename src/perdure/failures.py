@@ -60,7 +60,7 @@ def step_error(
     if record.type == INTERRUPTED and not record.qualified:
         return StepInterrupted(location, attempts)
     itself = _rebuild(record, codec, raises)
-    if itself is not None:
+    if itself is not None and not isinstance(itself, StopIteration):  # which cannot be raised into a coroutine
         return itself
     cause = _rebuild_builtin(record)
     failed = StepFailed(location, attempts, record.type, record.message, cause)

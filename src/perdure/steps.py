@@ -89,7 +89,7 @@ class Step(Generic[P, R_co]):
         self.fn = body.fn
         self.name = name
         self.settings = options
-        update_wrapper(self, body.fn)
+        update_wrapper(self, body.fn, updated=())  # not its attributes: it may have a `name` of its own
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[None, None, R_co]:
         run = getattr(asyncio._get_running_loop(), "perdure_run", None)

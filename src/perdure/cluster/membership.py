@@ -42,6 +42,7 @@ class Membership:
         self._lost: Callable[[], None] = lambda: None
         self._released: Callable[[], None] = lambda: None
         self._started_at = clock.now()
+        self._lease_until = 0.0  # of the latest renewal, whether or not it arrived
         self._node = node_identity()
         self.id = _new_id()
 
@@ -58,7 +59,7 @@ class Membership:
 
     async def renew(self, now: float) -> float | None:
         """Duty: renew the lease, three times per lease."""
-        if not await self._store.renew(self._record()):
+        if (now > self._lease_until and await self._is_forgotten()) or not await self._store.renew(self._record()):
             LOGGER.warning("worker %s was declared gone; it comes back under another id", self.id)
             self._lost()
         return now + self._lease / 3
@@ -89,6 +90,10 @@ class Membership:
             pass
         await self._store.retire(self.id)
 
+    async def _is_forgotten(self) -> bool:
+        """Taken over, and the row removed already: to renew it would be to come back under an id that has died."""
+        return all(worker.id != self.id for worker in await self._store.workers())
+
     async def _is_gone(self, worker: WorkerRecord, now: float) -> bool:
         if worker.gone:
             return True
@@ -99,11 +104,12 @@ class Membership:
         return False
 
     def _record(self) -> WorkerRecord:
+        self._lease_until = self._clock.now() + self._lease
         return WorkerRecord(
             id=self.id,
             pool=self._pool,
             workflows=self._workflows(),
-            lease_until=self._clock.now() + self._lease,
+            lease_until=self._lease_until,
             started_at=self._started_at,
             node=self._node,
             pid=os.getpid(),

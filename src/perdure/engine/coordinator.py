@@ -33,7 +33,7 @@ from perdure.engine.executor import Executor
 from perdure.engine.hub import Hub
 from perdure.engine.patience import read_patiently
 from perdure.engine.residents import Resident, Residents
-from perdure.engine.turns import commit_of, hold_of, positions_taken
+from perdure.engine.turns import commit_of, ended_record, hold_of, positions_taken
 from perdure.errors import InvalidPayload, StoreError
 from perdure.failures import describe
 from perdure.records import (
@@ -300,7 +300,7 @@ class Coordinator:
             return  # dropped meanwhile
         if isinstance(answer, Committed):
             resident.position += positions_taken(commit)
-            self._hub.changed((resident.id,), ended=turn.outcome is not None)
+            self._hub.changed((resident.id,), ended=False)
             self._committed(resident, turn, commit, answer)
         elif isinstance(answer, StoreError):
             self._unstorable(resident, taken, answer)
@@ -318,6 +318,8 @@ class Coordinator:
             self._forget(resident)
             if commit.restart is not None and commit.patch is not None:
                 self._suspended(commit.patch.wake_at)
+            elif turn.outcome is not None and commit.patch is not None:
+                self._hub.finished(ended_record(resident.record, commit.patch))
             elif answer.mail:
                 self._suspended(self._clock.now())
             return

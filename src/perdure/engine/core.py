@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from perdure.clock import pause
@@ -15,6 +16,7 @@ from perdure.engine.due import Due
 from perdure.engine.duties import Duty
 from perdure.engine.link import Link
 from perdure.engine.member import Member
+from perdure.engine.patience import read_patiently
 from perdure.engine.upkeep import Exposure, Retention
 from perdure.records import RunRecord, Takeover
 from perdure.store.base import Answer, Created
@@ -60,7 +62,7 @@ class Core:
     # --- life
 
     async def start(self) -> None:
-        await self._join()
+        await self._join(for_ever=False)
         for duty in self._duties:
             duty.start()
             duty.poke()
@@ -68,9 +70,9 @@ class Core:
     async def recover(self) -> tuple[Takeover, int]:
         """Take over from dead workers, give held runs another chance with this code, and claim what is due."""
         now = self._link.clock.now()
+        before = self._due.claimed  # what is released is claimed by whoever comes first: the duty, or us below
         takeover = await self._member.take_over(now)
         await self._wake_held()
-        before = self._due.claimed
         await self._due.tick(now)
         return takeover, self._due.claimed - before
 
@@ -148,15 +150,18 @@ class Core:
 
     # --- membership
 
-    async def _join(self) -> None:
-        await self._member.join()
+    async def _join(self, *, for_ever: bool) -> None:
+        link = self._link
+        await read_patiently(self._member.join, link.clock, link.config.store_retry, for_ever=for_ever)
         self.coordinator.worker = self._member.id
         await self._wake_held()
 
     async def _wake_held(self) -> None:
         """Other code may have come to own runs that the old code could not go on with: each gets another chance."""
+        link = self._link
         for kind in ("diverged", "deadlock", "spinning", "defect"):
-            await self._link.store.wake_held(self._catalog.pairs(), kind, self._link.clock.now())
+            wake = partial(link.store.wake_held, self._catalog.pairs(), kind, link.clock.now())
+            await read_patiently(wake, link.clock, link.config.store_retry)
 
     def _lost(self) -> None:
         """Declared gone: what is in memory counts for nothing. Begin again as a new member."""
@@ -166,7 +171,7 @@ class Core:
 
     async def _rejoin(self) -> None:
         try:
-            await self._join()
+            await self._join(for_ever=True)
         finally:
             self._rejoining = None
         self._claiming.poke()

@@ -1,22 +1,30 @@
-"""Hub: tells those who wait in this process that a run has changed or ended. Hints only: the store has the truth."""
+"""Hub: tells those who wait in this process that a run has changed or ended.
+
+A hint only: the store has the truth. Where the run ended in this very process, the hint is its record, which saves a
+question to the store.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
 
+from perdure.records import RunRecord
+
+News = asyncio.Future[RunRecord | None]
+
 
 class Hub:
     """Waiters by run id. Those who wait for the end are not woken by every step."""
 
     def __init__(self) -> None:
-        self._for_change: dict[str, set[asyncio.Future[None]]] = {}
-        self._for_end: dict[str, set[asyncio.Future[None]]] = {}
+        self._for_change: dict[str, set[News]] = {}
+        self._for_end: dict[str, set[News]] = {}
 
-    def wait(self, run_id: str, *, end: bool) -> asyncio.Future[None]:
+    def wait(self, run_id: str, *, end: bool) -> News:
         """A future that is set at the run's next change, or end. Make it before reading, so that none is missed."""
         waiting = self._for_end if end else self._for_change
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter: News = asyncio.get_running_loop().create_future()
         waiting.setdefault(run_id, set()).add(waiter)
         waiter.add_done_callback(lambda done: _forget(waiting, run_id, done))
         return waiter
@@ -31,8 +39,15 @@ class Hub:
                     if not waiter.done():
                         waiter.set_result(None)
 
+    def finished(self, record: RunRecord) -> None:
+        """This run has ended, here and like this."""
+        for waiter in list(self._for_end.get(record.id, ())):
+            if not waiter.done():
+                waiter.set_result(record)
+        self.changed((record.id,), ended=False)
 
-def _forget(waiting: dict[str, set[asyncio.Future[None]]], run_id: str, waiter: asyncio.Future[None]) -> None:
+
+def _forget(waiting: dict[str, set[News]], run_id: str, waiter: News) -> None:
     waiters = waiting.get(run_id)
     if waiters is not None:
         waiters.discard(waiter)

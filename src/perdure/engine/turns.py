@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import zlib
 
+from msgspec.structs import replace
+
 from perdure.config import EngineConfig
 from perdure.engine.residents import Resident
-from perdure.records import Cancelled, Continued, DeadLetter, Failed, Held, RunStatus, Succeeded, Turn, Wait
+from perdure.records import Cancelled, Continued, DeadLetter, Failed, Held, RunRecord, RunStatus, Succeeded, Turn, Wait
 from perdure.store.base import CommitTurn, Restart, RunPatch
 
 _TURNS = itertools.count(1)
@@ -62,6 +64,20 @@ def hold_of(run_id: str, base: int, seen: int, held: Held, worker: str, now: flo
         patch=RunPatch(status=RunStatus.SUSPENDED, held=held, waits=(Wait("held", name=held.reason),)),
         seen=seen,
         dead_letters=letters,
+    )
+
+
+def ended_record(record: RunRecord, patch: RunPatch) -> RunRecord:
+    """A run's record after its end: as the store has it."""
+    return replace(
+        record,
+        status=patch.status,
+        result=patch.result,
+        error=patch.error,
+        ended_at=patch.ended_at,
+        owner=None,
+        wake_at=None,
+        waits=(),
     )
 
 

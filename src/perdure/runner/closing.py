@@ -8,6 +8,7 @@ closing mode in which creating futures, tasks, timers and durable calls raises.
 from __future__ import annotations
 
 import logging
+import sys
 from asyncio import events
 from typing import Any
 
@@ -26,15 +27,18 @@ PARKED: list[Any] = []
 def close(loop: WorkflowLoop, run_id: str) -> None:
     """Close all tasks of a run, newest first. What their handlers raise is logged and ignored."""
     loop.closing = True
-    outer = events._get_running_loop()
+    outer, hooks = events._get_running_loop(), sys.get_asyncgen_hooks()
     events._set_running_loop(loop)
+    sys.set_asyncgen_hooks(firstiter=None, finalizer=loop.finalize)
     try:
         for task in reversed(list(loop.live)):
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
-                _close_coroutine(task.get_coro(), f"run {run_id}, task {task.get_name()}")
+                what = f"run {run_id}, task {task.get_name()}"
+                task.variables.run(_close_coroutine, task.get_coro(), what)  # a handler may reset what it set there
     finally:
         events._set_running_loop(outer)
+        sys.set_asyncgen_hooks(*hooks)
         loop.live.clear()
         loop.ready.clear()
         loop.timers.clear()

@@ -7,24 +7,23 @@ divergence, which holds the run: `held` is set, the loop halts, and the call tha
 from __future__ import annotations
 
 import logging
+from asyncio import events
 from typing import Any
 
 from perdure.codec import Codec, fingerprint
 from perdure.context import RunFacts
-from perdure.errors import HistoryDiverged, InvalidPayload
+from perdure.errors import HistoryDiverged, InvalidPayload, WorkflowMisuse
 from perdure.failures import step_error
 from perdure.records import Entry, EntryStatus, Held
 from perdure.runner.alarms import Alarms
 from perdure.runner.history import History
-from perdure.runner.locations import escape
-from perdure.runner.loop import Closed, WorkflowLoop
+from perdure.runner.locations import escape, segment_of
+from perdure.runner.loop import WorkflowLoop
 from perdure.runner.pending import EntryFuture, Forever, Pending
 from perdure.runner.where import calling_line
 from perdure.steps import StepCall
 
 LOGGER = logging.getLogger("perdure.workflow")
-MAX_REFUSED = 100  # asks that a closing run may make before it gets no answer at all
-
 PENDING, CANCELLED, FAILED = EntryStatus.PENDING, EntryStatus.CANCELLED, EntryStatus.FAILED
 
 
@@ -37,7 +36,6 @@ class Ledger:
         "_facts",
         "_history",
         "_loop",
-        "_refused",
         "_strict",
         "_versions",
         "alarms",
@@ -61,7 +59,6 @@ class Ledger:
         self._codec = codec
         self._strict = strict
         self._asked = 0
-        self._refused = 0
         self._versions: dict[str, int] = {}
         self.pending: dict[str, Pending] = {}
         self.to_start: dict[str, Pending] = {}
@@ -83,7 +80,7 @@ class Ledger:
     ) -> Any:
         """Ask for an entry; gives what the task is to await."""
         if not self.may_ask():
-            return Forever()
+            return self.never()
         loop = self._loop
         scope = loop.scope()
         ordinal = scope.ordinal
@@ -121,6 +118,7 @@ class Ledger:
         if record is history.next_settled and not loop.ready and not _about_to_be_cancelled(loop):
             # Fast path: every task waits and this is the next completion, so draining would lead just here.
             history.step_on()
+            loop.callbacks = 0
             self.seq = record.seq or self.seq
             loop.pass_time(record.settled_at)
             self.answer(future, call, record)
@@ -155,17 +153,32 @@ class Ledger:
         return True
 
     def may_ask(self) -> bool:
-        """Raise while the run is being closed; False once it has asked too often even so, or has ended."""
+        """Raise while the run is being closed, or from outside of it; False if it has asked too often, or has ended."""
         if self._loop.closing:
-            self._refused += 1
-            if self._refused > MAX_REFUSED:
-                return False
-            raise Closed
+            self._loop.refuse()
+            return False
+        self.check_inside()
         return not self.ended
+
+    def check_inside(self) -> None:
+        """Refuse a context that was carried out of its workflow, into a step or another run."""
+        if events._get_running_loop() is not self._loop:
+            raise WorkflowMisuse(
+                f"the context of run {self._facts.id!r} was used outside of its workflow function: "
+                "give the step what it needs as an argument"
+            )
+
+    def never(self) -> Any:
+        """Something to await that never comes."""
+        return Forever() if self._loop.closing else self._loop.create_future()
 
     def next_ask(self) -> int:
         self._asked += 1
         return self._asked
+
+    def asked_before(self, entry: Entry) -> None:
+        """Count what is on record without being asked for: new asks come after it."""
+        self._asked = max(self._asked, entry.asked)
 
     # --- answering
 
@@ -208,6 +221,7 @@ class Ledger:
     # --- code that has changed
 
     def pin_version(self, gate: str, latest: int, replaying: bool) -> int:
+        self.check_inside()
         location = f"~version/{escape(gate)}"
         pinned = self._versions.get(location)
         if pinned is not None:
@@ -215,32 +229,48 @@ class Ledger:
         record = self._history.by_location.get(location)
         if record is not None:
             pinned = int(record.name)
+            self.asked_before(record)
         else:
-            pinned = 1 if replaying and self._history.by_location else latest
-            now = self._loop.now
-            self.pins[location] = Entry(
-                location,
-                "version",
-                str(pinned),
-                EntryStatus.SUCCEEDED,
-                self.next_ask(),
-                generation=self._facts.generation,
-                started_at=now,
-                settled_at=now,
-            )
+            pinned = 1 if replaying else latest
+            self._pin(location, "version", str(pinned), replaying)
         self._versions[location] = pinned
         return pinned
 
-    def account_removed(self, name: str, kind: str) -> None:
+    def account_removed(self, name: str, kind: str, replaying: bool) -> None:
+        """Pass over the entry that older code made here. That a run has none is pinned: what new code then asks for
+        may look just like it, or be under way and leave a gap where it would have been."""
+        self.check_inside()
         scope = self._loop.scope()
+        gate = scope.place(f"~removed[{escape(name)}]")
+        absent = self._history.by_location.get(gate)
+        if absent is not None:
+            self.asked_before(absent)
+            return
         record = scope.recorded.get(scope.ordinal)
         if record is not None and record.kind == kind and record.name == name:
             del scope.recorded[scope.ordinal]
             self.removed.add(record.location)
-        elif record is not None or scope.ordinal >= scope.last_recorded:
-            return  # this run never made it
-        scope.place(escape(name))
+            scope.place(segment_of(record.location))
+        elif record is None and kind == "step" and scope.ordinal < scope.last_recorded:
+            scope.place(escape(name))  # it was under way, and so not on record, when later ones were done
+        else:
+            self._pin(gate, "removed", name, replaying)
+            return
+        self.next_ask()
         scope.ordinal += 1
+
+    def _pin(self, location: str, kind: str, name: str, replaying: bool) -> None:
+        now = self._loop.now
+        self.pins[location] = Entry(
+            location,
+            kind,
+            name,
+            EntryStatus.SUCCEEDED,
+            self._asked if replaying else self.next_ask(),  # what is on record was counted without it
+            generation=self._facts.generation,
+            started_at=now,
+            settled_at=now,
+        )
 
     def diverge(self, location: str, recorded: str, asked: str, line: str | None) -> None:
         if self.held is None:

@@ -14,6 +14,8 @@ from asyncio import events, tasks
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import Context as VariableContext
+from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perdure.durable import DurableCall
@@ -21,10 +23,13 @@ from perdure.errors import WorkflowMisuse
 from perdure.runner.locations import Scope, escape
 
 LOGGER = logging.getLogger("perdure.workflow")
-MAX_CALLBACKS = 100_000  # in one turn; a workflow that needs more spins
+MAX_CALLBACKS = 100_000  # between two completions; a workflow that needs more spins
+MAX_REFUSED = 100  # calls that a closing run may make before it gets no answer at all
 
 _TASKS_FILE = tasks.create_task.__code__.co_filename
 _WAIT_FOR = tasks.wait_for.__code__
+_WAIT = tasks._wait.__code__  # type: ignore[attr-defined]
+_RELEASE = tasks._release_waiter if sys.version_info < (3, 12) else None  # type: ignore[attr-defined]  # wakes a `wait_for`
 _AS_COMPLETED = {tasks.as_completed.__code__: "fs"}
 if hasattr(tasks, "_AsCompletedIterator"):  # 3.13 and later
     _AS_COMPLETED[tasks._AsCompletedIterator.__init__.__code__] = "aws"
@@ -73,11 +78,14 @@ class WorkflowTask(asyncio.Task[Any]):
         scope: Scope | None,
         parent: Scope,
         number: int,
+        inline: bool = False,
     ) -> None:
         self.number = number
         self.scope = scope
         self.parent = parent
-        super().__init__(coro, loop=loop, name=name, context=context)
+        self.inline = inline  # the inside of a `wait_for`, which is a task on 3.11 only
+        self.variables = context if context is not None else copy_context()
+        super().__init__(coro, loop=loop, name=name, context=self.variables)
 
     def __hash__(self) -> int:
         return self.number
@@ -113,7 +121,7 @@ class _TaskStart:
 
     def _run(self) -> None:
         task = self._task
-        task.scope = self._owner.open_scope(task.parent.place(escape(task.get_name())))
+        task.scope = self._owner.open_scope(task.parent.place(escape(task.get_name() or _label(task.get_coro()))))
         self._handle._run()
 
 
@@ -157,6 +165,9 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         self.closing = False
         self.callbacks = 0
         self._number = seed << 20
+        self._inner_number = seed << 20  # for what asyncio makes for itself, which differs between Python versions
+        self._hurrying = False
+        self._refused = 0
         self._batch: _AsCompletedBatch | None = None
 
     # --- driving
@@ -166,7 +177,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         outer = events._get_running_loop()
         hooks = sys.get_asyncgen_hooks()
         events._set_running_loop(self)
-        sys.set_asyncgen_hooks(firstiter=None, finalizer=self._finalize)
+        sys.set_asyncgen_hooks(firstiter=None, finalizer=self.finalize)
         ready, main = self.ready, self.main
         try:
             while ready and not self.halted and self.callbacks < MAX_CALLBACKS:
@@ -200,7 +211,11 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
     def scope(self) -> Scope:
         """The scope of the task that is running."""
         task = tasks.current_task(self)
-        return self.root if task is None else task.scope  # type: ignore[attr-defined]
+        if task is None:
+            return self.root
+        if not isinstance(task, WorkflowTask) or task.scope is None:
+            raise WorkflowMisuse(_NO_TASK)
+        return task.scope
 
     def next_number(self) -> int:
         self._number += 1
@@ -215,7 +230,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         self.ready.append(handle)
         return True
 
-    def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
+    def finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
         """Close an async generator that was dropped unexhausted; durable calls in its `finally` are refused."""
         self.perdure_run.report_lost("", f"async generator {generator.__name__} was not closed; use aclosing()", None)  # type: ignore[attr-defined]
         outer, closing = events._get_running_loop(), self.closing
@@ -236,9 +251,33 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         return self.now
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:
+        if self.closing:  # a handler that releases a lock does no harm: nobody is woken any more
+            return asyncio.Handle(callback, args, self, context)
         self._check_open(callback)
+        if _RELEASE is not None and type(callback) is partial and callback.func is _RELEASE:
+            return self._release_soon(callback, args, context)
         handle = asyncio.Handle(callback, args, self, context)
-        self.ready.append(handle)
+        if self._hurrying:
+            self.ready.appendleft(handle)
+        else:
+            self.ready.append(handle)
+        return handle
+
+    def _release_soon(self, callback: partial[Any], args: tuple[Any, ...], context: Any) -> asyncio.Handle:
+        """Let `wait_for` of 3.11 go on exactly when that of later versions does, which has no task and no waiter."""
+
+        def release() -> None:
+            self._hurrying = True
+            try:
+                callback(*args)
+            finally:
+                self._hurrying = False
+
+        handle = asyncio.Handle(release, (), self, context)
+        if getattr(args[0], "inline", False):
+            self.ready.appendleft(handle)
+        else:
+            self.ready.append(handle)
         return handle
 
     def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
@@ -248,6 +287,8 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         self._check_open(callback)
         location = self.scope().place("~timer")
         handle = _Timer(location, when, callback, args, self, context)
+        if self.closing:
+            return handle
         self.timers[location] = handle
         self.perdure_run.timer_set(location, when)
         return handle
@@ -258,39 +299,52 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
 
     def create_future(self) -> WorkflowFuture:
         self._check_open(None)
+        frame = sys._getframe(1)
+        if frame.f_code is _WAIT:
+            _check_waited_for(frame.f_locals["fs"])
         future = WorkflowFuture(loop=self)
-        future.number = self.next_number()
+        self._inner_number += 1
+        future.number = self._inner_number
         return future
 
-    def create_task(self, coro: Any, *, name: str | None = None, context: Any = None, **refused: Any) -> WorkflowTask:
+    def create_task(self, coro: Any, *, name: str | None = None, context: Any = None, **refused: Any) -> Any:
         if self.closing or not self.open:
             coro.close()
         self._check_open(None)
+        if self.closing:
+            return self.create_future()
         if any(refused.values()):
             coro.close()
             raise WorkflowMisuse("eager tasks cannot be used in a workflow: they would run before they are scheduled")
         parent = self.scope()
         caller, frame = _asyncio_caller(sys._getframe(1))
         batch, index = self._as_completed_batch(frame, coro) if caller in _AS_COMPLETED else (None, 0)
-        own_scope = not isinstance(coro, DurableCall) and caller is not _WAIT_FOR
-        label = name or getattr(coro, "__name__", None) or type(coro).__name__
+        inline = caller is _WAIT_FOR
+        own_scope = not isinstance(coro, DurableCall) and not inline
+        if inline:
+            self._inner_number += 1
+            number = self._inner_number
+        else:
+            number = batch.first + index if batch is not None else self.next_number()
         task = WorkflowTask(
             coro,
             loop=self,
-            name=label,
+            name=name or _label(coro),
             context=context,
             scope=None if own_scope else parent,
             parent=parent,
-            number=batch.first + index if batch is not None else self.next_number(),
+            number=number,
+            inline=inline,
         )
         self._track(task)
+        if inline:
+            self.ready.appendleft(self.ready.pop())  # later versions run it within the caller, before anything else
         if own_scope:
             self.ready.append(_TaskStart(self.ready.pop(), task, self.perdure_run))
         if batch is not None:
-            batch.started[index] = self.ready.pop()
+            batch.started[index] = (task, self.ready.pop())
             if len(batch.started) == batch.expected:
-                self.ready.extend(batch.started[i] for i in sorted(batch.started))
-                self._batch = None
+                self._start_in_order(batch)
         return task
 
     def start_main(self, coro: Coroutine[Any, Any, Any], name: str, context: VariableContext) -> WorkflowTask:
@@ -321,17 +375,30 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
             self._number += len(awaitables)
         return self._batch, next(i for i, item in enumerate(awaitables) if item is coro)
 
+    def _start_in_order(self, batch: _AsCompletedBatch) -> None:
+        self._batch = None
+        for index in sorted(batch.started):
+            task, handle = batch.started[index]
+            self.live[task] = self.live.pop(task)
+            self.ready.append(handle)
+
     def _check_open(self, callback: Any) -> None:
         if self.closing:
-            raise Closed
-        if not self.open:
+            self.refuse()
+        elif not self.open:
             raise WorkflowMisuse(
                 "an asyncio object of one run was used from outside of it; send an event, or complete a deferred"
             )
         task = getattr(callback, "__self__", None)
         if isinstance(task, asyncio.Task) and not isinstance(task, WorkflowTask):
             task.get_coro().close()
-            raise WorkflowMisuse("asyncio.Task(...) and eager tasks cannot be used in a workflow: use create_task")
+            raise WorkflowMisuse(_NO_TASK)
+
+    def refuse(self) -> None:
+        """Raise in a run that is being closed; but a handler that will not hear of it is left waiting in the end."""
+        self._refused += 1
+        if self._refused <= MAX_REFUSED:
+            raise Closed
 
     def get_debug(self) -> bool:
         return False
@@ -366,6 +433,21 @@ class _AsCompletedBatch:
         self.first = first
         self.expected = expected
         self.started: dict[int, Any] = {}
+
+
+_NO_TASK = "asyncio.Task(...) and eager tasks cannot be used in a workflow: use create_task"
+
+
+def _label(coro: Any) -> str:
+    """What a task is called that was given no name."""
+    return getattr(coro, "__name__", None) or type(coro).__name__
+
+
+def _check_waited_for(awaited: set[Any]) -> None:
+    if len(awaited) > 1 and not all(isinstance(each, (WorkflowFuture, WorkflowTask)) for each in awaited):
+        raise WorkflowMisuse(
+            "asyncio.wait in a workflow takes tasks; what gather() gives has no known place in a set: put it in a task"
+        )
 
 
 def _asyncio_caller(frame: Any) -> tuple[Any, Any]:

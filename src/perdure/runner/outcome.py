@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 from perdure.codec import Codec
@@ -10,6 +11,8 @@ from perdure.definition import Workflow
 from perdure.errors import InvalidPayload, StepFailed, WorkflowMisuse
 from perdure.failures import describe
 from perdure.records import Cancelled, Failed, Outcome, Succeeded
+
+LOGGER = logging.getLogger("perdure.workflow")
 
 _FOREIGN = ("is bound to a different event loop", "attached to a different loop")
 
@@ -43,7 +46,12 @@ def failed(error: BaseException, definition: Workflow[Any, Any], codec: Codec) -
         record = describe(error, codec, raises=definition.settings.raises, location=location)
     except InvalidPayload as refused:  # a typed error whose fields cannot be encoded
         record = describe(refused, codec)
-    return Failed(record, retryable=retry is not None and isinstance(error, Exception) and retry.takes(error))
+    try:
+        retryable = retry is not None and isinstance(error, Exception) and retry.takes(error)
+    except Exception:
+        LOGGER.exception("Retry.retry_on of workflow %s raised; the run is not tried again", definition.name)
+        retryable = False
+    return Failed(record, retryable=retryable)
 
 
 def _as_misuse(error: BaseException) -> BaseException:

@@ -14,6 +14,7 @@ The invariants, and where they are kept
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import zlib
@@ -42,13 +43,14 @@ from perdure.records import (
     Turn,
     Wait,
 )
+from perdure.retry import Retry
 from perdure.runner import closing
 from perdure.runner.history import History
 from perdure.runner.ledger import Ledger
 from perdure.runner.locations import Scope, escape
 from perdure.runner.loop import WorkflowLoop, WorkflowTask
 from perdure.runner.outcome import failed, outcome_of
-from perdure.runner.pending import Forever, Pending
+from perdure.runner.pending import Pending
 from perdure.runner.where import waiting_line
 from perdure.steps import StepCall
 
@@ -92,7 +94,7 @@ class Runner:
 
     def __init__(self, start: RunStart) -> None:
         self.facts = start.facts
-        self.replaying = True
+        self.replaying = len(start.history) > 0
         self._start = start
         self._history = History(start.history)
         self._loop = WorkflowLoop(self, start.seed, start.begun_at, self.open_scope(""))
@@ -160,20 +162,22 @@ class Runner:
 
     def _check_all_asked(self) -> None:
         history, diverge = self._history, self._ledger.diverge
+        line = self._waiting_line()
         entry = history.unasked()
         if entry is not None:
-            diverge(entry.location, f"{entry.kind} {entry.name!r}", "nothing", None)
+            diverge(entry.location, f"{entry.kind} {entry.name!r}", "nothing", line)
         elif (entry := history.next_settled) is not None:
-            diverge(entry.location, f"{entry.kind} {entry.name!r}", "the end of the workflow", None)
-        elif (entry := history.kept_cancelled(list(self._ledger.pending))) is not None:
-            diverge(entry.location, f"{entry.kind} {entry.name!r}, cancelled", "it without cancelling it", None)
+            diverge(entry.location, f"{entry.kind} {entry.name!r}", "the end of the workflow", line)
+        elif not self._loop.stopped and (entry := history.kept_cancelled(list(self._ledger.pending))) is not None:
+            diverge(entry.location, f"{entry.kind} {entry.name!r}, cancelled", "it without cancelling it", line)
 
     def _interrupt_at_most_once(self, now: float) -> None:
         """An attempt that was recorded as begun and has no outcome was cut short; it must not run again."""
         for location, pending in list(self._ledger.to_start.items()):
             assert pending.call is not None
             begun = pending.recorded is not None and pending.attempts >= pending.attempt
-            if begun and pending.call.step.settings.at_most_once and not self._loop.stopped:
+            given_up = self._loop.stopped or location not in self._ledger.to_start  # because of one before it
+            if begun and pending.call.step.settings.at_most_once and not given_up:
                 del self._ledger.to_start[location]
                 self._settle(pending, now, error=ErrorRecord(INTERRUPTED, "", location=location))
 
@@ -193,7 +197,9 @@ class Runner:
         """Let a completion, recorded or new, have its effect on the waiting tasks; run them until they wait again."""
         ledger, loop, location = self._ledger, self._loop, entry.location
         ledger.seq = entry.seq or ledger.seq
+        ledger.asked_before(entry)
         loop.pass_time(entry.settled_at)
+        loop.callbacks = 0
         pending = ledger.pending.pop(location, None)
         if pending is not None:
             ledger.alarms.remove(location)
@@ -269,9 +275,8 @@ class Runner:
         retry = pending.call.step.settings.retry
         if retry is None or not done.retryable or done.attempt >= retry.max_attempts:
             return False
-        chance = zlib.crc32(f"{self._start.seed}/{done.location}/{done.attempt}".encode()) / 2**32
         try:
-            due_at = now + retry.pause_after(done.attempt, chance)
+            due_at = now + self._pause(retry, done.location, done.attempt)
         except Exception as error:  # the user's delay function failed: the step cannot go on
             LOGGER.error("run %s: Retry.delay of %s raised", self.facts.id, done.location, exc_info=error)
             return False
@@ -280,6 +285,10 @@ class Runner:
         self._ledger.changed[done.location] = pending.entry(EntryStatus.PENDING)
         self._ledger.alarms.set(done.location, due_at)
         return True
+
+    def _pause(self, retry: Retry, location: str, attempt: int) -> float:
+        chance = zlib.crc32(f"{self._start.seed}/{location}/{attempt}".encode()) / 2**32
+        return retry.pause_after(attempt, chance)
 
     def _take_mail(self, mail: Mail, now: float) -> None:
         message = mail.message
@@ -327,8 +336,18 @@ class Runner:
         if deadline_at is not None:
             limits.append((deadline_at, "timeout"))
         if max_suspend is not None and not self._busy:
-            limits.append((self._loop.now + max_suspend, "max_suspend"))
+            limits.append((self._quiet_since() + max_suspend, "max_suspend"))
         return min(limits, default=None)
+
+    def _quiet_since(self) -> float:
+        """When the run last moved: a completion, or an attempt that failed (its pause leads back from its due time)."""
+        moments = [self._loop.now]
+        for location, pending in self._ledger.pending.items():
+            retry = pending.call.step.settings.retry if pending.call is not None else None
+            if retry is not None and pending.due_at is not None:
+                with contextlib.suppress(Exception):  # the user's delay function
+                    moments.append(pending.due_at - self._pause(retry, location, pending.attempts))
+        return max(moments)
 
     # --- what the context asks and reads
 
@@ -340,8 +359,9 @@ class Runner:
     def ask_sleep(self, due_at: float) -> Any:
         if due_at > self._loop.now:
             return self._ledger.ask("sleep", "sleep", "sleep", due_at=due_at)
-        if not self._ledger.may_ask():
-            return Forever()
+        self._loop.callbacks += 1  # it does not wait, and so could spin
+        if not self._ledger.may_ask() or self._loop.spinning:
+            return self._ledger.never()
         done = self._loop.create_future()
         done.set_result(None)
         return done
@@ -350,7 +370,7 @@ class Runner:
         return self._ledger.pin_version(gate, latest, self.replaying)
 
     def account_removed(self, name: str, kind: str) -> None:
-        self._ledger.account_removed(name, kind)
+        self._ledger.account_removed(name, kind, self.replaying)
 
     def now(self) -> float:
         return self._loop.now
@@ -362,6 +382,7 @@ class Runner:
         return self._loop.next_number()
 
     def scope_random(self, purpose: str) -> random.Random:
+        self._ledger.check_inside()
         return self._loop.scope().random(purpose, f"{self._start.seed}/{self.facts.id}/{self.facts.generation}")
 
     # --- what the loop tells
@@ -465,9 +486,13 @@ class Runner:
 
     def _take_outcome(self) -> Outcome | None:
         definition, codec = self._start.definition, self._start.codec
-        if self._exit is not None:
-            return failed(self._exit, definition, codec)
         assert self._main is not None
+        if self._exit is not None:
+            self._loop.halted = False
+            self._cancel_what_is_left()
+            if self._main.done() and not self._main.cancelled():
+                self._main.exception()  # nobody else looks at it
+            return failed(self._exit, definition, codec)
         if not self._main.done():
             return None
         outcome = outcome_of(self._main, definition, codec, self._stop_reason)
