@@ -55,15 +55,16 @@ class Scene:
 
     # --- processes
 
-    def start(self, program: str, *args: object) -> subprocess.Popen[bytes]:
-        """Start `tests/crash/programs/<program>.py URL LOG ARGS...`."""
+    def start(self, program: str, *args: object, talks: bool = False) -> subprocess.Popen[bytes]:
+        """Start `tests/crash/programs/<program>.py URL LOG ARGS...`; with `talks`, one can write to it and read."""
         path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
         with (self.folder / "stderr.log").open("ab") as errors:
             process = subprocess.Popen(
                 [sys.executable, "-m", f"tests.crash.programs.{program}", self.url, str(self.log), *map(str, args)],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": path},
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if talks else None,
                 stderr=errors,
             )
         self.processes.append(process)
@@ -78,6 +79,9 @@ class Scene:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)  # ends a stopped one too
             process.wait(PATIENCE)
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
 
     # --- waiting and looking
 
@@ -110,6 +114,18 @@ class Scene:
             if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'history'").get:
                 return []  # killed before the file was made
             return connection.execute(sql, tuple(values)).fetchall()
+        finally:
+            connection.close()
+
+    def can_write(self) -> bool:
+        """Whether nobody holds the write lock right now."""
+        connection = apsw.Connection(str(self.db))
+        try:
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            connection.execute("BEGIN IMMEDIATE; ROLLBACK")
+            return True
+        except apsw.BusyError:
+            return False
         finally:
             connection.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 from collections import Counter, defaultdict
@@ -30,6 +31,11 @@ def joined(here: Scene, worker: subprocess.Popen[bytes]) -> bool:
     return bool(here.query("SELECT 1 FROM workers WHERE pid = ? AND gone = 0", worker.pid))
 
 
+def worker_id(here: Scene, worker: subprocess.Popen[bytes]) -> str:
+    [(found,)] = here.query("SELECT id FROM workers WHERE pid = ?", worker.pid)
+    return str(found)
+
+
 def start_runs(here: Scene, workflow: Any, *args: Any, ids: list[str]) -> None:
     async def main() -> None:
         async with Client(here.url) as client:
@@ -37,6 +43,20 @@ def start_runs(here: Scene, workflow: Any, *args: Any, ids: list[str]) -> None:
                 await client.start(workflow, *args, id=run_id)
 
     asyncio.run(main())
+
+
+def pause(here: Scene, worker: subprocess.Popen[bytes]) -> None:
+    """Stop a worker between two transactions: one that is stopped in the middle of one keeps SQLite's lock."""
+
+    def stopped_without_lock() -> bool:
+        worker.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, worker.pid, os.WSTOPPED)
+        if here.can_write():
+            return True
+        worker.send_signal(signal.SIGCONT)
+        return False
+
+    here.until(stopped_without_lock, "the worker can be paused")
 
 
 def test_no_run_is_executed_by_two_workers_and_those_of_a_killed_one_go_on_in_the_other(tmp_path: Path) -> None:
@@ -125,7 +145,8 @@ def test_a_paused_worker_that_was_taken_over_changes_nothing_and_joins_again(tmp
         paused = start_worker(here, lease=1.5)
         start_runs(here, gated_in_a_thread, str(here.log), str(gate), ids=["run"])
         here.until(lambda: here.effects("begun"), "the step begins")
-        paused.send_signal(signal.SIGSTOP)
+        before_the_pause = worker_id(here, paused)
+        pause(here, paused)
         other = start_worker(here, lease=1.5)
         here.until(lambda: len(here.effects("begun")) == 2, "the other takes over when the lease has run out")
         gate.touch()
@@ -137,6 +158,7 @@ def test_a_paused_worker_that_was_taken_over_changes_nothing_and_joins_again(tmp
         paused.send_signal(signal.SIGCONT)
         here.until(lambda: len(here.effects("done")) == 2, "the late step ends in the worker that was paused")
         here.until(lambda: joined(here, paused), "it joins again")
+        assert worker_id(here, paused) != before_the_pause, "an id that was declared gone does not come back"
         assert (here.query("SELECT * FROM history"), here.query("SELECT * FROM runs")) == before
 
         here.kill(other)

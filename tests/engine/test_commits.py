@@ -166,7 +166,7 @@ async def test_taking_a_run_over_in_the_middle_of_a_step_writes_only_what_the_st
     second = await h.engine(stuck)
     await h.clock.advance(0.5)
     h.executions.clear()
-    await h.clock.advance(20)  # past the lease: taken over, replayed, the step under way again
+    await h.clock.advance(23)  # past the lease: taken over, replayed, the step under way again
     assert h.executed() == [("long", 1)]
     exposed = [row.entry.location for row in (await h.store.history("s"))[len(rows) :]]
     assert exposed == ["long"]

@@ -138,6 +138,7 @@ async def test_unknown_runs(h):
             await asking
     with pytest.raises(RunNotFound):
         await anext(aiter(run.watch()))
+    await h.settle()
     assert engine._open.hub._for_end == {}
     assert engine._open.hub._for_change == {}
 

@@ -42,7 +42,7 @@ class Membership:
         self._lost: Callable[[], None] = lambda: None
         self._released: Callable[[], None] = lambda: None
         self._started_at = clock.now()
-        self._lease_until = 0.0  # of the latest renewal, whether or not it arrived
+        self._lease_until = 0.0  # of the latest renewal that is known to have arrived
         self._node = node_identity()
         self.id = _new_id()
 
@@ -54,12 +54,12 @@ class Membership:
     async def join(self) -> None:
         """Become a member, under an id that was never used."""
         self.id = _new_id()
-        while not await self._store.renew(self._record()):
+        while not await self._renewed():
             self.id = _new_id()
 
     async def renew(self, now: float) -> float | None:
         """Duty: renew the lease, three times per lease."""
-        if (now > self._lease_until and await self._is_forgotten()) or not await self._store.renew(self._record()):
+        if (now > self._lease_until and await self._is_forgotten()) or not await self._renewed():
             LOGGER.warning("worker %s was declared gone; it comes back under another id", self.id)
             self._lost()
         return now + self._lease / 3
@@ -90,6 +90,13 @@ class Membership:
             pass
         await self._store.retire(self.id)
 
+    async def _renewed(self) -> bool:
+        record = self._record()
+        renewed = await self._store.renew(record)
+        if renewed:
+            self._lease_until = record.lease_until
+        return renewed
+
     async def _is_forgotten(self) -> bool:
         """Taken over, and the row removed already: to renew it would be to come back under an id that has died."""
         return all(worker.id != self.id for worker in await self._store.workers())
@@ -104,12 +111,11 @@ class Membership:
         return False
 
     def _record(self) -> WorkerRecord:
-        self._lease_until = self._clock.now() + self._lease
         return WorkerRecord(
             id=self.id,
             pool=self._pool,
             workflows=self._workflows(),
-            lease_until=self._lease_until,
+            lease_until=self._clock.now() + self._lease,
             started_at=self._started_at,
             node=self._node,
             pid=os.getpid(),

@@ -50,7 +50,7 @@ class Committer:
             self._idle.clear()
             self._news.set()
 
-    async def put(self, write: Write, then: Callable[[Answer], None] | None = None) -> Answer:
+    async def put(self, write: Write, then: Callable[[Answer | StoreError], None] | None = None) -> Answer:
         """Submit a write on behalf of a caller, and wait for its answer.
 
         `then` is called with the answer in any case, also if the caller has been cancelled meanwhile.
@@ -58,7 +58,7 @@ class Committer:
         done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
         def answered(answer: Answer | StoreError) -> None:
-            if then is not None and not isinstance(answer, StoreError):
+            if then is not None:
                 then(answer)
             if done.done():
                 return

@@ -90,6 +90,7 @@ class Coordinator:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loading: set[str] = set()
+        self._load_again: set[str] = set()  # became ours while being loaded: what is read may be from before
         self.executor = Executor(clock, codec, config.max_concurrent_steps, self.settled)
 
     # --- transitions
@@ -100,13 +101,16 @@ class Coordinator:
             self._adopt(Snapshot(record, 0, (), ()), definition)
 
     def claimed(self, runs: Sequence[ClaimedRun]) -> None:
-        """These runs are ours now. Copies in memory go on as they are; the others are loaded together.
+        """These runs are ours now. Copies in memory that still are the run go on; the others are loaded together.
 
         May be called by a task: what follows comes as plain call-backs.
         """
         unknown: list[str] = []
         for run in runs:
             resident = self.residents.get(run.id)
+            if resident is not None and not resident.active and resident.position != run.position:
+                self._forget(resident)  # another worker has moved the run on: the copy would do again what it did
+                resident = None
             if resident is None:
                 unknown.append(run.id)
             elif not resident.active:
@@ -119,7 +123,9 @@ class Coordinator:
 
     def found(self, run_ids: Sequence[str]) -> None:
         """These runs are ours in the store; load those that are not in memory."""
-        unknown = [run_id for run_id in run_ids if not self.residents.get(run_id) and run_id not in self._loading]
+        missing = [run_id for run_id in run_ids if not self.residents.get(run_id)]
+        self._load_again.update(run_id for run_id in missing if run_id in self._loading)
+        unknown = [run_id for run_id in missing if run_id not in self._loading]
         if unknown:
             self._load(unknown)
 
@@ -191,13 +197,21 @@ class Coordinator:
     async def _load_and_adopt(self, run_ids: list[str]) -> None:
         try:
             snapshots = await self._patiently(lambda: self._store.load(run_ids))
-        finally:
+        except BaseException:
             self._loading.difference_update(run_ids)
+            raise
         for run_id, snapshot in zip(run_ids, snapshots, strict=True):
             self._loop.call_soon(self._loaded, run_id, snapshot)
 
     def _loaded(self, run_id: str, snapshot: Snapshot | None) -> None:
-        if snapshot is None or snapshot.record.owner != self.worker or self.residents.get(run_id) is not None:
+        again = run_id in self._load_again
+        self._loading.discard(run_id)
+        self._load_again.discard(run_id)
+        if self.residents.get(run_id) is not None:
+            return
+        if snapshot is None or snapshot.record.owner != self.worker:
+            if again:
+                self._load([run_id])
             return
         record = snapshot.record
         definition = self._definitions(record.workflow, record.version)
@@ -351,7 +365,8 @@ class Coordinator:
         for effect in turn.effects:
             match effect:
                 case RunStep():
-                    if not self.draining:
+                    # An at-most-once attempt is on record as begun by now: not to begin it would be to interrupt it.
+                    if not self.draining or effect.call.step.settings.at_most_once:
                         self.executor.start(resident.id, resident.record.workflow, effect)
                 case CancelStep(location):
                     self.executor.cancel(resident.id, location)

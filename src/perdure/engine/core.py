@@ -18,6 +18,7 @@ from perdure.engine.link import Link
 from perdure.engine.member import Member
 from perdure.engine.patience import read_patiently
 from perdure.engine.upkeep import Exposure, Retention
+from perdure.errors import StoreError
 from perdure.records import RunRecord, Takeover
 from perdure.store.base import Answer, Created
 
@@ -32,6 +33,7 @@ class Core:
         self._link = link
         self._catalog = catalog
         self._member = member
+        self._pool = pool
         config, clock = link.config, link.clock
         self.coordinator = Coordinator(
             store=link.store,
@@ -111,16 +113,19 @@ class Core:
 
     def owner_for(self, workflow: Workflow[Any, Any]) -> str | None:
         """Who a run that is started here belongs to: this worker, if it can execute it and has room."""
-        serves = self._catalog.take(workflow)
+        serves = self._catalog.take(workflow) and workflow.settings.pool == self._pool
         ready = not self.coordinator.draining and self._rejoining is None and self.coordinator.room > 0
         return self.coordinator.worker if serves and ready else None
 
-    def adopting(self, record: RunRecord, workflow: Workflow[Any, Any]) -> Callable[[Answer], None]:
+    def adopting(self, record: RunRecord, workflow: Workflow[Any, Any]) -> Callable[[Answer | StoreError], None]:
         """Takes the answer to the creation of a run that is to be ours."""
 
-        def adopt(answer: Answer) -> None:
+        def adopt(answer: Answer | StoreError) -> None:
             if isinstance(answer, Created) and answer.owned:
                 self.coordinator.created(record, workflow)
+            elif isinstance(answer, StoreError) and answer.retryable:  # given up on; it may be there all the same
+                self._due.unsure = True
+                self._claiming.poke()
 
         return adopt
 

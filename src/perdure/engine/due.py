@@ -31,14 +31,14 @@ class Due:
         self._config = config
         self._pool = pool
         self._workflows = workflows
-        self._unsure = False  # the answer to a claim got lost: some runs may be ours without our knowing
+        self.unsure = False  # the answer to a claim or a creation got lost: some runs may be ours without our knowing
         self.claimed = 0
         self.starved = False  # there may be more that is due, and we had no room for it
 
     async def tick(self, now: float) -> float | None:
         if self._coordinator.draining:
             return None
-        if self._unsure:
+        if self.unsure:
             await self._reconcile()
         sweep_at = now + self._config.seconds("sweep_interval")
         self.starved = True
@@ -65,10 +65,10 @@ class Due:
         try:
             return await self._store.claim(claim)
         except StoreError:
-            self._unsure = True
+            self.unsure = True
             raise
 
     async def _reconcile(self) -> None:
         """Take up runs that are ours in the store and that we do not have."""
         self._coordinator.found(await self._store.owned(self._coordinator.worker))
-        self._unsure = False
+        self.unsure = False

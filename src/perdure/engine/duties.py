@@ -58,17 +58,20 @@ class Duty:
         while True:
             await self._poked.wait()
             self._poked.clear()
+            self._set_timer(None)
             self.ticking = True
             try:
-                self._set_timer(await self._tick(self._clock.now()))
+                next_at = await self._tick(self._clock.now())
             except StoreError as error:
                 LOGGER.warning("duty %s: %s", self.name, error)
-                self._set_timer(self._clock.now() + self._interval)
+                next_at = self._clock.now() + self._interval
             except Exception:
                 LOGGER.exception("duty %s failed", self.name)
-                self._set_timer(self._clock.now() + self._interval)
+                next_at = self._clock.now() + self._interval
             finally:
                 self.ticking = False
+            if next_at is not None and (self._due_at is None or next_at < self._due_at):
+                self._set_timer(next_at)  # unless it was poked for an earlier moment while it ticked
 
     def _set_timer(self, at: float | None) -> None:
         if self._timer is not None:

@@ -43,6 +43,7 @@ class LoopOwner(Protocol):
     """What the loop tells the run that it belongs to."""
 
     replaying: bool
+    facts: Any
 
     def open_scope(self, path: str) -> Scope: ...
 
@@ -164,8 +165,8 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         self.halted = False
         self.closing = False
         self.callbacks = 0
-        self._number = seed << 20
-        self._inner_number = seed << 20  # for what asyncio makes for itself, which differs between Python versions
+        self._number = (seed * 0x9E3779B97F4A7C15) & ((1 << 60) - 1)  # spread over all bits: asyncio keeps tasks in sets
+        self._inner_number = self._number  # for what asyncio makes for itself, which differs between Python versions
         self._hurrying = False
         self._refused = 0
         self._batch: _AsCompletedBatch | None = None

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from typing import Any
 
+from msgspec.structs import replace
+
 from perdure.codec import Codec
 from perdure.definition import Workflow
 from perdure.errors import InvalidPayload, StepFailed, WorkflowMisuse
@@ -25,7 +27,8 @@ def outcome_of(
         return Cancelled()
     if asked_to_stop is not None:
         limit = "timeout" if asked_to_stop == "timeout" else "max_suspend"
-        return failed(TimeoutError(f"the run exceeded its {limit}"), definition, codec)
+        # For the whole run, across its generations: not something that another one could mend.
+        return replace(failed(TimeoutError(f"the run exceeded its {limit}"), definition, codec), retryable=False)
     if task.cancelled():
         return failed(asyncio.CancelledError("the workflow cancelled itself"), definition, codec)
     error = task.exception()

@@ -207,13 +207,13 @@ class Runner:
         elif entry.kind == "timer":
             ledger.alarms.remove(location)
             if not loop.fire(location):
-                ledger.diverge(location, "a timer that fired", "no such timer", None)
+                ledger.diverge(location, "a timer that fired", "no such timer", self._waiting_line())
         elif entry.kind == "cancel":
             self._stop_reason = entry.name
             assert self._main is not None
             self._main.cancel()
         elif location not in ledger.removed:
-            ledger.diverge(location, f"{entry.kind} {entry.name!r}", "nothing", None)
+            ledger.diverge(location, f"{entry.kind} {entry.name!r}", "nothing", self._waiting_line())
         self._drain()
 
     def _settle(

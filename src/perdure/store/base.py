@@ -225,10 +225,14 @@ class Claim(Struct, frozen=True, kw_only=True):
 
 
 class ClaimedRun(Struct, frozen=True):
-    """A run that was claimed, and the highest number that its inbox has given so far."""
+    """A run that was claimed, the highest number that its inbox has given so far, and where its history stands.
+
+    By the position a worker knows whether a copy that it kept in memory is still the run.
+    """
 
     id: str
     inbox_last: int
+    position: int = 0
 
 
 class RunPage(Struct, frozen=True):

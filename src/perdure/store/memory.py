@@ -109,7 +109,7 @@ class MemoryStore:
                         updated_at=claim.now,
                     ),
                 )
-            return [ClaimedRun(id, self._runs[id].record.inbox_last) for id in taken]
+            return [ClaimedRun(id, self._runs[id].record.inbox_last, self._runs[id].position) for id in taken]
 
     async def next_wake(self, pool: str) -> float | None:
         with self._lock:

@@ -28,7 +28,7 @@ TAKE = """
     UPDATE runs SET owner = ?, status = 'running', wake_at = NULL, mailed = 0, begun_at = coalesce(begun_at, ?),
            updated_at = ?
     WHERE no = ?
-    RETURNING id, inbox_last"""
+    RETURNING id, inbox_last, max(fence, coalesce((SELECT max(position) FROM entries WHERE run_no = runs.no), 0))"""
 NEXT_VERSION = """
     SELECT workflow, version, wake_at FROM runs
     WHERE pool = ? AND workflow = ? AND version > ? AND owner IS NULL AND wake_at IS NOT NULL AND ended_at IS NULL
@@ -74,7 +74,7 @@ def claim(connection: apsw.Connection, claim: Claim) -> list[ClaimedRun]:
     with writing(connection):
         alive = connection.execute(ALIVE, (claim.worker,)).get is not None
         taken = [(claim.worker, claim.now, claim.now, no) for _, _, no in _due(connection, claim)] if alive else []
-        return [ClaimedRun(id, inbox_last) for id, inbox_last in connection.executemany(TAKE, taken)]
+        return [ClaimedRun(*claimed) for claimed in connection.executemany(TAKE, taken)]
 
 
 def _due(connection: apsw.Connection, claim: Claim) -> list[tuple[float, str, int]]:

@@ -1,0 +1,22 @@
+"""One subject of one workload, in this process: `python -m benchmarks.round WORKLOAD SUBJECT SETTING`.
+
+Prints its measures as JSON. Only the harness calls it.
+"""
+
+import json
+import logging
+import sys
+
+from benchmarks.harness import Setting, workload
+
+
+def main(name: str, subject: str, setting: str) -> None:
+    logging.basicConfig(level=logging.WARNING)  # to stderr: an engine that retries or complains spoils the figure
+    chosen = workload(name)
+    measured = chosen.prepare if subject == "prepare" else chosen.subjects[subject]
+    assert measured is not None
+    print(json.dumps(dict(measured(Setting.from_json(setting)))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

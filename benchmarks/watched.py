@@ -1,0 +1,67 @@
+"""A SQLite store that counts what is asked of it, and remembers what it was given if it is told to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import apsw
+
+from perdure.records import WorkerRecord
+from perdure.store.base import Answer, Snapshot, Write
+from perdure.store.sqlite import SqliteStore
+
+T = TypeVar("T")
+
+
+@dataclass
+class Recording:
+    """Writes in the batches in which they were committed, by this worker."""
+
+    worker: WorkerRecord | None = None
+    batches: list[tuple[Write, ...]] = field(default_factory=list)
+
+
+class WatchedStore(SqliteStore):
+    """Costs a few additions per call, which is per batch and not per step, so that it may be measured."""
+
+    def __init__(self, path: str, *, synchronous: str = "full", remember: bool = False) -> None:
+        super().__init__(path, synchronous=synchronous)
+        self.recording = Recording() if remember else None
+        self.calls: Counter[str] = Counter()
+        self.writes = 0
+
+    def forget(self) -> None:
+        """Begin anew, after a warm-up."""
+        self.calls.clear()
+        self.writes = 0
+        if self.recording is not None:
+            self.recording.batches.clear()
+
+    async def commit(self, batch: Sequence[Write]) -> list[Answer]:
+        self.calls["commit"] += 1
+        self.writes += len(batch)
+        if self.recording is not None:
+            self.recording.batches.append(tuple(batch))
+        return await super().commit(batch)
+
+    async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
+        self.calls["load"] += 1
+        return await super().load(ids)
+
+    async def renew(self, worker: WorkerRecord) -> bool:
+        if self.recording is not None:
+            self.recording.worker = worker
+        return await super().renew(worker)
+
+    # Every call goes through one of these two.
+
+    async def _write(self, work: Callable[[apsw.Connection], T]) -> T:
+        self.calls["all"] += 1
+        return await super()._write(work)
+
+    async def _read(self, work: Callable[[apsw.Connection], T]) -> T:
+        self.calls["all"] += 1
+        return await super()._read(work)

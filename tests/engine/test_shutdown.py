@@ -1,0 +1,168 @@
+"""Leaving in good order: steps finish within the grace, runs are given back, nothing counts as a crash."""
+
+import asyncio
+
+import pytest
+
+from perdure import Context, RunStatus, StepInterrupted, WorkflowMisuse, step, workflow
+from tests.engine.kit import on_every_store
+
+
+def gated():
+    gate = asyncio.Event()
+
+    @step
+    async def slow() -> str:
+        await gate.wait()
+        return "slow"
+
+    @step
+    async def after() -> str:
+        return "after"
+
+    @workflow(name="gated")
+    async def two_steps(ctx: Context) -> str:
+        return f"{await slow()} {await after()}"
+
+    return two_steps, gate
+
+
+@on_every_store
+async def test_steps_finish_and_are_recorded_and_no_new_ones_begin(h):
+    wf, gate = gated()
+    engine = await h.engine(wf)
+    await engine.start(wf, id="g")
+    await h.settle()
+    leaving = h.background(engine.shutdown(grace=30))
+    await h.clock.advance(5)
+    assert not leaving.done()
+    gate.set()
+    await h.drive(leaving)
+    rows = await _history(h, "g")
+    assert rows == [("slow", "succeeded")]
+    assert h.executed() == [("slow", 1)]
+    second = await h.engine(wf)
+    await h.settle()  # given back: no lease has to run out
+    assert await second.status("g") is RunStatus.SUCCEEDED
+    assert await second.result("g") == "slow after"
+    assert (await second.describe("g")).recoveries == 0
+    assert h.executed() == [("slow", 1), ("after", 1)]
+
+
+@on_every_store
+async def test_a_step_that_outlasts_the_grace_is_cancelled_and_its_run_given_back(h):
+    wf, gate = gated()
+    engine = await h.engine(wf)
+    await engine.start(wf, id="g")
+    await h.settle()
+    started = h.clock.now()
+    await h.drive(engine.shutdown(grace=3))
+    assert h.clock.now() == pytest.approx(started + 3, abs=0.1)
+    assert await _history(h, "g") == [("slow", "pending")]
+    gate.set()
+    second = await h.engine(wf)
+    await h.settle()
+    assert await second.result("g") == "slow after"
+    assert (await second.describe("g")).recoveries == 0
+    assert h.executed() == [("slow", 1), ("slow", 1), ("after", 1)]
+
+
+@on_every_store
+async def test_the_default_grace_is_the_configs(h):
+    wf, gate = gated()
+    engine = await h.engine(wf)
+    await engine.start(wf, id="g")
+    await h.settle()
+    started = h.clock.now()
+    await h.drive(engine.shutdown())
+    assert h.clock.now() == pytest.approx(started + 10, abs=0.1)
+
+
+@on_every_store
+async def test_a_graceful_end_interrupts_no_at_most_once_step(h):
+    gate = asyncio.Event()
+
+    @step
+    async def slow() -> None:
+        await gate.wait()
+
+    @step(at_most_once=True)
+    async def pay() -> str:
+        return "paid"
+
+    @workflow
+    async def paying(ctx: Context) -> str:
+        await slow()
+        try:
+            return await pay()
+        except StepInterrupted:
+            return "interrupted"
+
+    engine = await h.engine(paying)
+    await engine.start(paying, id="p")
+    await h.settle()
+    leaving = h.background(engine.shutdown(grace=30))
+    await h.clock.advance(1)
+    gate.set()
+    await h.drive(leaving)
+    second = await h.engine(paying)
+    assert await h.run_to_end(second.get("p")) == "paid"
+
+
+@on_every_store
+async def test_shutdown_leaves_no_worker_behind(h):
+    wf, gate = gated()
+    engine = await h.engine(wf)
+    other = await h.engine(wf)
+    await h.drive(engine.shutdown())
+    assert [worker.id for worker in await h.store.workers()] == [other.worker]
+
+
+@on_every_store
+async def test_runs_that_sleep_need_no_giving_back(h):
+    @workflow
+    async def sleepy(ctx: Context) -> str:
+        await ctx.sleep(100)
+        return "awake"
+
+    engine = await h.engine(sleepy)
+    await engine.start(sleepy, id="s")
+    await h.settle()
+    commits = engine.faults.commits
+    await h.drive(engine.shutdown())
+    assert engine.faults.commits == commits
+    second = await h.engine(sleepy)
+    assert await h.run_to_end(second.get("s")) == "awake"
+
+
+@on_every_store
+async def test_calls_after_the_end_and_before_the_beginning(h):
+    wf, gate = gated()
+    engine = await h.engine(wf)
+    await h.drive(engine.shutdown())
+    for call in (engine.start(wf), engine.status("x"), engine.recover()):
+        with pytest.raises(WorkflowMisuse, match="not open"):
+            await call
+    await engine.shutdown()  # twice does no harm
+    with pytest.raises(ValueError, match="grace"):
+        other = await h.engine(wf)
+        await other.shutdown(grace=-1)
+
+
+@on_every_store
+async def test_async_with(h):
+    wf, gate = gated()
+    gate.set()
+    engine = await h.engine(wf)
+    await h.drive(engine.shutdown())
+
+    async def session() -> str:
+        async with engine as again:
+            return await again.execute(wf)
+
+    assert await h.drive(session()) == "slow after"
+
+
+async def _history(h, run_id: str) -> list[tuple[str, str]]:
+    client = await h.client()
+    return [(entry.location, str(entry.status)) for entry in await client.history(run_id)]
