@@ -83,8 +83,16 @@ async def work(order: Order) -> None:
     await asyncio.sleep(0.4)
     # A real step would now call a service, and pass it `now.idempotency_key`: should the process die after the call and
     # before its result is recorded, the step runs again with the same key, and the service can tell.
-    with Path(order.ledger).open("a") as ledger:
-        ledger.write(f"{now.name} {os.getpid()}\n")
+    write_line(order.ledger, f"{now.name} {os.getpid()}")
+
+
+def write_line(ledger: str, line: str) -> None:
+    with Path(ledger).open("a") as file:
+        file.write(f"{line}\n")
+
+
+def read_lines(ledger: Path) -> list[list[str]]:
+    return [line.split() for line in ledger.read_text().splitlines()]
 
 
 # --- the worker: executes whatever is due in the store, until it is told to stop -----------------------------------
@@ -138,7 +146,7 @@ async def until_asleep(run: Run[str]) -> None:
 
 async def show_timeline(client: Client, run: Run[str], ledger: Path, killed: int) -> None:
     """What the store and the ledger know, one line per entry; fails if any step was executed twice."""
-    executions = [line.split() for line in ledger.read_text().splitlines()]
+    executions = read_lines(ledger)
     times = Counter(name for name, _ in executions)
     process = {name: int(pid) for name, pid in executions}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

@@ -136,5 +136,5 @@ WORKLOAD = Workload(
         Figure("the same for each sleeping run", "bytes", _extra_bytes_per_run),
     ],
     sizes={"runs": 100_000, "settle_ms": 1_000},
-    quick={"runs": 3_000, "settle_ms": 150},
+    quick={"runs": 1_000, "settle_ms": 100},
 )

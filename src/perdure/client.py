@@ -20,7 +20,7 @@ from perdure.context import Context
 from perdure.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow
 from perdure.engine.hub import News
 from perdure.engine.link import Link
-from perdure.errors import RunCancelled, RunFailed, RunNotFound, RunTerminated, WorkflowMisuse
+from perdure.errors import InvalidArgument, RunCancelled, RunFailed, RunNotFound, RunTerminated, WorkflowMisuse
 from perdure.handle import Run
 from perdure.names import check_name, check_seconds
 from perdure.records import Message, RunQuery, RunRecord, RunStatus
@@ -77,6 +77,8 @@ class Client:
     """`async with Client(url) as client:` asks and tells; runs are executed by workers elsewhere."""
 
     def __init__(self, url: str | Store, *, config: EngineConfig | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        if config is not None and not isinstance(config, EngineConfig):
+            raise InvalidArgument(f"config must be an EngineConfig, not {config!r}")
         self._config = config or EngineConfig()
         self._clock = clock
         self._store = store_at(url, clock)

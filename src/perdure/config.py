@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from perdure.errors import InvalidArgument
 from perdure.names import check_count, check_seconds
 from perdure.retry import Retry
 
@@ -51,7 +52,7 @@ class EngineConfig:
         for count in ("shards", "resident_runs", "max_concurrent_steps", "max_recoveries", "max_pending_events"):
             check_count(f"EngineConfig.{count}", getattr(self, count))
         if not isinstance(self.store_retry, Retry):
-            raise TypeError(f"EngineConfig.store_retry must be a Retry, not {self.store_retry!r}")
+            raise InvalidArgument(f"EngineConfig.store_retry must be a Retry, not {self.store_retry!r}")
 
     def _set_seconds(self, name: str, *, zero: bool) -> None:
         object.__setattr__(self, name, check_seconds(f"EngineConfig.{name}", getattr(self, name), zero=zero))

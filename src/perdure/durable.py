@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
-_USED = object()  # in place of the steps of a call that has ended, or could not begin
+_USED = object()  # in place of the steps of a call that was awaited, has ended or could not begin
 
 
 class DurableCall(Coroutine[None, None, T]):
@@ -41,13 +41,12 @@ class DurableCall(Coroutine[None, None, T]):
     def __await__(self) -> Generator[Any, Any, T]:
         if self._steps is not None:
             raise RuntimeError(f"{self.name}: a durable call can be awaited only once")
-        self._steps = _USED  # it was awaited, even if it cannot begin
-        self._steps = self._begin().__await__()
-        return cast("Generator[Any, Any, T]", self._steps)
+        self._steps = _USED  # also if it cannot begin
+        return cast("Generator[Any, Any, T]", self._begin().__await__())
 
     def send(self, value: None) -> None:
         if self._steps is None or self._steps is _USED:
-            self.__await__()
+            self._steps = self.__await__()
         try:
             return cast("None", self._steps.send(value))
         except BaseException:  # its end, by a result or an error

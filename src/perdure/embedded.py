@@ -18,7 +18,7 @@ from perdure.engine.core import Core
 from perdure.engine.link import Link
 from perdure.errors import WorkflowMisuse
 from perdure.names import check_count, check_name, check_seconds
-from perdure.records import Message, RunStatus
+from perdure.records import Message, RunRecord, RunStatus
 from perdure.starting import Order
 from perdure.store.base import Answer, CreateRun, Store
 from perdure.views import RecoveryReport
@@ -90,6 +90,10 @@ class Engine(Client):
         if self._core is not None:
             self._core.ended(run_id)
         return ended
+
+    async def _served(self, record: RunRecord) -> bool:
+        here = record.pool == self._pool and (record.workflow, record.version) in self._catalog.pairs()
+        return (here and self._core is not None) or await super()._served(record)
 
     def _executes(self, run_id: str) -> bool:
         return self._core is not None and self._core.executes(run_id)

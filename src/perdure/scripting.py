@@ -4,28 +4,49 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, overload
 
 from perdure.context import Context
 from perdure.embedded import Engine
 from perdure.store.base import Store
 
-P = ParamSpec("P")
 R = TypeVar("R")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+Body = Coroutine[Any, Any, R]
 
 
+@overload
+def run(wf: Callable[[Context], Body[R]], /, *, store: str | Store = ..., id: str | None = None) -> R: ...
+@overload
+def run(wf: Callable[[Context, A], Body[R]], a: A, /, *, store: str | Store = ..., id: str | None = None) -> R: ...
+@overload
 def run(
-    workflow: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]],
-    *args: Any,
-    store: str | Store = "memory://",
+    wf: Callable[[Context, A, B], Body[R]], a: A, b: B, /, *, store: str | Store = ..., id: str | None = None
+) -> R: ...
+@overload
+def run(
+    wf: Callable[[Context, A, B, C], Body[R]], a: A, b: B, c: C, /, *, store: str | Store = ..., id: str | None = None
+) -> R: ...
+@overload
+def run(
+    wf: Callable[[Context, A, B, C, D], Body[R]],
+    a: A,
+    b: B,
+    c: C,
+    d: D,
+    /,
+    *,
+    store: str | Store = ...,
     id: str | None = None,
-) -> R:
+) -> R: ...
+def run(wf: Any, /, *args: Any, store: str | Store = "memory://", id: str | None = None) -> Any:
     """Run a workflow to its end and return its value. With an id and a durable store it goes on after a crash."""
 
-    async def main() -> R:
+    async def main() -> Any:
         async with Engine(store) as engine:
-            handle: Any = await engine.start(workflow, *args, id=id)
-            result: R = await handle.result()
-            return result
+            return await engine.execute(wf, *args, id=id)
 
     return asyncio.run(main())

@@ -158,12 +158,12 @@ def checked_options(options: StepOptions) -> StepOptions:
     for kind in raises:
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
             raise InvalidArgument(f"raises must name exception types, not {kind!r}")
-    if options.compensate is not None and not callable(options.compensate):
-        raise InvalidArgument("compensate must be a function")
+    for later in ("compensate", "pool"):  # to accept them and do nothing would be worse than to refuse them
+        if getattr(options, later) is not None:
+            raise InvalidArgument(f"{later}= of a step is not part of this version yet; leave it out")
     timeout = None if options.timeout is None else check_seconds("a step's timeout", options.timeout, zero=False)
     key = None if options.key is None else check_name("a step's key", options.key)
-    pool = None if options.pool is None else check_name("a step's pool", options.pool)
-    return replace(options, raises=raises, timeout=timeout, key=key, pool=pool)
+    return replace(options, raises=raises, timeout=timeout, key=key)
 
 
 class StepDecorator(Protocol):

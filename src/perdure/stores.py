@@ -50,6 +50,6 @@ def _sqlite(url: str, clock: Clock) -> Store:
         )
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     synchronous = options.pop("synchronous", "full").lower()
-    if options or synchronous not in ("full", "normal", "off", "extra"):
+    if options or synchronous not in ("full", "normal", "off"):
         raise InvalidArgument(f"{url!r}: the only option is synchronous=full|normal|off")
     return SqliteStore(path, clock=clock, synchronous=synchronous)

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,15 +90,22 @@ class Scene:
         deadline = time.monotonic() + PATIENCE
         while not (found := condition()):
             if time.monotonic() > deadline:
-                errors = (self.folder / "stderr.log").read_text() if (self.folder / "stderr.log").exists() else ""
-                pytest.fail(f"waited in vain: {what}\n{errors[-4000:]}")
+                pytest.fail(f"waited in vain: {what}\n{self.explanation()}")
             time.sleep(POLL)
         return found
 
     def until_ended(self, process: subprocess.Popen[bytes]) -> None:
         """Wait until a process has ended by itself, well."""
         self.until(lambda: process.poll() is not None, "the program ends")
-        assert process.returncode == 0, (self.folder / "stderr.log").read_text()[-4000:]
+        assert process.returncode == 0, self.explanation()
+
+    def explanation(self) -> str:
+        """What to show when something went wrong."""
+        errors = self.folder / "stderr.log"
+        runs = self.query("SELECT id, status, owner, wake_at, recoveries, waits FROM runs WHERE ended_at IS NULL")
+        workers = self.query("SELECT id, pid, lease_until, gone FROM workers")
+        said = errors.read_text()[-6000:] if errors.exists() else ""
+        return f"workers: {workers}\nunfinished runs: {runs[:20]}\n{said}"
 
     def effects(self, what: str | None = None) -> list[Effect]:
         return effects(self.log, what)
@@ -154,7 +161,7 @@ class Scene:
 
 
 @contextmanager
-def scene(folder: Path):  # type: ignore[no-untyped-def]
+def scene(folder: Path) -> Iterator[Scene]:
     made = Scene(folder)
     try:
         yield made

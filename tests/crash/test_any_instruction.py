@@ -1,9 +1,10 @@
-"""A process dies at a random function call, inside the engine, the store or the workflow, and again in its next life."""
+"""A process dies at a random function call in the engine, the store or the workflow, and again in its next life."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,7 @@ def _check_effects(lines: list[Effect], snapshots: list[Snapshot]) -> None:
 
 
 def _check_that_history_only_grows(snapshots: list[Snapshot]) -> None:
-    for (_, before), (_, after) in zip(snapshots, snapshots[1:], strict=False):
+    for (_, before), (_, after) in pairwise(snapshots):
         for key, entry in before.items():
             later = after[key]
             if entry.status != "pending":

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections import Counter, defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def start_worker(
 
 
 def joined(here: Scene, worker: subprocess.Popen[bytes]) -> bool:
-    assert worker.poll() is None, (here.folder / "stderr.log").read_text()
+    assert worker.poll() is None, here.explanation()
     return bool(here.query("SELECT 1 FROM workers WHERE pid = ? AND gone = 0", worker.pid))
 
 
@@ -78,7 +79,7 @@ def test_no_run_is_executed_by_two_workers_and_those_of_a_killed_one_go_on_in_th
             assert number < killed_at or line.step not in recorded, f"{line.step} was recorded, and was executed again"
         taken_over = 0
         for run, executed_by in by_run.items():
-            changes = sum(1 for a, b in zip(executed_by, executed_by[1:], strict=False) if a != b)
+            changes = sum(1 for a, b in pairwise(executed_by) if a != b)
             assert changes == 0 or (changes == 1 and executed_by[0] == first.pid), f"{run} went back and forth"
             taken_over += changes
         assert taken_over >= 1

@@ -72,6 +72,6 @@ def _check_effects(here: Scene, recorded_at_kills: list[tuple[int, frozenset[tup
 
 
 def _check_one_step_at_a_time(lines: list[Effect], recorded: frozenset[tuple[str, str]]) -> None:
-    """A step's result is durable before the next step begins: of each run at most the last one done lacks its record."""
+    """A result is durable before the next step begins: of each run at most the last step done lacks its record."""
     unrecorded = Counter(run for run, _ in {line.step for line in lines} - recorded)
     assert all(count == 1 for count in unrecorded.values()), unrecorded

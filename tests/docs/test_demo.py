@@ -38,7 +38,7 @@ def test_the_demo_shows_which_steps_ran_before_the_crash_and_which_after():
         )
     }
     assert rows == {
-        **{name: (killed, "before", "once") for name in BEFORE},
-        **{name: (survivor, "after", "once") for name in AFTER},
+        **dict.fromkeys(BEFORE, (killed, "before", "once")),
+        **dict.fromkeys(AFTER, (survivor, "after", "once")),
     }
     assert "No step ran twice" in done.stdout

@@ -31,7 +31,7 @@ def on_every_store(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("store_kind", "tmp_path")]
     others = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in fixtures]
     run.__signature__ = inspect.Signature([*own, *others])  # type: ignore[attr-defined]
-    run.__name__ = test.__name__  # type: ignore[attr-defined]
+    run.__name__ = test.__name__
     run.__doc__ = test.__doc__
     run.__module__ = test.__module__
     run.pytestmark = list(getattr(test, "pytestmark", []))  # type: ignore[attr-defined]

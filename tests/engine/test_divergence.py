@@ -141,23 +141,21 @@ async def test_a_payload_that_no_longer_fits_holds_the_run(h):
         await ctx.sleep(10)
         return n
 
-    old = typed
-
     @workflow(name="typed")
-    async def typed(ctx: Context, n: dict[str, int]) -> int:
+    async def typed_otherwise(ctx: Context, n: dict[str, int]) -> int:
         await ctx.sleep(10)
         return n["x"]
 
-    engine = await h.engine(old)
-    await engine.start(old, 5, id="t")
+    engine = await h.engine(typed)
+    await engine.start(typed, 5, id="t")
     await h.settle()
     await h.drive(engine.shutdown())
-    engine = await h.engine(typed)
+    engine = await h.engine(typed_otherwise)
     await h.clock.advance(20)
     assert await engine.status("t") is RunStatus.SUSPENDED
     assert any(reason.kind == "held" for reason in (await engine.describe("t")).waiting_for)
     await h.drive(engine.shutdown())
-    engine = await h.engine(old)
+    engine = await h.engine(typed)
     assert await h.run_to_end(engine.get("t")) == 5
 
 
@@ -207,7 +205,7 @@ async def test_versions_side_by_side(h):
 @on_every_store
 async def test_a_held_run_is_not_failed_by_anything_that_passes(h):
     await halted(h)
-    engine = await h.engine(version(bad))
+    await h.engine(version(bad))
     await h.clock.advance(200)
     before = await everything_in(h.store, "d")
     await h.clock.advance(10_000)

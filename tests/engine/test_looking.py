@@ -74,7 +74,7 @@ async def test_status_through_a_life(h):
     assert await run.status() is RunStatus.SUSPENDED
     await h.clock.advance(11)
     assert await engine.status("life") is RunStatus.SUCCEEDED
-    assert RunStatus.SUCCEEDED == "succeeded"
+    assert str(RunStatus.SUCCEEDED) == "succeeded"
 
 
 @on_every_store
@@ -349,7 +349,7 @@ async def test_watch_gives_every_entry_and_ends_with_the_run(h):
 
     async def watch() -> None:
         async for entry in run.watch():
-            seen.append((entry.location, str(entry.status)))
+            seen.append((entry.location, str(entry.status)))  # noqa: PERF401 - one by one, as they come
 
     watching = h.background(watch())
     await h.clock.advance(5)
@@ -368,7 +368,7 @@ async def test_watch_from_a_process_that_does_not_execute(h):
 
     async def watch() -> None:
         async for entry in run.watch():
-            seen.append(f"{entry.location} {entry.status}")
+            seen.append(f"{entry.location} {entry.status}")  # noqa: PERF401 - one by one, as they come
 
     watching = h.background(watch())
     await h.engine(sleepy)

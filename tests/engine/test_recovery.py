@@ -298,7 +298,7 @@ async def test_what_a_caller_has_seen_survives(h):
 
     async def watch() -> None:
         async for entry in run.watch():
-            seen.append(entry.location)
+            seen.append(entry.location)  # noqa: PERF401 - one by one, as they come
 
     first.faults.crash(12, "before")
     h.background(watch())
@@ -309,4 +309,4 @@ async def test_what_a_caller_has_seen_survives(h):
     second = await h.engine(counting)
     assert [entry.location for entry in await second.history("c")][: len(seen)] == seen
     assert await h.run_to_end(second.get("c")) == 190
-    assert sorted(set(h.executed())) == sorted(h.executed()) or len(h.executed()) == 21
+    assert len(h.executed()) <= 21  # at most the one that was under way is repeated

@@ -69,7 +69,7 @@ async def test_a_step_that_outlasts_the_grace_is_cancelled_and_its_run_given_bac
 
 @on_every_store
 async def test_the_default_grace_is_the_configs(h):
-    wf, gate = gated()
+    wf, _ = gated()
     engine = await h.engine(wf)
     await engine.start(wf, id="g")
     await h.settle()
@@ -111,7 +111,7 @@ async def test_a_graceful_end_interrupts_no_at_most_once_step(h):
 
 @on_every_store
 async def test_shutdown_leaves_no_worker_behind(h):
-    wf, gate = gated()
+    wf, _ = gated()
     engine = await h.engine(wf)
     other = await h.engine(wf)
     await h.drive(engine.shutdown())
@@ -137,15 +137,15 @@ async def test_runs_that_sleep_need_no_giving_back(h):
 
 @on_every_store
 async def test_calls_after_the_end_and_before_the_beginning(h):
-    wf, gate = gated()
+    wf, _ = gated()
     engine = await h.engine(wf)
     await h.drive(engine.shutdown())
     for call in (engine.start(wf), engine.status("x"), engine.recover()):
         with pytest.raises(WorkflowMisuse, match="not open"):
             await call
     await engine.shutdown()  # twice does no harm
+    other = await h.engine(wf)
     with pytest.raises(ValueError, match="grace"):
-        other = await h.engine(wf)
         await other.shutdown(grace=-1)
 
 

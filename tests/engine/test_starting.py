@@ -85,9 +85,7 @@ async def test_one_run_whoever_asks_also_across_engines(h):
 @on_every_store
 async def test_execute_starts_or_observes_and_returns_the_result(h):
     engine = await h.engine(order)
-    both = asyncio.gather(
-        engine.execute(order, Order("a", 1), id="o"), engine.execute(order, Order("a", 1), id="o")
-    )
+    both = asyncio.gather(engine.execute(order, Order("a", 1), id="o"), engine.execute(order, Order("a", 1), id="o"))
     assert await h.drive(both) == ["a/False", "a/False"]
     assert CALLS == ["a/False"]
 
@@ -165,9 +163,9 @@ async def test_a_payload_that_does_not_fit_is_refused_with_the_path_and_nothing_
     with pytest.raises(InvalidPayload, match="cents"):
         await engine.start(order, Order("a", "much"), id="bad")  # type: ignore[arg-type]
     with pytest.raises(InvalidPayload, match="order"):
-        await engine.start(order, id="bad")  # type: ignore[call-overload]
+        await engine.start(order, id="bad")
     with pytest.raises(InvalidPayload):
-        await engine.start(order, Order("a", 1), True, "extra", id="bad")  # type: ignore[call-overload]
+        await engine.start(order, Order("a", 1), True, "extra", id="bad")
     assert engine.faults.commits == 0
     assert await engine.status("bad") is None
     assert (await engine.runs()).runs == ()
@@ -177,11 +175,11 @@ async def test_a_payload_that_does_not_fit_is_refused_with_the_path_and_nothing_
 async def test_an_option_that_does_not_exist_is_refused(h):
     engine = await h.engine(order)
     with pytest.raises(WorkflowMisuse, match="no option colour"):
-        await engine.start(order, Order("a", 1), colour="red")  # type: ignore[call-overload]
+        await engine.start(order, Order("a", 1), colour="red")
     with pytest.raises(InvalidPayload, match="id"):
-        await engine.start(order.options(id="x"), Order("a", 1), id="y")  # type: ignore[call-arg]
+        await engine.start(order.options(id="x"), Order("a", 1), id="y")
     with pytest.raises(WorkflowMisuse, match="@workflow"):
-        await engine.start(note, "x")  # type: ignore[call-overload]
+        await engine.start(note, "x")
     assert engine.faults.commits == 0
 
 

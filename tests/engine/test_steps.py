@@ -2,8 +2,10 @@
 
 import asyncio
 import contextvars
+import itertools
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -43,7 +45,7 @@ def workflow_of(*steps, **options):
 
 @on_every_store
 async def test_what_a_body_can_know_of_itself(h):
-    seen = []
+    seen: list[Any] = []
 
     @step(timeout=50, retry=Retry(initial=3, jitter=0))
     async def curious() -> None:
@@ -107,7 +109,7 @@ async def test_a_retry_policy_is_followed(h):
     wf = workflow_of(failing)
     engine = await h.engine(wf)
     assert await h.run_to_end(await engine.start(wf)) == ["ValueError/4"]
-    waits = [b - a for a, b in zip(times, times[1:], strict=False)]
+    waits = [b - a for a, b in itertools.pairwise(times)]
     assert waits == [pytest.approx(each, abs=0.05) for each in (10, 30, 50)]
 
 

@@ -103,7 +103,7 @@ async def test_cancel_a_sleeping_run_that_is_not_in_memory(h):
 
 @on_every_store
 async def test_cancel_a_run_in_the_middle_of_a_step(h):
-    waits, gate = hanging()
+    waits, _ = hanging()
     engine = await h.engine(waits)
     run = await engine.start(waits, id="w")
     await h.settle()
@@ -116,7 +116,7 @@ async def test_cancel_a_run_in_the_middle_of_a_step(h):
 
 @on_every_store
 async def test_cancel_from_another_process_while_a_step_executes(h):
-    waits, gate = hanging()
+    waits, _ = hanging()
     await h.engine(waits)
     client = await h.client()
     run = await client.start(waits, id="w")

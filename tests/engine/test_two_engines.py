@@ -212,3 +212,22 @@ async def test_pools_are_apart(h):
     await h.engine(heavy, pool="heavy")
     assert await h.run_to_end(run) == 1
     assert {each.engine for each in h.executions} == {2}
+
+
+@on_every_store
+async def test_a_run_that_becomes_ours_while_an_older_state_of_it_is_read_is_read_again(h):
+    engine = await h.engine(naps)
+    await engine.start(naps, 1, id="n", delay=10)
+    gate, load = asyncio.Event(), engine.faults.load
+
+    async def slow_load(ids):
+        snapshots = await load(ids)
+        await gate.wait()
+        return snapshots
+
+    engine.faults.load = slow_load
+    engine._core.coordinator._load(["n"])  # as after a turn of it was refused
+    await h.settle()
+    await h.clock.advance(11)  # due, and claimed
+    gate.set()
+    assert await h.run_to_end(engine.get("n"), within=30) == 0

@@ -6,16 +6,20 @@ import gc
 import logging
 import subprocess
 import sys
+from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from perdure.codec import JSON
+from perdure.records import StepDone
 from perdure.runner import closing
 from perdure.steps import step
 from tests.runner.driver import Play, note
 
 ROOT = Path(__file__).parents[2]
-REAL = []
+REAL: list[Any] = []
 
 
 @step
@@ -108,7 +112,7 @@ async def waits_once_more(ctx):
 
 
 async def stubborn_queue(ctx):
-    queue = asyncio.Queue()
+    queue: asyncio.Queue[int] = asyncio.Queue()
     beside = asyncio.create_task(plain(ctx))
     while not beside.done():
         try:
@@ -248,9 +252,6 @@ def test_a_run_can_be_dropped_after_every_turn(fn):
             break
         if play.running:
             location = next(iter(play.running))
-            from perdure.codec import JSON
-            from perdure.records import StepDone
-
             attempt = play.running.pop(location).attempt
             play.advance(StepDone(location, attempt, value=JSON.encode(1)))
         else:
@@ -284,7 +285,7 @@ def test_handlers_see_generator_exit_and_durable_calls_raise():
             except BaseException as refused:
                 note(type(refused).__name__)
             try:
-                asyncio.create_task(plain(ctx))
+                asyncio.create_task(plain(ctx))  # noqa: RUF006
             except BaseException as refused:
                 note(type(refused).__name__)
             try:
@@ -295,6 +296,31 @@ def test_handlers_see_generator_exit_and_durable_calls_raise():
 
     play = Play(looking).begin()
     assert play.close() == [GeneratorExit, "Closed", "Closed", "Closed"]
+
+
+def test_releasing_a_lock_in_a_handler_raises_nothing():
+    async def locking(ctx):
+        lock = asyncio.Lock()
+
+        async def waiter():
+            async with lock:
+                note("never")
+
+        try:
+            async with lock:
+                task = asyncio.create_task(waiter())
+                await asyncio.sleep(0)
+                await charge(1)
+            await task
+        except BaseException as error:
+            note(type(error))
+            raise
+
+    play = Play(locking).begin()
+    main = play.runner._loop.main
+    assert main is not None
+    play.runner._loop.live[main] = play.runner._loop.live.pop(main)  # closed first, while the other one still waits
+    assert play.close() == [GeneratorExit]
 
 
 def test_what_handlers_raise_is_logged_and_ignored(caplog):
@@ -401,14 +427,14 @@ def test_a_run_that_is_dropped_without_closing_does_not_run_user_code():
 
 
 AT_EXIT = """
-import sys
+import os
 from perdure.runner import closing
 from perdure.steps import step
 from tests.runner.driver import Play
 
 @step
-async def charge(what):
-    sys.stdout.write(f"really did {what}")
+async def charge(what, write=os.write):
+    write(1, b"really did it")
 
 async def cleaning_up(ctx):
     try:
@@ -476,9 +502,6 @@ async def pages(count):
 
 def settle(play):
     """Answer whatever is under way, without ever running a body."""
-    from perdure.codec import JSON
-    from perdure.records import StepDone
-
     while play.alive and play.running:
         location, running = play.running.popitem()
         play.advance(StepDone(location, running.attempt, value=JSON.encode(running.call.args[0])))
@@ -502,8 +525,6 @@ def test_an_async_generator_that_is_dropped_is_closed_without_durable_calls(capl
 
 
 def test_an_async_generator_with_aclosing_may_make_durable_calls():
-    from contextlib import aclosing
-
     async def closing_it(ctx):
         async with aclosing(pages(5)) as found:
             async for page in found:

@@ -1,11 +1,12 @@
 """Divergence: code that asks for something else than was recorded is held, and sees nothing of it."""
 
 import asyncio
+import inspect
 
 import pytest
 
 from perdure.steps import step
-from tests.runner.driver import Play, note, step_row
+from tests.runner.driver import Play, definition, note, step_row
 from tests.runner.workflows import fetch, helper
 
 
@@ -41,8 +42,6 @@ def held_by(fn):
 
 
 def line_of(fn, text):
-    import inspect
-
     lines, first = inspect.getsourcelines(fn)
     number = next(index for index, line in enumerate(lines) if text in line)
     return f"{__file__}:{first + number} in {fn.__name__}"
@@ -259,14 +258,12 @@ def test_other_arguments_are_reported_and_no_divergence(caplog):
     play.close()
 
 
-@pytest.mark.parametrize("how", [{"strict": True}, {"fn_strict": True}])
+@pytest.mark.parametrize("how", ["by the caller", "by the workflow"])
 def test_other_arguments_are_divergence_when_strict(how):
-    from perdure.definition import Workflow, WorkflowOptions
-
-    fn = with_other_arguments
-    if how.pop("fn_strict", False):
-        fn = Workflow(fn, "strict", 1, WorkflowOptions(strict=True))
-    play = recorded().replayed_by(fn, **how).begin()
+    if how == "by the caller":
+        play = recorded().replayed_by(with_other_arguments, strict=True).begin()
+    else:
+        play = recorded().replayed_by(definition(with_other_arguments, strict=True)).begin()
     assert play.held.location == "fetch"
     assert play.held.recorded == "other arguments"
 

@@ -165,7 +165,9 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         self.halted = False
         self.closing = False
         self.callbacks = 0
-        self._number = (seed * 0x9E3779B97F4A7C15) & ((1 << 60) - 1)  # spread over all bits: asyncio keeps tasks in sets
+        self._number = (seed * 0x9E3779B97F4A7C15) & (
+            (1 << 60) - 1
+        )  # spread over all bits: asyncio keeps tasks in sets
         self._inner_number = self._number  # for what asyncio makes for itself, which differs between Python versions
         self._hurrying = False
         self._refused = 0
@@ -393,6 +395,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         task = getattr(callback, "__self__", None)
         if isinstance(task, asyncio.Task) and not isinstance(task, WorkflowTask):
             task.get_coro().close()
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
             raise WorkflowMisuse(_NO_TASK)
 
     def refuse(self) -> None:

@@ -16,6 +16,7 @@ from perdure.records import Cancelled, Failed, Outcome, Succeeded
 
 LOGGER = logging.getLogger("perdure.workflow")
 
+_UNORDERED = "expect an iterable of futures, not generator"  # as_completed of 3.11 takes a generator for a coroutine
 _FOREIGN = ("is bound to a different event loop", "attached to a different loop")
 
 
@@ -63,4 +64,6 @@ def _as_misuse(error: BaseException) -> BaseException:
         misuse = WorkflowMisuse(f"an asyncio object is shared between runs or made outside of this one: {error}")
         misuse.__cause__ = error
         return misuse
+    if isinstance(error, TypeError) and _UNORDERED in str(error):
+        return WorkflowMisuse("as_completed in a workflow takes a list or tuple, whose order is known")
     return error

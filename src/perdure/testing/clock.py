@@ -76,7 +76,7 @@ class VirtualClock:
         return True
 
     async def jump(self, seconds: float) -> None:
-        """Let time pass in one leap, as for a process that was paused: timers that fall into it fire late, at its end."""
+        """Let time pass in one leap, as for a process that was paused: timers that fall into it fire at its end."""
         self._now += seconds
         await self.move_to(self._now)
 
@@ -111,6 +111,7 @@ async def let_the_loop_settle() -> None:
         for _ in range(MANY_ROUNDS):
             await asyncio.sleep(0)
         return
-    await asyncio.sleep(0)
-    while ready:
+    while True:
         await asyncio.sleep(0)
+        if not ready:
+            return

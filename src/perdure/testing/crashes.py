@@ -102,7 +102,7 @@ async def crash_everywhere(
     for call in calls:
         for n in range(1, clean.calls[call] + 1):
             for side in ("before", "after"):
-                crash = Crash(n, side, call)  # type: ignore[arg-type]
+                crash = Crash(n, side, call)
                 crashed = await course(crash)
                 faults = _faults(clean, crashed, same)
                 if faults:

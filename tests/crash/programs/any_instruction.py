@@ -7,6 +7,7 @@ After each death the program prints a line and waits for one: the time for the t
 """
 
 import asyncio
+import faulthandler
 import itertools
 import os
 import random
@@ -21,6 +22,7 @@ from tests.crash.effects import effect
 LIVES = 30
 CALLS = 40_000  # of about twice as many that it takes to finish all runs in one life
 RUNS = 3
+PATIENCE = 40.0  # seconds; a life takes less than one
 
 
 @step
@@ -97,6 +99,7 @@ def life(url: str, log: str, call: int | None) -> int:
     child = os.fork()
     if child == 0:
         status = 1
+        faulthandler.dump_traceback_later(PATIENCE, exit=True)  # a life that hangs says where, and fails the test
         try:
             if call is not None:
                 die_at(call)
@@ -114,7 +117,8 @@ def main(url: str, log: str, seed: int) -> None:
     dice = random.Random(seed)
     for _ in range(LIVES):
         ended = life(url, log, dice.randrange(CALLS))
-        print("died" if ended == -signal.SIGKILL else f"ended {ended}", flush=True)
+        sys.stdout.write("died\n" if ended == -signal.SIGKILL else f"ended {ended}\n")
+        sys.stdout.flush()
         sys.stdin.readline()
         if ended != -signal.SIGKILL:
             sys.exit(ended)

@@ -1,0 +1,124 @@
+"""The benchmarks run, and report what they measured. How fast anything is, no test asks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import keep, main, read
+from benchmarks.harness import Figure, FigureResult, Result, Workload, figures_of, workload
+from benchmarks.machine import facts
+from benchmarks.report import BEGIN, END, number, row_of
+from benchmarks.workloads import NAMES
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "performance.md"
+
+
+def test_all_workloads_run_and_print_their_tables(tmp_path):
+    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--quick", "--results", str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = {result.workload: result for result in read(tmp_path / "quick.json")}
+    assert list(results) == list(NAMES)
+    for name, result in results.items():
+        assert f"{name}: {result.title}" in done.stdout
+        for figure in result.figures:
+            assert figure.title in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["quick.json"], "data was left behind"
+    counts = {figure.title: figure.median for result in results.values() for figure in result.figures}
+    assert counts["commits per run"] == 2
+    assert counts["loads while doing so"] == 1
+    assert counts["other store calls per run"] >= 0
+
+
+def test_an_unknown_workload_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["nonsense"])
+    assert "unknown: nonsense; choose from noop10" in capsys.readouterr().err
+
+
+def test_ratios_are_computed_per_round():
+    chosen = Workload(
+        title="",
+        subjects={},
+        figures=[Figure("ratio", "x", lambda measured: measured["a"]["n"] / measured["b"]["n"], at_most=2)],
+        sizes={},
+        quick={},
+    )
+    rounds = [{"a": {"n": a}, "b": {"n": b}} for a, b in ((2, 1), (30, 10), (5, 5), (8, 2), (9, 9))]
+    [ratio] = figures_of(chosen, rounds)
+    assert (ratio.median, ratio.low, ratio.high, ratio.met) == (2, 1, 4, True)
+
+
+def test_a_result_takes_the_place_of_its_workloads_last_one(tmp_path):
+    kept = tmp_path / "latest.json"
+    for name, median in (("latency", 1.0), ("noop10", 2.0), ("latency", 3.0)):
+        keep(kept, result(name, median))
+    assert [(each.workload, each.figures[0].median) for each in read(kept)] == [("noop10", 2.0), ("latency", 3.0)]
+    assert json.loads(kept.read_text())["results"][0]["machine"]["cores"] >= 1
+
+
+def test_the_page_gets_the_latest_results_between_its_markers(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    keep(tmp_path / "latest.json", result("noop10", 12_345.6))
+    for _ in range(2):
+        main(["--markdown", str(page), "--results", str(tmp_path)])
+    text = page.read_text()
+    assert text.startswith(f"before\n{BEGIN}\n")
+    assert text.endswith(f"{END}\nafter\n")
+    assert text.count("| durable steps | 12,346 steps/s | 1 to 20,000 | at least 15,000, missed |") == 1
+    assert "old" not in text
+
+
+def test_a_page_without_results_or_markers_is_left_alone(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("words\n")
+    with pytest.raises(SystemExit, match="measure first"):
+        main(["--markdown", str(page), "--results", str(tmp_path)])
+    keep(tmp_path / "latest.json", result("noop10", 1.0))
+    with pytest.raises(SystemExit, match="no place for the figures"):
+        main(["--markdown", str(page), "--results", str(tmp_path)])
+    assert page.read_text() == "words\n"
+
+
+def test_the_docs_explain_every_workload_and_figure():
+    text = PAGE.read_text(encoding="utf-8")
+    explained, begin, _ = text.partition(BEGIN)
+    assert begin
+    assert text.count(END) == 1
+    assert [name for name in NAMES if f"`{name}`" not in explained] == []
+
+
+def test_every_workload_says_what_it_is_for():
+    for name in NAMES:
+        workload(name)
+        assert sys.modules[f"benchmarks.workloads.{name}"].__doc__
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0, "0"), (1.0, "1"), (0.123, "0.12"), (12.34, "12.3"), (123.4, "123"), (12_345.6, "12,346"), (-1.5, "-1.50")],
+)
+def test_numbers_have_the_digits_that_mean_something(value, shown):
+    assert number(value) == shown
+
+
+def test_a_figure_without_target_shows_none():
+    assert row_of(FigureResult("p50", "ms", 1.5, 1.0, 2.25)) == ("p50", "1.50 ms", "1 to 2.25", "")
+
+
+def result(name: str, median: float) -> Result:
+    figure = FigureResult("durable steps", "steps/s", median, 1, 20_000, at_least=15_000)
+    return Result(name, "a title", "2025-01-02T03:04:05+00:00", facts(), {"runs": 1}, [{}], [figure])
