@@ -10,11 +10,12 @@ import asyncio
 import logging
 import random
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
+from perdure.branches import Opens, branches_of, join, map_items, race
 from perdure.clock import moment
 from perdure.durable import Asking
 from perdure.errors import InvalidArgument, WorkflowMisuse
@@ -24,6 +25,7 @@ from perdure.steps import UNSET, Step, StepOptions, Unset, body_of, checked_opti
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 LOGGER = logging.getLogger("perdure.workflow")
 
@@ -40,7 +42,7 @@ class RunFacts:
     parent: str | None
 
 
-class Asks(Protocol):
+class Asks(Opens, Protocol):
     """What a context asks of the run behind it."""
 
     facts: RunFacts
@@ -164,6 +166,36 @@ class Context:
         policy = Retry() if isinstance(retry, Unset) else retry
         options = StepOptions(retry=policy, timeout=cast("float | None", timeout), compensate=compensate)
         return Step(body_of(body), check_name("a step's name", name), checked_options(options))(*args)
+
+    # --- branches
+
+    @overload
+    async def join(self, first: Awaitable[Any], /, *more: Awaitable[Any], name: str = "join") -> tuple[Any, ...]: ...
+    @overload
+    async def join(self, branches: Mapping[str, Awaitable[R]], /, *, name: str = "join") -> dict[str, R]: ...
+    @overload
+    async def join(self, *, name: str = "join", **branches: Awaitable[Any]) -> dict[str, Any]: ...
+    async def join(self, *args: Any, name: str = "join", **branches: Awaitable[Any]) -> Any:
+        """Run branches side by side and wait for all of them, failed ones too: those are in `JoinError.errors`."""
+        work = branches_of(args, branches)
+        results = await join(self._run, work, name)
+        return tuple(results.values()) if args and not isinstance(args[0], Mapping) else results
+
+    @overload
+    async def race(self, *branches: Awaitable[R], name: str = "race") -> tuple[int, R]: ...
+    @overload
+    async def race(self, branches: Mapping[str, Awaitable[R]], /, *, name: str = "race") -> tuple[str, R]: ...
+    @overload
+    async def race(self, *, name: str = "race", **branches: Awaitable[R]) -> tuple[str, R]: ...
+    async def race(self, *args: Any, name: str = "race", **branches: Awaitable[Any]) -> Any:
+        """The first branch that succeeds, and its value. The others are cancelled at once and not waited for."""
+        return await race(self._run, branches_of(args, branches), name)
+
+    async def map(
+        self, fn: Callable[[T], Awaitable[R]], items: Iterable[T], *, concurrency: int = 20, name: str = "map"
+    ) -> list[R]:
+        """The results of a step (or any async function) over items, in their order, so many at a time."""
+        return await map_items(self._run, fn, items, concurrency, name)
 
     # --- changing code under running workflows
 

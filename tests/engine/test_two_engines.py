@@ -26,12 +26,29 @@ async def naps(ctx: Context, n: int) -> int:
 
 @on_every_store
 async def test_no_run_is_executed_by_both(h):
+    both_at_work = asyncio.Event()
+
+    @step
+    async def work_together(n: int) -> int:
+        if {each.engine for each in h.executions} == {1, 2}:
+            both_at_work.set()
+        await both_at_work.wait()
+        return n
+
+    @workflow
+    async def together(ctx: Context, n: int) -> int:
+        total = 0
+        for i in range(n):
+            total += await work_together(i)
+            await ctx.sleep(1)
+        return total
+
     client = await h.client()
-    runs = [await client.start(naps, 5, id=f"n{i}") for i in range(40)]
+    runs = [await client.start(together, 5, id=f"n{i}") for i in range(40)]
     # Room for a few at a time, so that each is taken and given up again and again.
     config = EngineConfig(resident_runs=8)
     for _ in range(2):
-        await h.engine(naps, config=config, store=another_handle(h.store, h.clock))
+        await h.engine(together, config=config, store=another_handle(h.store, h.clock))
     assert await h.drive(asyncio.gather(*(run.result() for run in runs))) == [10] * 40
     per_attempt = Counter((each.run_id, each.location, each.attempt) for each in h.executions)
     assert set(per_attempt.values()) == {1}
@@ -125,7 +142,9 @@ async def test_a_stale_workers_commit_is_refused(h):
 
     @workflow
     async def stuck(ctx: Context) -> str:
-        return await hang()
+        word = await hang()
+        await work(1)
+        return word
 
     first = await h.engine(stuck)
     await first.start(stuck, id="s")
@@ -139,6 +158,7 @@ async def test_a_stale_workers_commit_is_refused(h):
     assert len(refused) == 1
     assert await h.store.commit(refused) == [Superseded()]
     assert await everything_in(h.store, "s") == before
+    assert h.executed() == [("hang", 1)]  # what was refused leads to nothing
     await h.clock.advance(10)  # it noticed, came back, and finished the run as a new member
     assert await first.status("s") is RunStatus.SUCCEEDED
 

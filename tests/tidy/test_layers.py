@@ -25,6 +25,7 @@ LAYERS = {
     "perdure.attempt": 2,
     "perdure.retry": 2,
     "perdure.durable": 2,
+    "perdure.branches": 2,
     "perdure.steps": 2,
     "perdure.events": 2,
     "perdure.structure": 2,

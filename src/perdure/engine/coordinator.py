@@ -74,7 +74,6 @@ class Coordinator:
         concurrency: int | None = None,
     ) -> None:
         self.worker = ""
-        self.crowded = False  # there was no room for all that may be due: say so when there is
         self.draining = False  # no new steps; runs are given back once none of theirs is under way
         self.residents = Residents(config.resident_runs)
         self._store = store
@@ -90,6 +89,7 @@ class Coordinator:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loading: set[str] = set()
+        self._claimed_early: dict[str, ClaimedRun] = {}  # ours again while the turn that gave them up is being answered
         self._load_again: set[str] = set()  # became ours while being loaded: what is read may be from before
         self.executor = Executor(clock, codec, config.max_concurrent_steps, self.settled)
 
@@ -119,6 +119,8 @@ class Coordinator:
                     self._fetch_mail(resident)
                 else:
                     self._loop.call_soon(self._advance_again, resident)
+            elif resident.committing:  # it was due again before we have heard that the turn is committed
+                self._claimed_early[run.id] = run
         self.found(unknown)
 
     def found(self, run_ids: Sequence[str]) -> None:
@@ -159,6 +161,7 @@ class Coordinator:
 
     def dropped(self) -> None:
         """Nothing in memory counts any longer: close all runs and cancel all steps, without a word to the store."""
+        self._claimed_early.clear()
         for resident in self.residents:
             self.executor.cancel_all(resident.id)
             self.residents.drop(resident)
@@ -310,6 +313,9 @@ class Coordinator:
         answer: Answer | StoreError,
     ) -> None:
         resident.committing = False
+        early = self._claimed_early.pop(resident.id, None)
+        if early is not None:
+            self._loop.call_soon(self.claimed, [early])
         if self.residents.get(resident.id) is not resident:
             return  # dropped meanwhile
         if isinstance(answer, Committed):
@@ -325,9 +331,6 @@ class Coordinator:
             self._load([resident.id])
 
     def _committed(self, resident: Resident, turn: Turn, commit: CommitTurn, answer: Committed) -> None:
-        if self.crowded and not turn.busy:
-            self.crowded = False
-            self._loop.call_soon(self._suspended, 0.0)
         if turn.outcome is not None or turn.held is not None:
             self._forget(resident)
             if commit.restart is not None and commit.patch is not None:

@@ -48,13 +48,12 @@ class Due:
             self._coordinator.claimed(page)
             self.claimed += len(page)
             self.starved = len(page) == limit
-        self._coordinator.crowded = self._coordinator.room == 0
         self._coordinator.mailed(await self._store.mailed(self._coordinator.worker))
         next_at = await self._store.next_wake(self._pool)
         if next_at is None or next_at >= sweep_at:
             return sweep_at
         # Runs that stay due although we asked are looked at again with the next sweep (other code), or when there is
-        # room (`crowded`).
+        # room (`starved`).
         soonest = now + self._config.seconds("timer_resolution")
         return max(next_at, soonest) if next_at > now else sweep_at
 

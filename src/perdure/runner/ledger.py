@@ -218,6 +218,22 @@ class Ledger:
             pending.due_at = None
             self.changed[location] = pending.entry(CANCELLED, settled_at=self._loop.now)
 
+    def note(self, kind: str, location: str, value: bytes) -> None:
+        """Write down something that nobody asks for again: it stands outside of its scope's order."""
+        if location not in self._history.by_location:
+            now = self._loop.now
+            self.changed[location] = Entry(
+                location,
+                kind,
+                location.rpartition("/")[2],
+                EntryStatus.SUCCEEDED,
+                self.next_ask(),
+                value=value,
+                generation=self._facts.generation,
+                started_at=now,
+                settled_at=now,
+            )
+
     # --- code that has changed
 
     def pin_version(self, gate: str, latest: int, replaying: bool) -> int:

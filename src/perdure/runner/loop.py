@@ -350,6 +350,16 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
                 self._start_in_order(batch)
         return task
 
+    def start_branch(self, work: Any, label: str, scope: Scope) -> WorkflowTask:
+        """A task for a branch of a block, in a scope that is named already."""
+        self._check_open(None)
+        coro = work if asyncio.iscoroutine(work) else _awaiting(work)
+        task = WorkflowTask(
+            coro, loop=self, name=label, context=None, scope=scope, parent=scope, number=self.next_number()
+        )
+        self._track(task)
+        return task
+
     def start_main(self, coro: Coroutine[Any, Any, Any], name: str, context: VariableContext) -> WorkflowTask:
         """The task of the workflow function itself, in the run's own scope."""
         task = WorkflowTask(
@@ -425,6 +435,10 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         self.perdure_run.report_lost(scope, str(context.get("message")), context.get("exception"))
 
     default_exception_handler = call_exception_handler
+
+
+async def _awaiting(work: Any) -> Any:
+    return await work
 
 
 class _AsCompletedBatch:

@@ -366,6 +366,16 @@ class Runner:
         done.set_result(None)
         return done
 
+    def open_block(self, name: str) -> str:
+        return self._loop.scope().place(escape(name))
+
+    def start_branch(self, path: str, branch: str | int, work: Any) -> WorkflowTask:
+        label = escape(branch) if isinstance(branch, str) else f"~{branch}"
+        return self._loop.start_branch(work, label, self.open_scope(f"{path}/{label}"))
+
+    def note(self, kind: str, location: str, value: Any) -> None:
+        self._ledger.note(kind, location, self._start.codec.encode(value))
+
     def pin_version(self, gate: str, latest: int) -> int:
         return self._ledger.pin_version(gate, latest, self.replaying)
 
