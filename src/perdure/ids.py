@@ -7,6 +7,7 @@ import uuid
 import zlib
 
 from perdure.errors import InvalidArgument
+from perdure.names import MAX_NAME
 
 MAX_READABLE_KEY = 128
 
@@ -23,9 +24,11 @@ def keyed_run_id(workflow: str, key: object) -> str:
     """The id that a key stands for: readable where the key is short and printable, hashed where it is not."""
     if not isinstance(key, str):
         raise InvalidArgument(f"the idempotency_key of workflow {workflow!r} returned {key!r}; it must return a string")
-    if key and len(key) <= MAX_READABLE_KEY and key.isprintable() and len(workflow) + len(key) < 500:
-        return f"{workflow}-{key}"
-    return f"{workflow[:400]}-{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+    name = workflow.replace("%", "%25").replace(":", "%3A")  # so that no two workflows can mean the same id
+    if key and len(key) <= MAX_READABLE_KEY and key.isprintable() and len(name) + len(key) < MAX_NAME:
+        return f"{name}:{key}"
+    digest = hashlib.sha256(f"{workflow}\0{key}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return f"{name[:400]}:{digest}"
 
 
 def shard_of(run_id: str, shards: int) -> int:

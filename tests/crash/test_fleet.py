@@ -69,7 +69,8 @@ def test_no_run_is_executed_by_two_workers_and_those_of_a_killed_one_go_on_in_th
         here.until(lambda: Counter(line.pid for line in here.effects()).keys() == pids, "both work")
         here.until(lambda: len(here.effects("done")) >= 40, "they get on")
         here.kill(first)
-        killed_at, recorded = len(here.effects()), here.recorded()
+        recorded = here.recorded()  # before counting: the other worker goes on while we look
+        killed_at = len(here.effects())
         here.until(lambda: len(here.results()) == len(ids), "the other one does the rest")
         here.kill(second)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from perdure import Context, Engine, Retry, RunStatus, workflow
+from perdure import Context, Engine, EngineConfig, Retry, RunStatus, workflow
 from perdure.store.base import Answer, Claim, ClaimedRun, CommitTurn, Write
 from perdure.store.memory import MemoryStore
 
@@ -57,7 +57,7 @@ async def fails_once(ctx: Context) -> int:
 def test_a_run_that_is_claimed_before_its_suspension_is_answered_goes_on(definition, result) -> None:
     async def main() -> None:
         store = LateAnswers()
-        async with Engine(store, [definition]) as engine:
+        async with Engine(store, [definition], EngineConfig(sweep_interval=0.05)) as engine:
             run = await engine.start(definition)
             assert await run.result(timeout=30) == result
         assert store.late == 1

@@ -166,3 +166,17 @@ async def test_async_with(h):
 async def _history(h, run_id: str) -> list[tuple[str, str]]:
     client = await h.client()
     return [(entry.location, str(entry.status)) for entry in await client.history(run_id)]
+
+
+@on_every_store
+async def test_a_store_that_stays_away_does_not_keep_an_engine_from_leaving(h):
+    wf, gate = gated()
+    engine = await h.engine(wf)
+    await engine.start(wf, id="g")
+    await h.settle()
+    gate.set()
+    engine.faults.away(10_000)
+    await h.drive(h.background(engine.shutdown(grace=1)))
+    second = await h.engine(wf)
+    await h.clock.advance(20)  # nothing could be given back: its lease has to run out
+    assert await h.drive(second.result("g")) == "slow after"

@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from perdure import Context, InvalidPayload, RunConflict, RunStatus, WorkflowMisuse, step, workflow
+from perdure.ids import keyed_run_id
 from tests.engine.kit import another_handle, on_every_store
 
 
@@ -123,7 +124,7 @@ async def test_keywords_go_through_options(h):
 async def test_an_idempotency_key_is_readable_where_it_can_be(h):
     engine = await h.engine(keyed)
     run = await engine.start(keyed, Order("42", 1))
-    assert run.id == "keyed-42"
+    assert run.id == "keyed:42"
     again = await engine.start(keyed, Order("42", 1))
     assert not again.created
     with pytest.raises(RunConflict):
@@ -139,7 +140,7 @@ async def test_an_idempotency_key_is_hashed_where_it_cannot_be_read(h, key):
 
     engine = await h.engine(hashed)
     run = await engine.start(hashed, 1)
-    assert run.id.startswith("hashed-")
+    assert run.id.startswith("hashed:")
     assert run.id.isprintable()
     assert len(run.id) < 60
     assert (await engine.start(hashed, 1)).id == run.id
@@ -250,3 +251,8 @@ async def test_identity_lasts_until_the_run_is_pruned(h):
     await h.clock.advance(200)
     assert await engine.status("o") is None
     assert (await engine.start(order, Order("b", 9), id="o")).created
+
+
+def test_ids_made_of_keys_never_mean_two_workflows():
+    assert keyed_run_id("a:b", "c") != keyed_run_id("a", "b:c")
+    assert keyed_run_id("a", "") != keyed_run_id("b", "")

@@ -215,7 +215,7 @@ async def test_sync_steps_run_in_threads(h):
 
 @on_every_store
 async def test_a_sync_body_that_outlives_its_timeout_gives_its_slot_back_and_its_result_goes_nowhere(h):
-    release = threading.Event()
+    release, ended = threading.Event(), threading.Event()
     saw_cancel = []
 
     @step(timeout=5, retry=None)
@@ -223,6 +223,7 @@ async def test_a_sync_body_that_outlives_its_timeout_gives_its_slot_back_and_its
         with h.bodies.parked():
             saw_cancel.append(current_step().cancelled.wait(30))
             release.wait(30)
+        ended.set()
         return "late"
 
     @step
@@ -234,6 +235,7 @@ async def test_a_sync_body_that_outlives_its_timeout_gives_its_slot_back_and_its
     run = await engine.start(wf)
     assert await h.run_to_end(run) == ["TimeoutError/1", "quick"]
     release.set()
+    assert await asyncio.to_thread(ended.wait, 30)
     await h.settle()
     assert saw_cancel == [True]
     assert [str(entry.status) for entry in await engine.history(run.id)] == ["failed", "succeeded"]

@@ -4,10 +4,7 @@ import asyncio
 import contextvars
 import gc
 import logging
-import subprocess
-import sys
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +15,6 @@ from perdure.runner import closing
 from perdure.steps import step
 from tests.runner.driver import Play, note
 
-ROOT = Path(__file__).parents[2]
 REAL: list[Any] = []
 
 
@@ -424,44 +420,6 @@ def test_a_run_that_is_dropped_without_closing_does_not_run_user_code():
         closing.close(loop, "run-1")
 
     asyncio.run(outside())
-
-
-AT_EXIT = """
-import os
-from perdure.runner import closing
-from perdure.steps import step
-from tests.runner.driver import Play
-
-@step
-async def charge(what, write=os.write):
-    write(1, b"really did it")
-
-async def cleaning_up(ctx):
-    try:
-        await charge(1)
-    finally:
-        await charge("clean up")
-
-async def stubborn(ctx):
-    while True:
-        try:
-            await charge(1)
-        except BaseException:
-            pass
-
-Play(cleaning_up, run_id="left").begin()
-Play(stubborn, run_id="parked").begin().close()
-Play(stubborn, run_id="left and stubborn").begin()
-assert len(closing.LIVE) == 2
-"""
-
-
-def test_a_process_ends_with_runs_in_memory_and_does_nothing_for_them():
-    environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    command = [sys.executable, "-c", AT_EXIT]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert result.stdout == ""
-    assert result.returncode == 0, result.stderr
 
 
 def test_nothing_is_kept_of_a_run_that_ended_or_was_closed():

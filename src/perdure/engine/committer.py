@@ -70,9 +70,13 @@ class Committer:
         self.submit(write, answered, patient=False)
         return await done
 
-    async def drained(self) -> None:
-        """Wait until everything submitted so far has been answered."""
-        await self._idle.wait()
+    async def drained(self, within: float) -> bool:
+        """Wait until everything submitted so far has been answered; False if the store takes longer than that."""
+        waiting = asyncio.ensure_future(self._idle.wait())
+        timer = self._clock.call_at(self._clock.now() + within, waiting.cancel)
+        await asyncio.wait((waiting,))
+        timer.cancel()
+        return not waiting.cancelled()
 
     async def stop(self) -> None:
         """Stop at once: what is queued stays uncommitted."""

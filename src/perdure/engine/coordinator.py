@@ -200,9 +200,14 @@ class Coordinator:
     async def _load_and_adopt(self, run_ids: list[str]) -> None:
         try:
             snapshots = await self._patiently(lambda: self._store.load(run_ids))
-        except BaseException:
+        except StoreError as error:
             self._loading.difference_update(run_ids)
-            raise
+            if len(run_ids) > 1:  # one of them cannot be read: the others can
+                for run_id in run_ids:
+                    self._load([run_id])
+            else:
+                LOGGER.error("run %s cannot be read and stays where it is: %s", run_ids[0], error)
+            return
         for run_id, snapshot in zip(run_ids, snapshots, strict=True):
             self._loop.call_soon(self._loaded, run_id, snapshot)
 

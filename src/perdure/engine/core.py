@@ -24,6 +24,7 @@ from perdure.store.base import Answer, Created
 
 LOGGER = logging.getLogger("perdure.engine")
 DRAIN_STEP = 0.02
+LAST_WORDS = 5.0  # how long a stopping worker waits for the store to take its runs back
 
 
 class Core:
@@ -86,11 +87,18 @@ class Core:
         while not self.coordinator.drained() and clock.now() < deadline:
             await pause(clock, DRAIN_STEP)
         self.coordinator.given_back()
-        await self._link.committer.drained()
+        left = await self._link.committer.drained(LAST_WORDS)
         await self._stop_duties()
         self.coordinator.dropped()
         self.coordinator.executor.close()
-        await self._member.leave()
+        try:
+            if left:
+                await self._member.leave()
+        except StoreError as error:
+            LOGGER.warning("leaving failed: %s", error)
+            left = False
+        if not left:
+            LOGGER.warning("the store is away: this worker's runs go on elsewhere once its lease has run out")
 
     async def abandon(self) -> None:
         """Stop as a crash would: without a word to the store."""

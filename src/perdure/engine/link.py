@@ -14,6 +14,7 @@ from perdure.engine.patience import read_patiently
 from perdure.store.base import Store
 
 T = TypeVar("T")
+LAST_WORDS = 5.0  # how long closing waits for writes that were submitted before
 
 
 class Link:
@@ -42,7 +43,7 @@ class Link:
 
     async def close(self) -> None:
         """Let what was submitted be answered, then close the store."""
-        await self.committer.drained()
+        await self.committer.drained(LAST_WORDS)
         await self.abandon()
         await self.store.close()
 

@@ -7,8 +7,6 @@ closing mode in which creating futures, tasks, timers and durable calls raises.
 
 from __future__ import annotations
 
-import atexit
-import ctypes
 import logging
 import sys
 from asyncio import events
@@ -47,13 +45,6 @@ def close(loop: WorkflowLoop, run_id: str) -> None:
         LIVE.discard(loop)
 
 
-@atexit.register
-def close_all() -> None:
-    """Runs that are still in memory when the process ends: as modules are torn down they would run without a loop."""
-    for loop in list(LIVE):
-        close(loop, loop.perdure_run.facts.id)
-
-
 def _close_coroutine(coro: Any, what: str) -> None:
     for _ in range(TRIES):
         try:
@@ -70,5 +61,4 @@ def _close_coroutine(coro: Any, what: str) -> None:
         else:
             return
     PARKED.append(coro)
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(coro))  # also when modules are torn down as the process ends
     LOGGER.error("%s swallows GeneratorExit again and again; it stays in memory until the process ends", what)

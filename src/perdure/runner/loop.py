@@ -43,7 +43,6 @@ class LoopOwner(Protocol):
     """What the loop tells the run that it belongs to."""
 
     replaying: bool
-    facts: Any
 
     def open_scope(self, path: str) -> Scope: ...
 
