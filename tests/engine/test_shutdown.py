@@ -175,7 +175,7 @@ async def test_a_store_that_stays_away_does_not_keep_an_engine_from_leaving(h):
     await engine.start(wf, id="g")
     await h.settle()
     gate.set()
-    engine.faults.away(10_000)
+    engine.faults.away(10_000, calls=("commit", "renew", "workers", "claim", "declare_gone", "release", "retire"))
     await h.drive(h.background(engine.shutdown(grace=1)))
     second = await h.engine(wf)
     await h.clock.advance(20)  # nothing could be given back: its lease has to run out
