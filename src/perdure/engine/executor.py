@@ -181,13 +181,15 @@ class Executor:
             self._queued.remove(attempt)
             self._forget(attempt)
             return
+        task = attempt.task
         self._finish(attempt)
         attempt.stop()
-        if attempt.task is not None:
-            attempt.task.cancel()
+        if task is not None:
+            task.cancel()
 
     def _forget(self, attempt: Attempt) -> None:
         attempt.ended = True
+        attempt.task = None  # its variables hold the attempt: together they would be left to the garbage collector
         of_run = self._running.get(attempt.run_id, {})
         if of_run.get(attempt.step.location) is attempt:
             del of_run[attempt.step.location]

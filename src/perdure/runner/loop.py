@@ -153,7 +153,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
     """See the module's docstring. `open` while the run is being advanced: calls from anywhere else are refused."""
 
     def __init__(self, owner: LoopOwner, seed: int, now: float, root: Scope) -> None:
-        self.perdure_run = owner
+        self.perdure_run: Any = owner
         self.ready: deque[Any] = deque()
         self.timers: dict[str, _Timer] = {}
         self.live: dict[WorkflowTask, None] = {}  # strong references, in order of creation

@@ -48,7 +48,7 @@ from perdure.runner import closing
 from perdure.runner.history import History
 from perdure.runner.ledger import Ledger
 from perdure.runner.locations import Scope, escape
-from perdure.runner.loop import WorkflowLoop, WorkflowTask
+from perdure.runner.loop import Closed, WorkflowLoop, WorkflowTask
 from perdure.runner.outcome import failed, outcome_of
 from perdure.runner.pending import Pending
 from perdure.runner.where import waiting_line
@@ -87,7 +87,7 @@ class Runner:
         "_start",
         "_stop_reason",
         "_variables",
-        "context",
+        "_context",
         "facts",
         "replaying",
     )
@@ -105,7 +105,7 @@ class Runner:
         self._consumed: list[int] = []
         self._stop_reason: str | None = None
         self._exit: SystemExit | None = None
-        self.context = Context(self)
+        self._context: Context | None = Context(self)
 
     # --- the door
 
@@ -133,6 +133,7 @@ class Runner:
         """Drop the run from memory. Its handlers run, but whatever they ask for is refused and nothing is recorded."""
         self._ledger.ended = True
         self._variables.copy().run(closing.close, self._loop, self.facts.id)
+        self._context = None
 
     # --- replay
 
@@ -143,7 +144,7 @@ class Runner:
         )
         closing.LIVE.add(self._loop)
         # Made inside the run's own context, so that nothing of the caller's leaks into the function.
-        coro = self._variables.run(definition.fn, self.context, *args, **kwargs)
+        coro = self._variables.run(definition.fn, self._context, *args, **kwargs)
         self._main = self._loop.start_main(coro, definition.name, self._variables)
         self._drain()
 
@@ -350,6 +351,12 @@ class Runner:
         return max(moments)
 
     # --- what the context asks and reads
+
+    @property
+    def context(self) -> Context:
+        if self._context is None:
+            raise Closed
+        return self._context
 
     def ask_step(self, call: StepCall) -> Any:
         name, key = call.step.name, call.step.settings.key
