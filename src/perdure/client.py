@@ -6,8 +6,6 @@ into what callers see. `Engine` is this plus a worker in the same process.
 
 from __future__ import annotations
 
-import asyncio
-import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from datetime import timedelta
 from functools import partial
@@ -22,6 +20,7 @@ from perdure.engine.hub import News
 from perdure.engine.link import Link
 from perdure.errors import InvalidArgument, RunCancelled, RunFailed, RunNotFound, RunTerminated, WorkflowMisuse
 from perdure.handle import Run
+from perdure.ids import new_token
 from perdure.names import check_name, check_seconds
 from perdure.records import Message, RunQuery, RunRecord, RunStatus
 from perdure.starting import Order, check_same_run, order_of, start_options
@@ -280,7 +279,7 @@ class Client:
 
     async def resume(self, run_id: str) -> None:
         """Drive a suspended run on now; one that is held gets another chance."""
-        message = Message(id=f"resume/{uuid.uuid4().hex}", kind="resume", sent_at=self._open.clock.now())
+        message = Message(id=f"resume/{new_token()}", kind="resume", sent_at=self._open.clock.now())
         answer = await self._deliver(check_name("a run's id", run_id), message)
         if isinstance(answer, Missing):
             raise RunNotFound(run_id)
@@ -293,7 +292,7 @@ class Client:
     def _end(self, run_id: str, *, unless_begun: bool) -> EndRun:
         return EndRun(
             run_id=run_id,
-            turn_id=uuid.uuid4().hex,
+            turn_id=new_token(),
             now=self._open.clock.now(),
             unless_begun=unless_begun,
             prune_after=self._config.seconds("run_retention"),
@@ -340,12 +339,13 @@ class Client:
         """Wait for a hint, or until it is time to look even without one; gives the run's last record if it knows it."""
         clock = self._open.clock
         at = clock.now() + self._config.seconds("sweep_interval")
-        timer = clock.call_at(at if deadline is None else min(at, deadline), lambda: news.cancel())
+        timer = clock.call_at(
+            at if deadline is None else min(at, deadline), lambda: None if news.done() else news.set_result(None)
+        )
         try:
-            await asyncio.wait((news,))
+            return await news
         finally:
             timer.cancel()
-        return None if news.cancelled() else news.result()
 
     def _executes(self, run_id: str) -> bool:
         """Whether this process executes the run, so that it will know of the end by itself."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import uuid
+import os
 import zlib
 
 from perdure.errors import InvalidArgument
@@ -13,11 +13,15 @@ MAX_READABLE_KEY = 128
 
 
 def new_run_id(now: float) -> str:
-    """A new id that sorts by time of creation (the layout of a UUID of version 7)."""
-    number = (int(now * 1000) & (2**48 - 1)) << 80 | uuid.uuid4().int & (2**80 - 1)
-    number = number & ~(0xF << 76) | 0x7 << 76
-    number = number & ~(0x3 << 62) | 0x2 << 62
-    return str(uuid.UUID(int=number))
+    """A new id that sorts by time of creation: a UUID of version 7."""
+    time, chance = f"{int(now * 1000) & (2**48 - 1):012x}", os.urandom(10).hex()
+    variant = "89ab"[int(chance[3], 16) & 3]
+    return f"{time[:8]}-{time[8:]}-7{chance[:3]}-{variant}{chance[4:7]}-{chance[7:19]}"
+
+
+def new_token() -> str:
+    """Something that nobody else has."""
+    return os.urandom(16).hex()
 
 
 def keyed_run_id(workflow: str, key: object) -> str:

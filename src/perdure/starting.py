@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from perdure.codec import Codec
 from perdure.config import EngineConfig
 from perdure.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow, check_tags
 from perdure.errors import InvalidArgument, RunConflict, WorkflowMisuse
-from perdure.ids import keyed_run_id, new_run_id, shard_of
+from perdure.ids import keyed_run_id, new_run_id, new_token, shard_of
 from perdure.names import check_name, check_seconds
 from perdure.records import RunRecord
 
@@ -78,7 +77,7 @@ def order_of(
         version=workflow.version,
         input=payload,
         created_at=now,
-        created_by=uuid.uuid4().hex,
+        created_by=new_token(),
         seed=random.getrandbits(31),
         pool=settings.pool,
         shard=shard_of(run_id, config.shards),

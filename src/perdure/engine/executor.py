@@ -110,7 +110,8 @@ class Executor:
         variables.run(CURRENT.set, attempt)
         if call.step.body.is_async:
             body = _guarded(call.step.fn, call.args, call.kwargs)
-            attempt.task = self._loop.create_task(body, context=variables)
+            # The class and not loop.create_task: an eager task would run the body within the hand-out of its turn.
+            attempt.task = asyncio.Task(body, loop=self._loop, name=attempt.location, context=variables)
             attempt.task.add_done_callback(lambda task: self._body_done(attempt, task))
         else:
             self._threads.run(lambda: self._run_in_thread(attempt, variables))

@@ -45,5 +45,8 @@ class Alarms:
         """All of them, earliest first."""
         return sorted((due_at, location) for location, (due_at, _) in self._standing.items())
 
+    def __bool__(self) -> bool:
+        return bool(self._standing)
+
     def __contains__(self, location: str) -> bool:
         return location in self._standing

@@ -79,14 +79,14 @@ class Ledger:
         self, kind: str, name: str, segment: str, *, call: StepCall | None = None, due_at: float | None = None
     ) -> Any:
         """Ask for an entry; gives what the task is to await."""
-        if not self.may_ask():
-            return self.never()
         loop = self._loop
+        if (self.ended or loop.closing or events._get_running_loop() is not loop) and not self.may_ask():
+            return self.never()
         scope = loop.scope()
         ordinal = scope.ordinal
         scope.ordinal = ordinal + 1
         location = scope.place(segment)
-        asked = self.next_ask()
+        self._asked = asked = self._asked + 1
         future = EntryFuture(loop=loop)
         future.number = loop.next_number()
         future.location = location

@@ -105,12 +105,41 @@ class _Timer(asyncio.TimerHandle):
         self._scheduled = True  # so that cancelling it tells the loop
 
 
+class _Ready:
+    """A call-back in the ready queue: what asyncio's own handle is, without what only debugging needs."""
+
+    __slots__ = ("_args", "_callback", "_cancelled", "_context", "_loop")
+
+    def __init__(
+        self, callback: Any, args: tuple[Any, ...], loop: WorkflowLoop, context: VariableContext | None
+    ) -> None:
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def _run(self) -> None:
+        try:
+            self._context.run(self._callback, *self._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self._loop.call_exception_handler({"message": "a call-back raised", "exception": error})
+
+
 class _TaskStart:
     """The first run of a task, in the ready queue: names the task's scope and then runs it."""
 
     __slots__ = ("_handle", "_owner", "_task")
 
-    def __init__(self, handle: asyncio.Handle, task: WorkflowTask, owner: LoopOwner) -> None:
+    def __init__(self, handle: _Ready, task: WorkflowTask, owner: LoopOwner) -> None:
         self._handle = handle
         self._task = task
         self._owner = owner
@@ -252,20 +281,20 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
     def time(self) -> float:
         return self.now
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> _Ready:
         if self.closing:  # a handler that releases a lock does no harm: nobody is woken any more
-            return asyncio.Handle(callback, args, self, context)
+            return _Ready(callback, args, self, context)
         self._check_open(callback)
         if _RELEASE is not None and type(callback) is partial and callback.func is _RELEASE:
             return self._release_soon(callback, args, context)
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Ready(callback, args, self, context)
         if self._hurrying:
             self.ready.appendleft(handle)
         else:
             self.ready.append(handle)
         return handle
 
-    def _release_soon(self, callback: partial[Any], args: tuple[Any, ...], context: Any) -> asyncio.Handle:
+    def _release_soon(self, callback: partial[Any], args: tuple[Any, ...], context: Any) -> _Ready:
         """Let `wait_for` of 3.11 go on exactly when that of later versions does, which has no task and no waiter."""
 
         def release() -> None:
@@ -275,7 +304,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
             finally:
                 self._hurrying = False
 
-        handle = asyncio.Handle(release, (), self, context)
+        handle = _Ready(release, (), self, context)
         if getattr(args[0], "inline", False):
             self.ready.appendleft(handle)
         else:

@@ -79,15 +79,16 @@ class Runner:
 
     __slots__ = (
         "_consumed",
+        "_context",
         "_exit",
         "_history",
         "_ledger",
+        "_limited",
         "_loop",
         "_main",
         "_start",
         "_stop_reason",
         "_variables",
-        "_context",
         "facts",
         "replaying",
     )
@@ -104,6 +105,7 @@ class Runner:
         self._variables = VariableContext()
         self._consumed: list[int] = []
         self._stop_reason: str | None = None
+        self._limited = start.deadline_at is not None or start.definition.settings.max_suspend is not None
         self._exit: SystemExit | None = None
         self._context: Context | None = Context(self)
 
@@ -121,7 +123,8 @@ class Runner:
             for given in inputs:
                 if not loop.stopped:
                     self._take(given, max(now, loop.now))
-            self._fire_due(max(now, loop.now))
+            if self._limited or self._ledger.alarms:
+                self._fire_due(max(now, loop.now))
             return self._finish()
         except BaseException:  # KeyboardInterrupt abandons the turn; so would a defect of ours
             self.close()
@@ -424,7 +427,7 @@ class Runner:
         if ledger.held is not None:
             self.close()
             return Turn(held=ledger.held)
-        outcome = self._take_outcome()
+        outcome = self._take_outcome() if self._loop.stopped else None
         effects = self._hand_out() if outcome is None else ()
         if ledger.dropped:
             effects = (*(CancelStep(location) for location in ledger.dropped), *effects)
@@ -433,16 +436,18 @@ class Runner:
         ledger.changed.clear()
         if outcome is None and ledger.under_way:
             # The common case first: a step is done and the next one begins.
-            pins = () if not entries and not self._consumed else self._take_pins()
-            return Turn(entries, pins, self._take_consumed(), effects, True, (), self._wake_at(), drift=self._drift())
-        consumed, pins = self._take_consumed(), self._take_pins()
+            consumed = self._take_consumed() if self._consumed else ()
+            pins = self._take_pins() if ledger.pins and (entries or consumed) else ()
+            drift = tuple(ledger.drift) if ledger.drift else ()
+            return Turn(entries, pins, consumed, effects, True, (), self._wake_at(), None, None, drift)
+        consumed, pins, drift = self._take_consumed(), self._take_pins(), tuple(ledger.drift)
         if outcome is not None:
             self.close()
-            return Turn(entries, pins, consumed, effects, outcome=outcome, drift=self._drift())
+            return Turn(entries, pins, consumed, effects, outcome=outcome, drift=drift)
         wake_at, waits, held = self._wake_at(), tuple(self._waits()), None
         if wake_at is None and not waits:
             held = Held("deadlock", "nothing can wake this run", line=self._waiting_line())
-        return Turn(entries, pins, consumed, effects, False, waits, wake_at, None, held, self._drift())
+        return Turn(entries, pins, consumed, effects, False, waits, wake_at, None, held, drift)
 
     def _take_consumed(self) -> tuple[int, ...]:
         consumed = tuple(self._consumed)
@@ -454,9 +459,6 @@ class Runner:
         pins = tuple(self._ledger.pins.values())
         self._ledger.pins.clear()
         return pins
-
-    def _drift(self) -> tuple[str, ...]:
-        return tuple(self._ledger.drift)
 
     def _hand_out(self) -> tuple[Effect, ...]:
         ledger = self._ledger
@@ -486,6 +488,8 @@ class Runner:
 
     def _wake_at(self) -> float | None:
         """When to look at the run again, if nothing else happens."""
+        if not self._limited:
+            return self._ledger.alarms.earliest() if self._ledger.alarms else None
         earliest, limit = self._ledger.alarms.earliest(), self._limit()
         if limit is None:
             return earliest
