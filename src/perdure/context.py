@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 from perdure.branches import Opens, branches_of, join, map_items, race
@@ -70,7 +71,11 @@ class Context:
 
     def __init__(self, run: Asks) -> None:
         self._run = run
-        self.log: logging.LoggerAdapter[logging.Logger] = _RunLog(run)
+
+    @cached_property
+    def log(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger that knows the run and the place in it, and is silent on replay."""
+        return _RunLog(self._run)
 
     # --- who and when
 

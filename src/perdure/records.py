@@ -25,10 +25,8 @@ class RunStatus(StrEnum):
 
     @property
     def terminal(self) -> bool:
-        return self in _TERMINAL
-
-
-_TERMINAL = frozenset((RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED))
+        # By identity: asked of every turn, and hashing an enum member runs Python code.
+        return self is RunStatus.SUCCEEDED or self is RunStatus.FAILED or self is RunStatus.CANCELLED
 
 
 class EntryStatus(StrEnum):

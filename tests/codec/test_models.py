@@ -8,14 +8,11 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ConfigDict, Field, RootModel, SecretStr, computed_field, field_validator
 
 from perdure.codec import JSON, MSGPACK, fingerprint
 from perdure.errors import InvalidPayload
 from tests.codec.samples import Order
-
-pydantic = pytest.importorskip("pydantic", reason="pydantic is optional")
-
-from pydantic import BaseModel, ConfigDict, Field, RootModel, SecretStr, computed_field, field_validator  # noqa: E402
 
 both = pytest.mark.parametrize("codec", [JSON, MSGPACK], ids=lambda codec: codec.name)
 NOW = datetime(2024, 1, 1, tzinfo=UTC)

@@ -32,7 +32,7 @@ class Attempt(CurrentStep):
     __slots__ = ("ended", "exposed", "started_at", "step", "task", "timer")
 
     def __init__(self, run_id: str, workflow: str, step: RunStep) -> None:
-        CurrentStep.__init__(self, run_id, workflow, step.name, step.location, step.attempt, step.idempotency_key, None)
+        super().__init__(run_id, workflow, step.name, step.location, step.attempt, step.idempotency_key, None)
         self.step = step
         self.started_at = 0.0
         self.task: asyncio.Task[Any] | None = None
@@ -191,9 +191,9 @@ class Executor:
     def _forget(self, attempt: Attempt) -> None:
         attempt.ended = True
         attempt.task = None  # its variables hold the attempt: together they would be left to the garbage collector
-        of_run = self._running.get(attempt.run_id, {})
-        if of_run.get(attempt.step.location) is attempt:
-            del of_run[attempt.step.location]
+        of_run = self._running.get(attempt.run_id)
+        if of_run is not None and of_run.get(attempt.location) is attempt:
+            del of_run[attempt.location]
             if not of_run:
                 del self._running[attempt.run_id]
 
