@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from perdure.context import Context
-from perdure.errors import StepFailed
+from perdure.errors import JoinError, StepFailed
 from perdure.retry import Retry
 from perdure.steps import step
 from tests.runner.driver import note
@@ -213,6 +213,22 @@ async def semaphores(ctx: Context) -> Any:
     return out
 
 
+async def branches(ctx: Context) -> Any:
+    async def patient(number: int) -> Any:
+        try:
+            return await ctx.map(fetch, range(number), concurrency=2)
+        finally:
+            note(("done", number))
+            await fetch(("cleanup", number))
+
+    joined = await ctx.join(a=patient(3), b=ctx.race(slow=patient(4), fast=helper(9), limit=ctx.sleep(4)))
+    try:
+        await ctx.join(fetch("boom"), helper(1))
+    except JoinError as error:
+        note(sorted(error.errors))
+    return joined
+
+
 WORKFLOWS = [
     gathered,
     first_completed,
@@ -226,4 +242,5 @@ WORKFLOWS = [
     current_tasks,
     retries,
     semaphores,
+    branches,
 ]
