@@ -220,6 +220,7 @@ class Ledger:
 
     def note(self, kind: str, location: str, value: bytes) -> None:
         """Write down something that nobody asks for again: it stands outside of its scope's order."""
+        asked = self.next_ask()
         if location not in self._history.by_location:
             now = self._loop.now
             self.changed[location] = Entry(
@@ -227,7 +228,7 @@ class Ledger:
                 kind,
                 location.rpartition("/")[2],
                 EntryStatus.SUCCEEDED,
-                self.next_ask(),
+                asked,
                 value=value,
                 generation=self._facts.generation,
                 started_at=now,
