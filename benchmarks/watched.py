@@ -58,9 +58,9 @@ class WatchedStore(SqliteStore):
 
     # Every call goes through one of these two.
 
-    async def _write(self, work: Callable[[apsw.Connection], T]) -> T:
+    async def _write(self, work: Callable[[apsw.Connection], T], *, remembers: bool = False) -> T:
         self.calls["all"] += 1
-        return await super()._write(work)
+        return await super()._write(work, remembers=remembers)
 
     async def _read(self, work: Callable[[apsw.Connection], T]) -> T:
         self.calls["all"] += 1

@@ -134,6 +134,8 @@ class Runner:
 
     def close(self) -> None:
         """Drop the run from memory. Its handlers run, but whatever they ask for is refused and nothing is recorded."""
+        if self._context is None:
+            return
         self._ledger.ended = True
         self._variables.copy().run(closing.close, self._loop, self.facts.id)
         self._context = None

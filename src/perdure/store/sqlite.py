@@ -20,6 +20,7 @@ from perdure.records import DeadLetter, Hint, Message, RunQuery, RunRecord, Work
 from perdure.store import rules, sqlite_commit, sqlite_file, sqlite_fleet, sqlite_queries
 from perdure.store.base import Answer, Claim, ClaimedRun, RunPage, Snapshot, StoredEntry, Write
 from perdure.store.hints import Hints
+from perdure.store.sqlite_memory import StandingMemory
 from perdure.store.sqlite_thread import ConnectionThread, T, Work
 
 POLL_INTERVAL = 0.02  # seconds between two looks for what other processes did
@@ -49,6 +50,7 @@ class SqliteStore:
         self._writer: ConnectionThread | None = None
         self._reader: ConnectionThread | None = None
         self._data_version: int | None = None
+        self._memory = StandingMemory()  # touched by the writer's thread only
 
     # opening and closing
 
@@ -109,11 +111,11 @@ class SqliteStore:
         rules.check_batch(batch)
 
         def work(connection: apsw.Connection) -> list[Answer]:
-            answers, changed = sqlite_commit.commit(connection, batch)
+            answers, changed = sqlite_commit.commit(connection, batch, self._memory)
             self._tell(changed)
             return answers
 
-        return await self._write(work)
+        return await self._write(work, remembers=True)
 
     async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
         return await self._read(lambda connection: sqlite_queries.load(connection, ids))
@@ -187,8 +189,14 @@ class SqliteStore:
 
     # the threads
 
-    async def _write(self, work: Work[T]) -> T:
-        return await self._thread(self._writer).call(work)
+    async def _write(self, work: Work[T], *, remembers: bool = False) -> T:
+        """Have the writer's thread do it; whatever is no commit may change runs behind the memory's back."""
+
+        def forgetful(connection: apsw.Connection) -> T:
+            self._memory.forget()
+            return work(connection)
+
+        return await self._thread(self._writer).call(work if remembers else forgetful)
 
     async def _read(self, work: Work[T]) -> T:
         return await self._thread(self._reader).call(work)

@@ -33,6 +33,7 @@ from perdure.store.base import (
     Superseded,
     Write,
 )
+from perdure.store.sqlite_memory import Known, StandingMemory
 
 STANDING = """
     SELECT id, no, status, owner, fence, inbox_last, wake_at, mailed, held IS NOT NULL,
@@ -94,18 +95,18 @@ _ORDER = (
 )
 
 
-class Known(rules.Standing):
-    """A run's standing with the number of its row."""
-
-    no: int = 0
-
-
-def commit(connection: apsw.Connection, batch: Sequence[Write]) -> tuple[list[Answer], frozenset[str]]:
+def commit(
+    connection: apsw.Connection, batch: Sequence[Write], memory: StandingMemory
+) -> tuple[list[Answer], frozenset[str]]:
     """Carry out the batch in one transaction; the answers, and the runs that others will want to know of."""
-    writer = BatchWriter(connection)
-    connection.execute("BEGIN IMMEDIATE")
-    answers = [answer for part in _parts(batch) for answer in writer.carry_out(part)]
-    connection.execute("COMMIT")
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        writer = BatchWriter(connection, memory)
+        answers = [answer for part in _parts(batch) for answer in writer.carry_out(part)]
+        connection.execute("COMMIT")
+    except BaseException:
+        memory.forget()
+        raise
     return answers, frozenset(writer.changed)
 
 
@@ -126,30 +127,33 @@ def _parts(batch: Sequence[Write]) -> Iterator[list[Write]]:
 class BatchWriter:
     """Judges writes and gathers the rows that they make; must be used within one transaction."""
 
-    def __init__(self, connection: apsw.Connection) -> None:
+    def __init__(self, connection: apsw.Connection, memory: StandingMemory) -> None:
         self._connection = connection
+        self._memory = memory
+        self._known = memory.begin(connection)
         self._pending: dict[str, list[rows.Row]] = {sql: [] for sql in _ORDER}
-        self._known: dict[str, Known] = {}
         self._alive: dict[str, bool] = {}
         self.changed: set[str] = set()
 
     def carry_out(self, part: Sequence[Write]) -> list[Answer]:
         """Writes to different runs."""
-        self._known = self._standings(map(rules.run_of, part))
+        self._read_standings([id for write in part if (id := rules.run_of(write)) not in self._known])
         answers = [self._judge(write) for write in part]
+        for write, answer in zip(part, answers, strict=True):
+            self._memory.learn(write, answer)
         for sql, pending in self._pending.items():
             if pending:
                 self._connection.executemany(sql, pending)
                 pending.clear()
         return answers
 
-    def _standings(self, ids: Iterable[str]) -> dict[str, Known]:
-        known = {}
+    def _read_standings(self, ids: Iterable[str]) -> None:
         for row in self._connection.executemany(STANDING, [(id,) for id in ids]):
             id, no, status, owner, fence, inbox_last, wake_at, mailed, held, begun, last = row
             position = max(last or 0, fence)
-            known[id] = Known(rows.run_status(status), owner, position, inbox_last, wake_at, mailed, held, begun, no)
-        return known
+            self._known[id] = Known(
+                rows.run_status(status), owner, position, inbox_last, wake_at, mailed, held, begun, no
+            )
 
     def _judge(self, write: Write) -> Answer:
         if isinstance(write, CreateRun):

@@ -67,7 +67,10 @@ def prepare(connection: apsw.Connection, path: str, shards: int) -> None:
     with _explained(path):
         if connection.readonly("main"):
             raise apsw.ReadOnlyError
-        if _version(connection, path) < len(migrations()):
+        connection.execute("BEGIN")  # one moment for all that tells: another process may be making the file just now
+        version = _version(connection, path)
+        connection.execute("COMMIT")
+        if version < len(migrations()):
             _migrate(connection, path, shards)
         _use_write_ahead_log(connection)
         _check_shards(connection, path, shards)
