@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, M
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
 
 from perdure.branches import Opens, branches_of, join, map_items, race
 from perdure.clock import moment
@@ -60,6 +60,8 @@ class Asks(Opens, Protocol):
     def here(self) -> str: ...
 
     def ask_sleep(self, due_at: float) -> Any: ...
+
+    def continue_as(self, workflow: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any: ...
 
     def pin_version(self, gate: str, latest: int) -> int: ...
 
@@ -201,6 +203,15 @@ class Context:
     ) -> list[R]:
         """The results of a step (or any async function) over items, in their order, so many at a time."""
         return await map_items(self._run, fn, items, concurrency, name)
+
+    async def continue_as(self, *args: Any, workflow: Any = None, **kwargs: Any) -> NoReturn:
+        """Begin anew with this payload: same id, fresh history, in one commit. Does not return.
+
+        Without `workflow` it is the newest version of the run's own. The mailbox stays, and who waits for the run waits
+        on; steps that are under way are cancelled.
+        """
+        await self._run.continue_as(workflow, args, kwargs)
+        raise AssertionError("a run that continues as another does not come back")
 
     # --- changing code under running workflows
 

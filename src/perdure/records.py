@@ -114,7 +114,8 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     status: RunStatus = RunStatus.PENDING
     generation: int = 0
     run_attempt: int = 1  # of the whole run, when its workflow has a retry
-    first_input: bytes | None = None  # set once `input` is no longer that of the first generation
+    first_workflow: str | None = None  # these two are set once a run has begun anew: an id means what it first meant
+    first_input: bytes | None = None
     result: bytes | None = None
     error: ErrorRecord | None = None
     parent: str | None = None

@@ -93,8 +93,9 @@ def order_of(
 def check_same_run(order: Order, existing: RunRecord, codec: Codec) -> None:
     """An existing id is observed if it is the same workflow with an equal payload, and a conflict otherwise."""
     mine = order.record
-    if existing.workflow != mine.workflow:
-        raise RunConflict(mine.id, f"another workflow ({existing.workflow!r}, not {mine.workflow!r})")
+    started_as = existing.first_workflow or existing.workflow
+    if started_as != mine.workflow:
+        raise RunConflict(mine.id, f"another workflow ({started_as!r}, not {mine.workflow!r})")
     first = existing.input if existing.first_input is None else existing.first_input
     if not order.workflow.parameters.equal(codec, first, mine.input):
         raise RunConflict(mine.id, "another payload")

@@ -120,6 +120,8 @@ def _patch(
 ) -> RunPatch:
     """The run's row after a turn that leaves it suspended, held, ended or begun anew."""
     record = resident.record
+    if isinstance(turn.outcome, Continued):
+        return RunPatch(status=RunStatus.RUNNING, wake_at=restart_at)  # due at once, for whoever has the workflow
     if restart is not None:
         return RunPatch(status=RunStatus.SUSPENDED, wake_at=restart_at, waits=(Wait("retry", until=restart_at),))
     if turn.held is not None:

@@ -18,17 +18,19 @@ import contextlib
 import logging
 import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import Context as VariableContext
 from dataclasses import dataclass, field
 from typing import Any
 
 from perdure.codec import JSON, Codec
 from perdure.context import Context, RunFacts
-from perdure.definition import Workflow
+from perdure.definition import REGISTRY, Workflow
+from perdure.errors import WorkflowMisuse
 from perdure.failures import INTERRUPTED
 from perdure.records import (
     CancelStep,
+    Continued,
     Effect,
     Entry,
     EntryStatus,
@@ -80,6 +82,7 @@ class Runner:
     __slots__ = (
         "_consumed",
         "_context",
+        "_continued",
         "_exit",
         "_history",
         "_ledger",
@@ -105,6 +108,7 @@ class Runner:
         self._variables = VariableContext()
         self._consumed: list[int] = []
         self._stop_reason: str | None = None
+        self._continued: Continued | None = None
         self._limited = start.deadline_at is not None or start.definition.settings.max_suspend is not None
         self._exit: SystemExit | None = None
         self._context: Context | None = Context(self)
@@ -158,7 +162,7 @@ class Runner:
         while (entry := history.next_settled) is not None and not loop.stopped:
             history.step_on()
             self._apply(entry)
-        if not loop.halted:
+        if not loop.halted or self._continued is not None:
             self._check_all_asked()
         self.replaying = False
         for location in self._start.under_way & ledger.to_start.keys():
@@ -388,6 +392,25 @@ class Runner:
     def note(self, kind: str, location: str, value: Any) -> None:
         self._ledger.note(kind, location, self._start.codec.encode(value))
 
+    def continue_as(self, workflow: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Nothing more of this generation happens: the call never returns, and the drain stops."""
+        if self._ledger.may_ask():
+            definition = self._successor(workflow)
+            what = f"payload of workflow {definition.name!r}"
+            payload = definition.parameters.encode(self._start.codec, args, kwargs, what=what)
+            self._continued = Continued(definition.name, definition.version, payload)
+            self._loop.halted = True
+        return self._ledger.never()
+
+    def _successor(self, workflow: Any) -> Workflow[Any, Any]:
+        if workflow is None:
+            own = self._start.definition
+            newest = REGISTRY.latest(own.name)
+            return newest if newest is not None and newest.version > own.version else own
+        if not isinstance(workflow, Workflow):
+            raise WorkflowMisuse(f"continue_as takes a @workflow function, not {workflow!r}")
+        return workflow
+
     def pin_version(self, gate: str, latest: int) -> int:
         return self._ledger.pin_version(gate, latest, self.replaying)
 
@@ -516,9 +539,14 @@ class Runner:
             if self._main.done() and not self._main.cancelled():
                 self._main.exception()  # nobody else looks at it
             return failed(self._exit, definition, codec)
-        if not self._main.done():
+        outcome: Outcome
+        if self._continued is not None and self._stop_reason is None:
+            self._loop.halted = False
+            outcome = self._continued
+        elif self._main.done() or self._continued is not None:
+            outcome = outcome_of(self._main, definition, codec, self._stop_reason)
+        else:
             return None
-        outcome = outcome_of(self._main, definition, codec, self._stop_reason)
         self._cancel_what_is_left()
         return outcome
 

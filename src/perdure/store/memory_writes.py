@@ -214,6 +214,7 @@ def _restarted(record: RunRecord, restart: Restart) -> RunRecord:
         workflow=restart.workflow,
         version=restart.version,
         input=restart.input,
+        first_workflow=record.first_workflow or record.workflow,
         first_input=record.input if record.first_input is None else record.first_input,
         begun_at=restart.begun_at,
         run_attempt=restart.run_attempt,

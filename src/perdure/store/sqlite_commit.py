@@ -55,10 +55,11 @@ RUN = f"SELECT {rows.RUN_COLUMNS} FROM runs WHERE id = ?"
 DROP_ALL = "DELETE FROM entries WHERE run_no = ?"
 DROP_ENTRY = "DELETE FROM entries WHERE run_no = ? AND position = ?"
 DROP_MARKERS = "DELETE FROM entries WHERE run_no = ? AND kind = 'marker'"
-ADD_RUN = f"INSERT INTO runs ({rows.RUN_COLUMNS}) VALUES ({','.join('?' * 30)})"
+ADD_RUN = f"INSERT INTO runs ({rows.RUN_COLUMNS}) VALUES ({','.join('?' * 31)})"
 ADD_ENTRY = f"INSERT INTO entries (run_no, position, turn_id, {rows.ENTRY_COLUMNS}) VALUES ({','.join('?' * 19)})"
 RESTART = """
-    UPDATE runs SET workflow = ?, version = ?, first_input = coalesce(first_input, input), input = ?, begun_at = ?,
+    UPDATE runs SET first_workflow = coalesce(first_workflow, workflow), workflow = ?, version = ?,
+           first_input = coalesce(first_input, input), input = ?, begun_at = ?,
            run_attempt = ?, generation = generation + 1
     WHERE no = ?"""
 MOVE_FENCE = "UPDATE runs SET fence = ? WHERE no = ?"

@@ -62,8 +62,8 @@ def as_json(value: Any) -> str | None:
 
 RUN_COLUMNS = (
     "id, workflow, version, input, created_at, created_by, seed, pool, shard, status, generation, run_attempt, "
-    "first_input, result, error, parent, tags, begun_at, updated_at, ended_at, wake_at, owner, recoveries, "
-    "deadline_at, retention, waits, held, drift, inbox_last, fence"
+    "first_workflow, first_input, result, error, parent, tags, begun_at, updated_at, ended_at, wake_at, "
+    "owner, recoveries, deadline_at, retention, waits, held, drift, inbox_last, fence"
 )
 
 
@@ -81,6 +81,7 @@ def run_row(run: RunRecord) -> Row:
         run.status,
         run.generation,
         run.run_attempt,
+        run.first_workflow,
         pack(run.first_input),
         pack(run.result),
         as_json(run.error),
@@ -106,8 +107,8 @@ def run_of_row(row: Row) -> RunRecord:
     (id, workflow, version, input, created_at, created_by, seed, pool, shard, status, generation, run_attempt) = row[
         :12
     ]
-    (first_input, result, error, parent, tags, begun_at, updated_at, ended_at, wake_at, owner, recoveries) = row[12:23]
-    (deadline_at, retention, waits, held, drift, inbox_last, fence) = row[23:30]
+    (first_workflow, first_input, result, error, parent, tags, begun_at, updated_at, ended_at, wake_at) = row[12:22]
+    (owner, recoveries, deadline_at, retention, waits, held, drift, inbox_last, fence) = row[22:31]
     return RunRecord(
         id=id,
         workflow=workflow,
@@ -121,6 +122,7 @@ def run_of_row(row: Row) -> RunRecord:
         status=_run_status[status],
         generation=generation,
         run_attempt=run_attempt,
+        first_workflow=first_workflow,
         first_input=unpack(first_input),
         result=unpack(result),
         error=_errors.decode(error) if error else None,

@@ -81,6 +81,7 @@ class CreatingCases(Kit):
             shard=3,
             generation=2,
             run_attempt=4,
+            first_workflow="before",
             first_input=b"\x00\xff",
             parent="above",
             tags={"city": "Zürich", "": "empty", 'quo"te': "'"},
@@ -89,7 +90,17 @@ class CreatingCases(Kit):
         )
         await store.commit([write])
         made = await record(store)
-        for name in ("seed", "pool", "shard", "generation", "run_attempt", "first_input", "parent", "tags"):
+        for name in (
+            "seed",
+            "pool",
+            "shard",
+            "generation",
+            "run_attempt",
+            "first_workflow",
+            "first_input",
+            "parent",
+            "tags",
+        ):
             assert getattr(made, name) == getattr(write.record, name), name
         assert (made.input, made.deadline_at, made.retention) == (write.record.input, 1e9, 3.5)
         assert (made.created_at, made.updated_at, made.created_by) == (100.0, 100.0, "call-r")

@@ -68,7 +68,8 @@ class HistoryCases(Kit):
         assert await store.commit([write]) == [Committed()]
         snapshot = await load(store)
         row = snapshot.record
-        assert (row.workflow, row.version, row.input, row.first_input) == ("flow2", 3, b"2", b"1")
+        assert (row.workflow, row.version, row.input) == ("flow2", 3, b"2")
+        assert (row.first_workflow, row.first_input) == ("flow", b"1")
         assert (row.generation, row.run_attempt, row.begun_at, row.wake_at) == (1, 2, None, 150.0)
         assert (snapshot.entries, snapshot.position, row.fence) == ((), 3, 3)
         assert [message.id for message in snapshot.inbox] == ["m2"]

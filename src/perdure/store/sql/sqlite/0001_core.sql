@@ -25,6 +25,7 @@ CREATE TABLE runs (
     status      TEXT NOT NULL,
     generation  INTEGER NOT NULL,
     run_attempt INTEGER NOT NULL,
+    first_workflow TEXT,
     first_input ANY,
     result      ANY,
     error       TEXT,                 -- JSON, like tags, waits, held and drift
