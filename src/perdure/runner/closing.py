@@ -12,8 +12,9 @@ import sys
 from asyncio import events
 from typing import Any
 
-from perdure.runner.loop import Closed, WorkflowLoop
+from perdure.runner.loop import WorkflowLoop
 from perdure.runner.pending import Forever
+from perdure.runner.scheduled import Closed
 
 LOGGER = logging.getLogger("perdure.workflow")
 TRIES = 20

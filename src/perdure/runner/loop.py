@@ -14,145 +14,28 @@ from asyncio import events, tasks
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import Context as VariableContext
-from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from perdure.durable import DurableCall
 from perdure.errors import WorkflowMisuse
-from perdure.runner.locations import Scope, escape
+from perdure.runner.asyncio_inside import (
+    AS_COMPLETED,
+    RELEASE,
+    WAIT,
+    WAIT_FOR,
+    AsCompletedBatch,
+    asyncio_caller,
+    check_waited_for,
+)
+from perdure.runner.locations import Scope
+from perdure.runner.scheduled import Closed, LoopOwner, Ready, TaskStart, Timer, WorkflowFuture, WorkflowTask, label
 
 LOGGER = logging.getLogger("perdure.workflow")
 MAX_CALLBACKS = 100_000  # between two completions; a workflow that needs more spins
 MAX_REFUSED = 100  # calls that a closing run may make before it gets no answer at all
 
-_TASKS_FILE = tasks.create_task.__code__.co_filename
-_WAIT_FOR = tasks.wait_for.__code__
-_WAIT = tasks._wait.__code__  # type: ignore[attr-defined]
-_RELEASE = tasks._release_waiter if sys.version_info < (3, 12) else None  # type: ignore[attr-defined]  # wakes a `wait_for`
-_AS_COMPLETED = {tasks.as_completed.__code__: "fs"}
-if hasattr(tasks, "_AsCompletedIterator"):  # 3.13 and later
-    _AS_COMPLETED[tasks._AsCompletedIterator.__init__.__code__] = "aws"
-
-
-class Closed(BaseException):
-    """Raised by durable and asyncio calls while a run is being dropped from memory. Nothing of it is recorded."""
-
-
-class LoopOwner(Protocol):
-    """What the loop tells the run that it belongs to."""
-
-    replaying: bool
-
-    def open_scope(self, path: str) -> Scope: ...
-
-    def timer_set(self, location: str, when: float) -> None: ...
-
-    def timer_cancelled(self, location: str) -> None: ...
-
-    def report_lost(self, scope: str, message: str, error: BaseException | None) -> None: ...
-
-
-class WorkflowFuture(asyncio.Future[Any]):
-    """A future that hashes by its creation number, so that sets of them iterate alike on every replay."""
-
-    number: int
-
-    def __hash__(self) -> int:
-        return self.number
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-
-class WorkflowTask(asyncio.Task[Any]):
-    """A task with a scope, which is named when the task first runs (3.11 and 3.12 name tasks after creating them)."""
-
-    def __init__(
-        self,
-        coro: Coroutine[Any, Any, Any],
-        *,
-        loop: WorkflowLoop,
-        name: str,
-        context: VariableContext | None,
-        scope: Scope | None,
-        parent: Scope,
-        number: int,
-        inline: bool = False,
-    ) -> None:
-        self.number = number
-        self.scope = scope
-        self.parent = parent
-        self.inline = inline  # the inside of a `wait_for`, which is a task on 3.11 only
-        self.variables = context if context is not None else copy_context()
-        super().__init__(coro, loop=loop, name=name, context=self.variables)
-
-    def __hash__(self) -> int:
-        return self.number
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-
-class _Timer(asyncio.TimerHandle):
-    """A timer with a location, under which it is recorded when it fires."""
-
-    __slots__ = ("location",)
-
-    def __init__(self, location: str, when: float, callback: Any, args: Any, loop: WorkflowLoop, context: Any) -> None:
-        super().__init__(when, callback, args, loop, context)
-        self.location = location
-        self._scheduled = True  # so that cancelling it tells the loop
-
-
-class _Ready:
-    """A call-back in the ready queue: what asyncio's own handle is, without what only debugging needs."""
-
-    __slots__ = ("_args", "_callback", "_cancelled", "_context", "_loop")
-
-    def __init__(
-        self, callback: Any, args: tuple[Any, ...], loop: WorkflowLoop, context: VariableContext | None
-    ) -> None:
-        self._callback = callback
-        self._args = args
-        self._loop = loop
-        self._context = copy_context() if context is None else context
-        self._cancelled = False
-
-    def cancel(self) -> None:
-        self._cancelled = True
-
-    def cancelled(self) -> bool:
-        return self._cancelled
-
-    def _run(self) -> None:
-        try:
-            self._context.run(self._callback, *self._args)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            self._loop.call_exception_handler({"message": "a call-back raised", "exception": error})
-
-
-class _TaskStart:
-    """The first run of a task, in the ready queue: names the task's scope and then runs it."""
-
-    __slots__ = ("_handle", "_owner", "_task")
-
-    def __init__(self, handle: _Ready, task: WorkflowTask, owner: LoopOwner) -> None:
-        self._handle = handle
-        self._task = task
-        self._owner = owner
-
-    @property
-    def _cancelled(self) -> bool:
-        return self._handle._cancelled
-
-    def _run(self) -> None:
-        task = self._task
-        task.scope = self._owner.open_scope(task.parent.place(escape(task.get_name() or _label(task.get_coro()))))
-        self._handle._run()
-
+NO_TASK = "asyncio.Task(...) and eager tasks cannot be used in a workflow: use create_task"
 
 if TYPE_CHECKING:
     _RefusingLoop = Any  # its methods are made below, one by one; to a type checker they would be missing
@@ -184,7 +67,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
     def __init__(self, owner: LoopOwner, seed: int, now: float, root: Scope) -> None:
         self.perdure_run: Any = owner
         self.ready: deque[Any] = deque()
-        self.timers: dict[str, _Timer] = {}
+        self.timers: dict[str, Timer] = {}
         self.live: dict[WorkflowTask, None] = {}  # strong references, in order of creation
         self.now = now
         self.root = root
@@ -199,7 +82,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         self._inner_number = self._number  # for what asyncio makes for itself, which differs between Python versions
         self._hurrying = False
         self._refused = 0
-        self._batch: _AsCompletedBatch | None = None
+        self._batch: AsCompletedBatch | None = None
 
     # --- driving
 
@@ -245,7 +128,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         if task is None:
             return self.root
         if not isinstance(task, WorkflowTask) or task.scope is None:
-            raise WorkflowMisuse(_NO_TASK)
+            raise WorkflowMisuse(NO_TASK)
         return task.scope
 
     def next_number(self) -> int:
@@ -281,20 +164,20 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
     def time(self) -> float:
         return self.now
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> _Ready:
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> Ready:
         if self.closing:  # a handler that releases a lock does no harm: nobody is woken any more
-            return _Ready(callback, args, self, context)
+            return Ready(callback, args, self, context)
         self._check_open(callback)
-        if _RELEASE is not None and type(callback) is partial and callback.func is _RELEASE:
+        if RELEASE is not None and type(callback) is partial and callback.func is RELEASE:
             return self._release_soon(callback, args, context)
-        handle = _Ready(callback, args, self, context)
+        handle = Ready(callback, args, self, context)
         if self._hurrying:
             self.ready.appendleft(handle)
         else:
             self.ready.append(handle)
         return handle
 
-    def _release_soon(self, callback: partial[Any], args: tuple[Any, ...], context: Any) -> _Ready:
+    def _release_soon(self, callback: partial[Any], args: tuple[Any, ...], context: Any) -> Ready:
         """Let `wait_for` of 3.11 go on exactly when that of later versions does, which has no task and no waiter."""
 
         def release() -> None:
@@ -304,7 +187,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
             finally:
                 self._hurrying = False
 
-        handle = _Ready(release, (), self, context)
+        handle = Ready(release, (), self, context)
         if getattr(args[0], "inline", False):
             self.ready.appendleft(handle)
         else:
@@ -317,22 +200,22 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
         self._check_open(callback)
         location = self.scope().place("~timer")
-        handle = _Timer(location, when, callback, args, self, context)
+        handle = Timer(location, when, callback, args, self, context)
         if self.closing:
             return handle
         self.timers[location] = handle
         self.perdure_run.timer_set(location, when)
         return handle
 
-    def _timer_handle_cancelled(self, handle: _Timer) -> None:
+    def _timer_handle_cancelled(self, handle: Timer) -> None:
         if self.timers.pop(handle.location, None) is not None:
             self.perdure_run.timer_cancelled(handle.location)
 
     def create_future(self) -> WorkflowFuture:
         self._check_open(None)
         frame = sys._getframe(1)
-        if frame.f_code is _WAIT:
-            _check_waited_for(frame.f_locals["fs"])
+        if frame.f_code is WAIT:
+            check_waited_for(frame.f_locals["fs"])
         future = WorkflowFuture(loop=self)
         self._inner_number += 1
         future.number = self._inner_number
@@ -348,9 +231,9 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
             coro.close()
             raise WorkflowMisuse("eager tasks cannot be used in a workflow: they would run before they are scheduled")
         parent = self.scope()
-        caller, frame = _asyncio_caller(sys._getframe(1))
-        batch, index = self._as_completed_batch(frame, coro) if caller in _AS_COMPLETED else (None, 0)
-        inline = caller is _WAIT_FOR
+        caller, frame = asyncio_caller(sys._getframe(1))
+        batch, index = self._as_completed_batch(frame, coro) if caller in AS_COMPLETED else (None, 0)
+        inline = caller is WAIT_FOR
         own_scope = not isinstance(coro, DurableCall) and not inline
         if inline:
             self._inner_number += 1
@@ -360,7 +243,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         task = WorkflowTask(
             coro,
             loop=self,
-            name=name or _label(coro),
+            name=name or label(coro),
             context=context,
             scope=None if own_scope else parent,
             parent=parent,
@@ -371,7 +254,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         if inline:
             self.ready.appendleft(self.ready.pop())  # later versions run it within the caller, before anything else
         if own_scope:
-            self.ready.append(_TaskStart(self.ready.pop(), task, self.perdure_run))
+            self.ready.append(TaskStart(self.ready.pop(), task, self.perdure_run))
         if batch is not None:
             batch.started[index] = (task, self.ready.pop())
             if len(batch.started) == batch.expected:
@@ -404,19 +287,19 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
     def _untrack(self, task: Any) -> None:
         self.live.pop(task, None)
 
-    def _as_completed_batch(self, frame: Any, coro: Any) -> tuple[_AsCompletedBatch, int]:
+    def _as_completed_batch(self, frame: Any, coro: Any) -> tuple[AsCompletedBatch, int]:
         """`as_completed` makes its tasks in set order; they are numbered and started by their place in its list."""
-        awaitables = frame.f_locals.get(_AS_COMPLETED[frame.f_code])
+        awaitables = frame.f_locals.get(AS_COMPLETED[frame.f_code])
         if not isinstance(awaitables, (list, tuple)):
             coro.close()
             raise WorkflowMisuse("as_completed in a workflow takes a list or tuple, whose order is known")
         if self._batch is None or self._batch.of is not awaitables:
             waiting = {id(item) for item in awaitables if not asyncio.isfuture(item)}
-            self._batch = _AsCompletedBatch(awaitables, self._number + 1, len(waiting))
+            self._batch = AsCompletedBatch(awaitables, self._number + 1, len(waiting))
             self._number += len(awaitables)
         return self._batch, next(i for i, item in enumerate(awaitables) if item is coro)
 
-    def _start_in_order(self, batch: _AsCompletedBatch) -> None:
+    def _start_in_order(self, batch: AsCompletedBatch) -> None:
         self._batch = None
         for index in sorted(batch.started):
             task, handle = batch.started[index]
@@ -434,7 +317,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         if isinstance(task, asyncio.Task) and not isinstance(task, WorkflowTask):
             task.get_coro().close()
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-            raise WorkflowMisuse(_NO_TASK)
+            raise WorkflowMisuse(NO_TASK)
 
     def refuse(self) -> None:
         """Raise in a run that is being closed; but a handler that will not hear of it is left waiting in the end."""
@@ -467,39 +350,3 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
 
 async def _awaiting(work: Any) -> Any:
     return await work
-
-
-class _AsCompletedBatch:
-    """The tasks of one `as_completed` call while they are being made."""
-
-    __slots__ = ("expected", "first", "of", "started")
-
-    def __init__(self, of: Any, first: int, expected: int) -> None:
-        self.of = of
-        self.first = first
-        self.expected = expected
-        self.started: dict[int, Any] = {}
-
-
-_NO_TASK = "asyncio.Task(...) and eager tasks cannot be used in a workflow: use create_task"
-
-
-def _label(coro: Any) -> str:
-    """What a task is called that was given no name."""
-    return getattr(coro, "__name__", None) or type(coro).__name__
-
-
-def _check_waited_for(awaited: set[Any]) -> None:
-    if len(awaited) > 1 and not all(isinstance(each, (WorkflowFuture, WorkflowTask)) for each in awaited):
-        raise WorkflowMisuse(
-            "asyncio.wait in a workflow takes tasks; what gather() gives has no known place in a set: put it in a task"
-        )
-
-
-def _asyncio_caller(frame: Any) -> tuple[Any, Any]:
-    """The function of asyncio.tasks that asked for a task, seen through its helpers; and its frame."""
-    while frame is not None and frame.f_code.co_filename == _TASKS_FILE:
-        if frame.f_code is _WAIT_FOR or frame.f_code in _AS_COMPLETED:
-            return frame.f_code, frame
-        frame = frame.f_back
-    return None, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perdure.records import Entry, EntryStatus, ErrorRecord
-from perdure.runner.loop import WorkflowFuture
+from perdure.runner.scheduled import WorkflowFuture
 
 if TYPE_CHECKING:
     from perdure.steps import StepCall
