@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, TypeVar
@@ -91,6 +91,12 @@ class RunList:
 
     runs: tuple[RunDescription, ...]
     next: str | None
+
+    def __iter__(self) -> Iterator[RunDescription]:
+        return iter(self.runs)
+
+    def __len__(self) -> int:
+        return len(self.runs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -324,14 +324,31 @@ async def test_runs_by_everything_that_a_query_names(h):
     assert await ids() == {"a-1", "a-2", "b_1"}
     assert await ids(status=RunStatus.SUSPENDED) == {"a-2"}
     assert await ids(status=(RunStatus.SUSPENDED, RunStatus.PENDING)) == {"a-2", "b_1"}
+    assert await ids(status="suspended") == {"a-2"}
+    assert await ids(status=["suspended", "pending"]) == {"a-2", "b_1"}
     assert await ids(workflow="quick") == {"a-1", "b_1"}
     assert await ids(tags={"team": "x"}) == {"a-1"}
     assert await ids(id_prefix="a-") == {"a-1", "a-2"}
     assert await ids(id_prefix="b_") == {"b_1"}
     assert await ids(created_after=middle) == {"a-2", "b_1"}
     assert await ids(created_before=middle) == {"a-1"}
+    assert await ids(created_before=datetime.fromtimestamp(middle, UTC)) == {"a-1"}
+    assert len(await engine.runs()) == len([run.id async for run in _all(engine)]) == 3
     assert await ids(workflow="quick", status=RunStatus.SUCCEEDED) == {"a-1"}
     assert await ids(parent="nobody") == set()
+
+
+async def _all(engine):
+    for run in await engine.runs():
+        yield run
+
+
+@pytest.mark.parametrize(
+    "bad", [{"status": "done"}, {"status": ("failed", "done")}, {"created_after": datetime(2024, 1, 1)}]
+)
+def test_a_query_that_makes_no_sense_is_refused(bad):
+    with pytest.raises(ValueError, match=r"no status of a run|aware datetime"):
+        RunQuery(**bad)
 
 
 @on_every_store

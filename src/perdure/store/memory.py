@@ -22,7 +22,7 @@ from perdure.store.base import Answer, Claim, ClaimedRun, RunPage, Snapshot, Sto
 from perdure.store.hints import Hints
 from perdure.store.memory_runs import MemoryRuns
 from perdure.store.memory_writes import Writes
-from perdure.store.pages import Key, check_limit, cursor_after, key_of, statuses_of
+from perdure.store.pages import Key, check_limit, created_between, cursor_after, key_of, statuses_of
 
 
 class MemoryStore:
@@ -219,12 +219,13 @@ def _later(wake_at: float | None, now: float) -> bool:
 
 def _matches(query: RunQuery, record: RunRecord) -> bool:
     statuses = statuses_of(query)
+    since, until = created_between(query)
     return (
         (statuses is None or record.status in statuses)
         and query.workflow in (None, record.workflow)
         and query.parent in (None, record.parent)
         and (query.id_prefix is None or record.id.startswith(query.id_prefix))
-        and (query.created_after is None or record.created_at >= query.created_after)
-        and (query.created_before is None or record.created_at < query.created_before)
+        and (since is None or record.created_at >= since)
+        and (until is None or record.created_at < until)
         and all(record.tags.get(key) == value for key, value in (query.tags or {}).items())
     )

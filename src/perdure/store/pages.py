@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from typing import cast
 
 import msgspec
 
@@ -37,6 +38,12 @@ def check_limit(limit: int) -> int:
 
 def statuses_of(query: RunQuery) -> tuple[RunStatus, ...] | None:
     """The statuses asked for; None: any."""
-    if query.status is None or isinstance(query.status, tuple):
-        return query.status
-    return (query.status,)
+    if query.status is None:
+        return None
+    given = (query.status,) if isinstance(query.status, str) else query.status
+    return tuple(RunStatus(each) for each in given)
+
+
+def created_between(query: RunQuery) -> tuple[float | None, float | None]:
+    """From when (inclusive) until when (exclusive), in seconds, as which a query keeps its times."""
+    return cast("float | None", query.created_after), cast("float | None", query.created_before)

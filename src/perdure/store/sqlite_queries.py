@@ -12,7 +12,7 @@ from perdure.errors import StoreError
 from perdure.records import DeadLetter, Message, RunQuery, RunRecord, WorkerRecord
 from perdure.store import sqlite_rows as rows
 from perdure.store.base import RunPage, Snapshot, StoredEntry
-from perdure.store.pages import check_limit, cursor_after, key_of, statuses_of
+from perdure.store.pages import check_limit, created_between, cursor_after, key_of, statuses_of
 from perdure.store.sqlite_commit import RUN
 
 T = TypeVar("T")
@@ -111,10 +111,11 @@ def conditions(query: RunQuery) -> tuple[str, list[rows.Stored]]:
         terms.append(("parent = ?", [query.parent]))
     if query.id_prefix:
         terms.append(("id >= ? AND id < ?", [query.id_prefix, query.id_prefix + chr(sys.maxunicode)]))
-    if query.created_after is not None:
-        terms.append(("created_at >= ?", [query.created_after]))
-    if query.created_before is not None:
-        terms.append(("created_at < ?", [query.created_before]))
+    since, until = created_between(query)
+    if since is not None:
+        terms.append(("created_at >= ?", [since]))
+    if until is not None:
+        terms.append(("created_at < ?", [until]))
     for key, value in (query.tags or {}).items():
         terms.append(("EXISTS (SELECT 1 FROM json_each(tags) WHERE key = ? AND value = ?)", [key, value]))
     if query.after is not None:
