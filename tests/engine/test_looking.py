@@ -343,9 +343,7 @@ async def _all(engine):
         yield run
 
 
-@pytest.mark.parametrize(
-    "bad", [{"status": "done"}, {"status": ("failed", "done")}, {"created_after": datetime(2024, 1, 1)}]
-)
+@pytest.mark.parametrize("bad", [{"status": "done"}, {"status": ("failed", "done")}, {"created_after": datetime.min}])
 def test_a_query_that_makes_no_sense_is_refused(bad):
     with pytest.raises(ValueError, match=r"no status of a run|aware datetime"):
         RunQuery(**bad)
