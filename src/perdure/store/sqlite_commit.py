@@ -139,9 +139,11 @@ class BatchWriter:
     def carry_out(self, part: Sequence[Write]) -> list[Answer]:
         """Writes to different runs."""
         self._read_standings([id for write in part if (id := rules.run_of(write)) not in self._known])
-        answers = [self._judge(write) for write in part]
-        for write, answer in zip(part, answers, strict=True):
+        answers = []
+        for write in part:
+            answer = self._judge(write)
             self._memory.learn(write, answer)
+            answers.append(answer)
         for sql, pending in self._pending.items():
             if pending:
                 self._connection.executemany(sql, pending)
@@ -160,11 +162,11 @@ class BatchWriter:
         if isinstance(write, CreateRun):
             return self._create(write)
         run = self._known.get(write.run_id)
+        if isinstance(write, ReleaseRun):
+            return self._release(write, run)
+        if run is None:
+            return Missing()
         match write:
-            case ReleaseRun():
-                return self._release(write, run)
-            case _ if run is None:
-                return Missing()
             case CommitTurn():
                 return self._commit_turn(write, run)
             case Deliver():

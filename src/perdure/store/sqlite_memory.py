@@ -42,12 +42,11 @@ class StandingMemory:
 
     def learn(self, write: Write, answer: Answer) -> None:
         """Take note of what a write has changed: a plain turn moves its run on, anything else is better read again."""
-        if not isinstance(answer, Committed) or not isinstance(write, CommitTurn) or not _is_plain(write):
-            self._known.pop(run_of(write), None)
+        run = self._known.get(run_of(write))
+        if run is None:
             return
-        run = self._known.get(write.run_id)
-        if run is None or run.mailed:
-            self._known.pop(write.run_id, None)
+        if not isinstance(answer, Committed) or not isinstance(write, CommitTurn) or run.mailed or not _is_plain(write):
+            del self._known[run_of(write)]
         elif run.position == write.base:
             run.position = last_position(write)
 

@@ -171,7 +171,7 @@ def entry_row(run_no: int, position: int, turn_id: str | None, entry: Entry) -> 
         entry.started_at,
         entry.settled_at,
         entry.due_at,
-        pack(entry.fingerprint),
+        entry.fingerprint,  # never text: to find that out would cost more than to write it
         pack(entry.detail),
     )
 
