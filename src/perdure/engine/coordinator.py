@@ -361,7 +361,8 @@ class Coordinator:
     def _act(self, resident: Resident, turn: Turn) -> None:
         """The turn is durable, or needed no write: carry out its effects, and go on with what came meanwhile."""
         self._carry_out(resident, turn)
-        self._set_timer(resident, turn.wake_at)
+        if turn.wake_at is not None or resident.wake_timer is not None:
+            self._set_timer(resident, turn.wake_at)
         if resident.inputs:
             self._loop.call_soon(self._advance_again, resident)
 

@@ -159,12 +159,14 @@ class Runner(Facade):
         """Let a completion, recorded or new, have its effect on the waiting tasks; run them until they wait again."""
         ledger, loop, location = self._ledger, self._loop, entry.location
         ledger.seq = entry.seq or ledger.seq
-        ledger.asked_before(entry)
+        if entry.ordinal < 0:
+            ledger.asked_before(entry)
         loop.pass_time(entry.settled_at)
         loop.callbacks = 0
         pending = ledger.pending.pop(location, None)
         if pending is not None:
-            ledger.alarms.remove(location)
+            if pending.call is None:  # a step that waits for its next attempt is not done
+                ledger.alarms.remove(location)
             ledger.answer(pending.future, pending.call, entry)
         elif entry.kind == "timer":
             ledger.alarms.remove(location)
