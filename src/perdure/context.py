@@ -11,10 +11,11 @@ import logging
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
+
+from msgspec import Struct
 
 from perdure.branches import Opens, branches_of, join, map_items, race
 from perdure.clock import moment
@@ -31,8 +32,7 @@ T = TypeVar("T")
 LOGGER = logging.getLogger("perdure.workflow")
 
 
-@dataclass(frozen=True, slots=True)
-class RunFacts:
+class RunFacts(Struct, frozen=True):
     """What is fixed about a run while one of its generations executes."""
 
     id: str

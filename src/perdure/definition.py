@@ -13,6 +13,8 @@ from datetime import timedelta
 from functools import cached_property, update_wrapper
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
+from msgspec import Struct
+
 from perdure.context import Context
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.names import check_count, check_name, check_seconds
@@ -82,8 +84,7 @@ class Workflow(Generic[P, R_co]):
         return f"<workflow {self.name} v{self.version}>"
 
 
-@dataclass(frozen=True, slots=True)
-class StartOptions:
+class StartOptions(Struct, frozen=True):
     """What a caller may say about one run."""
 
     id: str | None = None

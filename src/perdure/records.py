@@ -1,7 +1,8 @@
 """The values that pass between rooms: what is stored of a run, what a turn takes in and what it gives out.
 
 Everything here is frozen and knows nothing: no clock, no store, no workflow code. Times are seconds since the epoch
-(the facade turns them into aware datetimes), payloads are encoded bytes (the codec's business).
+(the facade turns them into aware datetimes), payloads are encoded bytes (the codec's business). `gc=False` where one is
+made per turn and nothing in it can refer back to it: the garbage collector then need not look at it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class EntryStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
-class ErrorRecord(Struct, frozen=True, omit_defaults=True):
+class ErrorRecord(Struct, frozen=True, gc=False, omit_defaults=True):
     """An exception as data. `fields` is set where it must come back as itself (`raises`)."""
 
     type: str
@@ -57,7 +58,7 @@ class ErrorRecord(Struct, frozen=True, omit_defaults=True):
 # --- a run and its history --------------------------------------------------------------------------------------
 
 
-class Entry(Struct, frozen=True):
+class Entry(Struct, frozen=True, gc=False):
     """One record of a run's history. Written again with a new position whenever it changes; the latest one counts.
 
     `asked` orders all entries of the run by when they were first asked for, `ordinal` those of one scope (-1: not part
@@ -83,7 +84,7 @@ class Entry(Struct, frozen=True):
     detail: bytes | None = None
 
 
-class Wait(Struct, frozen=True, omit_defaults=True):
+class Wait(Struct, frozen=True, gc=False, omit_defaults=True):
     """One reason why a run waits: a timer, a retry, an event ... with what is known of it."""
 
     kind: str
@@ -103,7 +104,7 @@ class Held(Struct, frozen=True, omit_defaults=True):
     line: str | None = None
 
 
-class RunRecord(Struct, frozen=True, kw_only=True):
+class RunRecord(Struct, frozen=True, gc=False, kw_only=True):
     """The row of a run: everything about it but its history and mail."""
 
     id: str
@@ -139,7 +140,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     fence: int = 0  # turns computed from a position before this one are refused
 
 
-class Message(Struct, frozen=True, kw_only=True):
+class Message(Struct, frozen=True, gc=False, kw_only=True):
     """One outside input of a run, numbered in the order in which it was accepted."""
 
     id: str
@@ -191,7 +192,7 @@ class Takeover(Struct, frozen=True):
 # --- what goes into a turn -----------------------------------------------------------------------------------------
 
 
-class StepDone(Struct, frozen=True):
+class StepDone(Struct, frozen=True, gc=False):
     """An attempt of a step ended: with a value, or with an error that may be worth another attempt."""
 
     location: str
@@ -268,7 +269,7 @@ class Continued(Struct, frozen=True):
 Outcome = Succeeded | Failed | Cancelled | Continued
 
 
-class Turn(Struct, frozen=True):
+class Turn(Struct, frozen=True, gc=False):
     """What came of advancing a run: to be committed in one write, before any effect is carried out.
 
     `busy`: steps are executing or about to, so the run needs an owner. Otherwise, and without an outcome, it is

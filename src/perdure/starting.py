@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from perdure.codec import Codec
 from perdure.config import EngineConfig
@@ -16,8 +17,7 @@ from perdure.names import check_name, check_seconds
 from perdure.records import RunRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(Struct, frozen=True):
     """A checked request to start a run."""
 
     workflow: Workflow[Any, Any]
@@ -38,7 +38,7 @@ def workflow_named(target: Workflow[Any, Any] | str | Any) -> Workflow[Any, Any]
 
 def start_options(given: Mapping[str, Any]) -> StartOptions:
     """The options of one start; what is none of them was probably meant for the workflow."""
-    unknown = set(given) - set(StartOptions.__slots__)
+    unknown = set(given) - set(StartOptions.__struct_fields__)
     if unknown:
         raise InvalidArgument(
             f"start has no option {', '.join(sorted(unknown))}; a workflow's own keyword arguments go through "

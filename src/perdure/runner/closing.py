@@ -29,6 +29,18 @@ PARKED: list[Any] = []
 def close(loop: WorkflowLoop, run_id: str) -> None:
     """Close all tasks of a run, newest first. What their handlers raise is logged and ignored."""
     loop.closing = True
+    if loop.live:
+        _close_tasks(loop, run_id)
+    loop.ready.clear()
+    loop.timers.clear()
+    LIVE.discard(loop)
+    # A run and its loop refer to each other; apart, they go when the last one lets go of them, and the garbage
+    # collector has nothing to do (it took a fifth of the time of a busy engine).
+    loop.perdure_run = Departed(run_id)
+    loop.main = None
+
+
+def _close_tasks(loop: WorkflowLoop, run_id: str) -> None:
     outer, hooks = events._get_running_loop(), sys.get_asyncgen_hooks()
     events._set_running_loop(loop)
     sys.set_asyncgen_hooks(firstiter=None, finalizer=loop.finalize)
@@ -42,13 +54,6 @@ def close(loop: WorkflowLoop, run_id: str) -> None:
         events._set_running_loop(outer)
         sys.set_asyncgen_hooks(*hooks)
         loop.live.clear()
-        loop.ready.clear()
-        loop.timers.clear()
-        LIVE.discard(loop)
-        # A run and its loop refer to each other; apart, they go when the last one lets go of them, and the garbage
-        # collector has nothing to do (it took a fifth of the time of a busy engine).
-        loop.perdure_run = Departed(run_id)
-        loop.main = None
 
 
 class Departed:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct
 
 from perdure.codec import JSON, Codec
 from perdure.context import Context, RunFacts
@@ -27,8 +28,7 @@ from perdure.steps import StepCall
 LOGGER = logging.getLogger("perdure.workflow")
 
 
-@dataclass(frozen=True, slots=True)
-class RunStart:
+class RunStart(Struct, frozen=True):
     """Everything that a run is replayed from."""
 
     definition: Workflow[Any, Any]
@@ -38,7 +38,7 @@ class RunStart:
     begun_at: float
     history: Sequence[Entry] = ()
     deadline_at: float | None = None
-    codec: Codec = field(default=JSON)
+    codec: Codec = JSON
     strict: bool = False
     under_way: frozenset[str] = frozenset()  # steps that are executing in this process, from before a reload
 

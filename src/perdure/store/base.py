@@ -42,7 +42,7 @@ from perdure.records import (
 # --- writes --------------------------------------------------------------------------------------------------------
 
 
-class CreateRun(Struct, frozen=True):
+class CreateRun(Struct, frozen=True, gc=False):
     """Make a run unless its id is taken. With an owner it is born claimed (if that worker is alive), else it is due.
 
     Answers `Created`, or `Exists` with the record that was there. A repeated call with the same `created_by` answers
@@ -52,7 +52,7 @@ class CreateRun(Struct, frozen=True):
     record: RunRecord
 
 
-class RunPatch(Struct, frozen=True, kw_only=True):
+class RunPatch(Struct, frozen=True, gc=False, kw_only=True):
     """The run's row after a turn; written only when status, wait, owner or outcome change."""
 
     status: RunStatus
@@ -81,7 +81,7 @@ class Restart(Struct, frozen=True, kw_only=True):
     run_attempt: int = 1
 
 
-class CommitTurn(Struct, frozen=True, kw_only=True):
+class CommitTurn(Struct, frozen=True, gc=False, kw_only=True):
     """Append a turn's entries at `base + 1 ...` (a marker if it has none) and apply its patch, if nobody was first.
 
     `seen` is the highest number of the inbox that the turn knew of, `consumed` what it took. `owned`: the worker
@@ -157,7 +157,7 @@ class Exists(Struct, frozen=True):
     record: RunRecord
 
 
-class Committed(Struct, frozen=True):
+class Committed(Struct, frozen=True, gc=False):
     """The write is durable. `mail`: the inbox holds messages that it has not seen."""
 
     mail: bool = False
