@@ -247,7 +247,7 @@ class Client:
                     return
                 await self._await_hint(news, None)
             finally:
-                news.cancel()
+                self._open.hub.leave(run_id, news, end=False)
 
     async def runs(self, query: RunQuery | None = None) -> RunList:
         """Runs by status, workflow, tag, parent, time and id prefix, newest first, in pages."""
@@ -318,10 +318,10 @@ class Client:
         return any(wanted in worker.workflows and not worker.gone and worker.lease_until >= now for worker in workers)
 
     async def _ended(self, run_id: str, timeout: float | None) -> RunRecord:
-        clock = self._open.clock
+        clock, hub = self._open.clock, self._open.hub
         deadline = None if timeout is None else clock.now() + timeout
         while True:
-            news = self._open.hub.wait(run_id, end=True)
+            news = hub.wait(run_id, end=True)
             try:
                 if not self._executes(run_id):
                     record = await self._record(run_id, for_ever=timeout is None)
@@ -333,15 +333,13 @@ class Client:
                 if ended is not None:
                     return ended
             finally:
-                news.cancel()
+                hub.leave(run_id, news, end=True)
 
     async def _await_hint(self, news: News, deadline: float | None) -> RunRecord | None:
-        """Wait for a hint, or until it is time to look even without one; gives the run's last record if it knows it."""
-        clock = self._open.clock
-        at = clock.now() + self._config.seconds("sweep_interval")
-        timer = clock.call_at(
-            at if deadline is None else min(at, deadline), lambda: None if news.done() else news.set_result(None)
-        )
+        """Wait for a hint; one comes with every sweep at least. Gives the run's last record if the hint is that."""
+        if deadline is None:
+            return await news
+        timer = self._open.clock.call_at(deadline, lambda: None if news.done() else news.set_result(None))
         try:
             return await news
         finally:

@@ -64,6 +64,8 @@ class Parameters:
     def decode(self, codec: Codec, data: bytes, what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, ready for a call: positional ones up to the first that was not given, the others by name."""
         given = codec.decode(data, self.type, what=what)
+        if self._simple and len(given) == len(self._names):
+            return tuple(given[name] for name in self._names), {}
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         gap = False

@@ -38,7 +38,7 @@ async def countdown(ctx: Context, n: int, total: int = 0) -> int:
 
 
 @workflow
-async def report(ctx: Context, words: str) -> str:
+async def closing_words(ctx: Context, words: str) -> str:
     return f"{words}, generation {ctx.generation}"
 
 
@@ -47,7 +47,7 @@ async def handing_over(ctx: Context) -> str:
     hanging = asyncio.create_task(hangs())
     await effect(1)
     assert not hanging.done()
-    await ctx.continue_as("handed over", workflow=report)
+    await ctx.continue_as("handed over", workflow=closing_words)
 
 
 @on_every_store
@@ -63,19 +63,19 @@ async def test_who_waits_waits_on_and_the_history_begins_anew(h):
 
 @on_every_store
 async def test_another_workflow_may_go_on_and_steps_under_way_are_cancelled(h):
-    engine = await h.engine(handing_over, report)
+    engine = await h.engine(handing_over, closing_words)
     assert await h.run_to_end(await engine.start(handing_over, id="h")) == "handed over, generation 1"
-    assert (await engine.describe("h")).workflow == "report"
+    assert (await engine.describe("h")).workflow == "closing_words"
     assert engine.slots_taken == 0
 
 
 @on_every_store
 async def test_an_id_means_what_it_first_meant(h):
-    engine = await h.engine(handing_over, report, countdown)
+    engine = await h.engine(handing_over, closing_words, countdown)
     await h.run_to_end(await engine.start(handing_over, id="h"))
     assert not (await engine.start(handing_over, id="h")).created
     with pytest.raises(RunConflict):
-        await engine.start(report, "handed over", id="h")
+        await engine.start(closing_words, "handed over", id="h")
     await h.run_to_end(await engine.start(countdown, 2, id="c"))
     assert not (await engine.start(countdown, 2, id="c")).created
     with pytest.raises(RunConflict):

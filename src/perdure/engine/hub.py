@@ -26,8 +26,16 @@ class Hub:
         waiting = self._for_end if end else self._for_change
         waiter: News = asyncio.get_running_loop().create_future()
         waiting.setdefault(run_id, set()).add(waiter)
-        waiter.add_done_callback(lambda done: _forget(waiting, run_id, done))
         return waiter
+
+    def leave(self, run_id: str, waiter: News, *, end: bool) -> None:
+        """Stop waiting; whoever waits does so in the end, news or no news."""
+        waiting = self._for_end if end else self._for_change
+        waiters = waiting.get(run_id)
+        if waiters is not None:
+            waiters.discard(waiter)
+            if not waiters:
+                del waiting[run_id]
 
     def changed(self, run_ids: Iterable[str] | None, *, ended: bool = True) -> None:
         """These runs have changed, and may have ended; None: any of them."""
@@ -45,11 +53,3 @@ class Hub:
             if not waiter.done():
                 waiter.set_result(record)
         self.changed((record.id,), ended=False)
-
-
-def _forget(waiting: dict[str, set[News]], run_id: str, waiter: News) -> None:
-    waiters = waiting.get(run_id)
-    if waiters is not None:
-        waiters.discard(waiter)
-        if not waiters:
-            del waiting[run_id]

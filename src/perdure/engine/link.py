@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from perdure.clock import Clock, OffsetClock
+from perdure.clock import Clock, OffsetClock, Timer
 from perdure.codec import JSON, Codec
 from perdure.config import EngineConfig
 from perdure.engine.committer import Committer
@@ -28,6 +28,7 @@ class Link:
         self.hub = Hub()
         self.committer = Committer(store, clock, config.store_retry)
         self._leave: Callable[[], None] | None = None
+        self._sweeper: Timer | None = None
 
     async def open(self) -> None:
         await read_patiently(lambda: self.store.open(shards=self.config.shards), self.clock, self.config.store_retry)
@@ -36,6 +37,12 @@ class Link:
             self.clock = OffsetClock(self.clock, offset)
         self.committer.start()
         self._leave = self.store.on_change(self.hub.changed)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Whoever waits looks again now and then, even if every notification got lost."""
+        self.hub.changed(None)
+        self._sweeper = self.clock.call_at(self.clock.now() + self.config.seconds("sweep_interval"), self._sweep)
 
     async def read(self, question: Callable[[], Awaitable[T]], *, for_ever: bool = False) -> T:
         """Ask the store on behalf of a caller, who gives up after some attempts while it is away."""
@@ -52,4 +59,6 @@ class Link:
         if self._leave is not None:
             self._leave()
             self._leave = None
+        if self._sweeper is not None:
+            self._sweeper.cancel()
         await self.committer.stop()

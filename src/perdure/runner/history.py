@@ -11,20 +11,23 @@ from perdure.runner.locations import scope_of
 class History:
     """A cursor over recorded completions, and the recorded entries of each scope."""
 
-    __slots__ = ("_cursor", "_scopes", "_settled", "by_location", "last_seq")
+    __slots__ = ("_cursor", "_scopes", "_settled", "by_location")
 
     def __init__(self, rows: Sequence[Entry]) -> None:
         # A changed entry is written again: the latest row of a location counts.
         self.by_location: dict[str, Entry] = {row.location: row for row in rows}
         self._scopes: dict[str, dict[int, Entry]] = {}
+        self._settled: list[Entry] = []
+        self._cursor = 0
+        if rows:
+            self._arrange()
+
+    def _arrange(self) -> None:
         for entry in self.by_location.values():
             if entry.ordinal >= 0:
                 self._scopes.setdefault(scope_of(entry.location), {})[entry.ordinal] = entry
-        settled = [entry for entry in self.by_location.values() if entry.seq is not None]
-        settled.sort(key=lambda entry: entry.seq or 0)
-        self._settled = settled
-        self._cursor = 0
-        self.last_seq = settled[-1].seq or 0 if settled else 0
+        self._settled = [entry for entry in self.by_location.values() if entry.seq is not None]
+        self._settled.sort(key=lambda entry: entry.seq or 0)
 
     def scope(self, path: str) -> dict[int, Entry]:
         """The recorded entries of a scope by ordinal. Handed out once: what is left at the end was never asked for."""
