@@ -1,6 +1,7 @@
 """EngineConfig: a frozen value, each of its limits documented, bad ones refused."""
 
 import dataclasses
+import inspect
 from datetime import timedelta
 
 import pytest
@@ -40,9 +41,8 @@ def test_timedeltas_read_back_as_seconds():
 
 
 def test_every_limit_is_documented():
-    assert EngineConfig.__doc__ is not None
-    for field in dataclasses.fields(EngineConfig):
-        assert f"\n    {field.name} " in EngineConfig.__doc__
+    documented = {line.split()[0] for line in (inspect.getdoc(EngineConfig) or "").splitlines() if line}
+    assert {field.name for field in dataclasses.fields(EngineConfig)} <= documented
 
 
 @pytest.mark.parametrize("count", ["shards", "resident_runs", "max_concurrent_steps", "max_pending_events"])
