@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Protocol
 
 
@@ -76,8 +76,3 @@ def moment(at: float) -> datetime:
 
 def maybe_moment(at: float | None) -> datetime | None:
     return None if at is None else moment(at)
-
-
-def in_seconds(duration: float | timedelta) -> float:
-    """A duration of the public API in seconds."""
-    return duration.total_seconds() if isinstance(duration, timedelta) else float(duration)

@@ -176,7 +176,9 @@ async def test_a_store_that_stays_away_does_not_keep_an_engine_from_leaving(h):
     await h.settle()
     gate.set()
     engine.faults.away(10_000, calls=("commit", "renew", "workers", "claim", "declare_gone", "release", "retire"))
+    began_at = h.clock.now()
     await h.drive(h.background(engine.shutdown(grace=1)))
+    assert h.clock.now() - began_at < 30, "it waited for the store"
     second = await h.engine(wf)
     await h.clock.advance(20)  # nothing could be given back: its lease has to run out
     assert await h.drive(second.result("g")) == "slow after"

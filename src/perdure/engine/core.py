@@ -14,7 +14,7 @@ from perdure.engine.catalog import Catalog
 from perdure.engine.coordinator import Coordinator
 from perdure.engine.due import Due
 from perdure.engine.duties import Duty
-from perdure.engine.link import Link
+from perdure.engine.link import LAST_WORDS, Link
 from perdure.engine.member import Member
 from perdure.engine.patience import read_patiently
 from perdure.engine.upkeep import Exposure, Retention
@@ -24,7 +24,6 @@ from perdure.store.base import Answer, Created
 
 LOGGER = logging.getLogger("perdure.engine")
 DRAIN_STEP = 0.02
-LAST_WORDS = 5.0  # how long a stopping worker waits for the store to take its runs back
 
 
 class Core:
@@ -87,18 +86,14 @@ class Core:
         while not self.coordinator.drained() and clock.now() < deadline:
             await pause(clock, DRAIN_STEP)
         self.coordinator.given_back()
-        left = await self._link.committer.drained(LAST_WORDS)
+        await self._link.committer.drained(LAST_WORDS)
         await self._stop_duties()
         self.coordinator.dropped()
         self.coordinator.executor.close()
         try:
-            if left:
-                await self._member.leave()
+            await self._member.leave()
         except StoreError as error:
-            LOGGER.warning("leaving failed: %s", error)
-            left = False
-        if not left:
-            LOGGER.warning("the store is away: this worker's runs go on elsewhere once its lease has run out")
+            LOGGER.warning("this worker's runs go on elsewhere once its lease has run out; leaving failed: %s", error)
 
     async def abandon(self) -> None:
         """Stop as a crash would: without a word to the store."""

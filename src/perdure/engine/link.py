@@ -14,7 +14,7 @@ from perdure.engine.patience import read_patiently
 from perdure.store.base import Store
 
 T = TypeVar("T")
-LAST_WORDS = 5.0  # how long closing waits for writes that were submitted before
+LAST_WORDS = 5.0  # how long leaving and closing wait for the store to answer what was submitted before
 
 
 class Link:
