@@ -7,7 +7,7 @@
 # chooses another Python (after `make clean`).
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format coverage bench clean
+.PHONY: help demo test check chaos format coverage bench simulate clean
 .NOTPARALLEL:
 
 PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python)
@@ -43,9 +43,20 @@ coverage: $(VENV)/dev
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
+#   make chaos   workers killed, stopped and cut off, servers restarted: minutes, and apart from the tests
+chaos: $(VENV)/dev
+	$(BIN)/python -m pytest tests/chaos
+
 #   make bench   the measurements of benchmarks/
 bench: $(VENV)/core
 	$(BIN)/python -m benchmarks
+
+#   make simulate  workers, clients and faults from seeds: SEEDS=10000 how many, STORE=sqlite where, START=500 the first
+SEEDS := 1000
+START := 0
+STORE := memory
+simulate: $(VENV)/core
+	$(BIN)/python -m tests.simulate --seeds $(SEEDS) --start $(START) --store $(STORE)
 
 #   make clean   remove .venv, caches and build products
 clean:

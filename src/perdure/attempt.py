@@ -62,6 +62,13 @@ class CurrentStep:
         if self._stopped:
             raise asyncio.CancelledError(f"step {self.location} was cancelled or has timed out")
 
+    def write(self, stream: str, item: Any) -> None:
+        """Append an item to a stream of the run; readers see it at once. It belongs to this attempt of the step.
+
+        Nothing is awaited: items are stored in order, before the step's result. Works in sync bodies too.
+        """
+        raise WorkflowMisuse("write to a stream from the body of a step that a workflow runs")
+
 
 CURRENT: ContextVar[CurrentStep] = ContextVar("perdure_current_step")
 

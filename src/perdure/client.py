@@ -1,7 +1,8 @@
 """Client: every call about runs, without executing any.
 
 A facade: it checks what it is given, hands a write to the committer or a question to the store, and turns the answer
-into what callers see. `Engine` is this plus a worker in the same process.
+into what callers see. `Engine` is this plus a worker in the same process. Starting, looking and stopping are here; the
+rooms it is built on have the rest: events and deferreds in `messaging`, dead letters in `letters`, `streams`.
 """
 
 from __future__ import annotations
@@ -9,47 +10,32 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from datetime import timedelta
 from functools import partial
-from types import TracebackType
-from typing import Any, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
-from perdure.clock import SYSTEM_CLOCK, Clock
-from perdure.config import EngineConfig
 from perdure.context import Context
 from perdure.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow
-from perdure.engine.hub import News
-from perdure.engine.link import Link
-from perdure.errors import InvalidArgument, RunCancelled, RunFailed, RunNotFound, RunTerminated, WorkflowMisuse
+from perdure.engine.sending import check_delivered
+from perdure.engine.stopping import cancel_message, end_of
+from perdure.errors import RunCancelled, RunConflict, RunFailed, RunNotFound, StoreError
+from perdure.exported import plain_of
 from perdure.handle import Run
-from perdure.ids import new_token
+from perdure.ids import new_run_id, new_token, shard_of
 from perdure.names import check_name, check_seconds
 from perdure.records import Message, RunQuery, RunRecord, RunStatus
-from perdure.starting import Order, check_same_run, order_of, start_options
-from perdure.store.base import (
-    Answer,
-    Begun,
-    Committed,
-    Created,
-    CreateRun,
-    Deliver,
-    Delivered,
-    Ended,
-    EndRun,
-    Exists,
-    Missing,
-    Store,
-)
-from perdure.stores import store_at
+from perdure.rewinding import fork_of, rewind_of
+from perdure.starting import Order, check_same_run, order_by_name, order_of, start_options
+from perdure.store.base import Answer, Begun, Committed, Created, CreateRun, Delivered, Exists, Snapshot
+from perdure.streams import Streams
+from perdure.structure import Complete
 from perdure.views import (
-    Complete,
-    DeadLetterView,
     HistoryEntry,
     RunDescription,
     RunList,
     Suspended,
-    dead_letter_view,
     describe_run,
     entry_view,
     history_of,
+    published_values,
     reasons_of,
 )
 
@@ -60,6 +46,7 @@ B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
 Body = Coroutine[Any, Any, R]
+REWIND_TRIES = 20  # a run that is busy moves on under one's hands
 
 
 class StartKeywords(TypedDict, total=False):
@@ -72,44 +59,8 @@ class StartKeywords(TypedDict, total=False):
     retention: float | timedelta | None
 
 
-class Client:
+class Client(Streams):
     """`async with Client(url) as client:` asks and tells; runs are executed by workers elsewhere."""
-
-    def __init__(self, url: str | Store, *, config: EngineConfig | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
-        if config is not None and not isinstance(config, EngineConfig):
-            raise InvalidArgument(f"config must be an EngineConfig, not {config!r}")
-        self._config = config or EngineConfig()
-        self._clock = clock
-        self._store = store_at(url, clock)
-        self._link: Link | None = None
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.shutdown()
-
-    async def open(self) -> None:
-        """Open the store; `async with` does it."""
-        if self._link is None:
-            link = Link(self._store, self._clock, self._config)
-            await link.open()
-            self._link = link
-
-    async def shutdown(self, grace: float | timedelta | None = None) -> None:
-        """Close the store; `async with` does it."""
-        if self._link is not None:
-            link, self._link = self._link, None
-            await link.close()
-
-    @property
-    def _open(self) -> Link:
-        if self._link is None:
-            raise WorkflowMisuse(f"this {type(self).__name__} is not open: use `async with {type(self).__name__}(...)`")
-        return self._link
 
     # --- starting
 
@@ -135,7 +86,7 @@ class Client:
     async def start(self, wf: str, /, *args: Any, **options: Unpack[StartKeywords]) -> Run[Any]: ...
     async def start(self, wf: Any, /, *args: Any, **given: Any) -> Run[Any]:
         """Start a run, or observe the one that has this id; returns once it is durable."""
-        order = self._order(wf, args, given)
+        order = await self._order(wf, args, given)
         answer = await self._create(order)
         if isinstance(answer, Exists):
             check_same_run(order, answer.record, self._open.codec)
@@ -166,7 +117,9 @@ class Client:
         run: Run[Any] = await self.start(wf, *args, **given)
         return await run.result()
 
-    def _order(self, wf: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Order:
+    async def _order(self, wf: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Order:
+        if isinstance(wf, str) and REGISTRY.latest(check_name("a workflow's name", wf)) is None:
+            return await self._order_by_name(wf, args, start_options(given))
         bound = isinstance(wf, BoundWorkflow)
         return order_of(
             wf,
@@ -177,6 +130,11 @@ class Client:
             config=self._config,
             now=self._open.clock.now(),
         )
+
+    async def _order_by_name(self, name: str, args: tuple[Any, ...], options: StartOptions) -> Order:
+        workers = await self._open.read(self._open.store.workers)
+        codec, now = self._open.codec, self._open.clock.now()
+        return order_by_name(name, args, options, workers, codec=codec, config=self._config, now=now)
 
     async def _create(self, order: Order) -> Answer:
         return await self._open.committer.put(CreateRun(order.record))
@@ -224,13 +182,23 @@ class Client:
     async def describe(self, run_id: str) -> RunDescription:
         """Everything about a run, and why it waits. `RunNotFound` if there is none."""
         record = await self._record(run_id)
-        return describe_run(record, self._open.codec, reasons_of(record, await self._served(record)))
+        reasons = reasons_of(record, await self._served(record))
+        return describe_run(record, self._open.codec, reasons, await self._shown(run_id))
+
+    async def published(self, run_id: str) -> dict[str, Any]:
+        """The last value that a run's workflow has published under each key. `RunNotFound` if there is no run."""
+        await self._record(run_id)
+        return await self._shown(run_id)
 
     async def history(self, run_id: str) -> list[HistoryEntry]:
         """The entries of a run in the order in which they were asked for."""
         await self._record(run_id)
         rows = await self._open.read(lambda: self._open.store.history(run_id))
         return history_of(rows, self._open.codec)
+
+    async def export_history(self, run_id: str) -> dict[str, Any]:
+        """A run with its history as plain data: what `perdure export` writes, and `perdure.testing.replay` takes."""
+        return plain_of(await self._snapshot(run_id))
 
     async def watch(self, run_id: str) -> AsyncIterator[HistoryEntry]:
         """Entries as they are recorded or change, from the first; ends when the run does."""
@@ -254,68 +222,88 @@ class Client:
         page = await self._open.read(lambda: self._open.store.runs(query or RunQuery()))
         return RunList(tuple(describe_run(record, self._open.codec) for record in page.runs), page.next)
 
-    async def dead_letters(self, *, limit: int = 100, after: str | None = None) -> list[DeadLetterView]:
-        """What could not be delivered or carried out."""
-        letters = await self._open.read(lambda: self._open.store.dead_letters(limit, after))
-        return [dead_letter_view(letter, self._open.codec) for letter in letters]
-
     # --- telling
 
     async def cancel(self, run_id: str) -> bool:
         """Ask a run to stop: cancellation is raised in its workflow. False if it has ended or there is none."""
-        check_name("a run's id", run_id)
-        answer = await self._open.committer.put(self._end(run_id, unless_begun=True))
+        name, now = f"cancel/{new_token()}", self._open.clock.now()
+        answer = await self._end(run_id, unless_begun=True)
         if isinstance(answer, Begun):
-            answer = await self._deliver(run_id, Message(id="cancel", kind="cancel", sent_at=self._open.clock.now()))
+            answer = await self._deliver(run_id, cancel_message(name, now))
             return isinstance(answer, Delivered)
-        self._open.hub.changed((run_id,))
         return isinstance(answer, Committed)
 
     async def terminate(self, run_id: str) -> bool:
         """End a run at once, without compensation. False if it has ended or there is none."""
-        answer = await self._open.committer.put(self._end(check_name("a run's id", run_id), unless_begun=False))
-        self._open.hub.changed((run_id,))
-        return isinstance(answer, Committed)
+        return isinstance(await self._end(run_id, unless_begun=False), Committed)
 
     async def resume(self, run_id: str) -> None:
         """Drive a suspended run on now; one that is held gets another chance."""
         message = Message(id=f"resume/{new_token()}", kind="resume", sent_at=self._open.clock.now())
-        answer = await self._deliver(check_name("a run's id", run_id), message)
-        if isinstance(answer, Missing):
+        check_delivered(run_id, await self._deliver(run_id, message))
+
+    async def _end(self, run_id: str, *, unless_begun: bool) -> Answer:
+        check_name("a run's id", run_id)
+        write = end_of(run_id, new_token(), self._open.clock.now(), self._config, unless_begun=unless_begun)
+        answer = await self._open.committer.put(write)
+        if not isinstance(answer, Begun):
+            self._open.hub.changed((run_id,))
+            self._cut_off(run_id)
+        return answer
+
+    # --- doing again
+
+    async def rewind(self, run_id: str, location: str) -> None:
+        """Drop what a run did at this location and after it, and let it go on from there; it may have ended.
+
+        Raises `RunNotFound`, or a `WorkflowMisuse` if its history has no such location, or no longer.
+        """
+        name = new_token()
+        for _ in range(REWIND_TRIES):
+            snapshot = await self._snapshot(run_id)
+            now = self._open.clock.now()
+            answer = await self._open.committer.put(rewind_of(snapshot, location, now=now, turn_id=name))
+            if isinstance(answer, Committed):
+                self._open.hub.changed((run_id,))
+                self._cut_off(run_id)
+                self._mailed(run_id)
+                return
+        raise StoreError(f"run {run_id!r} moved on each time it was to be rewound; try again", retryable=True)
+
+    async def fork(self, run_id: str, location: str, *, id: str | None = None) -> Run[Any]:
+        """Start a new run with a copy of what this one did before the location; this one is left alone.
+
+        Raises what `rewind` raises, and `RunConflict` if the new id is taken.
+        """
+        snapshot, now = await self._snapshot(run_id), self._open.clock.now()
+        new_id = new_run_id(now) if id is None else check_name("a run's id", id)
+        shard = shard_of(new_id, self._config.shards)
+        write = fork_of(snapshot, location, run_id=new_id, created_by=new_token(), shard=shard, now=now)
+        if isinstance(await self._open.committer.put(write), Exists):
+            raise RunConflict(new_id, "a history of its own")
+        self._mailed(new_id)
+        return Run(new_id, self, None, created=True)
+
+    async def _snapshot(self, run_id: str) -> Snapshot:
+        check_name("a run's id", run_id)
+        snapshot = (await self._open.read(lambda: self._open.store.load([run_id])))[0]
+        if snapshot is None:
             raise RunNotFound(run_id)
-        if isinstance(answer, Ended):
-            raise RunTerminated(run_id, answer.status)
-
-    async def _deliver(self, run_id: str, message: Message) -> Answer:
-        return await self._open.committer.put(Deliver(run_id=run_id, message=message, now=self._open.clock.now()))
-
-    def _end(self, run_id: str, *, unless_begun: bool) -> EndRun:
-        return EndRun(
-            run_id=run_id,
-            turn_id=new_token(),
-            now=self._open.clock.now(),
-            unless_begun=unless_begun,
-            prune_after=self._config.seconds("run_retention"),
-        )
+        return snapshot
 
     # --- helpers
 
-    async def _find(self, run_id: str, *, for_ever: bool = False) -> RunRecord | None:
-        check_name("a run's id", run_id)
-        return (await self._open.read(lambda: self._open.store.records([run_id]), for_ever=for_ever))[0]
-
-    async def _record(self, run_id: str, *, for_ever: bool = False) -> RunRecord:
-        record = await self._find(run_id, for_ever=for_ever)
-        if record is None:
-            raise RunNotFound(run_id)
-        return record
+    async def _shown(self, run_id: str) -> dict[str, Any]:
+        values = await self._open.read(lambda: self._open.store.published(run_id))
+        return published_values(values, self._open.codec, self._open.clock.now())
 
     async def _served(self, record: RunRecord) -> bool:
-        """Whether a live worker has the run's workflow and version."""
+        """Whether a live worker of the run's pool has its workflow and version."""
         now = self._open.clock.now()
         wanted = (record.workflow, record.version)
         workers = await self._open.read(self._open.store.workers)
-        return any(wanted in worker.workflows and not worker.gone and worker.lease_until >= now for worker in workers)
+        alive = (each for each in workers if each.pool == record.pool and not each.gone and each.lease_until >= now)
+        return any(wanted in worker.workflows for worker in alive)
 
     async def _ended(self, run_id: str, timeout: float | None) -> RunRecord:
         clock, hub = self._open.clock, self._open.hub
@@ -334,16 +322,6 @@ class Client:
                     return ended
             finally:
                 hub.leave(run_id, news, end=True)
-
-    async def _await_hint(self, news: News, deadline: float | None) -> RunRecord | None:
-        """Wait for a hint; one comes with every sweep at least. Gives the run's last record if the hint is that."""
-        if deadline is None:
-            return await news
-        timer = self._open.clock.call_at(deadline, lambda: None if news.done() else news.set_result(None))
-        try:
-            return await news
-        finally:
-            timer.cancel()
 
     def _executes(self, run_id: str) -> bool:
         """Whether this process executes the run, so that it will know of the end by itself."""

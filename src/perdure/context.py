@@ -18,16 +18,31 @@ from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
 from msgspec import Struct
 
 from perdure.branches import Opens, branches_of, join, map_items, race
+from perdure.children import Child, Raises, run_child, start_child
 from perdure.clock import moment
+from perdure.deferreds import Deferred, Defers
 from perdure.durable import Asking
 from perdure.errors import InvalidArgument, WorkflowMisuse
+from perdure.loops import Loops, loop
 from perdure.names import check_count, check_name, check_seconds
+from perdure.receiving import Receives, Request, receive, receive_batch, receive_request
 from perdure.retry import Retry
+from perdure.rollback import RollbackScope, RollsBack
+from perdure.showing import Stream, broadcast, publish, send
 from perdure.steps import UNSET, Step, StepOptions, Unset, body_of, checked_options
+from perdure.structure import Break, Continue
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
 T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+Body = Coroutine[Any, Any, R]
+U = TypeVar("U")
+V = TypeVar("V")
 
 LOGGER = logging.getLogger("perdure.workflow")
 
@@ -43,17 +58,13 @@ class RunFacts(Struct, frozen=True):
     parent: str | None
 
 
-class Asks(Opens, Protocol):
+class Asks(Opens, Receives, Raises, Defers, Loops, RollsBack, Protocol):
     """What a context asks of the run behind it."""
 
     facts: RunFacts
 
     @property
     def replaying(self) -> bool: ...
-
-    def now(self) -> float: ...
-
-    def next_number(self) -> int: ...
 
     def scope_random(self, purpose: str) -> random.Random: ...
 
@@ -62,6 +73,8 @@ class Asks(Opens, Protocol):
     def ask_sleep(self, due_at: float) -> Any: ...
 
     def continue_as(self, workflow: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any: ...
+
+    def register(self, kind: str, fn: Any, args: tuple[Any, ...]) -> None: ...
 
     def pin_version(self, gate: str, latest: int) -> int: ...
 
@@ -131,6 +144,91 @@ class Context:
         if not isinstance(when, datetime) or when.tzinfo is None:
             raise InvalidArgument(f"sleep_until takes an aware datetime (with a timezone), not {when!r}")
         return Asking("sleep", lambda: self._run.ask_sleep(when.timestamp()), self._run.next_number())
+
+    # --- events and deferreds
+
+    @overload
+    def receive(self, first: type[T], /, *, timeout: float | timedelta | None = None) -> Coroutine[None, None, T]: ...
+    @overload
+    def receive(
+        self, first: type[T], second: type[U], /, *, timeout: float | timedelta | None = None
+    ) -> Coroutine[None, None, T | U]: ...
+    @overload
+    def receive(
+        self, first: type[T], second: type[U], third: type[V], /, *, timeout: float | timedelta | None = None
+    ) -> Coroutine[None, None, T | U | V]: ...
+    @overload
+    def receive(
+        self, first: type[Any] | str, /, *more: type[Any] | str, timeout: float | timedelta | None = None
+    ) -> Coroutine[None, None, Any]: ...
+    def receive(self, *kinds: Any, timeout: float | timedelta | None = None) -> Any:
+        """The next event of any of these types or names. `TimeoutError` if none comes in time."""
+        return receive(self._run, kinds, timeout)
+
+    @overload
+    def receive_batch(
+        self, first: type[T], /, *, max: int = 10, timeout: float | timedelta | None = None
+    ) -> Coroutine[None, None, list[T]]: ...
+    @overload
+    def receive_batch(
+        self, first: type[T], second: type[U], /, *, max: int = 10, timeout: float | timedelta | None = None
+    ) -> Coroutine[None, None, list[T | U]]: ...
+    @overload
+    def receive_batch(
+        self,
+        first: type[T],
+        second: type[U],
+        third: type[V],
+        /,
+        *,
+        max: int = 10,
+        timeout: float | timedelta | None = None,
+    ) -> Coroutine[None, None, list[T | U | V]]: ...
+    @overload
+    def receive_batch(
+        self, first: type[Any] | str, /, *more: type[Any] | str, max: int = 10, timeout: float | timedelta | None = None
+    ) -> Coroutine[None, None, list[Any]]: ...
+    def receive_batch(self, *kinds: Any, max: int = 10, timeout: float | timedelta | None = None) -> Any:
+        """The events that are there, waiting for the first: 1 to `max` of them, or [] if none comes in time."""
+        return receive_batch(self._run, kinds, max, timeout)
+
+    @overload
+    def receive_request(
+        self, first: type[T], /, *, timeout: float | timedelta | None = None
+    ) -> Coroutine[None, None, Request[T]]: ...
+    @overload
+    def receive_request(
+        self, first: type[T], second: type[U], /, *, timeout: float | timedelta | None = None
+    ) -> Coroutine[None, None, Request[T | U]]: ...
+    @overload
+    def receive_request(
+        self, first: type[T], second: type[U], third: type[V], /, *, timeout: float | timedelta | None = None
+    ) -> Coroutine[None, None, Request[T | U | V]]: ...
+    @overload
+    def receive_request(
+        self, first: type[Any] | str, /, *more: type[Any] | str, timeout: float | timedelta | None = None
+    ) -> Coroutine[None, None, Request[Any]]: ...
+    def receive_request(self, *kinds: Any, timeout: float | timedelta | None = None) -> Any:
+        """The next event as a request: its `.value`, and `await .reply(value)` to answer who asked."""
+        return receive_request(self._run, kinds, timeout)
+
+    def send(
+        self, run_id: str, event: Any, payload: Any = None, *, event_id: str | None = None
+    ) -> Coroutine[None, None, None]:
+        """Send an event to a run, once, whatever crashes. `RunNotFound`, `RunTerminated` and `QueueFull` are raised."""
+        return send(self._run, run_id, event, payload, event_id)
+
+    def broadcast(self, event: Any, payload: Any = None, *, event_id: str | None = None) -> Coroutine[None, None, int]:
+        """Send an event to its topic, once, whatever crashes; how many runs it woke."""
+        return broadcast(self._run, event, payload, event_id)
+
+    @overload
+    def deferred(self, name: str, kind: type[T], *, raises: Any = ()) -> Deferred[T]: ...
+    @overload
+    def deferred(self, name: str, kind: Any = Any, *, raises: Any = ()) -> Deferred[Any]: ...
+    def deferred(self, name: str, kind: Any = Any, *, raises: Any = ()) -> Any:
+        """A value that is completed from outside with its `.token`; `await` it. Errors in `raises` come as such."""
+        return Deferred(self._run, name, kind, raises)
 
     # --- steps
 
@@ -203,6 +301,142 @@ class Context:
     ) -> list[R]:
         """The results of a step (or any async function) over items, in their order, so many at a time."""
         return await map_items(self._run, fn, items, concurrency, name)
+
+    @overload
+    async def loop(
+        self,
+        name: str,
+        body: Callable[[Context, S], Awaitable[Continue[S] | Break[T] | None]],
+        state: S,
+        *,
+        commit_every: int = 1,
+        prune_every: int = 20,
+        keep: int = 20,
+    ) -> T: ...
+    @overload
+    async def loop(
+        self,
+        name: str,
+        body: Callable[..., Awaitable[Continue[Any] | Break[T] | None]],
+        state: None = None,
+        *,
+        commit_every: int = 1,
+        prune_every: int = 20,
+        keep: int = 20,
+    ) -> T: ...
+    async def loop(
+        self,
+        name: str,
+        body: Callable[..., Any],
+        state: Any = None,
+        *,
+        commit_every: int = 1,
+        prune_every: int = 20,
+        keep: int = 20,
+    ) -> Any:
+        """Call `body(ctx, state)` until it returns `Break(value)`; `Continue(state)` goes on, durably.
+
+        The state is recorded every `commit_every` iterations, and what older ones recorded is pruned, all but the last
+        `keep`: a loop of a million iterations has a bounded history and resumes in constant time.
+        """
+        return await loop(
+            self._run, self, name, body, state, commit_every=commit_every, prune_every=prune_every, keep=keep
+        )
+
+    # --- children
+
+    @overload
+    def run_child(self, wf: Callable[[Context], Body[R]], /, *, id: str | None = None) -> Coroutine[None, None, R]: ...
+    @overload
+    def run_child(
+        self, wf: Callable[[Context, A], Body[R]], a: A, /, *, id: str | None = None
+    ) -> Coroutine[None, None, R]: ...
+    @overload
+    def run_child(
+        self, wf: Callable[[Context, A, B], Body[R]], a: A, b: B, /, *, id: str | None = None
+    ) -> Coroutine[None, None, R]: ...
+    @overload
+    def run_child(
+        self, wf: Callable[[Context, A, B, C], Body[R]], a: A, b: B, c: C, /, *, id: str | None = None
+    ) -> Coroutine[None, None, R]: ...
+    @overload
+    def run_child(
+        self, wf: Callable[[Context, A, B, C, D], Body[R]], a: A, b: B, c: C, d: D, /, *, id: str | None = None
+    ) -> Coroutine[None, None, R]: ...
+    @overload
+    def run_child(self, wf: str, /, *args: Any, id: str | None = None, **kwargs: Any) -> Coroutine[None, None, Any]: ...
+    def run_child(self, wf: Any, /, *args: Any, id: str | None = None, **kwargs: Any) -> Any:
+        """Start a child run and wait for its result; `ChildFailed` if it fails. Giving up the wait cancels it."""
+        return run_child(self._run, wf, args, kwargs, id)
+
+    @overload
+    def start_child(
+        self, wf: Callable[[Context], Body[R]], /, *, id: str | None = None, detached: bool = False
+    ) -> Coroutine[None, None, Child[R]]: ...
+    @overload
+    def start_child(
+        self, wf: Callable[[Context, A], Body[R]], a: A, /, *, id: str | None = None, detached: bool = False
+    ) -> Coroutine[None, None, Child[R]]: ...
+    @overload
+    def start_child(
+        self, wf: Callable[[Context, A, B], Body[R]], a: A, b: B, /, *, id: str | None = None, detached: bool = False
+    ) -> Coroutine[None, None, Child[R]]: ...
+    @overload
+    def start_child(
+        self,
+        wf: Callable[[Context, A, B, C], Body[R]],
+        a: A,
+        b: B,
+        c: C,
+        /,
+        *,
+        id: str | None = None,
+        detached: bool = False,
+    ) -> Coroutine[None, None, Child[R]]: ...
+    @overload
+    def start_child(
+        self,
+        wf: Callable[[Context, A, B, C, D], Body[R]],
+        a: A,
+        b: B,
+        c: C,
+        d: D,
+        /,
+        *,
+        id: str | None = None,
+        detached: bool = False,
+    ) -> Coroutine[None, None, Child[R]]: ...
+    @overload
+    def start_child(
+        self, wf: str, /, *args: Any, id: str | None = None, detached: bool = False, **kwargs: Any
+    ) -> Coroutine[None, None, Child[Any]]: ...
+    def start_child(self, wf: Any, /, *args: Any, id: str | None = None, detached: bool = False, **kwargs: Any) -> Any:
+        """Start a child run; gives a handle whose `result()` and `outcome()` wait for it."""
+        return start_child(self._run, wf, args, kwargs, id, detached)
+
+    # --- undoing
+
+    def on_rollback(self, fn: Callable[..., Any], /, *args: Any) -> None:
+        """Call `fn(*args)` as a durable step if the run fails or is cancelled; the last registered goes first."""
+        self._run.register("rollback", fn, args)
+
+    def on_exit(self, fn: Callable[..., Any], /, *args: Any) -> None:
+        """Call `fn(*args)` as a durable step when the run ends, however it ends, short of being terminated."""
+        self._run.register("exit", fn, args)
+
+    def rollback_scope(self) -> RollbackScope:
+        """`async with` it: if the block raises, what was registered inside is undone before the error goes on."""
+        return RollbackScope(self._run)
+
+    # --- showing
+
+    def publish(self, key: str, value: Any) -> Coroutine[None, None, None]:
+        """Show a value under a key: `engine.published(id)` gives the last one of each."""
+        return publish(self._run, key, value)
+
+    def stream(self, name: str) -> Stream:
+        """An append-only stream of this run: `await ctx.stream("log").write(item)`."""
+        return Stream(self._run, name)
 
     async def continue_as(self, *args: Any, workflow: Any = None, **kwargs: Any) -> NoReturn:
         """Begin anew with this payload: same id, fresh history, in one commit. Does not return.

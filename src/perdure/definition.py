@@ -144,8 +144,6 @@ def _workflow_options(options: dict[str, Any]) -> WorkflowOptions:
     unknown = set(options) - {option.name for option in dataclasses.fields(WorkflowOptions)}
     if unknown:
         raise InvalidArgument(f"@workflow has no option {', '.join(sorted(unknown))}")
-    if options.get("suspend_on_failure"):
-        raise InvalidArgument("suspend_on_failure is not part of this version yet; leave it out")
     if options.get("retry") is not None and not isinstance(options["retry"], Retry):
         raise InvalidArgument(f"retry must be a Retry or None, not {options['retry']!r}")
     for duration in ("timeout", "max_suspend", "retention"):

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-from msgspec.structs import replace
-
 from perdure.client import Client
 from perdure.clock import SYSTEM_CLOCK, Clock
 from perdure.cluster.membership import Membership
@@ -18,8 +16,8 @@ from perdure.engine.core import Core
 from perdure.engine.link import Link
 from perdure.errors import WorkflowMisuse
 from perdure.names import check_count, check_name, check_seconds
-from perdure.records import Message, RunRecord, RunStatus
-from perdure.starting import Order
+from perdure.records import RunRecord
+from perdure.starting import Order, born_here
 from perdure.store.base import Answer, CreateRun, Store
 from perdure.views import RecoveryReport
 
@@ -69,27 +67,28 @@ class Engine(Client):
 
     async def _create(self, order: Order) -> Answer:
         """A run that this process can execute is born as its own, so that it need not be claimed."""
-        core, record = self._core, order.record
-        owner = core.owner_for(order.workflow) if core is not None and record.wake_at == record.created_at else None
-        if owner is None or core is None:
-            answer = await super()._create(order)
-            if core is not None:
-                core.look(record.id)
-            return answer
-        ours = replace(record, owner=owner, status=RunStatus.RUNNING, begun_at=record.created_at, wake_at=None)
-        return await self._open.committer.put(CreateRun(ours), then=core.adopting(ours, order.workflow))
-
-    async def _deliver(self, run_id: str, message: Message) -> Answer:
-        answer = await super()._deliver(run_id, message)
-        if self._core is not None:
-            self._core.look(run_id)
+        core, record, workflow = self._core, order.record, order.workflow
+        if core is not None and workflow is not None and record.wake_at == record.created_at:
+            owner = core.owner_for(workflow)
+            if owner is not None:
+                ours = born_here(record, owner)
+                return await self._open.committer.put(CreateRun(ours), then=core.adopting(ours, workflow))
+        answer = await super()._create(order)
+        if core is not None:
+            core.look(record.id)
         return answer
 
-    async def terminate(self, run_id: str) -> bool:
-        ended = await super().terminate(run_id)
+    def _mailed(self, run_id: str) -> None:
+        if self._core is not None:
+            self._core.look(run_id)
+
+    def _woken(self) -> None:
+        if self._core is not None:
+            self._core.woken()
+
+    def _cut_off(self, run_id: str) -> None:
         if self._core is not None:
             self._core.ended(run_id)
-        return ended
 
     async def _served(self, record: RunRecord) -> bool:
         here = record.pool == self._pool and (record.workflow, record.version) in self._catalog.pairs()
@@ -110,5 +109,13 @@ class Engine(Client):
 
 def core_over(link: Link, catalog: Catalog, pool: str, concurrency: int | None) -> Core:
     """The executing half over an open link."""
-    member = Membership(link.store, link.clock, pool=pool, lease=link.config.seconds("lease"), workflows=catalog.pairs)
+    config = link.config
+    member = Membership(
+        link.store,
+        link.clock,
+        pool=pool,
+        lease=config.seconds("lease"),
+        shards=config.shards,
+        workflows=catalog.pairs,
+    )
     return Core(link, catalog, pool, member, concurrency)

@@ -1,16 +1,22 @@
-"""`@event`: the type of a message that runs can receive."""
+"""`@event`: the type of a message that runs can receive, and how one becomes a message or an event of a topic.
+
+Callers and workflows send through the same few functions here, so that an event means the same whoever sends it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, Protocol, TypeVar, overload
+from typing import Any, Literal, Protocol, TypeVar, dataclass_transform, overload
 
 import msgspec
+from msgspec.structs import replace
 
+from perdure.codec import Codec
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.names import check_name, check_seconds
+from perdure.records import Message, TopicEvent
 
 Delivery = Literal["after_wait", "after_create", "all", "first"]
 OnTargetTerminated = Literal["discard", "broadcast", "dead_letter"]
@@ -35,8 +41,10 @@ class EventDecorator(Protocol):
 
 
 @overload
+@dataclass_transform()
 def event(cls: C, /) -> C: ...
 @overload
+@dataclass_transform()
 def event(
     *,
     name: str | None = None,
@@ -74,3 +82,85 @@ def event(
         return cls
 
     return decorate if cls is None else decorate(cls)
+
+
+def options_of(event_type: Any) -> EventOptions | None:
+    """The options of an `@event` class; None if it is none."""
+    found = getattr(event_type, "__perdure_event__", None) if isinstance(event_type, type) else None
+    return found if isinstance(found, EventOptions) else None
+
+
+def event_name(what: Any) -> str:
+    """The name that an event's type or a plain topic name stands for."""
+    if isinstance(what, str):
+        return check_name("an event's name", what)
+    options = options_of(what)
+    if options is None:
+        raise WorkflowMisuse(f"an event is named by its @event class or by a string, not by {what!r}")
+    return options.name
+
+
+def outgoing(event: Any, payload: Any, codec: Codec) -> tuple[EventOptions, bytes]:
+    """An event to be sent: an instance of an `@event` class, or a topic's name with a JSON value beside it."""
+    if isinstance(event, str):
+        options = EventOptions(check_name("an event's name", event))
+        return options, codec.encode(payload, what=f"event {event!r}")
+    found = options_of(type(event))
+    if found is None:
+        raise WorkflowMisuse(_no_event(event))
+    if payload is not None:
+        raise InvalidArgument(f"the event {found.name!r} is its own value; a payload goes with a plain topic name")
+    return found, codec.encode(event, type(event), what=f"event {found.name!r}")
+
+
+def message_of(
+    options: EventOptions,
+    body: bytes,
+    *,
+    id: str,
+    sent_at: float,
+    sender: str | None = None,
+    wants_reply: bool = False,
+) -> Message:
+    """The event as mail for one run."""
+    return Message(
+        id=id,
+        kind="event",
+        name=options.name,
+        body=body,
+        sender=sender,
+        sent_at=sent_at,
+        expires_at=None if options.expire_after is None else sent_at + options.expire_after,
+        policy=options.on_target_terminated,
+        wants_reply=wants_reply,
+    )
+
+
+def topic_event_of(
+    options: EventOptions, body: bytes, *, id: str, sent_at: float, sender: str | None = None
+) -> TopicEvent:
+    """The event as one of its topic."""
+    first = options.delivery == "first"
+    return TopicEvent(
+        topic=options.name,
+        id=id,
+        body=body,
+        sent_at=sent_at,
+        delivery="all" if first else options.delivery,
+        consume=first or options.consume,
+        expires_at=None if options.expire_after is None else sent_at + options.expire_after,
+        sender=sender,
+    )
+
+
+def bounded(event: TopicEvent, retention: float) -> TopicEvent:
+    """The event with an expiry: no topic keeps one for longer than the retention."""
+    latest = event.sent_at + retention
+    return replace(event, expires_at=latest if event.expires_at is None else min(latest, event.expires_at))
+
+
+def _no_event(event: Any) -> str:
+    if options_of(event) is not None:
+        return f"{event.__name__} is the class of an event; send an instance of it: {event.__name__}(...)"
+    kind = type(event).__name__
+    return f"{kind} is no event: put @event on the class, or send the value with a name, as in send(id, 'paid', value)"

@@ -6,10 +6,11 @@ A workflow sees an error only through its record, the first time too, so that it
 from __future__ import annotations
 
 import builtins
+import sys
 import traceback
 
 from perdure.codec import Codec
-from perdure.errors import InvalidPayload, RecordedError, StepFailed, StepInterrupted
+from perdure.errors import InvalidPayload, PerdureError, RecordedError, StepFailed, StepInterrupted
 from perdure.payloads import decode_exception, encode_exception
 from perdure.records import ErrorRecord
 
@@ -66,6 +67,23 @@ def step_error(
     failed = StepFailed(location, attempts, record.type, record.message, cause)
     failed.__cause__ = cause
     return failed
+
+
+def told_error(
+    record: ErrorRecord, codec: Codec, raises: tuple[type[BaseException], ...] = (), module: str = ""
+) -> BaseException:
+    """An error that somebody else ran into or reported, as itself where every replay can rebuild it.
+
+    That is: perdure's own errors, those in `raises`, built-in ones, and those that the workflow's own `module` defines.
+    """
+    near = getattr(sys.modules.get(module), record.type, None)
+    kinds = (*raises, PerdureError)
+    if isinstance(near, type) and issubclass(near, Exception):
+        kinds = (near, *kinds)
+    itself = _rebuild(record, codec, kinds)
+    if itself is not None and not isinstance(itself, StopIteration):
+        return itself
+    return _rebuild_builtin(record)
 
 
 def _rebuild(record: ErrorRecord, codec: Codec, raises: tuple[type[BaseException], ...]) -> BaseException | None:

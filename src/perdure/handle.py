@@ -26,6 +26,8 @@ class Calls(Protocol):
 
     async def cancel(self, run_id: str) -> bool: ...
 
+    async def send(self, run_id: str, event: Any, payload: Any = None, *, event_id: str | None = None) -> None: ...
+
     def watch(self, run_id: str) -> AsyncIterator[HistoryEntry]: ...
 
 
@@ -54,6 +56,10 @@ class Run(Generic[R_co]):
 
     async def cancel(self) -> bool:
         return await self._calls.cancel(self.id)
+
+    async def send(self, event: Any, payload: Any = None, *, event_id: str | None = None) -> None:
+        """Put an event into the run's mailbox; see `Client.send`."""
+        await self._calls.send(self.id, event, payload, event_id=event_id)
 
     def watch(self) -> AsyncIterator[HistoryEntry]:
         """Entries as they are recorded, from the first; ends when the run does."""

@@ -51,6 +51,12 @@ class Parameters:
         fields = {each.name: _field(each, hints.get(each.name, Any)) for each in self._parameters}
         return _typed_dict(getattr(self._fn, "__name__", "payload"), fields)
 
+    @functools.cached_property
+    def hints(self) -> dict[str, Any]:
+        """The annotation of each parameter, in order."""
+        known = _annotations(self._fn, self._nearby)
+        return {each.name: known.get(each.name, Any) for each in self._parameters}
+
     def encode(self, codec: Codec, args: tuple[Any, ...], kwargs: Mapping[str, Any], what: str) -> bytes:
         """The arguments as bytes; `InvalidPayload` if they do not fit the parameters or their annotations."""
         if self._simple and not kwargs and self._required <= len(args) <= len(self._names):

@@ -85,7 +85,7 @@ class Entry(Struct, frozen=True, gc=False):
 
 
 class Wait(Struct, frozen=True, gc=False, omit_defaults=True):
-    """One reason why a run waits: a timer, a retry, an event ... with what is known of it."""
+    """One reason why a run waits: a timer, a retry, an event, a child, a deferred ... with what is known of it."""
 
     kind: str
     location: str | None = None
@@ -117,13 +117,15 @@ class RunRecord(Struct, frozen=True, gc=False, kw_only=True):
     pool: str = "default"
     shard: int = 0
     status: RunStatus = RunStatus.PENDING
-    generation: int = 0
+    generation: int = 0  # how often its history was begun anew or cut back
+    epoch: int = 0  # how often it was begun anew: what is drawn by lot and the tokens of deferreds belong to one
     run_attempt: int = 1  # of the whole run, when its workflow has a retry
     first_workflow: str | None = None  # these two are set once a run has begun anew: an id means what it first meant
     first_input: bytes | None = None
     result: bytes | None = None
     error: ErrorRecord | None = None
     parent: str | None = None
+    attached: bool = False  # to its parent, and ends with it
     tags: Mapping[str, str] = {}
     begun_at: float | None = None  # when this generation first executed; the workflow's clock starts there
     updated_at: float = 0.0
@@ -141,16 +143,79 @@ class RunRecord(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Message(Struct, frozen=True, gc=False, kw_only=True):
-    """One outside input of a run, numbered in the order in which it was accepted."""
+    """One outside input of a run, numbered in the order in which it was accepted.
+
+    cancel, resume   from a person or a parent
+    event            a targeted event: `name` is its type's, `policy` what becomes of it if the run ends without it
+    assignment       an event of a topic, given to the receive at `target`; `place` is its number in the topic
+    child            a run that the wait at `target` waits for has ended: `name` is its id, `body` an `Ending`
+    deferred         `name` is the deferred's, `body` an `Ending` without a status of its own
+
+    A `target` is the generation and location of what it answers: one that is not there any more is passed over.
+    """
 
     id: str
-    kind: str  # "cancel", "resume", "event", "reply", "child", "deferred", "assignment", "ack"
+    kind: str
     number: int = 0
     name: str = ""
     body: bytes | None = None
     sender: str | None = None
     sent_at: float = 0.0
     expires_at: float | None = None
+    policy: str = "discard"
+    target: str | None = None
+    place: int = 0
+    wants_reply: bool = False
+
+
+class Ending(Struct, frozen=True, omit_defaults=True):
+    """How something that was waited for came out, as it travels in a message."""
+
+    status: RunStatus = RunStatus.SUCCEEDED
+    result: bytes | None = None
+    error: ErrorRecord | None = None
+
+
+class TopicEvent(Struct, frozen=True, kw_only=True):
+    """An event that is broadcast: to whom it may go (`delivery`), and whether its first reader takes it away."""
+
+    topic: str
+    id: str
+    body: bytes | None
+    sent_at: float
+    delivery: str = "all"  # "after_wait", "after_create", "all"; "first" is "all" with consume
+    consume: bool = True
+    expires_at: float | None = None
+    sender: str | None = None
+    place: int = 0  # its number in the topic, given when it is accepted
+
+
+class Subscription(Struct, frozen=True):
+    """An open receive that also takes events of these topics; `target` is its generation and location."""
+
+    target: str
+    topics: tuple[str, ...]
+
+
+class PublishedValue(Struct, frozen=True):
+    """A value that a run shows under a key. Keys that begin with a tilde are perdure's own (replies)."""
+
+    key: str
+    value: bytes
+    expires_at: float | None = None
+
+
+class StreamItem(Struct, frozen=True, kw_only=True):
+    """One item of a run's stream; `offset` counts from 0. A step's belong to one execution of it (`writer`)."""
+
+    stream: str
+    value: bytes
+    location: str
+    at: float
+    attempt: int = 0
+    writer: str = ""
+    offset: int = 0
+    superseded: bool = False
 
 
 class DeadLetter(Struct, frozen=True, kw_only=True):
@@ -214,7 +279,18 @@ class Expose(Struct, frozen=True):
     locations: tuple[str, ...]
 
 
-Input = StepDone | Mail | Expose
+class Standing(Struct, frozen=True):
+    """An errand was run and there is no result yet: mail will bring one for each of these runs.
+
+    `ours`: False for a child that was there before, and so is nobody's to stop.
+    """
+
+    location: str
+    runs: tuple[str, ...]
+    ours: bool = True
+
+
+Input = StepDone | Mail | Expose | Standing
 
 
 # --- what comes out of a turn --------------------------------------------------------------------------------------
@@ -236,7 +312,66 @@ class CancelStep(Struct, frozen=True):
     location: str
 
 
-Effect = RunStep | CancelStep
+class SendEvent(Struct, frozen=True):
+    """Put an event into a run's mailbox."""
+
+    run_id: str
+    message: Message
+
+
+class BroadcastEvent(Struct, frozen=True):
+    """Put an event into a topic."""
+
+    event: TopicEvent
+
+
+class StartChild(Struct, frozen=True, kw_only=True):
+    """Start a run, once; with a `target`, report its end to this run there."""
+
+    run_id: str
+    workflow: str
+    version: int
+    input: bytes
+    attached: bool
+    created_by: str  # names this very start, so that a child that was there before is told from one's own
+    target: str | None = None
+    definition: Any = None  # never leaves the process
+
+
+class ObserveRun(Struct, frozen=True):
+    """Report the end of a run to this run, at `target`."""
+
+    run_id: str
+    target: str
+
+
+class StopRun(Struct, frozen=True):
+    """Ask a run to stop."""
+
+    run_id: str
+
+
+class StopChildren(Struct, frozen=True):
+    """Ask every attached child that is still open to stop, and report the end of each at `target`."""
+
+    target: str
+
+
+Work = SendEvent | BroadcastEvent | StartChild | ObserveRun | StopRun | StopChildren
+
+
+class Errand(Struct, frozen=True):
+    """Do something to another run or a topic, on behalf of a pending entry. Safe to repeat: its ids are determined.
+
+    It ends with a `StepDone`, or with `Standing` if mail is to bring the result.
+    """
+
+    location: str
+    attempt: int
+    work: Work
+
+
+Effect = RunStep | CancelStep | Errand
 
 
 class Succeeded(Struct, frozen=True):
@@ -257,24 +392,43 @@ class Cancelled(Struct, frozen=True):
 
 
 class Continued(Struct, frozen=True):
-    """The run begins anew: same id, fresh history."""
+    """The run begins anew: same id, fresh history but for these entries (compensations that outlive it)."""
 
     workflow: str
     version: int
     input: bytes
     at: float | None = None
     run_attempt: int = 1
+    pool: str | None = None
+    carried: tuple[Entry, ...] = ()
 
 
 Outcome = Succeeded | Failed | Cancelled | Continued
 
 
+class TurnExtras(Struct, frozen=True, gc=False, kw_only=True):
+    """What a turn changes besides the history: all of it in the same commit.
+
+    `dropped` are locations whose entries, and all below them, are no longer needed. `returned` are numbers of
+    assignments that no receive wants: they go back to their place in the topic.
+    """
+
+    dropped: tuple[str, ...] = ()
+    subscribe: tuple[Subscription, ...] = ()
+    unsubscribe: tuple[str, ...] = ()  # targets
+    returned: tuple[int, ...] = ()
+    published: tuple[PublishedValue, ...] = ()
+    streamed: tuple[StreamItem, ...] = ()
+    dead_letters: tuple[DeadLetter, ...] = ()
+
+
 class Turn(Struct, frozen=True, gc=False):
     """What came of advancing a run: to be committed in one write, before any effect is carried out.
 
-    `busy`: steps are executing or about to, so the run needs an owner. Otherwise, and without an outcome, it is
+    `busy`: work is under way or about to be, so the run needs an owner. Otherwise, and without an outcome, it is
     suspended: `waits` says for what, `wake_at` when to look again. `pins` are entries that need not be written for
-    their own sake, only together with something else (a replay without new input writes nothing).
+    their own sake, only together with something else (a replay without new input writes nothing). `more`: it could go
+    on at once, and does so in a turn of its own, so that no turn grows without bound. `extras` is what few turns have.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -287,6 +441,8 @@ class Turn(Struct, frozen=True, gc=False):
     outcome: Outcome | None = None
     held: Held | None = None
     drift: tuple[str, ...] = ()
+    more: bool = False
+    extras: TurnExtras | None = None
 
 
 # --- queries -------------------------------------------------------------------------------------------------------

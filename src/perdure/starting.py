@@ -1,26 +1,27 @@
-"""From a call of `start` to the record of a new run: what to check, which id, which payload. Pure but for the dice."""
+"""From a call of `start`, or a workflow that starts a child, to the record of a new run. Pure but for the dice."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perdure.codec import Codec
 from perdure.config import EngineConfig
 from perdure.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow, check_tags
-from perdure.errors import InvalidArgument, RunConflict, WorkflowMisuse
+from perdure.errors import InvalidArgument, InvalidPayload, RunConflict, WorkflowMisuse
 from perdure.ids import keyed_run_id, new_run_id, new_token, shard_of
 from perdure.names import check_name, check_seconds
-from perdure.records import RunRecord
+from perdure.records import RunRecord, RunStatus, StartChild, WorkerRecord
 
 
 class Order(Struct, frozen=True):
     """A checked request to start a run."""
 
-    workflow: Workflow[Any, Any]
+    workflow: Workflow[Any, Any] | None  # None: started by name, and not imported in this process
     record: RunRecord
 
 
@@ -70,24 +71,90 @@ def order_of(
     delay = 0.0 if options.delay is None else check_seconds("delay", options.delay)
     retention = settings.retention if options.retention is None else check_seconds("retention", options.retention)
     run_id = _run_id(workflow, args, kwargs, options.id, now)
-    starts_at = now + delay
+    record = _new_record(workflow, run_id, payload, config, now, delay)
+    tags = {**settings.tags, **check_tags(options.tags)}
+    return Order(workflow, replace(record, created_by=new_token(), tags=tags, retention=retention))
+
+
+def order_by_name(
+    name: str,
+    args: tuple[Any, ...],
+    options: StartOptions,
+    workers: Sequence[WorkerRecord],
+    *,
+    codec: Codec,
+    config: EngineConfig,
+    now: float,
+) -> Order:
+    """A start of a workflow that is not imported here and that a live worker has published, in its highest version.
+
+    Nothing is known of it but its name: the payload is one dict by parameter name, written as it is and checked by the
+    worker that takes the run up. Options of its definition (key, tags, retention, timeout) do not apply.
+    """
+    alive = [worker for worker in workers if not worker.gone and worker.lease_until >= now]
+    found = [(version, worker.pool) for worker in alive for known, version in worker.workflows if known == name]
+    if not found:
+        raise WorkflowMisuse(
+            f"no workflow named {name!r} has been imported in this process, and no live worker has published one"
+        )
+    if len(args) > 1 or not all(isinstance(arg, Mapping) and all(isinstance(key, str) for key in arg) for arg in args):
+        raise InvalidPayload(
+            f"workflow {name!r} is not imported in this process: give its payload as one dict by parameter name, "
+            f"start({name!r}, {{'order': ...}})"
+        )
+    if options.queue is not None:
+        raise InvalidArgument("queues are not part of this version yet; leave out queue=")
+    version, pool = max(found)
+    run_id = new_run_id(now) if options.id is None else check_name("a run's id", options.id)
     record = RunRecord(
+        id=run_id,
+        workflow=name,
+        version=version,
+        input=codec.encode(dict(args[0]) if args else {}, what=f"payload of workflow {name!r}"),
+        created_at=now,
+        created_by=new_token(),
+        seed=random.getrandbits(31),
+        pool=pool,
+        shard=shard_of(run_id, config.shards),
+        tags=check_tags(options.tags),
+        updated_at=now,
+        wake_at=now + (0.0 if options.delay is None else check_seconds("delay", options.delay)),
+        retention=None if options.retention is None else check_seconds("retention", options.retention),
+    )
+    return Order(None, record)
+
+
+def child_of(work: StartChild, workflow: Workflow[Any, Any], parent: str, config: EngineConfig, now: float) -> Order:
+    """The run that a workflow asked for. Its id, payload and `created_by` were fixed when it was first asked for."""
+    record = _new_record(workflow, work.run_id, work.input, config, now)
+    return Order(workflow, replace(record, created_by=work.created_by, parent=parent, attached=work.attached))
+
+
+def _new_record(
+    workflow: Workflow[Any, Any], run_id: str, payload: bytes, config: EngineConfig, now: float, delay: float = 0.0
+) -> RunRecord:
+    settings, starts_at = workflow.settings, now + delay
+    return RunRecord(
         id=run_id,
         workflow=workflow.name,
         version=workflow.version,
         input=payload,
         created_at=now,
-        created_by=new_token(),
+        created_by="",
         seed=random.getrandbits(31),
         pool=settings.pool,
         shard=shard_of(run_id, config.shards),
-        tags={**settings.tags, **check_tags(options.tags)},
+        tags=settings.tags,
         updated_at=now,
         wake_at=starts_at,
         deadline_at=None if settings.timeout is None else starts_at + settings.timeout,
-        retention=retention,
+        retention=settings.retention,
     )
-    return Order(workflow, record)
+
+
+def born_here(record: RunRecord, owner: str) -> RunRecord:
+    """The record of a run that its worker executes at once, so that it need not be claimed."""
+    return replace(record, owner=owner, status=RunStatus.RUNNING, begun_at=record.created_at, wake_at=None)
 
 
 def check_same_run(order: Order, existing: RunRecord, codec: Codec) -> None:
@@ -97,8 +164,14 @@ def check_same_run(order: Order, existing: RunRecord, codec: Codec) -> None:
     if started_as != mine.workflow:
         raise RunConflict(mine.id, f"another workflow ({started_as!r}, not {mine.workflow!r})")
     first = existing.input if existing.first_input is None else existing.first_input
-    if not order.workflow.parameters.equal(codec, first, mine.input):
+    if not _equal_payloads(order.workflow, codec, first, mine.input):
         raise RunConflict(mine.id, "another payload")
+
+
+def _equal_payloads(workflow: Workflow[Any, Any] | None, codec: Codec, a: bytes, b: bytes) -> bool:
+    if workflow is not None:
+        return workflow.parameters.equal(codec, a, b)
+    return a == b or codec.canonical(codec.decode(a)) == codec.canonical(codec.decode(b))
 
 
 def _run_id(

@@ -134,7 +134,9 @@ class Step(Generic[P, R_co]):
 class StepCall(DurableCall[Any]):
     """One call of a step by a workflow: what the executor needs to carry it out."""
 
-    __slots__ = ("_run", "args", "kwargs", "step")
+    __slots__ = ("_run", "args", "blocks", "kwargs", "step")
+
+    blocks: tuple[str, ...]  # the rollback scopes around a call that has a compensation; set when it begins
 
     def __init__(self, step: Step[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Any) -> None:
         # One is made per step: everything is set here, without a detour over the base class.
@@ -158,9 +160,10 @@ def checked_options(options: StepOptions) -> StepOptions:
     for kind in raises:
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
             raise InvalidArgument(f"raises must name exception types, not {kind!r}")
-    for later in ("compensate", "pool"):  # to accept them and do nothing would be worse than to refuse them
-        if getattr(options, later) is not None:
-            raise InvalidArgument(f"{later}= of a step is not part of this version yet; leave it out")
+    if options.compensate is not None and not callable(options.compensate):
+        raise InvalidArgument(f"compensate must be a function of the step's result, not {options.compensate!r}")
+    if options.pool is not None:  # to accept it and do nothing would be worse than to refuse it
+        raise InvalidArgument("pool= of a step is not part of this version yet; leave it out")
     timeout = None if options.timeout is None else check_seconds("a step's timeout", options.timeout, zero=False)
     key = None if options.key is None else check_name("a step's key", options.key)
     return replace(options, raises=raises, timeout=timeout, key=key)

@@ -1,14 +1,19 @@
-"""Opening a store by its URL. The only room that knows which stores there are."""
+"""Opening a store by its URL. The only room that knows which stores there are, and no error of it shows a password."""
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Iterator
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from perdure.clock import Clock
-from perdure.errors import InvalidArgument
+from perdure.errors import InvalidArgument, StoreError
 from perdure.store.base import Store
 
-SCHEMES = "memory://, sqlite:///relative.db, sqlite:////absolute.db"
+SCHEMES = (
+    "memory://, sqlite:///relative.db, sqlite:////absolute.db, postgresql://user@host/database, redis://host:6379/0"
+)
 
 
 def store_at(url: str | Store, clock: Clock) -> Store:
@@ -19,16 +24,27 @@ def store_at(url: str | Store, clock: Clock) -> Store:
         raise InvalidArgument(f"a store is a URL ({SCHEMES}) or a Store, not {url!r}")
     scheme, separator, rest = url.partition("://")
     if not separator:
-        raise InvalidArgument(f"{url!r} is no store URL; it should look like one of {SCHEMES}")
+        raise InvalidArgument(f"{without_password(url)!r} is no store URL; it should look like one of {SCHEMES}")
     match scheme:
         case "memory":
             return _memory(url, rest, clock)
         case "sqlite":
             return _sqlite(url, clock)
-        case "postgresql" | "postgres" | "redis" | "rediss":
-            raise InvalidArgument(f"the {scheme} store is not part of this version yet; use one of {SCHEMES}")
+        case "postgresql" | "postgres":
+            return _postgres(url)
+        case "redis" | "rediss":
+            return _redis(url)
         case _:
             raise InvalidArgument(f"unknown store scheme {scheme!r}; use one of {SCHEMES}")
+
+
+def without_password(url: str) -> str:
+    """The URL as it may be shown."""
+    url = re.sub(r"(password=)[^&#]*", r"\1***", url, flags=re.IGNORECASE)
+    login, at, rest = url.rpartition("@")
+    scheme, separator, login = login.rpartition("://")
+    user, colon, _ = login.partition(":")
+    return f"{scheme}{separator}{user}{':***' if colon else ''}{at}{rest}"
 
 
 def _memory(url: str, rest: str, clock: Clock) -> Store:
@@ -53,3 +69,43 @@ def _sqlite(url: str, clock: Clock) -> Store:
     if options or synchronous not in ("full", "normal", "off"):
         raise InvalidArgument(f"{url!r}: the only option is synchronous=full|normal|off")
     return SqliteStore(path, clock=clock, synchronous=synchronous)
+
+
+# The stores of servers have no clock of ours: their time is the server's, by which all workers agree.
+
+
+def _postgres(url: str) -> Store:
+    with _extra("postgres", driver="asyncpg"):
+        from perdure.store.postgres import PostgresStore
+    with _refusing(url):
+        return PostgresStore(url)
+
+
+def _redis(url: str) -> Store:
+    with _extra("redis", driver="redis"):
+        from perdure.store.redis import RedisStore
+    with _refusing(url):
+        return RedisStore(url)
+
+
+@contextlib.contextmanager
+def _extra(name: str, driver: str) -> Iterator[None]:
+    """Say which extra brings a driver that is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != driver:
+            raise
+        raise InvalidArgument(
+            f"the {name} store needs {driver}, which is not installed: pip install 'perdure[{name}]'"
+        ) from error
+
+
+@contextlib.contextmanager
+def _refusing(url: str) -> Iterator[None]:
+    """What is wrong with a URL is the caller's error, and shown without its password."""
+    try:
+        urlsplit(url)
+        yield
+    except (StoreError, ValueError) as error:
+        raise InvalidArgument(f"{without_password(url)!r}: {error}") from None

@@ -1,4 +1,4 @@
-"""Small values of the public API that say how work is structured: what a loop's body returns, what limits a queue."""
+"""Small values of the public API: what a loop's body returns, how a run came out, what limits a queue."""
 
 from __future__ import annotations
 
@@ -7,22 +7,32 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from perdure.names import check_count, check_name
+from perdure.records import ErrorRecord, RunStatus
 
-T = TypeVar("T")
+R_co = TypeVar("R_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Break(Generic[T]):
+class Complete(Generic[R_co]):
+    """A run has ended: how, and with what."""
+
+    status: RunStatus
+    value: R_co | None = None
+    error: ErrorRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Break(Generic[R_co]):
     """Returned by a loop's body: the loop ends with this value."""
 
-    value: T = None  # type: ignore[assignment]  # the default for a loop without state
+    value: R_co = None  # type: ignore[assignment]  # the default for a loop without state
 
 
 @dataclass(frozen=True, slots=True)
-class Continue(Generic[T]):
+class Continue(Generic[R_co]):
     """Returned by a loop's body: go on with this state."""
 
-    state: T = None  # type: ignore[assignment]  # the default for a loop without state
+    state: R_co = None  # type: ignore[assignment]  # the default for a loop without state
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from perdure.clock import maybe_moment, moment
 from perdure.codec import Codec
-from perdure.records import DeadLetter, Entry, EntryStatus, ErrorRecord, RunRecord, RunStatus, Wait
+from perdure.records import (
+    DeadLetter,
+    Entry,
+    EntryStatus,
+    ErrorRecord,
+    PublishedValue,
+    RunRecord,
+    RunStatus,
+    StreamItem,
+    Wait,
+)
 from perdure.store.base import StoredEntry
-
-R_co = TypeVar("R_co", covariant=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Complete(Generic[R_co]):
-    """A run has ended: how, and with what."""
-
-    status: RunStatus
-    value: R_co | None = None
-    error: ErrorRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class Suspended:
 class Reason:
     """One reason why a run waits, as data; `str()` of it is a sentence."""
 
-    kind: str  # "timer", "retry", "held", "no_worker", "worker", "start"
+    kind: str  # "timer", "retry", "event", "child", "deferred", "held", "no_worker", "start"
     text: str
     location: str | None = None
     name: str | None = None
@@ -116,6 +115,18 @@ class DeadLetterView:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamItemView:
+    """One item of a stream. `superseded`: written by an attempt of a step that another attempt has replaced."""
+
+    offset: int
+    value: Any
+    superseded: bool
+    location: str
+    attempt: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class RecoveryReport:
     """What `recover` did: workers found dead, runs released from them, and runs taken up by this engine."""
 
@@ -124,7 +135,9 @@ class RecoveryReport:
     runs_claimed: int
 
 
-def describe_run(record: RunRecord, codec: Codec, reasons: Sequence[Reason] = ()) -> RunDescription:
+def describe_run(
+    record: RunRecord, codec: Codec, reasons: Sequence[Reason] = (), published: Mapping[str, Any] | None = None
+) -> RunDescription:
     return RunDescription(
         id=record.id,
         workflow=record.workflow,
@@ -143,7 +156,14 @@ def describe_run(record: RunRecord, codec: Codec, reasons: Sequence[Reason] = ()
         owner=record.owner,
         waiting_for=tuple(reasons),
         drift=record.drift,
+        published=published or {},
     )
+
+
+def published_values(values: Iterable[PublishedValue], codec: Codec, now: float) -> dict[str, Any]:
+    """What a run's workflow shows: not what perdure keeps for itself there, nor what has expired."""
+    mine = (each for each in values if not each.key.startswith("~"))
+    return {each.key: codec.decode(each.value) for each in mine if each.expires_at is None or each.expires_at > now}
 
 
 def reasons_of(record: RunRecord, served: bool) -> tuple[Reason, ...]:
@@ -169,11 +189,21 @@ def _reason(wait: Wait) -> Reason:
             text = f"the run is tried again at {until:%Y-%m-%d %H:%M:%S} UTC"
         case "retry":
             text = f"step {wait.location} is tried again at {until:%Y-%m-%d %H:%M:%S} UTC"
+        case "event":
+            text = f"event {wait.name}{_by(until)}"
+        case "child":
+            text = f"the end of run {wait.name}"
+        case "deferred":
+            text = f"deferred {wait.name}, to be completed with its token"
         case "held":
             text = f"held: {wait.name}"
         case _:
             text = f"{wait.kind} {wait.name or wait.location or ''}".strip()
     return Reason(wait.kind, text, wait.location, wait.name, until)
+
+
+def _by(until: datetime | None) -> str:
+    return "" if until is None else f" until {until:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def history_of(rows: Sequence[StoredEntry], codec: Codec) -> list[HistoryEntry]:
@@ -210,3 +240,8 @@ def dead_letter_view(letter: DeadLetter, codec: Codec) -> DeadLetterView:
         target_ended_at=maybe_moment(letter.target_ended_at),
         sent_at=maybe_moment(letter.sent_at),
     )
+
+
+def stream_item_view(item: StreamItem, codec: Codec) -> StreamItemView:
+    value = codec.decode(item.value)
+    return StreamItemView(item.offset, value, item.superseded, item.location, item.attempt, moment(item.at))

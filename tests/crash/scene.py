@@ -1,7 +1,7 @@
-"""A folder with a SQLite store and an effect log, processes that work on it, and a look at what the store holds.
+"""A store and an effect log, processes that work on them, and a look at what the store holds.
 
-The test is the parent: it starts programs of `tests/crash/programs`, signals them, and reads the file with SQL, so that
-what it checks does not come from the code under test.
+The test is the parent: it starts programs of `tests/crash/programs`, signals them, and reads the store from outside
+(`tests/crash/books.py`).
 """
 
 from __future__ import annotations
@@ -13,45 +13,31 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
+from tests.crash.books import PATIENCE, Book, Recorded, book_of
 from tests.crash.effects import Effect, effects
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 60.0  # seconds until a test is given up; none waits that long on purpose
+STORES = ("sqlite", "postgres", "redis")
 POLL = 0.005
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """The latest row of an entry."""
-
-    run: str
-    location: str
-    kind: str
-    status: str
-    attempts: int
-    value: Any
-    due_at: float | None
 
 
 class Scene:
     """See the module's docstring. Processes that are still there in the end are killed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, book: Book) -> None:
         self.folder = folder
-        self.db = folder / "store.db"
+        self.book = book
         self.log = folder / "effects.log"
         self.processes: list[subprocess.Popen[bytes]] = []
 
     @property
     def url(self) -> str:
-        return f"sqlite:///{self.db}"
+        return self.book.url
 
     # --- processes
 
@@ -102,46 +88,16 @@ class Scene:
     def explanation(self) -> str:
         """What to show when something went wrong."""
         errors = self.folder / "stderr.log"
-        runs = self.query("SELECT id, status, owner, wake_at, recoveries, waits FROM runs WHERE ended_at IS NULL")
-        workers = self.query("SELECT id, pid, lease_until, gone FROM workers")
+        runs = [run for run in self.book.runs() if run.ended_at is None]
         said = errors.read_text()[-6000:] if errors.exists() else ""
-        return f"workers: {workers}\nunfinished runs: {runs[:20]}\n{said}"
+        return f"workers: {self.book.workers()}\nunfinished runs: {runs[:20]}\n{said}"
 
     def effects(self, what: str | None = None) -> list[Effect]:
         return effects(self.log, what)
 
-    def query(self, sql: str, *values: object) -> list[Any]:
-        """Rows of the store, read without its code. Leaves the write-ahead log as it is, as a dead process does."""
-        if not self.db.exists():
-            return []
-        connection = apsw.Connection(str(self.db))
-        try:
-            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-            connection.set_busy_timeout(int(PATIENCE * 1000))
-            if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'history'").get:
-                return []  # killed before the file was made
-            return connection.execute(sql, tuple(values)).fetchall()
-        finally:
-            connection.close()
-
-    def can_write(self) -> bool:
-        """Whether nobody holds the write lock right now."""
-        connection = apsw.Connection(str(self.db))
-        try:
-            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-            connection.execute("BEGIN IMMEDIATE; ROLLBACK")
-            return True
-        except apsw.BusyError:
-            return False
-        finally:
-            connection.close()
-
     def history(self) -> dict[tuple[str, str], Recorded]:
         """The latest row of every entry, by run and location."""
-        rows = self.query(
-            "SELECT run, location, kind, status, attempts, value, due_at FROM history ORDER BY run, position"
-        )
-        return {(row[0], row[1]): Recorded(*row) for row in rows}
+        return {(row.run, row.location): row for row in self.book.history()}
 
     def recorded(self) -> frozenset[tuple[str, str]]:
         """The steps that have a result."""
@@ -150,10 +106,10 @@ class Scene:
         )
 
     def statuses(self) -> dict[str, str]:
-        return dict(self.query("SELECT id, status FROM runs"))
+        return {run.id: run.status for run in self.book.runs()}
 
     def results(self) -> dict[str, Any]:
-        return dict(self.query("SELECT id, result FROM runs WHERE status = 'succeeded'"))
+        return {run.id: run.result for run in self.book.runs() if run.status == "succeeded"}
 
     def all_succeeded(self) -> bool:
         statuses = self.statuses()
@@ -161,9 +117,10 @@ class Scene:
 
 
 @contextmanager
-def scene(folder: Path) -> Iterator[Scene]:
-    made = Scene(folder)
-    try:
-        yield made
-    finally:
-        made.close()
+def scene(folder: Path, kind: str) -> Iterator[Scene]:
+    with book_of(kind, folder) as book:
+        made = Scene(folder, book)
+        try:
+            yield made
+        finally:
+            made.close()

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.crash.books import Recorded
 from tests.crash.effects import Effect
 from tests.crash.programs.any_instruction import RUNS, expected
-from tests.crash.scene import Recorded, Scene, scene
+from tests.crash.scene import STORES, Scene, scene
+
+SEEDS = {"sqlite": 6, "postgres": 3, "redis": 3}
 
 # What must have been recorded before a step may begin.
 AFTER = {
@@ -26,9 +29,9 @@ AFTER = {
 Snapshot = tuple[int, dict[tuple[str, str], Recorded]]  # how many effects there were, and what was recorded
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_workflow_goes_on_wherever_it_was_killed(seed: int, tmp_path: Path) -> None:
-    with scene(tmp_path) as here:
+@pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind in STORES for seed in range(SEEDS[kind])])
+def test_a_workflow_goes_on_wherever_it_was_killed(kind: str, seed: int, tmp_path: Path) -> None:
+    with scene(tmp_path, kind) as here:
         snapshots = _live_and_die(here, seed)
         assert snapshots, "it was killed at least once"
         results = {run: json.loads(result) for run, result in here.results().items()}

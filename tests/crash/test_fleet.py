@@ -1,4 +1,4 @@
-"""Several worker processes on one SQLite file: who executes what when one of them dies, leaves, or is paused."""
+"""Several worker processes on one store: who executes what when one of them dies, leaves, or is paused."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from perdure import Client
 from tests.crash.programs.worker import STEPS, chain, gated, gated_in_a_thread
-from tests.crash.scene import Scene, scene
+from tests.crash.scene import STORES, Scene, scene
 
 LEASE, GRACE = 6.0, 30.0
 
@@ -29,12 +31,12 @@ def start_worker(
 
 def joined(here: Scene, worker: subprocess.Popen[bytes]) -> bool:
     assert worker.poll() is None, here.explanation()
-    return bool(here.query("SELECT 1 FROM workers WHERE pid = ? AND gone = 0", worker.pid))
+    return any(row.pid == worker.pid and not row.gone for row in here.book.workers())
 
 
 def worker_id(here: Scene, worker: subprocess.Popen[bytes]) -> str:
-    [(found,)] = here.query("SELECT id FROM workers WHERE pid = ?", worker.pid)
-    return str(found)
+    [found] = [row.id for row in here.book.workers() if row.pid == worker.pid]
+    return found
 
 
 def start_runs(here: Scene, workflow: Any, *args: Any, ids: list[str]) -> None:
@@ -52,7 +54,7 @@ def pause(here: Scene, worker: subprocess.Popen[bytes]) -> None:
     def stopped_without_lock() -> bool:
         worker.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, worker.pid, os.WSTOPPED)
-        if here.can_write():
+        if here.book.can_write():
             return True
         worker.send_signal(signal.SIGCONT)
         return False
@@ -60,9 +62,12 @@ def pause(here: Scene, worker: subprocess.Popen[bytes]) -> None:
     here.until(stopped_without_lock, "the worker can be paused")
 
 
-def test_no_run_is_executed_by_two_workers_and_those_of_a_killed_one_go_on_in_the_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", STORES)
+def test_no_run_is_executed_by_two_workers_and_those_of_a_killed_one_go_on_in_the_other(
+    kind: str, tmp_path: Path
+) -> None:
     ids = [f"run-{number}" for number in range(30)]
-    with scene(tmp_path) as here:
+    with scene(tmp_path, kind) as here:
         first, second = (start_worker(here, concurrency=10) for _ in range(2))
         start_runs(here, chain, str(here.log), 0.05, ids=ids)
         pids = {first.pid, second.pid}
@@ -100,9 +105,10 @@ def _check_repetitions(here: Scene, killed: int, survivor: int, recorded: frozen
     assert len(begun) == 30 * STEPS
 
 
-def test_sigterm_finishes_steps_within_the_grace_and_gives_the_runs_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", STORES)
+def test_sigterm_finishes_steps_within_the_grace_and_gives_the_runs_back(kind: str, tmp_path: Path) -> None:
     ids = [f"run-{number}" for number in range(20)]
-    with scene(tmp_path) as here:
+    with scene(tmp_path, kind) as here:
         worker = start_worker(here)
         start_runs(here, chain, str(here.log), 0.1, ids=ids)
         here.until(lambda: len(here.effects("done")) >= 30, "it gets on")
@@ -111,10 +117,11 @@ def test_sigterm_finishes_steps_within_the_grace_and_gives_the_runs_back(tmp_pat
 
         assert not here.all_succeeded(), "it was told in the middle"
         assert {line.step for line in here.effects("begun")} == here.recorded()
-        assert here.query("SELECT count(*) FROM runs WHERE owner IS NOT NULL") == [(0,)]
-        assert here.query("SELECT count(*) FROM runs WHERE ended_at IS NULL AND wake_at IS NULL") == [(0,)]
-        assert here.query("SELECT count(*) FROM workers") == [(0,)]
-        assert here.query("SELECT max(recoveries) FROM runs") == [(0,)], "nobody died"
+        for run in here.book.runs():
+            assert run.owner is None
+            assert run.ended_at is not None or run.wake_at is not None
+            assert run.recoveries == 0, "nobody died"
+        assert here.book.workers() == []
 
         other = start_worker(here)
         here.until(here.all_succeeded, "another worker does the rest")
@@ -123,9 +130,10 @@ def test_sigterm_finishes_steps_within_the_grace_and_gives_the_runs_back(tmp_pat
         assert len(here.effects("begun")) == len(ids) * STEPS
 
 
-def test_sigterm_does_not_wait_longer_than_the_grace(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", STORES)
+def test_sigterm_does_not_wait_longer_than_the_grace(kind: str, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    with scene(tmp_path) as here:
+    with scene(tmp_path, kind) as here:
         worker = start_worker(here, grace=0.2)
         start_runs(here, gated, str(here.log), str(gate), ids=["run"])
         here.until(lambda: here.effects("begun"), "the step begins")
@@ -133,7 +141,7 @@ def test_sigterm_does_not_wait_longer_than_the_grace(tmp_path: Path) -> None:
         here.until_ended(worker)
         assert here.effects("done") == []
         assert here.recorded() == frozenset()
-        assert here.query("SELECT owner, recoveries FROM runs") == [(None, 0)]
+        assert [(run.owner, run.recoveries) for run in here.book.runs()] == [(None, 0)]
 
         gate.touch()
         other = start_worker(here)
@@ -141,9 +149,10 @@ def test_sigterm_does_not_wait_longer_than_the_grace(tmp_path: Path) -> None:
         assert [(line.attempt, line.pid) for line in here.effects("done")] == [(1, other.pid)]
 
 
-def test_a_paused_worker_that_was_taken_over_changes_nothing_and_joins_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", STORES)
+def test_a_paused_worker_that_was_taken_over_changes_nothing_and_joins_again(kind: str, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    with scene(tmp_path) as here:
+    with scene(tmp_path, kind) as here:
         paused = start_worker(here, lease=1.5)
         start_runs(here, gated_in_a_thread, str(here.log), str(gate), ids=["run"])
         here.until(lambda: here.effects("begun"), "the step begins")
@@ -154,17 +163,17 @@ def test_a_paused_worker_that_was_taken_over_changes_nothing_and_joins_again(tmp
         gate.touch()
         here.until(here.all_succeeded, "the other finishes the run")
         assert here.results() == {"run": str(other.pid)}
-        before = here.query("SELECT * FROM history"), here.query("SELECT * FROM runs")
+        before = here.book.everything_about("run")
         assert not joined(here, paused)
 
         paused.send_signal(signal.SIGCONT)
         here.until(lambda: len(here.effects("done")) == 2, "the late step ends in the worker that was paused")
         here.until(lambda: joined(here, paused), "it joins again")
         assert worker_id(here, paused) != before_the_pause, "an id that was declared gone does not come back"
-        assert (here.query("SELECT * FROM history"), here.query("SELECT * FROM runs")) == before
+        assert here.book.everything_about("run") == before
 
         here.kill(other)
         start_runs(here, gated_in_a_thread, str(here.log), str(gate), ids=["next"])
         here.until(here.all_succeeded, "it works again")
         assert here.results() == {"run": str(other.pid), "next": str(paused.pid)}
-        assert here.query("SELECT * FROM history WHERE run = 'run'") == before[0]
+        assert here.book.everything_about("run") == before

@@ -7,16 +7,19 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.crash.effects import Effect
 from tests.crash.programs.ten_steps import RUNS, STEPS, expected
-from tests.crash.scene import Scene, scene
+from tests.crash.scene import STORES, Scene, scene
 
 KILLS = 14
 
 
-def test_runs_survive_a_worker_that_is_killed_again_and_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", STORES)
+def test_runs_survive_a_worker_that_is_killed_again_and_again(kind: str, tmp_path: Path) -> None:
     dice = random.Random(20_240_817)
-    with scene(tmp_path) as here:
+    with scene(tmp_path, kind) as here:
         recorded_at_kills = []  # (how many effects there were, what was recorded)
         for number in range(KILLS):
             _kill_at_some_moment(here, dice, early=number % 4 == 3)

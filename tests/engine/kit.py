@@ -1,8 +1,17 @@
-"""How engine tests are run: over both stores, on virtual time, each with an event loop of its own."""
+"""How engine tests are run: over every store, on virtual time, each with an event loop of its own.
+
+PostgreSQL and Redis are real servers (`tests/servers`), whose stores go by the test's clock in place of the server's.
+What one test stores no other sees: it has a schema or keys of its own.
+
+Tests run on all stores, with one exception. Those that play a long scene again for every commit or for every order of
+its calls, and those of sheer volume, make thousands of calls, each of which takes a server ten times as long: the whole
+suite would take half an hour more. They are about what an engine does, and run on the stores in this process
+(`EMBEDDED`); shorter ones of their kind run on all.
+"""
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +21,23 @@ from perdure.store.base import Store
 from perdure.store.memory import MemoryStore
 from perdure.store.sqlite import SqliteStore
 from perdure.testing import Harness, VirtualClock
+from tests.servers import prefixes, schemas
 
-STORES = ("memory", "sqlite")
+EMBEDDED = ("memory", "sqlite")
+STORES = (*EMBEDDED, "postgres", "redis")
 
 
 def on_every_store(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     """Make `async def test(harness, ...)` a test for each store; its other parameters are fixtures."""
+    return _on(STORES, test)
 
+
+def on_embedded_stores(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """The same, but not on servers: for what takes too many calls."""
+    return _on(EMBEDDED, test)
+
+
+def _on(stores: Sequence[str], test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     def run(store_kind: str, tmp_path: Path, **fixtures: Any) -> None:
         async def main() -> None:
             clock = VirtualClock()
@@ -35,20 +54,35 @@ def on_every_store(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     run.__doc__ = test.__doc__
     run.__module__ = test.__module__
     run.pytestmark = list(getattr(test, "pytestmark", []))  # type: ignore[attr-defined]
-    return pytest.mark.parametrize("store_kind", STORES)(run)
+    return pytest.mark.parametrize("store_kind", stores)(run)
 
 
 def make_store(kind: str, folder: Path, clock: VirtualClock, name: str = "runs") -> Store:
-    if kind == "memory":
-        return MemoryStore(clock)
-    return SqliteStore(str(folder / f"{name}.db"), clock=clock, synchronous="off")
+    """A new, empty store; `name` is its own among those in the folder."""
+    match kind:
+        case "memory":
+            return MemoryStore(clock)
+        case "sqlite":
+            return SqliteStore(str(folder / f"{name}.db"), clock=clock, synchronous="off")
+        case "postgres":
+            return schemas.borrow(clock)
+        case "redis":
+            return prefixes.borrow(clock)
+        case _:
+            raise AssertionError(f"there is no store called {kind}")
 
 
 def another_handle(store: Store, clock: VirtualClock) -> Store:
     """The store as another process would open it; one in memory is the same object."""
-    if isinstance(store, SqliteStore):
-        return SqliteStore(store._path, clock=clock, synchronous="off")
-    return store
+    match store:
+        case SqliteStore():
+            return SqliteStore(store._path, clock=clock, synchronous="off")
+        case schemas.BorrowedStore():
+            return store.schema.store(clock)
+        case prefixes.BorrowedStore():
+            return prefixes.BorrowedStore(store.url, clock)
+        case _:
+            return store
 
 
 async def everything_in(store: Store, *run_ids: str) -> list[Any]:

@@ -7,7 +7,7 @@ import pytest
 
 from perdure import Context, EngineConfig, RunConflict, RunStatus, current_step, step, workflow
 from perdure.testing import Harness, VirtualClock
-from tests.engine.kit import STORES, another_handle, make_store, on_every_store
+from tests.engine.kit import EMBEDDED, another_handle, make_store, on_every_store
 
 EFFECTS: list[int] = []
 
@@ -136,7 +136,7 @@ async def test_idempotency_keys_differ_between_generations(h):
     async def keyed() -> None:
         keys.append(current_step().idempotency_key)
 
-    @workflow(name="twice")
+    @workflow(name="continue_as.twice")
     async def twice(ctx: Context) -> str:
         await keyed()
         if ctx.generation == 1:
@@ -149,7 +149,7 @@ async def test_idempotency_keys_differ_between_generations(h):
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
-@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("kind", EMBEDDED)
 def test_a_crash_at_any_commit_leaves_the_old_or_the_new(kind, side, tmp_path):
     names = count()
 

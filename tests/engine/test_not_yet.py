@@ -2,21 +2,15 @@
 
 import pytest
 
-from perdure import WorkflowMisuse, step, workflow
+from perdure import WorkflowMisuse, step
 
 
-@pytest.mark.parametrize("option", [{"compensate": print}, {"pool": "gpu"}])
-def test_options_of_steps_that_come_later_are_refused(option):
+def test_a_pool_of_a_step_is_refused():
     with pytest.raises(WorkflowMisuse, match="not part of this version yet"):
-        step(**option)
+        step(pool="gpu")
 
     @step
     async def work() -> None: ...
 
     with pytest.raises(WorkflowMisuse, match="not part of this version yet"):
-        work.options(**option)
-
-
-def test_suspending_on_failure_is_refused():
-    with pytest.raises(WorkflowMisuse, match="not part of this version yet"):
-        workflow(suspend_on_failure=True)
+        work.options(pool="gpu")

@@ -47,6 +47,7 @@ async def test_two_places_are_an_error_only_for_who_must_choose(h):
     with pytest.raises(InvalidArgument, match="in the list twice"):
         await h.engine(one, two)
     assert await h.run_to_end(await listed.start(two, id="t")) == "two"
+    await h.drive(listed.shutdown())  # it would take up the other's run of that name as well
     assert await h.run_to_end(await engine.start(one, id="o")) == "one"  # named by the object: nothing to choose
 
 

@@ -10,27 +10,39 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from perdure.codec import JSON
 from perdure.context import Context, RunFacts
 from perdure.definition import Workflow, WorkflowOptions
 from perdure.errors import InvalidPayload
 from perdure.failures import describe
 from perdure.records import (
+    BroadcastEvent,
     Cancelled,
     CancelStep,
+    Ending,
     Entry,
     EntryStatus,
+    Errand,
     Expose,
     Failed,
     Held,
     Input,
     Mail,
     Message,
+    ObserveRun,
     Outcome,
+    RunStatus,
     RunStep,
+    Standing,
+    StartChild,
     StepDone,
+    StopChildren,
     Succeeded,
     Turn,
+    TurnExtras,
     Wait,
 )
 from perdure.runner.runner import Runner, RunStart
@@ -64,6 +76,10 @@ class Play:
         strict: bool = False,
         run_id: str = "run-1",
         generation: int = 0,
+        epoch: int = 0,
+        inbox: Sequence[Message] = (),
+        waits: tuple[Wait, ...] = (),
+        run_attempt: int = 1,
         **options: Any,
     ) -> None:
         self.definition = definition(fn, **options)
@@ -82,6 +98,12 @@ class Play:
             parent=None,
         )
         self.running: dict[str, RunStep] = {}
+        self.errands: dict[str, Errand] = {}
+        self.inbox: dict[int, Message] = {message.number: message for message in inbox}
+        self.waiting_for: list[tuple[str, str]] = []  # child runs whose end is to be told, and where
+        self.extras: list[TurnExtras] = []
+        self.epoch = epoch
+        self.suspended_for = waits
         self.cancelled: list[str] = []
         self.notes: list[Any] = []
         self.mail = 0
@@ -96,14 +118,18 @@ class Play:
                 history=tuple(self.rows),
                 deadline_at=deadline_at,
                 strict=strict,
+                epoch=epoch,
+                waits=waits,
+                run_attempt=run_attempt,
+                keys=(TestKey(1, 0.0, b"k" * 32),),
             )
         )
 
     # --- driving
 
     def begin(self) -> Play:
-        """The first turn."""
-        self.advance()
+        """The first turn, with the mail that is there."""
+        self.advance(*(Mail(message) for message in self.inbox.values()))
         return self
 
     def advance(self, *inputs: Input, now: float | None = None) -> Turn:
@@ -116,11 +142,23 @@ class Play:
         finally:
             _notes = before
         self.turn = turn
-        if turn.entries or turn.consumed or not turn.busy:
+        if turn.extras is not None:
+            self.extras.append(turn.extras)
+            dropped = tuple(f"{path}/" for path in turn.extras.dropped)
+            self.rows = (
+                [row for row in self.rows if not f"{row.location}/".startswith(dropped)] if dropped else self.rows
+            )
+        if turn.entries or turn.consumed or turn.extras or not turn.busy:
             self.rows.extend(turn.entries + turn.pins)
+        if not turn.busy:
+            self.suspended_for = turn.waits
+        for number in (*turn.consumed, *(turn.extras.returned if turn.extras else ())):
+            self.inbox.pop(number, None)
         for effect in turn.effects:
             if isinstance(effect, RunStep):
                 self.running[effect.location] = effect
+            elif isinstance(effect, Errand):
+                self.errands[effect.location] = effect
             elif isinstance(effect, CancelStep):
                 self.running.pop(effect.location, None)
                 self.cancelled.append(effect.location)
@@ -147,33 +185,111 @@ class Play:
         return self
 
     def choices(self) -> list[str]:
-        return [*self.running, *([CLOCK] if self.turn.wake_at is not None else [])]
+        more = [MORE] if self.turn.more else []
+        errands = [f"{ERRAND}{location}" for location in self.errands]
+        children = [f"{CHILD}{target}" for _, target in self.waiting_for]
+        return [*more, *self.running, *errands, *children, *([CLOCK] if self.turn.wake_at is not None else [])]
 
     def move(self, choice: str) -> Turn:
+        if choice == MORE:
+            return self.advance()
         if choice == CLOCK:
             return self.advance(now=self.turn.wake_at)
+        if choice.startswith(ERRAND):
+            return self.errand(choice.removeprefix(ERRAND), now=self.now + 1)
+        if choice.startswith(CHILD):
+            return self.child_ends(choice.removeprefix(CHILD), now=self.now + 1)
         return self.complete(choice, now=self.now + 1)
 
     def cancel(self) -> Turn:
-        self.mail += 1
-        return self.advance(Mail(Message(id=f"m{self.mail}", kind="cancel", number=self.mail)))
+        return self.post("cancel")
 
     def resume(self) -> Turn:
+        return self.post("resume")
+
+    # --- mail and errands
+
+    def post(self, kind: str, name: str = "", value: Any = None, *, now: float | None = None, **fields: Any) -> Turn:
+        """Mail arrives."""
+        return self.advance(Mail(self.letter(kind, name, value, **fields)), now=now)
+
+    def letter(self, kind: str, name: str = "", value: Any = None, **fields: Any) -> Message:
+        """Mail that is in the inbox and that the run has not seen."""
         self.mail += 1
-        return self.advance(Mail(Message(id=f"m{self.mail}", kind="resume", number=self.mail)))
+        known: dict[str, Any] = {"id": f"m{self.mail}", "number": self.mail, "sent_at": self.now}
+        body = fields.pop("body", None) or JSON.encode(value)
+        message = Message(kind=kind, name=name, body=body, **(known | fields))
+        self.inbox[message.number] = message
+        return message
+
+    def send(self, name: str, value: Any = None, **fields: Any) -> Turn:
+        return self.post("event", name, value, **fields)
+
+    def settle_deferred(self, name: str, value: Any = None, *, error: BaseException | None = None) -> Turn:
+        ending = Ending(result=JSON.encode(value))
+        if error is not None:
+            ending = Ending(RunStatus.FAILED, error=describe(error, JSON, raises=(type(error),)))
+        return self.post("deferred", name, body=msgspec.json.encode(ending), id=f"deferred/{self.epoch}/{name}")
+
+    def errand(
+        self, location: str, value: Any = None, *, error: BaseException | None = None, now: float | None = None
+    ) -> Turn:
+        """Carry out an errand as the engine would; children are started and wait to be told about."""
+        errand = self.errands.pop(location)
+        work = errand.work
+        if error is not None:
+            record = describe(error, JSON, raises=(type(error),))
+            return self.advance(StepDone(location, errand.attempt, error=record), now=now)
+        if isinstance(work, StartChild | ObserveRun) and work.target is not None:
+            self.waiting_for.append((work.run_id, work.target))
+            return self.advance(Standing(location, (work.run_id,)), now=now)
+        if isinstance(work, BroadcastEvent) and value is None:
+            value = 0
+        if isinstance(work, StartChild):
+            value = {"id": work.run_id, "created": True}
+        if isinstance(work, StopChildren) and self.waiting_for:
+            open_runs = tuple({run for run, _ in self.waiting_for})
+            self.waiting_for = [(run, work.target) for run in open_runs]
+            return self.advance(Standing(location, open_runs), now=now)
+        return self.advance(StepDone(location, errand.attempt, value=JSON.encode(value)), now=now)
+
+    def child_ends(
+        self,
+        target: str,
+        value: Any = "done",
+        *,
+        status: RunStatus = RunStatus.SUCCEEDED,
+        error: BaseException | None = None,
+        now: float | None = None,
+    ) -> Turn:
+        """A child that the wait at this target waits for has ended."""
+        waited = next(each for each in self.waiting_for if each[1] == target)
+        self.waiting_for.remove(waited)
+        ending = Ending(status, JSON.encode(value) if status is RunStatus.SUCCEEDED else None)
+        if error is not None:
+            ending = Ending(RunStatus.FAILED, error=describe(error, JSON))
+        return self.post("child", waited[0], body=msgspec.json.encode(ending), target=target, now=now)
 
     def expose(self, *locations: str) -> Turn:
         return self.advance(Expose(locations))
 
     def replayed_by(self, fn: Any, *args: Any, rows: Sequence[Entry] | None = None, **options: Any) -> Play:
         """The same run, cold, from the rows, by this code."""
-        settings: dict[str, Any] = {"seed": self.seed, "deadline_at": self.deadline_at, "now": self.now} | options
+        settings: dict[str, Any] = {
+            "seed": self.seed,
+            "deadline_at": self.deadline_at,
+            "now": self.now,
+            "epoch": self.epoch,
+            "inbox": list(self.inbox.values()),
+            "waits": self.suspended_for,
+        } | options
         return Play(fn, *(args or self.args), rows=self.rows if rows is None else rows, **settings)
 
     def crash(self) -> Play:
         """The same run after a crash: cold, with the same code, at the same time; its first turn not yet done."""
         cold = self.replayed_by(self.definition)
         cold.mail = self.mail
+        cold.waiting_for = list(self.waiting_for)
         self.close()
         return cold
 
@@ -247,7 +363,17 @@ class Play:
         }
 
 
-CLOCK = "(the clock)"
+CLOCK, MORE, ERRAND, CHILD = "(the clock)", "(more)", "(errand) ", "(child) "
+
+
+class TestKey(Struct, frozen=True):
+    """A key to sign tokens with."""
+
+    __test__ = False
+
+    number: int
+    made_at: float
+    secret: bytes
 
 
 def _plain(outcome: Outcome | None) -> Any:

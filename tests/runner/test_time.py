@@ -82,13 +82,22 @@ def test_random_numbers_belong_to_their_scope():
     assert first.value[0][0] != first.value[1][0]
 
 
-def test_random_numbers_depend_on_run_and_generation():
+def test_random_numbers_depend_on_the_run_and_how_often_it_began_anew():
     async def rolling(ctx):
         return [ctx.random.random(), str(ctx.uuid())]
 
-    plays = [Play(rolling), Play(rolling, run_id="run-2"), Play(rolling, generation=1), Play(rolling, seed=8)]
+    plays = [Play(rolling), Play(rolling, epoch=1), Play(rolling, seed=8)]
     values = [play.begin().value for play in plays]
-    assert len({value[0] for value in values}) == len({value[1] for value in values}) == 4
+    assert len({value[0] for value in values}) == len({value[1] for value in values}) == 3
+
+
+def test_random_numbers_stay_the_same_in_a_history_that_was_cut_back_or_forked():
+    async def rolling(ctx):
+        return [ctx.random.random(), str(ctx.uuid())]
+
+    plays = [Play(rolling), Play(rolling, generation=1), Play(rolling, run_id="fork")]
+    values = [play.begin().value for play in plays]
+    assert values[0] == values[1] == values[2]
 
 
 # --- sleeping

@@ -108,13 +108,14 @@ def test_processes_claim_each_run_once(path: str) -> None:
     assert sorted(id for page in taken.values() for id in page) == ids
 
 
-async def open_and_make_a_secret(path: str, name: str) -> bytes:
+async def open_and_make_a_key(path: str, name: str) -> bytes:
     async with opened(path, name) as store:
-        return await store.secret("tokens")
+        (key,) = await store.keys("tokens", 100.0)
+        return key.secret
 
 
-def test_processes_make_one_file_and_one_secret(path: str) -> None:
-    secrets = answers_of(open_and_make_a_secret, path, ("p", "q", "s", "t"))
+def test_processes_make_one_file_and_one_key(path: str) -> None:
+    secrets = answers_of(open_and_make_a_key, path, ("p", "q", "s", "t"))
     assert len(set(secrets.values())) == 1
 
 

@@ -8,8 +8,23 @@ from datetime import timedelta
 from typing import Any, assert_type
 
 import perdure
-from perdure import Client, Context, Engine, EngineConfig, Retry, Run, RunQuery, RunStatus, Worker, step, workflow
-from perdure.views import Complete, HistoryEntry, RunDescription, Suspended
+from perdure import (
+    Client,
+    Context,
+    Engine,
+    EngineConfig,
+    Retry,
+    Run,
+    RunQuery,
+    RunStatus,
+    Worker,
+    event,
+    step,
+    workflow,
+)
+from perdure.receiving import Request
+from perdure.structure import Complete
+from perdure.views import HistoryEntry, RunDescription, Suspended
 
 
 class Order:
@@ -167,3 +182,29 @@ def of_scripts(order: Order) -> None:
     assert_type(perdure.run(import_file, "x", 3, store="sqlite:///x.db", id="i"), list[str])
     assert_type(perdure.run(nightly), int)
     assert_type(perdure.run(four, 1, "b", b"c", 2.0), tuple[int, float])
+
+
+# --- events
+
+
+@event
+class Paid:
+    cents: int
+
+
+@event(name="orders.shipped", expire_after=60)
+class Shipped:
+    by: str
+
+
+@workflow
+async def receives(ctx: Context) -> None:
+    assert_type(await ctx.receive(Paid), Paid)
+    assert_type(await ctx.receive(Paid, Shipped, timeout=3), Paid | Shipped)
+    assert_type(await ctx.receive_batch(Paid, max=3), list[Paid])
+    assert_type(await ctx.receive_batch(Paid, Shipped, timeout=timedelta(hours=1)), list[Paid | Shipped])
+    asked = await ctx.receive_request(Paid, Shipped, Order)
+    assert_type(asked, Request[Paid | Shipped | Order])
+    assert_type(asked.value, Paid | Shipped | Order)
+    assert_type(await ctx.receive("plain", Paid), Any)
+    assert_type(await ctx.broadcast(Paid(cents=7)), int)

@@ -4,6 +4,8 @@ A worker renews one row, its lease. When the lease has run out, or its process o
 sees it first declares it gone; from then on the store takes nothing from it. Then its runs are released in pages, and
 its row goes last: a crash in the middle leaves a row that the next one carries on with. Safety does not depend on any
 clock here: leases only say when to look.
+
+From who is alive it also tells which runs this worker should take (`assignment`).
 """
 
 from __future__ import annotations
@@ -11,15 +13,18 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from perdure.clock import Clock
+from perdure.cluster.assignment import Pairs, Share, shares_of
 from perdure.records import Takeover, WorkerRecord
 from perdure.store.base import Store
 
 LOGGER = logging.getLogger("perdure.cluster")
 RELEASE_PAGE = 500
+LOOK_EVERY = 0.2  # seconds: who is alive is not asked more often than that
+JUST_AFTER = 0.001  # seconds after the end of a lease: then it has run out by any reckoning
 
 
 class Membership:
@@ -32,56 +37,105 @@ class Membership:
         *,
         pool: str,
         lease: float,
-        workflows: Callable[[], tuple[tuple[str, int], ...]],
+        shards: int,
+        workflows: Callable[[], Pairs],
     ) -> None:
         self._store = store
         self._clock = clock
         self._pool = pool
         self._lease = lease
+        self._shards = shards
         self._workflows = workflows
         self._lost: Callable[[], None] = lambda: None
-        self._released: Callable[[], None] = lambda: None
+        self._more: Callable[[], None] = lambda: None
+        self._others: tuple[WorkerRecord, ...] = ()  # alive in this pool, as of the last look
+        self._looked_at = 0.0
+        self._withdrawn = False
+        self._shares: tuple[Pairs, tuple[Share, ...]] | None = None
         self._started_at = clock.now()
-        self._lease_until = 0.0  # of the latest renewal that is known to have arrived
+        self.lease_until = 0.0  # of the latest renewal that is known to have arrived
         self._node = node_identity()
         self.id = _new_id()
 
-    def listen(self, *, lost: Callable[[], None], released: Callable[[], None]) -> None:
-        """Whom to tell that this worker was declared gone itself, and that runs of others were released."""
+    def listen(self, *, lost: Callable[[], None], more: Callable[[], None]) -> None:
+        """Whom to tell that this worker was declared gone itself, and that there is more to take: runs of others were
+        released, or its own were in doubt and are its own."""
         self._lost = lost
-        self._released = released
+        self._more = more
 
     async def join(self) -> None:
         """Become a member, under an id that was never used."""
         self.id = _new_id()
+        self._shares = None
         while not await self._renewed():
             self.id = _new_id()
+        self._know(await self._store.workers(), self._clock.now())
 
     async def renew(self, now: float) -> float | None:
         """Duty: renew the lease, three times per lease."""
-        if (now > self._lease_until and await self._is_forgotten()) or not await self._renewed():
+        expired_at = self.lease_until
+        if (now > expired_at and await self._is_forgotten()) or not await self._renewed():
             LOGGER.warning("worker %s was declared gone; it comes back under another id", self.id)
             self._lost()
+        elif now > expired_at:
+            self._more()  # what it was unsure of is its own after all
         return now + self._lease / 3
 
     async def look_after_others(self, now: float) -> float | None:
-        """Duty: take over from workers that are gone."""
+        """Duty: take over from workers that are gone; as soon as a lease has run out, if nobody renews it."""
         await self.take_over(now)
-        return now + self._lease / 3
+        ends = (other.lease_until + JUST_AFTER for other in self._others if other.lease_until >= now)
+        return min((now + self._lease / 3, *ends))
 
     async def take_over(self, now: float) -> Takeover:
-        workers = runs = 0
-        for worker in await self._store.workers():
-            if worker.id == self.id or not await self._is_gone(worker, now):
-                continue
-            workers += 1
+        known = await self._store.workers()
+        gone = [worker for worker in known if worker.id != self.id and await self._is_gone(worker, now)]
+        dead = {worker.id for worker in gone}
+        self._know([worker for worker in known if worker.id not in dead], now)
+        runs = 0
+        for worker in gone:
             while page := await self._store.release(worker.id, now, recovered=True, limit=RELEASE_PAGE):
                 runs += len(page)
-                self._released()
+                self._more()
             await self._store.retire(worker.id)
-        if workers:
-            LOGGER.warning("took over from %d workers that are gone: %d runs go on", workers, runs)
-        return Takeover(workers, runs)
+        if gone:
+            LOGGER.warning("took over from %d workers that are gone: %d runs go on", len(gone), runs)
+        return Takeover(len(gone), runs)
+
+    # --- shares
+
+    def shares(self, workflows: Pairs) -> tuple[Share, ...]:
+        """Which runs of these workflows this worker should take, as far as it knows who is alive."""
+        if self._shares is None or self._shares[0] != workflows:
+            self._shares = (workflows, shares_of(self.id, workflows, self._others, self._shards))
+        return self._shares[1]
+
+    async def look_around(self, now: float) -> bool:
+        """See who is alive, unless that was done a moment ago. Whether it has changed."""
+        if now - self._looked_at < LOOK_EVERY:
+            return False
+        return self._know(await self._store.workers(), now)
+
+    def _know(self, workers: Sequence[WorkerRecord], now: float) -> bool:
+        """Remember who is alive in this pool. Whether that makes a difference to what this worker should take."""
+        before = {(other.id, other.workflows) for other in self._others}
+        self._others = tuple(
+            worker
+            for worker in workers
+            if worker.id != self.id and worker.pool == self._pool and self._seems_alive(worker, now)
+        )
+        self._looked_at = now
+        if {(other.id, other.workflows) for other in self._others} == before:
+            return False
+        self._shares = None
+        return True
+
+    # --- leaving
+
+    async def withdraw(self) -> None:
+        """Say that this worker takes no more runs, so that others take its shards from now on. It stays a member."""
+        self._withdrawn = True
+        await self._renewed()
 
     async def leave(self) -> None:
         """Stop being a member, after the runs were given back. What was missed is released without blame."""
@@ -94,7 +148,7 @@ class Membership:
         record = self._record()
         renewed = await self._store.renew(record)
         if renewed:
-            self._lease_until = record.lease_until
+            self.lease_until = record.lease_until
         return renewed
 
     async def _is_forgotten(self) -> bool:
@@ -106,15 +160,23 @@ class Membership:
             return True
         if worker.lease_until < now:
             return await self._store.declare_gone(worker.id, unless_renewed_after=worker.lease_until)
-        if self._node and worker.node == self._node and worker.pid != os.getpid() and not _process_lives(worker.pid):
+        if self._is_dead_neighbour(worker):
             return await self._store.declare_gone(worker.id)
         return False
+
+    def _seems_alive(self, worker: WorkerRecord, now: float) -> bool:
+        return not worker.gone and worker.lease_until >= now and not self._is_dead_neighbour(worker)
+
+    def _is_dead_neighbour(self, worker: WorkerRecord) -> bool:
+        """A process of this very machine that is no more."""
+        near = self._node != "" and worker.node == self._node and worker.pid != os.getpid()
+        return near and not _process_lives(worker.pid)
 
     def _record(self) -> WorkerRecord:
         return WorkerRecord(
             id=self.id,
             pool=self._pool,
-            workflows=self._workflows(),
+            workflows=() if self._withdrawn else self._workflows(),
             lease_until=self._clock.now() + self._lease,
             started_at=self._started_at,
             node=self._node,

@@ -50,10 +50,14 @@ class Committer:
             self._idle.clear()
             self._news.set()
 
-    async def put(self, write: Write, then: Callable[[Answer | StoreError], None] | None = None) -> Answer:
-        """Submit a write on behalf of a caller, and wait for its answer.
+    async def put(self, write: Write, then: Answered | None = None) -> Answer:
+        """Submit a write on behalf of a caller, who gets an error if the store stays away, and wait for its answer."""
+        return await self.ask(write, then, patient=False)
 
-        `then` is called with the answer in any case, also if the caller has been cancelled meanwhile.
+    def ask(self, write: Write, then: Answered | None = None, *, patient: bool) -> asyncio.Future[Answer]:
+        """Submit a write at once; its answer can be awaited.
+
+        `then` is called with the answer in any case, also if nobody waits for it any more.
         """
         done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
@@ -67,8 +71,8 @@ class Committer:
             else:
                 done.set_result(answer)
 
-        self.submit(write, answered, patient=False)
-        return await done
+        self.submit(write, answered, patient=patient)
+        return done
 
     async def drained(self, within: float) -> bool:
         """Wait until everything submitted so far has been answered; False if the store takes longer than that."""

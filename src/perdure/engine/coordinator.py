@@ -2,7 +2,7 @@
 
     created   a caller started a run and this worker got it        -> advance
     claimed   runs were due and are ours now                       -> load, advance
-    settled   an attempt of a step ended                           -> advance
+    settled   an attempt of a step ended, or an errand was run     -> advance
     mailed    the inbox of an active run has news                  -> fetch, advance
     woken     a timer of an active run is due                      -> advance
     answered  the store answered a turn                            -> act, or drop and load again
@@ -23,21 +23,21 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from perdure.clock import Clock
-from perdure.codec import Codec
-from perdure.config import EngineConfig
 from perdure.context import RunFacts
 from perdure.definition import Workflow
-from perdure.engine.committer import Committer
+from perdure.engine.errands import Errands, Here
 from perdure.engine.executor import Executor
-from perdure.engine.hub import Hub
+from perdure.engine.link import Link
 from perdure.engine.patience import read_patiently
 from perdure.engine.residents import Resident, Residents
+from perdure.engine.seclusion import SUSPECT_FROM, Seclusion
 from perdure.engine.turns import commit_of, ended_record, hold_of, positions_taken
+from perdure.engine.writing import Writing
 from perdure.errors import InvalidPayload, StoreError
 from perdure.failures import describe
 from perdure.records import (
     CancelStep,
+    Errand,
     Expose,
     Held,
     Input,
@@ -45,11 +45,12 @@ from perdure.records import (
     RunRecord,
     RunStatus,
     RunStep,
+    Standing,
     StepDone,
     Turn,
 )
 from perdure.runner.runner import Runner, RunStart
-from perdure.store.base import Answer, ClaimedRun, Committed, CommitTurn, ReleaseRun, Snapshot, Store
+from perdure.store.base import Answer, ClaimedRun, Committed, CommitTurn, Key, ReleaseRun, Snapshot
 
 LOGGER = logging.getLogger("perdure.engine")
 
@@ -61,46 +62,53 @@ class Coordinator:
 
     def __init__(
         self,
+        link: Link,
+        here: Here,
         *,
-        store: Store,
-        clock: Clock,
-        codec: Codec,
-        config: EngineConfig,
-        committer: Committer,
-        hub: Hub,
         definitions: Definitions,
         suspended: Callable[[float | None], None],
         freed: Callable[[], None],
+        finished: Callable[[RunRecord, bool], None],
+        may_act: Callable[[], bool],
         concurrency: int | None = None,
     ) -> None:
         self.worker = ""
+        self.keys: tuple[Key, ...] = ()  # sign the tokens of deferreds
+        self.refused = 0  # turns that the store did not take, because the run was not ours any more
         self.draining = False  # no new steps; runs are given back once none of theirs is under way
-        self.residents = Residents(config.resident_runs)
-        self._store = store
-        self._clock = clock
-        self._codec = codec
-        self._config = config
-        self._committer = committer
-        self._hub = hub
+        self.residents = Residents(link.config.resident_runs)
+        self._store = link.store
+        self._clock = link.clock
+        self._codec = link.codec
+        self._config = link.config
+        self._committer = link.committer
+        self._hub = link.hub
         self._definitions = definitions
         self._suspended = suspended
         self._freed = freed
+        self._finished = finished
+        self._may_act = may_act
         self._concurrency = concurrency
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loading: set[str] = set()
-        self._claimed_early: dict[str, ClaimedRun] = {}  # ours again while the turn that gave them up is being answered
+        # Runs that are ours again, and since when, while the turn that gave them up is being answered.
+        self._claimed_early: dict[str, tuple[ClaimedRun, float | None]] = {}
+        self._seclusion = Seclusion(link.clock, self._let_suspect_begin, freed)
         self._load_again: set[str] = set()  # became ours while being loaded: what is read may be from before
-        self.executor = Executor(clock, codec, config.max_concurrent_steps, self.settled)
+        steps = link.config.max_concurrent_steps
+        writing = Writing(link, lambda: self.worker)
+        self.executor = Executor(link.clock, link.codec, steps, self.settled, writing)
+        self.errands = Errands(link, here, self.settled)
 
     # --- transitions
 
     def created(self, record: RunRecord, definition: Workflow[Any, Any]) -> None:
         """A run was started here and is ours: no need to load what was just written."""
         if self.residents.get(record.id) is None:
-            self._adopt(Snapshot(record, 0, (), ()), definition)
+            self._adopt(Snapshot(record, 0, (), ()), definition, fresh=True)
 
-    def claimed(self, runs: Sequence[ClaimedRun]) -> None:
+    def claimed(self, runs: Sequence[ClaimedRun], at: float | None = None) -> None:
         """These runs are ours now. Copies in memory that still are the run go on; the others are loaded together.
 
         May be called by a task: what follows comes as plain call-backs.
@@ -120,18 +128,22 @@ class Coordinator:
                 else:
                     self._loop.call_soon(self._advance_again, resident)
             elif resident.committing:  # it was due again before we have heard that the turn is committed
-                self._claimed_early[run.id] = run
-        self.found(unknown)
+                self._claimed_early[run.id] = (run, at)
+        self.found(unknown, at)
 
-    def found(self, run_ids: Sequence[str]) -> None:
-        """These runs are ours in the store; load those that are not in memory."""
+    def found(self, run_ids: Sequence[str], claimed_at: float | None = None) -> None:
+        """These runs are ours in the store; load those that are not in memory, or there only as a copy that sleeps."""
+        for run_id in run_ids:
+            resident = self.residents.get(run_id)
+            if resident is not None and not resident.active:
+                self._forget(resident)  # we have not heard of the claim: it would sleep on
         missing = [run_id for run_id in run_ids if not self.residents.get(run_id)]
         self._load_again.update(run_id for run_id in missing if run_id in self._loading)
         unknown = [run_id for run_id in missing if run_id not in self._loading]
         if unknown:
-            self._load(unknown)
+            self._load(unknown, claimed_at)
 
-    def settled(self, run_id: str, done: StepDone) -> None:
+    def settled(self, run_id: str, done: StepDone | Standing) -> None:
         resident = self.residents.active(run_id)
         if resident is not None:
             resident.inputs.append(done)
@@ -149,6 +161,16 @@ class Coordinator:
             if resident is not None:
                 self._fetch_mail(resident)
 
+    def maybe_mailed(self, run_ids: Iterable[str]) -> None:
+        """Somebody changed these runs. While a turn of one is being committed that may be the change, or mail that
+        came right after it and that the answer to it knows nothing of: then there is time to look once it is there."""
+        for run_id in run_ids:
+            resident = self.residents.active(run_id)
+            if resident is not None and resident.committing:
+                resident.hinted = True
+            elif resident is not None:
+                self._fetch_mail(resident)
+
     def exposed_soon(self, run_id: str, locations: tuple[str, ...]) -> None:
         """These steps take long: let people see that they are running."""
         self._loop.call_soon(self._exposed, run_id, locations)
@@ -162,15 +184,15 @@ class Coordinator:
     def dropped(self) -> None:
         """Nothing in memory counts any longer: close all runs and cancel all steps, without a word to the store."""
         self._claimed_early.clear()
+        self._seclusion.forget()
         for resident in self.residents:
-            self.executor.cancel_all(resident.id)
-            self.residents.drop(resident)
+            self._drop(resident)
 
     def drained(self) -> bool:
         """Give back the runs that have nothing under way; True once no run is active any more."""
         self.draining = True
         for resident in self.residents.all_active():
-            if not resident.committing and not self.executor.under_way(resident.id):
+            if not resident.committing and not self._under_way(resident.id):
                 self._give_back(resident)
         return not self.residents.all_active()
 
@@ -185,6 +207,8 @@ class Coordinator:
         room = self.residents.room - len(self._loading)
         if self._concurrency is not None:
             room = min(room, self._concurrency - len(self.residents.all_active()) - len(self._loading))
+        if (allowed := self._seclusion.room) is not None:
+            room = min(room, allowed - len(self._loading))
         return max(0, room)
 
     @property
@@ -193,25 +217,25 @@ class Coordinator:
 
     # --- loading
 
-    def _load(self, run_ids: list[str]) -> None:
+    def _load(self, run_ids: list[str], claimed_at: float | None = None) -> None:
         self._loading.update(run_ids)
-        self._spawn(self._load_and_adopt(run_ids))
+        self._spawn(self._load_and_adopt(run_ids, claimed_at))
 
-    async def _load_and_adopt(self, run_ids: list[str]) -> None:
+    async def _load_and_adopt(self, run_ids: list[str], claimed_at: float | None) -> None:
         try:
             snapshots = await self._patiently(lambda: self._store.load(run_ids))
         except StoreError as error:
             self._loading.difference_update(run_ids)
             if len(run_ids) > 1:  # one of them cannot be read: the others can
                 for run_id in run_ids:
-                    self._load([run_id])
+                    self._load([run_id], claimed_at)
             else:
                 LOGGER.error("run %s cannot be read and stays where it is: %s", run_ids[0], error)
             return
         for run_id, snapshot in zip(run_ids, snapshots, strict=True):
-            self._loop.call_soon(self._loaded, run_id, snapshot)
+            self._loop.call_soon(self._loaded, run_id, snapshot, claimed_at)
 
-    def _loaded(self, run_id: str, snapshot: Snapshot | None) -> None:
+    def _loaded(self, run_id: str, snapshot: Snapshot | None, claimed_at: float | None) -> None:
         again = run_id in self._load_again
         self._loading.discard(run_id)
         self._load_again.discard(run_id)
@@ -220,6 +244,7 @@ class Coordinator:
         if snapshot is None or snapshot.record.owner != self.worker:
             if again:
                 self._load([run_id])
+            self._stopped(run_id)
             return
         record = snapshot.record
         definition = self._definitions(record.workflow, record.version)
@@ -227,14 +252,34 @@ class Coordinator:
             self._release(run_id)
         elif record.recoveries > self._config.max_recoveries:
             self._hold_poison(snapshot)
+        elif record.recoveries >= SUSPECT_FROM and not self._seclusion.has_begun(run_id):
+            self._seclude(run_id)
         else:
-            self._adopt(snapshot, definition)
+            if record.recoveries < SUSPECT_FROM:
+                self._seclusion.innocent()
+            self._adopt(snapshot, definition, fresh=claimed_at is not None and _is_first(snapshot, claimed_at))
 
-    def _adopt(self, snapshot: Snapshot, definition: Workflow[Any, Any], inputs: Sequence[Input] = ()) -> None:
-        record = snapshot.record
-        runner = self._runner(snapshot, definition)
-        resident = Resident(record, definition, runner, snapshot.position)
-        resident.inputs.extend(inputs)
+    def _seclude(self, run_id: str) -> None:
+        """A suspect is to execute alone: at once if nobody else does, later if others do, elsewhere if there is one."""
+        if not self._seclusion.take(run_id):
+            self._release(run_id)
+        elif not self.residents.all_active():
+            self._seclusion.alone()
+
+    def _let_suspect_begin(self, run_id: str) -> None:
+        self.found([run_id])  # read again: it may have been ended meanwhile
+
+    def _stopped(self, run_id: str) -> None:
+        """The run executes no longer, or not here."""
+        if self._seclusion.suspect == run_id and run_id not in self._loading:
+            self._seclusion.stopped()
+        elif self._seclusion.suspect is not None and not self.residents.all_active():
+            self._seclusion.alone()
+        self._freed()
+
+    def _adopt(self, snapshot: Snapshot, definition: Workflow[Any, Any], *, fresh: bool) -> None:
+        resident = Resident(snapshot.record, definition, self._runner(snapshot, definition), snapshot.position)
+        resident.fresh = fresh
         self._add_mail(resident, snapshot.inbox)
         self.residents.add(resident)
         self._advance(resident)
@@ -262,6 +307,10 @@ class Coordinator:
                 deadline_at=record.deadline_at,
                 codec=self._codec,
                 under_way=under_way,
+                run_attempt=record.run_attempt,
+                epoch=record.epoch,
+                keys=self.keys,
+                waits=record.waits,
             )
         )
 
@@ -306,7 +355,7 @@ class Coordinator:
         if commit is None:
             self._act(resident, turn)
         else:
-            resident.committing = True
+            resident.committing, resident.hinted = True, False
             self._committer.submit(commit, partial(self._answered, resident, turn, commit, tuple(taken)))
 
     def _answered(
@@ -318,15 +367,18 @@ class Coordinator:
         answer: Answer | StoreError,
     ) -> None:
         resident.committing = False
-        early = self._claimed_early.pop(resident.id, None)
-        if early is not None:
-            self._loop.call_soon(self.claimed, [early])
+        if self._claimed_early and (early := self._claimed_early.pop(resident.id, None)) is not None:
+            self._loop.call_soon(self.claimed, [early[0]], early[1])
+        self.refused += not isinstance(answer, Committed | StoreError)
         if self.residents.get(resident.id) is not resident:
             return  # dropped meanwhile
         if isinstance(answer, Committed):
             resident.position += positions_taken(commit)
-            self._hub.changed((resident.id,), ended=False)
+            if self._hub.watched:
+                self._hub.changed((resident.id,), ended=False)
             self._committed(resident, turn, commit, answer)
+            if resident.hinted and turn.outcome is None:  # most often by its own turn: no hurry
+                self._suspended(self._clock.now() + self._config.seconds("timer_resolution"))
         elif isinstance(answer, StoreError):
             self._unstorable(resident, taken, answer)
         else:  # superseded, ended or gone: what is in memory counts for nothing
@@ -341,7 +393,9 @@ class Coordinator:
             if commit.restart is not None and commit.patch is not None:
                 self._suspended(commit.patch.wake_at)
             elif turn.outcome is not None and commit.patch is not None:
-                self._hub.finished(ended_record(resident.record, commit.patch))
+                record = ended_record(resident.record, commit.patch)
+                self._hub.finished(record)
+                self._finished(record, answer.mail or resident.seen > 0)
             elif answer.mail:
                 self._suspended(self._clock.now())
             return
@@ -355,15 +409,18 @@ class Coordinator:
         if resident.wake_timer is not None:
             resident.wake_timer.cancel()
         self.residents.fall_asleep(resident)
-        self._freed()
+        self._stopped(resident.id)
         self._suspended(self._clock.now() if answer.mail else turn.wake_at)
 
     def _act(self, resident: Resident, turn: Turn) -> None:
         """The turn is durable, or needed no write: carry out its effects, and go on with what came meanwhile."""
+        if turn.effects and not self._may_act():  # it may have been taken over since: whether it was, the store knows
+            self._forget(resident)
+            return
         self._carry_out(resident, turn)
         if turn.wake_at is not None or resident.wake_timer is not None:
             self._set_timer(resident, turn.wake_at)
-        if resident.inputs:
+        if resident.inputs or turn.more:
             self._loop.call_soon(self._advance_again, resident)
 
     def _advance_again(self, resident: Resident) -> None:
@@ -376,9 +433,15 @@ class Coordinator:
                 case RunStep():
                     # An at-most-once attempt is on record as begun by now: not to begin it would be to interrupt it.
                     if not self.draining or effect.call.step.settings.at_most_once:
-                        self.executor.start(resident.id, resident.record.workflow, effect)
+                        self.executor.start(
+                            resident.id, resident.record.workflow, effect, others=resident.may_have_run(effect.attempt)
+                        )
                 case CancelStep(location):
                     self.executor.cancel(resident.id, location)
+                case Errand():
+                    if not self.draining:  # else whoever is next derives it again
+                        self.errands.start(resident.record, effect)
+        resident.turns += 1
 
     def _set_timer(self, resident: Resident, wake_at: float | None) -> None:
         """Timers of an active run live in memory only; a suspended one is woken through the store."""
@@ -424,9 +487,10 @@ class Coordinator:
         """Begin from the history, then give it the same inputs one by one: its steps are still under way here."""
         if snapshot is None or snapshot.record.owner != self.worker or self.residents.get(run_id) is not None:
             self.executor.cancel_all(run_id)
+            self.errands.forget_all(run_id)
             return
-        ended = {given.location for given in inputs if isinstance(given, StepDone)}
-        runner = self._runner(snapshot, definition, under_way=self.executor.under_way(run_id) | ended)
+        ended = {given.location for given in inputs if isinstance(given, StepDone | Standing)}
+        runner = self._runner(snapshot, definition, under_way=self._under_way(run_id) | ended)
         resident = Resident(snapshot.record, definition, runner, snapshot.position)
         resident.seen = max((given.message.number for given in inputs if isinstance(given, Mail)), default=0)
         resident.inputs = inputs
@@ -445,10 +509,20 @@ class Coordinator:
         self._committer.submit(write, lambda answer: self._hub.changed((run_id,)))
 
     def _forget(self, resident: Resident, *, keep_steps: bool = False) -> None:
-        if not keep_steps:
-            self.executor.cancel_all(resident.id)
+        if keep_steps:
+            self.residents.drop(resident)
+        else:
+            self._drop(resident)
+        self._stopped(resident.id)
+
+    def _drop(self, resident: Resident) -> None:
+        self.executor.cancel_all(resident.id)
+        self.errands.forget_all(resident.id)
         self.residents.drop(resident)
-        self._freed()
+
+    def _under_way(self, run_id: str) -> frozenset[str]:
+        """The locations for which something is being done in this process."""
+        return self.executor.under_way(run_id) | self.errands.under_way(run_id)
 
     def _give_back(self, resident: Resident) -> None:
         self._forget(resident)
@@ -473,3 +547,13 @@ class Coordinator:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _is_first(snapshot: Snapshot, claimed_at: float) -> bool:
+    """Whether nobody has executed this generation before the claim: that sets `begun_at` then.
+
+    Another may have begun it in the same instant, and died: then a recovery is counted, or there is a trace of a step.
+    """
+    record = snapshot.record
+    begun_now = record.begun_at == claimed_at and record.recoveries == 0
+    return begun_now and not any(entry.kind == "step" for entry in snapshot.entries)

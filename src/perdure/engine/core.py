@@ -14,9 +14,12 @@ from perdure.engine.catalog import Catalog
 from perdure.engine.coordinator import Coordinator
 from perdure.engine.due import Due
 from perdure.engine.duties import Duty
+from perdure.engine.keys import KEYS, KEYS_EVERY
 from perdure.engine.link import LAST_WORDS, Link
 from perdure.engine.member import Member
 from perdure.engine.patience import read_patiently
+from perdure.engine.settling import News, Settling
+from perdure.engine.topics import FanOuts
 from perdure.engine.upkeep import Exposure, Retention
 from perdure.errors import StoreError
 from perdure.records import RunRecord, Takeover
@@ -24,6 +27,8 @@ from perdure.store.base import Answer, Created
 
 LOGGER = logging.getLogger("perdure.engine")
 DRAIN_STEP = 0.02
+SETTLE_SOON = 0.1
+MAX_OBSERVED = 10_000
 
 
 class Core:
@@ -36,30 +41,37 @@ class Core:
         self._pool = pool
         config, clock = link.config, link.clock
         self.coordinator = Coordinator(
-            store=link.store,
-            clock=clock,
-            codec=link.codec,
-            config=config,
-            committer=link.committer,
-            hub=link.hub,
+            link,
+            self,
             definitions=catalog.find,
             suspended=self._suspended,
             freed=self._freed,
+            finished=self._finished,
+            may_act=self._may_act,
             concurrency=concurrency,
         )
-        self._due = Due(link.store, self.coordinator, config, pool, catalog.pairs)
+        self._due = Due(link.store, self.coordinator, member, config, pool, catalog.pairs)
+        self._observed: set[str] = set()  # runs whose end somebody in this process waits to be told
         interval = config.seconds("sweep_interval")
         self._claiming = Duty("claiming", self._due.tick, clock, interval)
+        self._fan_outs = Duty("topics", FanOuts(link, self.woken).tick, clock, interval)
+        news = News(self.look, self.woken, self._fan_outs.poke, self.coordinator.ended)
+        self._settling = Duty("settling", Settling(link, news).tick, clock, interval)
+        lease = config.seconds("lease")
+        self._renewing = Duty("lease", member.renew, clock, lease / 10)
         self._duties = [
             self._claiming,
-            Duty("lease", member.renew, clock, interval),
-            Duty("takeover", member.look_after_others, clock, interval),
+            self._settling,
+            self._fan_outs,
+            self._renewing,
+            Duty("takeover", member.look_after_others, clock, min(interval, lease / 3)),
             Duty("exposure", Exposure(self.coordinator).tick, clock, interval),
-            Duty("retention", Retention(link.store).tick, clock, interval),
+            Duty("retention", Retention(link.store, config).tick, clock, interval),
+            Duty("keys", self._read_keys, clock, interval),
         ]
         self._rejoining: asyncio.Task[None] | None = None
         self._leave_hints = link.store.on_change(self._hinted)
-        member.listen(lost=self._lost, released=self._claiming.poke)
+        member.listen(lost=self._lost, more=self._claiming.poke)
 
     # --- life
 
@@ -83,6 +95,7 @@ class Core:
         clock = self._link.clock
         self._leave_hints()
         deadline = clock.now() + grace
+        await self._withdraw()
         while not self.coordinator.drained() and clock.now() < deadline:
             await pause(clock, DRAIN_STEP)
         self.coordinator.given_back()
@@ -108,6 +121,7 @@ class Core:
         return (
             not self.coordinator.loading
             and not self.coordinator.executor.busy
+            and not self.coordinator.errands.busy
             and self._rejoining is None
             and not any(duty.pending for duty in self._duties)
         )
@@ -137,20 +151,42 @@ class Core:
         self.coordinator.mailed([run_id])
         self._claiming.poke()
 
+    def woken(self) -> None:
+        """Some runs have mail or are due."""
+        self._claiming.poke()
+
     def ended(self, run_id: str) -> None:
+        """The run was ended or cut back from outside: what is in memory of it counts for nothing, and it may owe."""
         self.coordinator.ended(run_id)
+        self._settling.poke()
+
+    def observed(self, run_id: str) -> None:
+        """Somebody waits for the end of this run. No more than a hint: whoever is forgotten is told by a sweep."""
+        if len(self._observed) >= MAX_OBSERVED:
+            self._observed.clear()
+        self._observed.add(run_id)
 
     def executes(self, run_id: str) -> bool:
         return self.coordinator.residents.active(run_id) is not None
 
     def _hinted(self, run_ids: frozenset[str] | None) -> None:
-        """Look for work, unless the hint is about runs that are active here: those we know about ourselves."""
+        """Look for work and mail, unless the hint comes of a turn that we are committing ourselves."""
         if run_ids is None or not all(self.executes(run_id) for run_id in run_ids):
             self._claiming.poke()
+            # Whoever ends a run settles it, unless it was a mere client: that need not be seen to the millisecond.
+            self._settling.poke(self._link.clock.now() + SETTLE_SOON)
+        if run_ids is not None:
+            self.coordinator.maybe_mailed(run_ids)
 
     def _suspended(self, wake_at: float | None) -> None:
         if wake_at is not None:
             self._claiming.poke(wake_at)
+
+    def _finished(self, record: RunRecord, had_mail: bool) -> None:
+        """A run ended here. Most owe nothing; those that may are looked at without delay."""
+        if had_mail or record.parent is not None or record.id in self._observed:
+            self._observed.discard(record.id)
+            self._settling.poke()
 
     def _freed(self) -> None:
         if self._due.starved:
@@ -162,7 +198,26 @@ class Core:
         link = self._link
         await read_patiently(self._member.join, link.clock, link.config.store_retry, for_ever=for_ever)
         self.coordinator.worker = self._member.id
+        await self._read_keys(link.clock.now())
         await self._wake_held()
+
+    def _may_act(self) -> bool:
+        """Whether this worker's lease stands. If it has run out, what was ours may be another's: first find that out.
+
+        A turn that comes back as committed tells only that it was: its answer may have been lost, and found again
+        after another worker went on from there.
+        """
+        if self._member.lease_until >= self._link.clock.now():
+            return True
+        self._due.unsure = True
+        self._renewing.poke()
+        return False
+
+    async def _withdraw(self) -> None:
+        try:
+            await self._member.withdraw()
+        except StoreError as error:
+            LOGGER.warning("others do not know yet that this worker stops: %s", error)
 
     async def _wake_held(self) -> None:
         """Other code may have come to own runs that the old code could not go on with: each gets another chance."""
@@ -170,6 +225,13 @@ class Core:
         for kind in ("diverged", "deadlock", "spinning", "defect"):
             wake = partial(link.store.wake_held, self._catalog.pairs(), kind, link.clock.now())
             await read_patiently(wake, link.clock, link.config.store_retry)
+
+    async def _read_keys(self, now: float) -> float | None:
+        """The keys that sign the tokens of deferreds. A new one signs only after everyone has had time to read it."""
+        link = self._link
+        keys = await read_patiently(lambda: link.store.keys(KEYS, now), link.clock, link.config.store_retry)
+        self.coordinator.keys = tuple(keys)
+        return now + KEYS_EVERY
 
     def _lost(self) -> None:
         """Declared gone: what is in memory counts for nothing. Begin again as a new member."""

@@ -17,6 +17,7 @@ from perdure.attempt import CURRENT, CurrentStep
 from perdure.clock import Clock, Timer, moment
 from perdure.codec import Codec
 from perdure.engine.threads import Threads
+from perdure.engine.writing import Page, Writing
 from perdure.errors import InvalidPayload
 from perdure.failures import describe
 from perdure.records import RunStep, StepDone
@@ -29,9 +30,9 @@ Report = Callable[[str, StepDone], None]
 class Attempt(CurrentStep):
     """One execution of a body; what `current_step()` gives to it, and what the executor keeps about it."""
 
-    __slots__ = ("ended", "exposed", "started_at", "step", "task", "timer")
+    __slots__ = ("_writing", "ended", "exposed", "page", "started_at", "step", "task", "timer")
 
-    def __init__(self, run_id: str, workflow: str, step: RunStep) -> None:
+    def __init__(self, run_id: str, workflow: str, step: RunStep, writing: Writing) -> None:
         super().__init__(run_id, workflow, step.name, step.location, step.attempt, step.idempotency_key, None)
         self.step = step
         self.started_at = 0.0
@@ -39,25 +40,33 @@ class Attempt(CurrentStep):
         self.timer: Timer | None = None
         self.ended = False
         self.exposed = False
+        self.page: Page | None = None
+        self._writing = writing
+
+    def write(self, stream: str, item: Any) -> None:
+        self._writing.write(self, stream, item)
 
 
 class Executor:
     """See the module's docstring. `report` is called from the event loop itself, never from inside a task."""
 
-    def __init__(self, clock: Clock, codec: Codec, limit: int, report: Report) -> None:
+    def __init__(self, clock: Clock, codec: Codec, limit: int, report: Report, writing: Writing) -> None:
         self._clock = clock
         self._codec = codec
         self._limit = limit
         self._report = report
+        self._writing = writing
         self._threads = Threads()
         self._running: dict[str, dict[str, Attempt]] = {}  # by run and location
         self._queued: deque[Attempt] = deque()
         self._slots_taken = 0
         self._loop = asyncio.get_running_loop()
 
-    def start(self, run_id: str, workflow: str, step: RunStep) -> None:
-        """Execute an attempt, now or when a slot is free."""
-        attempt = Attempt(run_id, workflow, step)
+    def start(self, run_id: str, workflow: str, step: RunStep, *, others: bool = False) -> None:
+        """Execute an attempt, now or when a slot is free. `others`: another process may have executed it before."""
+        attempt = Attempt(run_id, workflow, step, self._writing)
+        if others or self._writing.written:
+            self._writing.begins(attempt, others=others)
         self._running.setdefault(run_id, {})[step.location] = attempt
         if self._slots_taken < self._limit:
             self._begin(attempt)
@@ -73,6 +82,7 @@ class Executor:
     def cancel_all(self, run_id: str) -> None:
         for attempt in list(self._running.get(run_id, {}).values()):
             self._end(attempt)
+        self._writing.forget_all(run_id)
 
     def under_way(self, run_id: str) -> frozenset[str]:
         """The locations of a run's steps that are executing or queued."""
@@ -199,6 +209,8 @@ class Executor:
 
     def _finish(self, attempt: Attempt) -> None:
         self._forget(attempt)
+        if attempt.page is not None:
+            self._writing.flush(attempt)  # before its result is reported
         if attempt.timer is not None:
             attempt.timer.cancel()
         self._slots_taken -= 1

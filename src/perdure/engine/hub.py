@@ -21,6 +21,11 @@ class Hub:
         self._for_change: dict[str, set[News]] = {}
         self._for_end: dict[str, set[News]] = {}
 
+    @property
+    def watched(self) -> bool:
+        """Whether anybody waits for more than the end of a run."""
+        return bool(self._for_change)
+
     def wait(self, run_id: str, *, end: bool) -> News:
         """A future that is set at the run's next change, or end. Make it before reading, so that none is missed."""
         waiting = self._for_end if end else self._for_change

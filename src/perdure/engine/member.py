@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from perdure.engine.catalog import Pairs
 from perdure.records import Takeover
+
+Share = tuple[Pairs, frozenset[int] | None]  # of these workflows the runs of these shards; None: of all
 
 
 class Member(Protocol):
     """A worker's place among the others."""
 
     id: str
+    lease_until: float  # of the latest renewal that is known to have arrived
 
-    def listen(self, *, lost: Callable[[], None], released: Callable[[], None]) -> None:
-        """Whom to tell that this worker was declared gone, and that runs of others were released."""
+    def listen(self, *, lost: Callable[[], None], more: Callable[[], None]) -> None:
+        """Whom to tell that this worker was declared gone, and that there may be more runs to take."""
 
     async def join(self) -> None: ...
 
@@ -23,5 +27,14 @@ class Member(Protocol):
     async def look_after_others(self, now: float) -> float | None: ...
 
     async def take_over(self, now: float) -> Takeover: ...
+
+    def shares(self, workflows: Pairs) -> tuple[Share, ...]:
+        """Which runs of these workflows this worker should take, as far as it knows who is alive."""
+
+    async def look_around(self, now: float) -> bool:
+        """See who is alive. Whether that has changed what this worker should take."""
+
+    async def withdraw(self) -> None:
+        """Say that this worker takes no more runs; it stays a member until it leaves."""
 
     async def leave(self) -> None: ...

@@ -21,6 +21,8 @@ class Resident:
         "active",
         "committing",
         "definition",
+        "fresh",
+        "hinted",
         "id",
         "inputs",
         "one_by_one",
@@ -28,6 +30,7 @@ class Resident:
         "record",
         "runner",
         "seen",
+        "turns",
         "wake_timer",
     )
 
@@ -41,8 +44,15 @@ class Resident:
         self.active = True
         self.committing = False
         self.one_by_one = False  # after a turn that the store could not take, to find the input that it came from
+        self.fresh = False  # nobody else has executed any of it
+        self.hinted = False  # somebody changed the run while a turn of it was being committed: that turn, or mail
+        self.turns = 0
         self.inputs: list[Input] = []
         self.wake_timer: Any = None
+
+    def may_have_run(self, attempt: int) -> bool:
+        """Whether another process may have executed a step before that is to be executed now."""
+        return not self.fresh and (attempt > 1 or self.turns == 0)
 
 
 class Residents:

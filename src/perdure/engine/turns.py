@@ -9,7 +9,19 @@ from msgspec.structs import replace
 
 from perdure.config import EngineConfig
 from perdure.engine.residents import Resident
-from perdure.records import Cancelled, Continued, DeadLetter, Failed, Held, RunRecord, RunStatus, Succeeded, Turn, Wait
+from perdure.records import (
+    Cancelled,
+    Continued,
+    DeadLetter,
+    Failed,
+    Held,
+    RunRecord,
+    RunStatus,
+    Succeeded,
+    Turn,
+    TurnExtras,
+    Wait,
+)
 from perdure.store.base import CommitTurn, Restart, RunPatch
 
 _TURNS = itertools.count(1)
@@ -26,7 +38,7 @@ def commit_of(resident: Resident, turn: Turn, worker: str, now: float, config: E
     if not turn.busy:  # else the run is running and ours already: a step's commit touches no row but its own
         restart, restart_at = _restart(resident, turn, now)
         patch = _patch(resident, turn, now, config, restart, restart_at)
-    elif not turn.entries and not turn.consumed:
+    elif not turn.entries and not turn.consumed and turn.extras is None:
         return None
     return CommitTurn(
         run_id=resident.id,
@@ -40,20 +52,23 @@ def commit_of(resident: Resident, turn: Turn, worker: str, now: float, config: E
         seen=resident.seen,
         consumed=turn.consumed,
         restart=restart,
+        extras=turn.extras,
     )
 
 
 def hold_of(run_id: str, base: int, seen: int, held: Held, worker: str, now: float) -> CommitTurn:
     """The write that holds a run which could not even be advanced; a poison run is shown as a dead letter too."""
-    letters: tuple[DeadLetter, ...] = ()
+    extras = None
     if held.kind == "poison":
-        name = f"poison/{run_id}/{base}"
-        status = RunStatus.SUSPENDED
-        letters = (
-            DeadLetter(
-                id=name, kind="poison", at=now, reason=held.reason, original_target=run_id, target_status=status
-            ),
+        letter = DeadLetter(
+            id=f"poison/{run_id}/{base}",
+            kind="poison",
+            at=now,
+            reason=held.reason,
+            original_target=run_id,
+            target_status=RunStatus.SUSPENDED,
         )
+        extras = TurnExtras(dead_letters=(letter,))
     return CommitTurn(
         run_id=run_id,
         base=base,
@@ -63,7 +78,7 @@ def hold_of(run_id: str, base: int, seen: int, held: Held, worker: str, now: flo
         now=now,
         patch=RunPatch(status=RunStatus.SUSPENDED, held=held, waits=(Wait("held", name=held.reason),)),
         seen=seen,
-        dead_letters=letters,
+        extras=extras,
     )
 
 
@@ -97,6 +112,8 @@ def _restart(resident: Resident, turn: Turn, now: float) -> tuple[Restart | None
             input=outcome.input,
             begun_at=None,
             run_attempt=outcome.run_attempt,
+            pool=outcome.pool,
+            entries=outcome.carried,
         ), at
     retry = resident.definition.settings.retry
     attempt = resident.record.run_attempt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perdure.config import EngineConfig
 from perdure.engine.coordinator import Coordinator
 from perdure.store.base import Store
 
@@ -29,10 +30,11 @@ class Exposure:
 class Retention:
     """Finished runs go when their time is over, in pages, so that a store does not grow without bound."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, config: EngineConfig) -> None:
         self._store = store
+        self._remember = config.seconds("event_retention")
 
     async def tick(self, now: float) -> float | None:
-        while await self._store.prune(now, PRUNE_PAGE) >= PRUNE_PAGE:
+        while await self._store.prune(now, PRUNE_PAGE, remember=self._remember) >= PRUNE_PAGE:
             pass
         return now + PRUNE_EVERY

@@ -6,26 +6,38 @@ is the runner's business.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
+from perdure.children import Order
 from perdure.codec import JSON, Codec
 from perdure.context import Context, RunFacts
-from perdure.definition import REGISTRY, Workflow
-from perdure.errors import WorkflowMisuse
-from perdure.records import Continued, Entry
+from perdure.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow
+from perdure.errors import InvalidArgument, WorkflowMisuse
+from perdure.failures import describe
+from perdure.ids import keyed_run_id
+from perdure.names import check_name
+from perdure.questions import Question
+from perdure.records import Continued, DeadLetter, Entry, ErrorRecord, StopChildren, Wait
+from perdure.rollback import BLOCKS
+from perdure.runner.compensations import Compensations, Undo, call_of
+from perdure.runner.finale import roll_back, uncancelled
 from perdure.runner.history import History
 from perdure.runner.ledger import Ledger
 from perdure.runner.locations import Scope, escape
 from perdure.runner.loop import WorkflowLoop
 from perdure.runner.scheduled import Closed, WorkflowTask
 from perdure.steps import StepCall
+from perdure.tokens import SigningKey
 
 LOGGER = logging.getLogger("perdure.workflow")
+CHILDREN = "~children"
 
 
 class RunStart(Struct, frozen=True):
@@ -41,22 +53,32 @@ class RunStart(Struct, frozen=True):
     codec: Codec = JSON
     strict: bool = False
     under_way: frozenset[str] = frozenset()  # steps that are executing in this process, from before a reload
+    run_attempt: int = 1
+    epoch: int = 0
+    keys: tuple[SigningKey, ...] = ()
+    waits: tuple[Wait, ...] = ()  # what it was last suspended for: who is to tell it of a run's end knows so already
 
 
 class Facade:
     """See the module's docstring."""
 
-    __slots__ = ("_context", "_continued", "_history", "_ledger", "_loop", "_start", "facts", "replaying")
+    __slots__ = ("_context", "_continued", "_family", "_history", "_ledger", "_loop", "_start", "facts", "replaying")
 
     def __init__(self, start: RunStart) -> None:
         self.facts = start.facts
         self.replaying = len(start.history) > 0
         self._start = start
         self._history = History(start.history)
-        self._loop = WorkflowLoop(self, start.seed, start.begun_at, self.open_scope(""))
+        first = self._history.begun_at
+        begun_at = max(start.begun_at if first is None else first, self._history.rewound.get(0, 0.0))
+        self._loop = WorkflowLoop(self, start.seed, begun_at, self.open_scope(""))
         strict = start.strict or start.definition.settings.strict
         self._ledger = Ledger(start.facts, self._history, self._loop, start.codec, strict)
+        for wait in start.waits:
+            if wait.kind == "child" and wait.location is not None and wait.name is not None:
+                self._ledger.standing.setdefault(wait.location, set()).add(wait.name)
         self._continued: Continued | None = None
+        self._family = start.epoch > 0  # whether there may be attached children
         self._context: Context | None = Context(self)
 
     # --- what the context asks and reads
@@ -67,9 +89,20 @@ class Facade:
             raise Closed
         return self._context
 
+    @property
+    def codec(self) -> Codec:
+        return self._start.codec
+
+    @property
+    def id(self) -> str:
+        return self.facts.id
+
     def ask_step(self, call: StepCall) -> Any:
-        name, key = call.step.name, call.step.settings.key
-        segment = escape(name) if key is None else f"{escape(name)}[{escape(key)}]"
+        name, settings = call.step.name, call.step.settings
+        if settings.compensate is not None:
+            self._ledger.compensations.check(settings.compensate, self._loop.scope().path)
+            call.blocks = BLOCKS.get()
+        segment = escape(name) if settings.key is None else f"{escape(name)}[{escape(settings.key)}]"
         return self._ledger.ask("step", name, segment, call=call)
 
     def ask_sleep(self, due_at: float) -> Any:
@@ -81,6 +114,18 @@ class Facade:
         done = self._loop.create_future()
         done.set_result(None)
         return done
+
+    def pose(self, question: Question) -> Any:
+        if question.kind in ("child", "start_child"):
+            self._family = True
+        return self._ledger.pose(question)
+
+    def place(self, segment: str) -> str:
+        """Take the next place of this (escaped) segment in the current scope."""
+        return self._loop.scope().place(segment)
+
+    def escape(self, name: str) -> str:
+        return escape(name)
 
     def open_block(self, name: str) -> str:
         return self._loop.scope().place(escape(name))
@@ -98,7 +143,10 @@ class Facade:
             definition = self._successor(workflow)
             what = f"payload of workflow {definition.name!r}"
             payload = definition.parameters.encode(self._start.codec, args, kwargs, what=what)
-            self._continued = Continued(definition.name, definition.version, payload)
+            carried = self._ledger.compensations.carried()
+            self._continued = Continued(
+                definition.name, definition.version, payload, pool=definition.settings.pool, carried=carried
+            )
             self._loop.halted = True
         return self._ledger.never()
 
@@ -110,6 +158,24 @@ class Facade:
         if not isinstance(workflow, Workflow):
             raise WorkflowMisuse(f"continue_as takes a @workflow function, not {workflow!r}")
         return workflow
+
+    def child_order(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None) -> Order:
+        """Check everything about a child before it is asked for."""
+        self._ledger.check_inside()
+        if isinstance(target, BoundWorkflow):
+            given = target.start
+            if id is not None or given != StartOptions(id=given.id):
+                raise InvalidArgument("a child takes an id only: give it once, and no other option of a start")
+            target, id = target.workflow, given.id
+        definition = REGISTRY.latest(target) if isinstance(target, str) else target
+        if not isinstance(definition, Workflow):
+            raise WorkflowMisuse(f"a child is started with a @workflow function or its name, not {target!r}")
+        what = f"payload of workflow {definition.name!r}"
+        payload = definition.parameters.encode(self._start.codec, args, kwargs, what=what)
+        key = definition.settings.idempotency_key
+        if id is None and key is not None:
+            id = keyed_run_id(definition.name, key(*args, **kwargs))
+        return Order(definition, payload, None if id is None else check_name("a run's id", id))
 
     def pin_version(self, gate: str, latest: int) -> int:
         return self._ledger.pin_version(gate, latest, self.replaying)
@@ -128,7 +194,152 @@ class Facade:
 
     def scope_random(self, purpose: str) -> random.Random:
         self._ledger.check_inside()
-        return self._loop.scope().random(purpose, f"{self._start.seed}/{self.facts.id}/{self.facts.generation}")
+        return self._loop.scope().random(purpose, f"{self._start.seed}/{self._start.epoch}")
+
+    @property
+    def epoch(self) -> int:
+        return self._start.epoch
+
+    @property
+    def signing(self) -> tuple[tuple[SigningKey, ...], float]:
+        """The keys for tokens, and the moment by which one of them is chosen: the same on every replay."""
+        return self._start.keys, self._start.begun_at
+
+    @property
+    def module(self) -> str:
+        """Where the workflow is defined."""
+        return self._start.definition.fn.__module__
+
+    # --- loops
+
+    def last_iteration(self, location: str) -> int:
+        return self._history.iterations.get(location, 0)
+
+    def first_kept(self, location: str) -> int:
+        return self._history.kept_from.get(location, 0)
+
+    def loop_ended(self, location: str) -> bool:
+        """Whether the record says that the loop at this location has come to its end."""
+        entry = self._history.by_location.get(location)
+        if entry is None or entry.seq is None:
+            return False
+        self._ledger.asked_before(self._history.last_asked.get(location, entry))
+        return True
+
+    def end_loop(self, location: str, value: bytes) -> None:
+        self._ledger.settle_soon(location, value)
+
+    def leave_loop(self, location: str, error: BaseException | None) -> None:
+        """The body raised, or the loop was cancelled."""
+        record: ErrorRecord | None = None
+        if isinstance(error, Exception):
+            record = describe(error, self._start.codec)
+        self._ledger.gave_up(location, record)
+
+    @contextlib.contextmanager
+    def iteration(self, path: str) -> Iterator[None]:
+        """Make everything that the current task asks for part of this iteration."""
+        iterations = self._ledger.compensations.iterations
+        iterations.add(path)
+        try:
+            with self.inside(path):
+                yield
+        finally:
+            iterations.discard(path)
+
+    @contextlib.contextmanager
+    def inside(self, path: str) -> Iterator[None]:
+        """Make everything that the current task asks for part of this scope."""
+        task = self._loop.running_task()
+        assert isinstance(task, WorkflowTask)
+        outer, task.scope = task.scope, self.open_scope(path)
+        try:
+            yield
+        finally:
+            task.scope = outer
+
+    def tasks_inside(self, path: str) -> list[WorkflowTask]:
+        """Tasks that were opened in a scope, or below it, and are not done."""
+        below = f"{path}/"
+        return [
+            task
+            for task in self._loop.live
+            if not task.done() and (task.parent.path == path or task.parent.path.startswith(below))
+        ]
+
+    def prune(self, location: str, first: int, end: int) -> int:
+        """Let go of these iterations of a loop, up to one that has something pending. Gives the first that is left.
+
+        The entries of attached children that may be running outlast their iterations.
+        """
+        ledger = self._ledger
+        for iteration in range(first, end):
+            path = f"{location}/~{iteration}"
+            below = f"{path}/"
+            if any(pending.startswith(below) for waiting in (ledger.pending, ledger.stops) for pending in waiting):
+                end = iteration
+                break
+            for spent in (path, *ledger.compensations.spent_in(path)):
+                ledger.forget(spent)
+        ledger.nursery.outlast(location, end)
+        return end
+
+    # --- compensation
+
+    @property
+    def compensations(self) -> Compensations:
+        return self._ledger.compensations
+
+    def register(self, kind: str, fn: Any, args: tuple[Any, ...]) -> None:
+        if not callable(fn):
+            raise WorkflowMisuse(f"on_{kind} takes a function to call, not {fn!r}")
+        if self._ledger.may_ask():
+            scope = self._loop.scope()
+            self._ledger.compensations.check(fn, scope.path)
+            self._ledger.compensations.add(kind, scope.place(f"~on_{kind}"), fn, args)
+
+    def ask_undo(self, undo: Undo) -> Any:
+        call = call_of(undo)
+        detail = msgspec.json.encode({"of": undo.of})
+        call.close()  # it is asked for here and not awaited itself
+        return self._ledger.ask("step", call.step.name, escape(call.step.name), call=call, detail=detail)
+
+    def ask_stop_children(self) -> Any:
+        if not self._family:
+            return None
+        question = Question(kind="children", name="children", segment=CHILDREN, work=StopChildren, outside=True)
+        return self._ledger.pose(question)
+
+    def bury(self, undo: Undo, error: BaseException) -> None:
+        """A compensation or exit that could not be carried out."""
+        if self.replaying:
+            return
+        facts = self.facts
+        what = "compensation" if undo.kind == "rollback" else "exit"
+        name = undo.path or getattr(undo.fn, "__name__", repr(undo.fn))
+        LOGGER.error("run %s: %s %s failed: %s", facts.id, what, name, error)
+        self._ledger.extras.bury(
+            DeadLetter(
+                id=f"{what}/{facts.id}/{facts.generation}/{undo.key}",
+                kind="compensation",
+                at=self._loop.now,
+                reason=f"{what} {name} for {undo.of or undo.key}: {error}",
+                original_target=facts.id,
+                target_status="running",
+            )
+        )
+
+    async def roll_back(self, block: str) -> None:
+        """Carry out what was registered in this rollback scope. Cannot be cancelled."""
+        if self._loop.closing:
+            self._loop.refuse()
+            return
+        undos = self._ledger.compensations.take("rollback", block)
+        if undos:
+            scope = self.open_scope(self.place("~rollback"))
+            task = self._loop.start_branch(roll_back(self, undos), "~rollback", scope)
+            self._ledger.closers.add(task)
+            await uncancelled(task)
 
     # --- what the loop tells
 

@@ -10,25 +10,37 @@ import logging
 from asyncio import events
 from typing import Any
 
+from msgspec.structs import replace
+
 from perdure.codec import Codec, fingerprint
 from perdure.context import RunFacts
 from perdure.errors import HistoryDiverged, InvalidPayload, WorkflowMisuse
-from perdure.failures import step_error
-from perdure.records import Entry, EntryStatus, Held
+from perdure.failures import step_error, told_error
+from perdure.questions import Question
+from perdure.records import Entry, EntryStatus, ErrorRecord, Held, StartChild, StopRun
 from perdure.runner.alarms import Alarms
+from perdure.runner.compensations import Compensations
+from perdure.runner.extras import Extras
 from perdure.runner.history import History
 from perdure.runner.locations import escape, segment_of
 from perdure.runner.loop import WorkflowLoop
+from perdure.runner.nursery import CHILDREN, Nursery
 from perdure.runner.pending import EntryFuture, Forever, Pending
 from perdure.runner.where import calling_line
 from perdure.steps import StepCall
 
 LOGGER = logging.getLogger("perdure.workflow")
 PENDING, CANCELLED, FAILED = EntryStatus.PENDING, EntryStatus.CANCELLED, EntryStatus.FAILED
+EXHAUSTED = b'"exhausted"'
+"""Marks a step that has no attempts left and holds its run (`suspend_on_failure`)."""
 
 
 class Ledger:
-    """See the module's docstring. `to_start` and `dropped` are the steps that the next turn starts and cancels."""
+    """See the module's docstring. `to_start` and `dropped` are the steps that the next turn starts and cancels.
+
+    `to_send` are errands that the next turn hands out, `instant` asks whose answer is known and is a completion of its
+    own, `stops` errands that nobody waits for but the run's end, `exhausted` steps that hold the run.
+    """
 
     __slots__ = (
         "_asked",
@@ -40,16 +52,27 @@ class Ledger:
         "_versions",
         "alarms",
         "changed",
+        "closers",
+        "compensations",
+        "deferreds",
         "drift",
         "dropped",
         "ended",
+        "exhausted",
+        "extras",
         "held",
+        "instant",
+        "nursery",
         "pending",
         "pins",
         "removed",
         "seq",
+        "standing",
+        "stops",
+        "to_send",
         "to_start",
         "under_way",
+        "waiting",
     )
 
     def __init__(self, facts: RunFacts, history: History, loop: WorkflowLoop, codec: Codec, strict: bool) -> None:
@@ -62,6 +85,16 @@ class Ledger:
         self._versions: dict[str, int] = {}
         self.pending: dict[str, Pending] = {}
         self.to_start: dict[str, Pending] = {}
+        self.to_send: dict[str, Pending] = {}
+        self.instant: dict[str, bytes | None] = {}
+        self.waiting: dict[str, Pending] = {}  # asks that mail answers, in order of asking
+        self.standing: dict[str, set[str]] = {}  # waits for the end of runs that were set up before the run was loaded
+        self.stops: dict[str, Pending] = {}
+        self.exhausted: dict[str, Pending] = {}
+        self.deferreds: dict[str, Entry] = {}  # those that were awaited and settled, by name
+        self.extras = Extras()
+        self.compensations = Compensations(self, codec, history)
+        self.closers: set[Any] = set()  # tasks that roll back or end the run: they may ask when nobody else may
         self.under_way = 0
         self.dropped: list[str] = []
         self.alarms = Alarms()
@@ -72,11 +105,20 @@ class Ledger:
         self.held: Held | None = None
         self.ended = False
         self.seq = 0
+        self.nursery = Nursery(self, loop, facts.generation, history)
 
     # --- asking
 
     def ask(
-        self, kind: str, name: str, segment: str, *, call: StepCall | None = None, due_at: float | None = None
+        self,
+        kind: str,
+        name: str,
+        segment: str,
+        *,
+        call: StepCall | None = None,
+        due_at: float | None = None,
+        question: Question | None = None,
+        detail: bytes | None = None,
     ) -> Any:
         """Ask for an entry; gives what the task is to await."""
         loop = self._loop
@@ -94,42 +136,134 @@ class Ledger:
         if ordinal <= scope.last_recorded:
             record = scope.recorded.pop(ordinal, None)
             if record is not None:
+                if record.asked > asked:
+                    self._asked = record.asked  # what was pruned was counted too
                 if self._fits(record, kind, location, call):
-                    self._ask_again(record, future, call)
+                    self._ask_again(record, future, call, question)
                 return future
             if kind != "step":
                 self.diverge(location, "a step that was under way", f"{kind} {location!r}", calling_line())
                 return future
         marks = fingerprint(self._codec, call.args, call.kwargs) if call is not None else None
-        pending = Pending(location, kind, name, asked, ordinal, self._facts.generation, loop.now, future, call, marks)
+        pending = Pending(
+            location, kind, name, asked, ordinal, self._facts.generation, loop.now, future, call, marks, question
+        )
+        pending.detail = detail
         self.pending[location] = pending
         if due_at is not None:
             pending.due_at = due_at
             self.alarms.set(location, due_at)
         if call is None:
+            self._prepare(pending)
             self.changed[location] = pending.entry(PENDING)
+            self._subscribe(pending)
         else:
             self.to_start[location] = pending
         return future
 
-    def _ask_again(self, record: Entry, future: EntryFuture, call: StepCall | None) -> None:
+    def pose(self, question: Question) -> Any:
+        """Ask a question that is neither a step nor a sleep."""
+        if question.outside:
+            return self._ask_outside(question)
+        return self.ask(question.kind, question.name, question.segment, due_at=question.due_at, question=question)
+
+    def _ask_outside(self, question: Question) -> Any:
+        """An ask at a location of its own, outside of the order of any scope: found on record by that location."""
+        if not self.may_ask():
+            return self.never()
+        loop, location = self._loop, question.segment
+        future = EntryFuture(loop=loop)
+        future.number = loop.next_number()
+        future.location = location
+        future.keeper = self
+        record = self._history.by_location.get(location)
+        if record is not None and record.kind == question.kind:
+            self.asked_before(record)
+            self._ask_again(record, future, None, question)
+            return future
+        pending = Pending(
+            location,
+            question.kind,
+            question.name,
+            self.next_ask(),
+            -1,
+            self._facts.generation,
+            loop.now,
+            future,
+            None,
+            None,
+            question,
+        )
+        self.pending[location] = pending
+        self._prepare(pending)
+        self.changed[location] = pending.entry(PENDING)
+        return future
+
+    def _ask_again(self, record: Entry, future: EntryFuture, call: StepCall | None, question: Question | None) -> None:
         """An ask that is on record: answer it at once where that is what would happen next anyway."""
         loop, history = self._loop, self._history
-        if record is history.next_settled and not loop.ready and not _about_to_be_cancelled(loop):
+        if (
+            record is history.next_settled
+            and not loop.ready
+            and record.status is not PENDING
+            and not _about_to_be_cancelled(loop)
+        ):
             # Fast path: every task waits and this is the next completion, so draining would lead just here.
             history.step_on()
             loop.callbacks = 0
             self.seq = record.seq or self.seq
             loop.pass_time(record.settled_at)
-            self.answer(future, call, record)
+            if history.rewound:
+                loop.pass_time(history.rewound.get(self.seq))
+            self.answer(future, call, question, record)
             return
-        pending = Pending.of(record, future, call)
+        pending = Pending.of(record, future, call, question)
         self.pending[record.location] = pending
         if record.status is PENDING:
-            if record.due_at is not None:
-                self.alarms.set(record.location, record.due_at)
-            elif call is not None:
-                self.to_start[record.location] = pending
+            self._take_up(pending)
+
+    def _take_up(self, pending: Pending) -> None:
+        """Go on with what was pending when the run was last seen."""
+        location = pending.location
+        if pending.due_at is not None:
+            self.alarms.set(location, pending.due_at)
+        if pending.call is None:
+            self._prepare(pending)
+            if pending.generation != self._facts.generation and pending.question is not None and pending.question.wants:
+                # A rewind has let go of what the run had subscribed to: it does so again, once, in this generation.
+                pending.generation = self._facts.generation
+                self._subscribe(pending)
+                self.changed[location] = pending.entry(PENDING)
+        elif pending.detail == EXHAUSTED:
+            self.exhausted[location] = pending
+        elif pending.due_at is None and pending.seq is None:
+            self.to_start[location] = pending
+
+    def _prepare(self, pending: Pending) -> None:
+        """See to it that a question gets its answer."""
+        question = pending.question
+        if question is None:
+            return
+        if question.instant is not None:
+            self.instant[pending.location] = question.instant
+        elif question.work is not None:
+            pending.work = question.work(pending.target)
+            if question.describe is not None:
+                if pending.recorded is None or pending.detail is None:
+                    pending.detail = question.describe(pending.work)
+                elif isinstance(pending.work, StartChild) and b'"attached":false' in pending.detail:
+                    pending.work = replace(pending.work, attached=False)  # as the answer to its start has said
+            pending.awaited = self.standing.pop(pending.location, None) if pending.recorded is not None else None
+            if pending.awaited is None:
+                self.to_send[pending.location] = pending
+        elif question.deferred is not None and question.deferred in self.deferreds:
+            self.instant[pending.location] = None  # as it was answered before
+        elif question.wants is not None or question.deferred is not None:
+            self.waiting[pending.location] = pending
+
+    def _subscribe(self, pending: Pending) -> None:
+        if pending.question is not None and pending.question.wants is not None:
+            self.extras.subscribe(pending.target, tuple(pending.question.wants.types))
 
     def _fits(self, record: Entry, kind: str, location: str, call: StepCall | None) -> bool:
         if record.location != location or record.kind != kind:
@@ -158,7 +292,7 @@ class Ledger:
             self._loop.refuse()
             return False
         self.check_inside()
-        return not self.ended
+        return not self.ended or self._loop.running_task() in self.closers
 
     def check_inside(self) -> None:
         """Refuse a context that was carried out of its workflow, into a step or another run."""
@@ -182,24 +316,46 @@ class Ledger:
 
     # --- answering
 
-    def answer(self, future: EntryFuture, call: StepCall | None, entry: Entry) -> None:
+    def answer(self, future: EntryFuture, call: StepCall | None, question: Question | None, entry: Entry) -> None:
         """Give the waiting task its result: always decoded from the record, a new object each time."""
+        if question is not None and question.deferred is not None:
+            self._deferred_settled(question.deferred, entry)
+        if question is not None and question.kind in CHILDREN:
+            self.nursery.note(entry)
         if entry.status is FAILED:
-            assert entry.error is not None
-            raises = call.step.settings.raises if call is not None else ()
-            future.set_exception(
-                step_error(entry.error, self._codec, location=entry.location, attempts=entry.attempts, raises=raises)
-            )
+            future.set_exception(self._error(call, question, entry))
             future._log_traceback = False  # a task that was cancelled meanwhile may never look
-        elif call is None or entry.value is None:
-            future.set_result(None)
-        else:
-            try:
-                value = self._codec.decode(entry.value, call.step.body.returns, what="the recorded result")
-            except InvalidPayload as misfit:
-                self.diverge(entry.location, "a result", f"one of another type ({misfit})", None)
+            return
+        try:
+            if call is not None:
+                if call.step.settings.compensate is not None:
+                    self.compensations.step_done(call, entry)
+                value = None
+                if entry.value is not None:
+                    value = self._codec.decode(entry.value, call.step.body.returns, what="the recorded result")
             else:
-                future.set_result(value)
+                value = question.read(entry) if question is not None and question.read is not None else None
+        except InvalidPayload as misfit:
+            self.diverge(entry.location, "a result", f"one of another type ({misfit})", None)
+        else:
+            future.set_result(value)
+
+    def _deferred_settled(self, name: str, entry: Entry) -> None:
+        """All of one name are the same: who waits for it elsewhere gets the same answer, now."""
+        self.deferreds[name] = entry
+        for location, waiting in list(self.waiting.items()):
+            if waiting.question is not None and waiting.question.deferred == name:
+                del self.waiting[location]
+                self.instant[location] = None
+
+    def _error(self, call: StepCall | None, question: Question | None, entry: Entry) -> BaseException:
+        assert entry.error is not None
+        if call is not None:
+            raises = call.step.settings.raises
+            return step_error(entry.error, self._codec, location=entry.location, attempts=entry.attempts, raises=raises)
+        if question is not None and question.fail is not None:
+            return question.fail(entry)
+        return told_error(entry.error, self._codec)
 
     def given_up(self, location: str) -> None:
         """A task was cancelled while it waited for this."""
@@ -210,13 +366,73 @@ class Ledger:
             return
         self.alarms.remove(location)
         self.to_start.pop(location, None)
+        self.exhausted.pop(location, None)
+        self.instant.pop(location, None)
+        handed_out = self.to_send.pop(location, None) is None or pending.recorded is not None
         if pending.under_way:
             pending.under_way = False
             self.under_way -= 1
-            self.dropped.append(location)
+            if pending.call is not None:
+                self.dropped.append(location)
+        stop = self._history.by_location.get(f"{location}/~stop")
+        if stop is not None:
+            self.asked_before(stop)
+        elif isinstance(pending.work, StartChild) and pending.work.attached and handed_out:
+            self.stop_run(f"{location}/~stop", pending.work.run_id)
+        self.extras.unsubscribe(pending)
         if pending.recorded is not CANCELLED:
             pending.due_at = None
             self.changed[location] = pending.entry(CANCELLED, settled_at=self._loop.now)
+
+    def gave_up(self, location: str, error: ErrorRecord | None) -> None:
+        """A loop's body raised, or its task was cancelled: the loop ends so, which a replay finds out by itself."""
+        pending = self.pending.pop(location, None)
+        if pending is None or self._loop.closing:
+            return
+        status = CANCELLED if error is None else FAILED
+        if pending.recorded is not status:
+            pending.error = error
+            self.changed[location] = pending.entry(status, settled_at=self._loop.now)
+
+    def settle_soon(self, location: str, value: bytes) -> None:
+        """The answer to something that is pending is known: a completion of its own, after the present drain."""
+        if location in self.pending:
+            self.instant[location] = value
+
+    def forget(self, path: str) -> None:
+        """Everything at and below this path is no longer needed."""
+        self.extras.drop(path)
+        below = f"{path}/"
+        for known in (self.changed, self._history.by_location):
+            for location in [each for each in known if each == path or each.startswith(below)]:
+                del known[location]
+
+    def stop_run(self, location: str, run_id: str) -> None:
+        """Have a run stopped that nobody waits for any more. The run does not end before that was done."""
+        pending = Pending(
+            location,
+            "stop",
+            run_id,
+            self.next_ask(),
+            -1,
+            self._facts.generation,
+            self._loop.now,
+            EntryFuture(loop=self._loop),
+            None,
+            None,
+        )
+        self._send_stop(pending)
+        self.changed[location] = pending.entry(PENDING)
+
+    def take_up_stops(self) -> None:
+        """Those that are on record and were not carried out yet; no code asks for them."""
+        for entry in self._history.by_location.values():
+            if entry.kind == "stop" and entry.status is PENDING:
+                self._send_stop(Pending.of(entry, EntryFuture(loop=self._loop), None, None))
+
+    def _send_stop(self, pending: Pending) -> None:
+        pending.work = StopRun(pending.name)
+        self.stops[pending.location] = self.to_send[pending.location] = pending
 
     def note(self, kind: str, location: str, value: bytes) -> None:
         """Write down something that nobody asks for again: it stands outside of its scope's order."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from perdure.records import Entry, EntryStatus, ErrorRecord
+from perdure.records import Entry, EntryStatus, ErrorRecord, Work
 from perdure.runner.scheduled import WorkflowFuture
 
 if TYPE_CHECKING:
+    from perdure.questions import Question
     from perdure.steps import StepCall
 
 
@@ -34,14 +35,17 @@ class Pending:
     """One thing asked for. Its entry is made when something about it is to be written, and not before: most steps are
     written once, when they are done.
 
-    `attempt` is the one that is next or under way; `attempts` those that are on record as begun.
+    `attempt` is the one that is next or under way; `attempts` those that are on record as begun. `call` is what a step
+    was asked with, `question` anything else. `awaited` are runs whose end mail is to bring.
     """
 
     __slots__ = (
         "asked",
         "attempt",
         "attempts",
+        "awaited",
         "call",
+        "detail",
         "due_at",
         "error",
         "fingerprint",
@@ -51,9 +55,12 @@ class Pending:
         "location",
         "name",
         "ordinal",
+        "question",
         "recorded",
+        "seq",
         "started_at",
         "under_way",
+        "work",
     )
 
     def __init__(
@@ -68,6 +75,7 @@ class Pending:
         future: EntryFuture,
         call: StepCall | None,
         fingerprint: bytes | None,
+        question: Question | None = None,
     ) -> None:
         self.location = location
         self.kind = kind
@@ -85,9 +93,19 @@ class Pending:
         self.error: ErrorRecord | None = None
         self.recorded: EntryStatus | None = None
         self.under_way = False
+        self.question = question
+        self.detail: bytes | None = None
+        self.seq: int | None = None  # of a step that is to be done again in its old place
+        self.work: Work | None = None
+        self.awaited: set[str] | None = None
+
+    @property
+    def target(self) -> str:
+        """What mail that answers this is addressed to."""
+        return f"{self.generation}/{self.location}"
 
     @classmethod
-    def of(cls, record: Entry, future: EntryFuture, call: StepCall | None) -> Pending:
+    def of(cls, record: Entry, future: EntryFuture, call: StepCall | None, question: Question | None) -> Pending:
         """What is on record, asked for again by a replay."""
         pending = cls(
             record.location,
@@ -100,7 +118,10 @@ class Pending:
             future,
             call,
             record.fingerprint,
+            question,
         )
+        pending.detail = record.detail
+        pending.seq = record.seq if record.status is EntryStatus.PENDING else None
         pending.attempts = record.attempts
         pending.due_at = record.due_at
         pending.error = record.error
@@ -118,6 +139,8 @@ class Pending:
         settled_at: float | None = None,
     ) -> Entry:
         """The record of it as it stands."""
+        if status is EntryStatus.PENDING:
+            seq = self.seq
         return Entry(
             self.location,
             self.kind,
@@ -134,6 +157,7 @@ class Pending:
             settled_at,
             self.due_at,
             self.fingerprint,
+            self.detail,
         )
 
 

@@ -3,7 +3,9 @@
 The invariants, and where they are kept
 
 - Completions are applied one at a time in the order of `seq`, draining the loop in between, live and on replay alike
-  (`_apply`). So a task sees the same world at the same point however often it is replayed.
+  (`_apply`). So a task sees the same world at the same point however often it is replayed. What is answered at once (a
+  receive whose event is there, a published value, a loop's next iteration) is a completion of its own too, after the
+  drain in which it was asked for (`_settle_ready`).
 - A scope's asks follow its recorded order (ledger.py); an ask that differs, or a record that nobody asks for, is
   divergence: user code sees nothing of it, the call never returns, and the run is held.
 - Effects come out only at the end of a turn (`_finish`), after the last recorded completion: a race's loser is not
@@ -14,56 +16,45 @@ The invariants, and where they are kept
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import zlib
 from collections.abc import Sequence
 from contextvars import Context as VariableContext
 
 from perdure.failures import INTERRUPTED
 from perdure.records import (
     CancelStep,
-    Effect,
-    Entry,
-    EntryStatus,
+    Continued,
     ErrorRecord,
-    Expose,
+    Failed,
     Held,
     Input,
     Mail,
     Outcome,
-    RunStep,
     StepDone,
+    Succeeded,
     Turn,
-    Wait,
 )
-from perdure.retry import Retry
 from perdure.runner import closing
-from perdure.runner.facade import Facade, RunStart
+from perdure.runner.completing import MANY
+from perdure.runner.facade import RunStart
+from perdure.runner.finale import finale
+from perdure.runner.ledger import EXHAUSTED
 from perdure.runner.outcome import failed, outcome_of
-from perdure.runner.pending import Pending
-from perdure.runner.scheduled import WorkflowTask
-from perdure.runner.where import waiting_line
+from perdure.runner.taking import PENDING, Taking
 
 __all__ = ["RunStart", "Runner"]
 
 LOGGER = logging.getLogger("perdure.workflow")
-CANCEL = "~cancel"
 
 
-class Runner(Facade):
+class Runner(Taking):
     """See the module's docstring. Make it, advance it any number of times, close it."""
 
-    __slots__ = ("_consumed", "_exit", "_limited", "_main", "_stop_reason", "_variables")
+    __slots__ = ("_later",)
 
     def __init__(self, start: RunStart) -> None:
         super().__init__(start)
-        self._main: WorkflowTask | None = None
-        self._variables = VariableContext()
-        self._consumed: list[int] = []
-        self._stop_reason: str | None = None
-        self._limited = start.deadline_at is not None or start.definition.settings.max_suspend is not None
-        self._exit: SystemExit | None = None
+        self._later: list[Input] = []  # what has to wait until a step was done again
 
     # --- the door
 
@@ -72,15 +63,18 @@ class Runner(Facade):
         loop = self._loop
         loop.open = True
         loop.callbacks = 0
+        self._ready = 0
         try:
             if self._main is None:
                 self._begin()
                 self._replay(now)
-            for given in inputs:
-                if not loop.stopped:
-                    self._take(given, max(now, loop.now))
-            if self._limited or self._ledger.alarms:
-                self._fire_due(max(now, loop.now))
+            if self._redoing is not None:
+                inputs = self._redo(inputs, now)
+            if self._redoing is None:
+                if inputs or self._ledger.instant or self._ledger.waiting:
+                    self._take_all(inputs, now)
+                if self._limited or self._ledger.alarms:
+                    self._fire_due(max(now, loop.now))
             return self._finish()
         except BaseException:  # KeyboardInterrupt abandons the turn; so would a defect of ours
             self.close()
@@ -96,6 +90,21 @@ class Runner(Facade):
         self._variables.copy().run(closing.close, self._loop, self.facts.id)
         self._context = None
 
+    def _take_all(self, inputs: Sequence[Input], now: float) -> None:
+        ledger, loop = self._ledger, self._loop
+        if ledger.instant or ledger.waiting:
+            self._settle_ready(max(now, loop.now))
+        for number, given in enumerate(inputs, 1):
+            if type(given) is StepDone:
+                self._take_attempt(given, max(now, loop.now))
+            else:
+                self._take(given, max(now, loop.now))
+            if ledger.instant or ledger.waiting:
+                # Events that come together are there together: a batch gets all, and the mailbox goes before a topic.
+                if _is_event(given) and _is_event(*inputs[number : number + 1]):
+                    continue
+                self._settle_ready(max(now, loop.now))
+
     # --- replay
 
     def _begin(self) -> None:
@@ -107,11 +116,19 @@ class Runner(Facade):
         # Made inside the run's own context, so that nothing of the caller's leaks into the function.
         coro = self._variables.run(definition.fn, self._context, *args, **kwargs)
         self._main = self._loop.start_main(coro, definition.name, self._variables)
+        if self._history.by_location:
+            self._ledger.take_up_stops()
         self._drain()
 
     def _replay(self, now: float) -> None:
         history, ledger, loop = self._history, self._ledger, self._loop
         while (entry := history.next_settled) is not None and not loop.stopped:
+            if entry.status is PENDING:  # settled once, undone, and now to be done again in its place
+                self._redoing = ledger.pending.get(entry.location)
+                if self._redoing is not None:
+                    if self._redoing.due_at is None and entry.detail != EXHAUSTED:
+                        ledger.to_start[entry.location] = self._redoing
+                    return
             history.step_on()
             self._apply(entry)
         if not loop.halted or self._continued is not None:
@@ -121,6 +138,26 @@ class Runner(Facade):
             self._set_under_way(ledger.to_start.pop(location))
         if not loop.stopped:
             self._interrupt_at_most_once(max(now, loop.now))
+
+    def _redo(self, inputs: Sequence[Input], now: float) -> Sequence[Input]:
+        """While a step of the kept history is done again nothing else happens; gives what came meanwhile."""
+        self._later.extend(inputs)
+        while (redoing := self._redoing) is not None:
+            given = next((each for each in self._later if _concerns(each, redoing.location)), None)
+            if given is not None:
+                self._later.remove(given)
+                self._take(given, max(now, self._loop.now))
+            elif redoing.due_at is not None and redoing.due_at <= now:
+                self._ledger.alarms.remove(redoing.location)
+                redoing.due_at = None
+                self._ledger.to_start[redoing.location] = redoing
+                return ()
+            else:
+                return ()
+            if self._redoing is None:
+                self._replay(now)
+        inputs, self._later = self._later, []
+        return inputs
 
     def _check_all_asked(self) -> None:
         history, diverge = self._history, self._ledger.diverge
@@ -143,175 +180,61 @@ class Runner(Facade):
                 del self._ledger.to_start[location]
                 self._settle(pending, now, error=ErrorRecord(INTERRUPTED, "", location=location))
 
-    # --- applying completions
+    # --- the end
 
-    def _drain(self) -> None:
-        try:
-            self._loop.drain()
-        except SystemExit as exit:
-            self._exit = exit
-            self._loop.halted = True
-        if self._loop.spinning and not self._loop.stopped:
-            reason = "the workflow ran 100,000 call-backs without waiting for anything durable"
-            self._ledger.hold(Held("spinning", reason, line=self._waiting_line()))
+    def _function_ended(self) -> None:
+        """The function has ended, or the run was halted. Begin with what there is to do before the run may end."""
+        definition, codec, main = self._start.definition, self._start.codec, self._main
+        if main is None or self._ledger.held is not None:
+            return
+        if self._exit is not None:
+            self._loop.halted = False
+            self._cancel_what_is_left()
+            if main.done() and not main.cancelled():
+                main.exception()  # nobody else looks at it
+            self._came_to = failed(self._exit, definition, codec)
+        elif self._continued is not None and self._stop_reason is None:
+            self._loop.halted = False
+            self._came_to = self._continued
+            self._cancel_what_is_left()
+        else:
+            self._came_to = outcome_of(main, definition, codec, self._stop_reason)
+            self._loop.halted = False
+            self._cancel_what_is_left()
+        self._begin_finale(self._came_to)
+        if self._loop.main is main and not main.done():
+            self._loop.halted = True  # a handler of it waits for what nobody gives it any more
 
-    def _apply(self, entry: Entry) -> None:
-        """Let a completion, recorded or new, have its effect on the waiting tasks; run them until they wait again."""
-        ledger, loop, location = self._ledger, self._loop, entry.location
-        ledger.seq = entry.seq or ledger.seq
-        if entry.ordinal < 0:
-            ledger.asked_before(entry)
-        loop.pass_time(entry.settled_at)
-        loop.callbacks = 0
-        pending = ledger.pending.pop(location, None)
-        if pending is not None:
-            if pending.call is None:  # a step that waits for its next attempt is not done
-                ledger.alarms.remove(location)
-            ledger.answer(pending.future, pending.call, entry)
-        elif entry.kind == "timer":
-            ledger.alarms.remove(location)
-            if not loop.fire(location):
-                ledger.diverge(location, "a timer that fired", "no such timer", self._waiting_line())
-        elif entry.kind == "cancel":
-            self._stop_reason = entry.name
-            assert self._main is not None
-            self._main.cancel()
-        elif location not in ledger.removed:
-            ledger.diverge(location, f"{entry.kind} {entry.name!r}", "nothing", self._waiting_line())
+    def _begin_finale(self, outcome: Outcome) -> None:
+        ledger, loop = self._ledger, self._loop
+        goes_on = isinstance(outcome, Continued)
+        unhappy = not goes_on and not isinstance(outcome, Succeeded)
+        again = isinstance(outcome, Failed) and outcome.retryable and self._tries_left()
+        rolling = [task for task in ledger.closers if not task.done()]
+        due = not goes_on and (ledger.compensations or (unhappy and self._family))
+        if not rolling and not due:
+            return
+        work = finale(self, rolling, unhappy=unhappy, last=not goes_on and not again)
+        task = loop.start_main(work, "~finale", VariableContext())
+        ledger.closers.add(task)
         self._drain()
 
-    def _settle(
-        self, pending: Pending, now: float, *, value: bytes | None = None, error: ErrorRecord | None = None
-    ) -> None:
-        """Something asked for is done: that is a new completion."""
-        ledger = self._ledger
-        pending.error = error
-        if pending.call is not None:
-            pending.attempts = pending.attempt
-            pending.due_at = None
-        status = EntryStatus.SUCCEEDED if error is None else EntryStatus.FAILED
-        entry = pending.entry(status, seq=ledger.seq + 1, value=value, settled_at=now)
-        ledger.changed[pending.location] = entry
-        self._apply(entry)
+    def _tries_left(self) -> bool:
+        retry = self._start.definition.settings.retry
+        return retry is not None and self._start.run_attempt < retry.max_attempts
 
-    def _happen(self, location: str, kind: str, name: str, now: float) -> None:
-        """Something that nobody asked for happens to the run: a timer fires, a cancel comes. It is a completion too."""
-        ledger = self._ledger
-        entry = Entry(
-            location=location,
-            kind=kind,
-            name=name,
-            status=EntryStatus.SUCCEEDED,
-            asked=ledger.next_ask(),
-            seq=ledger.seq + 1,
-            generation=self.facts.generation,
-            started_at=now,
-            settled_at=now,
-        )
-        ledger.changed[location] = entry
-        self._apply(entry)
-
-    # --- inputs
-
-    def _take(self, given: Input, now: float) -> None:
-        match given:
-            case StepDone():
-                self._take_attempt(given, now)
-            case Mail():
-                self._take_mail(given, now)
-            case Expose():
-                self._expose(given.locations)
-
-    def _take_attempt(self, done: StepDone, now: float) -> None:
-        pending = self._ledger.pending.get(done.location)
-        if pending is None or pending.attempt != done.attempt or not pending.under_way:
-            return  # the late result of an attempt that was given up
-        pending.under_way = False
-        self._ledger.under_way -= 1
-        if done.error is None:
-            self._settle(pending, now, value=done.value)
-        elif not self._try_again_later(pending, done, now):
-            self._settle(pending, now, error=done.error)
-
-    def _try_again_later(self, pending: Pending, done: StepDone, now: float) -> bool:
-        """Plan the next attempt, if there is one: how many there were and when it is due are durable."""
-        assert pending.call is not None
-        retry = pending.call.step.settings.retry
-        if retry is None or not done.retryable or done.attempt >= retry.max_attempts:
-            return False
-        try:
-            due_at = now + self._pause(retry, done.location, done.attempt)
-        except Exception as error:  # the user's delay function failed: the step cannot go on
-            LOGGER.error("run %s: Retry.delay of %s raised", self.facts.id, done.location, exc_info=error)
-            return False
-        pending.attempts, pending.attempt = done.attempt, done.attempt + 1
-        pending.due_at, pending.error = due_at, done.error
-        self._ledger.changed[done.location] = pending.entry(EntryStatus.PENDING)
-        self._ledger.alarms.set(done.location, due_at)
-        return True
-
-    def _pause(self, retry: Retry, location: str, attempt: int) -> float:
-        chance = zlib.crc32(f"{self._start.seed}/{location}/{attempt}".encode()) / 2**32
-        return retry.pause_after(attempt, chance)
-
-    def _take_mail(self, mail: Mail, now: float) -> None:
-        message = mail.message
-        if message.kind == "cancel":
-            self._consumed.append(message.number)
-            self._stop("cancel", now)
-        elif message.kind == "resume":
-            self._consumed.append(message.number)
-            for location, pending in self._ledger.pending.items():
-                if pending.call is not None and location in self._ledger.alarms:
-                    self._ledger.alarms.set(location, now)  # a retry that was waiting need not wait any longer
-
-    def _expose(self, locations: Sequence[str]) -> None:
-        for location in locations:
-            pending = self._ledger.pending.get(location)
-            if pending is not None and pending.under_way and pending.attempts < pending.attempt:
-                self._record_begun(pending)
-
-    def _stop(self, reason: str, now: float) -> None:
-        """Raise cancellation in the workflow, once, for a caller's cancel or a limit that was exceeded."""
-        if self._stop_reason is None:
-            self._happen(CANCEL, "cancel", reason, now)
-
-    def _fire_due(self, now: float) -> None:
-        """Sleeps, timers and retries whose moment has come, earliest first; then the run's own limits."""
+    def _cancel_what_is_left(self) -> None:
+        """The function has ended: tasks still pending are cancelled with their steps, and not waited for."""
         ledger, loop = self._ledger, self._loop
-        while not loop.stopped and (location := ledger.alarms.pop_due(now)) is not None:
-            pending = ledger.pending.get(location)
-            if pending is None:
-                self._happen(location, "timer", "timer", now)
-            elif pending.call is not None:
-                ledger.to_start[location] = pending
-            else:
-                self._settle(pending, now)
-        limit = self._limit()
-        if limit is not None and limit[0] <= now and not loop.stopped:
-            self._stop(limit[1], now)
-
-    def _limit(self) -> tuple[float, str] | None:
-        """The run's own next limit: when, and which. A suspension counts from the last thing that happened."""
-        deadline_at, max_suspend = self._start.deadline_at, self._start.definition.settings.max_suspend
-        if (deadline_at is None and max_suspend is None) or self._stop_reason is not None:
-            return None
-        limits: list[tuple[float, str]] = []
-        if deadline_at is not None:
-            limits.append((deadline_at, "timeout"))
-        if max_suspend is not None and not self._busy:
-            limits.append((self._quiet_since() + max_suspend, "max_suspend"))
-        return min(limits, default=None)
-
-    def _quiet_since(self) -> float:
-        """When the run last moved: a completion, or an attempt that failed (its pause leads back from its due time)."""
-        moments = [self._loop.now]
-        for location, pending in self._ledger.pending.items():
-            retry = pending.call.step.settings.retry if pending.call is not None else None
-            if retry is not None and pending.due_at is not None:
-                with contextlib.suppress(Exception):  # the user's delay function
-                    moments.append(pending.due_at - self._pause(retry, location, pending.attempts))
-        return max(moments)
+        ledger.ended = True
+        for task in list(loop.live):
+            if not task.done() and task not in ledger.closers:
+                task.cancel()
+        loop.callbacks = 0
+        try:
+            loop.drain(to_the_end=True)
+        except SystemExit:
+            LOGGER.warning("run %s: a task raised SystemExit after the workflow had ended", self.facts.id)
 
     # --- the turn
 
@@ -320,116 +243,40 @@ class Runner(Facade):
         if ledger.held is not None:
             self.close()
             return Turn(held=ledger.held)
-        outcome = self._take_outcome() if self._loop.stopped else None
+        over = self._came_to is not None and self._loop.stopped and self._redoing is None
+        outcome = self._came_to if over and not ledger.stops else None
+        more = not over and self._ready >= MANY
         effects = self._hand_out() if outcome is None else ()
         if ledger.dropped:
             effects = (*(CancelStep(location) for location in ledger.dropped), *effects)
             ledger.dropped = []
+        if self._mailroom.assigned:
+            self._mailroom.give_back_unwanted(ledger.pending)
+        extras = ledger.extras.take() if ledger.extras.any else None
         entries = tuple(ledger.changed.values())
         ledger.changed.clear()
-        if outcome is None and ledger.under_way:
+        if outcome is None and (ledger.under_way or more):
             # The common case first: a step is done and the next one begins.
-            consumed = self._take_consumed() if self._consumed else ()
+            consumed = self._take_consumed() if self._mailroom.consumed else ()
             pins = self._take_pins() if ledger.pins and (entries or consumed) else ()
             drift = tuple(ledger.drift) if ledger.drift else ()
-            return Turn(entries, pins, consumed, effects, True, (), self._wake_at(), None, None, drift)
+            return Turn(entries, pins, consumed, effects, True, (), self._wake_at(), None, None, drift, more, extras)
         consumed, pins, drift = self._take_consumed(), self._take_pins(), tuple(ledger.drift)
         if outcome is not None:
             self.close()
-            return Turn(entries, pins, consumed, effects, outcome=outcome, drift=drift)
-        wake_at, waits, held = self._wake_at(), tuple(self._waits()), None
-        if wake_at is None and not waits:
+            return Turn(entries, pins, consumed, effects, outcome=outcome, drift=drift, extras=extras)
+        wake_at, waits, held = self._wake_at(), tuple(self._waits()), self._held_by_failure()
+        if held is None and wake_at is None and not waits:
             held = Held("deadlock", "nothing can wake this run", line=self._waiting_line())
-        return Turn(entries, pins, consumed, effects, False, waits, wake_at, None, held, drift)
+        return Turn(entries, pins, consumed, effects, False, waits, wake_at, None, held, drift, False, extras)
 
-    def _take_consumed(self) -> tuple[int, ...]:
-        consumed = tuple(self._consumed)
-        self._consumed.clear()
-        return consumed
 
-    def _take_pins(self) -> tuple[Entry, ...]:
-        """Pinned versions: they go with a turn that is written in any case, so that a mere replay writes nothing."""
-        pins = tuple(self._ledger.pins.values())
-        self._ledger.pins.clear()
-        return pins
+def _concerns(given: Input, location: str) -> bool:
+    """Whether it is for a step that is done again: its outcome, or that it need not wait for its next attempt."""
+    if isinstance(given, StepDone):
+        return given.location == location
+    return isinstance(given, Mail) and given.message.kind == "resume"
 
-    def _hand_out(self) -> tuple[Effect, ...]:
-        ledger = self._ledger
-        effects: list[Effect] = []
-        for location, pending in ledger.to_start.items():
-            call = pending.call
-            assert call is not None
-            self._set_under_way(pending)
-            if call.step.settings.at_most_once and pending.attempts < pending.attempt:
-                self._record_begun(pending)  # on record before the body begins
-            key = f"{self.facts.id}/{pending.generation}/{location}"
-            effects.append(RunStep(location, pending.attempt, pending.name, call, key))
-        ledger.to_start.clear()
-        return tuple(effects)
 
-    def _set_under_way(self, pending: Pending) -> None:
-        pending.under_way = True
-        self._ledger.under_way += 1
-
-    def _record_begun(self, pending: Pending) -> None:
-        pending.attempts, pending.due_at = pending.attempt, None
-        self._ledger.changed[pending.location] = pending.entry(EntryStatus.PENDING)
-
-    @property
-    def _busy(self) -> bool:
-        return bool(self._ledger.under_way or self._ledger.to_start)
-
-    def _wake_at(self) -> float | None:
-        """When to look at the run again, if nothing else happens."""
-        if not self._limited:
-            return self._ledger.alarms.earliest() if self._ledger.alarms else None
-        earliest, limit = self._ledger.alarms.earliest(), self._limit()
-        if limit is None:
-            return earliest
-        return limit[0] if earliest is None else min(earliest, limit[0])
-
-    def _waits(self) -> list[Wait]:
-        waits: list[Wait] = []
-        for due_at, location in self._ledger.alarms.standing():
-            pending = self._ledger.pending.get(location)
-            if pending is not None and pending.call is not None:
-                waits.append(Wait("retry", location, pending.name, due_at))
-            else:
-                waits.append(Wait("timer", location, None, due_at))
-        return waits
-
-    def _take_outcome(self) -> Outcome | None:
-        definition, codec = self._start.definition, self._start.codec
-        assert self._main is not None
-        if self._exit is not None:
-            self._loop.halted = False
-            self._cancel_what_is_left()
-            if self._main.done() and not self._main.cancelled():
-                self._main.exception()  # nobody else looks at it
-            return failed(self._exit, definition, codec)
-        outcome: Outcome
-        if self._continued is not None and self._stop_reason is None:
-            self._loop.halted = False
-            outcome = self._continued
-        elif self._main.done() or self._continued is not None:
-            outcome = outcome_of(self._main, definition, codec, self._stop_reason)
-        else:
-            return None
-        self._cancel_what_is_left()
-        return outcome
-
-    def _cancel_what_is_left(self) -> None:
-        """The function has ended: tasks still pending are cancelled with their steps, and not waited for."""
-        self._ledger.ended = True
-        for task in list(self._loop.live):
-            if not task.done():
-                task.cancel()
-        self._loop.callbacks = 0
-        try:
-            self._loop.drain(to_the_end=True)
-        except SystemExit:
-            LOGGER.warning("run %s: a task raised SystemExit after the workflow had ended", self.facts.id)
-
-    def _waiting_line(self) -> str | None:
-        lines = (waiting_line(task.get_coro()) for task in self._loop.live if not task.done())
-        return next((line for line in lines if line is not None), None)
+def _is_event(given: Input | None = None) -> bool:
+    return isinstance(given, Mail) and given.message.kind in ("event", "assignment")

@@ -16,6 +16,13 @@ What every store promises
 - **`wake_at`** is the earliest moment that someone must look at a run. A commit never overwrites a wake-up that mail
   which it has not seen has set.
 - **Terminal is final**: nothing but `rewind` changes a run that has ended.
+- **Duties.** A run that ended while somebody observes its end, with unread events in its inbox, or by being terminated
+  (its attached children must follow) is `unsettled` until `Settle` says that all of that was done. It is not pruned.
+- **Topics.** Publishing an event and subscribing to its topic are in one order: an event finds every subscription that
+  stood before it, and a subscription every queued event that it may have; neither can miss the other. An event is
+  *assigned* by putting an `assignment` into the inbox of a run, which uses up that subscription in all its topics.
+  The event keeps its place until the assignment is consumed (it is gone, or seen by this run) or returned (it is
+  offered to the next in line). No run is given the same event twice, except after returning it.
 """
 
 from __future__ import annotations
@@ -27,14 +34,19 @@ from msgspec import Struct
 
 from perdure.records import (
     DeadLetter,
+    Ending,
     Entry,
     ErrorRecord,
     Held,
     Hint,
     Message,
+    PublishedValue,
     RunQuery,
     RunRecord,
     RunStatus,
+    StreamItem,
+    TopicEvent,
+    TurnExtras,
     Wait,
     WorkerRecord,
 )
@@ -42,14 +54,23 @@ from perdure.records import (
 # --- writes --------------------------------------------------------------------------------------------------------
 
 
+class Observer(Struct, frozen=True):
+    """Who is to be told of a run's end, and where in that run the news is expected."""
+
+    run_id: str
+    target: str
+
+
 class CreateRun(Struct, frozen=True, gc=False):
     """Make a run unless its id is taken. With an owner it is born claimed (if that worker is alive), else it is due.
 
     Answers `Created`, or `Exists` with the record that was there. A repeated call with the same `created_by` answers
-    `Created` again.
+    `Created` again. A fork is made with a history and an inbox; theirs are the positions and numbers from 1.
     """
 
     record: RunRecord
+    entries: tuple[Entry, ...] = ()
+    inbox: tuple[Message, ...] = ()
 
 
 class RunPatch(Struct, frozen=True, gc=False, kw_only=True):
@@ -69,9 +90,10 @@ class RunPatch(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Restart(Struct, frozen=True, kw_only=True):
-    """Begin the run's history anew in the same commit: all entries go, the mailbox stays, the generation goes up.
+    """Begin the run's history anew in the same commit: all entries go, the mailbox stays, generation and epoch go up.
 
     The turn's own entries belong to the old history and go too, but take their positions: the fence moves behind them.
+    `entries` are those that the new history begins with, from `base + 1`. Subscriptions of the run go.
     """
 
     workflow: str
@@ -79,6 +101,8 @@ class Restart(Struct, frozen=True, kw_only=True):
     input: bytes
     begun_at: float | None
     run_attempt: int = 1
+    pool: str | None = None  # None: stays
+    entries: tuple[Entry, ...] = ()
 
 
 class CommitTurn(Struct, frozen=True, gc=False, kw_only=True):
@@ -86,7 +110,14 @@ class CommitTurn(Struct, frozen=True, gc=False, kw_only=True):
 
     `seen` is the highest number of the inbox that the turn knew of, `consumed` what it took. `owned`: the worker
     believes to own the run, and is refused if it does not; otherwise an unowned run will do as well.
-    `dropped` are positions whose entries are no longer needed; the fence then moves up to this turn.
+    `extras.dropped` are locations whose entries (all rows, and those of every location below, `location + "/"`) are no
+    longer needed; the turn's own entries are written after that. The fence then moves up to this turn.
+    Subscriptions: `unsubscribe` first, then `returned`, then `subscribe`, which may find a queued event: its assignment
+    is mail that the turn has not seen. Of several topics the event that was sent first is taken (of equal ones that of
+    the topic named first). A target that stands already keeps its standing. Subscriptions of a run that ends or begins
+    anew go, before anything is returned, and it makes none. An assignment that is returned is as if it had never been
+    in the inbox; given again it has a new number. Published values replace those of the same key. Streamed items get
+    the next offsets of their streams.
     Answers `Committed`, `Superseded`, `Ended` or `Missing`.
     """
 
@@ -100,15 +131,15 @@ class CommitTurn(Struct, frozen=True, gc=False, kw_only=True):
     patch: RunPatch | None = None
     seen: int = 0
     consumed: tuple[int, ...] = ()
-    dropped: tuple[int, ...] = ()
     restart: Restart | None = None
-    dead_letters: tuple[DeadLetter, ...] = ()
+    extras: TurnExtras | None = None
 
 
 class Deliver(Struct, frozen=True, kw_only=True):
     """Put a message into a run's inbox, once per message id, and make the run due.
 
-    A held run is woken by a resume or a cancel only. Answers `Delivered`, `Ended`, `Missing` or `Full`.
+    A held run is woken by a resume or a cancel only. `limit` bounds the unread events and assignments; other mail is
+    never refused. Answers `Delivered`, `Ended`, `Missing` or `Full`.
     """
 
     run_id: str
@@ -139,7 +170,125 @@ class ReleaseRun(Struct, frozen=True, kw_only=True):
     now: float
 
 
-Write = CreateRun | CommitTurn | Deliver | EndRun | ReleaseRun
+class Observe(Struct, frozen=True, kw_only=True):
+    """Have `observer` told at `target` when this run ends, once per observer and target.
+
+    Answers `Observing`, `Ended` with how, or `Missing`.
+    """
+
+    run_id: str
+    observer: str
+    target: str
+
+
+class RewindRun(Struct, frozen=True, kw_only=True):
+    """Cut a run's history back, ended or not, if it still is at `base`.
+
+    The rows of exactly these locations go (all rows of each); `entries` are appended at `base + 1 ...` (a marker if
+    there are none) and the fence moves behind them. The generation goes up; owner, result, error, end, hold, waits and
+    subscriptions go; the run is due. `returned` are messages that it had consumed: unread again, under their old
+    numbers, as they are given here. Items of streams written at dropped locations are marked as superseded.
+    `recoveries`, `drift` and `prune_at` are cleared, and so are duties of the end that is undone, but observers not
+    yet told stay.
+    Answers `Committed`, `Superseded` or `Missing`; a repeated call with the same `turn_id` answers `Committed` again.
+    """
+
+    run_id: str
+    base: int
+    turn_id: str
+    now: float
+    dropped: tuple[str, ...]
+    entries: tuple[Entry, ...] = ()
+    returned: tuple[Message, ...] = ()
+    deadline_at: float | None = None  # of the run, from now on
+
+
+class Settle(Struct, frozen=True, kw_only=True):
+    """Tick off duties of a run that has ended: observers told, mail dealt with, its children told to end.
+
+    Answers `Committed`, or `Missing`. Once nothing is left the run is settled. Nothing is done to a run that owes
+    nothing: it was settled before, or has been rewound meanwhile.
+    """
+
+    run_id: str
+    now: float
+    told: tuple[Observer, ...] = ()
+    consumed: tuple[int, ...] = ()
+    returned: tuple[int, ...] = ()  # assignments: back to their topics
+    dead_letters: tuple[DeadLetter, ...] = ()
+    orphans: bool = False  # attached children of a terminated run have been told
+
+
+class Publish(Struct, frozen=True, kw_only=True):
+    """Accept an event into its topic, once per id, and assign it to runs that wait.
+
+    With `consume` the subscription that has stood longest gets it; else all that stand do, in that order, a page of
+    them in this commit and the rest by `FanOut`. What is not assigned and may be read later is queued, if there is
+    room: `limit` bounds the events that wait there for a reader (not expired, not `after_wait`, and those with
+    `consume` while they are not assigned). One that has expired on arrival is accepted and dropped. While an earlier
+    event of the topic is unfinished all of this is left to `FanOut`, so that nobody is given a later event instead of
+    the earlier. Answers `Published` or `Full`.
+    """
+
+    event: TopicEvent
+    now: float
+    limit: int | None = None
+    page: int = 500
+
+
+class FanOut(Struct, frozen=True, kw_only=True):
+    """Assign an event to the next page of the subscriptions that stood when it was published. Answers `Published`.
+
+    A page counts the subscriptions looked at, whether they may have the event or not. If an earlier event of the topic
+    is unfinished it is that one's page, and `woken` is 0. Nothing is done if the event is not unfinished.
+    """
+
+    topic: str
+    place: int
+    now: float
+    page: int = 500
+
+
+class AppendStream(Struct, frozen=True, kw_only=True):
+    """Append what a step has written, if `worker` owns the run.
+
+    Answers `Committed`, `Superseded`, `Ended` or `Missing`. The items are of one writer. `first` is how many that
+    writer had appended before, to all streams of the run: by it a repeated call is recognised, and what is there
+    already is passed over. None: the call is not to be repeated.
+    """
+
+    run_id: str
+    worker: str
+    items: tuple[StreamItem, ...]
+    first: int | None = None
+
+
+class SupersedeStream(Struct, frozen=True, kw_only=True):
+    """Mark what earlier executions of the step at this location have written. Answers `Committed` or `Missing`.
+
+    A location is that of the run's present epoch, here as in `RewindRun`: what was written before the run began anew
+    stays as it is.
+    """
+
+    run_id: str
+    location: str
+    writer: str  # the execution that begins
+
+
+Write = (
+    CreateRun
+    | CommitTurn
+    | Deliver
+    | EndRun
+    | ReleaseRun
+    | Observe
+    | RewindRun
+    | Settle
+    | Publish
+    | FanOut
+    | AppendStream
+    | SupersedeStream
+)
 
 
 # --- answers -------------------------------------------------------------------------------------------------------
@@ -168,9 +317,26 @@ class Superseded(Struct, frozen=True):
 
 
 class Ended(Struct, frozen=True):
-    """The run had ended already, like this."""
+    """The run had ended already, like this; who wants to observe it learns with what."""
 
     status: RunStatus
+    ending: Ending | None = None
+
+
+class Observing(Struct, frozen=True):
+    """The end of the run will be told."""
+
+
+class Published(Struct, frozen=True):
+    """The event is accepted: how many runs it was assigned to, and whether there are more to come (`FanOut`).
+
+    `fresh` is False if an event with its id had been accepted before.
+    """
+
+    place: int
+    woken: int
+    more: bool = False
+    fresh: bool = True
 
 
 class Begun(Struct, frozen=True):
@@ -198,7 +364,7 @@ class Full(Struct, frozen=True):
     pending: int
 
 
-Answer = Created | Exists | Committed | Superseded | Ended | Begun | Missing | Delivered | Full
+Answer = Created | Exists | Committed | Superseded | Ended | Begun | Missing | Delivered | Full | Observing | Published
 
 
 # --- reading -------------------------------------------------------------------------------------------------------
@@ -213,6 +379,23 @@ class Snapshot(Struct, frozen=True):
     inbox: tuple[Message, ...]
 
 
+class Unsettled(Struct, frozen=True):
+    """A run that has ended and what it still owes; observers and mail in pages. `orphans`: it was terminated."""
+
+    record: RunRecord
+    observers: tuple[Observer, ...]
+    mail: tuple[Message, ...]
+    orphans: bool
+
+
+class Key(Struct, frozen=True):
+    """A random key of the store. The newest signs; older ones are kept to check what they have signed."""
+
+    number: int
+    made_at: float
+    secret: bytes
+
+
 class Claim(Struct, frozen=True, kw_only=True):
     """Ask for up to `limit` due runs that nobody owns, earliest first, of these (workflow, version) pairs, shards."""
 
@@ -222,6 +405,7 @@ class Claim(Struct, frozen=True, kw_only=True):
     pool: str = "default"
     shards: frozenset[int] | None = None  # None: all
     limit: int = 100
+    due_by: float | None = None  # only what was due by this moment already; None: by now
 
 
 class ClaimedRun(Struct, frozen=True):
@@ -324,10 +508,45 @@ class Store(Protocol):
     # queries and upkeep
     async def runs(self, query: RunQuery) -> RunPage: ...
 
-    async def dead_letters(self, limit: int = 100, after: str | None = None) -> list[DeadLetter]: ...
+    async def prune(self, now: float, limit: int = 500, *, remember: float = 0.0) -> int:
+        """Delete finished, settled runs whose `prune_at` has come and whose parent is not open, with all that they own;
+        expired events of topics and values; ids of consumed events `remember` seconds after. How many runs.
 
-    async def prune(self, now: float, limit: int = 500) -> int:
-        """Delete finished runs whose `prune_at` has come, with everything that they own. How many."""
+        What expires at `now` has expired. An id is that of an event in a mailbox, or of one that has left its topic
+        (read, expired or with nobody to have it); ids of other mail are kept as long as the run.
+        """
 
-    async def secret(self, name: str) -> bytes:
-        """A random key that is made once per store and name, and the same for everyone."""
+    async def keys(self, name: str, now: float) -> list[Key]:
+        """The keys of this name, newest last; the first one is made if there is none. The same for everyone."""
+
+    async def add_key(self, name: str, now: float) -> Key:
+        """Make another key of this name, which is the newest from now on."""
+
+    # finished runs, families, topics and what runs show
+    async def unsettled(self, limit: int = 100) -> list[Unsettled]:
+        """Runs that have ended and still owe something, those that ended first first."""
+
+    async def open_children(self, run_id: str, limit: int = 500, after: str | None = None) -> list[str]:
+        """Attached children of a run that have not ended, by id, in pages."""
+
+    async def unfinished(self, limit: int = 100) -> list[TopicEvent]:
+        """Events still to be assigned to subscriptions that stood when they were published, by topic and place."""
+
+    async def topic(self, name: str, limit: int = 100, after: int = 0) -> list[TopicEvent]:
+        """The events that a topic holds, queued or assigned, in order of place."""
+
+    async def published(self, run_id: str) -> list[PublishedValue]:
+        """What a run shows, by key; what has expired too, until it is pruned."""
+
+    async def stream(self, run_id: str, name: str, start: int = 0, limit: int = 500) -> list[StreamItem]:
+        """Items of a run's stream from this offset on."""
+
+    async def dead_letters(
+        self, limit: int = 100, after: str | None = None, *, kind: str | None = None, event: str | None = None
+    ) -> list[DeadLetter]:
+        """Dead letters in the order in which they came, of one kind or one event's name if given."""
+
+    async def dead_letter(self, letter_id: str) -> DeadLetter | None: ...
+
+    async def remove_dead_letter(self, letter_id: str) -> bool:
+        """Delete it. False if there is none: somebody else was first."""

@@ -16,13 +16,35 @@ from msgspec.structs import replace
 
 from perdure.clock import SYSTEM_CLOCK, Clock
 from perdure.errors import StoreError
-from perdure.records import DeadLetter, Hint, Message, RunQuery, RunRecord, RunStatus, WorkerRecord
+from perdure.records import (
+    DeadLetter,
+    Hint,
+    Message,
+    PublishedValue,
+    RunQuery,
+    RunRecord,
+    RunStatus,
+    StreamItem,
+    TopicEvent,
+    WorkerRecord,
+)
 from perdure.store import rules
-from perdure.store.base import Answer, Claim, ClaimedRun, RunPage, Snapshot, StoredEntry, Write
+from perdure.store.base import (
+    Answer,
+    Claim,
+    ClaimedRun,
+    Key,
+    RunPage,
+    Snapshot,
+    StoredEntry,
+    Unsettled,
+    Write,
+)
 from perdure.store.hints import Hints
-from perdure.store.memory_runs import MemoryRuns
-from perdure.store.memory_writes import Writes
-from perdure.store.pages import Key, check_limit, created_between, cursor_after, key_of, statuses_of
+from perdure.store.memory_state import MemoryState
+from perdure.store.memory_writes import carry_out
+from perdure.store.pages import Key as Place
+from perdure.store.pages import check_limit, created_between, cursor_after, key_of, statuses_of
 
 
 class MemoryStore:
@@ -34,10 +56,10 @@ class MemoryStore:
         self._hints = Hints()
         self._opened = 0
         self._shards: int | None = None
-        self._runs = MemoryRuns()
-        self._workers: dict[str, WorkerRecord] = {}
-        self._dead_letters: dict[str, DeadLetter] = {}
-        self._secrets: dict[str, bytes] = {}
+        self._state = MemoryState()
+        self._runs = self._state.runs
+        self._workers = self._state.workers
+        self._keys: dict[str, list[Key]] = {}
 
     # opening and closing
 
@@ -65,9 +87,9 @@ class MemoryStore:
     async def commit(self, batch: Sequence[Write]) -> list[Answer]:
         rules.check_batch(batch)
         with self._lock:
-            writes = Writes(self._runs, self._workers, self._dead_letters)
-            answers = [writes.carry_out(write) for write in batch]
-        self._tell(writes.changed)
+            answers = [carry_out(self._state, write) for write in batch]
+            changed = self._runs.take_changed()
+        self._tell(changed)
         return answers
 
     async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
@@ -185,28 +207,74 @@ class MemoryStore:
                     page.append(record)
             return RunPage(tuple(page))
 
-    def _newest_first(self, last: Key | None) -> Iterator[RunRecord]:
+    def _newest_first(self, last: Place | None) -> Iterator[RunRecord]:
         keys = self._runs.by_age
         end = len(keys) if last is None else bisect_left(keys, last)
         return (self._runs[keys[i][1]].record for i in range(end - 1, -1, -1))
 
-    async def dead_letters(self, limit: int = 100, after: str | None = None) -> list[DeadLetter]:
+    async def prune(self, now: float, limit: int = 500, *, remember: float = 0.0) -> int:
         with self._lock:
-            ids = list(self._dead_letters)
-            if after is not None and after not in self._dead_letters:
-                raise StoreError(
-                    f"dead letter {after!r}, where the page before ended, is gone; begin with the first page"
-                )
-            start = 0 if after is None else ids.index(after) + 1
-            return [self._dead_letters[id] for id in ids[start : start + check_limit(limit)]]
-
-    async def prune(self, now: float, limit: int = 500) -> int:
-        with self._lock:
+            self._runs.forget_shown(now)
+            self._runs.forget_read(now - remember)
+            self._state.topics.forget(now, remember)
             return self._runs.prune(now, limit)
 
-    async def secret(self, name: str) -> bytes:
+    async def keys(self, name: str, now: float) -> list[Key]:
         with self._lock:
-            return self._secrets.setdefault(name, secrets.token_bytes(32))
+            if name not in self._keys:
+                self._add_key(name, now)
+            return list(self._keys[name])
+
+    async def add_key(self, name: str, now: float) -> Key:
+        with self._lock:
+            return self._add_key(name, now)
+
+    def _add_key(self, name: str, now: float) -> Key:
+        keys = self._keys.setdefault(name, [])
+        keys.append(Key(len(keys) + 1, now, secrets.token_bytes(32)))
+        return keys[-1]
+
+    # finished runs, families, topics and what runs show
+
+    async def unsettled(self, limit: int = 100) -> list[Unsettled]:
+        with self._lock:
+            return self._runs.unsettled(check_limit(limit))
+
+    async def open_children(self, run_id: str, limit: int = 500, after: str | None = None) -> list[str]:
+        with self._lock:
+            return self._runs.open_children(run_id, check_limit(limit), after)
+
+    async def unfinished(self, limit: int = 100) -> list[TopicEvent]:
+        with self._lock:
+            return self._state.topics.unfinished(check_limit(limit))
+
+    async def topic(self, name: str, limit: int = 100, after: int = 0) -> list[TopicEvent]:
+        with self._lock:
+            return self._state.topics.held(name, check_limit(limit), after)
+
+    async def published(self, run_id: str) -> list[PublishedValue]:
+        with self._lock:
+            run = self._runs.get(run_id)
+            return run.shown.values() if run is not None else []
+
+    async def stream(self, run_id: str, name: str, start: int = 0, limit: int = 500) -> list[StreamItem]:
+        with self._lock:
+            run = self._runs.get(run_id)
+            return run.shown.stream(name, start, check_limit(limit)) if run is not None else []
+
+    async def dead_letters(
+        self, limit: int = 100, after: str | None = None, *, kind: str | None = None, event: str | None = None
+    ) -> list[DeadLetter]:
+        with self._lock:
+            return self._state.letters_after(after, limit, kind, event)
+
+    async def dead_letter(self, letter_id: str) -> DeadLetter | None:
+        with self._lock:
+            return self._state.letters.get(letter_id)
+
+    async def remove_dead_letter(self, letter_id: str) -> bool:
+        with self._lock:
+            return self._state.letters.pop(letter_id, None) is not None
 
     def _tell(self, changed: set[str]) -> None:
         if changed:

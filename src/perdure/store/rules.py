@@ -12,17 +12,34 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perdure.errors import StoreError
-from perdure.records import Entry, Message, RunRecord, RunStatus
+from perdure.records import (
+    Ending,
+    Entry,
+    Message,
+    RunRecord,
+    RunStatus,
+    StreamItem,
+    TopicEvent,
+    TurnExtras,
+)
 from perdure.store.base import (
     Answer,
+    AppendStream,
     CommitTurn,
     CreateRun,
     Deliver,
     Ended,
     EndRun,
+    FanOut,
+    Observe,
+    Publish,
     ReleaseRun,
+    Restart,
+    RewindRun,
     RunPatch,
+    Settle,
     Superseded,
+    SupersedeStream,
     Write,
 )
 
@@ -31,6 +48,16 @@ MARKER = "marker"
 
 WAKES_HELD = frozenset(("resume", "cancel"))
 """The only mail for which a held run is woken."""
+
+EVENTS = frozenset(("event", "assignment"))
+"""The mail of which there may be too much, and that is owed an answer if the run ends without having read it."""
+
+ASSIGNMENT = "assignment"
+
+DELIVERIES = frozenset(("after_wait", "after_create", "all"))
+
+Key = str | tuple[str, str]
+"""What a write is about: the id of a run, or a topic, which no id of a run can be mistaken for."""
 
 
 class Standing(Struct):
@@ -49,9 +76,17 @@ class Standing(Struct):
 # --- before anything is stored -----------------------------------------------------------------------------------
 
 
-def run_of(write: Write) -> str:
-    """The one run that a write touches."""
-    return write.record.id if isinstance(write, CreateRun) else write.run_id
+def run_of(write: Write) -> Key:
+    """The one run, or the topic, that a write is about. What it assigns and returns touches other runs too."""
+    match write:
+        case CreateRun():
+            return write.record.id
+        case Publish():
+            return ("topic", write.event.topic)
+        case FanOut():
+            return ("topic", write.topic)
+        case _:
+            return write.run_id
 
 
 def check_batch(batch: Sequence[Write]) -> None:
@@ -59,26 +94,101 @@ def check_batch(batch: Sequence[Write]) -> None:
     for write in batch:
         match write:
             case CommitTurn():
-                _check_text("a run id", write.run_id)
-                _check_text("a turn id", write.turn_id)
-                for entry in write.entries:
-                    _check_entry(write.run_id, entry)
+                _check_turn(write)
             case CreateRun():
-                _check_text("a run id", write.record.id)
-                _check_bytes(f"the input of run {write.record.id!r}", write.record.input)
+                _check_new(write)
             case Deliver():
                 _check_text("a run id", write.run_id)
-                _check_text("a message id", write.message.id)
-                _check_bytes(f"a message to run {write.run_id!r}", write.message.body)
+                _check_message(write.run_id, write.message)
             case EndRun():
                 _check_text("a run id", write.run_id)
                 _check_text("a turn id", write.turn_id)
                 if not write.status.terminal:
                     raise StoreError(f"run {write.run_id!r} cannot be ended as {write.status}; give a terminal status")
-            case ReleaseRun():
+            case RewindRun():
+                _check_rewind(write)
+            case Publish():
+                _check_event(write.event, write.page)
+            case FanOut():
+                _check_page(write.topic, write.page)
+            case AppendStream():
+                _check_text("a run id", write.run_id)
+                _check_items(write.run_id, write.items)
+            case Observe() | Settle() | SupersedeStream() | ReleaseRun():
                 _check_text("a run id", write.run_id)
             case _:
                 raise StoreError(f"{type(write).__name__} is not a write that this store knows; upgrade the store")
+
+
+def _check_turn(turn: CommitTurn) -> None:
+    # The one check that is made for every step: asked in place, and in words only if something is wrong.
+    if type(turn.run_id) is not str or type(turn.turn_id) is not str or not turn.run_id or not turn.turn_id:
+        _check_text("a run id", turn.run_id)
+        _check_text("a turn id", turn.turn_id)
+    for entry in turn.entries:
+        if type(entry) is not Entry or entry.kind == MARKER or not (entry.value is None or type(entry.value) is bytes):
+            _check_entry(turn.run_id, entry)
+    if turn.restart is not None:
+        for entry in turn.restart.entries:
+            _check_entry(turn.run_id, entry)
+    if turn.extras is not None:
+        _check_extras(turn.run_id, turn.extras)
+
+
+def _check_extras(run_id: str, extras: TurnExtras) -> None:
+    _check_items(run_id, extras.streamed)
+    for shown in extras.published:
+        _check_text("the key of a published value", shown.key)
+        _check_bytes(f"what run {run_id!r} shows as {shown.key!r}", shown.value)
+    for subscription in extras.subscribe:
+        _check_text("the target of a subscription", subscription.target)
+
+
+def _check_new(write: CreateRun) -> None:
+    run_id = write.record.id
+    _check_text("a run id", run_id)
+    _check_bytes(f"the input of run {run_id!r}", write.record.input)
+    for entry in write.entries:
+        _check_entry(run_id, entry)
+    for message in write.inbox:
+        _check_message(run_id, message)
+
+
+def _check_rewind(write: RewindRun) -> None:
+    _check_text("a run id", write.run_id)
+    _check_text("a turn id", write.turn_id)
+    for entry in write.entries:
+        _check_entry(write.run_id, entry)
+    for message in write.returned:
+        _check_message(write.run_id, message)
+
+
+def _check_message(run_id: str, message: Message) -> None:
+    _check_text("a message id", message.id)
+    _check_bytes(f"a message to run {run_id!r}", message.body)
+
+
+def _check_event(event: TopicEvent, page: int) -> None:
+    _check_text("an event id", event.id)
+    _check_page(event.topic, page)
+    _check_bytes(f"event {event.id!r} of topic {event.topic!r}", event.body)
+    if event.delivery not in DELIVERIES:
+        raise StoreError(
+            f"event {event.id!r} of topic {event.topic!r} has the delivery {event.delivery!r}; "
+            f"a store knows {', '.join(sorted(DELIVERIES))}"
+        )
+
+
+def _check_page(topic: str, page: int) -> None:
+    _check_text("a topic", topic)
+    if page < 1:
+        raise StoreError(f"a page of subscriptions to {topic!r} must be at least 1, not {page!r}")
+
+
+def _check_items(run_id: str, items: Sequence[StreamItem]) -> None:
+    for item in items:
+        _check_text("the name of a stream", item.stream)
+        _check_bytes(f"an item of stream {item.stream!r} of run {run_id!r}", item.value)
 
 
 def _check_text(what: str, text: object) -> None:
@@ -119,13 +229,34 @@ def refuse_turn(turn: CommitTurn, run: Standing, alive: bool) -> Answer | None:
     return None
 
 
+def refuse_append(write: AppendStream, run: Standing, alive: bool) -> Answer | None:
+    """Why what a step has written cannot be taken, or None."""
+    if run.status.terminal:
+        return Ended(run.status)
+    return None if alive and run.owner == write.worker else Superseded()
+
+
+def items_missing(write: AppendStream, there: int) -> tuple[StreamItem, ...]:
+    """The items that are not stored yet, of which `there` is the number that their writer has stored so far."""
+    return write.items if write.first is None else write.items[max(0, there - write.first) :]
+
+
 def last_position(turn: CommitTurn) -> int:
     """Where the history ends once this turn is in it; one without entries takes a position too."""
-    return turn.base + max(1, len(turn.entries))
+    carried = 0 if turn.restart is None else len(turn.restart.entries)
+    return turn.base + max(1, len(turn.entries), carried)
 
 
-def born(record: RunRecord, alive: bool) -> RunRecord:
-    """A new run as it is first stored: claimed by its owner if that worker is alive, else due."""
+def is_dropped(location: str, dropped: Sequence[str]) -> bool:
+    """Whether a turn that drops these locations drops the entries of this one: they, and all that are below."""
+    return any(location == each or location.startswith(each + "/") for each in dropped)
+
+
+# --- rows ----------------------------------------------------------------------------------------------------------
+
+
+def born(record: RunRecord, alive: bool, mail: int = 0) -> RunRecord:
+    """A new run as it is first stored: claimed by its owner if that worker is alive, else due. `mail`: of a fork."""
     owned = record.owner is not None and alive
     wake_at = record.created_at if record.wake_at is None else record.wake_at
     return replace(
@@ -142,8 +273,102 @@ def born(record: RunRecord, alive: bool) -> RunRecord:
         held=None,
         drift=(),
         recoveries=0,
-        inbox_last=0,
+        inbox_last=mail,
         fence=0,
+    )
+
+
+def restarted(record: RunRecord, restart: Restart) -> RunRecord:
+    """A run whose history begins anew."""
+    return replace(
+        record,
+        workflow=restart.workflow,
+        version=restart.version,
+        input=restart.input,
+        first_workflow=record.first_workflow or record.workflow,
+        first_input=record.input if record.first_input is None else record.first_input,
+        begun_at=restart.begun_at,
+        run_attempt=restart.run_attempt,
+        pool=record.pool if restart.pool is None else restart.pool,
+        generation=record.generation + 1,
+        epoch=record.epoch + 1,
+    )
+
+
+def rewound(record: RunRecord, begun: bool, write: RewindRun, position: int) -> RunRecord:
+    """A run whose history was cut back, now at this position: it is due, and nothing of its end or hold is left."""
+    return replace(
+        record,
+        status=status_released(begun),
+        generation=record.generation + 1,
+        owner=None,
+        result=None,
+        error=None,
+        ended_at=None,
+        held=None,
+        waits=(),
+        drift=(),
+        recoveries=0,
+        wake_at=write.now,
+        updated_at=write.now,
+        deadline_at=write.deadline_at,
+        fence=position,
+    )
+
+
+def terminated(record: RunRecord, write: EndRun, position: int) -> RunRecord:
+    """A run that was ended from outside, which took this position."""
+    return replace(
+        record,
+        status=write.status,
+        owner=None,
+        wake_at=None,
+        waits=(),
+        held=None,
+        ended_at=write.now,
+        updated_at=write.now,
+        fence=position,
+    )
+
+
+def told(record: RunRecord) -> Ended:
+    """What somebody learns who observes a run that has ended."""
+    return Ended(record.status, Ending(record.status, record.result, record.error))
+
+
+# --- topics --------------------------------------------------------------------------------------------------------
+
+
+def expired(expires_at: float | None, now: float) -> bool:
+    return expires_at is not None and expires_at <= now
+
+
+def may_read(event: TopicEvent, created_at: float) -> bool:
+    """Whether a run that was created then may have the event, if it waits in time."""
+    return event.delivery != "after_create" or created_at <= event.sent_at
+
+
+def may_wait(event: TopicEvent) -> bool:
+    """Whether an event is queued for those who come later. Otherwise it is gone once nobody has it any more."""
+    return event.delivery != "after_wait"
+
+
+def assignment_id(topic: str, place: int) -> str:
+    return f"topic/{topic}/{place}"
+
+
+def assignment(event: TopicEvent, target: str) -> Message:
+    """The message by which an event, which has its place, is given to the receive at `target`."""
+    return Message(
+        id=assignment_id(event.topic, event.place),
+        kind=ASSIGNMENT,
+        name=event.topic,
+        body=event.body,
+        sender=event.sender,
+        sent_at=event.sent_at,
+        expires_at=event.expires_at,
+        target=target,
+        place=event.place,
     )
 
 
@@ -151,12 +376,18 @@ def born(record: RunRecord, alive: bool) -> RunRecord:
 
 
 def wakes(message: Message, run: Standing) -> bool:
-    """Whether mail makes a run due. A held one stays until somebody resumes it, unless a worker is at it already."""
-    return not run.held or run.owner is not None or message.kind in WAKES_HELD
+    """Whether mail makes a run due. A held one stays until somebody resumes it, and one that has yet to begin until its
+    time has come, unless a worker is at it already."""
+    return (run.begun and not run.held) or run.owner is not None or message.kind in WAKES_HELD
 
 
 def wake_after(patch: RunPatch, now: float, unseen: bool) -> float | None:
-    """When to look at a run again after this patch; `unseen`: mail is there that would wake the run as it now is."""
+    """When to look at a run again after this patch; `unseen`: mail is there that would wake the run as it now is.
+
+    Here the race between a send and a suspension is decided, and it cannot be lost. Both are writes to one run, so one
+    comes first: mail that comes before the turn is `unseen` by it and leaves the run due; mail that comes after it
+    finds the run suspended and makes it due.
+    """
     if patch.status.terminal:
         return None
     return now if unseen else patch.wake_at

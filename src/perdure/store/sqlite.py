@@ -16,9 +16,27 @@ import apsw
 
 from perdure.clock import SYSTEM_CLOCK, Clock
 from perdure.errors import StoreError
-from perdure.records import DeadLetter, Hint, Message, RunQuery, RunRecord, WorkerRecord
-from perdure.store import rules, sqlite_commit, sqlite_file, sqlite_fleet, sqlite_queries
-from perdure.store.base import Answer, Claim, ClaimedRun, RunPage, Snapshot, StoredEntry, Write
+from perdure.records import (
+    DeadLetter,
+    Hint,
+    Message,
+    PublishedValue,
+    RunQuery,
+    RunRecord,
+    StreamItem,
+    TopicEvent,
+    WorkerRecord,
+)
+from perdure.store import (
+    rules,
+    sqlite_commit,
+    sqlite_file,
+    sqlite_fleet,
+    sqlite_queries,
+    sqlite_shown,
+    sqlite_upkeep,
+)
+from perdure.store.base import Answer, Claim, ClaimedRun, Key, RunPage, Snapshot, StoredEntry, Unsettled, Write
 from perdure.store.hints import Hints
 from perdure.store.sqlite_memory import StandingMemory
 from perdure.store.sqlite_thread import ConnectionThread, T, Work
@@ -178,14 +196,45 @@ class SqliteStore:
     async def runs(self, query: RunQuery) -> RunPage:
         return await self._read(lambda connection: sqlite_queries.runs(connection, query))
 
-    async def dead_letters(self, limit: int = 100, after: str | None = None) -> list[DeadLetter]:
-        return await self._read(lambda connection: sqlite_queries.dead_letters(connection, limit, after))
+    async def prune(self, now: float, limit: int = 500, *, remember: float = 0.0) -> int:
+        return await self._write(lambda connection: sqlite_upkeep.prune(connection, now, limit, remember))
 
-    async def prune(self, now: float, limit: int = 500) -> int:
-        return await self._write(lambda connection: sqlite_fleet.prune(connection, now, limit))
+    async def keys(self, name: str, now: float) -> list[Key]:
+        return await self._write(lambda connection: sqlite_upkeep.keys(connection, name, now))
 
-    async def secret(self, name: str) -> bytes:
-        return await self._write(lambda connection: sqlite_fleet.secret(connection, name))
+    async def add_key(self, name: str, now: float) -> Key:
+        return await self._write(lambda connection: sqlite_upkeep.add_key(connection, name, now))
+
+    # finished runs, families, topics and what runs show
+
+    async def unsettled(self, limit: int = 100) -> list[Unsettled]:
+        return await self._read(lambda connection: sqlite_queries.unsettled(connection, limit))
+
+    async def open_children(self, run_id: str, limit: int = 500, after: str | None = None) -> list[str]:
+        return await self._read(lambda connection: sqlite_queries.open_children(connection, run_id, limit, after))
+
+    async def unfinished(self, limit: int = 100) -> list[TopicEvent]:
+        return await self._read(lambda connection: sqlite_queries.unfinished(connection, limit))
+
+    async def topic(self, name: str, limit: int = 100, after: int = 0) -> list[TopicEvent]:
+        return await self._read(lambda connection: sqlite_queries.topic(connection, name, limit, after))
+
+    async def published(self, run_id: str) -> list[PublishedValue]:
+        return await self._read(lambda connection: sqlite_shown.published(connection, run_id))
+
+    async def stream(self, run_id: str, name: str, start: int = 0, limit: int = 500) -> list[StreamItem]:
+        return await self._read(lambda connection: sqlite_shown.stream(connection, run_id, name, start, limit))
+
+    async def dead_letters(
+        self, limit: int = 100, after: str | None = None, *, kind: str | None = None, event: str | None = None
+    ) -> list[DeadLetter]:
+        return await self._read(lambda connection: sqlite_queries.dead_letters(connection, limit, after, kind, event))
+
+    async def dead_letter(self, letter_id: str) -> DeadLetter | None:
+        return await self._read(lambda connection: sqlite_queries.dead_letter(connection, letter_id))
+
+    async def remove_dead_letter(self, letter_id: str) -> bool:
+        return await self._write(lambda connection: sqlite_upkeep.remove_dead_letter(connection, letter_id))
 
     # the threads
 

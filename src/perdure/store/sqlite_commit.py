@@ -2,20 +2,23 @@
 
 Within `BEGIN IMMEDIATE` nobody else writes, so that what was read stays true until the commit. The writes of a batch
 behave as if carried out one after the other: the batch is cut where a run comes up again, and each part is flushed
-before the next is judged. The hot case, turns with one entry and no patch, costs one insert each.
+before the next is judged. The hot case, turns with one entry and no patch, costs one insert each. A write that may
+touch other runs than its own is a part by itself, and those runs are read again when they come up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import apsw
 import msgspec
 
-from perdure.store import rules
+from perdure.records import Entry, RunRecord, TurnExtras
+from perdure.store import rules, sqlite_duties
 from perdure.store import sqlite_rows as rows
 from perdure.store.base import (
     Answer,
+    AppendStream,
     Begun,
     Committed,
     CommitTurn,
@@ -26,63 +29,69 @@ from perdure.store.base import (
     Ended,
     EndRun,
     Exists,
+    FanOut,
     Full,
     Missing,
+    Observe,
+    Observing,
+    Publish,
     ReleaseRun,
+    Restart,
+    RewindRun,
     RunPatch,
+    Settle,
     Superseded,
+    SupersedeStream,
     Write,
 )
-from perdure.store.sqlite_memory import Known, StandingMemory
+from perdure.store.sqlite_duties import ADD_LETTER
+from perdure.store.sqlite_memory import Known, StandingMemory, read_standing, read_standings
+from perdure.store.sqlite_shown import ADD_ITEM, SHOW, SUPERSEDE, appended_rows, item_row, value_row
+from perdure.store.sqlite_topics import ADD_MESSAGE, CONSUME, COUNT_MESSAGE, UNSUBSCRIBE_ALL, Topics, mail_rows
 
-STANDING = """
-    SELECT id, no, status, owner, fence, inbox_last, wake_at, mailed, held IS NOT NULL,
-           begun_at IS NOT NULL OR generation > 0,
-           (SELECT max(position) FROM entries WHERE run_no = runs.no)
-    FROM runs WHERE id = ?"""
 TURN_AT = "SELECT turn_id FROM entries WHERE run_no = ? AND position = ?"
 UNREAD = """
     SELECT 1 FROM inbox
     WHERE run_no = ? AND number > ? AND consumed_at IS NULL AND number NOT IN (SELECT value FROM json_each(?))
     LIMIT 1"""
 UNREAD_WAKING_HELD = UNREAD.replace("LIMIT", "AND kind IN ('resume', 'cancel') LIMIT")
-UNREAD_COUNT = "SELECT count(*) FROM inbox WHERE run_no = ? AND consumed_at IS NULL"
+UNREAD_EVENT = UNREAD.replace("LIMIT", "AND kind IN ('event', 'assignment') LIMIT")
+UNREAD_COUNT = """
+    SELECT count(*) FROM inbox WHERE run_no = ? AND consumed_at IS NULL AND kind IN ('event', 'assignment')"""
 MESSAGE_NUMBER = "SELECT number FROM inbox WHERE run_no = ? AND id = ?"
 ALIVE = "SELECT 1 FROM workers WHERE id = ? AND gone = 0"
 RUN = f"SELECT {rows.RUN_COLUMNS} FROM runs WHERE id = ?"
 
 # Written in this order: what goes before what comes, rows before those that point to them.
 DROP_ALL = "DELETE FROM entries WHERE run_no = ?"
-DROP_ENTRY = "DELETE FROM entries WHERE run_no = ? AND position = ?"
+DROP_BELOW = "DELETE FROM entries WHERE run_no = ? AND (location = ? OR (location >= ? AND location < ?))"
 DROP_MARKERS = "DELETE FROM entries WHERE run_no = ? AND kind = 'marker'"
-ADD_RUN = f"INSERT INTO runs ({rows.RUN_COLUMNS}) VALUES ({','.join('?' * 31)})"
+ADD_RUN = f"INSERT INTO runs ({rows.RUN_COLUMNS}) VALUES ({','.join('?' * 33)})"
 ADD_ENTRY = f"INSERT INTO entries (run_no, position, turn_id, {rows.ENTRY_COLUMNS}) VALUES ({','.join('?' * 19)})"
 RESTART = """
     UPDATE runs SET first_workflow = coalesce(first_workflow, workflow), workflow = ?, version = ?,
            first_input = coalesce(first_input, input), input = ?, begun_at = ?,
-           run_attempt = ?, generation = generation + 1
+           run_attempt = ?, pool = coalesce(?, pool), generation = generation + 1, epoch = epoch + 1
     WHERE no = ?"""
 MOVE_FENCE = "UPDATE runs SET fence = ? WHERE no = ?"
 PATCH = """
     UPDATE runs SET status = ?, owner = ?, wake_at = ?, mailed = ?, waits = ?, held = ?, drift = ?, recoveries = ?,
-           result = ?, error = ?, ended_at = ?, prune_at = ?, updated_at = ?
+           result = ?, error = ?, ended_at = ?, prune_at = ?, updated_at = ?, unsettled = ?
     WHERE no = ?"""
 CLEAR_MAILED = "UPDATE runs SET wake_at = NULL, mailed = 0 WHERE no = ?"
 END = """
     UPDATE runs SET status = ?, owner = NULL, wake_at = NULL, mailed = 0, waits = NULL, held = NULL, ended_at = ?,
-           updated_at = ?, prune_at = ?, fence = ?
+           updated_at = ?, prune_at = ?, fence = ?, orphans = ?, unsettled = ?
     WHERE no = ?"""
 RELEASE = "UPDATE runs SET owner = NULL, mailed = 0, status = ?, wake_at = ?, updated_at = ? WHERE no = ?"
-CONSUME = "UPDATE inbox SET consumed_at = ?, body = NULL WHERE run_no = ? AND number = ? AND consumed_at IS NULL"
-ADD_MESSAGE = f"INSERT INTO inbox (run_no, {rows.MESSAGE_COLUMNS}) VALUES ({','.join('?' * 9)})"
-COUNT_MESSAGE = "UPDATE runs SET inbox_last = ?, wake_at = ?, mailed = ? WHERE no = ?"
-ADD_LETTER = f"INSERT OR IGNORE INTO dead_letters ({rows.LETTER_COLUMNS}) VALUES ({','.join('?' * 11)})"
 _ORDER = (
     DROP_ALL,
-    DROP_ENTRY,
+    DROP_BELOW,
     DROP_MARKERS,
+    UNSUBSCRIBE_ALL,
     ADD_RUN,
     ADD_ENTRY,
+    ADD_ITEM,
     RESTART,
     MOVE_FENCE,
     PATCH,
@@ -93,6 +102,10 @@ _ORDER = (
     ADD_MESSAGE,
     COUNT_MESSAGE,
     ADD_LETTER,
+    sqlite_duties.OBSERVE,
+    sqlite_duties.OBSERVED,
+    SHOW,
+    SUPERSEDE,
 )
 
 
@@ -111,18 +124,41 @@ def commit(
     return answers, frozenset(writer.changed)
 
 
-def _parts(batch: Sequence[Write]) -> Iterator[list[Write]]:
-    """The batch, cut so that no run comes up twice in a part."""
-    part: list[Write] = []
-    ids: set[str] = set()
+COMMITTED = Committed()
+
+Part = dict[rules.Key, Write]
+"""Writes to different runs, by what they are about."""
+
+
+def _parts(batch: Sequence[Write]) -> Iterator[Part]:
+    """The batch, cut so that no run comes up twice in a part, and what touches other runs is alone."""
+    part: Part = {}
+    key: rules.Key
     for write in batch:
-        id = rules.run_of(write)
-        if id in ids:
+        if type(write) is CommitTurn and write.extras is None:  # most of them, so without a question to others
+            key, alone = write.run_id, False
+        else:
+            key, alone = rules.run_of(write), _is_alone(write)
+        if part and (alone or key in part):
             yield part
-            part, ids = [], set()
-        part.append(write)
-        ids.add(id)
+            part = {}
+        part[key] = write
+        if alone:
+            yield part
+            part = {}
     yield part
+
+
+def _is_alone(write: Write) -> bool:
+    if isinstance(write, CommitTurn):
+        extras = write.extras
+        return extras is not None and bool(extras.subscribe or extras.unsubscribe or extras.returned)
+    if isinstance(write, CreateRun):
+        return bool(write.entries or write.inbox)
+    return isinstance(write, (Publish, FanOut, Settle, RewindRun))
+
+
+_ToRun = Deliver | EndRun | Observe | Settle | RewindRun | AppendStream | SupersedeStream
 
 
 class BatchWriter:
@@ -134,45 +170,100 @@ class BatchWriter:
         self._known = memory.begin(connection)
         self._pending: dict[str, list[rows.Row]] = {sql: [] for sql in _ORDER}
         self._alive: dict[str, bool] = {}
+        self._topics = Topics(connection)
         self.changed: set[str] = set()
 
-    def carry_out(self, part: Sequence[Write]) -> list[Answer]:
-        """Writes to different runs."""
-        self._read_standings([id for write in part if (id := rules.run_of(write)) not in self._known])
-        answers = []
-        for write in part:
+    def carry_out(self, part: Part) -> list[Answer]:
+        """The answers, in the order of the writes."""
+        ids = [key for key in part if key not in self._known and isinstance(key, str)]
+        if ids:
+            self._known.update(read_standings(self._connection, ids))
+        answers: list[Answer] = []
+        for key, write in part.items():
+            if type(write) is CommitTurn and self._is_next_step(write):
+                answers.append(COMMITTED)
+                continue
             answer = self._judge(write)
-            self._memory.learn(write, answer)
+            self._memory.learn(key, write, answer)
             answers.append(answer)
-        for sql, pending in self._pending.items():
-            if pending:
-                self._connection.executemany(sql, pending)
-                pending.clear()
+        self._flush()
+        if self._topics.touched:
+            self._forget_touched()
         return answers
 
-    def _read_standings(self, ids: Iterable[str]) -> None:
-        for row in self._connection.executemany(STANDING, [(id,) for id in ids]):
-            id, no, status, owner, fence, inbox_last, wake_at, mailed, held, begun, last = row
-            position = max(last or 0, fence)
-            self._known[id] = Known(
-                rows.run_status(status), owner, position, inbox_last, wake_at, mailed, held, begun, no
-            )
+    def _is_next_step(self, turn: CommitTurn) -> bool:
+        """The hot case in one go: a turn that only adds to a run that is ours and of which all is known.
+
+        Nothing here decides differently from `_commit_turn`; what it does not recognise goes there.
+        """
+        run = self._known.get(turn.run_id)
+        if (
+            run is None
+            or turn.patch is not None
+            or turn.extras is not None
+            or turn.consumed
+            or turn.restart is not None
+        ):
+            return False
+        if run.position != turn.base or run.owner != turn.worker or run.status.terminal or run.mailed:
+            return False
+        if run.inbox_last > turn.seen or not turn.entries or not self._is_alive(turn.worker):
+            return False
+        self._add_entries(run.no, turn.base + 1, turn.turn_id, turn.entries)
+        run.position = turn.base + len(turn.entries)
+        return True
+
+    def _flush(self) -> None:
+        """Write what was gathered."""
+        for sql, pending in self._pending.items():
+            if not pending:
+                continue
+            if sql is CONSUME:
+                self._topics.consume(pending)
+            else:
+                self._connection.executemany(sql, pending)
+            pending.clear()
+
+    def _forget_touched(self) -> None:
+        for id in self._topics.touched:
+            self._memory.drop(id)
+        self.changed |= self._topics.touched
+        self._topics.touched.clear()
 
     def _judge(self, write: Write) -> Answer:
-        if isinstance(write, CreateRun):
-            return self._create(write)
-        run = self._known.get(write.run_id)
-        if isinstance(write, ReleaseRun):
-            return self._release(write, run)
-        if run is None:
-            return Missing()
         match write:
-            case CommitTurn():
-                return self._commit_turn(write, run)
+            case CommitTurn():  # the most frequent is asked for first
+                run = self._known.get(write.run_id)
+                return Missing() if run is None else self._commit_turn(write, run)
+            case CreateRun():
+                return self._create(write)
+            case Publish():
+                return self._topics.publish(write)
+            case FanOut():
+                return self._topics.fan_out(write)
+            case ReleaseRun():
+                return self._release(write, self._known.get(write.run_id))
+            case _:
+                run = self._known.get(write.run_id)
+                return Missing() if run is None else self._judge_other(write, run)
+
+    def _judge_other(self, write: _ToRun, run: Known) -> Answer:
+        match write:
             case Deliver():
                 return self._deliver(write, run)
             case EndRun():
                 return self._end(write, run)
+            case Observe():
+                return self._observe(write, run)
+            case Settle():
+                return sqlite_duties.settle(self._connection, self._topics, run, write)
+            case RewindRun():
+                return self._rewind(write, run)
+            case AppendStream():
+                return self._append_stream(write, run)
+            case SupersedeStream():
+                self._pending[SUPERSEDE].append((run.no, write.location, write.writer))
+                return Committed()
 
     # creating
 
@@ -180,8 +271,12 @@ class BatchWriter:
         record = write.record
         run = self._known.get(record.id)
         if run is None:
-            new = rules.born(record, record.owner is not None and self._is_alive(record.owner))
-            self._pending[ADD_RUN].append(rows.run_row(new))
+            alive = record.owner is not None and self._is_alive(record.owner)
+            new = rules.born(record, alive, mail=len(write.inbox))
+            if write.entries or write.inbox:
+                self._fork(write, new)
+            else:
+                self._pending[ADD_RUN].append(rows.run_row(new))
             if new.owner is None:
                 self.changed.add(record.id)
             return Created(owned=new.owner is not None)
@@ -189,6 +284,14 @@ class BatchWriter:
         if stored.created_by != record.created_by:
             return Exists(stored)
         return Created(owned=record.owner is not None and stored.owner == record.owner)
+
+    def _fork(self, write: CreateRun, new: RunRecord) -> None:
+        """A run that is born with a history and an inbox: what is theirs needs the number of its row."""
+        self._connection.execute(ADD_RUN, rows.run_row(new))
+        no = self._connection.last_insert_rowid()
+        self._add_entries(no, 1, None, write.entries)
+        messages = [rows.message_row(no, number, message) for number, message in enumerate(write.inbox, 1)]
+        self._pending[ADD_MESSAGE] += messages
 
     # turns
 
@@ -199,42 +302,68 @@ class BatchWriter:
         if refused is not None:
             return refused
         self._append(turn, run)
+        if turn.extras is not None:
+            run = self._add_extras(turn, run, turn.extras)
         mail = self._unseen(turn, run)
         if turn.patch is not None:
             self._patch(turn, run, turn.patch)
         elif run.mailed and not mail:
             self._pending[CLEAR_MAILED].append((run.no,))
-        for letter in turn.dead_letters:
-            self._pending[ADD_LETTER].append(rows.letter_row(letter))
         return Committed(mail=mail)
 
     def _append(self, turn: CommitTurn, run: Known) -> None:
         first = turn.base + 1
-        if turn.restart is not None or turn.dropped:
-            self._drop(turn, run)
-        if turn.entries and turn.restart is None:
-            add = self._pending[ADD_ENTRY].append
-            turn_id: str | None = turn.turn_id
-            for position, entry in enumerate(turn.entries, first):
-                add(rows.entry_row(run.no, position, turn_id, entry))
-                turn_id = None
+        entries = turn.entries
+        if turn.restart is not None:
+            self._restart(turn, run, turn.restart)
+            entries = turn.restart.entries
+        elif turn.extras is not None and turn.extras.dropped:
+            self._drop(turn, run, turn.extras.dropped)
+        if entries:
+            self._add_entries(run.no, first, turn.turn_id, entries)
         else:
             self._pending[ADD_ENTRY].append(rows.marker_row(run.no, first, turn.turn_id, turn.now))
         for number in turn.consumed:
             self._pending[CONSUME].append((turn.now, run.no, number))
+        if run.listens and _stops_listening(turn):
+            self._pending[UNSUBSCRIBE_ALL].append((run.no,))
 
-    def _drop(self, turn: CommitTurn, run: Known) -> None:
+    def _add_entries(self, run_no: int, first: int, turn_id: str | None, entries: Sequence[Entry]) -> None:
+        add = self._pending[ADD_ENTRY].append
+        for position, entry in enumerate(entries, first):
+            add(rows.entry_row(run_no, position, turn_id, entry))
+            turn_id = None
+
+    def _drop(self, turn: CommitTurn, run: Known, locations: Sequence[str]) -> None:
         """Delete what is no longer needed; the fence keeps the positions taken that go with it."""
         self._pending[MOVE_FENCE].append((rules.last_position(turn), run.no))
-        restart = turn.restart
-        if restart is None:
-            self._pending[DROP_ENTRY] += [(run.no, position) for position in turn.dropped]
-            self._pending[DROP_MARKERS].append((run.no,))
-            return
+        # Below "a" is what begins with "a/", and that sorts before "a0".
+        self._pending[DROP_BELOW] += [(run.no, each, f"{each}/", f"{each}0") for each in locations]
+        self._pending[DROP_MARKERS].append((run.no,))
+
+    def _restart(self, turn: CommitTurn, run: Known, restart: Restart) -> None:
+        self._pending[MOVE_FENCE].append((rules.last_position(turn), run.no))
         self._pending[DROP_ALL].append((run.no,))
         input = rows.pack(restart.input)
-        row = (restart.workflow, restart.version, input, restart.begun_at, restart.run_attempt, run.no)
-        self._pending[RESTART].append(row)
+        begun = (restart.begun_at, restart.run_attempt, restart.pool)
+        self._pending[RESTART].append((restart.workflow, restart.version, input, *begun, run.no))
+
+    def _add_extras(self, turn: CommitTurn, run: Known, extras: TurnExtras) -> Known:
+        """What few turns have; the run as it stands after that, for its subscriptions may have found mail."""
+        self._pending[SHOW] += [value_row(run.no, shown) for shown in extras.published]
+        self._pending[ADD_ITEM] += [item_row(run.no, item) for item in extras.streamed]
+        self._pending[ADD_LETTER] += map(rows.letter_row, extras.dead_letters)
+        if extras.published or extras.streamed:
+            self.changed.add(turn.run_id)
+        if not _is_alone(turn):
+            return run
+        self._flush()
+        self._topics.unsubscribe(run.no, extras.unsubscribe)
+        self._topics.give_back(run.no, extras.returned, turn.now)
+        if not _stops_listening(turn):
+            for subscription in extras.subscribe:
+                self._topics.subscribe(run.no, subscription, turn.now)
+        return read_standing(self._connection, run.no)[1]
 
     def _patch(self, turn: CommitTurn, run: Known, patch: RunPatch) -> None:
         owner = None if patch.status.terminal else patch.owner
@@ -255,6 +384,7 @@ class BatchWriter:
                 patch.ended_at,
                 patch.prune_at,
                 turn.now,
+                patch.status.terminal and self._owes(run, turn.consumed),
                 run.no,
             )
         )
@@ -270,8 +400,7 @@ class BatchWriter:
         if run.inbox_last <= turn.seen:
             return False
         sql = UNREAD_WAKING_HELD if held else UNREAD
-        consumed = msgspec.json.encode(turn.consumed).decode()
-        return self._connection.execute(sql, (run.no, turn.seen, consumed)).get is not None
+        return self._connection.execute(sql, (run.no, turn.seen, _numbers(turn.consumed))).get is not None
 
     # from outside
 
@@ -282,17 +411,15 @@ class BatchWriter:
             return Delivered(number, fresh=False, owner=run.owner)
         if run.status.terminal:
             return Ended(run.status)
-        if write.limit is not None and run.inbox_last >= write.limit:  # only then it may be full
+        if write.limit is not None and run.inbox_last >= write.limit and message.kind in rules.EVENTS:
             pending = self._connection.execute(UNREAD_COUNT, (run.no,)).get
             if pending >= write.limit:
                 return Full(pending)
-        number = run.inbox_last + 1
-        woken = rules.wakes(message, run)
-        wake_at = rules.earliest(run.wake_at, write.now) if woken else run.wake_at
-        self._pending[ADD_MESSAGE].append(rows.message_row(run.no, number, message))
-        self._pending[COUNT_MESSAGE].append((number, wake_at, woken and run.owner is not None, run.no))
+        added, count = mail_rows(run, message, write.now)
+        self._pending[ADD_MESSAGE].append(added)
+        self._pending[COUNT_MESSAGE].append(count)
         self.changed.add(write.run_id)
-        return Delivered(number, fresh=True, owner=run.owner)
+        return Delivered(run.inbox_last + 1, fresh=True, owner=run.owner)
 
     def _end(self, write: EndRun, run: Known) -> Answer:
         if run.position and self._turn_at(run, run.position) == write.turn_id:
@@ -304,7 +431,10 @@ class BatchWriter:
         position = run.position + 1
         prune_at = None if write.prune_after is None else write.now + write.prune_after
         self._pending[ADD_ENTRY].append(rows.marker_row(run.no, position, write.turn_id, write.now))
-        self._pending[END].append((write.status, write.now, write.now, prune_at, position, run.no))
+        owing = (run.begun, run.begun or self._owes(run))
+        self._pending[END].append((write.status, write.now, write.now, prune_at, position, *owing, run.no))
+        if run.listens:
+            self._pending[UNSUBSCRIBE_ALL].append((run.no,))
         self.changed.add(write.run_id)
         return Committed()
 
@@ -318,7 +448,54 @@ class BatchWriter:
             self.changed.add(write.run_id)
         return Committed()
 
+    # duties, going back, streams
+
+    def _owes(self, run: Known, consumed: Sequence[int] = ()) -> bool:
+        """Whether a run that ends like this has to tell somebody, or has events that nobody will read."""
+        if run.observed or not run.inbox_last:
+            return run.observed
+        return self._connection.execute(UNREAD_EVENT, (run.no, 0, _numbers(consumed))).get is not None
+
+    def _observe(self, write: Observe, run: Known) -> Answer:
+        if run.status.terminal:
+            return rules.told(rows.run_of_row(self._connection.execute(RUN, (write.run_id,)).get))
+        self._pending[sqlite_duties.OBSERVE].append((run.no, write.observer, write.target))
+        if not run.observed:
+            self._pending[sqlite_duties.OBSERVED].append((run.no,))
+        return Observing()
+
+    def _rewind(self, write: RewindRun, run: Known) -> Answer:
+        if run.position > write.base and self._turn_at(run, write.base + 1) == write.turn_id:
+            return Committed()
+        if run.position != write.base:
+            return Superseded()
+        sqlite_duties.rewind(self._connection, run, write)
+        if write.entries:
+            self._add_entries(run.no, write.base + 1, write.turn_id, write.entries)
+        else:
+            self._pending[ADD_ENTRY].append(rows.marker_row(run.no, write.base + 1, write.turn_id, write.now))
+        self.changed.add(write.run_id)
+        return Committed()
+
+    def _append_stream(self, write: AppendStream, run: Known) -> Answer:
+        refused = rules.refuse_append(write, run, self._is_alive(write.worker))
+        if refused is not None:
+            return refused
+        if write.items:
+            self._pending[ADD_ITEM] += appended_rows(self._connection, run.no, write)
+            self.changed.add(write.run_id)
+        return Committed()
+
     def _is_alive(self, worker: str) -> bool:
         if worker not in self._alive:
             self._alive[worker] = self._connection.execute(ALIVE, (worker,)).get is not None
         return self._alive[worker]
+
+
+def _stops_listening(turn: CommitTurn) -> bool:
+    """Whether the run ends or begins anew, and no receive of it is open any more."""
+    return turn.restart is not None or (turn.patch is not None and turn.patch.status.terminal)
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    return msgspec.json.encode(numbers).decode()

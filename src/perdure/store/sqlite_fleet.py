@@ -1,12 +1,10 @@
 """Who executes what: claims, wake-ups and workers of the SQLite store. All of it runs on the writer's connection.
 
-Questions that mostly come back empty (is anything due, is anything to be pruned) are asked before the write lock is
-taken: idle engines do not get in the way of busy ones.
+Whether anything is due is asked before the write lock is taken: idle engines do not get in the way of busy ones.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -53,8 +51,6 @@ RENEW = """
     RETURNING 1"""
 DECLARE_GONE = """
     UPDATE workers SET gone = 1 WHERE id = ?1 AND (gone = 1 OR ?2 IS NULL OR lease_until <= ?2) RETURNING 1"""
-PRUNABLE = """
-    SELECT no FROM runs WHERE prune_at <= ? AND ended_at IS NOT NULL ORDER BY prune_at LIMIT ?"""
 
 
 @contextmanager
@@ -80,8 +76,9 @@ def claim(connection: apsw.Connection, claim: Claim) -> list[ClaimedRun]:
 def _due(connection: apsw.Connection, claim: Claim) -> list[tuple[float, str, int]]:
     """(wake_at, id, no) of the earliest due runs: the first of each pair, which the index has in order, merged."""
     found: list[tuple[float, str, int]] = []
+    due_by = claim.now if claim.due_by is None else claim.due_by
     for workflow, version in set(claim.workflows):
-        where = (claim.pool, workflow, version, claim.now)
+        where = (claim.pool, workflow, version, due_by)
         if claim.shards is None:
             found += connection.execute(DUE, (*where, claim.limit))
         else:
@@ -150,30 +147,3 @@ def retire(connection: apsw.Connection, worker_id: str) -> None:
             connection.execute("DELETE FROM workers WHERE id = ?", (worker_id,))
         else:
             connection.execute("UPDATE workers SET gone = 1 WHERE id = ?", (worker_id,))
-
-
-# --- upkeep --------------------------------------------------------------------------------------------------------
-
-
-def prune(connection: apsw.Connection, now: float, limit: int) -> int:
-    if connection.execute(PRUNABLE, (now, 1)).get is None:
-        return 0
-    with writing(connection):
-        doomed = connection.execute(PRUNABLE, (now, limit)).fetchall()
-        for sql in (
-            "DELETE FROM entries WHERE run_no = ?",
-            "DELETE FROM inbox WHERE run_no = ?",
-            "DELETE FROM runs WHERE no = ?",
-        ):
-            connection.executemany(sql, doomed)
-    return len(doomed)
-
-
-def secret(connection: apsw.Connection, name: str) -> bytes:
-    found: bytes | None = connection.execute("SELECT value FROM secrets WHERE name = ?", (name,)).get
-    if found is not None:
-        return found
-    with writing(connection):
-        connection.execute("INSERT OR IGNORE INTO secrets VALUES (?, ?)", (name, secrets.token_bytes(32)))
-        made: bytes = connection.execute("SELECT value FROM secrets WHERE name = ?", (name,)).get
-    return made

@@ -7,29 +7,72 @@ connection writes makes us forget everything. (Measured: it takes a quarter off 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import apsw
 
-from perdure.store.base import Answer, Committed, CommitTurn, Write
-from perdure.store.rules import Standing, last_position, run_of
+from perdure.store import sqlite_rows as rows
+from perdure.store.base import Answer, AppendStream, Committed, CommitTurn, SupersedeStream, Write
+from perdure.store.rules import Key, Standing, last_position
 
 MOST = 20_000
 
+STANDING = """
+    SELECT id, no, status, owner, fence, inbox_last, wake_at, mailed, held IS NOT NULL,
+           begun_at IS NOT NULL OR generation > 0, observed, listens, unsettled,
+           (SELECT max(position) FROM entries WHERE run_no = runs.no)
+    FROM runs WHERE id = ?"""
+STANDING_OF_NO = STANDING.replace("WHERE id = ?", "WHERE no = ?")
 
-class Known(Standing):
-    """A run's standing with the number of its row."""
 
-    no: int = 0
+class Known(Standing, kw_only=True):
+    """A run's standing with the number of its row, and whether it has rows in tables that most runs are not in."""
+
+    no: int
+    observed: bool
+    listens: bool
+    unsettled: bool
+
+
+def read_standings(connection: apsw.Connection, ids: Iterable[str]) -> Iterator[tuple[str, Known]]:
+    """The standings of those runs that there are."""
+    return map(_known_of_row, connection.executemany(STANDING, [(id,) for id in ids]))
+
+
+def read_standing(connection: apsw.Connection, no: int) -> tuple[str, Known]:
+    """The id and standing of the run with this number."""
+    row: rows.Row = connection.execute(STANDING_OF_NO, (no,)).get
+    return _known_of_row(row)
+
+
+def _known_of_row(row: rows.Row) -> tuple[str, Known]:
+    id, no, status, owner, fence, inbox_last, wake_at, mailed, held, begun, observed, listens, unsettled, last = row
+    known = Known(
+        status=rows.run_status(status),
+        owner=owner,
+        position=max(last or 0, fence),
+        inbox_last=inbox_last,
+        wake_at=wake_at,
+        mailed=mailed,
+        held=held,
+        begun=begun,
+        no=no,
+        observed=observed,
+        listens=listens,
+        unsettled=unsettled,
+    )
+    return id, known
 
 
 class StandingMemory:
     """The standings of runs by id, as of the last commit of one connection."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Known] = {}
+        self._known: dict[Key, Known] = {}
         self._connection: apsw.Connection | None = None
         self._version: int | None = None
 
-    def begin(self, connection: apsw.Connection) -> dict[str, Known]:
+    def begin(self, connection: apsw.Connection) -> dict[Key, Known]:
         """What is still true, in a transaction that has just begun."""
         version = connection.execute("PRAGMA data_version").get
         if connection is not self._connection or version != self._version or len(self._known) > MOST:
@@ -40,16 +83,21 @@ class StandingMemory:
     def forget(self) -> None:
         self._connection = None
 
-    def learn(self, write: Write, answer: Answer) -> None:
+    def learn(self, key: Key, write: Write, answer: Answer) -> None:
         """Take note of what a write has changed: a plain turn moves its run on, anything else is better read again."""
-        run = self._known.get(run_of(write))
+        run = self._known.get(key)
         if run is None:
             return
-        if not isinstance(answer, Committed) or not isinstance(write, CommitTurn) or run.mailed or not _is_plain(write):
-            del self._known[run_of(write)]
-        elif run.position == write.base:
-            run.position = last_position(write)
+        if isinstance(write, CommitTurn) and isinstance(answer, Committed) and not run.mailed and _is_plain(write):
+            if run.position == write.base:
+                run.position = last_position(write)
+        elif not isinstance(write, (AppendStream, SupersedeStream)):
+            del self._known[key]
+
+    def drop(self, id: str) -> None:
+        """Something of this run has changed that is better read again."""
+        self._known.pop(id, None)
 
 
 def _is_plain(turn: CommitTurn) -> bool:
-    return turn.patch is None and not turn.consumed and not turn.dropped and turn.restart is None
+    return turn.patch is None and not turn.consumed and turn.restart is None and turn.extras is None

@@ -9,13 +9,16 @@ from typing import TypeVar
 import apsw
 
 from perdure.errors import StoreError
-from perdure.records import DeadLetter, Message, RunQuery, RunRecord, WorkerRecord
+from perdure.records import DeadLetter, Message, RunQuery, RunRecord, TopicEvent, WorkerRecord
 from perdure.store import sqlite_rows as rows
-from perdure.store.base import RunPage, Snapshot, StoredEntry
+from perdure.store.base import Observer, RunPage, Snapshot, StoredEntry, Unsettled
 from perdure.store.pages import check_limit, created_between, cursor_after, key_of, statuses_of
 from perdure.store.sqlite_commit import RUN
+from perdure.store.sqlite_topics import EVENT_COLUMNS, event_of_row
 
 T = TypeVar("T")
+
+DUTY_PAGE = 500  # of what one run owes
 
 RUN_AND_NO = f"SELECT {rows.RUN_COLUMNS}, no FROM runs WHERE id = ?"
 POSITION = "SELECT max(position) FROM entries WHERE run_no = ?"
@@ -28,7 +31,20 @@ HISTORY = f"""
     SELECT position, {rows.ENTRY_COLUMNS} FROM entries
     WHERE run_no = (SELECT no FROM runs WHERE id = ?) AND position > ? AND kind <> 'marker' ORDER BY position"""
 WORKERS = f"SELECT {rows.WORKER_COLUMNS} FROM workers ORDER BY id"
-LETTERS = f"SELECT {rows.LETTER_COLUMNS} FROM dead_letters WHERE no > ? ORDER BY no LIMIT ?"
+LETTER = f"SELECT {rows.LETTER_COLUMNS} FROM dead_letters WHERE id = ?"
+UNSETTLED = f"""
+    SELECT {rows.RUN_COLUMNS}, no, orphans FROM runs WHERE unsettled = 1 ORDER BY ended_at, id LIMIT ?"""
+OBSERVERS = "SELECT observer, target FROM observers WHERE run_no = ? ORDER BY observer, target LIMIT ?"
+DUTY_MAIL = f"""
+    SELECT {rows.MESSAGE_COLUMNS} FROM inbox
+    WHERE run_no = ? AND consumed_at IS NULL AND kind IN ('event', 'assignment') ORDER BY number LIMIT ?"""
+OPEN_CHILDREN = """
+    SELECT id FROM runs WHERE parent = ? AND attached = 1 AND ended_at IS NULL AND id > ? ORDER BY id LIMIT ?"""
+UNFINISHED = f"""
+    SELECT {EVENT_COLUMNS} FROM topic_events WHERE fan_from IS NOT NULL ORDER BY topic, place LIMIT ?"""
+TOPIC = f"""
+    SELECT {EVENT_COLUMNS} FROM topic_events
+    WHERE topic = ? AND place > ? AND gone_at IS NULL ORDER BY place LIMIT ?"""
 
 
 def reading(connection: apsw.Connection, read: Callable[[], T]) -> T:
@@ -75,14 +91,58 @@ def workers(connection: apsw.Connection) -> list[WorkerRecord]:
     return [rows.worker_of_row(row) for row in connection.execute(WORKERS)]
 
 
-def dead_letters(connection: apsw.Connection, limit: int, after: str | None) -> list[DeadLetter]:
+def dead_letters(
+    connection: apsw.Connection, limit: int, after: str | None, kind: str | None, event: str | None
+) -> list[DeadLetter]:
     """In the order in which they came."""
     no = 0
     if after is not None:
         no = connection.execute("SELECT no FROM dead_letters WHERE id = ?", (after,)).get
     if no is None:
         raise StoreError(f"dead letter {after!r}, where the page before ended, is gone; begin with the first page")
-    return [rows.letter_of_row(row) for row in connection.execute(LETTERS, (no, check_limit(limit)))]
+    values = [value for value in (kind, event) if value is not None]
+    found = connection.execute(letters_query(kind is not None, event is not None), (no, *values, check_limit(limit)))
+    return [rows.letter_of_row(row) for row in found]
+
+
+def letters_query(of_kind: bool, of_event: bool) -> str:
+    terms = "no > ?" + " AND kind = ?" * of_kind + " AND event_name = ?" * of_event
+    return f"SELECT {rows.LETTER_COLUMNS} FROM dead_letters WHERE {terms} ORDER BY no LIMIT ?"
+
+
+def dead_letter(connection: apsw.Connection, letter_id: str) -> DeadLetter | None:
+    row = connection.execute(LETTER, (letter_id,)).fetchone()
+    return rows.letter_of_row(row) if row is not None else None
+
+
+# --- duties, families and topics -----------------------------------------------------------------------------------
+
+
+def unsettled(connection: apsw.Connection, limit: int) -> list[Unsettled]:
+    owing = (check_limit(limit),)
+    return reading(connection, lambda: [_owing(connection, row) for row in connection.execute(UNSETTLED, owing)])
+
+
+def _owing(connection: apsw.Connection, row: rows.Row) -> Unsettled:
+    no, orphans = row[-2:]
+    return Unsettled(
+        record=rows.run_of_row(row),
+        observers=tuple(Observer(*each) for each in connection.execute(OBSERVERS, (no, DUTY_PAGE))),
+        mail=tuple(map(rows.message_of_row, connection.execute(DUTY_MAIL, (no, DUTY_PAGE)))),
+        orphans=bool(orphans),
+    )
+
+
+def open_children(connection: apsw.Connection, run_id: str, limit: int, after: str | None) -> list[str]:
+    return [id for (id,) in connection.execute(OPEN_CHILDREN, (run_id, after or "", check_limit(limit)))]
+
+
+def unfinished(connection: apsw.Connection, limit: int) -> list[TopicEvent]:
+    return [event_of_row(row) for row in connection.execute(UNFINISHED, (check_limit(limit),))]
+
+
+def topic(connection: apsw.Connection, name: str, limit: int, after: int) -> list[TopicEvent]:
+    return [event_of_row(row) for row in connection.execute(TOPIC, (name, after, check_limit(limit)))]
 
 
 # --- pages of runs -------------------------------------------------------------------------------------------------

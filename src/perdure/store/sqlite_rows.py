@@ -61,9 +61,9 @@ def as_json(value: Any) -> str | None:
 # --- runs ----------------------------------------------------------------------------------------------------------
 
 RUN_COLUMNS = (
-    "id, workflow, version, input, created_at, created_by, seed, pool, shard, status, generation, run_attempt, "
-    "first_workflow, first_input, result, error, parent, tags, begun_at, updated_at, ended_at, wake_at, "
-    "owner, recoveries, deadline_at, retention, waits, held, drift, inbox_last, fence"
+    "id, workflow, version, input, created_at, created_by, seed, pool, shard, status, generation, epoch, "
+    "run_attempt, first_workflow, first_input, result, error, parent, attached, tags, begun_at, updated_at, ended_at, "
+    "wake_at, owner, recoveries, deadline_at, retention, waits, held, drift, inbox_last, fence"
 )
 
 
@@ -80,12 +80,14 @@ def run_row(run: RunRecord) -> Row:
         run.shard,
         run.status,
         run.generation,
+        run.epoch,
         run.run_attempt,
         run.first_workflow,
         pack(run.first_input),
         pack(run.result),
         as_json(run.error),
         run.parent,
+        run.attached,
         as_json(run.tags),
         run.begun_at,
         run.updated_at,
@@ -104,11 +106,10 @@ def run_row(run: RunRecord) -> Row:
 
 
 def run_of_row(row: Row) -> RunRecord:
-    (id, workflow, version, input, created_at, created_by, seed, pool, shard, status, generation, run_attempt) = row[
-        :12
-    ]
-    (first_workflow, first_input, result, error, parent, tags, begun_at, updated_at, ended_at, wake_at) = row[12:22]
-    (owner, recoveries, deadline_at, retention, waits, held, drift, inbox_last, fence) = row[22:31]
+    (id, workflow, version, input, created_at, created_by, seed, pool, shard, status, generation, epoch) = row[:12]
+    (run_attempt, first_workflow, first_input, result, error, parent, attached, tags, begun_at) = row[12:21]
+    (updated_at, ended_at, wake_at, owner, recoveries, deadline_at, retention, waits, held, drift) = row[21:31]
+    inbox_last, fence = row[31:33]
     return RunRecord(
         id=id,
         workflow=workflow,
@@ -121,12 +122,14 @@ def run_of_row(row: Row) -> RunRecord:
         shard=shard,
         status=_run_status[status],
         generation=generation,
+        epoch=epoch,
         run_attempt=run_attempt,
         first_workflow=first_workflow,
         first_input=unpack(first_input),
         result=unpack(result),
         error=_errors.decode(error) if error else None,
         parent=parent,
+        attached=bool(attached),
         tags=_tags.decode(tags) if tags else {},
         begun_at=begun_at,
         updated_at=updated_at,
@@ -227,7 +230,7 @@ def entry_of_row(row: Row) -> Entry:
 
 # --- mail, dead letters, workers -------------------------------------------------------------------------------------
 
-MESSAGE_COLUMNS = "number, id, kind, name, body, sender, sent_at, expires_at"
+MESSAGE_COLUMNS = "number, id, kind, name, body, sender, sent_at, expires_at, policy, target, place, wants_reply"
 
 
 def message_row(run_no: int, number: int, message: Message) -> Row:
@@ -241,11 +244,15 @@ def message_row(run_no: int, number: int, message: Message) -> Row:
         message.sender,
         message.sent_at,
         message.expires_at,
+        message.policy,
+        message.target,
+        message.place,
+        message.wants_reply,
     )
 
 
 def message_of_row(row: Row) -> Message:
-    number, id, kind, name, body, sender, sent_at, expires_at = row
+    number, id, kind, name, body, sender, sent_at, expires_at, policy, target, place, wants_reply = row
     return Message(
         id=id,
         kind=kind,
@@ -255,6 +262,10 @@ def message_of_row(row: Row) -> Message:
         sender=sender,
         sent_at=sent_at,
         expires_at=expires_at,
+        policy=policy,
+        target=target,
+        place=place,
+        wants_reply=bool(wants_reply),
     )
 
 

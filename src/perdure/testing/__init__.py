@@ -1,9 +1,16 @@
-"""For those who test: a clock moved by hand, stores that fail on demand, crashes everywhere, the contract of stores."""
+"""For those who test: an engine that skips time, mocks, replays, crashes everywhere, the contract of stores.
+
+docs/testing.md shows how to use it. The pytest plugin is `perdure_pytest`, beside this package, so that pytest can load
+it without importing perdure.
+"""
 
 from perdure.testing.clock import VirtualClock
 from perdure.testing.crashes import Crash, CrashReport, crash_everywhere
+from perdure.testing.engine import Recorded, TestEngine
 from perdure.testing.faults import FaultyStore
 from perdure.testing.harness import Execution, Harness, WatchedEngine, on_virtual_time
+from perdure.testing.mocks import MockCall, StepMock
+from perdure.testing.replaying import replay
 from perdure.testing.store_contract import StoreContract
 
 __all__ = [
@@ -12,9 +19,14 @@ __all__ = [
     "Execution",
     "FaultyStore",
     "Harness",
+    "MockCall",
+    "Recorded",
+    "StepMock",
     "StoreContract",
+    "TestEngine",
     "VirtualClock",
     "WatchedEngine",
     "crash_everywhere",
     "on_virtual_time",
+    "replay",
 ]

@@ -8,8 +8,29 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypeVar
 
 from perdure.errors import StoreError
-from perdure.records import DeadLetter, Hint, Message, RunQuery, RunRecord, WorkerRecord
-from perdure.store.base import Answer, Claim, ClaimedRun, RunPage, Snapshot, Store, StoredEntry, Write
+from perdure.records import (
+    DeadLetter,
+    Hint,
+    Message,
+    PublishedValue,
+    RunQuery,
+    RunRecord,
+    StreamItem,
+    TopicEvent,
+    WorkerRecord,
+)
+from perdure.store.base import (
+    Answer,
+    Claim,
+    ClaimedRun,
+    Key,
+    RunPage,
+    Snapshot,
+    Store,
+    StoredEntry,
+    Unsettled,
+    Write,
+)
 
 T = TypeVar("T")
 Side = Literal["before", "after"]
@@ -30,6 +51,7 @@ class FaultyStore:
     def __init__(self, store: Store) -> None:
         self.inner = store
         self.calls: Counter[str] = Counter()
+        self.opened = 0  # how often it is open: what is left to close
         self.committed: list[tuple[Write, ...]] = []
         self.crashed = asyncio.Event()
         self.in_flight = 0
@@ -124,9 +146,11 @@ class FaultyStore:
 
     async def open(self, *, shards: int) -> None:
         await self._through("open", lambda: self.inner.open(shards=shards))
+        self.opened += 1
 
     async def close(self) -> None:
         await self._through("close", self.inner.close)
+        self.opened -= 1
 
     async def now(self) -> float:
         return await self.inner.now()
@@ -181,14 +205,45 @@ class FaultyStore:
     async def runs(self, query: RunQuery) -> RunPage:
         return await self._through("runs", lambda: self.inner.runs(query))
 
-    async def dead_letters(self, limit: int = 100, after: str | None = None) -> list[DeadLetter]:
-        return await self._through("dead_letters", lambda: self.inner.dead_letters(limit, after))
+    async def prune(self, now: float, limit: int = 500, *, remember: float = 0.0) -> int:
+        return await self._through("prune", lambda: self.inner.prune(now, limit, remember=remember))
 
-    async def prune(self, now: float, limit: int = 500) -> int:
-        return await self._through("prune", lambda: self.inner.prune(now, limit))
+    async def keys(self, name: str, now: float) -> list[Key]:
+        return await self._through("keys", lambda: self.inner.keys(name, now))
 
-    async def secret(self, name: str) -> bytes:
-        return await self._through("secret", lambda: self.inner.secret(name))
+    async def add_key(self, name: str, now: float) -> Key:
+        return await self._through("add_key", lambda: self.inner.add_key(name, now))
+
+    async def unsettled(self, limit: int = 100) -> list[Unsettled]:
+        return await self._through("unsettled", lambda: self.inner.unsettled(limit))
+
+    async def open_children(self, run_id: str, limit: int = 500, after: str | None = None) -> list[str]:
+        return await self._through("open_children", lambda: self.inner.open_children(run_id, limit, after))
+
+    async def unfinished(self, limit: int = 100) -> list[TopicEvent]:
+        return await self._through("unfinished", lambda: self.inner.unfinished(limit))
+
+    async def topic(self, name: str, limit: int = 100, after: int = 0) -> list[TopicEvent]:
+        return await self._through("topic", lambda: self.inner.topic(name, limit, after))
+
+    async def published(self, run_id: str) -> list[PublishedValue]:
+        return await self._through("published", lambda: self.inner.published(run_id))
+
+    async def stream(self, run_id: str, name: str, start: int = 0, limit: int = 500) -> list[StreamItem]:
+        return await self._through("stream", lambda: self.inner.stream(run_id, name, start, limit))
+
+    async def dead_letters(
+        self, limit: int = 100, after: str | None = None, *, kind: str | None = None, event: str | None = None
+    ) -> list[DeadLetter]:
+        return await self._through(
+            "dead_letters", lambda: self.inner.dead_letters(limit, after, kind=kind, event=event)
+        )
+
+    async def dead_letter(self, letter_id: str) -> DeadLetter | None:
+        return await self._through("dead_letter", lambda: self.inner.dead_letter(letter_id))
+
+    async def remove_dead_letter(self, letter_id: str) -> bool:
+        return await self._through("remove_dead_letter", lambda: self.inner.remove_dead_letter(letter_id))
 
 
 async def _for_ever() -> None:

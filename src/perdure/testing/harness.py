@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -15,19 +16,24 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from perdure.client import Client
+from perdure.clock import Clock
 from perdure.config import EngineConfig
 from perdure.definition import Workflow
 from perdure.embedded import Engine, core_over
-from perdure.engine.executor import Executor
+from perdure.engine.core import Core
+from perdure.engine.executor import Attempt, Executor
+from perdure.engine.upkeep import EXPOSE_AFTER
 from perdure.handle import Run
 from perdure.records import RunStep
 from perdure.store.base import Store
 from perdure.store.memory import MemoryStore
 from perdure.testing.clock import VirtualClock, let_the_loop_settle
 from perdure.testing.faults import FaultyStore
+from perdure.testing.passing import AGES, Unhurried
 
 R = TypeVar("R")
 HOUR = 3600.0
+WAITED_FOR = ("claiming", "settling", "topics")
 PATIENCE = 60.0  # real seconds that a thread may take before the harness says that it hangs
 
 
@@ -40,6 +46,8 @@ class Execution:
     location: str
     attempt: int
     at_most_once: bool = False
+    key: str = ""  # its idempotency key: the same location of another generation is another step
+    name: str = ""
 
 
 class WatchedEngine(Engine):
@@ -55,9 +63,19 @@ class WatchedEngine(Engine):
         await Client.open(self)
         if self._core is None:
             core = core_over(self._open, self._catalog, self._pool, self._concurrency)
-            self._watch(core.coordinator.executor)
+            self._prepare(core)
             await core.start()
             self._core = core
+
+    def _prepare(self, core: Core) -> None:
+        """Before it does anything."""
+        self._watch(core.coordinator.executor)
+        if self._harness.skips:
+            unhurried(core, Unhurried(self._harness.clock))
+
+    def _stand_in(self, step: RunStep) -> RunStep:
+        """What is executed in place of a step."""
+        return step
 
     @property
     def worker(self) -> str:
@@ -76,13 +94,31 @@ class WatchedEngine(Engine):
         assert self._core is not None
         return self._core.coordinator.executor.busy
 
+    @property
+    def bodies_under_way(self) -> list[Attempt]:
+        """Attempts whose bodies are coroutines on this loop; those in threads are the harness's own concern."""
+        if self._core is None:
+            return []
+        running = self._core.coordinator.executor._running.values()
+        return [attempt for of_run in running for attempt in of_run.values() if attempt.task is not None]
+
+    def _drop_all(self) -> None:
+        """Forget every run and body, where there is no event loop any more to do it in an orderly way."""
+        if self._core is not None:
+            self._core.coordinator.dropped()
+            self._core.coordinator.executor.close()
+        self._core = self._link = None
+
     def _watch(self, executor: Executor) -> None:
         start, in_thread = executor.start, executor._threads.run
 
-        def started(run_id: str, workflow: str, step: RunStep) -> None:
+        def started(run_id: str, workflow: str, step: RunStep, *, others: bool = False) -> None:
             once = step.call.step.settings.at_most_once
-            self._harness.executions.append(Execution(self.number, run_id, step.location, step.attempt, once))
-            start(run_id, workflow, step)
+            key = step.idempotency_key
+            self._harness.executions.append(
+                Execution(self.number, run_id, step.location, step.attempt, once, key, step.name)
+            )
+            start(run_id, workflow, self._stand_in(step), others=others)
 
         executor.start = started  # type: ignore[method-assign]
         executor._threads.run = lambda call: in_thread(  # type: ignore[method-assign]
@@ -93,7 +129,8 @@ class WatchedEngine(Engine):
 class Harness:
     """`async with Harness(store) as harness:`; engines that are still open at the end are abandoned.
 
-    The store survives its engines; each engine gets it through a `FaultyStore` of its own.
+    The store survives its engines; each engine gets it through a `FaultyStore` of its own. With `skips` (in memory
+    only) time goes from wake-up to wake-up of runs, and none is spent on sweeps and leases.
     """
 
     def __init__(
@@ -102,11 +139,13 @@ class Harness:
         *,
         clock: VirtualClock | None = None,
         config: EngineConfig | None = None,
+        skips: bool = False,
     ) -> None:
+        self.skips = skips
         self.clock = clock or VirtualClock()
         self.clock.settle = self.settle
         self.store: Store = MemoryStore(self.clock) if store is None else store
-        self.config = config or EngineConfig()
+        self.config = unswept(config or EngineConfig()) if skips else config or EngineConfig()
         self.executions: list[Execution] = []
         self.bodies = ThreadBodies()
         self._open: list[Client] = []
@@ -130,7 +169,7 @@ class Harness:
         for client in self._open:
             await _abandon(client)
         for faulty in self._faulty:
-            for _ in range(faulty.calls["open"] - faulty.calls["close"]):
+            for _ in range(faulty.opened):
                 await faulty.inner.close()
 
     # --- engines
@@ -173,6 +212,8 @@ class Harness:
 
     async def crash(self, engine: Engine) -> None:
         """The engine's process dies: no word to the store, nothing given back."""
+        if self.skips and isinstance(engine, WatchedEngine):  # no lease will run out, so its death is noticed at once
+            await self.store.declare_gone(engine.worker)
         await _abandon(engine)
         await self.settle()
 
@@ -225,6 +266,31 @@ class Harness:
         task: asyncio.Future[R] = asyncio.ensure_future(work)
         self._tasks.add(task)
         return task
+
+
+def unhurried(core: Core, clock: Clock) -> None:
+    """Let duties that only look after things go by this clock: all but those which a run may wait for.
+
+    Steps that take long are still shown in time, for that is a commit, and so a place to crash at.
+    """
+    executor, time = core.coordinator.executor, core.coordinator.executor._clock
+    start = executor.start
+
+    def started(run_id: str, workflow: str, step: RunStep, *, others: bool = False) -> None:
+        start(run_id, workflow, step, others=others)
+        time.call_at(time.now() + EXPOSE_AFTER, exposure.poke)
+
+    for duty in core._duties:
+        if duty.name == "exposure":
+            exposure = duty
+        if duty.name not in WAITED_FOR:
+            duty._clock = clock
+    executor.start = started  # type: ignore[method-assign]
+
+
+def unswept(config: EngineConfig) -> EngineConfig:
+    """For a store in memory, where nothing gets lost that a sweep would have to find, and no lease runs out."""
+    return dataclasses.replace(config, lease=AGES, sweep_interval=AGES)
 
 
 class ThreadBodies:

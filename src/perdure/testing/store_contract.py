@@ -15,11 +15,18 @@ needed.
 from __future__ import annotations
 
 from perdure.testing.contract.creating import CreatingCases
+from perdure.testing.contract.duties import DutyCases, ObservingCases
 from perdure.testing.contract.ending import EndingCases
+from perdure.testing.contract.families import FamilyCases, ForkCases
+from perdure.testing.contract.fanning import FanOutCases, ReturningCases
 from perdure.testing.contract.fleet import FleetCases
 from perdure.testing.contract.histories import HistoryCases
+from perdure.testing.contract.letters import KeyCases, LetterCases
 from perdure.testing.contract.mail import MailCases
 from perdure.testing.contract.queries import HintCases, ListCases, ValueCases
+from perdure.testing.contract.rewinding import RewindingCases
+from perdure.testing.contract.streams import PublishedCases, StreamCases
+from perdure.testing.contract.topics import PublishingCases, QueueCases
 from perdure.testing.contract.turns import TurnCases
 
 __all__ = ["StoreContract"]
@@ -31,6 +38,19 @@ class StoreContract(
     HistoryCases,
     MailCases,
     EndingCases,
+    ObservingCases,
+    DutyCases,
+    RewindingCases,
+    FamilyCases,
+    ForkCases,
+    PublishingCases,
+    QueueCases,
+    FanOutCases,
+    ReturningCases,
+    StreamCases,
+    PublishedCases,
+    LetterCases,
+    KeyCases,
     FleetCases,
     ListCases,
     HintCases,

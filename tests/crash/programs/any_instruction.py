@@ -14,6 +14,7 @@ import random
 import signal
 import sys
 import threading
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from perdure import Context, Engine, EngineConfig, Retry, current_step, step, workflow
@@ -23,6 +24,8 @@ LIVES = 30
 CALLS = 40_000  # of about twice as many that it takes to finish all runs in one life
 RUNS = 3
 PATIENCE = 40.0  # seconds; a life takes less than one
+
+Live = Callable[[str, str], Coroutine[Any, Any, None]]
 
 
 @step
@@ -94,7 +97,7 @@ def die_at(call: int) -> None:
     sys.setprofile(count)
 
 
-def life(url: str, log: str, call: int | None) -> int:
+def life(live: Live, url: str, log: str, call: int | None) -> int:
     """How a forked process ended."""
     child = os.fork()
     if child == 0:
@@ -113,17 +116,17 @@ def life(url: str, log: str, call: int | None) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def main(url: str, log: str, seed: int) -> None:
+def main(live: Live, url: str, log: str, seed: int, calls: int = CALLS) -> None:
     dice = random.Random(seed)
     for _ in range(LIVES):
-        ended = life(url, log, dice.randrange(CALLS))
+        ended = life(live, url, log, dice.randrange(calls))
         sys.stdout.write("died\n" if ended == -signal.SIGKILL else f"ended {ended}\n")
         sys.stdout.flush()
         sys.stdin.readline()
         if ended != -signal.SIGKILL:
             sys.exit(ended)
-    sys.exit(life(url, log, None))
+    sys.exit(life(live, url, log, None))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(live, sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -8,7 +8,6 @@ from perdure.store.base import (
     Committed,
     Created,
     Ended,
-    EndRun,
     Missing,
     ReleaseRun,
     Restart,
@@ -20,20 +19,18 @@ from perdure.testing.contract.kit import (
     Kit,
     case,
     claim,
+    end,
     entry,
     load,
     mail,
     record,
     run,
+    settle,
     succeeded,
     suspended,
     take,
     turn,
 )
-
-
-def end(turn_id: str = "end", now: float = 150.0, **fields: object) -> EndRun:
-    return EndRun(run_id="r", turn_id=turn_id, now=now, **fields)  # type: ignore[arg-type]
 
 
 class EndingCases(Kit):
@@ -124,7 +121,7 @@ class EndingCases(Kit):
     @case
     async def test_finished_runs_are_pruned_when_their_time_has_come(self, store: Store) -> None:
         await store.commit([run("r1", owner="a"), turn(0, entry(), id="r1", patch=succeeded(prune_at=300.0))])
-        await store.commit([run("r"), mail(), end(prune_after=100.0)])
+        await store.commit([run("r"), mail(kind="resume"), end(prune_after=100.0)])
         await store.commit([run("r3", owner="a"), turn(0, entry(), id="r3", patch=succeeded())])
         await store.commit([run("r4", owner="a"), turn(0, entry(), id="r4", patch=suspended(prune_at=200.0))])
         assert await store.prune(249.0) == 0
@@ -141,6 +138,7 @@ class EndingCases(Kit):
             await store.commit(
                 [run(id, owner="a"), mail(id=id), turn(0, entry(), id=id, patch=succeeded(prune_at=200.0))]
             )
+            await store.commit([settle(id, consumed=(1,))])
         assert [await store.prune(200.0, limit=2) for _ in range(4)] == [2, 2, 1, 0]
         assert await store.history("r0") == []
         assert await store.commit([run("r0", created_by="anew", owner="a")]) == [Created(owned=True)]

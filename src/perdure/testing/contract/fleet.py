@@ -70,6 +70,13 @@ class FleetCases(Kit):
         assert await take(store, claim(workflows=pairs, limit=4)) == ["r8", "r7", "r6", "r5"]
 
     @case
+    async def test_only_what_has_been_due_for_long_if_asked_so(self, store: Store) -> None:
+        await store.commit([run("long", wake_at=110.0), run("just", wake_at=120.0), run("not", wake_at=121.0)])
+        assert await take(store, claim(now=150.0, due_by=120.0)) == ["long", "just"]
+        assert ((await record(store, "long")).begun_at, (await record(store, "long")).updated_at) == (150.0, 150.0)
+        assert await take(store, claim(now=150.0)) == ["not"]
+
+    @case
     async def test_a_thousand_due_runs_are_paged_exactly_once(self, store: Store) -> None:
         other = await self.second(store)
         ids = [f"r{n:04d}" for n in range(1000)]

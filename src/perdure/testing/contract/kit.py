@@ -7,8 +7,33 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from perdure.errors import StoreError
-from perdure.records import Entry, EntryStatus, Message, RunRecord, RunStatus, WorkerRecord
-from perdure.store.base import Claim, CommitTurn, CreateRun, Deliver, RunPatch, Snapshot, Store
+from perdure.records import (
+    DeadLetter,
+    Entry,
+    EntryStatus,
+    Message,
+    RunRecord,
+    RunStatus,
+    Subscription,
+    TopicEvent,
+    TurnExtras,
+    WorkerRecord,
+)
+from perdure.store.base import (
+    Claim,
+    CommitTurn,
+    CreateRun,
+    Deliver,
+    EndRun,
+    Observe,
+    Publish,
+    RunPatch,
+    Settle,
+    Snapshot,
+    Store,
+    Unsettled,
+    Write,
+)
 
 SHARDS = 16
 FLOW = ("flow", 1)
@@ -95,6 +120,42 @@ def mail(
     return Deliver(run_id=id, message=Message(id=message_id, **{**given, **fields}), now=now, limit=limit)
 
 
+def end(turn_id: str = "end", now: float = 150.0, *, id: str = "r", **fields: Any) -> EndRun:
+    return EndRun(run_id=id, turn_id=turn_id, now=now, **fields)
+
+
+def observe(observer: str = "above", target: str = "0/child", *, id: str = "r") -> Observe:
+    return Observe(run_id=id, observer=observer, target=target)
+
+
+def settle(id: str = "r", now: float = 160.0, **fields: Any) -> Settle:
+    return Settle(run_id=id, now=now, **fields)
+
+
+def letter(id: str = "d", **fields: Any) -> DeadLetter:
+    return DeadLetter(id=id, **{"kind": "poison", "at": 1.0, "reason": "why", **fields})
+
+
+def publish(
+    id: str = "e", *, topic: str = "t", now: float = 120.0, limit: int | None = None, page: int = 500, **fields: Any
+) -> Publish:
+    """An event that is sent now, to its topic."""
+    given: dict[str, Any] = {"body": b'{"by":"ada"}', "sent_at": now}
+    return Publish(event=TopicEvent(topic=topic, id=id, **{**given, **fields}), now=now, limit=limit, page=page)
+
+
+def receive(base: int, *topics: str, id: str = "r", target: str = "0/receive", **fields: Any) -> CommitTurn:
+    """A turn that leaves a run, which nobody or "a" owns, suspended in a receive from these topics."""
+    more = {name: fields.pop(name) for name in ("returned", "unsubscribe") if name in fields}
+    extras = TurnExtras(subscribe=(Subscription(target, topics),), **more)
+    return turn(base, id=id, **{"owned": False, "patch": suspended(), **fields}, extras=extras)
+
+
+def waiting(id: str = "r", *topics: str, **fields: Any) -> list[Write]:
+    """A new run that waits for events of these topics ("t")."""
+    return [run(id, owner="a", **fields), receive(0, *(topics or ("t",)), id=id)]
+
+
 def worker(id: str, **fields: Any) -> WorkerRecord:
     given: dict[str, Any] = {"pool": "default", "workflows": (FLOW,), "lease_until": 1000.0, "started_at": 90.0}
     return WorkerRecord(id=id, **{**given, **fields})
@@ -132,6 +193,21 @@ async def record(store: Store, id: str = "r") -> RunRecord:
     (found,) = await store.records([id])
     assert found is not None, f"run {id!r} is missing"
     return found
+
+
+async def assigned(store: Store, *ids: str) -> list[list[str]]:
+    """The ids of the unread assignments of each run, in order."""
+    return [[each.id for each in await store.inbox(id) if each.kind == "assignment"] for id in ids]
+
+
+async def held_by(store: Store, topic: str = "t") -> list[str]:
+    """The ids of the events that a topic holds, in order of place."""
+    return [event.id for event in await store.topic(topic)]
+
+
+async def duties(store: Store) -> dict[str, Unsettled]:
+    """Every run that still owes something, by id, those that ended first first."""
+    return {owing.record.id: owing for owing in await store.unsettled()}
 
 
 def locations(snapshot: Snapshot) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from msgspec.structs import replace
+
 from perdure.records import Held, RunStatus
 from perdure.store.base import Committed, Delivered, Ended, EndRun, Full, Missing, RunPatch, Store
 from perdure.testing.contract.kit import (
@@ -29,7 +31,17 @@ class MailCases(Kit):
     @case
     async def test_messages_are_numbered_and_come_back_whole(self, store: Store) -> None:
         await store.commit([run()])
-        first = mail("z", sender="run-9", sent_at=1.5, expires_at=9.5, body=None)
+        first = mail(
+            "z",
+            sender="run-9",
+            sent_at=1.5,
+            expires_at=9.5,
+            body=None,
+            policy="broadcast",
+            target="2/join",
+            place=3,
+            wants_reply=True,
+        )
         answers = await store.commit([first, mail("a", kind="cancel", body=b"")])
         assert answers == [Delivered(1, fresh=True), Delivered(2, fresh=True)]
         snapshot = await load(store)
@@ -37,11 +49,9 @@ class MailCases(Kit):
             (1, "z", "event", None),
             (2, "a", "cancel", b""),
         ]
-        assert (snapshot.inbox[0].sender, snapshot.inbox[0].sent_at, snapshot.inbox[0].expires_at) == (
-            "run-9",
-            1.5,
-            9.5,
-        )
+        assert snapshot.inbox[0] == replace(first.message, number=1)
+        plain = snapshot.inbox[1]
+        assert (plain.policy, plain.target, plain.place, plain.wants_reply) == ("discard", None, 0, False)
         assert snapshot.record.inbox_last == 2
 
     @case
@@ -84,6 +94,26 @@ class MailCases(Kit):
         assert await store.commit([mail("m2", limit=2)]) == [Delivered(3, fresh=True, owner="a")]
         assert await store.commit([mail("m3", limit=2)]) == [Full(2)]
         assert await store.commit([mail("m3", limit=None)]) == [Delivered(4, fresh=True, owner="a")]
+
+    @case
+    async def test_only_events_fill_an_inbox_and_only_events_are_refused(self, store: Store) -> None:
+        await store.commit([run(), mail("c", kind="child"), mail("d", kind="deferred"), mail("e1", limit=1)])
+        assert await store.commit([mail("e2", limit=1)]) == [Full(1)]
+        for number, kind in enumerate(("child", "deferred", "cancel", "resume"), 4):
+            assert await store.commit([mail(kind, kind=kind, limit=1)]) == [Delivered(number, fresh=True)]
+
+    @case
+    async def test_ids_of_consumed_events_are_remembered_for_a_while(self, store: Store) -> None:
+        await store.commit([run(owner="a"), mail("m"), mail("unread"), mail("deferred/0/x", kind="deferred")])
+        await store.commit([turn(0, entry(), seen=3, consumed=(1, 3), now=200.0)])
+        await store.prune(249.0, remember=50.0)
+        assert await store.commit([mail("m")]) == [Delivered(1, fresh=False, owner="a")]
+        await store.prune(250.0, remember=50.0)
+        assert await store.commit([mail("m")]) == [Delivered(4, fresh=True, owner="a")]
+        assert await store.commit([mail("unread"), mail("deferred/0/x", kind="deferred")]) == [
+            Delivered(2, fresh=False, owner="a"),
+            Delivered(3, fresh=False, owner="a"),
+        ], "who completes a deferred a second time is told so as long as the run is known"
 
     @case
     async def test_concurrent_senders_get_different_numbers(self, store: Store) -> None:
@@ -134,6 +164,14 @@ class MailCases(Kit):
         assert await store.commit([turn(0, seen=2, patch=suspended(500.0))]) == [Committed(mail=False)]
         assert (await record(store)).wake_at == 500.0
         assert [message.id for message in (await load(store)).inbox] == ["m1", "m2"]
+
+    @case
+    async def test_mail_does_not_begin_a_run_before_its_time(self, store: Store) -> None:
+        await store.commit([run(wake_at=500.0), mail(now=120.0)])
+        assert (await record(store)).wake_at == 500.0
+        assert await store.claim(claim("a", 130.0)) == []
+        await store.commit([mail("n", kind="resume", now=140.0)])
+        assert (await record(store)).wake_at == 140.0, "but a person may"
 
     @case
     async def test_mail_consumed_before_it_was_counted_as_seen_does_not_wake(self, store: Store) -> None:

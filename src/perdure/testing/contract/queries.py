@@ -1,4 +1,4 @@
-"""Lists, secrets, hints, and values that must come back as they were."""
+"""Lists, hints, and values that must come back as they were."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 from msgspec.structs import replace
 
-from perdure.records import DeadLetter, EntryStatus, ErrorRecord, RunQuery, RunStatus
+from perdure.records import EntryStatus, ErrorRecord, RunQuery, RunStatus
 from perdure.store.base import EndRun, Store
 from perdure.testing.contract.kit import (
     SHARDS,
@@ -120,47 +120,6 @@ class ListCases(Kit):
         for cursor in ("", "nonsense", "ÿ", "W10=", "WzEsMl0="):
             assert "cursor" in str(await refused(store.runs(RunQuery(after=cursor))))
         await refused(store.runs(RunQuery(limit=0)))
-        await refused(store.dead_letters(limit=0))
-
-    @case
-    async def test_dead_letters_are_kept_once_and_in_order(self, store: Store) -> None:
-        letters = [
-            DeadLetter(
-                id=f"d{9 - n}",
-                kind="event",
-                at=5.0,
-                reason="nobody there",
-                event_id="e",
-                event_name="paid",
-                value=b"\x00\xff",
-                original_target="r",
-                target_status="failed",
-                target_ended_at=4.0,
-                sent_at=3.0,
-            )
-            for n in range(5)
-        ]
-        await store.commit([run(owner="a"), turn(0, dead_letters=(*letters[:3], letters[0]))])
-        await store.commit([turn(1, dead_letters=(replace(letters[1], reason="again"), *letters[3:]))])
-        assert await store.dead_letters() == letters
-        assert await store.dead_letters(limit=2) == letters[:2]
-        assert await store.dead_letters(limit=2, after=letters[1].id) == letters[2:4]
-        assert await store.dead_letters(after=letters[4].id) == []
-        await refused(store.dead_letters(after="unknown"))
-
-    @case
-    async def test_a_refused_turn_leaves_no_dead_letter(self, store: Store) -> None:
-        letter = DeadLetter(id="d", kind="poison", at=1.0, reason="why")
-        await store.commit([run(owner="a"), turn(0, worker="b", dead_letters=(letter,))])
-        assert await store.dead_letters() == []
-
-    @case
-    async def test_a_secret_is_made_once_and_the_same_for_everyone(self, store: Store) -> None:
-        other = await self.second(store)
-        keys = await asyncio.gather(*((store, other)[n % 2].secret("tokens") for n in range(8)))
-        assert len(set(keys)) == 1
-        assert len(keys[0]) >= 32
-        assert await store.secret("other") != keys[0]
 
     @case
     async def test_other_shards_are_refused(self, store: Store) -> None:

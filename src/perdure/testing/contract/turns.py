@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from perdure.records import DeadLetter, EntryStatus, ErrorRecord, Held, RunStatus, Wait
+from perdure.records import EntryStatus, ErrorRecord, Held, RunStatus, TurnExtras, Wait
 from perdure.store.base import (
     Committed,
     Ended,
@@ -21,6 +21,7 @@ from perdure.testing.contract.kit import (
     case,
     claim,
     entry,
+    letter,
     load,
     locations,
     mail,
@@ -255,11 +256,10 @@ class TurnCases(Kit):
 
     @case
     async def test_a_repeated_batch_changes_nothing(self, store: Store) -> None:
-        letter = DeadLetter(id="d", kind="poison", at=1.0, reason="why")
         batch: list[Write] = [
             run(owner="a"),
             mail("m1"),
-            turn(0, entry(), seen=1, consumed=(1,), dead_letters=(letter,)),
+            turn(0, entry(), seen=1, consumed=(1,), extras=TurnExtras(dead_letters=(letter(),))),
             run("r2"),
             EndRun(run_id="r2", turn_id="end", now=115.0),
         ]

@@ -1,0 +1,89 @@
+"""doctor: does every open run have a reason to go on, and is anything stuck? With --repair, mend it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perdure.cli import options
+from perdure.cli.output import plain, print_json, progress, say
+from perdure.cli.session import DONE, FAILED, ask, reported
+from perdure.cli.settings import existing_store, shown_url, store_url
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from perdure.client import Client
+    from perdure.inspection import Examination, Finding, Progress
+
+GROUNDS = {
+    "owner": "a live worker is at it",
+    "due": "due at a known time",
+    "event": "waits for an event",
+    "deferred": "waits for a deferred",
+    "child": "waits for another run",
+    "held": "held, with a reason",
+    "nothing": "nothing will wake it",
+}
+
+
+def doctor(
+    repair: Annotated[bool, typer.Option("--repair", help="Mend what can be mended, and say what was done.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Read every open run's history too, for large values.")] = False,
+    store: options.Store = None,
+    json: options.Json = False,
+) -> None:
+    """Examine the store: every open run must have something that makes it go on.
+
+    Exits with 1 if an error is found (and left, with --repair); warnings alone are 0.
+    """
+    with reported(json):
+        url = existing_store(store_url(store))
+        with progress("examine") as more:
+            found, deeds = ask(url, lambda client: _examine(client, more, deep=deep, repair=repair))
+        if json:
+            from perdure.cli.shapes import examination_shape
+
+            print_json(examination_shape(found, deeds))
+        else:
+            _print(found, deeds, shown_url(url), repair=repair)
+    raise typer.Exit(FAILED if found.errors else DONE)
+
+
+async def _examine(client: Client, more: Progress, *, deep: bool, repair: bool) -> tuple[Examination, list[str]]:
+    from perdure.inspection import examine
+    from perdure.mending import mend
+
+    found = await examine(client, deep=deep, progress=more)
+    if not repair or not any(finding.mends for finding in found.findings):
+        return found, []
+    deeds = await mend(client, found.findings)
+    return await examine(client, deep=deep), deeds
+
+
+def _print(found: Examination, deeds: list[str], url: str, *, repair: bool) -> None:
+    from rich.text import Text
+
+    say(plain(f"{found.open_runs} open runs in {url}"))
+    for ground, words in GROUNDS.items():
+        count = found.grounds.get(ground, 0)
+        if count:
+            colour = "red" if ground == "nothing" else "green"
+            say(Text.assemble((f"  {count:>7}", colour), f"  {words}"))
+    for deed in deeds:
+        say(Text.assemble(("mended ", "bold green"), deed))
+    for finding in found.findings:
+        say(_finding(finding, repair))
+    if not found.findings:
+        say(Text("all is well", style="bold green"))
+    elif not repair and any(finding.mends for finding in found.findings):
+        say(Text("perdure doctor --repair mends what can be mended", style="bright_black"))
+
+
+def _finding(finding: Finding, repair: bool) -> Text:
+    from rich.text import Text
+
+    colour = "bold red" if finding.severity == "error" else "bold yellow"
+    then = f"--repair: {finding.advice}" if finding.mends and not repair else finding.advice
+    return Text.assemble((finding.severity, colour), f" {finding.text}\n", (f"      {then}", "bright_black"))

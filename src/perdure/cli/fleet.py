@@ -1,0 +1,168 @@
+"""worker, workers, migrate, prune: the processes that execute runs, and the upkeep of the store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perdure.cli import options
+from perdure.cli.output import age, coloured, confirm, plain, print_json, progress, say, table_of
+from perdure.cli.session import Refusal, ask, reported, told_to_stop
+from perdure.cli.settings import existing_store, find_settings, shown_url, store_url
+
+if TYPE_CHECKING:
+    from perdure.client import Client
+    from perdure.definition import Workflow
+    from perdure.inspection import Progress
+
+PAGE = 500
+
+Pool = Annotated[
+    str | None, typer.Option("--pool", "-p", metavar="NAME", help="The pool to work for.", show_default="default")
+]
+Concurrency = Annotated[
+    int | None,
+    typer.Option("--concurrency", "-c", metavar="N", min=1, help="Runs active at once.", show_default=False),
+]
+
+
+def worker(
+    target: options.Target = None,
+    pool: Pool = None,
+    concurrency: Concurrency = None,
+    grace: Annotated[
+        float, typer.Option("--grace", metavar="SECONDS", min=0, help="How long steps may finish on SIGTERM.")
+    ] = 10.0,
+    store: options.Store = None,
+    json: options.Json = False,
+) -> None:
+    """Execute runs until SIGTERM or SIGINT; then finish steps, give the runs back and leave."""
+    from perdure.cli.target import load, parse_target
+
+    with reported(json):
+        url = store_url(store)
+        workflows = load(parse_target(target))
+        name = pool or find_settings().pool or "default"
+        _work(url, workflows, name, concurrency, grace, up=lambda: _announce(workflows, name, url, json=json))
+        if json:
+            print_json({"worker": "stopped", "pid": os.getpid()}, indent=False)
+        else:
+            say("worker stopped; its runs were given back")
+
+
+def _work(
+    url: str,
+    workflows: list[Workflow[Any, Any]],
+    pool: str,
+    concurrency: int | None,
+    grace: float,
+    up: Callable[[], None],
+) -> None:
+    """Until it is told to stop; `up` is called once it works."""
+    import asyncio
+    import logging
+
+    from perdure.config import EngineConfig
+    from perdure.worker import Worker
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    async def main() -> None:
+        stop = told_to_stop()
+        async with Worker(url, workflows, pool, concurrency, EngineConfig(grace=grace)):
+            up()
+            await stop.wait()
+
+    asyncio.run(main())
+
+
+def _announce(workflows: list[Workflow[Any, Any]], pool: str, url: str, *, json: bool) -> None:
+    named = sorted({(each.name, each.version) for each in workflows})
+    if json:
+        pairs = [{"name": name, "version": version} for name, version in named]
+        shape = {"worker": "started", "pid": os.getpid(), "pool": pool, "store": shown_url(url), "workflows": pairs}
+        print_json(shape, indent=False)
+        return
+    list_of = ", ".join(name if version == 1 else f"{name} v{version}" for name, version in named)
+    say(plain(f"worker {os.getpid()} of pool {pool} on {shown_url(url)}: {list_of}"))
+
+
+def workers(store: options.Store = None, json: options.Json = False) -> None:
+    """List workers: what they have, what they do, and whether they are alive."""
+    from perdure.inspection import workers_of
+
+    with reported(json):
+        found = ask(existing_store(store_url(store)), workers_of)
+        if json:
+            from perdure.cli.shapes import worker_shape
+
+            print_json({"workers": [worker_shape(each) for each in found]})
+            return
+        if not found:
+            say("no workers")
+            return
+        colours = {"alive": "green", "gone": "red"}
+        rows = [
+            (
+                each.id,
+                coloured("alive" if each.alive else "gone", colours),
+                each.pool,
+                str(each.pid),
+                str(each.runs),
+                age(each.started_at),
+                plain(", ".join(f"{name} v{version}" for name, version in each.workflows)),
+            )
+            for each in found
+        ]
+        headings = ("worker", "state", "pool", "pid", "runs", "started", "workflows")
+        say(table_of(headings, rows, right=("pid", "runs")))
+
+
+def migrate(store: options.Store = None, json: options.Json = False) -> None:
+    """Make the store, or bring it up to the schema of this version. Opening it does the same."""
+    with reported(json):
+        url = store_url(store)
+        ask(url, _nothing)
+        if json:
+            print_json({"store": shown_url(url), "migrated": True})
+        else:
+            say(plain(f"{shown_url(url)} is up to date"))
+
+
+async def _nothing(client: Client) -> None:
+    """Opening the store was all."""
+
+
+def prune(yes: options.Yes = False, store: options.Store = None, json: options.Json = False) -> None:
+    """Delete finished runs whose retention is over, and what has expired. Workers do the same once a minute."""
+    with reported(json):
+        url = existing_store(store_url(store))
+        with progress("look") as more:
+            due = ask(url, lambda client: _due(client, more))
+        if due > 1 and not yes and not confirm(f"delete up to {due} finished runs with their histories?"):
+            raise Refusal(f"up to {due} finished runs would be deleted; nothing was done", "the same with --yes", 2)
+        with progress("prune", total=due) as more:
+            pruned = ask(url, lambda client: _prune(client, more))
+        if json:
+            print_json({"pruned": pruned})
+        else:
+            say(f"{pruned} runs pruned")
+
+
+async def _due(client: Client, more: Progress) -> int:
+    from perdure.inspection import prunable
+
+    return await prunable(client, progress=more)
+
+
+async def _prune(client: Client, more: Progress) -> int:
+    from perdure.mending import prune as prune_page
+
+    pruned = 0
+    while page := await prune_page(client, PAGE):
+        pruned += page
+        more(page)
+    return pruned

@@ -1,0 +1,82 @@
+"""Options and arguments that many commands share: one spelling, one help text."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from perdure.records import RunStatus
+
+Store = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        "-s",
+        metavar="URL",
+        envvar="PERDURE_STORE",
+        help="The store, as sqlite:///shop.db. Else \\[tool.perdure] in pyproject.toml says which.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON for programs, in the shape that docs/cli.md describes.")]
+App = Annotated[
+    str | None,
+    typer.Option(
+        "--app",
+        "-a",
+        metavar="TARGET",
+        help="The code: module, module:attribute or file.py. Else \\[tool.perdure] in pyproject.toml says which.",
+        show_default=False,
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+RunId = Annotated[str, typer.Argument(metavar="ID", help="The run's id.", show_default=False)]
+RunIds = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of runs.", show_default=False)]
+Location = Annotated[
+    str, typer.Argument(metavar="LOCATION", help="The entry, as `perdure show` names it.", show_default=False)
+]
+Target = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TARGET",
+        help="The code: app.shop, app.shop:workflows or app.py. Else \\[tool.perdure] says which.",
+        show_default=False,
+    ),
+]
+
+Status = Annotated[
+    list[RunStatus] | None,
+    typer.Option(
+        "--status",
+        metavar="STATUS",
+        help="Only runs in this status: pending, running, suspended, succeeded, failed, cancelled; may be repeated.",
+    ),
+]
+Workflow = Annotated[
+    str | None, typer.Option("--workflow", "-w", metavar="NAME", help="Only runs of this workflow.", show_default=False)
+]
+Tags = Annotated[
+    list[str] | None, typer.Option("--tag", "-t", metavar="KEY=VALUE", help="Only runs with this tag; may be repeated.")
+]
+Prefix = Annotated[
+    str | None,
+    typer.Option("--prefix", metavar="TEXT", help="Only runs whose id begins with this.", show_default=False),
+]
+Parent = Annotated[
+    str | None, typer.Option("--parent", metavar="ID", help="Only children of this run.", show_default=False)
+]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        "--since", metavar="WHEN", help="Only runs created since: 2h, 7d, or 2026-01-31T12:00Z.", show_default=False
+    ),
+]
+Until = Annotated[
+    str | None, typer.Option("--until", metavar="WHEN", help="Only runs created before that.", show_default=False)
+]
+EventId = Annotated[
+    str | None,
+    typer.Option("--event-id", metavar="ID", help="Makes sending it twice the same as once.", show_default=False),
+]

@@ -1,0 +1,223 @@
+"""start, ls, show, watch: starting runs and looking at them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perdure.cli import options
+from perdure.cli.output import age, coloured, console, length, plain, print_json, say, say_aside, short, table_of
+from perdure.cli.reading import arguments_of, duration, query_of, tags_of
+from perdure.cli.session import DONE, FAILED, ask, reported
+from perdure.cli.settings import existing_store, store_url
+
+if TYPE_CHECKING:
+    from perdure.client import Client
+    from perdure.views import HistoryEntry, RunDescription, RunList
+
+
+def start(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The workflow's name.", show_default=False)],
+    payload: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="JSON",
+            help="Its arguments: an object by parameter, a list in order; of a workflow with one parameter, its value. "
+            "`-` reads it from stdin.",
+            show_default=False,
+        ),
+    ] = None,
+    id: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="The run's id; else a new one.", show_default=False)
+    ] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", "-t", metavar="KEY=VALUE", help="A tag of the run; may be repeated.")
+    ] = None,
+    delay: Annotated[
+        str | None, typer.Option("--delay", metavar="TIME", help="Begin later: 30s, 2h.", show_default=False)
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end and print its result.")] = False,
+    app: options.App = None,
+    store: options.Store = None,
+    json: options.Json = False,
+) -> None:
+    """Start a run of a workflow.
+
+    A run that has this id already, of the same workflow with the same payload, is observed. The command imports the
+    code to check the payload, and does not execute it: workers do.
+    """
+    from perdure.cli.target import by_name, load, parse_target
+
+    with reported(json):
+        url = store_url(store)
+        workflow = by_name(
+            load(parse_target(app, needed_for=f"the payload of {name} is checked by its own code")), name
+        )
+        args, kwargs = arguments_of(workflow, payload)
+        tags, later = tags_of(tag), None if delay is None else duration(delay)
+
+        async def question(client: Client) -> tuple[bool, RunDescription]:
+            bound = workflow.options(id=id, tags=tags, delay=later)
+            run = await client.start(bound, *args, **kwargs)
+            if wait:
+                await run.result()
+            return run.created, await run.describe()
+
+        created, run = ask(url, question)
+        if json:
+            from perdure.cli.shapes import run_shape
+
+            print_json({"created": created, "run": run_shape(run)})
+        elif wait:
+            say(plain(short(run.result, 10_000)))
+        else:
+            say(plain(run.id) if not console().is_terminal else _started(run, created))
+
+
+def ls(
+    status: options.Status = None,
+    workflow: options.Workflow = None,
+    tag: options.Tags = None,
+    prefix: options.Prefix = None,
+    parent: options.Parent = None,
+    since: options.Since = None,
+    until: options.Until = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="Runs per page.")] = 20,
+    after: Annotated[
+        str | None,
+        typer.Option("--after", metavar="NEXT", help="Go on after a page: the `next` of it.", show_default=False),
+    ] = None,
+    store: options.Store = None,
+    json: options.Json = False,
+) -> None:
+    """List runs, newest first, in pages."""
+    with reported(json):
+        asked = query_of(status, workflow, tag, prefix, parent, since, until, limit=limit, after=after)
+        page = ask(existing_store(store_url(store)), lambda client: client.runs(asked))
+        if json:
+            from perdure.cli.shapes import page_shape
+
+            print_json(page_shape(page))
+        else:
+            print_runs(page)
+
+
+def show(
+    id: options.RunId,
+    trace: Annotated[bool, typer.Option("--trace", help="Unfold tracebacks.")] = False,
+    store: options.Store = None,
+    json: options.Json = False,
+) -> None:
+    """Show one run: what it is, why it waits, and its history as a tree with a timeline."""
+    with reported(json):
+        run, history = ask(existing_store(store_url(store)), lambda client: _whole(client, id))
+        if json:
+            from perdure.cli.shapes import entry_shape, run_shape
+
+            print_json({"run": run_shape(run), "history": [entry_shape(entry) for entry in history]})
+        else:
+            from perdure.cli.timeline import draw_run
+
+            say(draw_run(run, history, trace=trace))
+
+
+def watch(id: options.RunId, store: options.Store = None, json: options.Json = False) -> None:
+    """Follow a run until it ends; exits with 1 if it fails or is cancelled.
+
+    On a terminal the picture of `show`, live; in a pipe a line for each entry that changes; with --json one object per
+    line, `{"entry": ...}`, and `{"run": ...}` at the end.
+    """
+    with reported(json):
+        url = existing_store(store_url(store))
+        if json:
+            follow = _follow_as_json
+        elif console().is_terminal:
+            follow = _follow_live
+        else:
+            follow = _follow_in_lines
+        run = ask(url, lambda client: follow(client, id))
+    raise typer.Exit(DONE if run.status == "succeeded" else FAILED)
+
+
+# --- following -----------------------------------------------------------------------------------------------------
+
+
+async def _follow_as_json(client: Client, run_id: str) -> RunDescription:
+    from perdure.cli.shapes import entry_shape, run_shape
+
+    async for entry in client.watch(run_id):
+        print_json({"entry": entry_shape(entry)}, indent=False)
+    run = await client.describe(run_id)
+    print_json({"run": run_shape(run)}, indent=False)
+    return run
+
+
+async def _follow_in_lines(client: Client, run_id: str) -> RunDescription:
+    from perdure.cli.timeline import entry_line
+
+    async for entry in client.watch(run_id):
+        say(entry_line(entry))
+        sys.stdout.flush()
+    run = await client.describe(run_id)
+    say(plain(f"{run.id} {run.status}" + (f": {short(run.result, 200)}" if run.status == "succeeded" else "")))
+    return run
+
+
+async def _follow_live(client: Client, run_id: str) -> RunDescription:
+    """The picture is drawn anew when something was recorded, and a few times a second so that bars grow."""
+    from rich.live import Live
+
+    from perdure.cli.timeline import draw_run
+
+    run, history = await _whole(client, run_id)
+    with Live(console=console(), refresh_per_second=8, get_renderable=lambda: draw_run(run, history, trace=False)):
+        async for _ in client.watch(run_id):
+            run, history = await _whole(client, run_id)
+        run, history = await _whole(client, run_id)
+    return run
+
+
+async def _whole(client: Client, run_id: str) -> tuple[RunDescription, list[HistoryEntry]]:
+    return await client.describe(run_id), await client.history(run_id)
+
+
+# --- printing ------------------------------------------------------------------------------------------------------
+
+
+def print_runs(page: RunList | Sequence[RunDescription], tell: Callable[[Any], None] = say) -> None:
+    """A table, and how to get at the next page."""
+    runs = list(page)
+    rows = [
+        (plain(each.id), plain(_name(each)), coloured(each.status), age(each.created_at), _end(each)) for each in runs
+    ]
+    if not rows:
+        tell("no runs")
+        return
+    tell(table_of(("run", "workflow", "status", "created", "outcome"), rows))
+    more = getattr(page, "next", None)
+    if more is not None:
+        say_aside(plain(f"more: the same command with --after {more}"))
+
+
+def _name(run: RunDescription) -> str:
+    return run.workflow if run.version == 1 else f"{run.workflow} v{run.version}"
+
+
+def _end(run: RunDescription) -> Any:
+    if run.error is not None:
+        return plain(f"{run.error.type}: {run.error.message}".splitlines()[0])
+    if run.status == "succeeded":
+        return plain(short(run.result))
+    return plain("" if run.ended_at is None else f"after {length(run.ended_at - run.created_at)}")
+
+
+def _started(run: RunDescription, created: bool) -> Any:
+    from rich.text import Text
+
+    verb = "started" if created else "is there already:"
+    return Text.assemble(
+        f"{verb} run ", (run.id, "bold"), f" ({run.status})\n", (f"perdure watch {run.id}", "bright_black")
+    )

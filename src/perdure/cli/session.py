@@ -1,0 +1,140 @@
+"""Session: a client for the length of one command, and what its errors mean to a shell.
+
+0  done
+1  failed: the run, the store, a check
+2  usage: a wrong option, argument or payload
+3  not found: no such run, letter, token, file
+4  conflict: the id is taken, the run has ended, the mailbox is full
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+import typer
+
+from perdure.errors import (
+    InvalidPayload,
+    InvalidToken,
+    PerdureError,
+    QueueFull,
+    RunCancelled,
+    RunConflict,
+    RunFailed,
+    RunNotFound,
+    RunTerminated,
+    StoreError,
+    WorkflowMisuse,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from perdure.client import Client
+
+T = TypeVar("T")
+DONE, FAILED, USAGE, NOT_FOUND, CONFLICT = range(5)
+INTERRUPTED = 130
+
+_CODES: tuple[tuple[type[BaseException], int], ...] = (
+    (RunNotFound, NOT_FOUND),
+    (InvalidToken, NOT_FOUND),
+    (RunConflict, CONFLICT),
+    (RunTerminated, CONFLICT),
+    (QueueFull, CONFLICT),
+    (InvalidPayload, USAGE),
+    (WorkflowMisuse, USAGE),
+)
+
+
+class Refusal(Exception):
+    """A command cannot do what it is asked: why, and the next thing to try."""
+
+    def __init__(self, message: str, advice: str = "", code: int = FAILED, run_id: str | None = None) -> None:
+        super().__init__(message)
+        self.advice = advice
+        self.code = code
+        self.run_id = run_id
+
+
+class Usage(Refusal):
+    """The command was given something that it cannot use."""
+
+    def __init__(self, message: str, advice: str = "", code: int = USAGE) -> None:
+        super().__init__(message, advice, code)
+
+
+def ask(url: str, question: Callable[[Client], Awaitable[T]]) -> T:
+    """Open the store, ask, close."""
+    import asyncio
+
+    from perdure.client import Client
+
+    async def main() -> T:
+        async with Client(url) as client:
+            return await question(client)
+
+    return asyncio.run(main())
+
+
+def told_to_stop() -> asyncio.Event:
+    """Set by SIGTERM or SIGINT, of which nobody dies from now on."""
+    import asyncio
+    import signal
+
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+@contextmanager
+def reported(json: bool = False) -> Iterator[None]:
+    """Errors in words on stderr (as an object with `--json`), with the next command to try, and the exit code."""
+    try:
+        yield
+    except (PerdureError, Refusal, TimeoutError) as error:
+        _report(error, json)
+        raise typer.Exit(code_of(error)) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:  # whoever was reading, `head` perhaps, has seen enough
+        sys.stderr.close()
+        raise typer.Exit(DONE) from None
+
+
+def code_of(error: BaseException) -> int:
+    if isinstance(error, Refusal):
+        return error.code
+    return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
+
+
+def advice_for(error: BaseException) -> str:
+    """The next command to try."""
+    run_id = getattr(error, "run_id", None)
+    match error:
+        case Refusal():
+            return error.advice
+        case RunNotFound():
+            return f"perdure ls --prefix {str(run_id)[:8]}"
+        case RunTerminated():
+            return f"perdure show {run_id}   (perdure rewind {run_id} LOCATION lets it go on from there)"
+        case RunConflict() | RunFailed() | RunCancelled():
+            return f"perdure show {run_id}"
+        case InvalidToken():
+            return "the token is what the workflow's deferred gave out as `.token`; copy all of it"
+        case QueueFull():
+            return "perdure doctor"
+        case StoreError() if error.retryable:
+            return "the same command again, later"
+        case _:
+            return ""
+
+
+def _report(error: BaseException, json: bool) -> None:
+    from perdure.cli.output import errors_to
+
+    errors_to(type(error).__name__, str(error), advice_for(error), getattr(error, "run_id", None), json=json)

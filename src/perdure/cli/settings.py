@@ -1,0 +1,111 @@
+"""Settings: which store and which application a command means.
+
+An option goes before the environment (`PERDURE_STORE`), and that before `[tool.perdure]` in the nearest pyproject.toml:
+
+    [tool.perdure]
+    store = "sqlite:///shop.db"    # relative to the folder of this file
+    app = "app.shop:workflows"
+    pool = "default"
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from perdure.cli.session import Usage
+
+DEV_STORE = "sqlite:///perdure.db"
+KNOWN = ("store", "app", "pool")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `[tool.perdure]` says; `folder` is where it says so."""
+
+    folder: Path | None = None
+    store: str | None = None
+    app: str | None = None
+    pool: str | None = None
+
+
+def find_settings(start: Path | None = None) -> Settings:
+    """The settings of the nearest pyproject.toml that has any, from this folder upwards."""
+    here = (start or Path.cwd()).resolve()
+    for folder in (here, *here.parents):
+        file = folder / "pyproject.toml"
+        if file.is_file():
+            table = _read(file)
+            if table is not None:
+                return Settings(folder, *(_text(file, table, name) for name in KNOWN))
+    return Settings()
+
+
+def store_url(given: str | None, *, default: str | None = None) -> str:
+    """The store that is meant."""
+    if given:
+        return given
+    settings = find_settings()
+    if settings.store is not None and settings.folder is not None:
+        return _anchored(settings.store, settings.folder)
+    if default is not None:
+        return default
+    raise Usage(
+        "no store is named", "--store sqlite:///shop.db, PERDURE_STORE, or store = ... under [tool.perdure] names one"
+    )
+
+
+def existing_store(url: str) -> str:
+    """Refuse a SQLite file that is not there: looking must not make one."""
+    path = _file_of(url)
+    if path is not None and not path.exists():
+        raise Usage(f"there is no file {path}", f"perdure migrate --store {url}   makes an empty store there", code=3)
+    return url
+
+
+def shown_url(url: str) -> str:
+    """The URL as it may be printed: without a password."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    user, host = parts.username or "", parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{user}:***@{host}"))
+
+
+def _file_of(url: str) -> Path | None:
+    scheme, _, rest = url.partition(":///")
+    name = rest.partition("?")[0]
+    return Path(name) if scheme == "sqlite" and name else None
+
+
+def _anchored(url: str, folder: Path) -> str:
+    """A relative SQLite file is meant relative to the pyproject.toml that names it, wherever one stands."""
+    path = _file_of(url)
+    if path is None or path.is_absolute():
+        return url
+    _, mark, options = url.partition("?")
+    return f"sqlite:///{folder / path}{mark}{options}"
+
+
+def _read(file: Path) -> dict[str, object] | None:
+    try:
+        tool = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {})
+    except (OSError, ValueError) as error:
+        raise Usage(f"{file} cannot be read: {error}", "mend it, or give --store") from None
+    table = tool.get("perdure") if isinstance(tool, dict) else None
+    if table is None:
+        return None
+    unknown = sorted(set(table) - set(KNOWN)) if isinstance(table, dict) else ["..."]
+    if unknown:
+        raise Usage(f"[tool.perdure] in {file} has no setting {', '.join(unknown)}", f"it has {', '.join(KNOWN)}")
+    found: dict[str, object] = table
+    return found
+
+
+def _text(file: Path, table: dict[str, object], name: str) -> str | None:
+    value = table.get(name)
+    if value is not None and not isinstance(value, str):
+        raise Usage(f"{name} under [tool.perdure] in {file} must be a text, not {value!r}", f'{name} = "..."')
+    return value

@@ -1,0 +1,183 @@
+"""Timeline: one run drawn. Its head, why it waits, and its history as a tree of locations with a bar for each entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from perdure.cli.output import ENTRY_COLOURS, STATUS_COLOURS, age, length, now, short, table_of
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from perdure.records import ErrorRecord
+    from perdure.views import HistoryEntry, RunDescription
+
+BAR = 24
+MARKS = {"succeeded": "✓", "failed": "✗", "cancelled": "~", "pending": "…"}
+
+
+@dataclass(slots=True)
+class Node:
+    """A place in the tree: a scope, an entry, or both."""
+
+    segment: str
+    entry: HistoryEntry | None = None
+    below: dict[str, Node] = field(default_factory=dict)
+
+
+def draw_run(run: RunDescription, history: Sequence[HistoryEntry], *, trace: bool) -> RenderableType:
+    """Everything that `show` prints, from top to bottom."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[Any] = [draw_head(run)]
+    if run.waiting_for:
+        parts += [Text(), Text("waits for", style="bold"), *(_line("  ", str(each)) for each in run.waiting_for)]
+    if run.drift:
+        drift = ", ".join(run.drift)
+        parts += [Text(), Text(f"recorded with other arguments than the code gives now: {drift}", style="yellow")]
+    if history:
+        parts += [Text(), draw_history(run, history)]
+    for location, error in _errors(run, history):
+        parts += [Text(), *draw_error(location, error, trace=trace)]
+    return Group(*parts)
+
+
+def draw_head(run: RunDescription) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    head = Table.grid(padding=(0, 2))
+    head.add_column(style="bold", no_wrap=True)
+    head.add_column(overflow="fold")
+    status = Text(run.status.value, style=f"bold {STATUS_COLOURS[run.status]}")
+    head.add_row("run", Text(run.id, style="bold"))
+    head.add_row("workflow", Text(f"{run.workflow} v{run.version}"))
+    head.add_row("status", status)
+    head.add_row("input", Text(short(run.input, 400)))
+    if run.status == "succeeded":
+        head.add_row("result", Text(short(run.result, 400)))
+    for name, value in _facts(run):
+        head.add_row(name, Text(value))
+    return head
+
+
+def draw_history(run: RunDescription, history: Sequence[HistoryEntry]) -> Table:
+    """A row for each entry, indented under its scope. The bars share one scale: from the first entry until now."""
+    from rich.text import Text
+
+    begin = min(entry.started_at for entry in history)
+    end = max([run.ended_at or now(), *(entry.settled_at or begin for entry in history)])
+    rows = []
+    for guide, node in _rows(tree_of(history)):
+        name = Text.assemble((guide, "bright_black"), (node.segment, "bright_black" if node.entry is None else ""))
+        rows.append([name] if node.entry is None else [name, *_cells(node.entry, begin, end)])
+    return table_of(("location", "kind", "tries", "took", "timeline", "value"), rows, right=("tries", "took"))
+
+
+def draw_error(location: str | None, error: ErrorRecord, *, trace: bool) -> Iterator[RenderableType]:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    where = "" if location is None else f" at {location}"
+    yield Text.assemble(("✗ ", "red"), (error.type, "bold red"), f"{where}: {error.message}")
+    lines = error.traceback.rstrip().splitlines()
+    if trace and lines:
+        yield Padding(Text("\n".join(lines), style="dim"), (0, 0, 0, 2))
+    elif lines:
+        yield Text(f"  traceback of {len(lines)} lines folded: --trace unfolds it", style="bright_black")
+
+
+def entry_line(entry: HistoryEntry) -> Any:
+    """An entry on one line: for pipes, and where many runs are told of."""
+    from rich.text import Text
+
+    took = "" if entry.settled_at is None else length(entry.settled_at - entry.started_at)
+    tries = f" (try {entry.attempts})" if entry.attempts > 1 else ""
+    mark, colour = MARKS[entry.status], ENTRY_COLOURS[entry.status]
+    error = "" if entry.error is None else f"  {entry.error.type}: {entry.error.message}"
+    return Text.assemble(
+        f"{(entry.settled_at or entry.started_at):%H:%M:%S}  ",
+        (f"{mark} {entry.status.value:<9}", colour),
+        f"  {entry.location}  ",
+        (f"{entry.kind}{tries}  {took}", "bright_black"),
+        (error, "red"),
+    )
+
+
+def tree_of(history: Sequence[HistoryEntry]) -> dict[str, Node]:
+    """The entries by the segments of their locations, each level in the order in which it was first asked for."""
+    roots: dict[str, Node] = {}
+    for entry in history:
+        level = roots
+        *scopes, last = entry.location.split("/")
+        for segment in scopes:
+            level = level.setdefault(segment, Node(segment)).below
+        level.setdefault(last, Node(last)).entry = entry
+    return roots
+
+
+def bar_of(entry: HistoryEntry, begin: datetime, end: datetime, width: int = BAR) -> tuple[int, int]:
+    """Where its bar begins and how many cells it has, one at least."""
+    whole = max((end - begin) / timedelta(seconds=1), 1e-9)
+    start = (entry.started_at - begin) / timedelta(seconds=1) / whole
+    stop = ((entry.settled_at or end) - begin) / timedelta(seconds=1) / whole
+    first = min(int(start * width), width - 1)
+    return first, max(1, min(round(stop * width), width) - first)
+
+
+def _cells(entry: HistoryEntry, begin: datetime, end: datetime) -> list[Any]:
+    from rich.text import Text
+
+    colour = ENTRY_COLOURS[entry.status]
+    first, cells = bar_of(entry, begin, end)
+    bar = Text.assemble(("·" * first, "bright_black"), ("━" * cells, colour))
+    bar.append("·" * (BAR - first - cells), "bright_black")
+    took = "…" if entry.settled_at is None else length(entry.settled_at - entry.started_at)
+    tries = str(entry.attempts) if entry.attempts else ""
+    value = entry.error.type if entry.error is not None else "" if entry.value is None else short(entry.value)
+    return [Text(f"{MARKS[entry.status]} {entry.kind}", style=colour), tries, took, bar, Text(value)]
+
+
+def _rows(level: dict[str, Node], guide: str = "") -> Iterator[tuple[str, Node]]:
+    nodes = list(level.values())
+    for node in nodes:
+        last = node is nodes[-1]
+        yield (guide + ("└─ " if last else "├─ ") if guide or len(level) else guide), node
+        yield from _rows(node.below, guide + ("   " if last else "│  "))
+
+
+def _facts(run: RunDescription) -> Iterator[tuple[str, str]]:
+    if run.tags:
+        yield "tags", "  ".join(f"{key}={value}" for key, value in run.tags.items())
+    if run.parent is not None:
+        yield "parent", run.parent
+    yield "created", f"{run.created_at:%Y-%m-%d %H:%M:%S} UTC, {age(run.created_at)}"
+    if run.ended_at is not None:
+        yield "ended", f"{age(run.ended_at)}, after {length(run.ended_at - run.created_at)}"
+    if run.owner is not None:
+        yield "owner", run.owner
+    if run.generation:
+        yield "generation", str(run.generation)
+    if run.recoveries:
+        yield "recoveries", str(run.recoveries)
+    for key, value in run.published.items():
+        yield "published", f"{key} = {short(value)}"
+
+
+def _errors(run: RunDescription, history: Sequence[HistoryEntry]) -> Iterator[tuple[str | None, ErrorRecord]]:
+    for entry in history:
+        if entry.error is not None:
+            yield entry.location, entry.error
+    if run.error is not None:
+        yield None, run.error
+
+
+def _line(indent: str, text: str) -> Any:
+    from rich.text import Text
+
+    return Text(indent + text)

@@ -1,0 +1,217 @@
+"""Settling: what a run that has ended still owes, done by any worker; the code of its workflow is not needed.
+
+    its end is told to those who wait for it           a message each
+    unread events go where their policy says           dropped, into their topic, or among the dead letters
+    unread assignments                                 back to their places in the topics
+    attached children of a run that was terminated     are terminated too, as its own workflow cannot cancel them
+
+Nothing is overlooked: mail and the end of a run are writes to one run, so that an event either comes before the end,
+and is unread mail that the end leaves to be settled, or after it, and is refused.
+
+A page of runs at a time: one commit of everything that others get, then one that ticks it off. A crash in between
+repeats only what changes nothing the second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+
+from perdure.config import EngineConfig
+from perdure.engine.link import Link
+from perdure.engine.stopping import end_of
+from perdure.errors import StoreError
+from perdure.events import bounded
+from perdure.records import DeadLetter, Ending, Message, RunRecord, TopicEvent
+from perdure.store.base import Answer, Committed, Deliver, Full, Observer, Publish, Published, Settle, Unsettled, Write
+
+LOGGER = logging.getLogger("perdure.engine")
+PAGE = 100
+CHILDREN_PAGE = 500
+
+
+class News(Struct, frozen=True):
+    """Whom a process tells at once of what its settling has done; others find out by themselves."""
+
+    look: Callable[[str], None]  # this run has mail
+    woken: Callable[[], None]  # some runs have
+    unfinished: Callable[[], None]  # an event is still to be assigned to more runs
+    ended: Callable[[str], None]  # this run was terminated
+
+
+class Settling:
+    """The duty; `tick` goes on until nobody owes anything, or nothing more can be done now."""
+
+    def __init__(self, link: Link, news: News) -> None:
+        self._link = link
+        self._news = news
+
+    async def tick(self, now: float) -> float | None:
+        before: list[Unsettled] = []
+        while (page := await self._link.store.unsettled(PAGE)) and page != before:
+            before = page
+            await self._settle(page, now)
+        return now + self._link.config.seconds("sweep_interval")
+
+    async def _settle(self, page: list[Unsettled], now: float) -> None:
+        for owing in page:
+            if owing.orphans:
+                await self._end_children(owing.record, now)
+        plans = [Plan(owing, now, self._link.config) for owing in page]
+        answers = await self._commit([write for plan in plans for write in plan.writes])
+        at = 0
+        for plan in plans:
+            plan.take(answers[at : at + len(plan.writes)])
+            at += len(plan.writes)
+        await self._commit([plan.settle() for plan in plans])
+        self._tell(plans)
+
+    def _tell(self, plans: list[Plan]) -> None:
+        for plan in plans:
+            for observer in plan.told:
+                self._news.look(observer.run_id)
+        if any(plan.returned or plan.woken for plan in plans):
+            self._news.woken()
+        if any(plan.unfinished for plan in plans):
+            self._news.unfinished()
+
+    async def _end_children(self, record: RunRecord, now: float) -> None:
+        """Terminate the attached children; each then owes the same to its own."""
+        name = f"orphan/{record.id}/{record.generation}"
+        after: str | None = None
+        while children := await self._link.store.open_children(record.id, CHILDREN_PAGE, after):
+            after = children[-1]
+            writes: list[Write] = [
+                end_of(child, name, now, self._link.config, unless_begun=False) for child in children
+            ]
+            answers = await self._commit(writes)
+            for child, answer in zip(children, answers, strict=True):
+                if isinstance(answer, StoreError):
+                    raise answer
+                if isinstance(answer, Committed):
+                    self._news.ended(child)
+                    self._link.hub.changed((child,))
+
+    async def _commit(self, writes: list[Write]) -> list[Answer | StoreError]:
+        """All at once, through the committer. One that the store cannot take does not keep the others from theirs."""
+        answers: list[Answer | StoreError] = []
+        asked = [self._link.committer.ask(write, patient=False) for write in writes]
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, BaseException) and not isinstance(answer, StoreError):
+                raise answer
+            answers.append(answer)
+        return answers
+
+
+class Plan:
+    """What is to be done for one run, and what of it has been done. Pure."""
+
+    def __init__(self, owing: Unsettled, now: float, config: EngineConfig) -> None:
+        self.record = owing.record
+        self.told: list[Observer] = []
+        self.returned: list[int] = []
+        self.woken = 0
+        self.unfinished = False
+        self.writes: list[Write] = []
+        self._now = now
+        self._orphans = owing.orphans
+        self._consumed: list[int] = []
+        self._letters: list[DeadLetter] = []
+        self._for: list[Observer | Message] = []
+        for observer in owing.observers:
+            self._add(observer, self._ending_for(observer))
+        for message in owing.mail:
+            self._sort(message, config)
+
+    def take(self, answers: list[Answer | StoreError]) -> None:
+        """What became of the writes: what the store could not take now stays owed."""
+        for given, answer in zip(self._for, answers, strict=True):
+            if isinstance(answer, StoreError):
+                LOGGER.warning("run %s has ended, and this could not be settled: %s", self.record.id, answer)
+            elif isinstance(given, Observer):
+                self.told.append(given)  # or there is no such run any more, or it has ended: nobody waits
+            else:
+                self._took(given, answer)
+
+    def settle(self) -> Settle:
+        return Settle(
+            run_id=self.record.id,
+            now=self._now,
+            told=tuple(self.told),
+            consumed=tuple(self._consumed),
+            returned=tuple(self.returned),
+            dead_letters=tuple(self._letters),
+            orphans=self._orphans,
+        )
+
+    def _add(self, given: Observer | Message, write: Write) -> None:
+        self._for.append(given)
+        self.writes.append(write)
+
+    def _ending_for(self, observer: Observer) -> Deliver:
+        record = self.record
+        ending = Ending(record.status, record.result, record.error)
+        message = Message(
+            id=f"child/{record.id}/{record.generation}/{observer.target}",
+            kind="child",
+            name=record.id,
+            body=msgspec.json.encode(ending),
+            sender=record.id,
+            sent_at=self._now,
+            target=observer.target,
+        )
+        return Deliver(run_id=observer.run_id, message=message, now=self._now)
+
+    def _sort(self, message: Message, config: EngineConfig) -> None:
+        expired = message.expires_at is not None and message.expires_at <= self._now
+        if message.kind == "assignment":
+            self.returned.append(message.number)
+        elif message.kind != "event" or expired or message.policy == "discard":
+            self._consumed.append(message.number)
+        elif message.policy == "broadcast":
+            event = bounded(self._moved(message), config.seconds("event_retention"))
+            self._add(message, Publish(event=event, now=self._now, limit=config.max_pending_events))
+        else:
+            self._letter(message, "the run ended without receiving it")
+
+    def _moved(self, message: Message) -> TopicEvent:
+        return TopicEvent(
+            topic=message.name,
+            id=f"undelivered/{self.record.id}/{message.id}",
+            body=message.body,
+            sent_at=self._now,
+            expires_at=message.expires_at,
+            sender=message.sender,
+        )
+
+    def _took(self, message: Message, answer: Answer) -> None:
+        if isinstance(answer, Full):
+            self._letter(message, f"the run ended without receiving it, and its topic {message.name!r} is full")
+            return
+        self._consumed.append(message.number)
+        if isinstance(answer, Published):
+            self.woken += answer.woken
+            self.unfinished = self.unfinished or answer.more
+
+    def _letter(self, message: Message, reason: str) -> None:
+        record = self.record
+        self._consumed.append(message.number)
+        self._letters.append(
+            DeadLetter(
+                id=f"undelivered/{record.id}/{record.generation}/{message.id}",
+                kind="event",
+                at=self._now,
+                reason=reason,
+                event_id=message.id,
+                event_name=message.name,
+                value=message.body,
+                original_target=record.id,
+                target_status=record.status,
+                target_ended_at=record.ended_at,
+                sent_at=message.sent_at,
+            )
+        )

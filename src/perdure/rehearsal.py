@@ -1,0 +1,211 @@
+"""Rehearsal: would this code go on with the runs that are open? Replays their histories, and carries out nothing.
+
+The gate before a deploy. A run is advanced as a worker would advance it, with `strict` and without any input; what the
+turn asks for is thrown away. A run that would be held is a misfit, with the place, what is recorded, what is asked for,
+the line, and the call that would make the change safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from perdure.client import Client
+from perdure.codec import Codec
+from perdure.context import RunFacts
+from perdure.definition import Workflow
+from perdure.engine.keys import KEYS
+from perdure.errors import InvalidPayload
+from perdure.inspection import Progress, records_of
+from perdure.records import Entry, Held, RunQuery
+from perdure.runner.runner import Runner, RunStart
+from perdure.store.base import Snapshot
+from perdure.tokens import SigningKey
+
+Definitions = Mapping[tuple[str, int], Workflow[Any, Any]]
+OURS = ("diverged", "deadlock", "spinning", "defect")  # what the code is to blame for
+_THING = re.compile(r"^(\w+) '(.*)'(, cancelled)?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A run that this code could not go on with, and what would help."""
+
+    run_id: str
+    workflow: str
+    version: int
+    kind: str  # of the hold, or "no_version": the code has the workflow, but not this version of it
+    reason: str
+    location: str | None = None
+    recorded: str | None = None
+    asked: str | None = None
+    line: str | None = None
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """How many runs fit, which do not, and how many are of workflows that the code does not have at all."""
+
+    fitting: int
+    misfits: tuple[Misfit, ...]
+    foreign: Mapping[str, int]
+
+
+async def rehearse(
+    client: Client, definitions: Definitions, query: RunQuery | None = None, progress: Progress | None = None
+) -> Rehearsal:
+    """Replay every open run (of this query) against this code."""
+    link, fitting = client._open, 0
+    misfits: list[Misfit] = []
+    foreign: Counter[str] = Counter()
+    keys = tuple(await link.read(lambda: link.store.keys(KEYS, link.clock.now())))
+    names = {name for name, _ in definitions}
+    async for page in records_of(client, query):
+        ours = [record.id for record in page if record.workflow in names]
+        foreign.update(record.workflow for record in page if record.workflow not in names)
+        for snapshot in await link.read(partial(link.store.load, ours)) if ours else ():
+            if snapshot is None or snapshot.record.status.terminal:
+                continue
+            found = await _outside_of_a_task(partial(misfit_of, snapshot, definitions, link.codec, keys))
+            misfits.extend([] if found is None else [found])
+            fitting += found is None
+        if progress is not None:
+            progress(len(page))
+    return Rehearsal(fitting, tuple(misfits), dict(foreign))
+
+
+def misfit_of(
+    snapshot: Snapshot, definitions: Definitions, codec: Codec, keys: tuple[SigningKey, ...] = ()
+) -> Misfit | None:
+    """What is wrong between a run and the code, or None."""
+    record = snapshot.record
+    definition = definitions.get((record.workflow, record.version))
+    if definition is None:
+        there = ", ".join(f"v{version}" for name, version in sorted(definitions) if name == record.workflow)
+        reason = f"version {record.version} of {record.workflow} is not in this code, which has {there}"
+        remedy = f"keep version {record.version} beside the new one until its runs have ended"
+        return Misfit(record.id, record.workflow, record.version, "no_version", reason, remedy=remedy)
+    held = _held(snapshot, definition, codec, keys)
+    if held is None or held.kind not in OURS:
+        return None
+    return Misfit(
+        record.id,
+        record.workflow,
+        record.version,
+        held.kind,
+        held.reason,
+        held.location,
+        held.recorded,
+        held.asked,
+        held.line,
+        remedy_of(held, snapshot.entries),
+    )
+
+
+def _held(
+    snapshot: Snapshot, definition: Workflow[Any, Any], codec: Codec, keys: tuple[SigningKey, ...]
+) -> Held | None:
+    start = _start_of(snapshot, definition, codec, keys)
+    try:
+        runner = Runner(start)
+        try:
+            # Not the present: nothing that has become due since is fired, so that only what is recorded is replayed.
+            return runner.advance(start.begun_at).held
+        finally:
+            runner.close()
+    except InvalidPayload as misfit:
+        return Held("diverged", str(misfit), recorded="the payload", asked="one of another type")
+    except Exception as error:
+        return Held("defect", f"{type(error).__name__}: {error}")
+
+
+def _start_of(
+    snapshot: Snapshot, definition: Workflow[Any, Any], codec: Codec, keys: tuple[SigningKey, ...]
+) -> RunStart:
+    record = snapshot.record
+    return RunStart(
+        definition=definition,
+        facts=RunFacts(
+            id=record.id,
+            workflow=record.workflow,
+            version=record.version,
+            generation=record.generation,
+            tags=record.tags,
+            parent=record.parent,
+        ),
+        input=record.input,
+        seed=record.seed,
+        begun_at=record.created_at if record.begun_at is None else record.begun_at,
+        history=snapshot.entries,
+        deadline_at=record.deadline_at,
+        codec=codec,
+        strict=True,
+        run_attempt=record.run_attempt,
+        epoch=record.epoch,
+        keys=keys,
+        waits=record.waits,
+    )
+
+
+async def _outside_of_a_task(work: Callable[[], Misfit | None]) -> Misfit | None:
+    """A workflow's tasks are never run from inside a task of another loop."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Misfit | None] = loop.create_future()
+
+    def carry_out() -> None:
+        try:
+            done.set_result(work())
+        except Exception as error:
+            done.set_exception(error)
+
+    loop.call_soon(carry_out)
+    return await done
+
+
+# --- what would help -----------------------------------------------------------------------------------------------
+
+
+def remedy_of(held: Held, entries: Sequence[Entry]) -> str:
+    """The call that would make the change safe, as well as it can be told from what was recorded and asked."""
+    if held.kind != "diverged":
+        return "the code cannot go on from here, with or without a guard: see the line"
+    if held.recorded == "the payload":
+        return "give the new parameter a default, or make this another version: @workflow(version=...)"
+    if held.recorded == "other arguments":
+        gate = f"{_name_at(held.location or '', entries)}-arguments"
+        return f'keep the old arguments for old runs: if ctx.version("{gate}", latest=2) < 2: ...'
+    recorded, asked = _thing(held.recorded, entries), _thing(held.asked, entries)
+    if recorded is not None and (asked is None or _is_on_record(held.asked, entries)):
+        kind, name = recorded
+        second = "" if kind == "step" else f', "{kind}"'
+        return f'the code no longer asks for it: put ctx.removed("{name}"{second}) in its place'
+    if asked is not None:
+        return f'new runs only: if ctx.version("{asked[1]}", latest=2) >= 2: ... around the new {asked[0]} {asked[1]!r}'
+    return 'guard the change: if ctx.version("a-name-for-it", latest=2) >= 2: ...'
+
+
+def _thing(text: str | None, entries: Sequence[Entry]) -> tuple[str, str] | None:
+    """The kind and name of what a hold speaks of: `step 'pages/~3/fetch#1'` is a step called fetch."""
+    found = _THING.match(text or "")
+    return None if found is None else (found[1], _name_at(found[2], entries))
+
+
+def _is_on_record(text: str | None, entries: Sequence[Entry]) -> bool:
+    found = _THING.match(text or "")
+    if found is None:
+        return False
+    name = _name_at(found[2], entries)
+    return any(entry.kind == found[1] and entry.name == name for entry in entries)
+
+
+def _name_at(location: str, entries: Sequence[Entry]) -> str:
+    for entry in entries:
+        if entry.location == location:
+            return entry.name
+    return re.sub(r"(\[.*\]|#\d+)$", "", location.rpartition("/")[2])

@@ -1,0 +1,231 @@
+-- Rooms of the Redis store that every script begins with: names of keys, framed values, the row of a run, its indexes.
+--
+-- A script touches the keys of one slice only, all of which begin with its hash tag (KEYS[1]). Numbers that are moments
+-- travel as text, because Lua would round them when it writes them out. Empty text stands for None.
+
+local TAG = KEYS[1]
+local SLICE = tonumber(ARGV[2] or '0')
+local call = redis.call
+local NUL = '\0'
+local NIL = '\192' -- MessagePack's nil
+local EMPTY = '\144' -- ... and its array of nothing
+local TERMINAL = {succeeded = true, failed = true, cancelled = true}
+local COUNTED = {event = true, assignment = true} -- mail that has a limit, and that somebody must deal with at the end
+local WAKES_HELD = {resume = true, cancel = true}
+
+local function key(kind, name, second, third)
+  local made = TAG .. ':' .. kind .. ':' .. (name or '')
+  if second then made = made .. NUL .. second end
+  return third and made .. NUL .. third or made
+end
+
+-- A framed value: what Lua reads (MessagePack), then what only Python reads.
+local function framed(header, blob)
+  local packed = cmsgpack.pack(header)
+  return struct.pack('>I4', #packed) .. packed .. blob
+end
+
+local function header_of(value)
+  local length = struct.unpack('>I4', value)
+  return cmsgpack.unpack(string.sub(value, 5, 4 + length))
+end
+
+local function set_all(name, pairs_flat)
+  for first = 1, #pairs_flat, 1000 do
+    call('HSET', name, unpack(pairs_flat, first, math.min(first + 999, #pairs_flat)))
+  end
+end
+
+local function expired(expires_at, now)
+  return expires_at ~= '' and tonumber(expires_at) <= tonumber(now)
+end
+
+-- The order of bytes, which is that of sorted sets; Lua's own would depend on the server's language.
+local function less(a, b)
+  for i = 1, math.min(#a, #b) do
+    local x, y = string.byte(a, i), string.byte(b, i)
+    if x ~= y then return x < y end
+  end
+  return #a < #b
+end
+
+-- Hints: the runs that others will want to know of.
+
+local changed, changed_count = {}, 0
+
+local function tell(id)
+  if not changed[id] then
+    changed[id] = true
+    changed_count = changed_count + 1
+  end
+end
+
+local function publish_hints(channel, sender)
+  if changed_count == 0 then return {} end
+  local ids = {}
+  for id in pairs(changed) do ids[#ids + 1] = id end
+  call('PUBLISH', channel, cmsgpack.pack({sender, #ids <= 200 and ids or false}))
+  return ids
+end
+
+-- The row of a run and the indexes over it.
+
+local rows = {}
+local stale_queues = {}
+
+local FIELDS = {
+  'status', 'owner', 'position', 'inbox_last', 'mailed', 'wake_at', 'pool', 'workflow', 'version', 'shard', 'held_kind',
+  'parent', 'attached', 'created_at', 'begun_at', 'generation', 'epoch', 'ended_at', 'prune_at', 'unsettled', 'pending',
+  'orphans', 'recoveries', 'fence',
+}
+
+function rows.read(id)
+  local found = call('HMGET', key('run', id), unpack(FIELDS))
+  if not found[1] then return nil end
+  local row = {id = id}
+  for i, field in ipairs(FIELDS) do row[field] = found[i] or '' end
+  return row
+end
+
+function rows.begun(row)
+  return row.begun_at ~= '' or tonumber(row.generation) > 0
+end
+
+function rows.queue(row)
+  return table.concat({row.workflow, row.version, row.shard}, NUL)
+end
+
+-- Where the indexes have a run: key -> score. All are sorted sets of ids.
+local function places(row)
+  local found = {[key('status', row.status)] = row.created_at}
+  if TERMINAL[row.status] then
+    if row.unsettled == '1' then
+      found[key('unsettled')] = row.ended_at
+    elseif row.prune_at ~= '' then
+      found[key('prunable')] = row.prune_at
+    end
+    return found
+  end
+  if row.attached == '1' and row.parent ~= '' then found[key('open-children', row.parent)] = '0' end
+  if row.owner ~= '' then
+    found[key('owned', row.owner)] = '0'
+    if row.mailed == '1' then found[key('mailed', row.owner)] = '0' end
+    return found
+  end
+  if row.wake_at ~= '' then found[key('due', row.pool, rows.queue(row))] = row.wake_at end
+  if row.held_kind ~= '' then found[key('held', row.held_kind, row.workflow, row.version)] = '0' end
+  return found
+end
+
+local function move(id, old, new)
+  for name in pairs(old) do
+    if not new[name] then call('ZREM', name, id) end
+  end
+  for name, score in pairs(new) do
+    if old[name] ~= score then call('ZADD', name, score, id) end
+  end
+end
+
+local function mark_queue(row)
+  stale_queues[row.pool .. NUL .. rows.queue(row)] = {row.pool, rows.queue(row)}
+end
+
+function rows.add(row)
+  move(row.id, {}, places(row))
+  call('ZADD', key('runs'), row.created_at, row.id)
+  if row.parent ~= '' then call('ZADD', key('children', row.parent), row.created_at, row.id) end
+  mark_queue(row)
+end
+
+-- The only way to change a row that is indexed: field -> text.
+function rows.change(row, fields)
+  local old, flat = places(row), {}
+  mark_queue(row)
+  for field, value in pairs(fields) do
+    flat[#flat + 1] = field
+    flat[#flat + 1] = value
+    row[field] = tostring(value)
+  end
+  set_all(key('run', row.id), flat)
+  move(row.id, old, places(row))
+  mark_queue(row)
+end
+
+function rows.forget(row)
+  move(row.id, places(row), {})
+  call('ZREM', key('runs'), row.id)
+  if row.parent ~= '' then call('ZREM', key('children', row.parent), row.id) end
+end
+
+function rows.release(row, now, recovered)
+  rows.change(row, {
+    owner = '', mailed = '0', wake_at = now, updated_at = now,
+    status = rows.begun(row) and 'running' or 'pending',
+    recoveries = tonumber(row.recoveries) + (recovered and 1 or 0),
+  })
+  tell(row.id)
+end
+
+-- Each pool has a sorted set of its queues by when the first run in them is due; brought up to date at a script's end.
+function rows.refresh_heads()
+  for _, place in pairs(stale_queues) do
+    local pool, queue = place[1], place[2]
+    local first = call('ZRANGE', key('due', pool, queue), 0, 0, 'WITHSCORES')
+    if first[1] then
+      call('ZADD', key('heads', pool), first[2], queue)
+    else
+      call('ZREM', key('heads', pool), queue)
+    end
+  end
+end
+
+-- The earliest due runs of these workflows (`workflow NUL version`) and shards (false: all): {id, wake_at} each.
+function rows.due(now, wanted, pool, shards, limit)
+  local workflows, of_shard, found = {}, {}, {}
+  for _, pair in ipairs(wanted) do workflows[pair] = true end
+  for _, shard in ipairs(shards or {}) do of_shard[tostring(shard)] = true end
+  for _, queue in ipairs(call('ZRANGEBYSCORE', key('heads', pool), '-inf', now)) do
+    local pair, shard = string.match(queue, '^(.*)%z(%d+)$')
+    if workflows[pair] and (not shards or of_shard[shard]) then
+      local due = call('ZRANGEBYSCORE', key('due', pool, queue), '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit)
+      for i = 1, #due, 2 do found[#found + 1] = {due[i], tonumber(due[i + 1])} end
+    end
+  end
+  table.sort(found, function(a, b)
+    if a[2] ~= b[2] then return a[2] < b[2] end
+    return less(a[1], b[1])
+  end)
+  for i = #found, limit + 1, -1 do found[i] = nil end
+  return found
+end
+
+-- Workers, as far as every slice must know them.
+
+local known_alive = {}
+
+local function alive(worker)
+  if worker == '' then return false end
+  if known_alive[worker] == nil then
+    known_alive[worker] = call('SISMEMBER', key('alive'), worker) == 1
+  end
+  return known_alive[worker]
+end
+
+local function fence_worker(worker)
+  call('ZADD', key('gone'), call('TIME')[1], worker)
+  call('SREM', key('alive'), worker)
+end
+
+-- Dead letters, in the order in which they came: by the server's clock, never backwards within a slice.
+
+local function keep_letters(letters)
+  for _, letter in ipairs(letters) do
+    if call('HSETNX', key('letters'), letter[1], letter[2]) == 1 then
+      local time = call('TIME')
+      local last = call('ZRANGE', key('letter-order'), -1, -1, 'WITHSCORES')
+      local at = time[1] * 1000000 + time[2]
+      if last[2] and tonumber(last[2]) >= at then at = tonumber(last[2]) + 1 end
+      call('ZADD', key('letter-order'), string.format('%.0f', at), letter[1])
+    end
+  end
+end

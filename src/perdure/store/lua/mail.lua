@@ -1,0 +1,168 @@
+-- Mail of runs, and posts: what a slice has to tell another one about topics.
+--
+-- A post to this very slice is handled before the write is answered. One to another slice is kept in this slice's
+-- outbox until whoever made the call, or a later sweep, has handed it over; every handler knows one that comes twice.
+
+local posts, handlers, mail = {}, {}, {}
+local outgoing = {}
+
+local function post(slice, message)
+  if slice == SLICE then
+    posts[#posts + 1] = message
+    return
+  end
+  local number = call('INCR', key('outbox-last'))
+  local sent = message[1] == 'assign' and message[10] or ''
+  local packed = slice .. ':' .. sent .. ':' .. cmsgpack.pack(message)
+  call('HSET', key('outbox'), number, packed)
+  outgoing[#outgoing + 1] = {tostring(number), packed}
+end
+
+local function handle_posts()
+  local at = 1
+  while at <= #posts do -- handlers may post more
+    local message = posts[at]
+    handlers[message[1]](message)
+    at = at + 1
+  end
+  posts = {}
+end
+
+-- Whether mail is left that a turn did not know of; `held`: only such as wakes a held run.
+function mail.unseen(id, seen, held)
+  for _, number in ipairs(call('HKEYS', key('mail', id))) do
+    if tonumber(number) > seen then
+      if not held then return true end
+      if WAKES_HELD[header_of(call('HGET', key('mail', id), number))[1]] then return true end
+    end
+  end
+  return false
+end
+
+local function wakes(row, kind)
+  return (row.held_kind == '' and rows.begun(row)) or row.owner ~= '' or WAKES_HELD[kind]
+end
+
+-- Put a message that is fresh into the inbox; answers its number.
+function mail.add(row, message_id, kind, value, now)
+  local number = tonumber(row.inbox_last) + 1
+  call('HSET', key('mail', row.id), number, value)
+  call('HSET', key('message-numbers', row.id), message_id, number)
+  local fields = {inbox_last = number}
+  if COUNTED[kind] then fields.pending = tonumber(row.pending) + 1 end
+  if wakes(row, kind) then
+    local sooner = row.wake_at == '' or tonumber(row.wake_at) > tonumber(now)
+    fields.wake_at = sooner and now or row.wake_at
+    fields.mailed = row.owner ~= '' and '1' or '0'
+  end
+  rows.change(row, fields)
+  tell(row.id)
+  return number
+end
+
+-- Take a message out of the inbox: for good (an event's id is remembered), or as an assignment that goes back.
+local function take_out(row, number, now, verb)
+  local name = key('mail', row.id)
+  local value = call('HGET', name, number)
+  if not value then return end
+  local kind, message_id, topic, slice, place, serial = unpack(header_of(value))
+  if verb == 'returned' and kind ~= 'assignment' then return end
+  call('HDEL', name, number)
+  if COUNTED[kind] then
+    row.pending = tostring(tonumber(row.pending) - 1)
+    call('HSET', key('run', row.id), 'pending', row.pending)
+  end
+  if verb == 'returned' then
+    call('HDEL', key('message-numbers', row.id), message_id)
+  elseif kind == 'event' then
+    call('ZADD', key('consumed'), now, cmsgpack.pack({row.id, message_id}))
+  end
+  if kind == 'assignment' then post(slice, {verb, topic, place, serial, row.id, now}) end
+end
+
+function mail.consume(row, numbers, now)
+  for _, number in ipairs(numbers) do take_out(row, number, now, 'consumed') end
+end
+
+function mail.give_back(row, numbers, now)
+  for _, number in ipairs(numbers) do take_out(row, number, now, 'returned') end
+end
+
+-- Subscriptions of a run, as far as it knows them: target -> its topics, by slice: {slice, topic ...} ...
+
+function mail.unsubscribe(row, target)
+  local name = key('subscriptions', row.id)
+  local found = call('HGET', name, target)
+  if not found then return end
+  call('HDEL', name, target)
+  for _, group in ipairs(cmsgpack.unpack(found)) do
+    post(group[1], {'unsubscribe', group, row.id, SLICE, target, row.created_at})
+  end
+end
+
+function mail.unsubscribe_all(row)
+  for _, target in ipairs(call('HKEYS', key('subscriptions', row.id))) do mail.unsubscribe(row, target) end
+end
+
+-- One that stands already keeps its standing.
+function mail.subscribe(row, subscriptions, now)
+  for _, given in ipairs(subscriptions) do
+    local target, groups = given[1], given[2]
+    if call('HSETNX', key('subscriptions', row.id), target, cmsgpack.pack(groups)) == 1 then
+      for _, group in ipairs(groups) do
+        post(group[1], {'subscribe', group, row.id, SLICE, target, row.created_at, now})
+      end
+    end
+  end
+end
+
+-- A topic gives an event to a receive. One that is not open any more sends it back; by serials a post that comes twice
+-- is known.
+handlers.assign = function(message)
+  local _, id, target, topic, slice, place, serial, body, sender, sent, expires, now = unpack(message)
+  local message_id = 'topic/' .. topic .. '/' .. place
+  local last = string.match(call('HGET', key('serials', id), message_id) or '0', '^%d+')
+  if tonumber(last) >= serial then return end
+  local row = rows.read(id)
+  local open = row and not TERMINAL[row.status] and call('HEXISTS', key('subscriptions', id), target) == 1
+  if not open then
+    post(slice, {'returned', topic, place, serial, id, now})
+    return
+  end
+  call('HSET', key('serials', id), message_id, serial .. ':' .. slice)
+  mail.unsubscribe(row, target)
+  local header = {'assignment', message_id, topic, slice, place, serial, target, sender, sent, expires}
+  mail.add(row, message_id, 'assignment', framed(header, body), now)
+end
+
+-- The messages of a run that is rewound, unread again under their old numbers: {number, id, kind, value, body} each.
+function mail.take_again(row, messages, now)
+  for _, given in ipairs(messages) do
+    local number, message_id, kind, value, body = unpack(given)
+    local topic, place = string.match(message_id, '^topic/(.*)/(%d+)$')
+    local serial, slice = string.match(call('HGET', key('serials', row.id), message_id) or '', '^(%d+):(%d+)$')
+    if kind == 'assignment' and topic and serial then
+      serial, slice, place = tonumber(serial), tonumber(slice), tonumber(place)
+      local header = header_of(value)
+      header[4], header[6] = slice, serial
+      value = framed(header, body)
+      post(slice, {'retaken', topic, place, serial, row.id, body})
+    end
+    call('ZREM', key('consumed'), cmsgpack.pack({row.id, message_id}))
+    call('HSET', key('message-numbers', row.id), message_id, number)
+    if call('HSET', key('mail', row.id), number, value) == 1 and COUNTED[kind] then
+      row.pending = tostring(tonumber(row.pending) + 1)
+      call('HSET', key('run', row.id), 'pending', row.pending)
+    end
+  end
+end
+
+-- A run that is forgotten has seen nothing.
+function mail.forget(id)
+  local found = call('HGETALL', key('serials', id))
+  for i = 1, #found, 2 do
+    local topic, place = string.match(found[i], '^topic/(.*)/(%d+)$')
+    post(tonumber(string.match(found[i + 1], ':(%d+)$')), {'forget', topic, tonumber(place), id})
+  end
+  call('DEL', key('serials', id), key('mail', id), key('message-numbers', id), key('subscriptions', id))
+end

@@ -1,0 +1,356 @@
+"""A batch of writes as the arguments of one statement, `commit_batch`, and its rows as answers.
+
+Most writes are turns that append entries, read mail and perhaps change the run's row. Those travel as arrays, a column
+each, and the server judges and writes all of them at once; so it does with new runs and with mail, which travel as
+JSON. All others are carried out one by one, in their order; payloads are base64 in JSON. What is done at once overtakes
+the others, because no other write of its batch concerns its run; behind one that may, by assigning events, nothing
+does but new runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from perdure.records import DeadLetter, Ending, Entry, Message, RunRecord, TurnExtras
+from perdure.store import postgres_rows as rows
+from perdure.store import rules
+from perdure.store.base import (
+    Answer,
+    AppendStream,
+    Begun,
+    Committed,
+    CommitTurn,
+    Created,
+    CreateRun,
+    Deliver,
+    Delivered,
+    Ended,
+    EndRun,
+    FanOut,
+    Full,
+    Missing,
+    Observe,
+    Observing,
+    Publish,
+    Published,
+    ReleaseRun,
+    Restart,
+    RewindRun,
+    RunPatch,
+    Settle,
+    Superseded,
+    SupersedeStream,
+    Write,
+)
+
+Json = dict[str, Any]
+
+_TURN_COLUMNS = 9
+_ENTRY_COLUMNS = 18
+_PATCH_COLUMNS = 13
+_CONSUMED_COLUMNS = 2
+ARGUMENTS = 6 + _TURN_COLUMNS + _ENTRY_COLUMNS + _CONSUMED_COLUMNS + _PATCH_COLUMNS
+COMMIT = f"SELECT * FROM {{schema}}.commit_batch({', '.join(f'${n}' for n in range(1, ARGUMENTS + 1))})"
+
+_encode = msgspec.json.Encoder().encode
+_COMMITTED = Committed()
+
+
+def arguments(batch: Sequence[Write]) -> list[Any]:
+    """What `COMMIT` is called with; the writes must have been checked."""
+    gathered = _Gathered(batch)
+    for at, write in enumerate(batch):
+        gathered.add(at, write)
+    return gathered.arguments()
+
+
+class _Gathered:
+    """The writes of a batch, sorted by the way in which they travel."""
+
+    def __init__(self, batch: Sequence[Write]) -> None:
+        self._topics = sorted({topic for write in batch for topic in _topics_of(write)})
+        self._topical = False
+        self._times = Counter(rules.run_of(write) for write in batch)
+        self._locked: dict[str, None] = {}
+        self._workers: set[str] = set()
+        self._met: set[rules.Key] = set()
+        self._creates: list[Json] = []
+        self._mail: list[Json] = []
+        self._writes: list[Json] = []
+        self._turns: list[rows.Row] = []
+        self._entries: list[rows.Row] = []
+        self._consumed: list[rows.Row] = []
+        self._patches: list[rows.Row] = []
+
+    def add(self, at: int, write: Write) -> None:
+        key = rules.run_of(write)
+        self._topical = self._topical or _is_topical(write)
+        if isinstance(write, CommitTurn) and self._is_plain(write):
+            self._add_plain(at, write)
+        elif isinstance(write, CreateRun) and key not in self._met and not (write.entries or write.inbox):
+            self._creates.append(_new_run(at, write))
+        elif isinstance(write, Deliver) and self._is_alone(write.run_id):
+            self._mail.append(_mail(at, write))
+        else:
+            self._writes.append({**as_json(write), "at": at})
+        self._met.add(key)
+        if isinstance(key, str) and not isinstance(write, CreateRun):
+            self._locked[key] = None
+        self._workers.update(_owners_of(write))
+
+    def arguments(self) -> list[Any]:
+        return [
+            sorted(self._workers) or None,
+            self._topics if self._topical else None,
+            list(self._locked),
+            _document(self._creates),
+            _document(self._mail),
+            _document(self._writes),
+            *_columns(self._turns, _TURN_COLUMNS),
+            *_columns(self._entries, _ENTRY_COLUMNS),
+            *_columns(self._consumed, _CONSUMED_COLUMNS),
+            *_columns(self._patches, _PATCH_COLUMNS),
+        ]
+
+    def _is_plain(self, turn: CommitTurn) -> bool:
+        return turn.restart is None and turn.extras is None and self._is_alone(turn.run_id)
+
+    def _is_alone(self, run_id: str) -> bool:
+        """Whether no other write of the batch can matter to one to this run."""
+        return self._times[run_id] == 1 and not self._topical
+
+    def _add_plain(self, at: int, turn: CommitTurn) -> None:
+        self._turns.append(
+            (at, turn.run_id, turn.base, turn.turn_id, turn.worker, turn.owned, turn.now, turn.seen, len(turn.entries))
+        )
+        which = len(self._turns)
+        for nth, entry in enumerate(turn.entries, 1):
+            self._entries.append((which, nth, *rows.entry_row(entry)))
+        self._consumed.extend((which, number) for number in turn.consumed)
+        if turn.patch is not None:
+            self._patches.append((which, *_patch_row(turn.patch)))
+
+
+def _columns(table: Sequence[rows.Row], width: int) -> Iterable[Sequence[Any] | None]:
+    return zip(*table, strict=True) if table else (None,) * width
+
+
+def _document(writes: list[Json]) -> str | None:
+    return _encode(writes).decode() if writes else None
+
+
+def _mail(at: int, write: Deliver) -> Json:
+    return {**_message(write.message), "at": at, "run_id": write.run_id, "now": write.now, "room": write.limit}
+
+
+def _patch_row(patch: RunPatch) -> rows.Row:
+    return (
+        patch.status,
+        patch.owner,
+        patch.wake_at,
+        rows.as_json(patch.waits),
+        rows.as_json(patch.held),
+        patch.held.kind if patch.held is not None else None,
+        rows.as_json(patch.drift),
+        patch.recoveries,
+        patch.result,
+        rows.as_json(patch.error),
+        patch.ended_at,
+        patch.prune_at,
+    )
+
+
+# --- what must be locked ---------------------------------------------------------------------------------------------
+
+
+def _is_topical(write: Write) -> bool:
+    """Whether a write may give mail to other runs, or needs the lock of a topic for its own."""
+    match write:
+        case Publish() | FanOut():
+            return True
+        case CommitTurn():
+            return write.extras is not None and bool(write.extras.subscribe or write.extras.returned)
+        case Settle():
+            return bool(write.returned)
+        case _:
+            return False
+
+
+def _topics_of(write: Write) -> Iterable[str]:
+    """The topics that a write names; those of what it returns are known to the server."""
+    match write:
+        case Publish():
+            yield write.event.topic
+        case FanOut():
+            yield write.topic
+        case CommitTurn() if write.extras is not None:
+            for subscription in write.extras.subscribe:
+                yield from subscription.topics
+
+
+def _owners_of(write: Write) -> Iterable[str]:
+    """Workers that may own a run through this write: none of them must be forgotten meanwhile."""
+    if isinstance(write, CreateRun) and write.record.owner is not None:
+        yield write.record.owner
+    elif isinstance(write, CommitTurn) and write.patch is not None and write.patch.owner is not None:
+        yield write.patch.owner
+
+
+# --- writes as JSON --------------------------------------------------------------------------------------------------
+
+
+def as_json(write: Write) -> Json:
+    """A write as `carry_out` takes it: what is empty is left out."""
+    match write:
+        case CommitTurn():
+            return _turn(write)
+        case CreateRun():
+            history = _given(entries=_entries(write.entries), inbox=_messages(write.inbox))
+            return {"kind": "create", **_new_run(0, write), **history}
+        case Deliver():
+            return _tagged("mail", write, message=_message(write.message))
+        case EndRun():
+            return _tagged("end", write)
+        case ReleaseRun():
+            return _tagged("release", write)
+        case Observe():
+            return _tagged("observe", write)
+        case RewindRun():
+            return _tagged("rewind", write, entries=_entries(write.entries), returned=_messages(write.returned))
+        case Settle():
+            return _tagged("settle", write, dead_letters=_letters(write.dead_letters))
+        case Publish():
+            return _tagged("publish", write, event=_fields(write.event))
+        case FanOut():
+            return _tagged("fan_out", write)
+        case AppendStream():
+            return _tagged("append_stream", write)
+        case SupersedeStream():
+            return _tagged("supersede_stream", write)
+
+
+def _tagged(kind: str, write: msgspec.Struct, **replaced: Any) -> Json:
+    return {"kind": kind, **_given(**{**_fields(write), **replaced})}
+
+
+def _fields(struct: msgspec.Struct) -> Json:
+    return {name: getattr(struct, name) for name in struct.__struct_fields__}
+
+
+def _given(**fields: Any) -> Json:
+    return {name: value for name, value in fields.items() if value is not None and value != ()}
+
+
+def _turn(turn: CommitTurn) -> Json:
+    return _tagged(
+        "turn",
+        turn,
+        entries=_entries(turn.entries),
+        patch=_patch(turn.patch) if turn.patch is not None else None,
+        restart=_restart(turn.restart) if turn.restart is not None else None,
+        extras=_extras(turn.extras) if turn.extras is not None else None,
+    )
+
+
+_PATCHED = "status, owner, wake_at, waits, held, held_kind, drift, recoveries, result, error, ended_at, prune_at"
+_PATCH_NAMES = _PATCHED.split(", ")
+
+
+def _patch(patch: RunPatch) -> Json:
+    return _given(**dict(zip(_PATCH_NAMES, _patch_row(patch), strict=True)))
+
+
+def _restart(restart: Restart) -> Json:
+    return _given(**{**_fields(restart), "entries": _entries(restart.entries)})
+
+
+def _extras(extras: TurnExtras) -> Json:
+    return _given(**{**_fields(extras), "dead_letters": _letters(extras.dead_letters)})
+
+
+_ENTRY_NAMES = rows.ENTRY_COLUMNS.split(", ")
+
+
+def _entries(entries: Sequence[Entry]) -> tuple[Json, ...]:
+    return tuple(dict(zip(_ENTRY_NAMES, rows.entry_row(entry), strict=True)) for entry in entries)
+
+
+def _messages(messages: Sequence[Message]) -> tuple[Json, ...]:
+    return tuple(_message(message) for message in messages)
+
+
+def _message(message: Message) -> Json:
+    return _given(**_fields(message))
+
+
+def _letters(letters: Sequence[DeadLetter]) -> tuple[Json, ...]:
+    """The reason is for people, and may quote anything; a NUL is the one thing that PostgreSQL cannot hold."""
+    return tuple(
+        {**_fields(letter), "reason": letter.reason.replace("\0", "\N{REPLACEMENT CHARACTER}")} for letter in letters
+    )
+
+
+_GIVEN_TO_NEW_RUNS = (
+    "id, workflow, version, input, created_at, created_by, pool, shard, generation, epoch, run_attempt, "
+    "first_workflow, first_input, parent, attached, tags, wake_at, owner, deadline_at, retention"
+)
+_NEW_RUN = _GIVEN_TO_NEW_RUNS.split(", ")
+
+
+def _new_run(at: int, write: CreateRun) -> Json:
+    record: RunRecord = write.record
+    return {"at": at, "seed": str(record.seed), **{name: getattr(record, name) for name in _NEW_RUN}}
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+EXISTS = "exists"
+"""The verdict on a new run whose id was taken: who has it must be asked for."""
+
+
+def answers(batch: Sequence[Write], found: Iterable[rows.Row]) -> tuple[list[Answer], frozenset[str], list[int]]:
+    """The answers, the runs that others want to hear of, and where the answer must be `Exists`."""
+    given: list[Answer] = [_COMMITTED] * len(batch)
+    changed: list[str] = []
+    taken: list[int] = []
+    for row in found:
+        at = row[0]
+        if at < 0:
+            changed.append(row[4])
+        elif row[1] == EXISTS:
+            taken.append(at)
+        else:
+            given[at] = _answer(*row[1:])
+    return given, frozenset(changed), taken
+
+
+def _answer(verdict: str, number: int, flag: bool, label: str, body: bytes | None, note: str | None) -> Answer:
+    match verdict:
+        case "committed" | "again":
+            return Committed(mail=bool(flag))
+        case "superseded":
+            return Superseded()
+        case "delivered":
+            return Delivered(number, fresh=flag, owner=label)
+        case "made" | "created":
+            return Created(owned=flag)
+        case "ended":
+            return Ended(rows.run_status(label))
+        case "ended so":
+            status = rows.run_status(label)
+            return Ended(status, Ending(status, body, rows.error_of(note)))
+        case "published" | "known":
+            return Published(number, int(label), more=flag, fresh=verdict == "published")
+        case "full":
+            return Full(number)
+        case "observing":
+            return Observing()
+        case "begun":
+            return Begun()
+        case _:
+            assert verdict == "missing", verdict
+            return Missing()

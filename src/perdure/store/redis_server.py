@@ -1,0 +1,255 @@
+"""A Redis or Valkey server, alone or a cluster: connecting, what it must be set to, its scripts, and its errors.
+
+Knows no runs: it sends a request to a script in a slice and gives back what the script returned. Calls are not repeated
+here; a lost connection is a retryable `StoreError`, and the engine sends the same batch again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.resources
+import logging
+from collections.abc import AsyncIterator
+from functools import cache
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from msgspec import Struct
+from redis import exceptions as failures
+from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
+from redis.asyncio.cluster import RedisCluster
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from perdure.errors import StoreError
+
+LOGGER = logging.getLogger("perdure.store")
+OLDEST = (6, 2)
+CONNECTIONS = 32  # of one store object to one server
+CALL_TIMEOUT = 30.0  # seconds until a server that says nothing counts as lost
+
+ROOMS = {
+    "commit": ("core", "mail", "topics", "streams", "writes", "commit"),
+    "fleet": ("core", "fleet"),
+    "upkeep": ("core", "mail", "topics", "streams", "upkeep"),
+    "reads": ("core", "reads"),
+}
+"""The scripts, each made of files of `lua/`."""
+
+# How a server says that it cannot now, but may later: by classes of the client, or by a word that it has no class for.
+_LATER = (
+    failures.ReadOnlyError,
+    failures.ClusterError,
+    failures.RedisClusterException,
+    failures.AskError,
+    failures.TryAgainError,
+    failures.OutOfMemoryError,
+)
+_LATER_WORDS = ("NOREPLICAS", "MISCONF", "BUSY", "UNKILLABLE", "FAILOVER")
+
+
+class Script(Struct, frozen=True):
+    text: str
+    sha: str
+
+
+@cache
+def script(name: str) -> Script:
+    folder = importlib.resources.files("perdure.store") / "lua"
+    text = "\n".join((folder / f"{room}.lua").read_text("utf-8") for room in ROOMS[name])
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+class Address(Struct, frozen=True):
+    """What a URL says: where the server is, and how the store is to use it."""
+
+    url: str  # for the client library, without what is ours
+    prefix: str = "perdure"
+    relaxed: bool = False
+    slices: int | None = None
+
+
+def address_of(url: str) -> Address:
+    """redis://[user:password@]host[:port][/db][?prefix=name&durability=relaxed&slices=n], or rediss:// for TLS."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+        raise StoreError("this is no Redis URL; it should look like redis://host:6379/0?prefix=perdure")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    prefix = options.pop("prefix", "perdure")
+    durability = options.pop("durability", "full")
+    slices = options.pop("slices", "")
+    if not prefix or set(prefix) & set("{}:\0"):
+        raise StoreError(f"a prefix is a name without braces and colons, not {prefix!r}")
+    if durability not in ("full", "relaxed"):
+        raise StoreError(f"durability is full or relaxed, not {durability!r}")
+    if slices and (not slices.isdigit() or int(slices) < 1):
+        raise StoreError(f"slices is how many parts the keys are cut into, at least 1, not {slices!r}")
+    plain = urlunsplit(parts._replace(query=urlencode(options)))
+    _check_options(plain)
+    return Address(plain, prefix, durability == "relaxed", int(slices) if slices else None)
+
+
+def _check_options(url: str) -> None:
+    """Let the client make a connection of it, without connecting: it would complain about its options only then."""
+    try:
+        pool = ConnectionPool.from_url(url)
+        pool.connection_class(**pool.connection_kwargs)
+    except (TypeError, ValueError) as error:
+        raise StoreError(
+            "a bad option in the URL of a Redis store; there are prefix=name, durability=full|relaxed and slices=1; "
+            f"all others are redis-py's, which says: {error}"
+        ) from error
+
+
+class RedisServer:
+    """One server or cluster. `call` sends a request to a script."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.cluster = False
+        self._client: Redis | RedisCluster | None = None
+
+    async def connect(self) -> None:
+        """Connect, and refuse a server that would lose what it has acknowledged."""
+        alone = self._alone()
+        try:
+            async with self._explained(alone):
+                found = await alone.info("everything")
+                fsync = await _appendfsync(alone)
+            self._check(found, fsync)
+            self.cluster = bool(int(found.get("cluster_enabled", 0)))
+            if not self.cluster:
+                self._client = alone
+                return
+        except BaseException:
+            await alone.aclose()
+            raise
+        await alone.aclose()
+        self._client = RedisCluster.from_url(self.address.url, **_settings(self.address.url))
+        async with self._explained(self._client):
+            await self._client.initialize()
+
+    def _alone(self) -> Redis:
+        settings = {"max_connections": CONNECTIONS, "timeout": CALL_TIMEOUT, **_settings(self.address.url)}
+        return Redis.from_pool(BlockingConnectionPool.from_url(self.address.url, **settings))  # closed with the client
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    def subscriber(self) -> Redis:
+        """A client of its own for listening; on a cluster any node passes on what is published."""
+        return self._alone()
+
+    async def call(self, name: str, tag: str, *arguments: bytes | str | int) -> Any:
+        """Run a script in the slice of this tag. A server that has not seen it, or was restarted, is given its text."""
+        client, wanted = self.client, script(name)
+        async with self._explained(client):
+            try:
+                return await client.evalsha(wanted.sha, 1, tag, *arguments)
+            except failures.NoScriptError:
+                return await client.eval(wanted.text, 1, tag, *arguments)
+
+    async def ask(self, *command: bytes | str | int) -> Any:
+        """A plain command; the first key in it decides which node of a cluster is asked."""
+        client = self.client
+        async with self._explained(client):
+            return await client.execute_command(*command)
+
+    async def now(self) -> float:
+        client = self.client
+        async with self._explained(client):
+            node = {"target_nodes": RedisCluster.DEFAULT_NODE} if isinstance(client, RedisCluster) else {}
+            seconds, micros = await client.execute_command("TIME", **node)
+        return int(seconds) + int(micros) / 1e6
+
+    @property
+    def client(self) -> Redis | RedisCluster:
+        if self._client is None:
+            raise StoreError(f"the store {self.name} is not open; open it first (an Engine or a Client does)")
+        return self._client
+
+    @property
+    def name(self) -> str:
+        """The URL without a password."""
+        parts = urlsplit(self.address.url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}?prefix={self.address.prefix}"
+
+    # what the server must be set to
+
+    def _check(self, found: dict[str, Any], fsync: str | None) -> None:
+        version = str(found.get("redis_version", "0"))
+        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+            raise StoreError(f"{self.name} is Redis {version}; the store needs 6.2 or later, or Valkey")
+        if found.get("role") == "slave":
+            raise StoreError(f"{self.name} is a replica; give the address of its primary", retryable=True)
+        policy = str(found.get("maxmemory_policy", "noeviction"))
+        if policy.startswith("allkeys-"):
+            raise StoreError(
+                f"{self.name} throws keys away when its memory is full (maxmemory-policy {policy}), and runs with "
+                "them; set it to noeviction"
+            )
+        self._check_persistence(bool(int(found.get("aof_enabled", 0))), fsync)
+
+    def _check_persistence(self, append_only: bool, fsync: str | None) -> None:
+        lost = f"{self.name} keeps no append-only file: what it has acknowledged is lost when it is restarted"
+        if not append_only and not self.address.relaxed:
+            raise StoreError(f"{lost}; set appendonly to yes, or add durability=relaxed to the URL to accept that")
+        if not append_only:
+            _warn_once(lost)
+        elif fsync not in (None, "always") and not self.address.relaxed:
+            _warn_once(
+                f"{self.name} writes its append-only file through to the disk only now and then (appendfsync {fsync}): "
+                "when its machine fails, the last of what it has acknowledged is lost; set it to always, or add "
+                "durability=relaxed to the URL"
+            )
+
+    # errors
+
+    @contextlib.asynccontextmanager
+    async def _explained(self, client: Redis | RedisCluster) -> AsyncIterator[None]:
+        try:
+            yield
+        except (failures.ConnectionError, failures.TimeoutError, OSError) as error:
+            await _drop_connections(client)
+            raise StoreError(f"{self.name} cannot be reached ({error})", retryable=not _denied(error)) from error
+        except (failures.RedisError, failures.RedisClusterException) as error:
+            if isinstance(error, (failures.ReadOnlyError, failures.ClusterError, failures.RedisClusterException)):
+                await _drop_connections(client)
+            later = isinstance(error, _LATER) or str(error).startswith(_LATER_WORDS)
+            raise StoreError(f"{self.name} refused a call: {error}", retryable=later) from error
+
+
+async def _drop_connections(client: Redis | RedisCluster) -> None:
+    """Those that lie ready are as dead as the one that failed, or lead to a primary that is none any more."""
+    if isinstance(client, RedisCluster):
+        await client.aclose()  # the next call asks again which node has what
+    else:
+        await client.connection_pool.disconnect(inuse_connections=False)
+
+
+@cache
+def _warn_once(text: str) -> None:
+    LOGGER.warning("%s", text)
+
+
+async def _appendfsync(client: Redis) -> str | None:
+    """None where a server, as hosted ones do, keeps its settings to itself."""
+    try:
+        found = await client.config_get("appendfsync")
+    except failures.ResponseError:
+        return None
+    return str(found["appendfsync"]) if "appendfsync" in found else None
+
+
+def _denied(error: BaseException) -> bool:
+    return isinstance(error, (failures.AuthenticationError, failures.AuthorizationError))
+
+
+def _settings(url: str) -> dict[str, Any]:
+    """Ours, unless the URL says otherwise: no calls repeated behind our back, and an end to waiting."""
+    given = dict(parse_qsl(urlsplit(url).query))
+    ours = {"socket_timeout": CALL_TIMEOUT, "socket_connect_timeout": 5.0}
+    return {"retry": Retry(NoBackoff(), 0), **{name: value for name, value in ours.items() if name not in given}}

@@ -1,0 +1,274 @@
+"""Writes as Lua takes them, and its answers as the records that the engine expects.
+
+A write becomes an array: its name, then what the function of that name in `lua/writes.lua` unpacks. Nothing in it is
+None, which Lua's arrays cannot hold: empty text, -1 or False stand for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from perdure.records import DeadLetter, Entry, Message, RunStatus, Subscription, TurnExtras
+from perdure.store.base import (
+    Answer,
+    AppendStream,
+    Begun,
+    Committed,
+    CommitTurn,
+    Created,
+    CreateRun,
+    Deliver,
+    Delivered,
+    Ended,
+    EndRun,
+    Exists,
+    FanOut,
+    Full,
+    Missing,
+    Observe,
+    Observing,
+    Publish,
+    Published,
+    ReleaseRun,
+    Restart,
+    RewindRun,
+    RunPatch,
+    Settle,
+    Superseded,
+    SupersedeStream,
+    Write,
+)
+from perdure.store.redis_rows import (
+    EMPTY,
+    NIL,
+    born,
+    encode,
+    ending_of,
+    entry_value,
+    item_write,
+    marker,
+    message_value,
+    moment,
+    raw,
+    run_of,
+)
+
+Array = tuple[Any, ...]
+SliceOf = Callable[[str], int]
+"""Which slice a run's id or a topic's name belongs to."""
+
+
+def name_of(write: Write) -> str:
+    """The run's id or the topic's name, by which a write finds its slice."""
+    match write:
+        case CreateRun():
+            return write.record.id
+        case Publish():
+            return write.event.topic
+        case FanOut():
+            return write.topic
+        case _:
+            return write.run_id
+
+
+def reaches_topics(write: Write) -> bool:
+    """Whether a write waits for other slices: the writes after it must find what it did there."""
+    match write:
+        case Publish() | FanOut() | Settle() | EndRun() | RewindRun():
+            return True
+        case CommitTurn():
+            return write.extras is not None or write.restart is not None or bool(write.consumed) or _ends(write)
+        case CreateRun():
+            return bool(write.inbox)
+        case _:
+            return False
+
+
+def _ends(turn: CommitTurn) -> bool:
+    return turn.patch is not None and turn.patch.status.terminal
+
+
+# --- to Lua ----------------------------------------------------------------------------------------------------------
+
+
+def array_of(write: Write, slice_of: SliceOf) -> Array:
+    match write:
+        case CommitTurn():
+            return _turn(write, slice_of)
+        case CreateRun():
+            return _create(write, slice_of)
+        case Deliver():
+            message = write.message
+            value = message_value(message, slice_of(message.name))
+            limit = -1 if write.limit is None else write.limit
+            return ("deliver", write.run_id, message.id, message.kind, value, moment(write.now), limit)
+        case EndRun():
+            return _end(write)
+        case ReleaseRun():
+            return ("release", write.run_id, write.worker, moment(write.now))
+        case Observe():
+            return ("observe", write.run_id, write.observer, write.target)
+        case RewindRun():
+            return _rewind(write, slice_of)
+        case Settle():
+            told = [(observer.run_id, observer.target) for observer in write.told]
+            letters = _letters(write.dead_letters)
+            mail = (write.consumed, write.returned)
+            return ("settle", write.run_id, moment(write.now), told, *mail, letters, write.orphans)
+        case Publish():
+            return _publish(write)
+        case FanOut():
+            return ("fan_out", write.topic, write.place, moment(write.now), write.page)
+        case AppendStream():
+            first = -1 if write.first is None else write.first
+            return ("append", write.run_id, write.worker, [item_write(item) for item in write.items], first)
+        case SupersedeStream():
+            return ("supersede", write.run_id, write.location, write.writer)
+
+
+def _create(write: CreateRun, slice_of: SliceOf) -> Array:
+    record = write.record
+    entries = [entry_value("", entry) for entry in write.entries]
+    inbox = []
+    for message in write.inbox:
+        topic_slice = slice_of(message.name)
+        topic = (message.name, topic_slice, message.place)
+        inbox.append((message.id, message.kind, message_value(message, topic_slice), *topic))
+    made = (record.id, record.created_by, record.owner or "", moment(record.created_at))
+    return ("create", *made, born(record), entries, inbox)
+
+
+def _turn(turn: CommitTurn, slice_of: SliceOf) -> Array:
+    restart, patch, extras = turn.restart, turn.patch, turn.extras
+    kept = turn.entries if restart is None else restart.entries
+    taken = max(1, len(turn.entries), len(kept))
+    return (
+        *("turn", turn.run_id, turn.base, turn.turn_id, turn.worker, turn.owned, moment(turn.now)),
+        *(_rows(turn.turn_id, kept), turn.base + taken, turn.seen, turn.consumed),
+        patch is not None and _patch(patch),
+        restart is not None and _restart(restart),
+        extras is not None and _extras(extras, slice_of),
+        restart is not None or _ends(turn),
+    )
+
+
+def _rows(turn_id: str, entries: Sequence[Entry]) -> list[Any]:
+    if not entries:
+        return [marker(turn_id)]
+    return [entry_value("" if n else turn_id, entry) for n, entry in enumerate(entries)]
+
+
+def _patch(patch: RunPatch) -> list[Any]:
+    return [
+        *("status", patch.status.value, "owner", patch.owner or "", "wake_at", moment(patch.wake_at)),
+        *("waits", raw(encode(patch.waits)), "held", raw(encode(patch.held))),
+        *("held_kind", patch.held.kind if patch.held else "", "drift", raw(encode(patch.drift))),
+        *("recoveries", str(patch.recoveries), "result", raw(encode(patch.result)), "error", raw(encode(patch.error))),
+        *("ended_at", moment(patch.ended_at), "prune_at", moment(patch.prune_at)),
+    ]
+
+
+def _restart(restart: Restart) -> list[Any]:
+    fields = [
+        *("workflow", restart.workflow, "version", str(restart.version), "input", raw(encode(restart.input))),
+        *("begun_at", moment(restart.begun_at), "run_attempt", str(restart.run_attempt)),
+    ]
+    return fields if restart.pool is None else [*fields, "pool", restart.pool]
+
+
+def _extras(extras: TurnExtras, slice_of: SliceOf) -> Array:
+    return (
+        extras.dropped,
+        extras.unsubscribe,
+        extras.returned,
+        [(subscription.target, _by_slice(subscription, slice_of)) for subscription in extras.subscribe],
+        [(value.key, raw(encode(value)), moment(value.expires_at)) for value in extras.published],
+        [item_write(item) for item in extras.streamed],
+        _letters(extras.dead_letters),
+    )
+
+
+def _by_slice(subscription: Subscription, slice_of: SliceOf) -> list[list[int | str]]:
+    """The topics, those of a slice together behind its number."""
+    groups: dict[int, list[int | str]] = {}
+    for topic in dict.fromkeys(subscription.topics):
+        number = slice_of(topic)
+        groups.setdefault(number, [number]).append(topic)
+    return list(groups.values())
+
+
+def _letters(letters: Sequence[DeadLetter]) -> list[Array]:
+    return [(letter.id, raw(encode(letter))) for letter in letters]
+
+
+def _end(write: EndRun) -> Array:
+    now = moment(write.now)
+    prune_at = moment(None if write.prune_after is None else write.now + write.prune_after)
+    fields = [
+        *("status", write.status.value, "owner", "", "wake_at", "", "mailed", "0", "waits", raw(EMPTY)),
+        *("held", raw(NIL), "held_kind", "", "ended_at", now, "updated_at", now, "prune_at", prune_at),
+    ]
+    return ("end", write.run_id, write.turn_id, now, write.unless_begun, marker(write.turn_id), fields)
+
+
+def _rewind(write: RewindRun, slice_of: SliceOf) -> Array:
+    now = moment(write.now)
+    fields = [
+        *("owner", "", "mailed", "0", "wake_at", now, "updated_at", now, "ended_at", "", "prune_at", ""),
+        *("result", raw(NIL), "error", raw(NIL), "waits", raw(EMPTY), "held", raw(NIL), "held_kind", ""),
+        *("recoveries", "0", "drift", raw(EMPTY), "orphans", "0", "unsettled", "0"),
+        *("deadline_at", "" if write.deadline_at is None else moment(write.deadline_at)),
+    ]
+    returned = [_returned(message, slice_of) for message in write.returned]
+    place = ("rewind", write.run_id, write.base, write.turn_id, now)
+    return (*place, write.dropped, _rows(write.turn_id, write.entries), returned, fields)
+
+
+def _returned(message: Message, slice_of: SliceOf) -> Array:
+    value = message_value(message, slice_of(message.name))
+    return (message.number, message.id, message.kind, value, raw(encode(message.body)))
+
+
+def _publish(write: Publish) -> Array:
+    event = write.event
+    sent = (event.delivery, event.consume, moment(event.sent_at), moment(event.expires_at), event.sender or "")
+    limit = -1 if write.limit is None else write.limit
+    return ("publish", event.topic, event.id, *sent, raw(encode(event.body)), moment(write.now), limit, write.page)
+
+
+# --- from Lua --------------------------------------------------------------------------------------------------------
+
+
+_COMMITTED = (Committed(), Committed(mail=True))
+
+
+def answer_of(given: Sequence[Any]) -> Answer:
+    match given:
+        case [b"committed", mail]:
+            return _COMMITTED[mail]
+        case [b"superseded"]:
+            return Superseded()
+        case [b"missing"]:
+            return Missing()
+        case [b"ended", status]:
+            return Ended(RunStatus(status.decode()))
+        case [b"ended", status, result, error]:
+            how = RunStatus(status.decode())
+            return Ended(how, ending_of(how, result, error))
+        case [b"created", owned]:
+            return Created(owned=bool(owned))
+        case [b"exists", pairs]:
+            return Exists(run_of(pairs))
+        case [b"delivered", number, fresh, owner]:
+            return Delivered(number, fresh=bool(fresh), owner=owner.decode() or None)
+        case [b"full", pending]:
+            return Full(pending)
+        case [b"begun"]:
+            return Begun()
+        case [b"observing"]:
+            return Observing()
+        case [b"published", place, woken, more, fresh]:
+            return Published(place, woken, more=bool(more), fresh=bool(fresh))
+        case _:
+            raise AssertionError(f"the Lua script answered {given!r}")

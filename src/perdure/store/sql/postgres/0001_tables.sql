@@ -1,0 +1,236 @@
+-- Runs, their histories and mail, topics, and the workers that execute runs.
+--
+-- A step's commit is one row in `entries`: its position is the fence that lets one of two racing turns win. The row
+-- of a run changes only with its status, wait or owner, so that no index is touched by a step. `wake_at` is the
+-- earliest moment that anyone must look at a run; `runs_due` holds only runs that nobody owns, so that sleeping and
+-- finished ones cost a claim nothing. Rows are linked by number and without foreign keys: whoever changes what a run
+-- owns holds the lock on its row.
+--
+-- Text is compared byte by byte (COLLATE "C"), which is how Python compares it, whatever the database's own
+-- collation. Columns named error, waits, held, drift hold JSON as text, because jsonb cannot hold a NUL that a
+-- message may contain. The migration runs with the store's schema as its search_path.
+
+CREATE TABLE meta (
+    key   text PRIMARY KEY,
+    value text NOT NULL
+);
+
+CREATE TABLE runs (
+    no             bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- what other tables refer to
+    id             text COLLATE "C" NOT NULL UNIQUE,
+    workflow       text COLLATE "C" NOT NULL,
+    version        bigint NOT NULL,
+    input          bytea NOT NULL,
+    created_at     float8 NOT NULL,
+    created_by     text NOT NULL,
+    seed           text NOT NULL,          -- a number that may have more than 63 bits
+    pool           text COLLATE "C" NOT NULL,
+    shard          integer NOT NULL,
+    status         text COLLATE "C" NOT NULL,
+    generation     integer NOT NULL,
+    epoch          integer NOT NULL,
+    run_attempt    integer NOT NULL,
+    first_workflow text,
+    first_input    bytea,
+    result         bytea,
+    error          text,
+    parent         text COLLATE "C",
+    attached       boolean NOT NULL,
+    tags           jsonb NOT NULL,
+    begun_at       float8,
+    updated_at     float8 NOT NULL,
+    ended_at       float8,
+    wake_at        float8,
+    owner          text COLLATE "C",
+    recoveries     integer NOT NULL DEFAULT 0,
+    deadline_at    float8,
+    retention      float8,
+    waits          text,
+    held           text,
+    held_kind      text COLLATE "C",
+    drift          text,
+    inbox_last     bigint NOT NULL DEFAULT 0,
+    fence          bigint NOT NULL DEFAULT 0,      -- turns computed from before this position are refused
+    mailed         boolean NOT NULL DEFAULT false, -- owned, and mail has come that the owner has not seen
+    prune_at       float8,
+    unsettled      boolean NOT NULL DEFAULT false, -- ended, and still owes something to others
+    orphans        boolean NOT NULL DEFAULT false  -- ended from outside: its attached children must follow
+) WITH (fillfactor = 80);
+
+CREATE INDEX runs_due ON runs (pool, workflow, version, wake_at, id, shard)
+    WHERE owner IS NULL AND wake_at IS NOT NULL AND ended_at IS NULL;
+CREATE INDEX runs_owned ON runs (owner, id) WHERE owner IS NOT NULL;
+CREATE INDEX runs_mailed ON runs (owner, id) WHERE mailed;
+CREATE INDEX runs_held ON runs (workflow, version, held_kind) WHERE held_kind IS NOT NULL;
+CREATE INDEX runs_prunable ON runs (prune_at) WHERE prune_at IS NOT NULL AND ended_at IS NOT NULL AND NOT unsettled;
+CREATE INDEX runs_unsettled ON runs (ended_at, id) WHERE unsettled;
+CREATE INDEX runs_newest ON runs (created_at, id);
+CREATE INDEX runs_by_status ON runs (status, created_at, id);
+CREATE INDEX runs_by_parent ON runs (parent, created_at, id) WHERE parent IS NOT NULL;
+CREATE INDEX runs_open_children ON runs (parent, id) WHERE attached AND ended_at IS NULL;
+
+CREATE TABLE entries (
+    run_no      bigint NOT NULL,
+    position    bigint NOT NULL,
+    turn_id     text,                  -- on the first row of a turn
+    location    text COLLATE "C" NOT NULL,
+    kind        text NOT NULL,         -- 'marker': the row of a turn without entries
+    name        text NOT NULL,
+    status      text NOT NULL,
+    asked       bigint NOT NULL,
+    ordinal     bigint NOT NULL,
+    seq         bigint,
+    value       bytea,
+    error       text,
+    attempts    integer NOT NULL,
+    generation  integer NOT NULL,
+    started_at  float8 NOT NULL,
+    settled_at  float8,
+    due_at      float8,
+    fingerprint bytea,
+    detail      bytea,
+    PRIMARY KEY (run_no, position)
+);
+
+CREATE VIEW history AS
+    SELECT runs.id AS run, entries.*
+    FROM entries JOIN runs ON runs.no = entries.run_no
+    WHERE entries.kind <> 'marker';
+
+CREATE TABLE inbox (
+    run_no      bigint NOT NULL,
+    number      bigint NOT NULL,       -- the order in which messages were committed
+    id          text COLLATE "C" NOT NULL,
+    kind        text NOT NULL,
+    name        text NOT NULL,
+    body        bytea,                 -- dropped once consumed; the id is remembered
+    sender      text,
+    sent_at     float8 NOT NULL,
+    expires_at  float8,
+    policy      text NOT NULL,
+    target      text,
+    place       bigint NOT NULL,
+    wants_reply boolean NOT NULL,
+    consumed_at float8,
+    PRIMARY KEY (run_no, number),
+    UNIQUE (run_no, id)
+);
+
+CREATE INDEX inbox_unread ON inbox (run_no, number) WHERE consumed_at IS NULL;
+CREATE INDEX inbox_assigned ON inbox (name, place) WHERE kind = 'assignment' AND consumed_at IS NULL;
+CREATE INDEX inbox_consumed ON inbox (consumed_at) WHERE consumed_at IS NOT NULL AND kind IN ('event', 'assignment');
+
+CREATE TABLE observers (
+    run_no   bigint NOT NULL,
+    observer text COLLATE "C" NOT NULL,
+    target   text COLLATE "C" NOT NULL
+);
+
+CREATE INDEX observers_of_run ON observers (run_no, observer);
+
+CREATE TABLE published (
+    run_no     bigint NOT NULL,
+    key        text COLLATE "C" NOT NULL,
+    value      bytea NOT NULL,
+    expires_at float8,
+    PRIMARY KEY (run_no, key)
+);
+
+CREATE INDEX published_expiring ON published (expires_at) WHERE expires_at IS NOT NULL;
+
+CREATE TABLE stream_items (
+    run_no     bigint NOT NULL,
+    stream     text COLLATE "C" NOT NULL,
+    at_offset  bigint NOT NULL,
+    value      bytea NOT NULL,
+    location   text COLLATE "C" NOT NULL,
+    at         float8 NOT NULL,
+    attempt    integer NOT NULL,
+    writer     text COLLATE "C" NOT NULL,
+    nth        bigint,                 -- of its writer, in all streams: by it a repeated call is recognised
+    epoch      bigint NOT NULL,        -- of the run: a location of another one is another place
+    superseded boolean NOT NULL DEFAULT false,
+    PRIMARY KEY (run_no, stream, at_offset)
+);
+
+CREATE INDEX stream_items_of_writer ON stream_items (run_no, writer, nth) WHERE nth IS NOT NULL;
+
+-- A topic's row is its lock: places are given, and events and subscriptions find each other, while it is held.
+CREATE TABLE topics (
+    no         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name       text COLLATE "C" NOT NULL UNIQUE,
+    last_place bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 50);
+
+CREATE TABLE subscriptions (
+    no       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- who has stood longest has the lowest
+    topic_no bigint NOT NULL,
+    run_no   bigint NOT NULL,
+    target   text COLLATE "C" NOT NULL
+);
+
+CREATE INDEX subscriptions_of_topic ON subscriptions (topic_no, no);
+CREATE INDEX subscriptions_of_run ON subscriptions (run_no);
+
+-- An event waits for readers (queued), or goes out in pages (fan_from), or lies in the inbox of its only reader
+-- (assigned_to), or is gone and only its id is remembered (gone_at).
+CREATE TABLE topic_events (
+    topic_no    bigint NOT NULL,
+    place       bigint NOT NULL,
+    id          text COLLATE "C" NOT NULL,
+    body        bytea,
+    sent_at     float8 NOT NULL,
+    expires_at  float8,
+    delivery    text NOT NULL,
+    consume     boolean NOT NULL,
+    sender      text,
+    bound       bigint NOT NULL DEFAULT 0,      -- the last subscription that stood when it was published
+    fan_from    bigint,                         -- the last subscription that was looked at; NULL: all were
+    queued      boolean NOT NULL DEFAULT false,
+    assigned_to bigint,
+    gone_at     float8,
+    PRIMARY KEY (topic_no, place),
+    UNIQUE (topic_no, id)
+) WITH (fillfactor = 80);
+
+CREATE INDEX topic_events_queued ON topic_events (topic_no, place) WHERE queued;
+CREATE INDEX topic_events_unfinished ON topic_events (topic_no, place) WHERE fan_from IS NOT NULL;
+CREATE INDEX topic_events_expiring ON topic_events (expires_at) WHERE gone_at IS NULL AND expires_at IS NOT NULL;
+CREATE INDEX topic_events_gone ON topic_events (gone_at) WHERE gone_at IS NOT NULL;
+
+CREATE TABLE workers (
+    id          text COLLATE "C" PRIMARY KEY,
+    pool        text NOT NULL,
+    workflows   text NOT NULL,         -- JSON pairs of name and version
+    lease_until float8 NOT NULL,
+    started_at  float8 NOT NULL,
+    node        text NOT NULL,
+    pid         bigint NOT NULL,
+    gone        boolean NOT NULL DEFAULT false  -- nothing that it commits is taken any more
+) WITH (fillfactor = 50);
+
+CREATE TABLE dead_letters (
+    no              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id              text COLLATE "C" NOT NULL UNIQUE,
+    kind            text NOT NULL,
+    at              float8 NOT NULL,
+    reason          text NOT NULL,
+    event_id        text,
+    event_name      text,
+    value           bytea,
+    original_target text,
+    target_status   text,
+    target_ended_at float8,
+    sent_at         float8
+);
+
+CREATE INDEX dead_letters_by_kind ON dead_letters (kind, no);
+CREATE INDEX dead_letters_by_event ON dead_letters (event_name, no) WHERE event_name IS NOT NULL;
+
+CREATE TABLE keys (
+    name    text COLLATE "C" NOT NULL,
+    number  bigint NOT NULL,
+    made_at float8 NOT NULL,
+    secret  bytea NOT NULL,
+    PRIMARY KEY (name, number)
+);

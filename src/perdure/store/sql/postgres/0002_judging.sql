@@ -1,0 +1,157 @@
+-- What decides whether a write is taken, and what every write needs.
+--
+-- All of it is called while the rows of the runs concerned are locked. A function sees what others have committed
+-- before each of its statements began, which is why locks are always taken by a statement of their own.
+
+-- What came of a write; which columns mean what depends on the verdict. `changed`: runs that others want to hear of.
+CREATE TYPE answer AS (
+    verdict text,
+    number  bigint,
+    flag    boolean,
+    label   text,
+    body    bytea,
+    note    text,
+    changed text[]
+);
+
+CREATE FUNCTION answered(
+    verdict text, number bigint DEFAULT NULL, flag boolean DEFAULT NULL, label text DEFAULT NULL,
+    changed text[] DEFAULT NULL, body bytea DEFAULT NULL, note text DEFAULT NULL) RETURNS answer
+LANGUAGE sql IMMUTABLE
+RETURN ROW (verdict, number, flag, label, body, note, changed)::answer;
+
+CREATE FUNCTION terminal(status text) RETURNS boolean LANGUAGE sql IMMUTABLE
+RETURN status IN ('succeeded', 'failed', 'cancelled');
+
+-- The only mail for which a held run is woken.
+CREATE FUNCTION wakes_held(kind text) RETURNS boolean LANGUAGE sql IMMUTABLE
+RETURN kind IN ('resume', 'cancel');
+
+-- Mail that is bounded by a limit, and that somebody must deal with if the run ends without having read it.
+CREATE FUNCTION is_event(kind text) RETURNS boolean LANGUAGE sql IMMUTABLE
+RETURN kind IN ('event', 'assignment');
+
+CREATE FUNCTION expired(expires_at float8, now float8) RETURNS boolean LANGUAGE sql IMMUTABLE
+RETURN coalesce(expires_at <= now, false);
+
+CREATE FUNCTION has_begun(run runs) RETURNS boolean LANGUAGE sql IMMUTABLE
+RETURN (run).begun_at IS NOT NULL OR (run).generation > 0;
+
+-- What a run is called that nobody owns and that is to go on.
+CREATE FUNCTION status_released(run runs) RETURNS text LANGUAGE sql IMMUTABLE
+RETURN CASE WHEN (run).begun_at IS NOT NULL OR (run).generation > 0 THEN 'running' ELSE 'pending' END;
+
+CREATE FUNCTION alive(worker text) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM workers w WHERE w.id = worker AND NOT w.gone);
+END;
+$$;
+
+-- Where the history of a run stands, the fence counted in.
+CREATE FUNCTION position_of(run runs) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN greatest(run.fence, (SELECT max(e.position) FROM entries e WHERE e.run_no = run.no), 0);
+END;
+$$;
+
+CREATE FUNCTION turn_at(run runs, at bigint) RETURNS text LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN (SELECT e.turn_id FROM entries e WHERE e.run_no = run.no AND e.position = at);
+END;
+$$;
+
+-- Whether there is mail after this number; with `held`, only such as wakes a held run.
+CREATE FUNCTION unread_after(run runs, seen bigint, held boolean DEFAULT false) RETURNS boolean
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN run.inbox_last > seen AND EXISTS (
+        SELECT FROM inbox i
+        WHERE i.run_no = run.no AND i.number > seen AND i.consumed_at IS NULL AND (NOT held OR wakes_held(i.kind)));
+END;
+$$;
+
+-- Whether a run that has ended leaves anything to be done for others, but for its children.
+CREATE FUNCTION owes(run_no bigint) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM observers o WHERE o.run_no = owes.run_no)
+        OR EXISTS (SELECT FROM inbox i WHERE i.run_no = owes.run_no AND i.consumed_at IS NULL AND is_event(i.kind));
+END;
+$$;
+
+-- Append a turn's entries after `base`, or the marker of one that has none.
+CREATE FUNCTION append_entries(run_no bigint, base bigint, turn text, added jsonb, now float8) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF jsonb_array_length(coalesce(added, '[]')) = 0 THEN
+        INSERT INTO entries (run_no, position, turn_id, location, kind, name, status, asked, ordinal, attempts,
+                             generation, started_at)
+        VALUES (append_entries.run_no, base + 1, turn, '', 'marker', '', 'succeeded', 0, -1, 0, 0, now);
+        RETURN;
+    END IF;
+    INSERT INTO entries
+    SELECT append_entries.run_no, base + e.nth, CASE WHEN e.nth = 1 THEN turn END, e.location, e.kind, e.name,
+        e.status,
+           e.asked, e.ordinal, e.seq, decode(e.value, 'base64'), e.error, e.attempts, e.generation, e.started_at,
+           e.settled_at, e.due_at, decode(e.fingerprint, 'base64'), decode(e.detail, 'base64')
+    FROM ROWS FROM (jsonb_to_recordset(added) AS (
+            location text, kind text, name text, status text, asked bigint, ordinal bigint, seq bigint, value text,
+            error text, attempts integer, generation integer, started_at float8, settled_at float8, due_at float8,
+            fingerprint text, detail text)) WITH ORDINALITY
+         AS e (location, kind, name, status, asked, ordinal, seq, value, error, attempts, generation, started_at,
+               settled_at, due_at, fingerprint, detail, nth);
+END;
+$$;
+
+-- Put a message into an inbox under this number.
+CREATE FUNCTION put_message(run_no bigint, number bigint, m jsonb) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO inbox (run_no, number, id, kind, name, body, sender, sent_at, expires_at, policy, target, place,
+                       wants_reply)
+    VALUES (put_message.run_no, put_message.number, m->>'id', m->>'kind', m->>'name', decode(m->>'body', 'base64'),
+            m->>'sender', (m->>'sent_at')::float8, (m->>'expires_at')::float8, m->>'policy', m->>'target',
+            (m->>'place')::bigint, (m->>'wants_reply')::boolean)
+    ON CONFLICT ON CONSTRAINT inbox_pkey DO UPDATE SET consumed_at = NULL, body = excluded.body,
+        kind = excluded.kind, target = excluded.target, place = excluded.place;
+END;
+$$;
+
+-- Mail of this kind has come, under this number. A held run stays asleep, and one that has yet to begin waits for its
+-- time, unless a worker is at it already.
+CREATE FUNCTION mail_came(run runs, number bigint, kind text, now float8) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF (run.held IS NULL AND (run.begun_at IS NOT NULL OR run.generation > 0)) OR run.owner IS NOT NULL OR wakes_held(kind) THEN
+        UPDATE runs r SET inbox_last = number, wake_at = least(r.wake_at, now), mailed = r.owner IS NOT NULL
+        WHERE r.no = run.no;
+    ELSE
+        UPDATE runs r SET inbox_last = number WHERE r.no = run.no;
+    END IF;
+END;
+$$;
+
+CREATE FUNCTION add_letters(letters jsonb) RETURNS void LANGUAGE sql
+BEGIN ATOMIC
+    INSERT INTO dead_letters (id, kind, at, reason, event_id, event_name, value, original_target, target_status,
+                              target_ended_at, sent_at)
+    SELECT l.id, l.kind, l.at, l.reason, l.event_id, l.event_name, decode(l.value, 'base64'), l.original_target,
+           l.target_status, l.target_ended_at, l.sent_at
+    FROM jsonb_to_recordset(letters) AS l (
+        id text, kind text, at float8, reason text, event_id text, event_name text, value text, original_target text,
+        target_status text, target_ended_at float8, sent_at float8)
+    ON CONFLICT (id) DO NOTHING;
+END;
+
+-- Items get the next offsets of their streams, and numbers from `nth` on if there is one.
+CREATE FUNCTION add_items(run runs, items jsonb, nth bigint DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    item jsonb;
+BEGIN
+    FOR item IN SELECT * FROM jsonb_array_elements(items) LOOP
+        INSERT INTO stream_items (run_no, stream, at_offset, value, location, at, attempt, writer, nth, epoch)
+        SELECT run.no, item->>'stream', coalesce(max(s.at_offset) + 1, 0), decode(item->>'value', 'base64'),
+               item->>'location', (item->>'at')::float8, (item->>'attempt')::integer, item->>'writer', add_items.nth,
+               run.epoch
+        FROM stream_items s WHERE s.run_no = run.no AND s.stream = item->>'stream';
+        nth := nth + 1;
+    END LOOP;
+END;
+$$;

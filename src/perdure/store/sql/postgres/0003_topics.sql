@@ -1,0 +1,393 @@
+-- Topics: events find subscriptions, and subscriptions events, in one order, which is that of the lock on the topic's
+-- row.
+--
+-- Locks are taken in the order topics, runs. To assign an event is to put mail into another run's inbox, whose row
+-- must be locked: the runs that are first in line are locked beforehand, in order of their ids. Where the line has
+-- changed in between, the run is locked only if that needs no waiting; otherwise the whole batch is given up, having
+-- stored nothing, and is tried again (lock_not_available). A subscription changes only under the lock of its run, and
+-- is looked at again under that lock before it gets an event.
+
+-- Lock topics by name, those of returned assignments too; makes the ones that are not there.
+CREATE FUNCTION lock_topics(names text[], writes jsonb) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    names := names || ARRAY(
+        SELECT DISTINCT i.name
+        FROM jsonb_array_elements(writes) AS w
+        CROSS JOIN jsonb_array_elements_text(coalesce(w->'returned', w->'extras'->'returned')) AS returned (number)
+        JOIN runs r ON r.id = w->>'run_id'
+        JOIN inbox i ON i.run_no = r.no AND i.number = returned.number::bigint AND i.kind = 'assignment'
+        WHERE w->>'kind' IN ('turn', 'settle'));
+    INSERT INTO topics (name)
+    SELECT DISTINCT n.name FROM unnest(names) AS n (name)
+    WHERE NOT EXISTS (SELECT FROM topics t WHERE t.name = n.name COLLATE "C")
+    ORDER BY 1
+    ON CONFLICT DO NOTHING;
+    PERFORM FROM topics t WHERE t.name = ANY (names) ORDER BY t.name FOR UPDATE;
+END;
+$$;
+
+-- The runs to which writes of this batch will most likely assign events.
+CREATE FUNCTION first_in_lines(writes jsonb) RETURNS text[] LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT array_agg(DISTINCT r.id)
+    FROM (
+        SELECT coalesce(w->'event'->>'topic', w->>'topic') AS topic,
+               CASE WHEN (w->'event'->>'consume')::boolean THEN 4 ELSE (w->>'page')::bigint END AS page
+        FROM jsonb_array_elements(writes) AS w WHERE w->>'kind' IN ('publish', 'fan_out')
+        UNION ALL
+        SELECT i.name, 4
+        FROM jsonb_array_elements(writes) AS w
+        CROSS JOIN jsonb_array_elements_text(coalesce(w->'returned', w->'extras'->'returned')) AS returned (number)
+        JOIN runs r ON r.id = w->>'run_id'
+        JOIN inbox i ON i.run_no = r.no AND i.number = returned.number::bigint AND i.kind = 'assignment'
+        WHERE w->>'kind' IN ('turn', 'settle')
+    ) AS going (topic, page)
+    JOIN topics t ON t.name = going.topic
+    CROSS JOIN LATERAL (
+        SELECT s.run_no FROM subscriptions s
+        WHERE s.topic_no = t.no
+              AND s.no > coalesce((SELECT e.fan_from FROM topic_events e
+                                   WHERE e.topic_no = t.no AND e.fan_from IS NOT NULL ORDER BY e.place LIMIT 1), 0)
+        ORDER BY s.no LIMIT going.page
+    ) AS s
+    JOIN runs r ON r.no = s.run_no;
+END;
+
+CREATE FUNCTION assignment_id(topic text, place bigint) RETURNS text LANGUAGE sql IMMUTABLE
+RETURN 'topic/' || topic || '/' || place;
+
+-- Whether a run has, or has had, this event.
+CREATE FUNCTION has_seen(of_run bigint, topic text, at_place bigint) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM inbox i WHERE i.run_no = of_run AND i.id = assignment_id(topic, at_place));
+END;
+$$;
+
+-- Put an event into a run's inbox, which uses up the subscription in all its topics. The run's id, or NULL if the
+-- subscription (if it is one, and not about to be made) is there no more.
+CREATE FUNCTION assign(e topic_events, topic text, to_run bigint, at_target text, now float8,
+    standing bigint DEFAULT NULL)
+RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    r runs;
+BEGIN
+    SELECT * INTO r FROM runs WHERE no = to_run FOR NO KEY UPDATE NOWAIT;
+    IF standing IS NOT NULL AND NOT EXISTS (SELECT FROM subscriptions s WHERE s.no = standing) THEN
+        RETURN NULL;
+    END IF;
+    INSERT INTO inbox (run_no, number, id, kind, name, body, sender, sent_at, expires_at, policy, target, place,
+                       wants_reply)
+    VALUES (r.no, r.inbox_last + 1, assignment_id(topic, e.place), 'assignment', topic, e.body, e.sender, e.sent_at,
+            e.expires_at, 'discard', at_target, e.place, false);
+    PERFORM mail_came(r, r.inbox_last + 1, 'assignment', now);
+    DELETE FROM subscriptions s WHERE s.run_no = r.no AND s.target = at_target;
+    IF e.consume THEN
+        UPDATE topic_events x SET assigned_to = r.no, queued = false, fan_from = NULL
+        WHERE x.topic_no = e.topic_no AND x.place = e.place;
+    END IF;
+    RETURN r.id;
+END;
+$$;
+
+CREATE FUNCTION leave(e topic_events, now float8) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE topic_events x SET assigned_to = NULL, queued = false, fan_from = NULL, body = NULL, gone_at = now
+    WHERE x.topic_no = e.topic_no AND x.place = e.place;
+END;
+$$;
+
+-- What is not queued for those who come later is gone once nobody has it before them. Its row is locked, so that of
+-- two who read it at the same time the second sees that it is the last.
+CREATE FUNCTION leave_if_nobody_has_it(e topic_events, topic text, now float8) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF e.delivery <> 'after_wait' THEN
+        RETURN;
+    END IF;
+    SELECT * INTO e FROM topic_events x WHERE x.topic_no = e.topic_no AND x.place = e.place FOR UPDATE;
+    IF e.fan_from IS NULL AND NOT EXISTS (
+        SELECT FROM inbox i WHERE i.kind = 'assignment' AND i.consumed_at IS NULL AND i.name = topic
+            AND i.place = e.place)
+    THEN
+        PERFORM leave(e, now);
+    END IF;
+END;
+$$;
+
+-- Who is first of those that may have the event, and did not have it; given the run that returned it, of its receives
+-- only.
+CREATE FUNCTION first_in_line(e topic_events, topic text, of_run bigint DEFAULT NULL) RETURNS subscriptions
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    s subscriptions;
+BEGIN
+    FOR s IN
+        SELECT x.* FROM subscriptions x
+        WHERE x.topic_no = e.topic_no AND (e.delivery <> 'after_wait' OR x.no <= e.bound)
+              AND (of_run IS NULL OR x.run_no = of_run)
+        ORDER BY x.no
+    LOOP
+        IF (e.delivery <> 'after_create' OR e.sent_at >= (SELECT r.created_at FROM runs r WHERE r.no = s.run_no))
+           AND NOT has_seen(s.run_no, topic, e.place)
+        THEN
+            RETURN s;
+        END IF;
+    END LOOP;
+    RETURN NULL;
+END;
+$$;
+
+-- Assign the event to whoever is first in line. The run's id, or NULL if there is nobody.
+CREATE FUNCTION offer(e topic_events, topic text, now float8, of_run bigint DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+    s subscriptions;
+    given text;
+BEGIN
+    LOOP
+        s := first_in_line(e, topic, of_run);
+        IF s.no IS NULL THEN
+            RETURN NULL;
+        END IF;
+        given := assign(e, topic, s.run_no, s.target, now, s.no);
+        IF given IS NOT NULL THEN
+            RETURN given;
+        END IF;
+    END LOOP;
+END;
+$$;
+
+-- Assign the event to those of the next page of subscriptions that may have it.
+CREATE FUNCTION offer_page(
+    e topic_events, topic text, page bigint, now float8, OUT woken text[], OUT more boolean) LANGUAGE plpgsql AS $$
+DECLARE
+    s subscriptions;
+    after bigint := coalesce(e.fan_from, 0);
+    given text;
+BEGIN
+    woken := '{}';
+    more := false;
+    IF expired(e.expires_at, now) THEN
+        PERFORM leave(e, now);
+        RETURN;
+    END IF;
+    FOR s IN
+        SELECT x.* FROM subscriptions x
+        WHERE x.topic_no = e.topic_no AND x.no > after AND x.no <= e.bound ORDER BY x.no LIMIT page
+    LOOP
+        after := s.no;
+        IF has_seen(s.run_no, topic, e.place)
+           OR (e.delivery = 'after_create' AND e.sent_at < (SELECT r.created_at FROM runs r WHERE r.no = s.run_no))
+        THEN
+            CONTINUE;
+        END IF;
+        given := assign(e, topic, s.run_no, s.target, now, s.no);
+        IF given IS NOT NULL THEN
+            woken := woken || given;
+            IF e.consume THEN
+                RETURN;
+            END IF;
+        END IF;
+    END LOOP;
+    more := EXISTS (
+        SELECT FROM subscriptions x WHERE x.topic_no = e.topic_no AND x.no > after AND x.no <= e.bound);
+    UPDATE topic_events x SET fan_from = CASE WHEN more THEN after END
+    WHERE x.topic_no = e.topic_no AND x.place = e.place;
+    IF more THEN
+        RETURN;
+    END IF;
+    IF e.consume AND e.delivery <> 'after_wait' THEN  -- who came since has waited for its turn too
+        given := offer(e, topic, now);
+        woken := CASE WHEN given IS NULL THEN woken ELSE ARRAY[given] END;
+        RETURN;
+    END IF;
+    PERFORM leave_if_nobody_has_it(e, topic, now);
+END;
+$$;
+
+CREATE FUNCTION first_unfinished(topic_no bigint) RETURNS topic_events LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    e topic_events;
+BEGIN
+    SELECT * INTO e FROM topic_events x
+    WHERE x.topic_no = first_unfinished.topic_no AND x.fan_from IS NOT NULL ORDER BY x.place LIMIT 1;
+    RETURN e;
+END;
+$$;
+
+CREATE FUNCTION write_publish(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+DECLARE
+    now float8 := (w->>'now')::float8;
+    room bigint := (w->>'limit')::bigint;
+    given jsonb := w->'event';
+    t topics;
+    e topic_events;
+    earlier boolean;
+    pending bigint;
+    offered record;
+BEGIN
+    SELECT * INTO t FROM topics WHERE name = given->>'topic';
+    SELECT * INTO e FROM topic_events x WHERE x.topic_no = t.no AND x.id = given->>'id';
+    IF FOUND THEN
+        RETURN answered('known', e.place, e.fan_from IS NOT NULL, '0');
+    END IF;
+    e.topic_no := t.no;
+    e.place := t.last_place + 1;
+    e.id := given->>'id';
+    e.body := decode(given->>'body', 'base64');
+    e.sent_at := (given->>'sent_at')::float8;
+    e.expires_at := (given->>'expires_at')::float8;
+    e.delivery := given->>'delivery';
+    e.consume := (given->>'consume')::boolean;
+    e.sender := given->>'sender';
+    e.bound := coalesce((SELECT max(s.no) FROM subscriptions s WHERE s.topic_no = t.no), 0);
+    e.queued := e.delivery <> 'after_wait';
+    earlier := (first_unfinished(t.no)).place IS NOT NULL;
+    IF expired(e.expires_at, now) THEN
+        e.queued := false;
+        e.body := NULL;
+        e.gone_at := now;
+    ELSIF room IS NOT NULL AND e.queued THEN
+        SELECT count(*) INTO pending FROM topic_events x
+        WHERE x.topic_no = t.no AND x.queued AND NOT expired(x.expires_at, now);
+        IF pending >= room AND (earlier OR NOT e.consume OR (first_in_line(e, t.name)).no IS NULL) THEN
+            RETURN answered('full', pending);
+        END IF;
+    END IF;
+    e.fan_from := CASE WHEN earlier AND e.gone_at IS NULL THEN 0 END;
+    INSERT INTO topic_events SELECT e.*;
+    UPDATE topics x SET last_place = e.place WHERE x.no = t.no;
+    IF e.gone_at IS NOT NULL OR earlier THEN
+        RETURN answered('published', e.place, e.gone_at IS NULL, '0');
+    END IF;
+    offered := offer_page(e, t.name, (w->>'page')::bigint, now);
+    RETURN answered('published', e.place, offered.more, cardinality(offered.woken)::text, offered.woken);
+END;
+$$;
+
+CREATE FUNCTION write_fan_out(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+DECLARE
+    asked bigint := (w->>'place')::bigint;
+    t topics;
+    e topic_events;
+    offered record;
+BEGIN
+    SELECT * INTO t FROM topics WHERE name = w->>'topic';
+    IF NOT EXISTS (SELECT FROM topic_events x WHERE x.topic_no = t.no AND x.place = asked
+        AND x.fan_from IS NOT NULL) THEN
+        RETURN answered('published', asked, false, '0');
+    END IF;
+    e := first_unfinished(t.no);
+    offered := offer_page(e, t.name, (w->>'page')::bigint, (w->>'now')::float8);
+    IF e.place <> asked THEN
+        RETURN answered('published', asked, true, '0', offered.woken);
+    END IF;
+    RETURN answered('published', asked, offered.more, cardinality(offered.woken)::text, offered.woken);
+END;
+$$;
+
+-- A run has read what it was assigned: the event is gone then, or seen.
+CREATE FUNCTION event_was_read(of_run bigint, topic text, at_place bigint, now float8) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    e topic_events;
+BEGIN
+    SELECT x.* INTO e FROM topic_events x JOIN topics t ON t.no = x.topic_no
+    WHERE t.name = topic AND x.place = at_place AND x.gone_at IS NULL;
+    IF NOT FOUND THEN
+        RETURN;
+    ELSIF NOT e.consume THEN
+        PERFORM leave_if_nobody_has_it(e, topic, now);
+    ELSIF e.assigned_to = of_run THEN
+        PERFORM leave(e, now);
+    END IF;
+END;
+$$;
+
+-- Mark mail as read.
+CREATE FUNCTION consume_mail(of_run bigint, numbers jsonb, now float8) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    message record;
+BEGIN
+    FOR message IN
+        UPDATE inbox i SET consumed_at = now, body = NULL
+        WHERE i.run_no = of_run AND i.consumed_at IS NULL
+              AND i.number IN (SELECT n::bigint FROM jsonb_array_elements_text(numbers) AS n)
+        RETURNING i.kind, i.name, i.place
+    LOOP
+        IF message.kind = 'assignment' THEN
+            PERFORM event_was_read(of_run, message.name, message.place, now);
+        END IF;
+    END LOOP;
+END;
+$$;
+
+-- Take unread assignments out of an inbox and offer their events to the next in line; the runs that got one.
+CREATE FUNCTION give_back(of_run bigint, numbers jsonb, now float8) RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+    returned bigint;
+    message record;
+    e topic_events;
+    given text;
+    woken text[] := '{}';
+BEGIN
+    FOR returned IN SELECT n::bigint FROM jsonb_array_elements_text(numbers) AS n LOOP
+        DELETE FROM inbox i
+        WHERE i.run_no = of_run AND i.number = returned AND i.kind = 'assignment' AND i.consumed_at IS NULL
+        RETURNING i.name, i.place INTO message;
+        CONTINUE WHEN NOT FOUND;
+        SELECT x.* INTO e FROM topic_events x JOIN topics t ON t.no = x.topic_no
+        WHERE t.name = message.name AND x.place = message.place AND x.gone_at IS NULL;
+        -- What it was not assigned is a copy, in the inbox of a fork.
+        CONTINUE WHEN NOT FOUND OR (e.consume AND e.assigned_to IS DISTINCT FROM of_run);
+        IF expired(e.expires_at, now) THEN
+            PERFORM leave(e, now);
+            CONTINUE;
+        END IF;
+        given := offer(e, message.name, now, CASE WHEN NOT e.consume THEN of_run END);
+        woken := woken || given;
+        CONTINUE WHEN given IS NOT NULL;
+        IF NOT e.consume THEN
+            PERFORM leave_if_nobody_has_it(e, message.name, now);
+        ELSIF e.delivery = 'after_wait' THEN
+            PERFORM leave(e, now);
+        ELSE
+            UPDATE topic_events x SET assigned_to = NULL, queued = true
+            WHERE x.topic_no = e.topic_no AND x.place = e.place;
+        END IF;
+    END LOOP;
+    RETURN array_remove(woken, NULL);
+END;
+$$;
+
+-- Assign the first event that waits in one of the topics; if there is none, stand in line in all of them.
+CREATE FUNCTION subscribe(run runs, wanted jsonb, now float8) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    at_target text := wanted->>'target';
+    e topic_events;
+    topic text;
+BEGIN
+    IF EXISTS (SELECT FROM subscriptions s WHERE s.run_no = run.no AND s.target = at_target) THEN
+        RETURN;
+    END IF;
+    SELECT x.* INTO e
+    FROM jsonb_array_elements_text(wanted->'topics') WITH ORDINALITY AS asked (name, nth)
+    JOIN topics t ON t.name = asked.name
+    CROSS JOIN LATERAL (
+        SELECT q.* FROM topic_events q
+        WHERE q.topic_no = t.no AND q.queued AND NOT expired(q.expires_at, now)
+              AND (q.delivery <> 'after_create' OR q.sent_at >= run.created_at)
+              AND NOT (q.consume AND q.fan_from IS NOT NULL)  -- those who stood when it was sent come first
+              AND NOT EXISTS (SELECT FROM inbox i WHERE i.run_no = run.no AND i.id = assignment_id(t.name, q.place))
+        ORDER BY q.place LIMIT 1
+    ) AS x
+    ORDER BY x.sent_at, asked.nth LIMIT 1;
+    IF FOUND THEN
+        topic := (SELECT t.name FROM topics t WHERE t.no = e.topic_no);
+        PERFORM assign(e, topic, run.no, at_target, now);
+        RETURN;
+    END IF;
+    INSERT INTO subscriptions (topic_no, run_no, target)
+    SELECT t.no, run.no, at_target FROM topics t
+    WHERE t.name IN (SELECT jsonb_array_elements_text(wanted->'topics'));
+END;
+$$;

@@ -1,0 +1,478 @@
+-- The writes of a batch, one function each. They are called while the rows of their runs are locked, by
+-- `commit_batch`.
+
+-- Make runs unless their ids are taken: 'made', or 'created' before by the same call, or 'exists'. New runs that
+-- nobody owns are named in rows at -1.
+CREATE FUNCTION create_runs(given jsonb)
+RETURNS TABLE (at integer, verdict text, number bigint, flag boolean, label text, body bytea, note text)
+LANGUAGE plpgsql AS $$
+DECLARE
+    made text[];
+BEGIN
+    WITH added AS (
+        INSERT INTO runs AS r (
+            id, workflow, version, input, created_at, created_by, seed, pool, shard, status, generation, epoch,
+            run_attempt, first_workflow, first_input, parent, attached, tags, begun_at, updated_at, wake_at, owner,
+            deadline_at, retention)
+        SELECT c.id, c.workflow, c.version, decode(c.input, 'base64'), c.created_at, c.created_by, c.seed, c.pool,
+            c.shard,
+               CASE WHEN o.owner IS NULL THEN 'pending' ELSE 'running' END, c.generation, c.epoch, c.run_attempt,
+               c.first_workflow, decode(c.first_input, 'base64'), c.parent, c.attached, c.tags,
+               CASE WHEN o.owner IS NOT NULL THEN c.created_at END, c.created_at,
+               CASE WHEN o.owner IS NULL THEN coalesce(c.wake_at, c.created_at) END, o.owner, c.deadline_at,
+                   c.retention
+        FROM jsonb_to_recordset(given) AS c (
+            id text, workflow text, version bigint, input text, created_at float8, created_by text, seed text,
+                pool text,
+            shard integer, generation integer, epoch integer, run_attempt integer, first_workflow text,
+                first_input text,
+            parent text, attached boolean, tags jsonb, wake_at float8, owner text, deadline_at float8,
+                retention float8)
+        LEFT JOIN LATERAL (SELECT w.id FROM workers w WHERE w.id = c.owner AND NOT w.gone) AS o (owner) ON true
+        ORDER BY c.id COLLATE "C"
+        ON CONFLICT (id) DO NOTHING
+        RETURNING r.id
+    )
+    SELECT array_agg(added.id) INTO made FROM added;
+    RETURN QUERY
+    SELECT c.at,
+           CASE WHEN r.id = ANY (made) THEN 'made' WHEN r.created_by = c.created_by THEN 'created' ELSE 'exists' END,
+           NULL::bigint, c.owner IS NOT NULL AND coalesce(r.owner = c.owner, false), NULL, NULL::bytea, NULL
+    FROM jsonb_to_recordset(given) AS c (at integer, id text, created_by text, owner text)
+    LEFT JOIN runs r ON r.id = c.id  -- unless it was pruned just now
+    UNION ALL
+    SELECT -1, NULL, NULL, NULL, r.id, NULL, NULL FROM runs r WHERE r.id = ANY (made) AND r.owner IS NULL;
+END;
+$$;
+
+-- A run with a history and an inbox of its own from the beginning.
+CREATE FUNCTION write_create(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+DECLARE
+    made answer;
+    r runs;
+BEGIN
+    SELECT c.verdict, c.number, c.flag, c.label, c.body, c.note, CASE WHEN NOT c.flag THEN ARRAY[w->>'id'] END
+    INTO made FROM create_runs(jsonb_build_array(w)) AS c WHERE c.at >= 0;
+    IF made.verdict <> 'made' OR NOT (w ? 'entries' OR w ? 'inbox') THEN
+        RETURN made;
+    END IF;
+    SELECT * INTO r FROM runs WHERE id = w->>'id';
+    IF w ? 'entries' THEN
+        PERFORM append_entries(r.no, 0, NULL, w->'entries', r.created_at);
+    END IF;
+    IF w ? 'inbox' THEN
+        PERFORM put_message(r.no, m.number, m.message)
+        FROM jsonb_array_elements(w->'inbox') WITH ORDINALITY AS m (message, number);
+        UPDATE runs x SET inbox_last = jsonb_array_length(w->'inbox') WHERE x.no = r.no;
+    END IF;
+    RETURN made;
+END;
+$$;
+
+CREATE FUNCTION write_turn(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+DECLARE
+    base bigint := (w->>'base')::bigint;
+    seen bigint := (w->>'seen')::bigint;
+    now float8 := (w->>'now')::float8;
+    extras jsonb := coalesce(w->'extras', '{}');
+    restart jsonb := w->'restart';
+    added jsonb := coalesce(w->'restart'->'entries', CASE WHEN w ? 'restart' THEN '[]' ELSE w->'entries' END);
+    leaves boolean := w ? 'restart' OR terminal(coalesce(w->'patch'->>'status', ''));
+    last bigint;
+    r runs;
+    changed text[];
+BEGIN
+    SELECT * INTO r FROM runs WHERE id = w->>'run_id';
+    IF NOT FOUND THEN
+        RETURN answered('missing');
+    END IF;
+    last := position_of(r);
+    IF last > base AND turn_at(r, base + 1) = w->>'turn_id' THEN
+        RETURN answered('committed', flag => unread_after(r, seen));
+    ELSIF terminal(r.status) THEN
+        RETURN answered('ended', label => r.status);
+    ELSIF base <> last OR NOT alive(w->>'worker')
+          OR (r.owner IS DISTINCT FROM w->>'worker' AND ((w->>'owned')::boolean OR r.owner IS NOT NULL)) THEN
+        RETURN answered('superseded');
+    END IF;
+    IF w ? 'restart' THEN
+        PERFORM begin_anew(r, restart);
+    ELSIF extras ? 'dropped' THEN
+        DELETE FROM entries e
+        USING jsonb_array_elements_text('[""]'::jsonb || (extras->'dropped')) AS dropped (location)
+        WHERE e.run_no = r.no AND (e.location = dropped.location
+                                   OR (dropped.location <> '' AND starts_with(e.location, dropped.location || '/')))
+              AND (dropped.location <> '' OR e.kind = 'marker');
+    END IF;
+    PERFORM append_entries(r.no, base, w->>'turn_id', added, now);
+    IF w ? 'restart' OR extras ? 'dropped' THEN
+        last := base + greatest(1, jsonb_array_length(coalesce(w->'entries', '[]')), jsonb_array_length(added));
+        UPDATE runs x SET fence = last WHERE x.no = r.no;
+    END IF;
+    IF w ? 'consumed' THEN
+        PERFORM consume_mail(r.no, w->'consumed', now);
+    END IF;
+    IF leaves THEN
+        DELETE FROM subscriptions s WHERE s.run_no = r.no;
+    END IF;
+    IF extras <> '{}' THEN
+        changed := write_extras(r, extras, leaves, now);
+    END IF;
+    SELECT * INTO r FROM runs WHERE id = r.id;
+    IF w ? 'patch' THEN
+        changed := changed || patch_run(r, w->'patch', seen, now);
+    ELSIF r.mailed AND NOT unread_after(r, seen) THEN
+        UPDATE runs x SET wake_at = NULL, mailed = false WHERE x.no = r.no;
+    END IF;
+    RETURN answered('committed', flag => unread_after(r, seen), changed => changed);
+END;
+$$;
+
+CREATE FUNCTION begin_anew(run runs, restart jsonb) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM entries e WHERE e.run_no = run.no;
+    UPDATE runs r
+    SET first_workflow = coalesce(r.first_workflow, r.workflow), first_input = coalesce(r.first_input, r.input),
+        workflow = restart->>'workflow', version = (restart->>'version')::bigint,
+        input = decode(restart->>'input', 'base64'), begun_at = (restart->>'begun_at')::float8,
+        run_attempt = (restart->>'run_attempt')::integer, pool = coalesce(restart->>'pool', r.pool),
+        generation = r.generation + 1, epoch = r.epoch + 1
+    WHERE r.no = run.no;
+END;
+$$;
+
+-- What few turns have; the runs that were given returned events.
+CREATE FUNCTION write_extras(run runs, extras jsonb, leaves boolean, now float8) RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+    woken text[];
+BEGIN
+    IF extras ? 'unsubscribe' THEN
+        DELETE FROM subscriptions s
+        WHERE s.run_no = run.no AND s.target IN (SELECT jsonb_array_elements_text(extras->'unsubscribe'));
+    END IF;
+    IF extras ? 'returned' THEN
+        woken := give_back(run.no, extras->'returned', now);
+    END IF;
+    IF extras ? 'subscribe' AND NOT leaves THEN
+        PERFORM subscribe(run, wanted, now) FROM jsonb_array_elements(extras->'subscribe') AS wanted;
+    END IF;
+    IF extras ? 'published' THEN
+        INSERT INTO published AS p (run_no, key, value, expires_at)
+        SELECT DISTINCT ON (v.shown->>'key')
+               run.no, v.shown->>'key', decode(v.shown->>'value', 'base64'), (v.shown->>'expires_at')::float8
+        FROM jsonb_array_elements(extras->'published') WITH ORDINALITY AS v (shown, nth)
+        ORDER BY v.shown->>'key', v.nth DESC
+        ON CONFLICT ON CONSTRAINT published_pkey DO UPDATE SET value = excluded.value,
+            expires_at = excluded.expires_at;
+    END IF;
+    IF extras ? 'streamed' THEN
+        PERFORM add_items(run, extras->'streamed');
+    END IF;
+    IF extras ? 'dead_letters' THEN
+        PERFORM add_letters(extras->'dead_letters');
+    END IF;
+    RETURN woken;
+END;
+$$;
+
+-- The run's row after a turn. Returns its id if others want to hear of it.
+CREATE FUNCTION patch_run(run runs, patch jsonb, seen bigint, now float8) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    ended boolean := terminal(patch->>'status');
+    new_owner text := CASE WHEN NOT ended THEN patch->>'owner' END;
+    unseen boolean := unread_after(run, seen, patch ? 'held' AND new_owner IS NULL);
+    wake float8 := CASE WHEN ended THEN NULL WHEN unseen THEN now ELSE (patch->>'wake_at')::float8 END;
+BEGIN
+    UPDATE runs r
+    SET status = patch->>'status', owner = new_owner, wake_at = wake, mailed = unseen AND new_owner IS NOT NULL,
+        waits = patch->>'waits', held = patch->>'held', held_kind = patch->>'held_kind', drift = patch->>'drift',
+        recoveries = (patch->>'recoveries')::integer, result = decode(patch->>'result', 'base64'),
+        error = patch->>'error', ended_at = (patch->>'ended_at')::float8, prune_at = (patch->>'prune_at')::float8,
+        updated_at = now, unsettled = ended AND owes(r.no)
+    WHERE r.no = run.no;
+    RETURN CASE WHEN ended OR (new_owner IS NULL AND wake IS NOT NULL) THEN run.id END;
+END;
+$$;
+
+CREATE FUNCTION write_mail(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+DECLARE
+    m jsonb := w->'message';
+    room bigint := (w->>'limit')::bigint;
+    known bigint;
+    r runs;
+BEGIN
+    SELECT * INTO r FROM runs WHERE id = w->>'run_id';
+    IF NOT FOUND THEN
+        RETURN answered('missing');
+    END IF;
+    SELECT i.number INTO known FROM inbox i WHERE i.run_no = r.no AND i.id = m->>'id';
+    IF FOUND THEN
+        RETURN answered('delivered', known, false, r.owner);
+    ELSIF terminal(r.status) THEN
+        RETURN answered('ended', label => r.status);
+    END IF;
+    IF r.inbox_last >= room AND is_event(m->>'kind') THEN  -- only then it may be full
+        SELECT count(*) INTO known FROM inbox i WHERE i.run_no = r.no AND i.consumed_at IS NULL AND is_event(i.kind);
+        IF known >= room THEN
+            RETURN answered('full', known);
+        END IF;
+    END IF;
+    PERFORM put_message(r.no, r.inbox_last + 1, m);
+    PERFORM mail_came(r, r.inbox_last + 1, m->>'kind', (w->>'now')::float8);
+    RETURN answered('delivered', r.inbox_last + 1, true, r.owner, ARRAY[r.id]);
+END;
+$$;
+
+-- Messages to different runs, all at once.
+CREATE FUNCTION deliver_all(given jsonb)
+RETURNS TABLE (at integer, verdict text, number bigint, flag boolean, label text, body bytea, note text)
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN QUERY
+    WITH judged AS MATERIALIZED (
+        SELECT m.*, r.no, r.status, r.owner, r.held, r.begun_at IS NOT NULL OR r.generation > 0 AS begun,
+               r.inbox_last + 1 AS next, known.number AS known, pending.count,
+               CASE WHEN r.no IS NULL THEN 'missing'
+                    WHEN known.number IS NOT NULL THEN 'delivered'
+                    WHEN terminal(r.status) THEN 'ended'
+                    WHEN pending.count >= m.room THEN 'full'
+                    ELSE 'fresh' END AS verdict
+        FROM jsonb_to_recordset(given) AS m (
+            at integer, run_id text, now float8, room bigint, id text, kind text, name text, body text, sender text,
+            sent_at float8, expires_at float8, policy text, target text, place bigint, wants_reply boolean)
+        LEFT JOIN runs r ON r.id = m.run_id
+        LEFT JOIN inbox known ON known.run_no = r.no AND known.id = m.id
+        CROSS JOIN LATERAL (
+            SELECT CASE WHEN r.inbox_last >= m.room AND is_event(m.kind) THEN (
+                SELECT count(*) FROM inbox i WHERE i.run_no = r.no AND i.consumed_at IS NULL AND is_event(i.kind)) END
+        ) AS pending (count)
+    ), added AS (
+        INSERT INTO inbox (run_no, number, id, kind, name, body, sender, sent_at, expires_at, policy, target, place,
+                           wants_reply)
+        SELECT j.no, j.next, j.id, j.kind, j.name, decode(j.body, 'base64'), j.sender, j.sent_at, j.expires_at,
+               j.policy, j.target, j.place, j.wants_reply
+        FROM judged j WHERE j.verdict = 'fresh'
+    ), woken AS (
+        UPDATE runs r
+        SET inbox_last = j.next,
+            wake_at = CASE WHEN j.wakes THEN least(r.wake_at, j.now) ELSE r.wake_at END,
+            mailed = CASE WHEN j.wakes THEN r.owner IS NOT NULL ELSE r.mailed END
+        FROM (
+            SELECT x.no, x.next, x.now,
+                   (x.held IS NULL AND x.begun) OR x.owner IS NOT NULL OR wakes_held(x.kind) AS wakes
+            FROM judged x WHERE x.verdict = 'fresh'
+            OFFSET 0
+        ) AS j
+        WHERE r.no = j.no
+    )
+    SELECT j.at, CASE j.verdict WHEN 'fresh' THEN 'delivered' ELSE j.verdict END,
+           CASE j.verdict WHEN 'fresh' THEN j.next WHEN 'full' THEN j.count ELSE j.known END, j.verdict = 'fresh',
+           CASE j.verdict WHEN 'ended' THEN j.status ELSE j.owner END, NULL::bytea, NULL
+    FROM judged j
+    UNION ALL
+    SELECT -1, NULL, NULL, NULL, j.run_id, NULL, NULL FROM judged j WHERE j.verdict = 'fresh';
+END;
+$$;
+
+CREATE FUNCTION write_end(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+DECLARE
+    now float8 := (w->>'now')::float8;
+    last bigint;
+    r runs;
+BEGIN
+    SELECT * INTO r FROM runs WHERE id = w->>'run_id';
+    IF NOT FOUND THEN
+        RETURN answered('missing');
+    END IF;
+    last := position_of(r);
+    IF turn_at(r, last) = w->>'turn_id' THEN
+        RETURN answered('committed');
+    ELSIF terminal(r.status) THEN
+        RETURN answered('ended', label => r.status);
+    ELSIF (w->>'unless_begun')::boolean AND has_begun(r) THEN
+        RETURN answered('begun');
+    END IF;
+    PERFORM append_entries(r.no, last, w->>'turn_id', NULL, now);
+    DELETE FROM subscriptions s WHERE s.run_no = r.no;
+    UPDATE runs x
+    SET status = w->>'status', owner = NULL, wake_at = NULL, mailed = false, waits = NULL, held = NULL,
+        held_kind = NULL,
+        ended_at = now, updated_at = now, prune_at = now + (w->>'prune_after')::float8, fence = last + 1,
+        orphans = has_begun(r), unsettled = has_begun(r) OR owes(r.no)
+    WHERE x.no = r.no;
+    RETURN answered('committed', changed => ARRAY[r.id]);
+END;
+$$;
+
+CREATE FUNCTION write_release(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+DECLARE
+    r runs;
+BEGIN
+    SELECT * INTO r FROM runs WHERE id = w->>'run_id';
+    IF NOT FOUND OR terminal(r.status) OR NOT alive(w->>'worker') OR r.owner <> w->>'worker' THEN
+        RETURN answered('superseded');
+    ELSIF r.owner IS NULL THEN
+        RETURN answered('committed');
+    END IF;
+    UPDATE runs x
+    SET owner = NULL, mailed = false, status = status_released(r), wake_at = (w->>'now')::float8,
+        updated_at = (w->>'now')::float8
+    WHERE x.no = r.no;
+    RETURN answered('committed', changed => ARRAY[r.id]);
+END;
+$$;
+
+CREATE FUNCTION write_observe(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+DECLARE
+    r runs;
+BEGIN
+    SELECT * INTO r FROM runs WHERE id = w->>'run_id';
+    IF NOT FOUND THEN
+        RETURN answered('missing');
+    ELSIF terminal(r.status) THEN
+        RETURN answered('ended so', label => r.status, body => r.result, note => r.error);
+    END IF;
+    INSERT INTO observers (run_no, observer, target)
+    SELECT r.no, w->>'observer', w->>'target'
+    WHERE NOT EXISTS (
+        SELECT FROM observers o WHERE o.run_no = r.no AND o.observer = w->>'observer' AND o.target = w->>'target');
+    RETURN answered('observing');
+END;
+$$;
+
+CREATE FUNCTION write_rewind(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+DECLARE
+    base bigint := (w->>'base')::bigint;
+    now float8 := (w->>'now')::float8;
+    dropped text[] := ARRAY(SELECT jsonb_array_elements_text(w->'dropped'));
+    last bigint;
+    r runs;
+BEGIN
+    SELECT * INTO r FROM runs WHERE id = w->>'run_id';
+    IF NOT FOUND THEN
+        RETURN answered('missing');
+    END IF;
+    last := position_of(r);
+    IF last > base AND turn_at(r, base + 1) = w->>'turn_id' THEN
+        RETURN answered('committed');
+    ELSIF last <> base THEN
+        RETURN answered('superseded');
+    END IF;
+    DELETE FROM entries e WHERE e.run_no = r.no AND e.kind <> 'marker' AND e.location = ANY (dropped);
+    UPDATE stream_items s SET superseded = true WHERE s.run_no = r.no AND s.location = ANY (dropped)
+        AND s.epoch = r.epoch AND NOT s.superseded;
+    DELETE FROM subscriptions s WHERE s.run_no = r.no;
+    PERFORM append_entries(r.no, base, w->>'turn_id', w->'entries', now);
+    PERFORM take_again(r.no, message) FROM jsonb_array_elements(coalesce(w->'returned', '[]')) AS message;
+    UPDATE runs x
+    SET status = status_released(r), generation = r.generation + 1, owner = NULL, mailed = false, wake_at = now,
+        updated_at = now, result = NULL, error = NULL, ended_at = NULL, held = NULL, held_kind = NULL, waits = NULL,
+        drift = NULL, recoveries = 0, prune_at = NULL, unsettled = false, orphans = false,
+        deadline_at = (w->>'deadline_at')::float8,
+        fence = base + greatest(1, jsonb_array_length(coalesce(w->'entries', '[]')))
+    WHERE x.no = r.no;
+    RETURN answered('committed', changed => ARRAY[r.id]);
+END;
+$$;
+
+-- A message that was consumed is unread again; an event that was gone by it is its reader's again.
+CREATE FUNCTION take_again(of_run bigint, message jsonb) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM put_message(of_run, (message->>'number')::bigint, message);
+    IF message->>'kind' = 'assignment' THEN
+        UPDATE topic_events e SET assigned_to = of_run, body = decode(message->>'body', 'base64'), gone_at = NULL
+        FROM topics t
+        WHERE t.name = message->>'name' AND e.topic_no = t.no AND e.place = (message->>'place')::bigint AND e.consume
+              AND e.gone_at IS NOT NULL;
+    END IF;
+END;
+$$;
+
+CREATE FUNCTION write_settle(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+DECLARE
+    r runs;
+    woken text[];
+BEGIN
+    SELECT * INTO r FROM runs WHERE id = w->>'run_id';
+    IF NOT FOUND THEN
+        RETURN answered('missing');
+    ELSIF NOT r.unsettled THEN
+        RETURN answered('committed');
+    END IF;
+    DELETE FROM observers o
+    USING jsonb_to_recordset(coalesce(w->'told', '[]')) AS told (run_id text, target text)
+    WHERE o.run_no = r.no AND o.observer = told.run_id AND o.target = told.target;
+    IF w ? 'consumed' THEN
+        PERFORM consume_mail(r.no, w->'consumed', (w->>'now')::float8);
+    END IF;
+    IF w ? 'returned' THEN
+        woken := give_back(r.no, w->'returned', (w->>'now')::float8);
+    END IF;
+    IF w ? 'dead_letters' THEN
+        PERFORM add_letters(w->'dead_letters');
+    END IF;
+    r.orphans := r.orphans AND NOT (w->>'orphans')::boolean;
+    UPDATE runs x SET orphans = r.orphans, unsettled = r.orphans OR owes(r.no) WHERE x.no = r.no;
+    RETURN answered('committed', changed => woken);
+END;
+$$;
+
+CREATE FUNCTION write_append_stream(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+DECLARE
+    items jsonb := coalesce(w->'items', '[]');
+    known bigint;
+    first bigint;
+    r runs;
+BEGIN
+    SELECT * INTO r FROM runs WHERE id = w->>'run_id';
+    IF NOT FOUND THEN
+        RETURN answered('missing');
+    ELSIF terminal(r.status) THEN
+        RETURN answered('ended', label => r.status);
+    ELSIF r.owner IS DISTINCT FROM w->>'worker' OR NOT alive(w->>'worker') THEN
+        RETURN answered('superseded');
+    END IF;
+    SELECT coalesce(max(s.nth) + 1, 0) INTO known FROM stream_items s
+    WHERE s.run_no = r.no AND s.writer = items->0->>'writer' AND s.nth IS NOT NULL;
+    first := coalesce((w->>'first')::bigint, known);
+    items := coalesce(
+        (SELECT jsonb_agg(i.item ORDER BY i.nth) FROM jsonb_array_elements(items) WITH ORDINALITY AS i (item, nth)
+         WHERE first + i.nth > known), '[]');
+    PERFORM add_items(r, items, greatest(first, known));
+    RETURN answered('committed');
+END;
+$$;
+
+CREATE FUNCTION write_supersede_stream(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+DECLARE
+    r runs;
+BEGIN
+    SELECT * INTO r FROM runs WHERE id = w->>'run_id';
+    IF NOT FOUND THEN
+        RETURN answered('missing');
+    END IF;
+    UPDATE stream_items s SET superseded = true
+    WHERE s.run_no = r.no AND s.epoch = r.epoch AND s.location = w->>'location' AND s.writer <> w->>'writer'
+          AND NOT s.superseded;
+    RETURN answered('committed');
+END;
+$$;
+
+CREATE FUNCTION carry_out(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+BEGIN
+    CASE w->>'kind'
+        WHEN 'turn' THEN RETURN write_turn(w);
+        WHEN 'mail' THEN RETURN write_mail(w);
+        WHEN 'create' THEN RETURN write_create(w);
+        WHEN 'end' THEN RETURN write_end(w);
+        WHEN 'release' THEN RETURN write_release(w);
+        WHEN 'observe' THEN RETURN write_observe(w);
+        WHEN 'settle' THEN RETURN write_settle(w);
+        WHEN 'publish' THEN RETURN write_publish(w);
+        WHEN 'fan_out' THEN RETURN write_fan_out(w);
+        WHEN 'rewind' THEN RETURN write_rewind(w);
+        WHEN 'append_stream' THEN RETURN write_append_stream(w);
+        WHEN 'supersede_stream' THEN RETURN write_supersede_stream(w);
+    END CASE;
+END;
+$$;

@@ -1,0 +1,115 @@
+-- Who executes what, and upkeep: what needs more than one statement.
+
+-- Make a worker the owner of due runs, earliest first. Rows that others are at are passed over.
+CREATE FUNCTION claim_due(
+    claimer text, now float8, due_by float8, of_pool text, names text[], versions bigint[], shards integer[],
+    lim bigint)
+RETURNS TABLE (id text, inbox_last bigint, "position" bigint) LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    taken bigint[];
+BEGIN
+    PERFORM FROM workers w WHERE w.id = claimer AND NOT w.gone FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    SELECT array_agg(first.no ORDER BY first.wake_at, first.id) INTO taken
+    FROM (
+        SELECT due.no, due.wake_at, due.id
+        FROM (SELECT DISTINCT w.name, w.version FROM unnest(names, versions) AS w (name, version)) AS w
+        CROSS JOIN LATERAL (
+            SELECT r.no, r.wake_at, r.id FROM runs r
+            WHERE r.pool = of_pool AND r.workflow = w.name AND r.version = w.version AND r.wake_at <= due_by
+                  AND r.owner IS NULL AND r.ended_at IS NULL AND (shards IS NULL OR r.shard = ANY (shards))
+            ORDER BY r.wake_at, r.id LIMIT lim
+            FOR NO KEY UPDATE SKIP LOCKED
+        ) AS due
+        ORDER BY due.wake_at, due.id LIMIT lim
+    ) AS first;
+    UPDATE runs r
+    SET owner = claimer, status = 'running', wake_at = NULL, mailed = false,
+        begun_at = coalesce(r.begun_at, claim_due.now), updated_at = claim_due.now
+    WHERE r.no = ANY (taken);
+    RETURN QUERY
+    SELECT r.id, r.inbox_last, position_of(r)
+    FROM unnest(taken) WITH ORDINALITY AS t (no, nth) JOIN runs r ON r.no = t.no ORDER BY t.nth;
+END;
+$$;
+
+-- Forget a worker; one that still owns runs is declared gone instead, or its runs would be lost.
+CREATE FUNCTION retire_worker(leaver text) RETURNS void LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    PERFORM FROM workers w WHERE w.id = leaver FOR UPDATE;  -- waits for those who are just giving it runs
+    IF EXISTS (SELECT FROM runs r WHERE r.owner = leaver) THEN
+        UPDATE workers w SET gone = true WHERE w.id = leaver;
+    ELSE
+        DELETE FROM workers w WHERE w.id = leaver;
+    END IF;
+END;
+$$;
+
+-- Delete a page of what nobody needs any more; the number of runs that went.
+CREATE FUNCTION prune_page(now float8, lim bigint, remember float8) RETURNS bigint LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    doomed bigint[];
+BEGIN
+    SELECT array_agg(d.no) INTO doomed
+    FROM (
+        SELECT r.no FROM runs r
+        WHERE r.prune_at <= prune_page.now AND r.ended_at IS NOT NULL AND NOT r.unsettled
+              AND NOT EXISTS (SELECT FROM runs above WHERE above.id = r.parent AND above.ended_at IS NULL)
+        ORDER BY r.prune_at LIMIT lim
+        FOR UPDATE SKIP LOCKED
+    ) AS d;
+    IF doomed IS NOT NULL THEN
+        DELETE FROM entries x WHERE x.run_no = ANY (doomed);
+        DELETE FROM inbox x WHERE x.run_no = ANY (doomed);
+        DELETE FROM observers x WHERE x.run_no = ANY (doomed);
+        DELETE FROM published x WHERE x.run_no = ANY (doomed);
+        DELETE FROM stream_items x WHERE x.run_no = ANY (doomed);
+        DELETE FROM subscriptions x WHERE x.run_no = ANY (doomed);
+        DELETE FROM runs x WHERE x.no = ANY (doomed);
+    END IF;
+    DELETE FROM published x WHERE x.ctid = ANY (ARRAY(
+        SELECT p.ctid FROM published p WHERE p.expires_at <= prune_page.now LIMIT lim FOR UPDATE SKIP LOCKED));
+    UPDATE topic_events x
+    SET assigned_to = NULL, queued = false, fan_from = NULL, body = NULL, gone_at = prune_page.now
+    WHERE x.ctid = ANY (ARRAY(
+        SELECT e.ctid FROM topic_events e
+        WHERE e.expires_at <= prune_page.now AND e.gone_at IS NULL LIMIT lim FOR UPDATE SKIP LOCKED));
+    DELETE FROM topic_events x WHERE x.ctid = ANY (ARRAY(
+        SELECT e.ctid FROM topic_events e
+        WHERE e.gone_at <= prune_page.now - remember LIMIT lim FOR UPDATE SKIP LOCKED));
+    DELETE FROM inbox x WHERE x.ctid = ANY (ARRAY(
+        SELECT i.ctid FROM inbox i
+        WHERE i.consumed_at <= prune_page.now - remember AND i.kind IN ('event', 'assignment')
+              AND (i.kind = 'event' OR NOT EXISTS (  -- as long as the event is there, it has been seen
+                  SELECT FROM topic_events e JOIN topics t ON t.no = e.topic_no
+                  WHERE t.name = i.name AND e.place = i.place AND e.gone_at IS NULL))
+        LIMIT lim FOR UPDATE OF i SKIP LOCKED));
+    RETURN coalesce(cardinality(doomed), 0);
+END;
+$$;
+
+-- The keys of a name; the first is made, from this secret, if there is none yet.
+CREATE FUNCTION keys_of(wanted text, now float8, secret bytea) RETURNS SETOF keys LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    INSERT INTO keys (name, number, made_at, secret) SELECT wanted, 1, now, keys_of.secret
+    WHERE NOT EXISTS (SELECT FROM keys k WHERE k.name = wanted)
+    ON CONFLICT DO NOTHING;
+    RETURN QUERY SELECT * FROM keys k WHERE k.name = wanted ORDER BY k.number;
+END;
+$$;

@@ -1,0 +1,256 @@
+"""What a run owes when it ends: news to those who observe it, an answer to its unread events, word to its children."""
+
+from __future__ import annotations
+
+import asyncio
+
+from perdure.records import Ending, ErrorRecord, RunStatus
+from perdure.store.base import (
+    Committed,
+    Ended,
+    Missing,
+    Observer,
+    Observing,
+    Restart,
+    RunPatch,
+    Settle,
+    Store,
+)
+from perdure.testing.contract.kit import (
+    Kit,
+    case,
+    claim,
+    duties,
+    end,
+    entry,
+    letter,
+    load,
+    mail,
+    observe,
+    publish,
+    receive,
+    record,
+    run,
+    settle,
+    succeeded,
+    suspended,
+    take,
+    turn,
+    waiting,
+)
+
+ABOVE = Observer("above", "0/child")
+
+
+class ObservingCases(Kit):
+    @case
+    async def test_an_observed_run_owes_news_once_it_has_ended(self, store: Store) -> None:
+        await store.commit([run(owner="a")])
+        assert await store.commit([observe()]) == [Observing()]
+        assert await store.unsettled() == []
+        await store.commit([turn(0, entry(), patch=succeeded())])
+        (owing,) = await store.unsettled()
+        assert (owing.observers, owing.mail, owing.orphans) == ((ABOVE,), (), False)
+        assert owing.record == await record(store)
+
+    @case
+    async def test_observing_changes_nothing_else_of_the_run(self, store: Store) -> None:
+        await store.commit([run(owner="a"), turn(0, patch=suspended(500.0))])
+        before = await load(store)
+        await store.commit([observe()])
+        assert await load(store) == before
+        assert await take(store, claim("b", 130.0)) == []
+
+    @case
+    async def test_an_observer_is_noted_once_per_target(self, store: Store) -> None:
+        answers = await store.commit(
+            [run(owner="a"), observe(), observe(), observe(target="0/other"), observe("beside"), observe()]
+        )
+        assert answers[1:] == [Observing()] * 5
+        await store.commit([turn(0, patch=succeeded())])
+        (owing,) = await store.unsettled()
+        assert sorted(owing.observers, key=lambda each: (each.run_id, each.target)) == [
+            ABOVE,
+            Observer("above", "0/other"),
+            Observer("beside", "0/child"),
+        ]
+
+    @case
+    async def test_who_observes_a_run_that_has_ended_learns_how(self, store: Store) -> None:
+        error = ErrorRecord("E", "bad", fields=b"\xff")
+        failed = RunPatch(status=RunStatus.FAILED, error=error, ended_at=110.0)
+        await store.commit([run("r1", owner="a"), turn(0, id="r1", patch=succeeded())])
+        await store.commit([run("r2", owner="a"), turn(0, id="r2", patch=failed), run("r3"), end(id="r3")])
+        answers = await store.commit([observe(id=id) for id in ("r1", "r2", "r3", "missing")])
+        assert answers == [
+            Ended(RunStatus.SUCCEEDED, Ending(result=b'"done"')),
+            Ended(RunStatus.FAILED, Ending(RunStatus.FAILED, error=error)),
+            Ended(RunStatus.CANCELLED, Ending(RunStatus.CANCELLED)),
+            Missing(),
+        ]
+        assert await store.unsettled() == [], "it was told at once"
+
+    @case
+    async def test_observing_and_ending_do_not_miss_each_other(self, store: Store) -> None:
+        other = await self.second(store)
+        ids = [f"r{n}" for n in range(20)]
+        await store.commit([run(id, owner="a") for id in ids])
+        ends = [store.commit([turn(0, id=id, patch=succeeded())]) for id in ids]
+        asked = [other.commit([observe(id=id)]) for id in ids]
+        answers = await asyncio.gather(*(call for pair in zip(asked, ends, strict=True) for call in pair))
+        told = {id for id, (answer,) in zip(ids, answers[::2], strict=True) if isinstance(answer, Ended)}
+        assert told | set(await duties(store)) == set(ids)
+        assert not told & set(await duties(store))
+
+    @case
+    async def test_observers_stay_when_the_run_begins_anew(self, store: Store) -> None:
+        restart = Restart(workflow="flow", version=1, input=b"2", begun_at=111.0)
+        going_on = RunPatch(status=RunStatus.RUNNING, owner="a")
+        await store.commit([run(owner="a"), observe(), turn(0, restart=restart, patch=going_on)])
+        await store.commit([turn(1, patch=succeeded())])
+        assert (await duties(store))["r"].observers == (ABOVE,)
+
+
+class DutyCases(Kit):
+    @case
+    async def test_the_end_of_a_plain_run_is_settled_at_once(self, store: Store) -> None:
+        await store.commit([run(owner="a"), mail("m", kind="resume"), mail("c", kind="child"), mail("e")])
+        await store.commit([turn(0, seen=3, consumed=(3,), patch=succeeded(prune_at=200.0))])
+        assert await store.unsettled() == [], "mail that is no event is nobody's loss"
+        assert await store.prune(200.0) == 1
+
+    @case
+    async def test_unread_events_are_owed_an_answer(self, store: Store) -> None:
+        await store.commit([run(owner="a"), mail("m1"), mail("m2", kind="cancel"), mail("m3", policy="broadcast")])
+        await store.commit([turn(0, seen=0, patch=succeeded())])
+        (owing,) = await store.unsettled()
+        assert [message.id for message in owing.mail] == ["m1", "m3"]
+        assert owing.mail[1] == (await store.inbox("r"))[2], "as it lies in the inbox"
+
+    @case
+    async def test_unread_assignments_are_owed_to_their_topic(self, store: Store) -> None:
+        await store.commit([*waiting(), publish(), end()])
+        (owing,) = await store.unsettled()
+        assert [(message.kind, message.place) for message in owing.mail] == [("assignment", 1)]
+        await store.commit([*waiting("next")])
+        assert await store.commit([settle(returned=(1,), orphans=True)]) == [Committed()]
+        assert await store.unsettled() == []
+        assert [message.id for message in await store.inbox("next")] == ["topic/t/1"]
+        assert await store.inbox("r") == []
+
+    @case
+    async def test_a_terminated_run_leaves_orphans(self, store: Store) -> None:
+        await store.commit([run("r1", owner="a"), run("r2"), run("r3"), run("r4", owner="a")])
+        await store.commit([end(id="r1"), end(id="r2"), end(id="r3", unless_begun=True)])
+        await store.commit([turn(0, id="r4", patch=RunPatch(status=RunStatus.CANCELLED, ended_at=110.0))])
+        owing = await duties(store)
+        assert list(owing) == ["r1"], "one that never executed has no children; one that ends itself has seen to them"
+        assert (owing["r1"].orphans, owing["r1"].observers, owing["r1"].mail) == (True, (), ())
+        await store.commit([settle("r1")])
+        assert list(await duties(store)) == ["r1"]
+        assert await store.commit([settle("r1", orphans=True)]) == [Committed()]
+        assert await store.unsettled() == []
+
+    @case
+    async def test_a_run_that_was_ended_before_it_began_still_tells(self, store: Store) -> None:
+        await store.commit([run(), observe(), mail(), end(unless_begun=True)])
+        (owing,) = await store.unsettled()
+        assert (owing.observers, len(owing.mail), owing.orphans) == ((ABOVE,), 1, False)
+
+    @case
+    async def test_duties_are_ticked_off_in_parts(self, store: Store) -> None:
+        await store.commit([run(owner="a"), observe(), observe("beside"), mail("m1"), mail("m2")])
+        await store.commit([turn(0, seen=2, patch=succeeded(prune_at=200.0))])
+        first = settle(told=(ABOVE,), consumed=(1,), dead_letters=(letter("d1"),))
+        assert await store.commit([first]) == [Committed()]
+        assert await store.commit([first]) == [Committed()], "its answer was lost"
+        (owing,) = await store.unsettled()
+        assert owing.observers == (Observer("beside", "0/child"),)
+        assert [message.id for message in owing.mail] == ["m2"]
+        assert await store.prune(300.0) == 0
+        await store.commit([settle(told=owing.observers)])
+        await store.commit([settle(consumed=(2,))])
+        assert await store.unsettled() == []
+        assert [each.id for each in await store.dead_letters()] == ["d1"]
+        assert await store.prune(300.0) == 1
+
+    @case
+    async def test_settling_changes_nothing_else_of_the_run(self, store: Store) -> None:
+        await store.commit([run(owner="a"), observe(), turn(0, entry(), patch=succeeded())])
+        before = await load(store)
+        await store.commit([settle(told=(ABOVE,))])
+        assert await load(store) == before
+
+    @case
+    async def test_a_settled_runs_letter_does_not_come_back(self, store: Store) -> None:
+        await store.commit([run(owner="a"), mail(), turn(0, seen=1, patch=succeeded())])
+        write = settle(consumed=(1,), dead_letters=(letter(),))
+        await store.commit([write])
+        assert await store.remove_dead_letter("d")
+        assert await store.commit([write]) == [Committed()], "its answer was lost"
+        assert await store.dead_letters() == []
+
+    @case
+    async def test_a_run_that_goes_on_has_nothing_to_settle(self, store: Store) -> None:
+        await store.commit([run(owner="a"), observe(), mail()])
+        assert await store.commit([settle(told=(ABOVE,), consumed=(1,), dead_letters=(letter(),))]) == [Committed()]
+        assert await store.dead_letters() == []
+        assert len(await store.inbox("r")) == 1, "it was rewound meanwhile, and its duties are its next end's"
+        await store.commit([turn(0, seen=1, patch=succeeded())])
+        (owing,) = await store.unsettled()
+        assert (owing.observers, len(owing.mail)) == ((ABOVE,), 1)
+        assert await store.commit([Settle(run_id="missing", now=1.0)]) == [Missing()]
+
+    @case
+    async def test_those_that_ended_first_come_first_and_in_pages(self, store: Store) -> None:
+        ended = {"r1": 130.0, "r2": 110.0, "r3": 120.0}
+        for id, at in ended.items():
+            await store.commit([run(id, owner="a"), observe(id=id), turn(0, id=id, patch=succeeded(at))])
+        assert [each.record.id for each in await store.unsettled()] == ["r2", "r3", "r1"]
+        assert [each.record.id for each in await store.unsettled(limit=2)] == ["r2", "r3"]
+
+    @case
+    async def test_many_observers_and_letters_are_all_seen_to(self, store: Store) -> None:
+        observers = [observe(f"o{n:04d}") for n in range(1200)]
+        await store.commit([run(owner="a"), *observers, *(mail(f"m{n}") for n in range(1200))])
+        await store.commit([turn(0, seen=0, patch=succeeded())])
+        told, read = set[str](), set[str]()
+        while owings := await store.unsettled():
+            (owing,) = owings
+            assert owing.observers or owing.mail
+            told |= {each.run_id for each in owing.observers}
+            read |= {each.id for each in owing.mail}
+            await store.commit([settle(told=owing.observers, consumed=tuple(each.number for each in owing.mail))])
+        assert (len(told), len(read)) == (1200, 1200)
+
+    @case
+    async def test_runs_with_duties_or_an_open_parent_are_not_pruned(self, store: Store) -> None:
+        await store.commit([run("above", owner="a"), run("r", parent="above", owner="a")])
+        await store.commit([run("s", parent="nobody", owner="a"), observe(id="s")])
+        for id in ("r", "s"):
+            await store.commit([turn(0, id=id, patch=succeeded(prune_at=200.0))])
+        assert await store.prune(300.0) == 0
+        await store.commit([settle("s", told=(ABOVE,))])
+        assert await store.prune(300.0) == 1, "a parent that is not there is not open"
+        await store.commit([turn(0, id="above", patch=succeeded())])
+        assert await store.prune(300.0) == 1
+        assert await store.records(["r", "s"]) == [None, None]
+
+    @case
+    async def test_children_that_must_stay_do_not_keep_others_from_being_pruned(self, store: Store) -> None:
+        await store.commit([run("above", owner="a")])
+        for n in range(5):
+            await store.commit([run(f"c{n}", parent="above", owner="a"), run(f"p{n}", owner="a")])
+            await store.commit([turn(0, id=f"{kind}{n}", patch=succeeded(prune_at=200.0)) for kind in "cp"])
+        assert await store.prune(300.0, limit=3) == 3
+        assert await store.prune(300.0, limit=3) == 2
+        assert await store.prune(300.0, limit=3) == 0
+
+    @case
+    async def test_a_run_does_not_wait_once_it_has_ended(self, store: Store) -> None:
+        await store.commit([*waiting("r1"), end(id="r1"), *waiting("r2")])
+        await store.commit([turn(1, id="r2", owned=False, patch=succeeded())])
+        await store.commit([run("r3", owner="a"), receive(0, "t", id="r3", patch=succeeded())])
+        await store.commit([publish()])
+        assert [await store.inbox(id) for id in ("r1", "r2", "r3")] == [[], [], []]
+        assert [each.id for each in await store.topic("t")] == ["e"]

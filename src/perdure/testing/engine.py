@@ -1,0 +1,223 @@
+"""TestEngine: a whole engine in memory, on a clock that skips whatever nobody would wait for.
+
+    async with TestEngine() as engine:
+        charged = engine.mock(charge, returns="receipt-42")
+        assert await engine.execute(reminder, order) == "receipt-42"     # a month passes, in milliseconds
+        assert len(charged.calls) == 1
+
+It has every call of `Engine`. Time stands still, except while somebody waits for a result, an answer or a stream: then
+it skips from wake-up to wake-up. A wait that nothing can end fails at once, and says what the run waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from perdure.clock import moment
+from perdure.config import EngineConfig
+from perdure.definition import Workflow
+from perdure.engine.core import Core
+from perdure.engine.hub import News
+from perdure.engine.link import Link
+from perdure.errors import WorkflowMisuse
+from perdure.handle import Run
+from perdure.names import check_seconds
+from perdure.records import RunRecord, RunStep
+from perdure.runner.blocking import blocking_refused
+from perdure.steps import UNSET, Step
+from perdure.testing.harness import Harness, WatchedEngine, unhurried, unswept
+from perdure.testing.mocks import StepMock, Target
+from perdure.testing.passing import AGES, NothingDue, Passing, TooMany
+from perdure.views import HistoryEntry
+
+
+class Recorded(NamedTuple):
+    """One line of a history, to be compared with a plain tuple. The value of what failed is its error in words."""
+
+    location: str
+    status: str
+    value: Any
+
+
+class TestEngine(WatchedEngine):
+    """See the module's docstring. `workflows` and `config` are those of `Engine`; finished runs are kept by default.
+
+    Opened by `async with`, or by its first call. Runs that have not ended when it closes are dropped.
+    """
+
+    __test__ = False  # to pytest it would look like a class of tests
+
+    def __init__(
+        self,
+        workflows: Iterable[Workflow[Any, Any]] | None = None,
+        config: EngineConfig | None = None,
+        *,
+        refuse_blocking: bool = True,
+    ) -> None:
+        harness = Harness()
+        super().__init__(
+            harness,
+            1,
+            harness.faulty(),
+            workflows=workflows,
+            config=unswept(config or EngineConfig(run_retention=AGES)),
+            clock=harness.clock,
+        )
+        self.clock = harness.clock
+        self._passing = Passing(harness.clock, harness.settle, lambda: self.bodies_under_way)
+        self._mocks: list[StepMock] = []
+        self._guard = contextlib.ExitStack()
+        self._refuse_blocking = refuse_blocking
+        self._home: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    # --- life
+
+    async def open(self) -> None:
+        if self._closed:
+            raise WorkflowMisuse("this TestEngine is closed; make another one")
+        if self._home is None:
+            self._home = asyncio.get_running_loop()
+            if self._refuse_blocking:
+                self._guard.enter_context(blocking_refused())
+        await super().open()
+
+    async def shutdown(self, grace: float | timedelta | None = None) -> None:
+        """Drop what is under way, without waiting for it, and un-mock everything."""
+        self._forget()
+        await self._abandon()
+        await self._harness.close()
+
+    def drop(self) -> None:
+        """`shutdown` for a caller without a running event loop."""
+        home = self._home
+        if home is None or home.is_closed() or home.is_running():
+            self._forget()
+            self._drop_all()
+        else:
+            home.run_until_complete(self.shutdown())
+
+    def _forget(self) -> None:
+        self._closed = True
+        self._guard.close()
+        for mock in self._mocks:
+            mock.stop()
+
+    @property
+    def _open(self) -> Link:
+        if self._link is None:
+            _at_once(self.open())
+        return super()._open
+
+    def _prepare(self, core: Core) -> None:
+        super()._prepare(core)
+        unhurried(core, self._passing.unhurried)
+
+    # --- time
+
+    def now(self) -> datetime:
+        """The time that the engine goes by."""
+        return moment(self.clock.now())
+
+    async def advance(self, duration: float | timedelta) -> None:
+        """Let time pass, each wake-up at its own moment, until all that it leads to has happened."""
+        seconds = check_seconds("duration", duration)
+        await self.open()
+        await self._passing.advance(seconds)
+
+    async def settle(self) -> None:
+        """Let everything happen that needs no time to pass."""
+        await self.open()
+        await self._passing.settled()
+
+    async def _await_hint(self, news: News, deadline: float | None) -> RunRecord | None:
+        return await self._passing.until(super()._await_hint(news, deadline))
+
+    async def _ended(self, run_id: str, timeout: float | None) -> RunRecord:
+        try:
+            return await super()._ended(run_id, timeout)
+        except NothingDue:
+            what = f"run {run_id!r} will not end by itself: it waits for {await self._reasons(run_id)}"
+        except TooMany:
+            what = f"run {run_id!r} has not ended by {self.now():%Y-%m-%d}: it waits for {await self._reasons(run_id)}"
+        raise AssertionError(what)
+
+    async def _reply(self, run_id: str, message_id: str, timeout: float | None) -> Any:
+        try:
+            return await super()._reply(run_id, message_id, timeout)
+        except (NothingDue, TooMany):
+            what = f"run {run_id!r} does not answer: it waits for {await self._reasons(run_id)}"
+        raise AssertionError(what)
+
+    async def _reasons(self, run_id: str) -> str:
+        found = [str(reason) for reason in (await self.describe(run_id)).waiting_for]
+        bodies = [body.location for body in self.bodies_under_way if body.run_id == run_id]
+        if bodies:
+            found.append(f"a step that does not end: {', '.join(bodies)}")
+        return "; ".join(found)
+
+    # --- mocks
+
+    def mock(self, target: Target, *, returns: Any = UNSET, raises: Any = UNSET, side_effect: Any = UNSET) -> StepMock:
+        """Let a step do this instead: return a value, raise an error, or call a function.
+
+        `target` is the step, its function, or its name. `side_effect` is called with the step's arguments, async or
+        not; or it is a list of answers, one for each call, of which exceptions are raised. Retries and everything else
+        stay as they are. The latest mock of a step counts.
+        """
+        mock = StepMock(target, returns, raises, side_effect)
+        self._mocks.append(mock)
+        return mock
+
+    def _stand_in(self, step: RunStep) -> RunStep:
+        for mock in reversed(self._mocks):
+            if mock.takes(step.call.step):
+                return mock.in_place_of(step)
+        return step
+
+    # --- what happened
+
+    async def history_of(self, run: Run[Any] | str) -> list[Recorded]:
+        """A run's history in short: `[("charge", "succeeded", "receipt-42"), ...]`."""
+        return [_recorded(entry) for entry in await self.history(_id_of(run))]
+
+    def assert_ran(self, run: Run[Any] | str, step: Step[Any, Any] | str, *, times: int | None = None) -> None:
+        """That this run has executed a step, this often (else, at least once). Every attempt counts.
+
+        A step is named by its name, which may have been executed at several locations, or by its location.
+        """
+        run_id, name = _id_of(run), step if isinstance(step, str) else step.name
+        executed = [each for each in self._harness.executions if each.run_id == run_id]
+        found = sum(name in (each.name, each.location) for each in executed)
+        if found == times or (times is None and found):
+            return
+        wanted = "at least once" if times is None else _often(times)
+        ran = ", ".join(f"{each.location} (attempt {each.attempt})" for each in executed) or "nothing"
+        raise AssertionError(f"run {run_id!r} was to execute {name} {wanted}, and did {_often(found)}; it ran {ran}")
+
+
+def _at_once(opening: Any) -> None:
+    """Drive a coroutine that has nothing to wait for, as nothing in memory has."""
+    try:
+        opening.send(None)
+    except StopIteration:
+        return
+    opening.close()
+    raise AssertionError("an engine in memory had to wait to be opened")
+
+
+def _id_of(run: Run[Any] | str) -> str:
+    return run if isinstance(run, str) else run.id
+
+
+def _recorded(entry: HistoryEntry) -> Recorded:
+    value = entry.value if entry.error is None else f"{entry.error.type}: {entry.error.message}"
+    return Recorded(entry.location, entry.status.value, value)
+
+
+def _often(times: int) -> str:
+    return {0: "never", 1: "once", 2: "twice"}.get(times, f"{times} times")

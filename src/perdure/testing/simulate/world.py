@@ -1,0 +1,215 @@
+"""The world of one simulation: workers that live, die and come back, over one store, as the plan says.
+
+It also looks over the shoulder of every worker as it begins to execute the body of a step, which must be allowed by
+what is on record at that moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perdure.client import Client
+from perdure.clock import Clock
+from perdure.config import EngineConfig
+from perdure.definition import Workflow
+from perdure.embedded import Engine, core_over
+from perdure.records import EntryStatus, RunStep
+from perdure.store.base import Store
+from perdure.testing.simulate.chance import dice
+from perdure.testing.simulate.door import Door
+from perdure.testing.simulate.loop import SimulatedLoop
+from perdure.testing.simulate.plan import Fault, Plan
+from perdure.testing.simulate.process import Process
+from perdure.testing.simulate.witness import Witness
+
+MakeStore = Callable[[Clock], Store]
+RESTART = (0.0, 0.5, 2.0)  # seconds until another process takes the place of one that is gone
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A body that a worker began to execute."""
+
+    process: str
+    run_id: str
+    location: str
+    attempt: int
+    key: str
+
+
+class SimulatedEngine(Engine):
+    """An engine whose world sees what it executes."""
+
+    def __init__(self, world: World, process: Process, door: Door, **options: Any) -> None:
+        super().__init__(door, clock=process, **options)
+        self.door = door
+        self.process = process
+        self._world = world
+
+    async def open(self) -> None:
+        await Client.open(self)
+        self._core = core = core_over(self._open, self._catalog, self._pool, self._concurrency)
+        executor, coordinator = core.coordinator.executor, core.coordinator
+        start = executor.start
+
+        def started(run_id: str, workflow: str, step: RunStep, *, others: bool = False) -> None:
+            self._world.executes(self.process, coordinator.worker, run_id, step)
+            start(run_id, workflow, step, others=others)
+
+        executor.start = started  # type: ignore[method-assign]
+        self._world.writings[id(executor._writing)] = self.process
+        await core.start()
+
+
+class World:
+    """Made inside the simulated loop. `trace` gathers what happened, in words, the same for the same seed and plan."""
+
+    def __init__(
+        self,
+        seed: object,
+        plan: Plan,
+        make_store: MakeStore,
+        workflows: Sequence[Workflow[Any, Any]],
+        config: EngineConfig,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimulatedLoop)
+        self.loop = loop
+        self.seed = seed
+        self.plan = plan
+        self.lines: list[str] = []
+        self.began_at = loop.moment
+        self.names: dict[str, str] = {}
+        self.store = make_store(Process("store", loop, self.trace, {}))
+        self.witness = Witness(self.store, self.trace)
+        self.bodies: list[Body] = []
+        self.writings: dict[int, Process] = {}
+        self._workflows = list(workflows)
+        self._config = config
+        self._counts: dict[str, dict[str, int]] = {}
+        self._healed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._engines: dict[str, SimulatedEngine] = {}
+        self._leaving: dict[str, asyncio.Event] = {}
+        self._clients: list[Client] = []
+        self._doors: list[Door] = []
+
+    # --- what happened
+
+    def trace(self, line: str) -> None:
+        self.lines.append(f"{self.loop.moment - self.began_at:9.4f} {line}")
+
+    # --- processes
+
+    def start_worker(self, name: str) -> None:
+        self._tasks.append(self.loop.create_task(self._live(name)))
+        for fault in self.plan.in_time(name):
+            self._tasks.append(self.loop.create_task(self._disturb(fault)))
+
+    async def client(self, name: str) -> Client:
+        """An open client in a process of its own; it does not die."""
+        process, door = self._process(name)
+        client = Client(door, config=self._config, clock=process)
+        await client.open()
+        self._clients.append(client)
+        return client
+
+    async def heal(self) -> None:
+        """From now on nothing goes wrong any more; whoever is dead comes back, whoever is frozen goes on."""
+        self.trace("the storm is over")
+        self._healed.set()
+        for door in self._doors:
+            door.healed = True
+            door.process.thaw()
+            door.process.skew = 0.0
+
+    async def close(self) -> None:
+        """All processes die."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for engine in self._engines.values():
+            await engine._abandon()
+        for client in self._clients:
+            if client._link is not None:
+                await client._link.abandon()
+
+    def _process(self, name: str) -> tuple[Process, Door]:
+        process = Process(name, self.loop, self.trace, self._counts.setdefault(name, {}))
+        door = Door(self.witness, process, self.plan, self.seed)
+        door.healed = self._healed.is_set()
+        self._doors.append(door)
+        return process, door
+
+    async def _live(self, name: str) -> None:
+        chance = dice(self.seed, name, "life")
+        while True:
+            process, door = self._process(name)
+            config = self._config
+            engine = SimulatedEngine(self, process, door, workflows=self._workflows, config=config)
+            self._engines[name] = engine
+            leaving = self._leaving[name] = asyncio.Event()
+            self.trace(f"{name} starts")
+            opened = await _first(self.loop, process, engine.open())
+            if opened and await _first(self.loop, process, leaving.wait()):
+                self.trace(f"{name} leaves")
+                await _first(self.loop, process, engine.shutdown(chance.choice((0.0, 1.0))))
+            process.dead.set()
+            await engine._abandon()
+            await process.wait(0.0 if self._healed.is_set() else chance.choice(RESTART))
+
+    async def _disturb(self, fault: Fault) -> None:
+        waiting = self.loop.create_task(self._healed.wait())
+        await asyncio.wait((waiting,), timeout=max(0.0, self.began_at + fault.at - self.loop.moment))
+        waiting.cancel()
+        engine = self._engines.get(fault.process)
+        if self._healed.is_set() or engine is None:
+            return
+        self.trace(str(fault))
+        process = engine.process
+        match fault.kind:
+            case "paused":
+                process.freeze(fault.amount)
+            case "clock jumps":
+                process.skew += fault.amount
+            case "leaves":
+                self._leaving[fault.process].set()
+            case _:
+                engine.door.disturb_hints(fault.kind, fault.amount)
+
+    # --- what bodies do
+
+    def executes(self, process: Process, worker: str, run_id: str, step: RunStep) -> None:
+        """A worker begins to execute a body: what is on record must allow it."""
+        self.bodies.append(Body(process.name, run_id, step.location, step.attempt, step.idempotency_key))
+        self.trace(f"{process.name} executes {step.idempotency_key} (attempt {step.attempt})")
+        run, witness = self.witness.pictures[run_id], self.witness
+        if run.owner != worker:
+            # It was taken over, or the run was stopped under its hands: such a body cannot be fenced.
+            if worker not in witness.ever_gone and not run.touched:
+                witness.breaks(f"{process.name} executes {step.location} of run {run_id}, which {run.owner} owns")
+            return
+        entry = run.entries.get(step.location)
+        where = f"step {step.location} of run {run_id}"
+        if run.settled_at(step.location) is not None:
+            witness.breaks(f"{where} is on record, and is executed again")
+        if entry is not None and entry.due_at is not None and step.attempt <= entry.attempts:
+            witness.breaks(f"attempt {step.attempt} of {where} is on record as failed, and is executed again")
+        begun = entry is not None and entry.status is EntryStatus.PENDING and entry.attempts >= step.attempt
+        if step.call.step.settings.at_most_once and not begun:
+            witness.breaks(f"{where} is to be executed at most once, and begins before that is on record")
+
+
+async def _first(loop: SimulatedLoop, process: Process, work: Coroutine[Any, Any, object]) -> bool:
+    """Wait for something that a process does, unless it dies first. Whether it was done."""
+    task, death = loop.create_task(work), loop.create_task(process.dead.wait())
+    try:
+        await asyncio.wait((task, death), return_when=asyncio.FIRST_COMPLETED)
+        return task.done() and task.exception() is None
+    finally:
+        task.cancel()
+        death.cancel()
+        await asyncio.gather(task, death, return_exceptions=True)

@@ -1,0 +1,38 @@
+"""A worker until SIGTERM: `worker URL LEASE REPORT`. In the end it appends what it has counted to the report."""
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from perdure import EngineConfig, Worker
+from tests.chaos import flows
+
+WORKFLOWS: list[Any] = [
+    flows.chaos_listener,
+    flows.chaos_chain,
+    flows.chaos_naps,
+    flows.chaos_leaf,
+    flows.chaos_family,
+    flows.chaos_undo,
+]
+
+
+async def main(url: str, lease: float, report: Path) -> None:
+    config = EngineConfig(lease=lease, sweep_interval=1.0, grace=5.0, max_recoveries=1_000)
+    worker = Worker(url, WORKFLOWS, config=config)
+    working = asyncio.create_task(worker.run())
+    while (core := worker._engine._core) is None and not working.done():
+        await asyncio.sleep(0.01)
+    await working
+    assert core is not None
+    with report.open("a") as file:
+        file.write(json.dumps({"pid": os.getpid(), "refused": core.coordinator.refused}) + "\n")
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format=f"%(asctime)s {os.getpid()} %(message)s", level=logging.INFO)
+    asyncio.run(main(sys.argv[1], float(sys.argv[2]), Path(sys.argv[3])))

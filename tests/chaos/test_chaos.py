@@ -1,0 +1,141 @@
+"""Four workers under fire: killed, paused, their server restarted, their lines cut. All runs finish right all the same.
+
+Recorded effects happen once, whatever happened to those who made them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from perdure import Client, EngineConfig
+from tests.chaos.fleet import Fleet, Process
+from tests.chaos.flows import Planned, leaves, plan
+from tests.chaos.places import PLACES, Place
+
+LEASE = 1.5
+WORKERS = 4
+WAVE = 100
+WAVES = 5
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_all_runs_finish_right_and_recorded_effects_happen_once(
+    where: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    async def main(place: Place) -> dict[str, float]:
+        config = EngineConfig(sweep_interval=1.0)
+        async with Client(place.url, config=config) as client:
+            fleet = Fleet(tmp_path, place, client, "worker", LEASE)
+            try:
+                return await Storm(fleet, place, seed=7).rage()
+            finally:
+                fleet.close()
+
+    with PLACES[where](tmp_path) as place:
+        for name, seconds in asyncio.run(main(place)).items():
+            record_property(name, round(seconds, 2))
+            logging.getLogger("perdure.chaos").warning("%s: %s: %.2f s", where, name, seconds)
+
+
+class Storm:
+    """What happens to a fleet, one thing after the other, while waves of runs come in."""
+
+    def __init__(self, fleet: Fleet, place: Place, seed: int) -> None:
+        self._fleet = fleet
+        self._place = place
+        self._chance = random.Random(seed)
+        self._runs: list[Planned] = []
+        self._zombies: list[int] = []
+        self._came_back_at = 0  # how many effects there were then
+        self._times: dict[str, float] = {}
+
+    async def rage(self) -> dict[str, float]:
+        fleet = self._fleet
+        await asyncio.gather(*(fleet.start() for _ in range(WORKERS)))
+        for trouble in (self._kill_some, self._pause_one, self._restart_server, self._cut_lines, self._hold_up_lines):
+            wave = plan(range(len(self._runs), len(self._runs) + WAVE), str(fleet.log))
+            self._runs += wave
+            coming = asyncio.create_task(fleet.begin(wave))
+            await asyncio.sleep(0.3)
+            await trouble()
+            await coming
+        assert len(self._runs) == WAVE * WAVES
+        everyone = self._runs + leaves(self._runs)
+        await fleet.all_ended(everyone)
+        await asyncio.gather(*(fleet.ends(worker) for worker in fleet.living()))
+        await fleet.check(everyone, zombies=self._zombies)
+        refused = fleet.reported()
+        for pid in self._zombies:
+            assert refused[pid]["refused"] > 0, "what it brought back too late was refused, and counted"
+            assert any(line.pid == pid for line in fleet.effects()[self._came_back_at :]), "it works again"
+        return self._times
+
+    async def _kill_some(self) -> None:
+        for _ in range(3):
+            victim = self._chance.choice([each for each in self._fleet.living() if each.pid not in self._zombies])
+            row = await self._fleet.row_of(victim)
+            assert row is not None
+            began = time.monotonic()
+            await self._fleet.kill(victim)
+            await self._fleet.until(partial(self._let_go, row.id), "the runs of a killed worker are released")
+            self._longest("takeover from a killed neighbour", began)
+            await self._fleet.start()
+
+    async def _pause_one(self) -> None:
+        paused = await self._busiest()
+        row = await self._fleet.row_of(paused)
+        assert row is not None
+        paused.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        self._zombies.append(paused.pid)
+        await self._fleet.until(lambda: self._let_go(row.id), "the runs of a paused worker are released")
+        self._longest("takeover when a lease has run out", began)
+        await asyncio.sleep(3 * LEASE - (time.monotonic() - began))
+        self._came_back_at = len(self._fleet.effects())
+        paused.send_signal(signal.SIGCONT)
+        joined = await self._fleet.until(lambda: self._fleet.row_of(paused), "it joins again")
+        assert joined.id != row.id, "an id that was declared gone does not come back"
+
+    async def _restart_server(self) -> None:
+        if self._place.restart is not None:
+            await asyncio.to_thread(self._place.restart)
+        await self._kill_some()
+
+    async def _cut_lines(self) -> None:
+        if self._place.proxy is not None:
+            for seconds in (0.2, 0.5, 2 * LEASE):
+                self._place.proxy.cut()
+                await asyncio.sleep(seconds)
+                self._place.proxy.heal()
+                await asyncio.sleep(0.5)
+
+    async def _hold_up_lines(self) -> None:
+        if self._place.proxy is not None:
+            self._place.proxy.hold_up()
+            await asyncio.sleep(2 * LEASE)
+            self._place.proxy.heal()
+
+    async def _busiest(self) -> Process:
+        """The worker that owns most runs: it is in the middle of something."""
+        counts = []
+        for worker in self._fleet.living():
+            row = await self._fleet.row_of(worker)
+            counts.append((len(await self._fleet.owned_by(row.id)) if row is not None else 0, worker.pid, worker))
+        return max(counts)[2]
+
+    async def _let_go(self, worker: str) -> bool:
+        """Whether a worker was found to be gone, and owns nothing any more."""
+        rows = await self._fleet.client._open.store.workers()
+        return all(row.id != worker for row in rows) and not await self._fleet.owned_by(worker)
+
+    def _longest(self, what: str, began: float) -> None:
+        self._times[what] = max(self._times.get(what, 0.0), time.monotonic() - began)

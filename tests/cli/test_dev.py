@@ -1,0 +1,87 @@
+"""worker, dev and demo: programs that run until they are told to stop."""
+
+import json
+import os
+import signal
+import threading
+
+from perdure.cli.dev import stamps
+from tests.cli.kit import PATIENCE, SHOP
+
+
+def lines_until(process, found):
+    """Lines of a program until one is what was waited for; killed if none ever is."""
+    timer = threading.Timer(PATIENCE, process.kill)
+    timer.start()
+    seen = []
+    try:
+        for line in process.stdout:
+            seen.append(line)
+            if found(line):
+                return seen
+        raise AssertionError(seen)
+    finally:
+        timer.cancel()
+
+
+def test_a_worker_says_what_it_has_and_gives_its_runs_back_in_the_end(shop):
+    worker = shop.popen("worker", "shop:one", "--json", "--pool", "other", "--concurrency", "3", "--grace", "1")
+    [line] = lines_until(worker, lambda line: True)
+    said = json.loads(line)
+    assert {**said, "pid": 0} == {
+        "worker": "started",
+        "pid": 0,
+        "pool": "other",
+        "store": shop.url,
+        "workflows": [{"name": "checkout", "version": 1}],
+    }
+    worker.send_signal(signal.SIGTERM)
+    [line] = lines_until(worker, lambda line: True)
+    assert json.loads(line)["worker"] == "stopped"
+    assert worker.wait(PATIENCE) == 0
+    worker.stdout.close()
+    assert shop.json("workers") == {"workers": []}
+
+
+def test_dev_tells_what_happens_and_reloads_what_changes(shop):
+    dev = shop.popen("dev", "shop.py", "--json")
+    try:
+        shop.start("checkout", '{"id": "1", "cents": 5}', "--id", "order")
+        lines_until(dev, lambda line: '"location":"charge"' in line and '"succeeded"' in line)
+        lines_until(dev, lambda line: '"location":"Approved"' in line)
+
+        (shop.folder / "shop.py").write_text(SHOP + "\n(")
+        lines_until(dev, lambda line: '"worker":"reloads"' in line and "shop.py" in line)
+        lines_until(dev, lambda line: '"worker":"ended"' in line)
+
+        (shop.folder / "shop.py").write_text(SHOP.replace("approved by", "waved through by"))
+        lines_until(dev, lambda line: '"worker":"reloads"' in line)
+        shop.run("send", "order", "Approved", '{"by": "ada"}')
+        [last] = lines_until(dev, lambda line: '"succeeded"' in line and '"workflow"' in line)[-1:]
+        assert json.loads(last)["run"]["result"] == "receipt-1 waved through by ada"
+    finally:
+        code = shop.stop(dev)
+    assert code == 0
+    assert shop.json("workers") == {"workers": []}, "its worker has left"
+
+
+def test_dev_makes_a_file_where_no_store_is_named(shop):
+    shop.url = ""
+    dev = shop.popen("dev", "shop.py")
+    try:
+        [line] = lines_until(dev, lambda line: True)
+        assert "sqlite:///perdure.db" in line
+    finally:
+        shop.stop(dev)
+
+
+def test_only_python_files_of_the_project_are_watched(tmp_path):
+    for name in ("a.py", "b.txt", "deep/c.py", ".venv/d.py", "venv/e.py", "__pycache__/f.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    seen = stamps([tmp_path])
+    assert sorted(os.path.relpath(name, tmp_path) for name in seen) == ["a.py", os.path.join("deep", "c.py")]  # noqa: PTH118
+
+
+def test_the_demo_runs(shop):
+    assert "No step ran twice" in shop.run("demo").stdout

@@ -1,0 +1,94 @@
+"""A scheduler that plays a scene in every order in which its parties can reach the store.
+
+Calls of the engine and of its clients are held at the door of the store, before they are carried out and, for commits,
+again before their answers are handed over. Whenever nothing else can happen one of those that are held, or time, is let
+on; which one is a choice, and `in_every_order` plays the scene again until each choice has been made everywhere.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from perdure.testing import Harness
+
+Choose = Callable[[int], int]
+Scene = Callable[[Choose], Awaitable[None]]
+
+HELD = frozenset(("commit", "claim", "load", "inbox"))
+"""The calls in whose order a race can be decided; the others only ask whether there is anything to do."""
+
+
+class Doorkeeper:
+    """Holds calls and lets them through one by one, as `choose` says. `passed` is the order in which it did."""
+
+    def __init__(self, harness: Harness, choose: Choose) -> None:
+        self._harness = harness
+        self._choose = choose
+        self._held: list[tuple[str, asyncio.Future[None]]] = []
+        self._open = False
+        self._time: list[float] = []
+        self.passed: list[str] = []
+
+    def hold(self, who: str, party: Any, calls: frozenset[str] = HELD, *, answers: bool = True) -> None:
+        """From now on this engine's or client's calls wait at the door; commits once more before they are answered."""
+        faults = party._link.store
+        through = faults._through
+
+        async def held(name: str, call: Callable[[], Awaitable[Any]]) -> Any:
+            if name in calls:
+                await self._wait(f"{who} {name}")
+            answer = await through(name, call)
+            if answers and name == "commit":
+                await self._wait(f"{who} hears of it")
+            return answer
+
+        faults._through = held
+
+    def let_pass(self, seconds: float) -> None:
+        """At some point, any, so much time passes."""
+        self._time.append(seconds)
+
+    async def play(self) -> None:
+        """Let everything through, in the chosen order, until nothing is held any more."""
+        while True:
+            await self._harness.settle()
+            options = [who for who, _ in self._held] + [f"{seconds} seconds pass" for seconds in self._time]
+            if not options:
+                return
+            chosen = self._choose(len(options)) if len(options) > 1 else 0
+            self.passed.append(options[chosen])
+            if chosen < len(self._held):
+                self._held.pop(chosen)[1].set_result(None)
+            else:
+                await self._harness.clock.jump(self._time.pop(chosen - len(self._held)))
+
+    def leave(self) -> None:
+        """Hold nothing any more."""
+        self._open = True
+
+    async def _wait(self, who: str) -> None:
+        if not self._open:
+            door: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._held.append((who, door))
+            await door
+
+
+def in_every_order(scene: Scene, at_most: int = 5_000) -> int:
+    """Play the scene once for each sequence of choices; how many there were."""
+    prefix: Sequence[int] = ()
+    for played in range(1, at_most + 1):
+        taken: list[tuple[int, int]] = []
+
+        def choose(options: int, prefix: Sequence[int] = prefix, taken: list[tuple[int, int]] = taken) -> int:
+            chosen = prefix[len(taken)] if len(taken) < len(prefix) else 0
+            assert chosen < options, "the scene went another way than before"
+            taken.append((chosen, options))
+            return chosen
+
+        asyncio.run(scene(choose))  # type: ignore[arg-type]
+        while taken and taken[-1][0] + 1 == taken[-1][1]:
+            taken.pop()
+        if not taken:
+            return played
+        prefix = [chosen for chosen, _ in taken[:-1]] + [taken[-1][0] + 1]
+    raise AssertionError(f"there are more than {at_most} orders")

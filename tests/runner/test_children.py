@@ -1,0 +1,601 @@
+"""Children: started once under an id that is determined, waited for by mail, and taken down with their parent."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from perdure import ChildFailed, Context, RunConflict, workflow
+from perdure.codec import JSON
+from perdure.names import MAX_NAME
+from perdure.records import (
+    Ending,
+    EntryStatus,
+    Errand,
+    Mail,
+    ObserveRun,
+    RunStatus,
+    Standing,
+    StartChild,
+    StepDone,
+    StopChildren,
+    StopRun,
+)
+from tests.runner.crashing import check_cold, crashed, play_everywhere
+from tests.runner.driver import CLOCK, Play, note
+from tests.runner.workflows import fetch
+
+SEEDS = range(12)
+
+
+@workflow(name="runner_children_kid")
+async def kid(ctx: Context, name: str) -> tuple[str, int]:
+    return name, 1
+
+
+@workflow(name="runner_children_lad")
+async def lad(ctx: Context, name: str) -> Any:
+    return name
+
+
+@workflow(name="runner_children_keyed", idempotency_key=lambda name: f"key-{name}")
+async def keyed(ctx: Context, name: str) -> str:
+    return name
+
+
+async def awaiting(ctx: Context) -> Any:
+    got = await ctx.run_child(kid, "ada")
+    return [type(got).__name__, *got]
+
+
+KID = "runner_children_kid"
+
+
+def work_of(play: Play) -> dict[str, Any]:
+    return {location: errand.work for location, errand in play.errands.items()}
+
+
+def start_of(errand: Errand) -> tuple[str, str]:
+    """The run that an errand starts, and where its end is to be reported."""
+    assert isinstance(errand.work, StartChild)
+    assert errand.work.target is not None
+    return errand.work.run_id, errand.work.target
+
+
+def undo() -> None:
+    note("undone")
+
+
+# --- starting
+
+
+def test_a_child_is_on_record_before_it_is_started_under_an_id_that_is_determined():
+    play = Play(awaiting).begin()
+    [row] = play.turn.entries
+    assert (row.location, row.kind, row.status) == (KID, "child", EntryStatus.PENDING)
+    assert msgspec.json.decode(row.detail or b"") == {"id": f"run-1/{KID}", "attached": True}
+    work = work_of(play)[KID]
+    assert isinstance(work, StartChild)
+    assert (work.run_id, work.workflow, work.version, work.attached) == (f"run-1/{KID}", KID, 1, True)
+    assert (work.input, work.target, work.definition) == (b'{"name":"ada"}', f"0/{KID}", kid)
+    assert work.created_by == f"child/run-1/0/{KID}"
+    assert play.turn.busy
+
+
+def test_ids_follow_the_place_and_the_generation():
+    async def many(ctx):
+        await ctx.start_child(kid, "a")
+        await ctx.start_child(kid, "b")
+        await ctx.join(x=ctx.start_child(kid, "c"))
+
+    def ids(**options: Any) -> list[str]:
+        play = Play(many, **options).begin()
+        found = []
+        while play.errands:
+            found += [work.run_id for work in work_of(play).values()]
+            play.errand(next(iter(play.errands)))
+        return found
+
+    assert ids() == [f"run-1/{KID}", f"run-1/{KID}#1", f"run-1/join/x/{KID}"]
+    assert ids(generation=2) == [f"run-1/{KID}@2", f"run-1/{KID}#1@2", f"run-1/join/x/{KID}@2"]
+    assert ids() == ids()
+    long = ids(run_id="x" * MAX_NAME)
+    assert len(set(long)) == 3
+    assert max(map(len, long)) <= MAX_NAME
+
+
+@pytest.mark.parametrize(
+    ("order", "id"),
+    [
+        (lambda ctx: ctx.run_child(kid, "a", id="mine"), "mine"),
+        (lambda ctx: ctx.run_child(kid.options(id="mine"), "a"), "mine"),
+        (lambda ctx: ctx.run_child(KID, "a", id="mine"), "mine"),
+        (lambda ctx: ctx.run_child(keyed, "a"), "key-a"),
+    ],
+)
+def test_an_id_can_be_given(order, id):
+    async def given(ctx):
+        await order(ctx)
+
+    play = Play(given).begin()
+    [work] = work_of(play).values()
+    assert work.run_id.endswith(id)
+
+
+@pytest.mark.parametrize(
+    ("order", "error"),
+    [
+        (lambda ctx: ctx.run_child(kid, 5), "InvalidPayload"),
+        (lambda ctx: ctx.run_child(kid), "InvalidPayload"),
+        (lambda ctx: ctx.run_child("no such workflow"), "WorkflowMisuse"),
+        (lambda ctx: ctx.run_child(print), "WorkflowMisuse"),
+        (lambda ctx: ctx.run_child(kid, "a", id=""), "InvalidArgument"),
+        (lambda ctx: ctx.run_child(kid.options(id="a"), "a", id="b"), "InvalidArgument"),
+        (lambda ctx: ctx.start_child(kid.options(tags={"a": "b"}), "a"), "InvalidArgument"),
+    ],
+)
+def test_what_cannot_be_started_is_refused_before_anything_is_written(order, error):
+    async def wrong(ctx):
+        await order(ctx)
+
+    play = Play(wrong).begin()
+    assert play.failure.type == error
+    assert play.rows == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_child_is_waited_for_by_mail_and_gives_its_typed_result(seed):
+    play = Play(awaiting, seed=seed).begin()
+    play.errand(KID)
+    assert not play.turn.busy
+    assert [(wait.kind, wait.location, wait.name) for wait in play.turn.waits] == [("child", KID, f"run-1/{KID}")]
+    check_cold(play)
+    cold = crashed(play)
+    assert cold.errands == {}, "it knows that it waits"
+    turn = cold.child_ends(f"0/{KID}", ["ada", 1])
+    assert cold.value == ["tuple", "ada", 1]
+    assert turn.consumed == (1,)
+    assert cold.replayed_by(awaiting).begin().value == cold.value
+
+
+def test_an_errand_is_run_again_after_a_crash_in_the_same_words():
+    play = Play(awaiting).begin()
+    cold = crashed(play)
+    assert work_of(cold) == work_of(play)
+    assert cold.turn.entries == ()
+
+
+def test_a_child_that_has_ended_already_answers_the_errand():
+    play = Play(awaiting).begin()
+    ending = Ending(RunStatus.SUCCEEDED, JSON.encode(["bob", 2]))
+    play.advance(StepDone(KID, 1, value=msgspec.json.encode(ending)))
+    assert play.value == ["tuple", "bob", 2]
+
+
+def test_mail_may_be_faster_than_the_report_of_the_errand():
+    play = Play(awaiting).begin()
+    errand = play.errands.pop(KID)
+    play.waiting_for.append(start_of(errand))
+    play.child_ends(f"0/{KID}", ["ada", 1])
+    assert play.value == ["tuple", "ada", 1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_children_in_joins_races_and_loops_are_started_once(seed):
+    async def family(ctx):
+        pair = await ctx.join(a=ctx.run_child(lad, "a"), b=fetch("b"), c=ctx.start_child(lad, "c"))
+        winner, _ = await ctx.race(ctx.run_child(lad, "d"), pair["c"].result(), ctx.sleep(2))
+        await fetch(winner)
+        return pair["a"]
+
+    play = play_everywhere(family, seed=seed)
+    assert play.value == "done"
+
+
+def test_a_thousand_children_are_answered_in_few_turns():
+    async def crowd(ctx):
+        return len(await ctx.map(lambda n: ctx.run_child(kid, str(n)), range(1_000), concurrency=1_000))
+
+    play = Play(crowd).begin()
+    assert len(play.errands) == 1_000
+    standing = [Standing(each, (start_of(errand)[0],)) for each, errand in play.errands.items()]
+    play.advance(*standing)
+    assert len(play.turn.waits) == 1_000
+    news = [
+        Mail(
+            play.letter(
+                "child",
+                run_id,
+                target=target,
+                body=msgspec.json.encode({"status": "succeeded", "result": "WyJhIiwxXQ=="}),
+            )
+        )
+        for run_id, target in map(start_of, play.errands.values())
+    ]
+    turns = 0
+    for start in range(0, 1_000, 500):
+        play.advance(*news[start : start + 500])
+        turns += 1
+    while play.alive:
+        assert play.turn.more
+        play.advance()
+        turns += 1
+    assert play.value == 1_000
+    assert turns <= 4
+
+
+# --- failing
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_child_that_failed_raises_with_type_message_and_cause(seed):
+    async def parent(ctx):
+        try:
+            await ctx.run_child(kid, "a")
+        except ChildFailed as error:
+            await fetch("caught")
+            return [error.run_id, error.type, error.message, type(error.__cause__).__name__, str(error.__cause__)]
+
+    play = Play(parent, seed=seed).begin()
+    play.errand(KID)
+    play.child_ends(f"0/{KID}", error=KeyError("gone"))
+    check_cold(play)
+    play = crashed(play)
+    play.complete()
+    assert play.value == [f"run-1/{KID}", "KeyError", "'gone'", "KeyError", "\"'gone'\""]
+
+
+def test_a_cancelled_child_failed_too():
+    async def parent(ctx):
+        try:
+            await ctx.run_child(kid, "a")
+        except ChildFailed as error:
+            return [error.type, error.__cause__]
+
+    play = Play(parent).begin()
+    play.errand(KID)
+    play.child_ends(f"0/{KID}", None, status=RunStatus.CANCELLED)
+    assert play.value == ["RunCancelled", None]
+    assert crashed(play).value == play.value
+
+
+@pytest.mark.parametrize("how", ["run_child", "start_child"])
+def test_a_conflict_comes_as_itself(how):
+    async def parent(ctx):
+        try:
+            await getattr(ctx, how)(kid, "a", id="taken")
+        except RunConflict as error:
+            await fetch("caught")
+            return str(error)
+
+    play = Play(parent).begin()
+    play.errand(KID, error=RunConflict("taken", "another payload"))
+    check_cold(play)
+    play.complete()
+    assert "taken" in play.value
+
+
+def test_an_unhandled_failure_of_a_child_fails_the_parent():
+    play = Play(awaiting).begin()
+    play.errand(KID)
+    play.child_ends(f"0/{KID}", error=ValueError("bad"))
+    # It is no longer open, but others might be: the parent asks.
+    assert isinstance(work_of(play)["~children"], StopChildren)
+    play.errand("~children")
+    assert play.failure.type == "ChildFailed"
+    assert "bad" in play.failure.message
+
+
+# --- handles
+
+
+async def with_handle(ctx: Context) -> Any:
+    child = await ctx.start_child(kid, "a")
+    note([child.id, child.created])
+    await fetch("beside")
+    how = await child.outcome()
+    return [how.status, how.value, None if how.error is None else how.error.type]
+
+
+@pytest.mark.parametrize(
+    ("ending", "expected"),
+    [
+        ({"value": ["a", 1]}, ["succeeded", ["a", 1], None]),
+        ({"error": ValueError("x")}, ["failed", None, "ValueError"]),
+        ({"value": None, "status": RunStatus.CANCELLED}, ["cancelled", None, "RunCancelled"]),
+    ],
+)
+def test_an_outcome_does_not_raise(ending, expected):
+    play = Play(with_handle).begin()
+    assert work_of(play)[KID].target is None, "nobody waits yet"
+    play.errand(KID)
+    assert play.notes == [[f"run-1/{KID}", True]]
+    check_cold(play)
+    play.complete()
+    outcome = f"{KID}:outcome"
+    location = next(iter(play.errands))
+    assert work_of(play)[location] == ObserveRun(f"run-1/{KID}", f"0/{location}")
+    assert play.entries[location].name == outcome
+    play.errand(location)
+    check_cold(play)
+    play = crashed(play)
+    play.child_ends(f"0/{location}", **{"value": None, **ending})
+    assert play.value == expected
+    assert crashed(play).value == expected
+
+
+def test_the_result_of_a_handle_can_be_waited_for_in_many_places():
+    async def twice(ctx):
+        child = await ctx.start_child(kid, "a")
+        both = await ctx.join(child.result(), child.result())
+        return [*both, await child.result()]
+
+    play = Play(twice).begin()
+    play.errand(KID)
+    for location in list(play.errands):
+        play.errand(location)
+    for _, target in list(play.waiting_for):
+        play.child_ends(target, ["a", 1])
+    [location] = play.errands
+    play.errand(location)
+    play.child_ends(f"0/{location}", ["a", 1])
+    assert play.value == [["a", 1]] * 3
+
+
+def test_a_child_that_was_there_already_is_not_ours():
+    play = Play(with_handle).begin()
+    play.errands.pop(KID)
+    play.advance(StepDone(KID, 1, value=JSON.encode({"id": "x", "created": False})))
+    assert play.notes == [["x", False]]
+
+
+def test_a_detached_child_is_not_attached():
+    async def detaching(ctx):
+        await ctx.start_child(kid, "a", detached=True)
+
+    play = Play(detaching).begin()
+    assert work_of(play)[KID].attached is False
+    assert msgspec.json.decode(play.entries[KID].detail or b"")["attached"] is False
+
+
+# --- giving up
+
+
+async def impatient(ctx: Context) -> Any:
+    winner, _ = await ctx.race(work=ctx.run_child(kid, "a"), limit=ctx.sleep(5))
+    await ctx.sleep(100)
+    return winner
+
+
+CHILD = f"race/work/{KID}"
+
+
+def test_giving_up_run_child_stops_the_child_and_that_is_durable():
+    play = Play(impatient).begin()
+    play.errand(CHILD)
+    turn = play.advance(now=1_005.0)
+    [errand] = turn.effects
+    assert errand == Errand(f"{CHILD}/~stop", 1, StopRun(f"run-1/{CHILD}"))
+    assert play.entries[f"{CHILD}/~stop"].status is EntryStatus.PENDING
+    assert play.entries[CHILD].status is EntryStatus.CANCELLED
+    cold = crashed(play)
+    assert work_of(cold) == {f"{CHILD}/~stop": StopRun(f"run-1/{CHILD}")}
+    cold.errand(f"{CHILD}/~stop")
+    assert cold.entries[f"{CHILD}/~stop"].status is EntryStatus.SUCCEEDED
+    assert not cold.turn.busy
+    check_cold(cold)
+    assert crashed(cold).errands == {}
+
+
+def test_a_run_does_not_end_before_the_child_that_it_gave_up_was_stopped():
+    async def at_once(ctx):
+        winner, _ = await ctx.race(work=ctx.run_child(kid, "a"), limit=ctx.sleep(5))
+        return winner
+
+    play = Play(at_once).begin()
+    play.errand(CHILD)
+    play.advance(now=1_005.0)
+    assert play.alive
+    assert play.turn.busy
+    play = crashed(play)
+    play.errand(f"{CHILD}/~stop")
+    assert play.value == "limit"
+
+
+def test_a_child_that_is_given_up_in_the_turn_that_asks_for_it_is_never_started():
+    async def at_once(ctx):
+        task = asyncio.create_task(ctx.run_child(kid, "a"))
+        await asyncio.sleep(0)
+        task.cancel()
+        await ctx.sleep(1)
+
+    play = Play(at_once).begin()
+    assert play.errands == {}
+    assert play.entries[KID].status is EntryStatus.CANCELLED
+    assert f"{KID}/~stop" not in play.entries
+    check_cold(play)
+    play.advance(now=1_001.0)
+    assert play.value is None
+
+
+def test_a_child_that_may_have_been_started_is_stopped_also_if_its_errand_has_not_come_back():
+    play = Play(impatient).begin()
+    play = crashed(play)
+    play.advance(now=1_005.0)
+    assert work_of(play)[f"{CHILD}/~stop"] == StopRun(f"run-1/{CHILD}")
+
+
+def test_giving_up_the_result_of_a_handle_leaves_the_child_alone():
+    async def impatient_twice(ctx):
+        child = await ctx.start_child(kid, "a")
+        winner, _ = await ctx.race(work=child.result(), limit=ctx.sleep(5))
+        await ctx.sleep(100)
+        return winner
+
+    play = Play(impatient_twice).begin()
+    play.errand(KID)
+    [wait] = play.errands
+    play.errand(wait)
+    turn = play.advance(now=1_005.0)
+    assert turn.effects == ()
+    assert not any(row.kind == "stop" for row in play.rows)
+    check_cold(play)
+
+
+def test_mail_for_a_wait_that_is_gone_is_passed_over():
+    play = Play(impatient).begin()
+    play.errand(CHILD)
+    play.advance(now=1_005.0)
+    play.errand(f"{CHILD}/~stop")
+    turn = play.child_ends(f"0/{CHILD}")
+    assert (turn.entries, turn.consumed) == ((), (1,))
+    play.advance(now=1_105.0)
+    assert play.value == "limit"
+
+
+def test_mail_for_another_generation_is_passed_over():
+    play = Play(awaiting, generation=1).begin()
+    play.errand(KID)
+    turn = play.post("child", "whoever", target=f"0/{KID}", body=b'{"status":"succeeded"}')
+    assert (turn.entries, turn.consumed) == ((), (1,))
+    assert play.alive
+
+
+# --- the end of the parent
+
+
+async def with_two(ctx: Context) -> Any:
+    ctx.on_rollback(undo)
+    await ctx.start_child(kid, "a")
+    await ctx.start_child(kid, "b")
+    return await ctx.receive("go on")
+
+
+def started(**options: Any) -> Play:
+    play = Play(with_two, **options).begin()
+    play.errand(KID)
+    play.errand(f"{KID}#1")
+    return play
+
+
+def test_attached_children_are_left_alone_when_the_parent_succeeds():
+    play = started()
+    turn = play.send("go on", 1)
+    assert play.value == 1
+    assert turn.effects == ()
+    assert not any(row.kind == "children" for row in play.rows)
+
+
+@pytest.mark.parametrize("open_children", [[], ["x"], ["x", "y"]])
+def test_when_the_parent_is_cancelled_its_children_end_before_it_is_rolled_back(open_children):
+    play = started()
+    play.cancel()
+    assert work_of(play) == {"~children": StopChildren("0/~children")}
+    assert play.entries["~children"].status is EntryStatus.PENDING
+    assert play.running == {}, "nothing is rolled back yet"
+    play.waiting_for = [(name, "") for name in open_children]
+    play = crashed(play)
+    play.errand("~children")
+    while play.waiting_for:
+        assert play.running == {}
+        assert [(wait.kind, wait.location) for wait in play.turn.waits] == [("child", "~children")] * len(
+            play.waiting_for
+        )
+        check_cold(play)
+        play = crashed(play)
+        play.child_ends("0/~children")
+    assert list(play.attempts) == ["~rollback/undo"]
+    play = crashed(play)
+    play.complete()
+    assert play.was_cancelled
+
+
+def test_news_of_a_child_may_come_before_the_list_of_those_that_are_open():
+    play = started()
+    play.cancel()
+    play.post("child", "x", target="0/~children", body=b'{"status":"cancelled"}')
+    assert play.running == {}
+    play.errands.clear()
+    play.advance(Standing("~children", ("x", "y")))
+    assert play.running == {}
+    play.post("child", "y", target="0/~children", body=b'{"status":"cancelled"}')
+    assert list(play.attempts) == ["~rollback/undo"]
+
+
+def test_when_all_news_came_before_the_list_it_goes_on_at_once():
+    play = started()
+    play.cancel()
+    play.post("child", "x", target="0/~children", body=b'{"status":"cancelled"}')
+    play.errands.clear()
+    play.advance(Standing("~children", ("x",)))
+    assert list(play.attempts) == ["~rollback/undo"]
+
+
+def test_a_parent_that_had_no_children_asks_nobody():
+    async def alone(ctx):
+        ctx.on_rollback(undo)
+        await ctx.sleep(5)
+
+    play = Play(alone).begin()
+    play.cancel()
+    assert play.errands == {}
+    assert list(play.attempts) == ["~rollback/undo"]
+
+
+def test_a_parent_that_has_continued_may_have_children_from_before():
+    async def alone(ctx):
+        raise ValueError("no")
+
+    play = Play(alone, epoch=1, generation=1).begin()
+    assert work_of(play) == {"~children": StopChildren("1/~children")}
+    play.errand("~children")
+    assert play.failure.message == "no"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_failing_parent_replays_alike_wherever_it_is(seed):
+    async def failing(ctx):
+        ctx.on_rollback(undo)
+        child = await ctx.start_child(lad, "a")
+        task = asyncio.create_task(child.result())
+        await ctx.race(ctx.run_child(lad, "b"), ctx.sleep(1))
+        await fetch("x")
+        task.cancel()
+        raise ValueError("no")
+
+    play = play_everywhere(failing, seed=seed)
+    assert play.failure.message == "no"
+    assert play.entries["~rollback/undo"].status is EntryStatus.SUCCEEDED
+
+
+# --- a run that was there before is nobody's to stop
+
+
+async def loses_it(ctx: Context) -> Any:
+    return await ctx.race(child=ctx.run_child(kid, "a", id="theirs"), limit=ctx.sleep(5))
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_giving_up_a_child_that_existed_already_does_not_stop_it(cold: bool) -> None:
+    play = Play(loses_it).begin()
+    location = next(iter(play.errands))
+    del play.errands[location]
+    play.advance(Standing(location, ("theirs",), ours=False))
+    if cold:
+        play = play.crash().begin()
+    play.move(CLOCK)
+    assert play.value == ["limit", None]
+    assert not any(isinstance(errand.work, StopRun) for errand in play.errands.values())
+
+
+def test_a_started_child_that_existed_already_is_recorded_as_not_attached() -> None:
+    async def starts(ctx: Context) -> str:
+        return (await ctx.start_child(kid, "a", id="theirs")).id
+
+    play = Play(starts).begin()
+    location, errand = next(iter(play.errands.items()))
+    play.advance(StepDone(location, errand.attempt, value=JSON.encode({"id": "theirs", "created": False})))
+    assert msgspec.json.decode(play.entries[location].detail or b"") == {"id": "theirs", "attached": False}

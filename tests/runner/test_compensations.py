@@ -1,0 +1,752 @@
+"""Compensation: what a run undoes when it fails or is cancelled, in which order, and what nothing can keep it from."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from perdure import Break, Context, Continue, CriticalError, Retry, step, workflow
+from perdure.records import Cancelled, Continued, Entry, EntryStatus, Failed, Succeeded
+from tests.runner.crashing import check_cold, crashed, play_everywhere
+from tests.runner.driver import Play, note
+from tests.runner.workflows import fetch
+
+SEEDS = range(12)
+DONE: list[Any] = []
+FAULTS: dict[Any, int] = {}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    DONE.clear()
+    FAULTS.clear()
+
+
+@dataclass
+class Room:
+    number: int
+
+
+async def unbook(room: Room) -> None:
+    if FAULTS.get(room.number, 0):
+        FAULTS[room.number] -= 1
+        raise OSError("no line")
+    DONE.append(room.number)
+
+
+@step(retry=None, compensate=unbook)
+async def book(number: int) -> Room:
+    if number < 0:
+        raise CriticalError("no such room")
+    return Room(number)
+
+
+def undo(what: Any) -> None:
+    DONE.append(what)
+
+
+def leave(what: Any) -> None:
+    DONE.append(["left", what])
+
+
+@workflow(name="runner_compensations_kid")
+async def kid(ctx: Context) -> None:
+    pass
+
+
+def seq_of(row: Entry) -> int:
+    assert row.seq is not None, row
+    return row.seq
+
+
+def letters(play: Play) -> list[Any]:
+    return [letter for extras in play.extras for letter in extras.dead_letters]
+
+
+# --- what is undone, and in which order
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_was_done_is_undone_last_first_over_all_scopes(seed):
+    async def trip(ctx):
+        order = []
+
+        async def branch(number):
+            room = await book(number)
+            order.append(room.number)
+
+        await book(1)
+        order.append(1)
+        ctx.on_rollback(undo, "by hand")
+        await ctx.join(branch(2), branch(3))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(branch(4))
+            group.create_task(branch(5))
+        await fetch(order)
+        raise ValueError("no")
+
+    play = play_everywhere(trip, seed=seed)
+    assert play.failure.message == "no"
+    settled = {seq_of(row): row.location for row in play.entries.values() if row.name == "book"}
+    rooms = {"book": 1, "join/~0/book": 2, "join/~1/book": 3, "branch/book": 4, "branch#1/book": 5}
+    order = [rooms[settled[seq]] for seq in sorted(settled)]
+    assert list(reversed(DONE)) == [1, "by hand", *order[1:]]
+
+
+def test_each_is_a_durable_step_of_its_own_that_names_what_it_undoes():
+    async def trip(ctx):
+        await book(1)
+        ctx.on_rollback(undo, "x")
+        await book(2)
+        raise ValueError("no")
+
+    play = Play(trip).run()
+    undone = [row for row in play.entries.values() if row.location.startswith("~rollback/")]
+    assert [(row.location, row.detail) for row in undone] == [
+        ("~rollback/unbook", b'{"of":"book#1"}'),
+        ("~rollback/undo", b'{"of":null}'),
+        ("~rollback/unbook#1", b'{"of":"book"}'),
+    ]
+
+
+def test_a_compensation_is_called_with_the_typed_result_of_its_step():
+    async def trip(ctx):
+        await book(7)
+        raise ValueError("no")
+
+    Play(trip).run()
+    assert DONE == [7]
+
+
+def test_only_steps_that_succeeded_are_undone():
+    async def trip(ctx):
+        await book(1)
+        asyncio.create_task(book(2))  # noqa: RUF006 - under way when the run fails
+        await book(-1)
+
+    play = Play(trip).begin()
+    play.complete("book")
+    play.complete("book#1")
+    assert list(play.attempts) == ["~rollback/unbook"]
+    play.complete()
+    assert play.failure.message.endswith("no such room")
+    assert DONE == [1]
+
+
+def test_nothing_is_undone_when_the_run_succeeds():
+    async def trip(ctx):
+        await book(1)
+        ctx.on_rollback(undo, "x")
+        return "fine"
+
+    play = Play(trip).run()
+    assert play.value == "fine"
+    assert DONE == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_the_loser_of_a_race_had_done_is_undone(seed):
+    async def slow(ctx):
+        await book(1)
+        await ctx.receive("never")
+
+    async def trip(ctx):
+        await ctx.race(slow(ctx), ctx.sleep(5))
+        await book(2)
+        raise ValueError("no")
+
+    play = play_everywhere(trip, seed=seed)
+    assert play.failure.message == "no"
+    assert DONE in ([2, 1], [2]), "the loser may have lost before its step was done"
+    assert (1 in DONE) == (play.entries["race/~0/book"].status is EntryStatus.SUCCEEDED)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_run_that_is_cancelled_is_rolled_back(seed):
+    async def trip(ctx):
+        await book(1)
+        try:
+            await ctx.receive("never")
+        finally:
+            await fetch("handler")
+            DONE.append("handled")
+
+    play = play_everywhere(trip, seed=seed, events=[lambda play: play.cancel()])
+    assert play.was_cancelled
+    assert [each for each in DONE if each != "handled"] in ([1], [])
+    assert (1 in DONE) == ("never" in play.entries)
+
+
+def test_a_time_out_of_the_run_rolls_it_back():
+    async def trip(ctx):
+        await book(1)
+        await ctx.sleep(1_000)
+
+    play = Play(trip, deadline_at=1_100.0).run()
+    assert play.failure.type == "TimeoutError"
+    assert DONE == [1]
+
+
+def test_a_decorated_step_can_be_a_compensation():
+    @step(retry=None)
+    async def clear(what):
+        DONE.append(["cleared", what])
+
+    async def trip(ctx):
+        await fetch.options(compensate=clear)(1)
+        ctx.on_rollback(clear, 2)
+        raise ValueError("no")
+
+    play = Play(trip).run()
+    assert DONE == [["cleared", 2], ["cleared", 1]]
+    assert play.entries["~rollback/clear"].name == "clear"
+
+
+def test_on_rollback_takes_a_function():
+    async def trip(ctx):
+        ctx.on_rollback("undo")
+
+    assert Play(trip).run().failure.type == "WorkflowMisuse"
+
+
+# --- crashing and failing while rolling back
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_crash_repeats_nothing_that_was_undone(seed):
+    async def trip(ctx):
+        for number in range(5):
+            await book(number)
+        raise ValueError("no")
+
+    play_everywhere(trip, seed=seed)
+    assert DONE == [4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_compensation_is_retried(seed):
+    FAULTS[1] = 3
+
+    async def trip(ctx):
+        await book(1)
+        await book(2)
+        raise ValueError("no")
+
+    play = play_everywhere(trip, seed=seed)
+    assert DONE == [2, 1]
+    assert play.entries["~rollback/unbook#1"].attempts == 4
+    assert letters(play) == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_one_that_is_exhausted_becomes_a_dead_letter_and_the_rest_still_run(seed, caplog):
+    FAULTS[2] = 100
+
+    async def trip(ctx):
+        for number in (1, 2, 3):
+            await book(number)
+        raise ValueError("no")
+
+    with caplog.at_level(logging.CRITICAL):
+        play = play_everywhere(trip, seed=seed)
+    assert play.failure.message == "no"
+    assert DONE == [3, 1]
+    [letter] = letters(play)
+    assert (letter.kind, letter.original_target) == ("compensation", "run-1")
+    assert letter.id == "compensation/run-1/0/book#1"
+    assert "no line" in letter.reason
+    assert "book#1" in letter.reason
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_cancelling_while_it_is_rolled_back_interrupts_nothing(seed):
+    async def trip(ctx):
+        await book(1)
+        await book(2)
+        raise ValueError("no")
+
+    play = Play(trip, seed=seed).begin()
+    play.complete()
+    play.complete()
+    turn = play.cancel()
+    assert (turn.entries, turn.consumed, play.cancelled) == ((), (1,), [])
+    check_cold(play)
+    play = crashed(play)
+    play.complete()
+    play.cancel()
+    play.complete()
+    assert play.failure.message == "no"
+    assert DONE == [2, 1]
+
+
+def test_a_run_that_is_being_rolled_back_has_no_time_limit():
+    FAULTS[1] = 3
+
+    async def trip(ctx):
+        await book(1)
+        await ctx.sleep(1_000)
+
+    play = Play(trip, deadline_at=1_100.0).begin()
+    play.complete()
+    play.advance(now=1_100.0)
+    while play.alive:
+        play.move(play.choices()[0])
+    assert play.failure.type == "TimeoutError"
+    assert DONE == [1]
+
+
+def test_a_failed_compensation_does_not_hold_a_run_that_suspends_on_failure():
+    FAULTS[1] = 100
+
+    async def trip(ctx):
+        await book(1)
+        raise ValueError("no")
+
+    logging.disable(logging.CRITICAL)
+    try:
+        play = Play(trip, suspend_on_failure=True).run()
+    finally:
+        logging.disable(logging.NOTSET)
+    assert play.failure.message == "no"
+    assert len(letters(play)) == 1
+
+
+# --- rollback scopes
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_scope_that_raises_undoes_what_was_done_in_it_before_the_error_goes_on(seed):
+    async def trip(ctx):
+        await book(1)
+        try:
+            async with ctx.rollback_scope():
+                await book(2)
+                ctx.on_rollback(undo, "two")
+                await book(-1)
+        except Exception as error:
+            await fetch("caught")
+            DONE.append(type(error).__name__)
+        await book(3)
+        raise ValueError("no")
+
+    play = play_everywhere(trip, seed=seed)
+    named = [each for each in DONE if each != "StepFailed"]
+    assert named == ["two", 2, 3, 1]
+    assert DONE[2] == "StepFailed"
+    assert play.entries["~rollback/undo"].ordinal == 0
+    assert "~rollback#1/unbook#1" in play.entries
+
+
+def test_a_scope_that_ends_well_leaves_what_was_done_registered():
+    async def trip(ctx):
+        async with ctx.rollback_scope():
+            await book(1)
+        await fetch("after")
+        raise ValueError("no")
+
+    Play(trip).run()
+    assert DONE == [1]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_scopes_in_scopes_each_undo_their_own(seed):
+    async def trip(ctx):
+        try:
+            async with ctx.rollback_scope():
+                await book(1)
+                try:
+                    async with ctx.rollback_scope():
+                        await book(2)
+                        raise KeyError("inner")
+                except KeyError:
+                    await book(3)
+                async with ctx.rollback_scope():
+                    await book(4)
+                raise ValueError("outer")
+        except ValueError:
+            await fetch("between")
+        return "fine"
+
+    play = play_everywhere(trip, seed=seed)
+    assert play.value == "fine"
+    assert DONE == [2, 4, 3, 1]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_tasks_that_are_opened_in_a_scope_belong_to_it(seed):
+    async def branch(number):
+        await book(number)
+
+    async def trip(ctx):
+        outside = asyncio.create_task(branch(9))
+        try:
+            async with ctx.rollback_scope():
+                await ctx.join(branch(1), branch(2))
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(branch(3))
+                raise ValueError("no")
+        except ValueError:
+            note("rolled back")
+        await outside
+        return "fine"
+
+    play = play_everywhere(trip, seed=seed)
+    assert play.value == "fine"
+    assert DONE[0] == 3
+    assert sorted(DONE) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_cancel_inside_a_scope_rolls_it_back_and_then_the_rest(seed):
+    async def trip(ctx):
+        await book(1)
+        async with ctx.rollback_scope():
+            await book(2)
+            await ctx.receive("never")
+
+    play = play_everywhere(trip, seed=seed, events=[lambda play: play.cancel(), lambda play: play.cancel()])
+    assert play.was_cancelled
+    done = [row.location for row in play.entries.values() if row.name == "book" and row.status is EntryStatus.SUCCEEDED]
+    assert [2, 1][-len(done) or 2 :] == DONE
+
+
+def test_cancelling_while_a_scope_is_rolled_back_waits_for_it():
+    async def trip(ctx):
+        try:
+            async with ctx.rollback_scope():
+                await book(1)
+                await book(2)
+                raise ValueError("no")
+        except asyncio.CancelledError:
+            DONE.append("cancelled")
+            raise
+
+    play = Play(trip).begin()
+    play.complete()
+    play.complete()
+    play.cancel()
+    assert list(play.attempts) == ["~rollback/unbook"]
+    check_cold(play)
+    play = crashed(play)
+    play.complete()
+    check_cold(play)
+    play.complete()
+    assert DONE == [2, 1, "cancelled"]
+    assert play.was_cancelled
+
+
+def test_a_scope_of_a_race_that_is_lost_is_rolled_back_and_seen_out_before_the_run_ends():
+    async def careful(ctx):
+        async with ctx.rollback_scope():
+            await book(1)
+            await ctx.receive("never")
+
+    async def trip(ctx):
+        await ctx.race(careful(ctx), ctx.sleep(5))
+        await fetch("x")
+        return "fine"
+
+    play = Play(trip).begin()
+    play.complete()
+    play.advance(now=1_005.0)
+    assert list(play.attempts) == ["fetch", "race/~0/~rollback/unbook"]
+    play.complete("fetch")
+    assert play.alive
+    assert list(play.attempts) == ["race/~0/~rollback/unbook"]
+    assert play.cancelled == []
+    check_cold(play)
+    play = crashed(play)
+    play.complete()
+    assert play.value == "fine"
+    assert DONE == [1]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_scopes_in_a_loop_are_rolled_back_in_each_iteration_and_leave_nothing(seed):
+    async def trip(ctx):
+        async def body(ctx, count: int) -> Continue[int] | Break[int]:
+            try:
+                async with ctx.rollback_scope():
+                    await book(count)
+                    if count % 2:
+                        raise KeyError
+            except KeyError:
+                await fetch("again")
+            return Continue(count + 1) if count < 5 else Break(count)
+
+        await ctx.loop("trips", body, 0, prune_every=1, keep=0)
+        raise ValueError("no")
+
+    play = play_everywhere(trip, seed=seed)
+    assert DONE == [1, 3, 5, 4, 2, 0]
+    notes = [row for row in play.entries.values() if row.kind == "compensation"]
+    assert all(row.status is EntryStatus.CANCELLED for row in notes)
+    assert len(notes) <= 4, "what a pruned iteration has undone itself is forgotten"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_scope_around_a_loop_undoes_what_pruned_iterations_did(seed):
+    async def trip(ctx):
+        async def body(ctx, count: int) -> Continue[int] | Break[int]:
+            await book(count)
+            return Continue(count + 1) if count < 4 else Break(count)
+
+        try:
+            async with ctx.rollback_scope():
+                await ctx.loop("trips", body, 0, prune_every=1, keep=0)
+                raise KeyError
+        except KeyError:
+            await fetch("again")
+        raise ValueError("no")
+
+    play_everywhere(trip, seed=seed)
+    assert DONE == [4, 3, 2, 1, 0]
+
+
+# --- exits
+
+
+@pytest.mark.parametrize("how", ["succeeds", "fails", "is cancelled"])
+@pytest.mark.parametrize("seed", range(6))
+def test_exits_run_however_the_run_ends(how, seed):
+    async def trip(ctx):
+        ctx.on_exit(leave, 1)
+        await book(1)
+        ctx.on_exit(leave, 2)
+        if how == "fails":
+            raise ValueError("no")
+        if how == "is cancelled":
+            await ctx.receive("never")
+        return "fine"
+
+    play = play_everywhere(trip, seed=seed) if how != "is cancelled" else Play(trip).run()
+    if how == "is cancelled":
+        play.cancel()
+        while play.alive:
+            check_cold(play)
+            play = crashed(play)
+            play.complete()
+    undone = [] if how == "succeeds" else [1]
+    assert [*undone, ["left", 2], ["left", 1]] == DONE
+    assert isinstance(play.outcome, {"succeeds": Succeeded, "fails": Failed, "is cancelled": Cancelled}[how])
+    assert "~exit/leave" in play.entries
+
+
+def test_the_order_is_handlers_children_compensations_exits():
+    async def trip(ctx):
+        ctx.on_exit(leave, "exit")
+        ctx.on_rollback(undo, "rollback")
+        await ctx.start_child(kid)
+        try:
+            await ctx.sleep(1_000)
+        finally:
+            await fetch("handler")
+
+    play = Play(trip).begin()
+    play.errand("runner_compensations_kid")
+    play.cancel()
+    seen = []
+    while play.alive:
+        seen += [*play.running, *play.errands]
+        check_cold(play)
+        if play.running:
+            play.complete()
+        else:
+            play.errand(next(iter(play.errands)))
+    assert seen == ["fetch", "~children", "~rollback/undo", "~exit/leave"]
+    assert play.was_cancelled
+
+
+def test_an_exit_that_fails_is_a_dead_letter_and_changes_nothing_else(caplog):
+    def bad():
+        raise CriticalError("gone")
+
+    async def trip(ctx):
+        ctx.on_exit(leave, 1)
+        ctx.on_exit(bad)
+        return "fine"
+
+    with caplog.at_level(logging.CRITICAL):
+        play = Play(trip).run()
+    assert play.value == "fine"
+    assert DONE == [["left", 1]]
+    assert [letter.id.partition("/")[0] for letter in letters(play)] == ["exit"]
+
+
+def test_an_exit_of_a_scope_that_is_rolled_back_stays():
+    async def trip(ctx):
+        try:
+            async with ctx.rollback_scope():
+                ctx.on_exit(leave, 1)
+                raise KeyError
+        except KeyError:
+            await fetch("x")
+        return "fine"
+
+    play = Play(trip).run()
+    assert play.value == "fine"
+    assert DONE == [["left", 1]]
+
+
+# --- run-level retry
+
+
+def test_a_run_that_is_to_be_tried_again_is_rolled_back_but_its_exits_wait_for_the_last_time():
+    async def trip(ctx):
+        ctx.on_exit(leave, 1)
+        await book(1)
+        raise ValueError("no")
+
+    first = Play(trip, retry=Retry(max_attempts=2)).run()
+    assert isinstance(first.outcome, Failed)
+    assert first.outcome.retryable
+    assert DONE == [1]
+    DONE.clear()
+    last = Play(trip, retry=Retry(max_attempts=2), run_attempt=2).run()
+    assert isinstance(last.outcome, Failed)
+    assert DONE == [1, ["left", 1]]
+    DONE.clear()
+    Play(trip, retry=Retry(max_attempts=2, retry_on=KeyError)).run()
+    assert DONE == [1, ["left", 1]], "it is not tried again"
+
+
+# --- continue_as
+
+
+async def continuing(ctx: Context, left: int) -> Any:
+    await book(left)
+    ctx.on_rollback(undo, ["after", left])
+    ctx.on_exit(leave, left)
+    if left:
+        await ctx.continue_as(left - 1)
+    raise ValueError("no")
+
+
+def test_what_is_registered_is_kept_over_continue_as():
+    play = Play(continuing, 2).run()
+    for epoch in (1, 2):
+        assert isinstance(play.outcome, Continued)
+        assert DONE == []
+        assert all(row.kind == "compensation" for row in play.outcome.carried)
+        rows = play.outcome.carried
+        play = Play(continuing, 2 - epoch, rows=rows, epoch=epoch, generation=epoch).begin()
+        if epoch == 1:
+            play.complete()
+    check_cold(play)
+    while play.alive:
+        check_cold(play)
+        play = crashed(play)
+        play.move(play.choices()[0])
+    assert play.failure.message == "no"
+    assert DONE == [["after", 0], 0, ["after", 1], 1, ["after", 2], 2, ["left", 0], ["left", 1], ["left", 2]]
+
+
+def test_a_function_that_cannot_be_found_again_keeps_a_run_from_continuing():
+    async def local(ctx):
+        ctx.on_rollback(lambda: DONE.append("local"))
+        await ctx.continue_as()
+
+    play = Play(local).run()
+    assert play.failure.type == "WorkflowMisuse"
+    assert "imported by its name" in play.failure.message
+    assert DONE == ["local"]
+
+
+def test_what_a_scope_has_undone_is_not_carried_on():
+    async def local(ctx):
+        try:
+            async with ctx.rollback_scope():
+                await book(1)
+                raise KeyError
+        except KeyError:
+            await ctx.continue_as()
+
+    play = Play(local).run()
+    assert isinstance(play.outcome, Continued)
+    assert play.outcome.carried == ()
+
+
+def test_a_run_continues_also_out_of_a_handler_that_waits():
+    async def waiting(ctx):
+        try:
+            await ctx.continue_as()
+        finally:
+            await fetch("nobody gives it")
+
+    assert isinstance(Play(waiting).run().outcome, Continued)
+
+
+def test_a_run_that_exits_fails_also_if_its_function_waits_in_a_handler():
+    async def leaving(ctx):
+        async def exits():
+            raise SystemExit(3)
+
+        asyncio.create_task(exits())  # noqa: RUF006 - left open on purpose
+        try:
+            await ctx.sleep(10)
+        finally:
+            await fetch("nobody gives it")
+
+    assert Play(leaving).run().failure.type == "SystemExit"
+
+
+# --- what ends late
+
+
+def test_what_a_step_did_that_was_given_up_is_not_undone():
+    async def trip(ctx):
+        try:
+            await asyncio.wait_for(book(1), 5)
+        except TimeoutError:
+            raise ValueError("too slow") from None
+
+    play = Play(trip).begin()
+    late = play.outcome_of_body("book")
+    play.advance(now=1_005.0)
+    assert late.error is None
+    assert play.failure.message == "too slow"
+    assert DONE == []
+
+
+def test_registering_after_the_run_has_ended_does_nothing():
+    async def trip(ctx):
+        async def late():
+            try:
+                await ctx.sleep(100)
+            finally:
+                ctx.on_rollback(undo, "late")
+
+        asyncio.create_task(late())  # noqa: RUF006 - left open on purpose
+        await fetch(1)
+        raise ValueError("no")
+
+    Play(trip).run()
+    assert DONE == []
+
+
+# --- a block that is left when nobody waits for it any more
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_the_block_of_a_lost_race_is_rolled_back_though_the_function_ends_at_once(goes_on: bool) -> None:
+    def room() -> Room:
+        return Room(4)
+
+    async def books(ctx: Context) -> None:
+        async with ctx.rollback_scope():
+            await ctx.step("book", room, compensate=unbook)
+            await ctx.sleep(1_000)
+
+    async def raced(ctx: Context) -> Any:
+        winner, _ = await ctx.race(books=books(ctx), quick=ctx.sleep(5))
+        if goes_on:
+            await ctx.continue_as()
+        return winner
+
+    play = play_everywhere(raced)
+    assert isinstance(play.outcome, Continued if goes_on else Succeeded)
+    assert play.entries["race/books/~rollback/unbook"].status is EntryStatus.SUCCEEDED

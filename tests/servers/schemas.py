@@ -1,0 +1,113 @@
+"""Schemas of the session's PostgreSQL that tests borrow: to make one takes a third of a second, to empty one nothing.
+
+A schema has one borrower at a time. It goes back when his stores over it are closed and he asks for another one (a test
+that plays its scene a hundred times gets by with a few), or when his test is over. The next one finds it empty, and
+free of statements that the one before left behind on the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import asyncpg
+
+from perdure.clock import SYSTEM_CLOCK, Clock, pause
+from perdure.store.postgres import PostgresStore
+from perdure.store.postgres_link import Connection, Link, hang_up
+from tests.servers.postgres import shared_url, with_schema
+
+# Its name is that of its connections, too: the server can tell which of them are left over. Tests that use these
+# schemas kill no server, so that nobody has to wait for the disk.
+OPTIONS = "&application_name={schema}&synchronous_commit=off"
+_LEFT_OVER = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1 AND pid <> pg_backend_pid()"""
+_TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = $1 AND tablename <> 'meta'"
+
+
+class Schema:
+    """A schema, and the stores that its borrower has made over it."""
+
+    def __init__(self) -> None:
+        self.name = f"t_{os.urandom(6).hex()}"
+        self.url = with_schema(shared_url(), self.name) + OPTIONS.format(schema=self.name)
+        self.stores: list[BorrowedStore] = []
+        self.made = False
+        self.dirty = False
+
+    @property
+    def in_use(self) -> bool:
+        return any(store._opened for store in self.stores)
+
+    def store(self, clock: Clock) -> BorrowedStore:
+        made = BorrowedStore(self, clock)
+        self.stores.append(made)
+        return made
+
+    async def clean(self, connection: Connection, shards: int) -> None:
+        """Make it as if it had just been made; once per borrower, before his first store is open."""
+        while await connection.fetch(_LEFT_OVER, self.name):
+            await pause(SYSTEM_CLOCK, 0.001)
+        tables = [row[0] for row in await connection.fetch(_TABLES, self.name)]
+        await connection.execute("; ".join(f'DELETE FROM {self.name}."{table}"' for table in tables))
+        await connection.execute(f"UPDATE {self.name}.meta SET value = $1 WHERE key = 'shards'", str(shards))
+        self.dirty = False
+
+
+class BorrowedStore(PostgresStore):
+    """A PostgreSQL store whose time is a test's own."""
+
+    def __init__(self, schema: Schema, clock: Clock) -> None:
+        super().__init__(schema.url)
+        self.schema = schema
+        self._clock = clock
+
+    async def now(self) -> float:
+        return self._clock.now()
+
+    async def _prepare(self, link: Link, shards: int) -> None:
+        if self.schema.dirty:
+            connection = await link.connect()
+            try:
+                await self.schema.clean(connection, shards)
+            finally:
+                await hang_up(connection)
+        await super()._prepare(link, shards)
+        self.schema.made = True
+
+
+_free: list[Schema] = []
+_lent: list[Schema] = []
+
+
+def borrow(clock: Clock) -> BorrowedStore:
+    """A store over an empty schema."""
+    give_back(but_open=True)
+    schema = _free.pop() if _free else Schema()
+    _lent.append(schema)
+    return schema.store(clock)
+
+
+def give_back(*, but_open: bool = False) -> None:
+    """The borrower is done with what he has; with `but_open`, except for what he has open."""
+    for schema in [each for each in _lent if not (but_open and each.in_use)]:
+        _lent.remove(schema)
+        schema.stores.clear()
+        schema.dirty = schema.made
+        _free.append(schema)
+
+
+def drop_all() -> None:
+    """When the session ends: the server may be one that goes on."""
+    names = [schema.name for schema in (*_free, *_lent) if schema.made]
+    _free.clear()
+    _lent.clear()
+    if names:
+        asyncio.run(_drop(names))
+
+
+async def _drop(names: list[str]) -> None:
+    connection = await asyncpg.connect(shared_url())
+    for name in names:  # one by one: a server has only so many locks for a transaction
+        await connection.execute(f"SET client_min_messages = warning; DROP SCHEMA IF EXISTS {name} CASCADE")
+    await connection.close()

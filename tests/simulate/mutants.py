@@ -1,0 +1,203 @@
+"""Planted bugs: each breaks one rule that perdure stands on, and the simulator has to find it."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+from unittest import mock
+
+from msgspec.structs import replace
+
+from perdure.cluster.membership import Membership
+from perdure.engine import coordinator as coordinator_room
+from perdure.engine import turns as turns_room
+from perdure.engine.committer import Committer
+from perdure.engine.due import Due
+from perdure.engine.settling import Plan as SettlingPlan
+from perdure.errors import StoreError
+from perdure.records import Message, RunStatus, RunStep
+from perdure.runner.history import History
+from perdure.runner.runner import Runner
+from perdure.store import memory_turns, rules
+from perdure.store.base import CommitTurn, Ended, Superseded
+
+Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def act_before_commit() -> Any:
+    """The effects of a turn are carried out when it is submitted, not when it is committed."""
+    submit = Committer.submit
+
+    def submit_and_act(self: Committer, write: Any, answered: Any, *, patient: bool = True) -> None:
+        if isinstance(write, CommitTurn) and isinstance(answered, partial) and answered.func.__name__ == "_answered":
+            resident, turn, commit, taken = answered.args
+            coordinator: Any = answered.func
+            coordinator.__self__._carry_out(resident, turn)
+            answered = partial(answered.func, resident, replace(turn, effects=()), commit, taken)
+        submit(self, write, answered, patient=patient)
+
+    return mock.patch.object(Committer, "submit", submit_and_act)
+
+
+def skip_the_position_check() -> Any:
+    """A turn is taken wherever the history stands by now."""
+
+    def refuse(turn: Any, run: Any, alive: bool) -> Any:
+        if run.status.terminal:
+            return Ended(run.status)
+        owned = run.owner == turn.worker or (run.owner is None and not turn.owned)
+        return None if alive and owned else Superseded()
+
+    return mock.patch.object(rules, "refuse_turn", refuse)
+
+
+def skip_the_owner_check() -> Any:
+    """A turn is taken from anyone who has the position right."""
+
+    def refuse(turn: Any, run: Any, alive: bool) -> Any:
+        if run.status.terminal:
+            return Ended(run.status)
+        return None if turn.base == run.position else Superseded()
+
+    return mock.patch.object(rules, "refuse_turn", refuse)
+
+
+def overwrite_the_wake_up() -> Any:
+    """A commit sets `wake_at` as it likes, whatever mail it has not seen."""
+    return mock.patch.object(rules, "wake_after", lambda patch, now, unseen: patch.wake_at)
+
+
+def drop_mail_on_suspend() -> Any:
+    """A run that suspends throws away the mail that it has not received."""
+    commit_of = turns_room.commit_of
+
+    def commit_without_mail(resident: Any, turn: Any, *rest: Any) -> Any:
+        commit = commit_of(resident, turn, *rest)
+        if commit is None or commit.patch is None or commit.patch.status is not RunStatus.SUSPENDED:
+            return commit
+        mailroom = resident.runner._mailroom
+        unread = [each.number for queue in mailroom._by_name.values() for each in queue]
+        mailroom._by_name.clear()
+        return replace(commit, consumed=(*commit.consumed, *unread))
+
+    return mock.patch.object(coordinator_room, "commit_of", commit_without_mail)
+
+
+def forget_the_generation_check() -> Any:
+    """Mail for a generation that is gone is taken for the present one's."""
+    take_mail = Runner._take_mail
+
+    def take_any(self: Any, message: Message, now: float) -> None:
+        location = (message.target or "").partition("/")[2]
+        pending = self._ledger.pending.get(location)
+        if message.kind in ("child", "assignment") and pending is not None:
+            message = replace(message, target=pending.target)
+        elif message.kind == "deferred":
+            message = replace(message, id=f"deferred/{self._start.epoch}/{message.name}")
+        take_mail(self, message, now)
+
+    return mock.patch.object(Runner, "_take_mail", take_any)
+
+
+@contextlib.contextmanager
+def emit_effects_during_replay() -> Iterator[None]:
+    """Steps that a replay asks for are executed, on record or not."""
+    replay, hand_out = Runner._replay, Runner._hand_out
+    again: dict[int, list[RunStep]] = {}
+
+    def replay_and_note(self: Any, now: float) -> None:
+        asked = list(self._ledger.to_start.values())
+        replay(self, now)
+        again[id(self)] = [
+            RunStep(
+                each.location, each.attempt, each.name, each.call, f"{self.facts.id}/{each.generation}/{each.location}"
+            )
+            for each in asked
+            if each.location not in self._ledger.pending
+        ]
+
+    def hand_out_more(self: Any) -> Any:
+        return (*again.pop(id(self), ()), *hand_out(self))
+
+    with mock.patch.object(Runner, "_replay", replay_and_note), mock.patch.object(Runner, "_hand_out", hand_out_more):
+        yield
+
+
+def apply_completions_out_of_order() -> Any:
+    """A replay applies completions in the order in which they were asked for."""
+    arrange = History._arrange
+
+    def arrange_wrongly(self: History) -> None:
+        arrange(self)
+        self._settled.sort(key=lambda entry: entry.asked)
+
+    return mock.patch.object(History, "_arrange", arrange_wrongly)
+
+
+def take_a_lost_answer_for_a_failure() -> Any:
+    """A batch whose answer is lost, or that the store could not take just now, is given up."""
+
+    async def commit_once(self: Any, batch: Sequence[Any]) -> list[Any]:
+        try:
+            return list(await self._store.commit([write for write, _, _ in batch]))
+        except StoreError as error:
+            return [error for _ in batch]
+
+    return mock.patch.object(Committer, "_commit", commit_once)
+
+
+def forget_lost_claims() -> Any:
+    """After a claim whose answer was lost nobody looks what has become ours."""
+
+    async def claim(self: Any, claim: Any) -> Any:
+        return await self._store.claim(claim)
+
+    return mock.patch.object(Due, "_claim", claim)
+
+
+def never_take_over() -> Any:
+    """A worker whose lease has run out is not declared gone."""
+
+    async def is_gone(self: Any, worker: Any, now: float) -> bool:
+        return bool(worker.gone)
+
+    return mock.patch.object(Membership, "_is_gone", is_gone)
+
+
+def forget_own_turns() -> Any:
+    """The store does not recognise a turn that it has taken already, and takes it once more, where it belongs now."""
+    commit_turn = memory_turns.commit_turn
+
+    def commit_again(state: Any, turn: Any) -> Any:
+        run = state.runs.get(turn.run_id)
+        if run is not None and run.turn_at(turn.base + 1) == turn.turn_id and not run.record.status.terminal:
+            return commit_turn(state, replace(turn, base=run.position, turn_id=f"{turn.turn_id}/again"))
+        return commit_turn(state, turn)
+
+    return mock.patch("perdure.store.memory_writes.commit_turn", commit_again)
+
+
+def forget_the_dead_letters() -> Any:
+    """Unread events of a run that has ended are ticked off, and none is kept."""
+    settle = SettlingPlan.settle
+    return mock.patch.object(SettlingPlan, "settle", lambda self: replace(settle(self), dead_letters=()))
+
+
+MUTANTS: dict[str, Mutant] = {
+    mutant.__name__: mutant
+    for mutant in (
+        act_before_commit,
+        skip_the_position_check,
+        skip_the_owner_check,
+        overwrite_the_wake_up,
+        drop_mail_on_suspend,
+        forget_the_generation_check,
+        emit_effects_during_replay,
+        apply_completions_out_of_order,
+        take_a_lost_answer_for_a_failure,
+        forget_lost_claims,
+        never_take_over,
+        forget_own_turns,
+        forget_the_dead_letters,
+    )
+}

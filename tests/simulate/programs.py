@@ -1,0 +1,344 @@
+"""Random workflows: a tree says what a run does, and `grow` does it, with every primitive that there is.
+
+A node is `[kind, n, [parts]]`, plain data, so that it is the payload of a run. `expected` is the reference model: what
+a tree comes to, as far as that does not depend on the order in which the world answers.
+"""
+
+import asyncio
+import random
+from typing import Any
+
+from perdure import (
+    Break,
+    Context,
+    Continue,
+    JoinError,
+    PerdureError,
+    RaceError,
+    Retry,
+    RunNotFound,
+    RunTerminated,
+    current_step,
+    step,
+    workflow,
+)
+from perdure.clock import pause
+from tests.simulate.events import ALL, BROADCAST, TARGETED, Question
+from tests.simulate.stage import Stage
+
+Node = list[Any]
+
+RUNS = [f"r{n}" for n in range(6)]
+BEHAVIOURS = ("ok", "ok", "slow", "flaky", "fails", "hangs", "stubborn")
+PATIENT = Retry(max_attempts=3, initial=0.3, jitter=0.0)
+
+
+# --- steps
+
+
+async def undo(done: list[Any]) -> None:
+    Stage.current().undone(done)
+    await pause(Stage.current().process, 0.01)
+
+
+@step(name="sim.work", retry=PATIENT, timeout=3.0)
+async def work(n: int, behaviour: str, after: str | None) -> list[Any]:
+    return await _body(n, behaviour, after)
+
+
+@step(name="sim.undone", retry=PATIENT, timeout=3.0, compensate=undo)
+async def undone_work(n: int, behaviour: str, after: str | None) -> list[Any]:
+    return await _body(n, behaviour, after)
+
+
+@step(name="sim.once", at_most_once=True, retry=None)
+async def work_once(n: int, after: str | None) -> list[Any]:
+    return await _body(n, "slow", after)
+
+
+@step(name="sim.wrote", retry=PATIENT)
+async def writing_work(n: int, after: str | None) -> list[Any]:
+    current_step().write("steps", current_step().location)
+    return await _body(n, "flaky", after)
+
+
+async def _body(n: int, behaviour: str, after: str | None) -> list[Any]:
+    stage, me = Stage.current(), current_step()
+    stage.begins(me, after)
+    match behaviour:
+        case "slow":
+            await pause(stage.process, 0.2 * (1 + n % 4))
+        case "flaky" if me.attempt < 2:
+            raise ConnectionError("not yet")
+        case "fails":
+            raise ValueError("it never works")
+        case "hangs":
+            await pause(stage.process, 1_000.0)
+        case "stubborn":
+            try:
+                await pause(stage.process, 0.3)
+            except asyncio.CancelledError:
+                await pause(stage.process, 0.5)
+    return [n, me.location]
+
+
+# --- workflows
+
+
+@workflow(name="sim.tree")
+async def tree(ctx: Context, parts: Any) -> Any:
+    """Grow the first tree; if there are more, continue with the others."""
+    ctx.on_exit(left, ctx.run_id)
+    value = await grow(ctx, parts[0], None)
+    if len(parts) > 1:
+        await ctx.continue_as(parts[1:])
+    return plain(value)
+
+
+async def left(run_id: str) -> None:
+    Stage.current().left(run_id)
+
+
+async def grow(ctx: Context, node: Node, after: str | None) -> Any:
+    """Do what a tree says. `after` is the location of a step whose result is known here."""
+    kind, n, parts = node
+    match kind:
+        case "seq":
+            return await _in_turn(ctx, parts, after)
+        case "map":
+            return await ctx.map(lambda i: work(i, "ok", after), range(n), concurrency=2)
+        case "gather":
+            return list(await asyncio.gather(*(grow(ctx, part, after) for part in parts)))
+        case "join" | "race" | "scope" | "loop" | "within":
+            return await _grow_block(ctx, node, after)
+        case "child" | "started" | "detached":
+            return await _grow_child(ctx, kind, parts)
+        case "receive" | "batch" | "answer" | "send" | "broadcast" | "deferred":
+            return await _grow_talk(ctx, node)
+        case _:
+            return await _grow_leaf(ctx, node, after)
+
+
+async def _in_turn(ctx: Context, parts: list[Node], after: str | None) -> list[Any]:
+    values = []
+    for part in parts:
+        values.append(await grow(ctx, part, after))
+        after = location_of(values[-1]) or after
+    return values
+
+
+async def _grow_leaf(ctx: Context, node: Node, after: str | None) -> Any:
+    kind, n, _ = node
+    match kind:
+        case "undone":
+            return await undone_work(n, BEHAVIOURS[n % 4], after)
+        case "once":
+            return await work_once(n, after)
+        case "wrote":
+            return await writing_work(n, after)
+        case "sleep":
+            return await ctx.sleep(n / 2)
+        case "show":
+            return await ctx.publish("shown", n)
+        case "stream":
+            return await ctx.stream("log").write(n)
+        case "chance":
+            drawn = f"ok {ctx.random.randrange(1000)} {ctx.now()}"  # if a replay draws others, that is drift
+            return await work(n, drawn, after)
+        case "register":
+            ctx.on_rollback(undo, [n, "registered"])
+            return None
+        case "raise":
+            raise LookupError("the workflow itself failed")
+        case _:
+            return await work(n, kind, after)
+
+
+async def _grow_block(ctx: Context, node: Node, after: str | None) -> Any:
+    kind, n, parts = node
+    try:
+        match kind:
+            case "join":
+                return list(await ctx.join(*(grow(ctx, part, after) for part in parts)))
+            case "race":
+                return list(await ctx.race(*(grow(ctx, part, after) for part in parts)))
+            case "within":
+                async with asyncio.timeout(1 + n):
+                    return await grow(ctx, parts[0], after)
+            case "scope":
+                async with ctx.rollback_scope():
+                    return await _in_turn(ctx, parts, after)
+            case _:
+                return await ctx.loop("loop", _loop(node), 0, commit_every=1 + n % 2, prune_every=1, keep=n % 2)
+    except (JoinError, RaceError, PerdureError, TimeoutError, LookupError) as error:
+        return type(error).__name__
+
+
+def _loop(node: Node) -> Any:
+    async def body(ctx: Context, count: int) -> Continue[int] | Break[Any]:
+        value = await grow(ctx, node[2][0], None)
+        return Continue(count + 1) if count < node[1] else Break([count, plain(value)])
+
+    return body
+
+
+async def _grow_child(ctx: Context, kind: str, parts: list[Node]) -> Any:
+    if kind == "child":
+        return await ctx.run_child(tree, parts)
+    child = await ctx.start_child(tree, parts, detached=kind == "detached")
+    if kind == "detached":
+        return None
+    outcome = await child.outcome()
+    return [str(outcome.status), outcome.value]
+
+
+async def _grow_talk(ctx: Context, node: Node) -> Any:
+    kind, n, _ = node
+    wanted = [each for i, each in enumerate(ALL) if n == 0 or (n >> (i % 4)) & 1]
+    match kind:
+        case "deferred":
+            return await ctx.deferred(f"d{n % 3}", int)
+        case "batch":
+            events = await ctx.receive_batch(*wanted, max=3, timeout=float(n))
+            return len([Stage.saw(ctx.run_id, each.n) for each in events])
+        case "answer":
+            request = await ctx.receive_request(Question, timeout=float(n))
+            Stage.saw(ctx.run_id, request.value.n)
+            await request.reply(f"re {request.value.n}")
+            return "answered"
+        case "send" | "broadcast":
+            return await _send(ctx, node)
+    try:
+        return Stage.saw(ctx.run_id, (await ctx.receive(*wanted, timeout=None if n == 0 else float(n))).n)
+    except TimeoutError:
+        return "nothing"
+
+
+async def _send(ctx: Context, node: Node) -> None:
+    kind, n, _ = node
+    number = f"{ctx.run_id}/{ctx.generation}/{ctx.uuid().hex[:8]}"
+    try:
+        if kind == "send":
+            await ctx.send(RUNS[n % len(RUNS)], TARGETED[n % len(TARGETED)](number))
+        else:
+            await ctx.broadcast(BROADCAST[n % len(BROADCAST)](number))
+    except (RunNotFound, RunTerminated):
+        return
+
+
+# --- drawing
+
+LEAVES = (
+    *("ok", "slow", "flaky", "fails", "hangs", "stubborn", "undone", "undone", "once", "wrote", "sleep", "show"),
+    *("stream", "chance", "register", "raise", "receive", "receive", "batch", "answer", "send", "broadcast"),
+    *("deferred", "deferred", "map"),
+)
+BLOCKS = ("seq", "seq", "join", "race", "race", "scope", "gather", "within")
+FAMILY = ("child", "started", "detached")
+
+
+def draw_trees(chance: random.Random) -> list[Node]:
+    """The payload of a run: mostly one tree."""
+    return [_block(chance, "seq", 3) for _ in range(chance.choice((1, 1, 1, 2, 3)))]
+
+
+def _draw(chance: random.Random, depth: int) -> Node:
+    way = chance.random()
+    if depth <= 0 or way < 0.55:
+        return [chance.choice(LEAVES), chance.randrange(9), []]
+    if way < 0.63:
+        return ["loop", chance.randrange(4), [_block(chance, "seq", depth - 1)]]
+    if way < 0.74:
+        return [chance.choice(FAMILY), 0, [_block(chance, "seq", depth - 2)]]
+    return _block(chance, chance.choice(BLOCKS), depth)
+
+
+def _block(chance: random.Random, kind: str, depth: int) -> Node:
+    parts = 1 if kind == "within" else chance.randrange(1, 4)
+    return [kind, chance.randrange(4), [_draw(chance, depth - 1) for _ in range(parts)]]
+
+
+# --- the model
+
+Expected = tuple[str, Any] | None
+"""("value", what it returns), ("error", the type of what it raises), or None where it depends."""
+
+
+def expected_of_run(parts: list[Node]) -> Expected:
+    """How a run comes out: of several trees only the last one's value is seen, if none before it fails."""
+    for part in parts:
+        outcome = expected(part)
+        if outcome is None or outcome[0] == "error":
+            return outcome
+    return outcome
+
+
+def expected(node: Node) -> Expected:
+    kind, n, parts = node
+    match kind:
+        case "ok" | "slow" | "flaky" | "chance" | "wrote":
+            return ("value", n)
+        case "undone":
+            return ("value", n)  # the behaviours that it can have come to a good end
+        case "fails" | "hangs":
+            return ("error", "StepFailed")
+        case "stubborn":
+            return ("value", n)
+        case "sleep" | "show" | "stream" | "register" | "send" | "broadcast" | "detached":
+            return ("value", None)
+        case "raise":
+            return ("error", "LookupError")
+        case "map":
+            return ("value", list(range(n)))
+        case "seq" | "scope" | "join" | "gather":
+            return _expected_of_parts(kind, [expected(part) for part in parts])
+        case "loop":
+            return _expected_of_loop(n, expected(parts[0]))
+        case "child" | "started":
+            return _expected_of_child(kind, expected_of_run(parts))
+        case _:
+            return None
+
+
+def _expected_of_parts(kind: str, outcomes: list[Expected]) -> Expected:
+    values = []
+    for outcome in outcomes:
+        if outcome is None:
+            return None
+        if outcome[0] == "error":
+            if kind in ("gather", "join") and None in outcomes:
+                return None
+            if kind == "gather" and len({each for each in outcomes if each is not None and each[0] == "error"}) > 1:
+                return None
+            return {"seq": outcome, "gather": outcome, "scope": ("value", outcome[1])}.get(kind, ("value", "JoinError"))
+        values.append(outcome[1])
+    return ("value", values)
+
+
+def _expected_of_loop(n: int, outcome: Expected) -> Expected:
+    if outcome is None:
+        return None
+    return ("value", outcome[1]) if outcome[0] == "error" else ("value", [n, outcome[1]])
+
+
+def _expected_of_child(kind: str, outcome: Expected) -> Expected:
+    if outcome is None:
+        return None
+    if kind == "child":
+        return ("error", "ChildFailed") if outcome[0] == "error" else outcome
+    return ("value", ["failed", None] if outcome[0] == "error" else ["succeeded", outcome[1]])
+
+
+# --- values: the result of a step is `[n, location]`; the model knows the first
+
+
+def location_of(value: Any) -> str | None:
+    is_step = isinstance(value, list) and len(value) == 2 and isinstance(value[1], str) and "sim." in value[1]
+    return value[1] if is_step else None
+
+
+def plain(value: Any) -> Any:
+    """A value without locations."""
+    if location_of(value) is not None:
+        return value[0]
+    return [plain(each) for each in value] if isinstance(value, list) else value

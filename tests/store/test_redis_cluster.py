@@ -1,0 +1,91 @@
+"""The Redis store keeps the contract on a cluster of six nodes: three primaries, each with a replica."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from perdure.errors import StoreError
+from perdure.store.base import Answer, Committed, Created
+from perdure.store.redis import RedisStore
+from perdure.testing import StoreContract
+from perdure.testing.contract.kit import SHARDS, entry, run, turn, worker
+from tests.servers.redis import Cluster, new_prefix, with_options
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    cluster.start()
+    yield cluster
+    cluster.remove()
+
+
+class TestRedisCluster(StoreContract):
+    @pytest.fixture(autouse=True)
+    def _server(self, cluster):
+        self._url = with_options(cluster.url, prefix=new_prefix())
+
+    async def make_store(self):
+        return RedisStore(self._url)
+
+    async def again(self, store):
+        return RedisStore(self._url)
+
+
+def test_the_store_goes_on_when_a_primary_is_lost(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    try:
+        cluster.start()
+        asyncio.run(_lose_a_primary(cluster))
+    finally:
+        cluster.remove()
+
+
+async def _lose_a_primary(cluster: Cluster) -> None:
+    store = RedisStore(with_options(cluster.nodes[1].url, prefix=new_prefix()))
+    await store.open(shards=SHARDS)
+    try:
+        await store.renew(worker("a"))
+        ids = [f"r{n}" for n in range(50)]
+        await store.commit([run(id, owner="a") for id in ids])
+        for node in cluster.nodes[:3]:
+            node.command("WAIT", 1, 5000)  # replication is asynchronous: what a replica lacks is lost
+        cluster.nodes[0].stop(signal.SIGKILL)
+        answers = await _patiently(lambda: store.commit([turn(0, entry(), id=id) for id in ids]))
+        assert answers == [Committed()] * 50
+        assert all(snapshot and snapshot.position == 1 for snapshot in await store.load(ids))
+    finally:
+        await store.close()
+
+
+async def _patiently(call: Callable[[], Awaitable[list[Answer]]]) -> list[Answer]:
+    """Repeat the call, as the engine would, until the replica has taken over."""
+    for _ in range(200):
+        try:
+            return await call()
+        except StoreError as error:
+            if not error.retryable:
+                raise
+            await asyncio.sleep(0.1)
+    raise AssertionError("nobody took over")
+
+
+def test_runs_are_spread_over_the_primaries(cluster: Cluster) -> None:
+    async def scenario() -> None:
+        store = RedisStore(with_options(cluster.url, prefix="spread"))
+        await store.open(shards=SHARDS)
+        try:
+            await store.renew(worker("a"))
+            ids = [f"r{n}" for n in range(200)]
+            assert await store.commit([run(id) for id in ids]) == [Created(owned=False)] * 200
+        finally:
+            await store.close()
+
+    asyncio.run(scenario())
+    sizes = [int(node.command("DBSIZE").split(b"\r\n")[0][1:]) for node in cluster.nodes[:3]]
+    assert min(sizes) > 0

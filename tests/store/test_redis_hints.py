@@ -1,0 +1,47 @@
+"""The listener of the Redis store, without a server."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from perdure.store.hints import Hints
+from perdure.store.redis_hints import Listener
+
+
+class Deaf(Listener):
+    """One whose first cancellation is lost on the way, as in a client library that takes it for a time-out."""
+
+    asked = 0
+
+    async def _follow(self, client: Any) -> None:
+        while True:
+            try:
+                await asyncio.get_running_loop().create_future()
+            except asyncio.CancelledError:
+                self.asked += 1
+                if self.asked > 1:
+                    raise
+
+
+class NoServer:
+    def subscriber(self) -> Any:
+        return self
+
+    async def aclose(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_stopping_ends_a_listener_that_did_not_hear_the_first_time(begun):
+    async def main() -> None:
+        server: Any = NoServer()
+        listener = Deaf(server, "channel", "name", Hints())
+        listener.start()
+        if begun:
+            await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            await listener.stop()
+        assert listener.asked == (2 if begun else 0)
+
+    asyncio.run(main())
