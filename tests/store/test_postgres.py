@@ -267,7 +267,9 @@ def test_what_the_functions_ask_is_answered_by_indexes(postgres_url: str) -> Non
         await connection.execute(EXPLAIN_ALL)
         for batch in batches:
             await connection.fetch(sql(postgres_batch.COMMIT, target), *postgres_batch.arguments(batch))
-        await connection.fetch(sql(postgres_fleet.CLAIM, target), "a", 900.0, "default", ["flow"], [1], [0, 1], 10)
+        await connection.fetch(
+            sql(postgres_fleet.CLAIM, target), "a", 900.0, 900.0, "default", ["flow"], [1], [0, 1], 10
+        )
         await connection.fetch(sql(postgres_fleet.PRUNE, target), 900.0, 10, 50.0)
         await connection.fetch(sql(postgres_fleet.RETIRE, target), "nobody")
         await connection.close()

@@ -31,7 +31,7 @@ from perdure.engine.link import Link
 from perdure.engine.patience import read_patiently
 from perdure.engine.residents import Resident, Residents
 from perdure.engine.seclusion import SUSPECT_FROM, Seclusion
-from perdure.engine.turns import commit_of, ended_record, hold_of, positions_taken
+from perdure.engine.turns import commit_of, ended_record, goes_on, hold_of, positions_taken
 from perdure.engine.writing import Writing
 from perdure.errors import InvalidPayload, StoreError
 from perdure.failures import describe
@@ -399,7 +399,7 @@ class Coordinator:
             elif answer.mail:
                 self._suspended(self._clock.now())
             return
-        if turn.busy:
+        if goes_on(turn):
             self._act(resident, turn)
             if answer.mail:
                 self._fetch_mail(resident)

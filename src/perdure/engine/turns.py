@@ -35,7 +35,7 @@ def turn_id(worker: str) -> str:
 def commit_of(resident: Resident, turn: Turn, worker: str, now: float, config: EngineConfig) -> CommitTurn | None:
     """The write for a turn, or None if there is nothing to write: what it asks for is derived again by replay."""
     restart, patch = None, None
-    if not turn.busy:  # else the run is running and ours already: a step's commit touches no row but its own
+    if not goes_on(turn):  # else the run is running and ours already: a step's commit touches no row but its own
         restart, restart_at = _restart(resident, turn, now)
         patch = _patch(resident, turn, now, config, restart, restart_at)
     elif not turn.entries and not turn.consumed and turn.extras is None:
@@ -54,6 +54,11 @@ def commit_of(resident: Resident, turn: Turn, worker: str, now: float, config: E
         restart=restart,
         extras=turn.extras,
     )
+
+
+def goes_on(turn: Turn) -> bool:
+    """Whether the run still needs its owner after this turn: work is under way, or it could go on at once."""
+    return (turn.busy or turn.more) and turn.outcome is None and turn.held is None
 
 
 def hold_of(run_id: str, base: int, seen: int, held: Held, worker: str, now: float) -> CommitTurn:
