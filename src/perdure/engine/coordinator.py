@@ -42,6 +42,7 @@ from perdure.records import (
     Held,
     Input,
     Mail,
+    Message,
     RunRecord,
     RunStatus,
     RunStep,
@@ -146,7 +147,7 @@ class Coordinator:
     def settled(self, run_id: str, done: StepDone | Standing) -> None:
         resident = self.residents.active(run_id)
         if resident is not None:
-            resident.inputs.append(done)
+            (resident.later if resident.unread else resident.inputs).append(done)
             self._advance(resident)
 
     def ended(self, run_id: str) -> None:
@@ -315,18 +316,37 @@ class Coordinator:
         )
 
     def _fetch_mail(self, resident: Resident) -> None:
+        """There is mail. The run goes on once it is read, so that what a step sent to it comes before the step's end.
+
+        What happens after mail came that is not being read yet waits for the next reading; a turn lies between two
+        readings, so that a flood of mail stops no run.
+        """
+        if resident.fetching:
+            resident.unread = True
+            return
+        resident.fetching, resident.unread = True, False
+        resident.inputs += resident.later
+        resident.later = []
         self._spawn(self._fetch_and_advance(resident))
 
     async def _fetch_and_advance(self, resident: Resident) -> None:
-        messages = await self._patiently(lambda: self._store.inbox(resident.id, resident.seen))
+        try:
+            messages = await self._patiently(lambda: self._store.inbox(resident.id, resident.seen))
+        except StoreError as error:
+            LOGGER.error("run %s: its mail cannot be read: %s", resident.id, error)
+            messages = ()
         self._loop.call_soon(self._mail_fetched, resident, messages)
 
-    def _mail_fetched(self, resident: Resident, messages: Sequence[Any]) -> None:
+    def _mail_fetched(self, resident: Resident, messages: Sequence[Message]) -> None:
+        resident.fetching = False
         if self.residents.active(resident.id) is resident:
             self._add_mail(resident, messages)
             self._advance(resident)
+        if resident.unread and resident.active:
+            self._fetch_mail(resident)
+        resident.unread = resident.unread and resident.fetching
 
-    def _add_mail(self, resident: Resident, messages: Sequence[Any]) -> None:
+    def _add_mail(self, resident: Resident, messages: Sequence[Message]) -> None:
         for message in messages:
             if message.number > resident.seen:
                 resident.seen = message.number
@@ -335,7 +355,7 @@ class Coordinator:
     # --- advancing
 
     def _advance(self, resident: Resident) -> None:
-        if resident.committing:
+        if resident.committing or resident.fetching:
             return
         resident.one_by_one = resident.one_by_one and len(resident.inputs) > 0
         taken = resident.inputs[:1] if resident.one_by_one else resident.inputs
@@ -400,9 +420,9 @@ class Coordinator:
                 self._suspended(self._clock.now())
             return
         if goes_on(turn):
-            self._act(resident, turn)
-            if answer.mail:
+            if answer.mail:  # and a time-out that is due waits until it is read
                 self._fetch_mail(resident)
+            self._act(resident, turn)
             return
         self._carry_out(resident, turn)
         resident.record = replace(resident.record, status=RunStatus.SUSPENDED, recoveries=0)
@@ -464,7 +484,7 @@ class Coordinator:
                 held = Held("unstorable", f"the store cannot take what the run came to: {error}")
                 self._hold(resident.id, resident.position, resident.seen, held)
                 return
-        waiting = again + resident.inputs
+        waiting = again + resident.inputs + resident.later
         definition = resident.definition
         self._forget(resident, keep_steps=True)
         self._spawn(self._replay_with(resident.id, definition, waiting))

@@ -21,16 +21,20 @@ class Resident:
         "active",
         "committing",
         "definition",
+        "fetching",
         "fresh",
         "hinted",
         "id",
         "inputs",
+        "later",
         "one_by_one",
         "position",
         "record",
         "runner",
         "seen",
         "turns",
+        "unread",
+        "unread",
         "wake_timer",
     )
 
@@ -45,6 +49,9 @@ class Resident:
         self.committing = False
         self.one_by_one = False  # after a turn that the store could not take, to find the input that it came from
         self.fresh = False  # nobody else has executed any of it
+        self.fetching = False  # its mail is being read
+        self.unread = False  # mail came after reading began; what happened since waits in `later`
+        self.later: list[Input] = []
         self.hinted = False  # somebody changed the run while a turn of it was being committed: that turn, or mail
         self.turns = 0
         self.inputs: list[Input] = []

@@ -16,6 +16,11 @@ _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('perdure/' || $1, 0))"
 _RELATIONS = """
     SELECT count(*) FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = $1"""
+# Not with obj_description() and to_regnamespace(): they answer from the session's cache, which a lock does not refresh.
+_COMMENT = """
+    SELECT d.description FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_description d
+    ON d.objoid = n.oid AND d.classoid = 'pg_catalog.pg_namespace'::regclass AND d.objsubid = 0
+    WHERE n.nspname = $1"""
 _SCHEMA_EXISTS = "SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = $1"
 _OURS = "perdure: runs, histories and mail"
 
@@ -32,8 +37,11 @@ async def prepare(connection: Connection, target: Target, shards: int) -> None:
     with explained():
         async with connection.transaction():  # one server behind a pooler, too
             await _check_server(connection, target)
-            if await _version(connection, target) < len(migrations()):
-                await _migrate(connection, target, shards)
+            if await _version(connection, target) == len(migrations()):
+                await _check_shards(connection, target, shards)
+                return
+        async with connection.transaction():  # another: the lock is to come before all that it reads
+            await _migrate(connection, target, shards)
             await _check_shards(connection, target, shards)
 
 
@@ -48,7 +56,7 @@ async def _check_server(connection: Connection, target: Target) -> None:
 
 async def _version(connection: Connection, target: Target) -> int:
     """The schema's version, 0 if it is new or empty; raises if it is not for us."""
-    ours = await connection.fetchval("SELECT obj_description(to_regnamespace($1), 'pg_namespace')", target.quoted)
+    ours = await connection.fetchval(_COMMENT, target.schema)
     if ours != _OURS:
         if await connection.fetchval(_RELATIONS, target.schema):
             raise StoreError(
@@ -66,8 +74,8 @@ async def _version(connection: Connection, target: Target) -> int:
 
 async def _migrate(connection: Connection, target: Target, shards: int) -> None:
     """Run the scripts that the schema lacks, all or none, while nobody else may."""
-    await connection.execute("SET LOCAL client_min_messages = warning")
     await connection.fetch(_LOCK, target.schema)
+    await connection.execute("SET LOCAL client_min_messages = warning")
     version = await _version(connection, target)  # again: another process may have been first
     if not await connection.fetchval(_SCHEMA_EXISTS, target.schema):
         await connection.execute(f"CREATE SCHEMA {target.quoted}")
