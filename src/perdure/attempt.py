@@ -27,16 +27,14 @@ class CurrentStep:
         "workflow",
     )
 
-    def __init__(
-        self, run_id: str, workflow: str, name: str, location: str, attempt: int, key: str, deadline: datetime | None
-    ) -> None:
+    def __init__(self, run_id: str, workflow: str, name: str, location: str, attempt: int, key: str) -> None:
         self.run_id = run_id
         self.workflow = workflow
         self.name = name
         self.location = location
         self.attempt = attempt
         self.idempotency_key = key
-        self.deadline = deadline
+        self.deadline: datetime | None = None
         self.details: Any = None
         self._event: threading.Event | None = None  # made when asked for: few bodies look, and it costs 2 us
         self._stopped = False

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from perdure.durable import DurableCall
 from perdure.errors import InvalidArgument, WorkflowMisuse
-from perdure.names import check_name, check_seconds
+from perdure.names import check_name, check_seconds, escape
 from perdure.payloads import enclosing_names, returns_of
 from perdure.retry import Retry
 
@@ -89,12 +89,15 @@ class Step(Generic[P, R_co]):
         self.fn = body.fn
         self.name = name
         self.settings = options
+        self.segment = escape(name) if options.key is None else f"{escape(name)}[{escape(options.key)}]"
         update_wrapper(self, body.fn, updated=())  # not its attributes: it may have a `name` of its own
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[None, None, R_co]:
-        run = getattr(asyncio._get_running_loop(), "perdure_run", None)
+        loop: Any = asyncio._get_running_loop()
+        run = getattr(loop, "perdure_run", None)
         if run is not None:
-            return StepCall(self, args, kwargs, run)
+            loop.number += 1
+            return StepCall(self, args, kwargs, run, loop.number)
         if self.body.is_async:
             return cast("Coroutine[None, None, R_co]", self.fn(*args, **kwargs))
         return cast("Coroutine[None, None, R_co]", asyncio.to_thread(self.fn, *args, **kwargs))
@@ -138,13 +141,15 @@ class StepCall(DurableCall[Any]):
 
     blocks: tuple[str, ...]  # the rollback scopes around a call that has a compensation; set when it begins
 
-    def __init__(self, step: Step[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Any) -> None:
+    def __init__(
+        self, step: Step[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Any, number: int
+    ) -> None:
         # One is made per step: everything is set here, without a detour over the base class.
         self.step = step
         self.args = args
         self.kwargs = kwargs
         self.name = step.name
-        self.number = run.next_number()
+        self.number = number
         self._run = run
         self._steps = None
 

@@ -315,8 +315,9 @@ def test_the_end_costs_no_spinning(monkeypatch):
     original = WorkflowLoop.drain
 
     def counting(self, **how):
-        original(self, **how)
+        stopped = original(self, **how)
         ran.append(self.callbacks)
+        return stopped
 
     monkeypatch.setattr(WorkflowLoop, "drain", counting)
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import InvalidArgument
-from perdure.runner.locations import Scope, escape, scope_of, segment_of
+from perdure.names import escape
+from perdure.runner.locations import Scope, scope_of, segment_of
 from tests.runner.driver import Play
 from tests.runner.workflows import fetch, helper
 

@@ -23,18 +23,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from perdure.context import RunFacts
 from perdure.definition import Workflow
 from perdure.engine.errands import Errands, Here
 from perdure.engine.executor import Executor
 from perdure.engine.link import Link
 from perdure.engine.patience import read_patiently
 from perdure.engine.residents import Resident, Residents
+from perdure.engine.reviving import as_failure, give_one_by_one, is_first, revived
 from perdure.engine.seclusion import SUSPECT_FROM, Seclusion
-from perdure.engine.turns import commit_of, ended_record, goes_on, hold_of, positions_taken
+from perdure.engine.turns import commit_of, ended_record, hold_of
 from perdure.engine.writing import Writing
 from perdure.errors import InvalidPayload, StoreError
-from perdure.failures import describe
 from perdure.records import (
     CancelStep,
     Errand,
@@ -50,7 +49,6 @@ from perdure.records import (
     StepDone,
     Turn,
 )
-from perdure.runner.runner import Runner, RunStart
 from perdure.store.base import Answer, ClaimedRun, Committed, CommitTurn, Key, ReleaseRun, Snapshot
 
 LOGGER = logging.getLogger("perdure.engine")
@@ -70,7 +68,7 @@ class Coordinator:
         suspended: Callable[[float | None], None],
         freed: Callable[[], None],
         finished: Callable[[RunRecord, bool], None],
-        may_act: Callable[[], bool],
+        may_act: Callable[[float], bool],
         concurrency: int | None = None,
     ) -> None:
         self.worker = ""
@@ -258,7 +256,7 @@ class Coordinator:
         else:
             if record.recoveries < SUSPECT_FROM:
                 self._seclusion.innocent()
-            self._adopt(snapshot, definition, fresh=claimed_at is not None and _is_first(snapshot, claimed_at))
+            self._adopt(snapshot, definition, fresh=claimed_at is not None and is_first(snapshot, claimed_at))
 
     def _seclude(self, run_id: str) -> None:
         """A suspect is to execute alone: at once if nobody else does, later if others do, elsewhere if there is one."""
@@ -279,41 +277,11 @@ class Coordinator:
         self._freed()
 
     def _adopt(self, snapshot: Snapshot, definition: Workflow[Any, Any], *, fresh: bool) -> None:
-        resident = Resident(snapshot.record, definition, self._runner(snapshot, definition), snapshot.position)
+        resident = revived(snapshot, definition, self._codec, self.keys)
         resident.fresh = fresh
         self._add_mail(resident, snapshot.inbox)
         self.residents.add(resident)
         self._advance(resident)
-
-    def _runner(
-        self, snapshot: Snapshot, definition: Workflow[Any, Any], under_way: frozenset[str] = frozenset()
-    ) -> Runner:
-        record = snapshot.record
-        facts = RunFacts(
-            id=record.id,
-            workflow=record.workflow,
-            version=record.version,
-            generation=record.generation,
-            tags=record.tags,
-            parent=record.parent,
-        )
-        return Runner(
-            RunStart(
-                definition=definition,
-                facts=facts,
-                input=record.input,
-                seed=record.seed,
-                begun_at=record.begun_at if record.begun_at is not None else record.created_at,
-                history=snapshot.entries,
-                deadline_at=record.deadline_at,
-                codec=self._codec,
-                under_way=under_way,
-                run_attempt=record.run_attempt,
-                epoch=record.epoch,
-                keys=self.keys,
-                waits=record.waits,
-            )
-        )
 
     def _fetch_mail(self, resident: Resident) -> None:
         """There is mail. The run goes on once it is read, so that what a step sent to it comes before the step's end.
@@ -393,7 +361,7 @@ class Coordinator:
         if self.residents.get(resident.id) is not resident:
             return  # dropped meanwhile
         if isinstance(answer, Committed):
-            resident.position += positions_taken(commit)
+            resident.position += len(commit.entries) or 1  # one without entries takes a position too
             if self._hub.watched:
                 self._hub.changed((resident.id,), ended=False)
             self._committed(resident, turn, commit, answer)
@@ -419,12 +387,12 @@ class Coordinator:
             elif answer.mail:
                 self._suspended(self._clock.now())
             return
-        if goes_on(turn):
+        if commit.patch is None:  # it goes on
             if answer.mail:  # and a time-out that is due waits until it is read
                 self._fetch_mail(resident)
             self._act(resident, turn)
             return
-        self._carry_out(resident, turn)
+        self._carry_out(resident, turn, self._clock.now())
         resident.record = replace(resident.record, status=RunStatus.SUSPENDED, recoveries=0)
         if resident.wake_timer is not None:
             resident.wake_timer.cancel()
@@ -434,10 +402,11 @@ class Coordinator:
 
     def _act(self, resident: Resident, turn: Turn) -> None:
         """The turn is durable, or needed no write: carry out its effects, and go on with what came meanwhile."""
-        if turn.effects and not self._may_act():  # it may have been taken over since: whether it was, the store knows
+        now = self._clock.now() if turn.effects else 0.0
+        if turn.effects and not self._may_act(now):  # it may have been taken over since: that the store knows
             self._forget(resident)
             return
-        self._carry_out(resident, turn)
+        self._carry_out(resident, turn, now)
         if turn.wake_at is not None or resident.wake_timer is not None:
             self._set_timer(resident, turn.wake_at)
         if resident.inputs or turn.more:
@@ -447,15 +416,14 @@ class Coordinator:
         if self.residents.active(resident.id) is resident:
             self._advance(resident)
 
-    def _carry_out(self, resident: Resident, turn: Turn) -> None:
+    def _carry_out(self, resident: Resident, turn: Turn, now: float) -> None:
         for effect in turn.effects:
             match effect:
                 case RunStep():
                     # An at-most-once attempt is on record as begun by now: not to begin it would be to interrupt it.
                     if not self.draining or effect.call.step.settings.at_most_once:
-                        self.executor.start(
-                            resident.id, resident.record.workflow, effect, others=resident.may_have_run(effect.attempt)
-                        )
+                        others = not resident.fresh and resident.may_have_run(effect.attempt)
+                        self.executor.start(resident.id, resident.record.workflow, effect, now, others)
                 case CancelStep(location):
                     self.executor.cancel(resident.id, location)
                 case Errand():
@@ -478,7 +446,7 @@ class Coordinator:
         LOGGER.error("run %s: the store cannot take a turn: %s", resident.id, error)
         again: list[Input] = list(taken)
         if resident.one_by_one or len(taken) <= 1:
-            again = [self._as_failure(given, error) for given in taken]
+            again = [as_failure(given, error, self._codec) for given in taken]
             if again == list(taken):
                 self._forget(resident)
                 held = Held("unstorable", f"the store cannot take what the run came to: {error}")
@@ -488,14 +456,6 @@ class Coordinator:
         definition = resident.definition
         self._forget(resident, keep_steps=True)
         self._spawn(self._replay_with(resident.id, definition, waiting))
-
-    def _as_failure(self, given: Input, error: StoreError) -> Input:
-        if isinstance(given, StepDone) and given.value is not None:
-            refused = InvalidPayload(f"result of step {given.location}: the store cannot take it: {error}")
-            return StepDone(
-                given.location, given.attempt, error=describe(refused, self._codec, location=given.location)
-            )
-        return given
 
     async def _replay_with(self, run_id: str, definition: Workflow[Any, Any], inputs: list[Input]) -> None:
         snapshot = (await self._patiently(lambda: self._store.load([run_id])))[0]
@@ -510,11 +470,8 @@ class Coordinator:
             self.errands.forget_all(run_id)
             return
         ended = {given.location for given in inputs if isinstance(given, StepDone | Standing)}
-        runner = self._runner(snapshot, definition, under_way=self._under_way(run_id) | ended)
-        resident = Resident(snapshot.record, definition, runner, snapshot.position)
-        resident.seen = max((given.message.number for given in inputs if isinstance(given, Mail)), default=0)
-        resident.inputs = inputs
-        resident.one_by_one = True
+        resident = revived(snapshot, definition, self._codec, self.keys, self._under_way(run_id) | ended)
+        give_one_by_one(resident, inputs)
         self.residents.add(resident)
         self._advance(resident)
 
@@ -567,13 +524,3 @@ class Coordinator:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _is_first(snapshot: Snapshot, claimed_at: float) -> bool:
-    """Whether nobody has executed this generation before the claim: that sets `begun_at` then.
-
-    Another may have begun it in the same instant, and died: then a recovery is counted, or there is a trace of a step.
-    """
-    record = snapshot.record
-    begun_now = record.begun_at == claimed_at and record.recoveries == 0
-    return begun_now and not any(entry.kind == "step" for entry in snapshot.entries)

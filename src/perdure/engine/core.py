@@ -201,13 +201,13 @@ class Core:
         await self._read_keys(link.clock.now())
         await self._wake_held()
 
-    def _may_act(self) -> bool:
+    def _may_act(self, now: float) -> bool:
         """Whether this worker's lease stands. If it has run out, what was ours may be another's: first find that out.
 
         A turn that comes back as committed tells only that it was: its answer may have been lost, and found again
         after another worker went on from there.
         """
-        if self._member.lease_until >= self._link.clock.now():
+        if self._member.lease_until >= now:
             return True
         self._due.unsure = True
         self._renewing.poke()

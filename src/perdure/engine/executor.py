@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextvars import Context as VariableContext
+from functools import partial
 from typing import Any
 
 from perdure.attempt import CURRENT, CurrentStep
@@ -21,6 +22,7 @@ from perdure.engine.writing import Page, Writing
 from perdure.errors import InvalidPayload
 from perdure.failures import describe
 from perdure.records import RunStep, StepDone
+from perdure.steps import StepCall
 
 LOGGER = logging.getLogger("perdure.engine")
 
@@ -33,7 +35,7 @@ class Attempt(CurrentStep):
     __slots__ = ("_writing", "ended", "exposed", "page", "started_at", "step", "task", "timer")
 
     def __init__(self, run_id: str, workflow: str, step: RunStep, writing: Writing) -> None:
-        super().__init__(run_id, workflow, step.name, step.location, step.attempt, step.idempotency_key, None)
+        super().__init__(run_id, workflow, step.name, step.location, step.attempt, step.idempotency_key)
         self.step = step
         self.started_at = 0.0
         self.task: asyncio.Task[Any] | None = None
@@ -62,14 +64,14 @@ class Executor:
         self._slots_taken = 0
         self._loop = asyncio.get_running_loop()
 
-    def start(self, run_id: str, workflow: str, step: RunStep, *, others: bool = False) -> None:
+    def start(self, run_id: str, workflow: str, step: RunStep, now: float, others: bool = False) -> None:
         """Execute an attempt, now or when a slot is free. `others`: another process may have executed it before."""
         attempt = Attempt(run_id, workflow, step, self._writing)
         if others or self._writing.written:
             self._writing.begins(attempt, others=others)
         self._running.setdefault(run_id, {})[step.location] = attempt
         if self._slots_taken < self._limit:
-            self._begin(attempt)
+            self._begin(attempt, now)
         else:
             self._queued.append(attempt)
 
@@ -106,9 +108,9 @@ class Executor:
 
     # --- one attempt
 
-    def _begin(self, attempt: Attempt) -> None:
+    def _begin(self, attempt: Attempt, now: float) -> None:
         self._slots_taken += 1
-        attempt.started_at = self._clock.now()
+        attempt.started_at = now
         call = attempt.step.call
         timeout = call.step.settings.timeout
         if timeout is not None:
@@ -117,13 +119,13 @@ class Executor:
             attempt.timer = self._clock.call_at(deadline, lambda: self._time_out(attempt))
         # An empty context: nothing of the caller's or the workflow's variables reaches the body.
         variables = VariableContext()
-        variables.run(CURRENT.set, attempt)
         if call.step.body.is_async:
-            body = _guarded(call.step.fn, call.args, call.kwargs)
+            body = _guarded(attempt, call)
             # The class and not loop.create_task: an eager task would run the body within the hand-out of its turn.
             attempt.task = asyncio.Task(body, loop=self._loop, name=attempt.location, context=variables)
-            attempt.task.add_done_callback(lambda task: self._body_done(attempt, task))
+            attempt.task.add_done_callback(partial(self._body_done, attempt))
         else:
+            variables.run(CURRENT.set, attempt)
             self._threads.run(lambda: self._run_in_thread(attempt, variables))
 
     def _run_in_thread(self, attempt: Attempt, variables: VariableContext) -> None:
@@ -140,11 +142,15 @@ class Executor:
             LOGGER.debug("the loop ended before step %s did", attempt.step.location)
 
     def _body_done(self, attempt: Attempt, task: asyncio.Task[Any]) -> None:
-        if task.cancelled():
+        if attempt.ended:
+            if not task.cancelled():
+                task.exception()  # nobody else looks at it
+        elif task.cancelled():
             self._settle(attempt, None, asyncio.CancelledError("the body of the step was cancelled from inside"))
         else:
             error = task.exception()
-            self._settle(attempt, None if error is not None else task.result(), error)
+            self._finish(attempt)
+            self._report(attempt.run_id, self._outcome(attempt, None if error is not None else task.result(), error))
 
     def _settle(self, attempt: Attempt, value: Any, error: BaseException | None) -> None:
         if attempt.ended:
@@ -215,7 +221,7 @@ class Executor:
             attempt.timer.cancel()
         self._slots_taken -= 1
         if self._queued and self._slots_taken < self._limit:
-            self._begin(self._queued.popleft())
+            self._begin(self._queued.popleft(), self._clock.now())
 
 
 class _Exited(Exception):
@@ -225,8 +231,9 @@ class _Exited(Exception):
         self.exit = exit
 
 
-async def _guarded(fn: Callable[..., Coroutine[Any, Any, Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+async def _guarded(attempt: Attempt, call: StepCall) -> Any:
+    CURRENT.set(attempt)
     try:
-        return await fn(*args, **kwargs)
+        return await call.step.fn(*call.args, **call.kwargs)
     except SystemExit as exit:
         raise _Exited(exit) from None

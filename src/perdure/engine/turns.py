@@ -24,18 +24,16 @@ from perdure.records import (
 )
 from perdure.store.base import CommitTurn, Restart, RunPatch
 
-_TURNS = itertools.count(1)
-
-
-def turn_id(worker: str) -> str:
-    """Names one turn of one worker. Workers never use an id twice, so this never names two turns."""
-    return f"{worker}/{next(_TURNS)}"
+_TURNS = itertools.count(1)  # with the worker's id, which is never used twice, one of them names one turn
 
 
 def commit_of(resident: Resident, turn: Turn, worker: str, now: float, config: EngineConfig) -> CommitTurn | None:
     """The write for a turn, or None if there is nothing to write: what it asks for is derived again by replay."""
     restart, patch = None, None
-    if not goes_on(turn):  # else the run is running and ours already: a step's commit touches no row but its own
+    # Whether the run still needs its owner: work is under way, or it could go on at once.
+    if (
+        not (turn.busy or turn.more) or turn.outcome is not None or turn.held is not None
+    ):  # else the run is running and ours already: a step's commit touches no row but its own
         restart, restart_at = _restart(resident, turn, now)
         patch = _patch(resident, turn, now, config, restart, restart_at)
     elif not turn.entries and not turn.consumed and turn.extras is None:
@@ -43,22 +41,17 @@ def commit_of(resident: Resident, turn: Turn, worker: str, now: float, config: E
     return CommitTurn(
         run_id=resident.id,
         base=resident.position,
-        turn_id=turn_id(worker),
+        turn_id=f"{worker}/{next(_TURNS)}",
         worker=worker,
         owned=True,
         now=now,
-        entries=turn.entries + turn.pins,
+        entries=turn.entries + turn.pins if turn.pins else turn.entries,
         patch=patch,
         seen=resident.seen,
         consumed=turn.consumed,
         restart=restart,
         extras=turn.extras,
     )
-
-
-def goes_on(turn: Turn) -> bool:
-    """Whether the run still needs its owner after this turn: work is under way, or it could go on at once."""
-    return (turn.busy or turn.more) and turn.outcome is None and turn.held is None
 
 
 def hold_of(run_id: str, base: int, seen: int, held: Held, worker: str, now: float) -> CommitTurn:
@@ -77,7 +70,7 @@ def hold_of(run_id: str, base: int, seen: int, held: Held, worker: str, now: flo
     return CommitTurn(
         run_id=run_id,
         base=base,
-        turn_id=turn_id(worker),
+        turn_id=f"{worker}/{next(_TURNS)}",
         worker=worker,
         owned=True,
         now=now,
@@ -99,11 +92,6 @@ def ended_record(record: RunRecord, patch: RunPatch) -> RunRecord:
         wake_at=None,
         waits=(),
     )
-
-
-def positions_taken(commit: CommitTurn) -> int:
-    """How far a committed turn moves the run's position."""
-    return max(1, len(commit.entries))
 
 
 def _restart(resident: Resident, turn: Turn, now: float) -> tuple[Restart | None, float]:

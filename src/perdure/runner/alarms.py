@@ -6,28 +6,31 @@ from heapq import heappop, heappush
 
 
 class Alarms:
-    """A heap with lazy removal: adding, removing and asking for the earliest cost the same with one or a thousand."""
+    """A heap with lazy removal: adding, removing and asking for the earliest cost the same with one or a thousand.
 
-    __slots__ = ("_heap", "_made", "_standing")
+    `due` are those that stand, by location; who wants to know whether there are any asks it directly, each turn.
+    """
+
+    __slots__ = ("_heap", "_made", "due")
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, str]] = []
-        self._standing: dict[str, tuple[float, int]] = {}
+        self.due: dict[str, tuple[float, int]] = {}
         self._made = 0
 
     def set(self, location: str, due_at: float) -> None:
         self._made += 1
-        self._standing[location] = (due_at, self._made)
+        self.due[location] = (due_at, self._made)
         heappush(self._heap, (due_at, self._made, location))
 
     def remove(self, location: str) -> None:
-        self._standing.pop(location, None)
+        self.due.pop(location, None)
 
     def earliest(self) -> float | None:
         """When the next one is due."""
         while self._heap:
             due_at, made, location = self._heap[0]
-            if self._standing.get(location) == (due_at, made):
+            if self.due.get(location) == (due_at, made):
                 return due_at
             heappop(self._heap)
         return None
@@ -38,15 +41,12 @@ class Alarms:
         if due_at is None or due_at > now:
             return None
         location = heappop(self._heap)[2]
-        del self._standing[location]
+        del self.due[location]
         return location
 
     def standing(self) -> list[tuple[float, str]]:
         """All of them, earliest first."""
-        return sorted((due_at, location) for location, (due_at, _) in self._standing.items())
-
-    def __bool__(self) -> bool:
-        return bool(self._standing)
+        return sorted((due_at, location) for location, (due_at, _) in self.due.items())
 
     def __contains__(self, location: str) -> bool:
-        return location in self._standing
+        return location in self.due

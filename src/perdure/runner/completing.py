@@ -42,7 +42,8 @@ class Completing(Outgoing):
 
     def _drain(self) -> None:
         try:
-            self._loop.drain()
+            if not self._loop.drain():
+                return
         except SystemExit as exit:
             self._exit = exit
             self._loop.halted = True
@@ -58,7 +59,8 @@ class Completing(Outgoing):
         ledger.seq = entry.seq or ledger.seq
         if entry.ordinal < 0:
             ledger.asked_before(entry)
-        loop.pass_time(entry.settled_at)
+        if entry.settled_at is not None and entry.settled_at > loop.now:  # time never goes back
+            loop.now = entry.settled_at
         if self._history.rewound:
             loop.pass_time(self._history.rewound.get(ledger.seq))
         loop.callbacks = 0

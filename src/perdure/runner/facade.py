@@ -22,7 +22,7 @@ from perdure.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.failures import describe
 from perdure.ids import keyed_run_id
-from perdure.names import check_name
+from perdure.names import check_name, escape
 from perdure.questions import Question
 from perdure.records import Continued, DeadLetter, Entry, ErrorRecord, StopChildren, Wait
 from perdure.rollback import BLOCKS
@@ -30,7 +30,7 @@ from perdure.runner.compensations import Compensations, Undo, call_of
 from perdure.runner.finale import roll_back, uncancelled
 from perdure.runner.history import History
 from perdure.runner.ledger import Ledger
-from perdure.runner.locations import Scope, escape
+from perdure.runner.locations import Scope
 from perdure.runner.loop import WorkflowLoop
 from perdure.runner.scheduled import Closed, WorkflowTask
 from perdure.steps import StepCall
@@ -98,12 +98,11 @@ class Facade:
         return self.facts.id
 
     def ask_step(self, call: StepCall) -> Any:
-        name, settings = call.step.name, call.step.settings
-        if settings.compensate is not None:
-            self._ledger.compensations.check(settings.compensate, self._loop.scope().path)
+        step = call.step
+        if step.settings.compensate is not None:
+            self._ledger.compensations.check(step.settings.compensate, self._loop.scope().path)
             call.blocks = BLOCKS.get()
-        segment = escape(name) if settings.key is None else f"{escape(name)}[{escape(settings.key)}]"
-        return self._ledger.ask("step", name, segment, call=call)
+        return self._ledger.ask("step", step.name, step.segment, call=call)
 
     def ask_sleep(self, due_at: float) -> Any:
         if due_at > self._loop.now:
@@ -190,7 +189,8 @@ class Facade:
         return self._loop.scope().path
 
     def next_number(self) -> int:
-        return self._loop.next_number()
+        self._loop.number += 1
+        return self._loop.number
 
     def scope_random(self, purpose: str) -> random.Random:
         self._ledger.check_inside()

@@ -16,13 +16,14 @@ from perdure.codec import Codec, fingerprint
 from perdure.context import RunFacts
 from perdure.errors import HistoryDiverged, InvalidPayload, WorkflowMisuse
 from perdure.failures import step_error, told_error
+from perdure.names import escape
 from perdure.questions import Question
 from perdure.records import Entry, EntryStatus, ErrorRecord, Held, StartChild, StopRun
 from perdure.runner.alarms import Alarms
 from perdure.runner.compensations import Compensations
 from perdure.runner.extras import Extras
 from perdure.runner.history import History
-from perdure.runner.locations import escape, segment_of
+from perdure.runner.locations import segment_of
 from perdure.runner.loop import WorkflowLoop
 from perdure.runner.nursery import CHILDREN, Nursery
 from perdure.runner.pending import EntryFuture, Forever, Pending
@@ -122,7 +123,9 @@ class Ledger:
     ) -> Any:
         """Ask for an entry; gives what the task is to await."""
         loop = self._loop
-        if (self.ended or loop.closing or events._get_running_loop() is not loop) and not self.may_ask():
+        # A step's call comes from the running loop by itself; of others it is asked, which costs a system call.
+        outside = not loop.open or (call is None and events._get_running_loop() is not loop)
+        if (self.ended or loop.closing or outside) and not self.may_ask():
             return self.never()
         scope = loop.scope()
         ordinal = scope.ordinal
@@ -130,7 +133,7 @@ class Ledger:
         location = scope.place(segment)
         self._asked = asked = self._asked + 1
         future = EntryFuture(loop=loop)
-        future.number = loop.next_number()
+        loop.number = future.number = loop.number + 1
         future.location = location
         future.keeper = self
         if ordinal <= scope.last_recorded:

@@ -15,13 +15,6 @@ import random
 
 from perdure.records import Entry
 
-_ESCAPES = str.maketrans({char: f"%{ord(char):02X}" for char in "%/#[]~"})
-
-
-def escape(name: str) -> str:
-    """A name as one segment of a path."""
-    return name if name.isidentifier() else name.translate(_ESCAPES)
-
 
 def scope_of(location: str) -> str:
     """The path of the scope that an entry is in; "" is the workflow's own."""

@@ -76,18 +76,20 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         self.halted = False
         self.closing = False
         self.callbacks = 0
-        self._number = (seed * 0x9E3779B97F4A7C15) & (
-            (1 << 60) - 1
-        )  # spread over all bits: asyncio keeps tasks in sets
-        self._inner_number = self._number  # for what asyncio makes for itself, which differs between Python versions
+        # By it futures, tasks and calls hash alike on every replay; spread over all bits: asyncio keeps tasks in sets.
+        self.number = (seed * 0x9E3779B97F4A7C15) & ((1 << 60) - 1)
+        self._inner_number = self.number  # for what asyncio makes for itself, which differs between Python versions
         self._hurrying = False
         self._refused = 0
         self._batch: AsCompletedBatch | None = None
 
     # --- driving
 
-    def drain(self, *, to_the_end: bool = False) -> None:
-        """Run what is ready, until nothing is, the workflow function has ended, or the run was halted."""
+    def drain(self, *, to_the_end: bool = False) -> bool:
+        """Run what is ready, until nothing is, the workflow function has ended, or the run was halted.
+
+        False if the run simply waits now; True if it has ended, was halted, or spins.
+        """
         outer = events._get_running_loop()
         hooks = sys.get_asyncgen_hooks()
         events._set_running_loop(self)
@@ -104,6 +106,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         finally:
             events._set_running_loop(outer)
             sys.set_asyncgen_hooks(*hooks)
+        return self.halted or self.callbacks >= MAX_CALLBACKS or (main is not None and main.done())
 
     @property
     def stopped(self) -> bool:
@@ -132,8 +135,8 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         return task.scope
 
     def next_number(self) -> int:
-        self._number += 1
-        return self._number
+        self.number += 1
+        return self.number
 
     def fire(self, location: str) -> bool:
         """Make a timer's call-back ready. False if no such timer stands."""
@@ -167,7 +170,8 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> Ready:
         if self.closing:  # a handler that releases a lock does no harm: nobody is woken any more
             return Ready(callback, args, self, context)
-        self._check_open(callback)
+        if not self.open or type(getattr(callback, "__self__", None)) is not WorkflowTask:
+            self._check_open(callback)
         if RELEASE is not None and type(callback) is partial and callback.func is RELEASE:
             return self._release_soon(callback, args, context)
         handle = Ready(callback, args, self, context)
@@ -295,8 +299,8 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
             raise WorkflowMisuse("as_completed in a workflow takes a list or tuple, whose order is known")
         if self._batch is None or self._batch.of is not awaitables:
             waiting = {id(item) for item in awaitables if not asyncio.isfuture(item)}
-            self._batch = AsCompletedBatch(awaitables, self._number + 1, len(waiting))
-            self._number += len(awaitables)
+            self._batch = AsCompletedBatch(awaitables, self.number + 1, len(waiting))
+            self.number += len(awaitables)
         return self._batch, next(i for i, item in enumerate(awaitables) if item is coro)
 
     def _start_in_order(self, batch: AsCompletedBatch) -> None:

@@ -36,7 +36,7 @@ class Books(Protocol):
 class Nursery:
     """See the module's docstring."""
 
-    __slots__ = ("_books", "_by_id", "_children", "_generation", "_loop", "_watches")
+    __slots__ = ("_books", "_by_id", "_children", "_generation", "_loop", "watches")
 
     def __init__(self, books: Books, loop: Any, generation: int, history: History) -> None:
         self._books = books
@@ -44,7 +44,7 @@ class Nursery:
         self._generation = generation
         self._children: dict[str, Entry] = {}  # entries that have started them, by location
         self._by_id: dict[str, str] = {}
-        self._watches: dict[str, Pending] = {}  # by the location of the child's entry
+        self.watches: dict[str, Pending] = {}  # by the location of the child's entry
         if history.iterations:
             self._take_up(history)
 
@@ -71,7 +71,7 @@ class Nursery:
 
     def _forget(self, location: str | None) -> None:
         """It has ended. If its iteration is gone already, so is the reason to keep its entry."""
-        if location in self._watches:
+        if location in self.watches:
             self._let_go(location)
         elif location is not None:
             self._by_id.pop(_id_in(self._children.pop(location)), None)
@@ -86,7 +86,7 @@ class Nursery:
                 self._watch(location, _id_in(child))
 
     def _watch(self, location: str, run_id: str) -> None:
-        known = self._watches.get(location)
+        known = self.watches.get(location)
         if known is not None:
             self._books.changed[known.location] = known.entry(known.recorded or PENDING)
             return
@@ -106,7 +106,7 @@ class Nursery:
         self._books.changed[pending.location] = pending.entry(PENDING)
 
     def _send(self, location: str, pending: Pending) -> None:
-        self._watches[location] = pending
+        self.watches[location] = pending
         if pending.recorded is not SUCCEEDED:
             pending.work = ObserveRun(pending.name, pending.target)
             self._books.to_send[pending.location] = pending
@@ -116,7 +116,7 @@ class Nursery:
     def errand_done(self, watch: str, *, ended: bool) -> bool:
         """The run has asked to be told, or has found out that there is nothing to wait for. False: that was not it."""
         location = watch.rpartition("/")[0]
-        pending = self._watches.get(location)
+        pending = self.watches.get(location)
         if pending is None or pending.location != watch:
             return False
         if ended:
@@ -132,23 +132,20 @@ class Nursery:
     def told(self, target: str) -> bool:
         """The end of a child has come as mail. False: that was for somebody else."""
         location = target.partition("/")[2].rpartition("/")[0]
-        pending = self._watches.get(location)
+        pending = self.watches.get(location)
         if pending is None or pending.target != target:
             return False
         self._let_go(location)
         return True
 
     def _let_go(self, location: str) -> None:
-        pending = self._watches.pop(location)
+        pending = self.watches.pop(location)
         if pending.under_way:  # its report is still to come
             pending.under_way = False
             self._books.under_way -= 1
         self._books.to_send.pop(pending.location, None)
         self._by_id.pop(_id_in(self._children.pop(location)), None)
         self._books.forget(location)
-
-    def __bool__(self) -> bool:
-        return bool(self._watches)
 
 
 def _id_in(entry: Entry) -> str:

@@ -85,7 +85,7 @@ class Outgoing(Facade):
         if self._redoing is not None:
             return self._redoing.due_at
         if not self._limited:
-            return self._ledger.alarms.earliest() if self._ledger.alarms else None
+            return self._ledger.alarms.earliest() if self._ledger.alarms.due else None
         earliest, limit = self._ledger.alarms.earliest(), self._limit()
         if limit is None:
             return earliest

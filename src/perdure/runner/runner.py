@@ -73,7 +73,7 @@ class Runner(Taking):
             if self._redoing is None:
                 if inputs or self._ledger.instant or self._ledger.waiting:
                     self._take_all(inputs, now)
-                if self._limited or self._ledger.alarms:
+                if self._limited or self._ledger.alarms.due:
                     self._fire_due(max(now, loop.now))
             return self._finish()
         except BaseException:  # KeyboardInterrupt abandons the turn; so would a defect of ours
@@ -95,10 +95,11 @@ class Runner(Taking):
         if ledger.instant or ledger.waiting:
             self._settle_ready(max(now, loop.now))
         for number, given in enumerate(inputs, 1):
+            moment = now if now > loop.now else loop.now
             if type(given) is StepDone:
-                self._take_attempt(given, max(now, loop.now))
+                self._take_attempt(given, moment)
             else:
-                self._take(given, max(now, loop.now))
+                self._take(given, moment)
             if ledger.instant or ledger.waiting:
                 # Events that come together are there together: a batch gets all, and the mailbox goes before a topic.
                 if _is_event(given) and _is_event(*inputs[number : number + 1]):
@@ -260,7 +261,9 @@ class Runner(Taking):
             consumed = self._take_consumed() if self._mailroom.consumed else ()
             pins = self._take_pins() if ledger.pins and (entries or consumed) else ()
             drift = tuple(ledger.drift) if ledger.drift else ()
-            return Turn(entries, pins, consumed, effects, True, (), self._wake_at(), None, None, drift, more, extras)
+            timed = self._limited or ledger.alarms.due or self._redoing is not None
+            wake_at = self._wake_at() if timed else None
+            return Turn(entries, pins, consumed, effects, True, (), wake_at, None, None, drift, more, extras)
         consumed, pins, drift = self._take_consumed(), self._take_pins(), tuple(ledger.drift)
         if outcome is not None:
             self.close()

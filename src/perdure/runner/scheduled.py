@@ -8,7 +8,8 @@ from contextvars import Context as VariableContext
 from contextvars import copy_context
 from typing import Any, Protocol
 
-from perdure.runner.locations import Scope, escape
+from perdure.names import escape
+from perdure.runner.locations import Scope
 
 
 class Closed(BaseException):

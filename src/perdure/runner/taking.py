@@ -38,7 +38,7 @@ class Taking(Completing):
         ledger = self._ledger
         if ledger.stops and self._stopped(done, now):
             return
-        if ledger.nursery and ledger.nursery.errand_done(done.location, ended=True):
+        if ledger.nursery.watches and ledger.nursery.errand_done(done.location, ended=True):
             return
         pending = ledger.pending.get(done.location)
         if pending is None or pending.attempt != done.attempt or not pending.under_way or self._loop.stopped:
@@ -88,7 +88,7 @@ class Taking(Completing):
 
     def _take_standing(self, standing: Standing, now: float) -> None:
         """An errand was run; from now on the run waits for mail."""
-        if self._ledger.nursery and self._ledger.nursery.errand_done(standing.location, ended=False):
+        if self._ledger.nursery.watches and self._ledger.nursery.errand_done(standing.location, ended=False):
             return
         pending = self._ledger.pending.get(standing.location)
         if pending is None or not pending.under_way:
@@ -153,7 +153,7 @@ class Taking(Completing):
         """A retry that was waiting need not wait any longer, and a step that holds the run gets its attempts back."""
         ledger = self._ledger
         for location, pending in ledger.pending.items():
-            if pending.call is not None and location in ledger.alarms:
+            if pending.call is not None and location in ledger.alarms.due:
                 ledger.alarms.set(location, now)
                 if pending is self._redoing:
                     pending.due_at = now
@@ -166,7 +166,7 @@ class Taking(Completing):
     def _take_news(self, message: Message, now: float) -> None:
         """A run has ended that something here waits for, or did."""
         self._mailroom.pass_over(message)
-        if self._ledger.nursery and self._ledger.nursery.told(message.target or ""):
+        if self._ledger.nursery.watches and self._ledger.nursery.told(message.target or ""):
             return
         location = (message.target or "").partition("/")[2]
         pending = self._ledger.pending.get(location)

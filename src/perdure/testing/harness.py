@@ -112,13 +112,13 @@ class WatchedEngine(Engine):
     def _watch(self, executor: Executor) -> None:
         start, in_thread = executor.start, executor._threads.run
 
-        def started(run_id: str, workflow: str, step: RunStep, *, others: bool = False) -> None:
+        def started(run_id: str, workflow: str, step: RunStep, now: float, others: bool = False) -> None:
             once = step.call.step.settings.at_most_once
             key = step.idempotency_key
             self._harness.executions.append(
                 Execution(self.number, run_id, step.location, step.attempt, once, key, step.name)
             )
-            start(run_id, workflow, self._stand_in(step), others=others)
+            start(run_id, workflow, self._stand_in(step), now, others)
 
         executor.start = started  # type: ignore[method-assign]
         executor._threads.run = lambda call: in_thread(  # type: ignore[method-assign]
@@ -276,8 +276,8 @@ def unhurried(core: Core, clock: Clock) -> None:
     executor, time = core.coordinator.executor, core.coordinator.executor._clock
     start = executor.start
 
-    def started(run_id: str, workflow: str, step: RunStep, *, others: bool = False) -> None:
-        start(run_id, workflow, step, others=others)
+    def started(run_id: str, workflow: str, step: RunStep, now: float, others: bool = False) -> None:
+        start(run_id, workflow, step, now, others)
         time.call_at(time.now() + EXPOSE_AFTER, exposure.poke)
 
     for duty in core._duties:

@@ -55,9 +55,9 @@ class SimulatedEngine(Engine):
         executor, coordinator = core.coordinator.executor, core.coordinator
         start = executor.start
 
-        def started(run_id: str, workflow: str, step: RunStep, *, others: bool = False) -> None:
+        def started(run_id: str, workflow: str, step: RunStep, now: float, others: bool = False) -> None:
             self._world.executes(self.process, coordinator.worker, run_id, step)
-            start(run_id, workflow, step, others=others)
+            start(run_id, workflow, step, now, others)
 
         executor.start = started  # type: ignore[method-assign]
         self._world.writings[id(executor._writing)] = self.process
