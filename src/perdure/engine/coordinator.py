@@ -170,6 +170,11 @@ class Coordinator:
             elif resident is not None:
                 self._fetch_mail(resident)
 
+    def commits(self, run_id: str) -> bool:
+        """Whether a turn of this run is being committed."""
+        resident = self.residents.active(run_id)
+        return resident is not None and resident.committing
+
     def exposed_soon(self, run_id: str, locations: tuple[str, ...]) -> None:
         """These steps take long: let people see that they are running."""
         self._loop.call_soon(self._exposed, run_id, locations)
@@ -366,6 +371,7 @@ class Coordinator:
                 self._hub.changed((resident.id,), ended=False)
             self._committed(resident, turn, commit, answer)
             if resident.hinted and turn.outcome is None:  # most often by its own turn: no hurry
+                self._hub.changed((resident.id,))
                 self._suspended(self._clock.now() + self._config.seconds("timer_resolution"))
         elif isinstance(answer, StoreError):
             self._unstorable(resident, taken, answer)

@@ -71,6 +71,7 @@ class Core:
         ]
         self._rejoining: asyncio.Task[None] | None = None
         self._leave_hints = link.store.on_change(self._hinted)
+        link.hub.expects = self.coordinator.commits
         member.listen(lost=self._lost, more=self._claiming.poke)
 
     # --- life

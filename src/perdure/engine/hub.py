@@ -7,7 +7,7 @@ question to the store.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from perdure.records import RunRecord
 
@@ -20,6 +20,7 @@ class Hub:
     def __init__(self) -> None:
         self._for_change: dict[str, set[News]] = {}
         self._for_end: dict[str, set[News]] = {}
+        self.expects: Callable[[str], bool] = lambda run_id: False  # whether more will be known of a run in a moment
 
     @property
     def watched(self) -> bool:
@@ -51,6 +52,11 @@ class Hub:
                 for waiter in list(waiting.get(run_id, ())):
                     if not waiter.done():
                         waiter.set_result(None)
+
+    def hinted(self, run_ids: Iterable[str] | None) -> None:
+        """The store says that these runs have changed. A turn that is being committed here most often is the reason:
+        the answer to it tells more, so that those who wait for the end need not ask the store."""
+        self.changed(None if run_ids is None else [run_id for run_id in run_ids if not self.expects(run_id)])
 
     def finished(self, record: RunRecord) -> None:
         """This run has ended, here and like this."""

@@ -36,7 +36,7 @@ class Link:
         if abs(offset) > 0.001:
             self.clock = OffsetClock(self.clock, offset)
         self.committer.start()
-        self._leave = self.store.on_change(self.hub.changed)
+        self._leave = self.store.on_change(self.hub.hinted)
         self._sweep()
 
     def _sweep(self) -> None:
