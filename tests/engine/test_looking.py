@@ -128,6 +128,13 @@ async def test_result_of_a_run_that_another_process_executes(h):
 
 
 @on_every_store
+async def test_whoever_waits_for_what_ends_here_asks_the_store_nothing(h):
+    engine = await h.engine(quick)
+    assert await h.drive(engine.execute(quick, 4)) == 8
+    assert engine.faults.calls["records"] == 0
+
+
+@on_every_store
 async def test_unknown_runs(h):
     engine = await h.engine(quick)
     run = engine.get("nobody")
