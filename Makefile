@@ -47,9 +47,15 @@ coverage: $(VENV)/dev
 chaos: $(VENV)/dev
 	$(BIN)/python -m pytest tests/chaos
 
-#   make bench   the measurements of benchmarks/
-bench: $(VENV)/core
-	$(BIN)/python -m benchmarks
+#   make bench   perdure beside its peers, into docs/performance.md; a part: ONLY=noop10 ENGINES=perdure,dbos ROUNDS=5
+ONLY :=
+ENGINES :=
+ROUNDS :=
+SCALE :=
+comma := ,
+bench: $(VENV)/dev
+	$(BIN)/python -m benchmarks $(subst $(comma), ,$(ONLY)) --page $(if $(ENGINES),--engines $(ENGINES)) \
+	  $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SCALE),--scale $(SCALE))
 
 #   make simulate  workers, clients and faults from seeds: SEEDS=10000 how many, STORE=sqlite where, START=500 the first
 SEEDS := 1000

@@ -1,76 +1,112 @@
-"""The command: measure workloads, print their tables, keep the results; or put kept results into a page."""
+"""The command: measure workloads, print their tables, keep the results; or make page and chart of kept results."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import machine
-from benchmarks.harness import Result, figures_of, measure, workload
-from benchmarks.report import markdown_of, put_between_markers, table_of
+from benchmarks import engines, machine
+from benchmarks.chart import chart_of
+from benchmarks.harness import ROOT, Result, figures_of, workload
+from benchmarks.hosts import SETTINGS, Hosts
+from benchmarks.report import markdown_of, put_between_markers, tables_of
+from benchmarks.rounds import Outcome, Rig, measure
 from benchmarks.workloads import NAMES
 
 RESULTS = Path(__file__).parent / "results"
+PAGE = ROOT / "docs" / "performance.md"
 ROUNDS = 5
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = _options(argv)
     options.results.mkdir(parents=True, exist_ok=True)
-    # Quick figures mean nothing, so that they must not take the place of real ones.
-    kept = options.results / ("quick.json" if options.quick else "latest.json")
+    # Figures of small sizes mean nothing, so that they must not take the place of real ones.
+    kept = options.results / ("latest.json" if options.scale == 1 else "quick.json")
     if options.markdown is not None:
-        results = read(kept)
-        if not results:
-            raise SystemExit(f"there are no results in {kept}; measure first: python -m benchmarks")
-        put_between_markers(options.markdown, markdown_of(results))
+        make_page(kept, options.markdown)
         return
     screen, log = Console(), Console(stderr=True)
     if not screen.is_terminal:
         screen.width = 140
-    for name in options.names or NAMES:
-        result = _measured(name, options, log)
-        keep(kept, result)
-        screen.print(table_of(result))
-        screen.print()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # servers are stopped on the way out
+    with Hosts(options.results / f"servers-{os.getpid()}") as hosts:
+        rig = Rig(options.results, hosts, options.engines, options.rounds, options.scale, log.print)
+        for name in options.names or NAMES:
+            outcome = measure(name, rig)
+            if not any(outcome.rounds) and not outcome.missing:
+                log.print(f"{name}: nothing to measure with these engines")
+                continue
+            result = _result(name, outcome, rig)
+            keep(kept, result)
+            for table in tables_of(result):
+                screen.print(table)
+                screen.print()
+    if options.page:
+        make_page(kept, PAGE)
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure what perdure costs.")
     parser.add_argument("names", nargs="*", metavar="name", help=f"which workloads: {', '.join(NAMES)} (default: all)")
+    parser.add_argument("--engines", default="", metavar="A,B", help="which engines, by name or its beginning: dbos")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one round: shows that it works, not how fast")
+    parser.add_argument("--scale", type=float, help="sizes as a share of the full ones, to try things out: 0.1")
     parser.add_argument("--rounds", type=int, help=f"how often each subject is measured (default: {ROUNDS})")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for results, and data while measuring")
+    parser.add_argument("--page", action="store_true", help="put the results into docs/performance.md when all is done")
     parser.add_argument("--markdown", type=Path, metavar="PAGE", help="measure nothing; put the latest results there")
     options = parser.parse_args(argv)
     unknown = [name for name in options.names if name not in NAMES]
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; choose from {', '.join(NAMES)}")
+    if options.scale is None:
+        options.scale = 0.0 if options.quick else 1.0
     if options.rounds is None:
         options.rounds = 1 if options.quick else ROUNDS
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
+    whole = not options.names and not options.engines and options.scale == 1 and options.rounds >= ROUNDS
+    options.page = options.page and whole  # a part of the figures would be a page that leaves out the rest
+    options.results = options.results.resolve()
+    options.engines = engines.chosen([word for word in options.engines.split(",") if word])
     return options
 
 
-def _measured(name: str, options: argparse.Namespace, log: Console) -> Result:
+def _result(name: str, outcome: Outcome, rig: Rig) -> Result:
     chosen = workload(name)
-    sizes = chosen.quick if options.quick else chosen.sizes
-    rounds = measure(name, rounds=options.rounds, quick=options.quick, data=options.results, progress=log.print)
+    compared = [figure for each in chosen.compared for figure in each.figures(outcome.entrants)]
     return Result(
         workload=name,
-        title=chosen.title.format(**sizes),
+        title=chosen.title.format(**outcome.sizes),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine=machine.facts(),
-        sizes=sizes,
-        rounds=rounds,
-        figures=figures_of(chosen, rounds),
+        machine={**machine.facts(), "servers": dict(rig.hosts.versions), "server_settings": SETTINGS},
+        sizes=outcome.sizes,
+        rounds=outcome.rounds,
+        figures=figures_of([*compared, *chosen.figures], outcome.rounds),
+        engines={
+            each.name: "; ".join(filter(None, [each.title, rig.versions[each.peer_name], each.peer.settings]))
+            for each in outcome.entrants
+        },
+        missing=outcome.missing,
     )
+
+
+def make_page(kept: Path, page: Path) -> None:
+    """Figures and their chart, from kept results."""
+    results = read(kept)
+    if not results:
+        raise SystemExit(f"there are no results in {kept}; measure first: python -m benchmarks")
+    put_between_markers(page, markdown_of(results, page.with_suffix(".svg").name))
+    page.with_suffix(".svg").write_text(chart_of(results), encoding="utf-8")
 
 
 def read(path: Path) -> list[Result]:

@@ -1,27 +1,28 @@
-"""Workloads and their rounds.
+"""Workloads, and what comes of their rounds.
 
-A workload has subjects (perdure on SQLite, the raw store, ...) that are measured side by side. A round measures each of
-them once, in order, each in a fresh process; rounds follow each other, so that whatever slows the machine for a while
-slows all subjects. A figure is computed per round, ratios too, and reported as the median over the rounds with the
-lowest and the highest.
+A workload has subjects that are measured side by side: engines (`engines.py`), and subjects of its own (the raw store,
+the engine in memory, ...). A round measures each of them once, each in a fresh process (`rounds.py`); rounds follow
+each other, so that whatever slows the machine for a while slows all subjects. A figure is computed per round, ratios
+too, and reported as the median over the rounds with the lowest and the highest.
+
+Only the standard library: peers import this in environments of their own.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from benchmarks.comparison import Comparison
 
 ROOT = Path(__file__).resolve().parents[1]
-PATIENCE = 900.0  # seconds until a subject is given up
+UNSCALED = ("at_once", "settle_ms")
 
 Measures = Mapping[str, float]
 """What a subject measured, by name."""
@@ -35,19 +36,28 @@ class Setting:
     """What a subject gets: how much to do and where.
 
     `folder` is new in each round and shared by its subjects, `prepared` is what the workload's `prepare` has filled.
+    `urls` are those of servers, where nobody else has been: `postgres` a database, `redis` an empty server.
     """
 
     folder: Path
     prepared: Path
     sizes: Sizes
+    urls: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, text: str) -> Setting:
         given = json.loads(text)
-        return cls(Path(given["folder"]), Path(given["prepared"]), given["sizes"])
+        return cls(Path(given["folder"]), Path(given["prepared"]), given["sizes"], given["urls"])
 
     def to_json(self) -> str:
-        return json.dumps({"folder": str(self.folder), "prepared": str(self.prepared), "sizes": dict(self.sizes)})
+        return json.dumps(
+            {
+                "folder": str(self.folder),
+                "prepared": str(self.prepared),
+                "sizes": dict(self.sizes),
+                "urls": dict(self.urls),
+            }
+        )
 
 
 Subject = Callable[[Setting], Measures]
@@ -55,18 +65,27 @@ Subject = Callable[[Setting], Measures]
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the report, computed from a round. The target is for the reader; nothing fails when it is missed."""
+    """One line of the report, computed from a round. The target is for the reader; nothing fails when it is missed.
+
+    `subject` is set where the figure is nothing but what that subject measured.
+    """
 
     title: str
     unit: str
     value: Callable[[Round], float]
     at_least: float | None = None
     at_most: float | None = None
+    subject: str | None = None
 
 
 @dataclass(frozen=True)
 class Workload:
-    """`prepare` runs once, before the first round; `quick` sizes only show that it works. The title names sizes."""
+    """`prepare` runs once, before the first round; `quick` sizes only show that it works. The title names sizes.
+
+    `needs` are the servers of subjects that use any. With `compared`, every engine that can do the workload is measured
+    too, by the function of its name in `driving.py`. With `one_place`, the subjects of a round share servers as well as
+    a folder: some go on with what another left.
+    """
 
     title: str
     subjects: Mapping[str, Subject]
@@ -74,6 +93,19 @@ class Workload:
     sizes: Sizes
     quick: Sizes
     prepare: Subject | None = None
+    needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    compared: Sequence[Comparison] = ()
+    one_place: bool = False
+
+    def sized(self, scale: float) -> Sizes:
+        """The sizes at a scale: 1 is what figures are made of, 0 the quick ones, below which nothing goes.
+
+        What makes the workload what it is, and not how long it takes, is not scaled.
+        """
+        if scale == 0:
+            return self.quick
+        scaled = {name: max(self.quick[name], round(size * scale)) for name, size in self.sizes.items()}
+        return scaled | {name: self.sizes[name] for name in UNSCALED if name in self.sizes}
 
 
 @dataclass(frozen=True)
@@ -87,6 +119,7 @@ class FigureResult:
     high: float
     at_least: float | None = None
     at_most: float | None = None
+    subject: str | None = None
 
     @property
     def met(self) -> bool:
@@ -98,7 +131,10 @@ class FigureResult:
 
 @dataclass(frozen=True)
 class Result:
-    """A workload as it was measured. Self-contained: results of different days may lie in one file."""
+    """A workload as it was measured. Self-contained: results of different days may lie in one file.
+
+    `engines` says of each engine that was measured what it is; `missing` of what was not measured, why.
+    """
 
     workload: str
     title: str
@@ -107,6 +143,8 @@ class Result:
     sizes: Sizes
     rounds: Sequence[Round]
     figures: Sequence[FigureResult] = field(default=())
+    engines: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Result:
@@ -122,58 +160,24 @@ def workload(name: str) -> Workload:
     return found
 
 
-def measure(name: str, *, rounds: int, quick: bool, data: Path, progress: Callable[[str], None]) -> Sequence[Round]:
-    """Run all rounds of a workload, with its files in a folder below `data` that is removed in the end."""
-    chosen = workload(name)
-    sizes = chosen.quick if quick else chosen.sizes
-    measured = []
-    with tempfile.TemporaryDirectory(dir=data, prefix=f"{name}-") as folder:
-        prepared = Path(folder) / "prepared"
-        prepared.mkdir()
-        if chosen.prepare is not None:
-            progress(f"{name}: preparing")
-            in_a_process_of_its_own(name, "prepare", Setting(prepared, prepared, sizes))
-        for number in range(1, rounds + 1):
-            with tempfile.TemporaryDirectory(dir=folder, prefix="round-") as own:
-                setting = Setting(Path(own), prepared, sizes)
-                measured.append(
-                    {
-                        subject: _measured(name, subject, setting, f"round {number} of {rounds}", progress)
-                        for subject in chosen.subjects
-                    }
-                )
-    return measured
-
-
-def _measured(name: str, subject: str, setting: Setting, which: str, progress: Callable[[str], None]) -> Measures:
-    progress(f"{name}: {which}, {subject}")
-    return in_a_process_of_its_own(name, subject, setting)
-
-
-def in_a_process_of_its_own(name: str, subject: str, setting: Setting) -> Measures:
-    """The measures that a subject prints; its output is shown if it fails."""
-    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.round", name, subject, setting.to_json()],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"{name}, {subject}: failed with {done.returncode}\n{done.stdout}{done.stderr}")
-    measures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return measures
-
-
-def figures_of(chosen: Workload, rounds: Sequence[Round]) -> list[FigureResult]:
-    """Each figure computed per round, then summed up over the rounds."""
+def figures_of(figures: Sequence[Figure], rounds: Sequence[Round]) -> list[FigureResult]:
+    """Each figure computed per round, then summed up over the rounds; without those of subjects not measured."""
     results = []
-    for figure in chosen.figures:
-        values = [figure.value(measured) for measured in rounds]
-        median = statistics.median(values)
+    for figure in figures:
+        try:
+            values = [figure.value(measured) for measured in rounds]
+        except KeyError:
+            continue
         results.append(
-            FigureResult(figure.title, figure.unit, median, min(values), max(values), figure.at_least, figure.at_most)
+            FigureResult(
+                title=figure.title,
+                unit=figure.unit,
+                median=statistics.median(values),
+                low=min(values),
+                high=max(values),
+                at_least=figure.at_least,
+                at_most=figure.at_most,
+                subject=figure.subject,
+            )
         )
     return results

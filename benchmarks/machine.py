@@ -7,12 +7,15 @@ import os
 import platform
 import resource
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import apsw
 
 from benchmarks.harness import ROOT
+
+DRIVERS = ("asyncpg", "redis")
 
 
 def facts() -> dict[str, Any]:
@@ -24,8 +27,16 @@ def facts() -> dict[str, Any]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "sqlite": apsw.sqlite_lib_version(),
         "apsw": apsw.apsw_version(),
+        **{driver: version for driver in DRIVERS if (version := _version(driver)) is not None},
         "commit": _commit(ROOT / ".git"),
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def resident_bytes() -> int:

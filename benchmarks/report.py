@@ -15,7 +15,8 @@ END = "<!-- figures: end -->"
 COLUMNS = ("figure", "median", "lowest to highest", "target")
 
 
-def table_of(result: Result) -> Table:
+def tables_of(result: Result) -> list[Table]:
+    """What was measured; and below it, if anything, what was not and why."""
     table = Table(
         title=f"{result.workload}: {result.title}",
         caption=f"{len(result.rounds)} rounds; {sizes_of(result.sizes)}; {machine_of(result.machine)}",
@@ -26,19 +27,32 @@ def table_of(result: Result) -> Table:
         table.add_column(column, justify="left" if column == "figure" else "right")
     for figure in result.figures:
         table.add_row(*row_of(figure), style=None if figure.met else "bold red")
+    return [table, _missing(result)] if result.missing else [table]
+
+
+def _missing(result: Result) -> Table:
+    table = Table("not measured", "why", title=f"{result.workload}: missing", title_justify="left")
+    for name, reason in result.missing.items():
+        table.add_row(name, reason)
     return table
 
 
-def markdown_of(results: Sequence[Result]) -> str:
-    """All workloads, each with where and when it was measured."""
-    parts = []
+def markdown_of(results: Sequence[Result], chart: str) -> str:
+    """All workloads, each with where and when it was measured; and once, what the engines are."""
+    parts = [f"![The engines beside each other, as bars]({chart})\n"] if any(each.engines for each in results) else []
     for result in results:
         lines = [f"### `{result.workload}`: {result.title}", ""]
         lines += ["| " + " | ".join(COLUMNS) + " |", "| --- | ---: | ---: | ---: |"]
         lines += ["| " + " | ".join(row_of(figure)) + " |" for figure in result.figures]
+        if result.missing:
+            lines += ["", "Not measured:", ""]
+            lines += [f"- {name}: {reason}" for name, reason in result.missing.items()]
         lines += ["", f"Median of {len(result.rounds)} rounds ({sizes_of(result.sizes)}), {result.measured_at[:10]}."]
         lines += [f"{machine_of(result.machine)}.", ""]
         parts.append("\n".join(lines))
+    engines = {name: described for result in results for name, described in result.engines.items()}
+    if engines:
+        parts.append("\n".join(["### The engines", "", *(f"- {each}." for each in engines.values()), ""]))
     return "\n".join(parts)
 
 
@@ -72,8 +86,12 @@ def sizes_of(sizes: Mapping[str, int]) -> str:
 def machine_of(machine: Mapping[str, Any]) -> str:
     commit = machine["commit"][:12] if machine["commit"] else "unknown"
     processor = f" ({machine['processor']})" if machine["processor"] else ""
+    servers = machine.get("servers", {})
+    stores = [f"SQLite {machine['sqlite']}"]
+    stores += [f"PostgreSQL {servers['postgres']}"] if "postgres" in servers else []
+    stores += [servers["redis"]] if "redis" in servers else []
     return (
-        f"{machine['cores']} cores{processor}, {machine['system']}, {machine['python']}, SQLite {machine['sqlite']}, "
+        f"{machine['cores']} cores{processor}, {machine['system']}, {machine['python']}, {', '.join(stores)}, "
         f"commit {commit}"
     )
 

@@ -1,11 +1,11 @@
-"""A SQLite store that counts what is asked of it, and remembers what it was given if it is told to."""
+"""Stores that remember what they were given; that in SQLite counts what is asked of it as well."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import apsw
 
@@ -22,6 +22,23 @@ class Recording:
 
     worker: WorkerRecord | None = None
     batches: list[tuple[Write, ...]] = field(default_factory=list)
+
+
+class Remembering:
+    """Mixed into a store: its batches are remembered."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.recording = Recording()
+
+    def forget(self) -> None:
+        """Begin anew, after a warm-up."""
+        self.recording.batches.clear()
+
+    async def commit(self, batch: Sequence[Write]) -> list[Answer]:
+        self.recording.batches.append(tuple(batch))
+        answers: list[Answer] = await super().commit(batch)  # type: ignore[misc]  # the store's
+        return answers
 
 
 class WatchedStore(SqliteStore):

@@ -1,3 +1,3 @@
 """The workloads, in the order in which they are run. Each is a file with a `WORKLOAD`; add its name here."""
 
-NAMES = ("noop10", "latency", "history", "sleepers", "evicted")
+NAMES = ("noop10", "latency", "recovery", "fanout", "history", "sleepers", "evicted", "events", "fleet")

@@ -3,28 +3,32 @@
 A step must cost the same at the end as at the start, and a run that was left in the middle must be back soon: one load,
 then a replay of 5,000 recorded steps that executes none of them.
 
-    sqlite   the run from its first step to its last, left waiting in one more step; with one step per commit
-    memory   the same without a disk, whose noise might hide what the engine itself adds
-    replay   a new process opens the file that `sqlite` left, until the step that was under way begins again
+    <store>           the run from its first step to its last, left waiting in one more step; with one step per commit
+    <store>, replay   a new process opens what that left, until the step that was under way begins again
+    memory            the same without a disk or a server, whose noise might hide what the engine itself adds
 """
 
 from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from time import perf_counter, time
 
-from benchmarks.harness import Figure, Measures, Round, Setting, Workload
+from benchmarks.harness import Figure, Measures, Round, Setting, Subject, Workload
 from benchmarks.watched import WatchedStore
 from perdure import Context, Engine, EngineConfig, step, workflow
+from perdure.clock import SYSTEM_CLOCK
 from perdure.context import RunFacts
 from perdure.runner.runner import Runner, RunStart
 from perdure.store.base import Snapshot, Store
 from perdure.store.memory import MemoryStore
+from perdure.stores import store_at
 
+PLACES = {"sqlite": "SQLite", "postgres": "PostgreSQL", "redis": "Redis", "memory": "in memory"}
+SERVERS = ("postgres", "redis")
 RUN = "long"
 BEGINNINGS: list[float] = []
 """When each step of this process began."""
@@ -52,12 +56,18 @@ async def many_steps(ctx: Context, steps: int, staying: bool) -> None:
         await stay()
 
 
-def sqlite(setting: Setting) -> Measures:
-    return asyncio.run(_grow(WatchedStore(str(setting.folder / "history.db")), setting))
+def grow(place: str, setting: Setting) -> Measures:
+    return asyncio.run(_grow(_store(place, setting), setting))
 
 
-def memory(setting: Setting) -> Measures:
-    return asyncio.run(_grow(MemoryStore(), setting))
+def _store(place: str, setting: Setting) -> Store:
+    match place:
+        case "memory":
+            return MemoryStore()
+        case "sqlite":
+            return WatchedStore(str(setting.folder / "history.db"))
+        case _:
+            return store_at(setting.urls[place], SYSTEM_CLOCK)
 
 
 async def _grow(store: Store, setting: Setting) -> Measures:
@@ -72,42 +82,41 @@ async def _grow(store: Store, setting: Setting) -> Measures:
 
 
 def _costs(beginnings: Sequence[float]) -> Measures:
-    """Microseconds from the beginning of a step to that of the next one: the median of 50, and of 10."""
+    """Microseconds from the beginning of a step to that of the next one: the median of 50."""
     costs = [1e6 * (after - before) for before, after in pairwise(beginnings)]
     return {
         "first_50_us": statistics.median(costs[:50]),
         "last_50_us": statistics.median(costs[-50:]),
-        "first_10_us": statistics.median(costs[:10]),
-        "last_10_us": statistics.median(costs[-10:]),
         "steps_per_s": len(costs) / (beginnings[-1] - beginnings[0]),
     }
 
 
-def replay(setting: Setting) -> Measures:
-    store = WatchedStore(str(setting.folder / "history.db"))
+def replay(place: str, setting: Setting) -> Measures:
+    """The figures of the load and of the replay alone come from a second time, when imports are paid for."""
+    store = _store(place, setting)
     began = perf_counter()
-    reached, loads = asyncio.run(_until_it_goes_on(store))
+    reached = asyncio.run(_until_it_goes_on(store))
+    loads = {"loads": store.calls["load"]} if isinstance(store, WatchedStore) else {}
     assert len(BEGINNINGS) == 1, "recorded steps were executed again"
-    load_s, snapshot = asyncio.run(_load(WatchedStore(str(setting.folder / "history.db"))))
+    load_s, snapshot = asyncio.run(_load(_store(place, setting)))
     assert len(snapshot.entries) >= setting.sizes["steps"]
     return {
         "open_to_step_ms": 1000 * (reached - began),
-        "loads": loads,
         "load_ms": 1000 * load_s,
         "replay_ms": 1000 * _replay_alone(snapshot),
+        **loads,
     }
 
 
-async def _until_it_goes_on(store: WatchedStore) -> tuple[float, int]:
+async def _until_it_goes_on(store: Store) -> float:
     engine = Engine(store, workflows=[many_steps])
     await engine.open()
     await AT_THE_END.wait()
-    loads = store.calls["load"]
     await engine.shutdown(grace=0)
-    return BEGINNINGS[0], loads
+    return BEGINNINGS[0]
 
 
-async def _load(store: WatchedStore) -> tuple[float, Snapshot]:
+async def _load(store: Store) -> tuple[float, Snapshot]:
     await store.open(shards=EngineConfig().shards)
     began = perf_counter()
     snapshot = (await store.load([RUN]))[0]
@@ -150,26 +159,37 @@ def _of(subject: str, measure: str, measured: Round) -> float:
     return measured[subject][measure]
 
 
-def _growth(subject: str, steps: int, measured: Round) -> float:
-    return measured[subject][f"last_{steps}_us"] / measured[subject][f"first_{steps}_us"]
+def _growth(subject: str, measured: Round) -> float:
+    return measured[subject]["last_50_us"] / measured[subject]["first_50_us"]
+
+
+def _subjects() -> Iterator[tuple[str, Subject]]:
+    """A store's replay comes after its growth, and finds what that has left."""
+    for place in PLACES:
+        yield place, partial(grow, place)
+        if place != "memory":
+            yield f"{place}, replay", partial(replay, place)
+
+
+def _figures() -> Iterator[Figure]:
+    for place, title in PLACES.items():
+        yield Figure(f"{title}: a step among the first 50", "us", partial(_of, place, "first_50_us"))
+        yield Figure(f"{title}: a step among the last 50", "us", partial(_of, place, "last_50_us"))
+        yield Figure(f"{title}: last 50 over first 50", "x", partial(_growth, place), at_most=1.2)
+        if place != "memory":
+            again = f"{place}, replay"
+            yield Figure(f"{title}: open, until the next step begins", "ms", partial(_of, again, "open_to_step_ms"))
+            yield Figure(f"{title}: the load alone", "ms", partial(_of, again, "load_ms"))
+    yield Figure("loads while doing so", "", partial(_of, "sqlite, replay", "loads"), at_most=1)
+    yield Figure("the replay alone", "ms", partial(_of, "sqlite, replay", "replay_ms"))
 
 
 WORKLOAD = Workload(
     title="one run of {steps:,} steps",
-    subjects={"sqlite": sqlite, "memory": memory, "replay": replay},
-    figures=[
-        Figure("a step among the first 50, SQLite", "us", partial(_of, "sqlite", "first_50_us")),
-        Figure("a step among the last 50, SQLite", "us", partial(_of, "sqlite", "last_50_us")),
-        Figure("last 50 over first 50, SQLite", "x", partial(_growth, "sqlite", 50), at_most=1.2),
-        Figure("last 10 over first 10, SQLite", "x", partial(_growth, "sqlite", 10)),
-        Figure("a step among the first 50, memory", "us", partial(_of, "memory", "first_50_us")),
-        Figure("a step among the last 50, memory", "us", partial(_of, "memory", "last_50_us")),
-        Figure("last 50 over first 50, memory", "x", partial(_growth, "memory", 50), at_most=1.2),
-        Figure("open the engine until the next step begins", "ms", partial(_of, "replay", "open_to_step_ms")),
-        Figure("loads while doing so", "", partial(_of, "replay", "loads"), at_most=1),
-        Figure("the load alone", "ms", partial(_of, "replay", "load_ms")),
-        Figure("the replay alone", "ms", partial(_of, "replay", "replay_ms")),
-    ],
+    subjects=dict(_subjects()),
+    needs={subject: (place,) for subject, _ in _subjects() if (place := subject.partition(",")[0]) in SERVERS},
+    figures=list(_figures()),
     sizes={"steps": 5_000, "warm_up": 300},
     quick={"steps": 120, "warm_up": 10},
+    one_place=True,
 )

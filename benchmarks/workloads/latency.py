@@ -1,7 +1,7 @@
-"""Latency: a run of one step, one at a time, from `engine.execute` to its result.
+"""Latency: a run of one step, one at a time, from its start to its result.
 
-Nothing shares a commit here, so that a run pays for two of its own: its start, and its step together with its end. The
-raw figure is those two commits alone, the same rows through apsw; the memory figure is everything but them.
+Nothing shares a commit here, so that a run of ours pays for two of its own: its start, and its step together with its
+end. The raw figure is those two commits alone, the same rows through apsw; the memory figure is everything but them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 
+from benchmarks.comparison import Comparison
 from benchmarks.harness import Figure, Measures, Round, Setting, Workload
 from benchmarks.raw import rows_of, write_raw
 from benchmarks.watched import WatchedStore
@@ -32,12 +33,6 @@ async def one_step(ctx: Context, n: int) -> int:
     return await noop(n)
 
 
-def sqlite(setting: Setting) -> Measures:
-    store = WatchedStore(str(setting.folder / "sqlite.db"))
-    seconds = asyncio.run(_execute(store, setting, warmed_up=store.forget))
-    return {**_percentiles(seconds), "commits_per_run": store.calls["commit"] / len(seconds)}
-
-
 def memory(setting: Setting) -> Measures:
     return _percentiles(asyncio.run(_execute(MemoryStore(), setting)))
 
@@ -48,7 +43,8 @@ def raw(setting: Setting) -> Measures:
     assert watched.recording is not None
     transactions = asyncio.run(rows_of(watched.recording, setting.folder / "raw-traced.db"))
     seconds = asyncio.run(write_raw(transactions, setting.folder / "raw.db"))
-    return _percentiles([sum(seconds[at : at + COMMITS]) for at in range(0, len(seconds), COMMITS)])
+    raw_seconds = [sum(seconds[at : at + COMMITS]) for at in range(0, len(seconds), COMMITS)]
+    return {**_percentiles(raw_seconds), "commits_per_run": watched.calls["commit"] / setting.sizes["runs"]}
 
 
 async def _execute(store: Store, setting: Setting, warmed_up: Callable[[], None] = lambda: None) -> list[float]:
@@ -75,22 +71,36 @@ def _of(subject: str, measure: str, measured: Round) -> float:
 
 
 def _over_raw(measured: Round) -> float:
-    return measured["sqlite"]["p50_ms"] / measured["raw"]["p50_ms"]
+    return measured["perdure-sqlite"]["p50_ms"] / measured["raw"]["p50_ms"]
 
 
 WORKLOAD = Workload(
     title="a run of one step, one at a time",
-    subjects={"sqlite": sqlite, "raw": raw, "memory": memory},
-    figures=[
-        Figure("execute, SQLite, p50", "ms", partial(_of, "sqlite", "p50_ms")),
-        Figure("execute, SQLite, p99", "ms", partial(_of, "sqlite", "p99_ms")),
-        Figure("its two commits, raw, p50", "ms", partial(_of, "raw", "p50_ms")),
-        Figure("its two commits, raw, p99", "ms", partial(_of, "raw", "p99_ms")),
-        Figure("execute over its commits, p50", "x", _over_raw),
-        Figure("execute, memory, p50", "ms", partial(_of, "memory", "p50_ms")),
-        Figure("execute, memory, p99", "ms", partial(_of, "memory", "p99_ms")),
-        Figure("commits per run", "", partial(_of, "sqlite", "commits_per_run"), at_most=2),
+    compared=[
+        Comparison(
+            "p50_ms",
+            "p50",
+            "ms",
+            more_is_better=False,
+            targets={
+                ("sqlite", "dbos"): 8,
+                ("sqlite", "rivet"): 1,
+                ("postgres", "dbos"): 4,
+                ("postgres", "restate"): 4,
+                ("redis", "dbos"): 8,
+            },
+        ),
+        Comparison("p99_ms", "p99", "ms", more_is_better=False),
     ],
-    sizes={"runs": 1_000, "warm_up": 100},
-    quick={"runs": 20, "warm_up": 5},
+    subjects={"raw": raw, "memory": memory},
+    figures=[
+        Figure("its two commits, raw, SQLite, p50", "ms", partial(_of, "raw", "p50_ms")),
+        Figure("its two commits, raw, SQLite, p99", "ms", partial(_of, "raw", "p99_ms")),
+        Figure("a run over its commits, SQLite, p50", "x", _over_raw),
+        Figure("in memory, p50", "ms", partial(_of, "memory", "p50_ms")),
+        Figure("in memory, p99", "ms", partial(_of, "memory", "p99_ms")),
+        Figure("commits per run", "", partial(_of, "raw", "commits_per_run"), at_most=2),
+    ],
+    sizes={"runs": 500, "warm_up": 20, "most_ms": 1_500},
+    quick={"runs": 20, "warm_up": 5, "most_ms": 100},
 )

@@ -1,6 +1,14 @@
 """`@event`: the type of a message that runs can receive, and how one becomes a message or an event of a topic.
 
 Callers and workflows send through the same few functions here, so that an event means the same whoever sends it.
+
+An event has an id of its own, which callers choose as they like, and one under which a run or a topic takes it once.
+The second says which way it came, so that what users choose cannot meet what is perdure's own:
+
+    event/<its own id>               sent under an id that somebody chose, or a new one
+    sent/<run>/<target>              sent by a workflow: the entry's, whatever crashes
+    undelivered/<run>/<trace>        left unread by a run that has ended, on its way to its topic
+    letter/<token>                   a dead letter that is replayed
 """
 
 from __future__ import annotations
@@ -117,14 +125,16 @@ def message_of(
     options: EventOptions,
     body: bytes,
     *,
-    id: str,
+    event_id: str,
+    id: str | None = None,
     sent_at: float,
     sender: str | None = None,
     wants_reply: bool = False,
 ) -> Message:
     """The event as mail for one run."""
     return Message(
-        id=id,
+        id=id or chosen(event_id),
+        event_id=event_id,
         kind="event",
         name=options.name,
         body=body,
@@ -137,13 +147,20 @@ def message_of(
 
 
 def topic_event_of(
-    options: EventOptions, body: bytes, *, id: str, sent_at: float, sender: str | None = None
+    options: EventOptions,
+    body: bytes,
+    *,
+    event_id: str,
+    id: str | None = None,
+    sent_at: float,
+    sender: str | None = None,
 ) -> TopicEvent:
     """The event as one of its topic."""
     first = options.delivery == "first"
     return TopicEvent(
         topic=options.name,
-        id=id,
+        id=id or chosen(event_id),
+        event_id=event_id,
         body=body,
         sent_at=sent_at,
         delivery="all" if first else options.delivery,
@@ -151,6 +168,16 @@ def topic_event_of(
         expires_at=None if options.expire_after is None else sent_at + options.expire_after,
         sender=sender,
     )
+
+
+def chosen(event_id: str) -> str:
+    """The id under which an event is taken once that somebody has chosen an id for."""
+    return f"event/{event_id}"
+
+
+def trace(message: Message) -> str:
+    """Tells an event in the mail of a run from all others that it, or another run of this id, ever gets."""
+    return f"{message.number}/{message.sent_at}"
 
 
 def bounded(event: TopicEvent, retention: float) -> TopicEvent:

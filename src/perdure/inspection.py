@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 
+from msgspec.structs import replace
+
 from perdure.client import Client
 from perdure.clock import moment
 from perdure.records import RunQuery, RunRecord, RunStatus, WorkerRecord
+from perdure.views import DeadLetterView, RunDescription, dead_letter_view, describe_run
 
 PAGE = 500
 OVERDUE = 60.0  # seconds after which what should have been done at once is called stuck
@@ -72,6 +75,14 @@ class Examination:
         return sum(finding.severity == "error" for finding in self.findings)
 
 
+@dataclass(frozen=True, slots=True)
+class Prunable:
+    """About how many runs would be deleted, and the first of them."""
+
+    count: int
+    first: tuple[RunDescription, ...]
+
+
 async def workers_of(client: Client) -> list[WorkerView]:
     """Every worker that the store knows, those that are alive first."""
     link = client._open
@@ -80,11 +91,24 @@ async def workers_of(client: Client) -> list[WorkerView]:
     return sorted(views, key=lambda view: (not view.alive, view.pool, view.started_at))
 
 
+async def letter_of(client: Client, letter_id: str) -> DeadLetterView | None:
+    """One dead letter."""
+    letter = await client._open.read(partial(client._open.store.dead_letter, letter_id))
+    return None if letter is None else dead_letter_view(letter, client._open.codec)
+
+
+async def published_workflows(client: Client) -> list[str]:
+    """The names of the workflows that live workers have: what can be started by name."""
+    link = client._open
+    facts = Facts(link.clock.now(), {worker.id: worker for worker in await link.read(link.store.workers)})
+    return sorted({name for each in facts.workers.values() if facts.lives(each.id) for name, _ in each.workflows})
+
+
 async def records_of(client: Client, query: RunQuery | None = None) -> AsyncIterator[list[RunRecord]]:
     """The rows of all runs that a query means, in pages; of those that are open, if it names no status."""
-    after: str | None = None
+    query, after = query or RunQuery(), None
     while True:
-        asked = _page_of(query or RunQuery(), after)
+        asked = replace(query, status=query.status or OPEN, limit=PAGE, after=after)
         page = await client._open.read(partial(client._open.store.runs, asked))
         if page.runs:
             yield list(page.runs)
@@ -109,18 +133,22 @@ async def examine(client: Client, *, deep: bool = False, progress: Progress | No
     return Examination(moment(survey.facts.now), survey.runs, dict(survey.grounds), tuple(found))
 
 
-async def prunable(client: Client, *, progress: Progress | None = None) -> int:
-    """About how many finished runs have outlived their retention; some may still owe something, and stay."""
-    link, due = client._open, 0
+async def prunable(client: Client, *, first: int = 0, progress: Progress | None = None) -> Prunable:
+    """Finished runs that have outlived their retention; some may still owe something, and stay."""
+    link, count = client._open, 0
+    shown: list[RunDescription] = []
     kept, now = client._config.seconds("run_retention"), link.clock.now()
     ended = RunQuery(status=(RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED))
     async for page in records_of(client, ended):
         for record in page:
             retention = kept if record.retention is None else record.retention
-            due += record.ended_at is not None and record.ended_at + retention <= now
+            if record.ended_at is not None and record.ended_at + retention <= now:
+                count += 1
+                if len(shown) < first:
+                    shown.append(describe_run(record, link.codec))
         if progress is not None:
             progress(len(page))
-    return due
+    return Prunable(count, tuple(shown))
 
 
 # --- one run -------------------------------------------------------------------------------------------------------
@@ -256,6 +284,21 @@ class _Survey:
             if ahead > SKEW:
                 text = f"worker {worker.id} (pid {worker.pid}) started {ahead:.1f} s in the future, by the store's time"
                 self._add("clock_skew", "warning", text, "set the clock of its machine", worker.id)
+        self._look_at_leases()
+
+    def _look_at_leases(self) -> None:
+        """Leases are equally long: one that ends much later than all others is by a clock that is ahead."""
+        now = self.facts.now
+        alive = sorted((each.lease_until, each.id) for each in self.facts.workers.values() if self.facts.lives(each.id))
+        if len(alive) < 2:
+            return
+        (usual, _), (longest, worker_id) = alive[-2:]
+        ahead = longest - max(usual, now + self._client._config.seconds("lease"))
+        if ahead > SKEW:
+            text = f"worker {worker_id} has a lease that ends {ahead:.1f} s later than any other: its clock is ahead"
+            self._add(
+                "clock_skew", "warning", text, "set the clock of its machine, or give all the same lease", worker_id
+            )
 
     async def _grounds(self, page: Sequence[RunRecord]) -> list[str]:
         quiet = [each for each in page if each.owner is None and each.wake_at is None and each.held is None]
@@ -351,20 +394,6 @@ async def _facts(client: Client) -> Facts:
     workers = {worker.id: worker for worker in await link.read(link.store.workers)}
     owing = await link.read(partial(link.store.unsettled, PAGE))
     return Facts(link.clock.now(), workers, frozenset(each.record.id for each in owing))
-
-
-def _page_of(query: RunQuery, after: str | None) -> RunQuery:
-    return RunQuery(
-        status=query.status or OPEN,
-        workflow=query.workflow,
-        tags=query.tags,
-        parent=query.parent,
-        id_prefix=query.id_prefix,
-        created_after=query.created_after,
-        created_before=query.created_before,
-        limit=PAGE,
-        after=after,
-    )
 
 
 def _worker_view(record: WorkerRecord, now: float, runs: int) -> WorkerView:

@@ -35,7 +35,7 @@ async def _deed(client: Client, what: str, subject: str) -> str:
         case "bury":
             return await _bury(client, subject)
         case "release":
-            return f"released {await _release(client, subject)} runs of {subject}, which is not there"
+            return f"released {_runs(await _release(client, subject))} of {subject}, which is not there"
         case "resume":
             await client.resume(subject)
             return f"resumed run {subject}"
@@ -61,7 +61,7 @@ async def _bury(client: Client, worker_id: str) -> str:
             return f"worker {worker_id} is back, and was left alone"
     runs = await _release(client, worker_id)
     await link.read(partial(link.store.retire, worker_id))
-    return f"declared worker {worker_id} gone and released its {runs} runs"
+    return f"declared worker {worker_id} gone and released {_runs(runs)}"
 
 
 async def _release(client: Client, worker_id: str) -> int:
@@ -77,7 +77,7 @@ async def _settle(client: Client) -> str:
     before = len(await link.read(partial(link.store.unsettled, PAGE)))
     await Settling(link, News(_ignore, _nothing, _nothing, _ignore)).tick(link.clock.now())
     left = len(await link.read(partial(link.store.unsettled, PAGE)))
-    return f"settled {before - left} runs that had ended" + (f", {left} are left" if left else "")
+    return f"settled {_runs(before - left)} that had ended" + (f", {left} are left" if left else "")
 
 
 async def _fan_out(client: Client) -> str:
@@ -85,7 +85,13 @@ async def _fan_out(client: Client) -> str:
     before = len(await link.read(partial(link.store.unfinished, PAGE)))
     await FanOuts(link, _nothing).tick(link.clock.now())
     left = len(await link.read(partial(link.store.unfinished, PAGE)))
-    return f"gave {before - left} events to the rest of those who waited" + (f", {left} are left" if left else "")
+    return f"gave {before - left} event{'' if before - left == 1 else 's'} to the rest of those who waited" + (
+        f", {left} are left" if left else ""
+    )
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
 
 
 def _ignore(run_id: str) -> None:

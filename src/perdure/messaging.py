@@ -67,7 +67,7 @@ class Messaging(Connection):
     async def _send(self, run_id: str, event: Any, payload: Any, event_id: str | None, *, wants_reply: bool) -> str:
         options, body = outgoing(event, payload, self._open.codec)
         name, now = _event_id(event_id), self._open.clock.now()
-        await self._put_mail(run_id, message_of(options, body, id=name, sent_at=now, wants_reply=wants_reply))
+        await self._put_mail(run_id, message_of(options, body, event_id=name, sent_at=now, wants_reply=wants_reply))
         return name
 
     async def _put_mail(self, run_id: str, message: Message) -> Delivered:
@@ -76,7 +76,7 @@ class Messaging(Connection):
     async def _broadcast(self, event: Any, payload: Any, event_id: str | None) -> int:
         options, body = outgoing(event, payload, self._open.codec)
         now = self._open.clock.now()
-        return await self._publish(topic_event_of(options, body, id=_event_id(event_id), sent_at=now))
+        return await self._publish(topic_event_of(options, body, event_id=_event_id(event_id), sent_at=now))
 
     async def _publish(self, event: TopicEvent) -> int:
         woken = await publish(event, self._open, patient=False)
@@ -84,9 +84,9 @@ class Messaging(Connection):
             self._woken()
         return woken
 
-    async def _reply(self, run_id: str, message_id: str, timeout: float | None) -> Any:
+    async def _reply(self, run_id: str, event_id: str, timeout: float | None) -> Any:
         """The value that the run shows under the request's own key, once it does."""
-        clock, hub, key = self._open.clock, self._open.hub, REPLY + message_id
+        clock, hub, key = self._open.clock, self._open.hub, REPLY + event_id
         deadline = None if timeout is None else clock.now() + timeout
         while True:
             news = hub.wait(run_id, end=False)

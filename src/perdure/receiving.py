@@ -45,7 +45,7 @@ class Request(Generic[T]):
         self._run = run
         self._message = message
         self.value = value
-        self.event_id = message.id
+        self.event_id = message.event_id or message.id
 
     def reply(self, value: Any = None) -> Coroutine[None, None, None]:
         """Answer it: durable once it returns, and given to the sender whenever it asks."""

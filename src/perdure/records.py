@@ -152,6 +152,8 @@ class Message(Struct, frozen=True, gc=False, kw_only=True):
     deferred         `name` is the deferred's, `body` an `Ending` without a status of its own
 
     A `target` is the generation and location of what it answers: one that is not there any more is passed over.
+    By its `id` mail of a run is taken once. An event's own id, which its sender gave it or was given, is `event_id`: it
+    stays the same when the event goes another way, into a topic or through a dead letter.
     """
 
     id: str
@@ -166,6 +168,7 @@ class Message(Struct, frozen=True, gc=False, kw_only=True):
     target: str | None = None
     place: int = 0
     wants_reply: bool = False
+    event_id: str | None = None
 
 
 class Ending(Struct, frozen=True, omit_defaults=True):
@@ -177,7 +180,10 @@ class Ending(Struct, frozen=True, omit_defaults=True):
 
 
 class TopicEvent(Struct, frozen=True, kw_only=True):
-    """An event that is broadcast: to whom it may go (`delivery`), and whether its first reader takes it away."""
+    """An event that is broadcast: to whom it may go (`delivery`), and whether its first reader takes it away.
+
+    By its `id` a topic takes it once; `event_id` is its own, as in a `Message`.
+    """
 
     topic: str
     id: str
@@ -188,6 +194,7 @@ class TopicEvent(Struct, frozen=True, kw_only=True):
     expires_at: float | None = None
     sender: str | None = None
     place: int = 0  # its number in the topic, given when it is accepted
+    event_id: str | None = None
 
 
 class Subscription(Struct, frozen=True):

@@ -17,13 +17,13 @@ from typing import Any
 
 from perdure.client import Client
 from perdure.codec import Codec
-from perdure.context import RunFacts
 from perdure.definition import Workflow
 from perdure.engine.keys import KEYS
+from perdure.engine.reviving import start_of
 from perdure.errors import InvalidPayload
 from perdure.inspection import Progress, records_of
 from perdure.records import Entry, Held, RunQuery
-from perdure.runner.runner import Runner, RunStart
+from perdure.runner.runner import Runner
 from perdure.store.base import Snapshot
 from perdure.tokens import SigningKey
 
@@ -111,7 +111,7 @@ def misfit_of(
 def _held(
     snapshot: Snapshot, definition: Workflow[Any, Any], codec: Codec, keys: tuple[SigningKey, ...]
 ) -> Held | None:
-    start = _start_of(snapshot, definition, codec, keys)
+    start = start_of(snapshot, definition, codec, keys, strict=True)
     try:
         runner = Runner(start)
         try:
@@ -123,34 +123,6 @@ def _held(
         return Held("diverged", str(misfit), recorded="the payload", asked="one of another type")
     except Exception as error:
         return Held("defect", f"{type(error).__name__}: {error}")
-
-
-def _start_of(
-    snapshot: Snapshot, definition: Workflow[Any, Any], codec: Codec, keys: tuple[SigningKey, ...]
-) -> RunStart:
-    record = snapshot.record
-    return RunStart(
-        definition=definition,
-        facts=RunFacts(
-            id=record.id,
-            workflow=record.workflow,
-            version=record.version,
-            generation=record.generation,
-            tags=record.tags,
-            parent=record.parent,
-        ),
-        input=record.input,
-        seed=record.seed,
-        begun_at=record.created_at if record.begun_at is None else record.begun_at,
-        history=snapshot.entries,
-        deadline_at=record.deadline_at,
-        codec=codec,
-        strict=True,
-        run_attempt=record.run_attempt,
-        epoch=record.epoch,
-        keys=keys,
-        waits=record.waits,
-    )
 
 
 async def _outside_of_a_task(work: Callable[[], Misfit | None]) -> Misfit | None:
@@ -184,7 +156,8 @@ def remedy_of(held: Held, entries: Sequence[Entry]) -> str:
     if recorded is not None and (asked is None or _is_on_record(held.asked, entries)):
         kind, name = recorded
         second = "" if kind == "step" else f', "{kind}"'
-        return f'the code no longer asks for it: put ctx.removed("{name}"{second}) in its place'
+        gone = f'if it is gone from the code, put ctx.removed("{name}"{second}) in its place'
+        return f"{gone}; if it only comes later now, keep the old order"
     if asked is not None:
         return f'new runs only: if ctx.version("{asked[1]}", latest=2) >= 2: ... around the new {asked[0]} {asked[1]!r}'
     return 'guard the change: if ctx.version("a-name-for-it", latest=2) >= 2: ...'
@@ -197,11 +170,9 @@ def _thing(text: str | None, entries: Sequence[Entry]) -> tuple[str, str] | None
 
 
 def _is_on_record(text: str | None, entries: Sequence[Entry]) -> bool:
+    """At this very location: the same step elsewhere, in a branch perhaps, is another one."""
     found = _THING.match(text or "")
-    if found is None:
-        return False
-    name = _name_at(found[2], entries)
-    return any(entry.kind == found[1] and entry.name == name for entry in entries)
+    return found is not None and any((entry.kind, entry.location) == (found[1], found[2]) for entry in entries)
 
 
 def _name_at(location: str, entries: Sequence[Entry]) -> str:

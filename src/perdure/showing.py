@@ -26,8 +26,8 @@ def send(run: Shows, run_id: str, event: Any, payload: Any, event_id: str | None
     given = None if event_id is None else check_name("an event's id", event_id)
 
     def work(target: str) -> Work:
-        id = given or f"{run.id}/{target}"
-        return SendEvent(run_id, message_of(options, body, id=id, sent_at=run.now(), sender=run.id))
+        event_id, id = _ids(run, given, target)
+        return SendEvent(run_id, message_of(options, body, event_id=event_id, id=id, sent_at=run.now(), sender=run.id))
 
     return _errand(run, "send", options.name, work, None)
 
@@ -38,10 +38,16 @@ def broadcast(run: Shows, event: Any, payload: Any, event_id: str | None) -> Cor
     given = None if event_id is None else check_name("an event's id", event_id)
 
     def work(target: str) -> Work:
-        id = given or f"{run.id}/{target}"
-        return BroadcastEvent(topic_event_of(options, body, id=id, sent_at=run.now(), sender=run.id))
+        event_id, id = _ids(run, given, target)
+        return BroadcastEvent(topic_event_of(options, body, event_id=event_id, id=id, sent_at=run.now(), sender=run.id))
 
     return _errand(run, "broadcast", options.name, work, lambda entry: run.codec.decode(entry.value or b"0", int))
+
+
+def _ids(run: Shows, given: str | None, target: str) -> tuple[str, str | None]:
+    """An event's own id, and the one under which it is taken once: as the workflow says, or those of the entry."""
+    made = f"{run.id}/{target}"
+    return (made, f"sent/{made}") if given is None else (given, None)
 
 
 def _errand(

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,35 +12,60 @@ import pytest
 from benchmarks.__main__ import keep, main, read
 from benchmarks.harness import Figure, FigureResult, Result, Workload, figures_of, workload
 from benchmarks.machine import facts
-from benchmarks.report import BEGIN, END, number, row_of
+from benchmarks.report import BEGIN, END, markdown_of, number, row_of, tables_of
 from benchmarks.workloads import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "performance.md"
+TITLES = {"postgres": "PostgreSQL", "redis": "Redis"}
+ONLY_ON_SERVERS = ("fleet",)
+ON_SERVERS = {
+    **dict.fromkeys(("noop10", "sleepers", "events"), ("postgres", "redis")),
+    **dict.fromkeys(("history", "fleet"), ("redis",)),
+}
 
 
 def test_all_workloads_run_and_print_their_tables(tmp_path):
-    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "--quick", "--results", str(tmp_path)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    shown = quick(tmp_path, "--engines", "perdure-sqlite")
     results = {result.workload: result for result in read(tmp_path / "quick.json")}
-    assert list(results) == list(NAMES)
+    assert list(results) == [name for name in NAMES if name not in ONLY_ON_SERVERS]
     for name, result in results.items():
-        assert f"{name}: {result.title}" in done.stdout
+        assert f"{name}: {result.title}" in shown
         for figure in result.figures:
-            assert figure.title in done.stdout
+            assert figure.title in shown
     assert [path.name for path in tmp_path.iterdir()] == ["quick.json"], "data was left behind"
     counts = {figure.title: figure.median for result in results.values() for figure in result.figures}
     assert counts["commits per run"] == 2
     assert counts["loads while doing so"] == 1
     assert counts["other store calls per run"] >= 0
+
+
+def test_workloads_run_on_servers_as_well(tmp_path):
+    quick(tmp_path, "noop10", "sleepers", "events", "--engines", "perdure-postgres,perdure-redis")
+    quick(tmp_path, "history", "fleet", "--engines", "perdure-redis")
+    results = {result.workload: result for result in read(tmp_path / "quick.json")}
+    for name, servers in ON_SERVERS.items():
+        assert not results[name].missing
+        assert set(results[name].machine["servers"]) == set(servers)
+        for server in servers:
+            assert any(TITLES[server] in figure.title for figure in results[name].figures)
+    assert set(results["noop10"].rounds[0]) >= {"perdure-postgres", "perdure-redis", "raw, postgres", "raw, redis"}
+    assert [path.name for path in tmp_path.iterdir()] == ["quick.json"], "data or servers were left behind"
+
+
+def quick(folder: Path, *given: str) -> str:
+    """What the command prints, with the smallest sizes and its results in this folder."""
+    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *given, "--quick", "--results", str(folder)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def test_an_unknown_workload_is_refused(capsys):
@@ -49,16 +75,21 @@ def test_an_unknown_workload_is_refused(capsys):
 
 
 def test_ratios_are_computed_per_round():
-    chosen = Workload(
-        title="",
-        subjects={},
-        figures=[Figure("ratio", "x", lambda measured: measured["a"]["n"] / measured["b"]["n"], at_most=2)],
-        sizes={},
-        quick={},
-    )
+    figures = [
+        Figure("ratio", "x", lambda measured: measured["a"]["n"] / measured["b"]["n"], at_most=2),
+        Figure("of a subject that was not measured", "x", lambda measured: measured["c"]["n"]),
+    ]
     rounds = [{"a": {"n": a}, "b": {"n": b}} for a, b in ((2, 1), (30, 10), (5, 5), (8, 2), (9, 9))]
-    [ratio] = figures_of(chosen, rounds)
+    [ratio] = figures_of(figures, rounds)
     assert (ratio.median, ratio.low, ratio.high, ratio.met) == (2, 1, 4, True)
+
+
+def test_sizes_are_scaled_but_not_what_makes_a_workload_what_it_is():
+    chosen = Workload("", {}, [], sizes={"runs": 1000, "at_once": 100}, quick={"runs": 30, "at_once": 10})
+    assert chosen.sized(1) == {"runs": 1000, "at_once": 100}
+    assert chosen.sized(0.1) == {"runs": 100, "at_once": 100}
+    assert chosen.sized(0.001) == {"runs": 30, "at_once": 100}
+    assert chosen.sized(0) == {"runs": 30, "at_once": 10}
 
 
 def test_a_result_takes_the_place_of_its_workloads_last_one(tmp_path):
@@ -99,6 +130,12 @@ def test_the_docs_explain_every_workload_and_figure():
     assert begin
     assert text.count(END) == 1
     assert [name for name in NAMES if f"`{name}`" not in explained] == []
+
+
+def test_what_was_not_measured_is_shown_with_its_reason():
+    told = replace(result("noop10", 1.0), missing={"absurd": "not installed: there is no network"})
+    assert "- absurd: not installed: there is no network" in markdown_of([told], "chart.svg")
+    assert len(tables_of(told)) == 2
 
 
 def test_every_workload_says_what_it_is_for():

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 
 from perdure import Client, RunStatus
 from perdure.records import WorkerRecord
-from tests.chaos.flows import Item, Planned, chaos_listener
+from tests.chaos.flows import Item, Planned, chaos_listener, leaves
 from tests.chaos.places import Place
 from tests.crash.effects import Effect, effects
 
@@ -130,6 +130,17 @@ class Fleet:
             if run.workflow is chaos_listener:
                 for n in range(2):
                     await self.client.send(run.id, Item(n), event_id=f"{run.id}-{n}")
+
+    async def carry(self, runs: list[Planned], trouble: Callable[[], Awaitable[object]]) -> None:
+        """Give runs to the workers that are there, make trouble in the middle of it, and see all of them through."""
+        coming = asyncio.create_task(self.begin(runs))
+        await self.until(lambda: len(self.effects()) > len(runs) // 4, "they get on")
+        await trouble()
+        await coming
+        everyone = runs + leaves(runs)
+        await self.all_ended(everyone)
+        await asyncio.gather(*(self.ends(worker) for worker in self.living()))
+        await self.check(everyone)
 
     async def all_ended(self, runs: Iterable[Planned]) -> None:
         for run in runs:

@@ -8,14 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from perdure import Client
+from perdure.cli.shapes import run_shape
+from tests.servers import postgres, redis
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL = 0.02
@@ -71,10 +75,10 @@ nothing = 42
 class Shop:
     """See the module's docstring."""
 
-    def __init__(self, folder: Path, *, code: str = SHOP) -> None:
+    def __init__(self, folder: Path, url: str = "sqlite:///shop.db?synchronous=off") -> None:
         self.folder = folder
-        self.url = "sqlite:///shop.db?synchronous=off"
-        (folder / "shop.py").write_text(code)
+        self.url = url
+        (folder / "shop.py").write_text(SHOP)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -109,30 +113,33 @@ class Shop:
         return self.run("start", *given, "--app", "shop", *more).stdout.strip()
 
     def until(self, run_id: str, *statuses: str) -> Any:
-        """Wait until a run has one of these statuses; what `show` says of it then."""
+        """Wait until a run has one of these statuses; the run as `show` has it then."""
 
-        async def wait() -> None:
+        async def wait(client: Client) -> Any:
             deadline = time.monotonic() + PATIENCE
-            async with self.client() as client:
-                while await client.status(run_id) not in statuses:
-                    assert time.monotonic() < deadline, await client.describe(run_id)
-                    await asyncio.sleep(POLL)
+            while await client.status(run_id) not in statuses:
+                assert time.monotonic() < deadline, await client.describe(run_id)
+                await asyncio.sleep(POLL)
+            return run_shape(await client.describe(run_id))
 
-        asyncio.run(wait())
-        return self.json("show", run_id)
+        return self.ask(wait)
 
     def make(self) -> None:
         """The empty store."""
 
-        async def make() -> None:
-            async with self.client():
-                pass
+        async def nothing(client: Client) -> None:
+            """Opening it was all."""
 
-        asyncio.run(make())
+        self.ask(nothing)
 
-    def client(self) -> Client:
-        """For what the test itself wants to know: a process per question would take long."""
-        return Client(f"sqlite:///{self.folder / 'shop.db'}?synchronous=off")
+    def ask(self, question: Callable[[Client], Awaitable[T]]) -> T:
+        """For what the test itself wants to know or do: a process per question would take long."""
+
+        async def main() -> T:
+            async with Client(self.url.replace("sqlite:///", f"sqlite:///{self.folder}/")) as client:
+                return await question(client)
+
+        return asyncio.run(main())
 
     @contextmanager
     def worker(self, target: str = "shop:workflows", *more: str) -> Iterator[subprocess.Popen[str]]:
@@ -181,7 +188,33 @@ def _word(name: str, value: Any) -> Any:
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Shop:
-    """An application and an empty store."""
+    """An application and an empty store, a file."""
     made = Shop(tmp_path)
     made.make()
     return made
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def shop_anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+    """The same on a file and on a server."""
+    with _on(request.param, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(params=["sqlite", "postgres", "redis"])
+def shop_everywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+    """The same on every store that outlives a process."""
+    with _on(request.param, tmp_path) as made:
+        yield made
+
+
+@contextmanager
+def _on(kind: str, folder: Path) -> Iterator[Shop]:
+    if kind == "postgres":
+        with postgres.schema_of_its_own() as url:
+            yield Shop(folder, url)
+    elif kind == "redis":
+        with redis.prefix_of_its_own(durability="relaxed") as url:
+            yield Shop(folder, url)
+    else:
+        yield Shop(folder)

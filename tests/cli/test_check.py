@@ -2,6 +2,7 @@
 
 import pytest
 
+from perdure.cli.shapes import MISFIT
 from perdure.records import Entry, EntryStatus, Held
 from perdure.rehearsal import remedy_of
 from tests.cli.kit import SHOP, Shop, shape_of
@@ -37,6 +38,17 @@ def test_code_that_has_not_changed_fits(open_runs):
     assert open_runs.json("check", "shop:workflows") == {"fits": True, "fitting": 3, "misfits": [], "foreign": {}}
     assert "3 open runs fit this code" in open_runs.run("check", "shop").stdout
     assert open_runs.json("ls") == before, "nothing was written"
+
+
+def test_the_gate_on_a_server_too(shop_anywhere):
+    shop = shop_anywhere
+    with shop.worker():
+        shop.start("checkout", '{"id": "1", "cents": 1}', "--id", "a")
+        shop.until("a", "suspended")
+    assert shop.json("check", "shop")["fits"]
+    [misfit] = shop.json("check", changed(shop, (CHARGE, "    receipt = 'free'\n")), code=1)["misfits"]
+    assert list(misfit) == list(MISFIT)
+    assert 'ctx.removed("charge")' in misfit["remedy"]
 
 
 def test_code_that_asks_for_something_new_is_found_and_a_guard_mends_it(open_runs):
@@ -111,6 +123,8 @@ def test_code_that_cannot_be_imported_is_told_with_its_line(open_runs):
         ),
         (Held("diverged", "", location="x", recorded="step 'p/~3/f#1'", asked="step 'new[7]'"), 'ctx.version("new"'),
         (Held("diverged", "", location="x", recorded="a timer that fired", asked="no such timer"), "ctx.version("),
+        (Held("diverged", "", location="f", recorded="step 'a'", asked="step 'f'"), 'ctx.version("f"'),
+        (Held("diverged", "", location="p", recorded="step 'a'", asked="step 'p/~3/f#1'"), 'ctx.removed("a")'),
         (Held("spinning", "it spins"), "see the line"),
     ],
 )

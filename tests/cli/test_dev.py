@@ -65,6 +65,35 @@ def test_dev_tells_what_happens_and_reloads_what_changes(shop):
     assert shop.json("workers") == {"workers": []}, "its worker has left"
 
 
+BLOCKS = """
+import time
+
+@workflow
+async def dozes(ctx: Context) -> None:
+    time.sleep(0.001)
+"""
+
+
+def test_dev_refuses_what_blocks_in_a_workflow_and_tells_of_short_runs(shop):
+    (shop.folder / "shop.py").write_text(SHOP + BLOCKS)
+    dev = shop.popen("dev", "shop.py")
+    try:
+        lines_until(dev, lambda line: "dozes" in line)
+        shop.start("dozes", None, "--id", "doze")
+        [line] = lines_until(dev, lambda line: "doze  failed" in line)[-1:]
+        assert "time.sleep() cannot be called in a workflow: move it into a step (at " in line
+        assert "in dozes)" in line
+    finally:
+        assert shop.stop(dev) == 0
+
+
+def test_a_worker_does_not_refuse_it_unless_asked(shop):
+    (shop.folder / "shop.py").write_text(SHOP + BLOCKS)
+    with shop.worker("shop"):
+        shop.start("dozes", None, "--id", "doze")
+        shop.until("doze", "succeeded")
+
+
 def test_dev_makes_a_file_where_no_store_is_named(shop):
     shop.url = ""
     dev = shop.popen("dev", "shop.py")

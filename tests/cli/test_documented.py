@@ -7,9 +7,9 @@ from typing import Any
 import typer.main
 
 from perdure import RunStatus
+from perdure.cli import shapes
 from perdure.cli.app import app
 from tests.cli.kit import ROOT
-from tests.cli.test_looking import ENTRY, RUN
 
 PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 SECTIONS = {
@@ -18,6 +18,7 @@ SECTIONS = {
 }
 
 
+SHAPES = ("run", "reason", "entry", "error", "letter", "worker", "finding", "misfit")
 PROGRAM: Any = typer.main.get_command(app)
 
 
@@ -69,11 +70,49 @@ def test_every_option_and_command_says_what_it_is_for():
     assert [name for name, command in commands() if not command.help] == []
 
 
+def test_every_option_that_a_section_names_is_one_of_its_command():
+    unknown = [
+        f"perdure {name} {option}"
+        for name, command in commands()
+        for option in re.findall(r"`(--?[a-z][a-z-]*)", section(name))
+        if option not in [each for parameter in command.params for each in parameter.opts]
+    ]
+    assert unknown == []
+
+
+COMMAND_LINE = re.compile(r"^\$ perdure ([^\n#]*)|`perdure ((?!COMMAND)[^`]+)`", re.MULTILINE)
+
+
+def test_every_command_line_in_the_docs_is_one():
+    """A command that there is, with options that it has."""
+    known = dict(commands())
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        for line in COMMAND_LINE.finditer(page.read_text(encoding="utf-8")):
+            words = (line[1] or line[2]).split()
+            name = " ".join(words[:2]) if words[0] == "dead-letters" else words[0]
+            if words[0].startswith("-") or name == "dead-letters":
+                continue
+            assert name in known, f"{page.name}: {line[0]}"
+            options = {each for parameter in known[name].params for each in parameter.opts} | {"--help"}
+            wrong = [word for word in words if re.fullmatch(r"--[a-z-]+|-[a-z]", word) and word not in options]
+            assert wrong == [], f"{page.name}: {line[0]}"
+
+
 def test_the_fields_of_the_shapes_are_there():
-    for name, shape in (("run", RUN), ("entry", ENTRY)):
-        [line] = re.findall(rf"^\| {name} \|(.*)\|$", PAGE, re.MULTILINE)
-        assert re.findall(r"`(\w+)`", line) == list(shape), name
+    table = PAGE.partition("| value | fields |")[2]
+    for name in SHAPES:
+        [line] = re.findall(rf"^\| {name} \|(.*)\|$", table, re.MULTILINE)
+        without_values = re.sub(r"\([^)]*\)", "", line)
+        assert tuple(re.findall(r"`(\w+)`", without_values)) == getattr(shapes, name.upper()), name
     assert [status for status in RunStatus if f"`{status}`" not in section("ls")] == []
+
+
+def test_every_command_has_its_shape_in_the_table():
+    table = PAGE.partition("| command | prints |")[2].partition("| value | fields |")[0]
+    rows = {
+        name for cells in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE) for name in re.findall(r"`(.*?)`", cells)
+    }
+    assert rows == {name for name, command in commands() if any("--json" in each.opts for each in command.params)}
 
 
 def test_the_page_tells_the_exit_codes():

@@ -1,13 +1,15 @@
 """Guarantee 5 over a store: each way in which an open run may be stuck is found, and mended where it can be."""
 
-import asyncio
-
+import apsw
 import pytest
 
-from perdure import Context, workflow
-from perdure.inspection import Facts, Finding, examine, ground_of, prunable, workers_of
+from perdure import Context, EngineConfig, workflow
+from perdure.cli.shapes import FINDING
+from perdure.inspection import Facts, Finding, Prunable, examine, ground_of, prunable, workers_of
 from perdure.mending import mend, prune
 from perdure.records import (
+    Entry,
+    EntryStatus,
     Held,
     Message,
     RunRecord,
@@ -149,12 +151,30 @@ async def test_runs_of_dead_workers_are_found_and_released(h):
     ]
     deeds = await mend(client, (await examine(client)).findings)
     assert sorted(deeds) == [
-        "declared worker w1 gone and released its 2 runs",
-        "declared worker w2 gone and released its 0 runs",
+        "declared worker w1 gone and released 2 runs",
+        "declared worker w2 gone and released 0 runs",
     ]
     assert await kinds(client) == {("no_worker", "warning")}
     assert await workers_of(client) == []
     assert [record.recoveries for record in await store.records(["a", "b"]) if record] == [1, 1]
+
+
+@on_every_store
+async def test_runs_of_a_worker_that_nobody_knows_are_found_and_released(h, monkeypatch):
+    """A store keeps the row of a worker that has runs, so that one must be taken away by hand."""
+    client = await h.client()
+    store, now = client._open.store, client._open.clock.now()
+
+    async def nobody() -> list[WorkerRecord]:
+        return []
+
+    await store.renew(worker("w1", now + 10))
+    await committed(client, CreateRun(row("a", owner="w1")))
+    monkeypatch.setattr(store, "workers", nobody)
+    found = await examine(client)
+    assert [(finding.kind, finding.subject) for finding in found.findings] == [("orphans", "w1")]
+    assert await mend(client, found.findings) == ["released 1 run of w1, which is not there"]
+    assert await kinds(client) == {("no_worker", "warning")}
 
 
 @on_every_store
@@ -197,7 +217,7 @@ async def test_ended_runs_that_still_owe_are_settled(h):
     assert found.errors == 0, "a worker has not had a minute"
     await h.clock.advance(100)
     assert ("unsettled", "error") in await kinds(client)
-    assert "settled 1 runs that had ended" in await mend(client, (await examine(client)).findings)
+    assert "settled 1 run that had ended" in await mend(client, (await examine(client)).findings)
     assert [message.kind for message in await store.inbox("parent")] == ["child"]
     assert ("unsettled", "error") not in await kinds(client)
 
@@ -220,7 +240,7 @@ async def test_broadcasts_that_were_not_finished_are_finished(h):
     await h.clock.advance(100)
     found = await examine(client)
     assert ("unfinished_broadcast", "error") in {(each.kind, each.severity) for each in found.findings}
-    assert "gave 1 events to the rest of those who waited" in await mend(client, found.findings)
+    assert "gave 1 event to the rest of those who waited" in await mend(client, found.findings)
     assert [len(await store.inbox(name)) for name in ("a", "b", "c")] == [1, 1, 1]
 
 
@@ -237,6 +257,45 @@ async def test_large_payloads_and_skewed_clocks_are_told(h):
         ("clock_skew", None),
         ("clock_skew", "w"),
     }
+
+
+@on_every_store
+async def test_large_values_in_histories_are_told_if_one_looks_that_deep(h):
+    client = await h.client()
+    store, now = client._open.store, client._open.clock.now()
+    await store.renew(worker("w1", now + 10))
+    large = Entry("load", "step", "load", EntryStatus.SUCCEEDED, 1, 0, 1, b'"' + b"x" * 1_000_000 + b'"')
+    await committed(client, CreateRun(row("r", owner="w1"), (large,)))
+    assert await kinds(client) == set()
+    [finding] = (await examine(client, deep=True)).findings
+    assert (finding.kind, finding.subject) == ("large_payload", "r")
+    assert "at load" in finding.text
+
+
+@on_every_store
+async def test_a_mailbox_that_is_nearly_full_is_told(h):
+    client = await h.client()
+    now = client._open.clock.now()
+    client._config = EngineConfig(max_pending_events=5)
+    await suspended(client, "m", EVENT)
+    for number in range(4):
+        message = Message(id=str(number), kind="event", name="unread")
+        await committed(client, Deliver(run_id="m", message=message, now=now))
+    [finding] = [each for each in (await examine(client)).findings if each.kind == "full_mailbox"]
+    assert finding.subject == "m"
+    assert "4 unread events; from 5 on it refuses more" in finding.text
+
+
+@on_every_store
+async def test_a_worker_whose_clock_is_ahead_of_the_others_is_told(h):
+    client = await h.client()
+    store, now = client._open.store, client._open.clock.now()
+    await store.renew(worker("ahead", now + 300))
+    assert await kinds(client) == set(), "alone it may have a long lease"
+    await store.renew(worker("b", now + 15))
+    [finding] = (await examine(client)).findings
+    assert (finding.kind, finding.subject) == ("clock_skew", "ahead")
+    assert "285.0 s later" in finding.text
 
 
 @on_every_store
@@ -259,29 +318,62 @@ async def test_pruning_deletes_what_has_outlived_its_retention(h):
     for name in ("a", "b"):
         end = EndRun(run_id=name, turn_id="t", now=now, prune_after=50.0)
         await committed(client, CreateRun(row(name, created_at=now, retention=50.0)), end)
-    assert (await prunable(client), await prune(client, 10)) == (0, 0)
+    assert (await prunable(client, first=1), await prune(client, 10)) == (Prunable(0, ()), 0)
     await h.clock.advance(60)
-    assert (await prunable(client), await prune(client, 10)) == (2, 2)
+    due = await prunable(client, first=1)
+    assert (due.count, len(due.first)) == (2, 1)
+    assert await prune(client, 10) == 2
     assert await client.status("a") is None
 
 
-def test_the_program_says_it_and_exits_for_a_monitor(shop):
+def test_the_program_says_it_and_exits_for_a_monitor(shop_anywhere):
+    shop = shop_anywhere
     shop.start("naps", None, "--id", "nap")
     told = shop.json("doctor")
     assert (told["healthy"], told["open_runs"], told["grounds"], told["repaired"]) == (True, 1, {"due": 1}, [])
-    assert [finding["kind"] for finding in told["findings"]] == ["no_worker"]
-    assert set(told["findings"][0]) == {"kind", "severity", "text", "advice", "subject", "repairable"}
-
-    async def break_it() -> None:
-        async with shop.client() as client:
-            await suspended(client, "stuck")
-
-    asyncio.run(break_it())
+    assert list(told) == ["healthy", "at", "open_runs", "grounds", "findings", "repaired"]
+    [finding] = told["findings"]
+    assert (list(finding), finding["kind"]) == (list(FINDING), "no_worker")
+    shop.ask(lambda client: suspended(client, "stuck"))
     text = shop.run("doctor", code=1).stdout
     assert "nothing will wake it" in text
     assert "stuck" in text
     assert "--repair" in text
     mended = shop.run("doctor", "--repair", "--deep").stdout
     assert "mended resumed run stuck" in mended
-    shop.run("doctor")
     assert shop.json("prune") == {"pruned": 0}
+    assert shop.json("terminate", "nap", "stuck", "--yes")["runs"][1]["done"]
+
+    async def outlive(client):
+        await committed(client, *(CreateRun(row(name, retention=0.0)) for name in ("old", "older")))
+        for name in ("old", "older"):
+            await committed(client, EndRun(run_id=name, turn_id="t", now=NOW, prune_after=0.0))
+
+    shop.ask(outlive)
+    asked = shop.run("prune", code=2).stderr
+    for word in ("old", "older", "inspected", "--yes"):
+        assert word in asked
+    assert shop.json("prune", "--yes") == {"pruned": 2}
+
+
+def test_a_repair_that_would_cancel_several_runs_asks(shop):
+    async def orphan(client):
+        now = client._open.clock.now()
+        await committed(client, CreateRun(row("mother", created_at=now)), EndRun(run_id="mother", turn_id="t", now=now))
+        await mend(client, [Finding("unsettled", "error", "", "", "mother", "settle")])
+        for name in ("kid", "twin"):
+            await suspended(client, name, EVENT, parent="mother", attached=True)
+
+    shop.ask(orphan)
+    asked = shop.run("doctor", "--repair", code=2)
+    for word in ("kid", "twin", "--yes"):
+        assert word in asked.stderr
+    assert {run["status"] for run in shop.json("ls", "--parent", "mother")["runs"]} == {"suspended"}
+    assert "asked run kid to stop" in shop.run("doctor", "--repair", "--yes").stdout
+
+
+def test_a_schema_of_a_later_version_is_refused(shop):
+    connection = apsw.Connection(str(shop.folder / "shop.db"))
+    connection.pragma("user_version", 999)
+    connection.close()
+    assert "upgrade perdure" in shop.run("doctor", code=1).stderr

@@ -1,23 +1,28 @@
 """dead-letters: looking at them, sending them again, throwing them away."""
 
+import asyncio
+
 import pytest
 
-from tests.cli.kit import Shop, shape_of
+from tests.cli.kit import POLL, shape_of
 
 
-@pytest.fixture(scope="module")
-def dead(tmp_path_factory):
+@pytest.fixture
+def dead(shop_anywhere):
     """Three letters: events whose run was terminated before it read them."""
-    shop = Shop(tmp_path_factory.mktemp("dead"))
-    shop.make()
+    shop = shop_anywhere
     shop.start("naps", None, "--id", "late")
     for number in range(3):
         by = f'{{"by": "{number}"}}'
         shop.run("send", "late", "Approved", by, "--app", "shop", "--event-id", f"e{number}")
     shop.run("terminate", "late")
+
+    async def three(client):
+        while len(await client.dead_letters()) < 3:
+            await asyncio.sleep(POLL)
+
     with shop.worker():
-        while len(shop.json("dead-letters", "ls")["dead_letters"]) < 3:
-            pass
+        shop.ask(three)
         shop.start("checkout", '{"id": "1", "cents": 1}', "--id", "taker")
         shop.until("taker", "suspended")
     return shop
@@ -49,9 +54,11 @@ def test_letters_from_ls_to_rm(dead):
     dead.run("dead-letters", "replay", second, "--to", "nobody", code=3)
 
     dead.run("dead-letters", "rm", code=2)
-    assert second in dead.run("dead-letters", "rm", "--kind", "event", code=2).stderr
+    asked = dead.run("dead-letters", "rm", "--kind", "event", code=2).stderr
+    for shown in (second, third, "Approved", "--yes"):
+        assert shown in asked
     assert dead.json("dead-letters", "rm", "--kind", "event", "--yes") == {"removed": [second, third]}
     assert "perdure dead-letters ls" in dead.run("dead-letters", "rm", third, code=3).stderr
     assert dead.run("dead-letters", "ls").stdout == "no dead letters\n"
     with dead.worker():
-        assert dead.until("taker", "succeeded")["run"]["result"] == "receipt-1 approved by 0"
+        assert dead.until("taker", "succeeded")["result"] == "receipt-1 approved by 0"

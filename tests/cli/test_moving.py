@@ -1,6 +1,5 @@
 """export and import: a run with its history goes from one store to another and is the same."""
 
-import asyncio
 import json
 
 import pytest
@@ -66,15 +65,15 @@ def test_what_is_no_export_is_refused_in_words(data):
         snapshot_of(data)
 
 
-def test_an_open_run_is_held_until_it_is_resumed_and_then_goes_on(shop):
+def test_an_open_run_is_held_until_it_is_resumed_and_then_goes_on(shop_anywhere):
+    shop = shop_anywhere
     with shop.worker():
         shop.start("checkout", '{"id": "1", "cents": 5}', "--id", "order")
         shop.until("order", "suspended")
         shop.run("send", "order", "Approved", '{"by": "ada"}')
         shop.until("order", "succeeded")
         shop.start("review", '["tea"]', "--id", "tea")
-        shop.until("tea", "suspended")
-        token = shop.json("show", "tea")["run"]["published"]["token"]
+        token = shop.until("tea", "suspended")["published"]["token"]
 
         exported = json.loads(shop.run("export", "order").stdout)
         assert exported["run"]["result"] == "receipt-1 approved by ada"
@@ -93,12 +92,11 @@ def test_an_open_run_is_held_until_it_is_resumed_and_then_goes_on(shop):
         shop.run("complete", token, '"good"')
         shop.until("tea", "succeeded")
 
-        async def settle() -> None:
-            async with shop.client() as client:
-                await client.complete(await client.deferred_token("tea-2", "verdict"), "fine")
+        async def settle(client):
+            await client.complete(await client.deferred_token("tea-2", "verdict"), "fine")
 
-        asyncio.run(settle())
-        assert shop.until("tea-2", "succeeded")["run"]["result"] == "tea: fine"
+        shop.ask(settle)
+        assert shop.until("tea-2", "succeeded")["result"] == "tea: fine"
 
 
 @pytest.mark.parametrize(("content", "code"), [("{", 2), ("{}", 2), (None, 3)])

@@ -1,20 +1,59 @@
 """The program itself: how it is called, what it loads, its version and completion."""
 
+import ast
 import subprocess
 import sys
 import tomllib
 from importlib import import_module
 
+import pytest
+
+from perdure.cli import demo
 from tests.cli.kit import ROOT
 
-HEAVY = ("apsw", "rich.table", "rich.live", "rich.progress", "asyncpg", "redis", "perdure.store.sqlite", "pydantic")
+# What only some commands need: drivers, the engine, and what draws.
+DRIVERS = (
+    "apsw",
+    "asyncpg",
+    "redis",
+    "pydantic",
+    "perdure.store",
+    "perdure.engine",
+    "perdure.client",
+    "perdure.runner",
+)
+DRAWING = ("rich.table", "rich.live", "rich.progress")
+HELP = "import sys; from perdure.cli.app import app; app(['--help'], standalone_mode=False)"
+COMPLETION = "import sys, perdure.cli.app"  # is asked for with every press of the tab key
 
 
-def test_help_loads_nothing_that_it_does_not_need():
-    code = f"import sys, perdure.cli.app; print([name for name in {HEAVY} if name in sys.modules])"
+@pytest.mark.parametrize(("code", "heavy"), [(HELP, DRIVERS), (COMPLETION, DRIVERS + DRAWING)])
+def test_help_loads_nothing_that_it_does_not_need(code, heavy):
+    code += f"; print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
     path = str(ROOT / "src")
-    loaded = subprocess.run([sys.executable, "-c", code], cwd=path, check=True, capture_output=True, text=True).stdout
-    assert loaded.strip() == "[]"
+    done = subprocess.run([sys.executable, "-c", code], cwd=path, check=True, capture_output=True, text=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_it_speaks_to_clients_and_never_to_a_store():
+    for file in (ROOT / "src" / "perdure" / "cli").glob("*.py"):
+        names = {alias for node in ast.walk(ast.parse(file.read_text())) for alias in _imported(node)}
+        assert not any(name == "perdure.store" or name.startswith("perdure.store.") for name in names), file
+
+
+def _imported(node):
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+
+
+def test_the_demo_goes_into_the_wheel_where_the_command_looks_for_it():
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    [(source, place)] = wheel["force-include"].items()
+    assert (ROOT / source).is_file()
+    assert ROOT / "src" / place == demo.PLACES[0]
+    assert ROOT / source == demo.PLACES[1]
+    assert "src/perdure" in wheel["packages"]
 
 
 def test_the_console_script_is_the_program(shop):

@@ -103,6 +103,25 @@ def test_ls_has_colours_and_fits_the_width(shop, terminal):
     assert max(map(len, shown.text.splitlines())) <= COLUMNS
 
 
+def test_show_draws_in_colours_and_folds_the_traceback(shop, terminal):
+    with shop.worker():
+        shop.start("checkout", '{"id": "1", "cents": -1}', "--id", "bad")
+        shop.until("bad", "failed")
+    shown = terminal("show", "bad")
+    assert shown.end() == 0
+    assert "\x1b[1;31mfailed" in shown.seen, "bold and red"
+    assert "\x1b[31m━" in shown.seen, "and so is its bar"
+    assert "folded: --trace unfolds it" in shown.text
+    assert max(map(len, shown.text.splitlines())) <= COLUMNS
+
+
+def test_errors_have_colours_and_the_next_command(terminal):
+    refused = terminal("show", "nobody")
+    assert refused.end() == 3
+    assert "\x1b[1;31merror" in refused.seen
+    assert "try: perdure ls --prefix nobody" in refused.text
+
+
 def test_what_touches_several_runs_asks(shop, terminal):
     for name in ("a", "b"):
         shop.start("naps", None, "--id", name)

@@ -76,19 +76,20 @@ class Doorkeeper:
 def in_every_order(scene: Scene, at_most: int = 5_000) -> int:
     """Play the scene once for each sequence of choices; how many there were."""
     prefix: Sequence[int] = ()
-    for played in range(1, at_most + 1):
-        taken: list[tuple[int, int]] = []
+    with asyncio.Runner() as runner:  # one event loop for all, so that connections to a server can be used again
+        for played in range(1, at_most + 1):
+            taken: list[tuple[int, int]] = []
 
-        def choose(options: int, prefix: Sequence[int] = prefix, taken: list[tuple[int, int]] = taken) -> int:
-            chosen = prefix[len(taken)] if len(taken) < len(prefix) else 0
-            assert chosen < options, "the scene went another way than before"
-            taken.append((chosen, options))
-            return chosen
+            def choose(options: int, prefix: Sequence[int] = prefix, taken: list[tuple[int, int]] = taken) -> int:
+                chosen = prefix[len(taken)] if len(taken) < len(prefix) else 0
+                assert chosen < options, "the scene went another way than before"
+                taken.append((chosen, options))
+                return chosen
 
-        asyncio.run(scene(choose))  # type: ignore[arg-type]
-        while taken and taken[-1][0] + 1 == taken[-1][1]:
-            taken.pop()
-        if not taken:
-            return played
-        prefix = [chosen for chosen, _ in taken[:-1]] + [taken[-1][0] + 1]
+            runner.run(scene(choose))  # type: ignore[arg-type]
+            while taken and taken[-1][0] + 1 == taken[-1][1]:
+                taken.pop()
+            if not taken:
+                return played
+            prefix = [chosen for chosen, _ in taken[:-1]] + [taken[-1][0] + 1]
     raise AssertionError(f"there are more than {at_most} orders")

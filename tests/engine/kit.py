@@ -3,15 +3,14 @@
 PostgreSQL and Redis are real servers (`tests/servers`), whose stores go by the test's clock in place of the server's.
 What one test stores no other sees: it has a schema or keys of its own.
 
-Tests run on all stores, with one exception. Those that play a long scene again for every commit or for every order of
-its calls, and those of sheer volume, make thousands of calls, each of which takes a server ten times as long: the whole
-suite would take half an hour more. They are about what an engine does, and run on the stores in this process
-(`EMBEDDED`); shorter ones of their kind run on all.
+All tests run on all stores. Those that play a long scene again for every commit or for every order of its calls, and
+those of sheer volume, make thousands of calls, each of which takes a server ten times as long: the longest of them play
+a shorter scene there (`SERVERS`).
 """
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,38 +22,33 @@ from perdure.store.sqlite import SqliteStore
 from perdure.testing import Harness, VirtualClock
 from tests.servers import prefixes, schemas
 
-EMBEDDED = ("memory", "sqlite")
-STORES = (*EMBEDDED, "postgres", "redis")
+SERVERS = ("postgres", "redis")
+STORES = ("memory", "sqlite", *SERVERS)
 
 
 def on_every_store(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Make `async def test(harness, ...)` a test for each store; its other parameters are fixtures."""
-    return _on(STORES, test)
+    """Make `async def test(harness, ...)` a test for each store; its other parameters are fixtures, or `store_kind`."""
+    fixtures = list(inspect.signature(test).parameters.values())[1:]
 
+    def run(store_kind: str, tmp_path: Path, **given: Any) -> None:
+        if any(each.name == "store_kind" for each in fixtures):
+            given["store_kind"] = store_kind
 
-def on_embedded_stores(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """The same, but not on servers: for what takes too many calls."""
-    return _on(EMBEDDED, test)
-
-
-def _on(stores: Sequence[str], test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    def run(store_kind: str, tmp_path: Path, **fixtures: Any) -> None:
         async def main() -> None:
             clock = VirtualClock()
             async with Harness(make_store(store_kind, tmp_path, clock), clock=clock) as harness:
-                await test(harness, **fixtures)
+                await test(harness, **given)
 
         asyncio.run(main())
 
-    fixtures = list(inspect.signature(test).parameters.values())[1:]
     own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("store_kind", "tmp_path")]
-    others = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in fixtures]
+    others = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in fixtures if each.name != "store_kind"]
     run.__signature__ = inspect.Signature([*own, *others])  # type: ignore[attr-defined]
     run.__name__ = test.__name__
     run.__doc__ = test.__doc__
     run.__module__ = test.__module__
     run.pytestmark = list(getattr(test, "pytestmark", []))  # type: ignore[attr-defined]
-    return pytest.mark.parametrize("store_kind", stores)(run)
+    return pytest.mark.parametrize("store_kind", STORES)(run)
 
 
 def make_store(kind: str, folder: Path, clock: VirtualClock, name: str = "runs") -> Store:

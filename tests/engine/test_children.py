@@ -21,7 +21,7 @@ from perdure import (
 from perdure.clock import pause
 from perdure.store.base import CreateRun, Deliver
 from perdure.testing import crash_everywhere
-from tests.engine.kit import EMBEDDED, another_handle, make_store, on_every_store
+from tests.engine.kit import STORES, another_handle, make_store, on_every_store
 
 LOG: list[str] = []
 SUCCEEDED, FAILED, CANCELLED = RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED
@@ -492,7 +492,7 @@ async def between_doubles(ctx: Context, n: int) -> int:
     return await ctx.run_child(doubles, n) + await ctx.run_child(doubles, n + 1)
 
 
-@pytest.mark.parametrize("kind", EMBEDDED)
+@pytest.mark.parametrize("kind", STORES)
 def test_whatever_crashes_a_child_is_started_once_and_told_once(kind, tmp_path):
     names = count()
 
@@ -528,7 +528,7 @@ async def fails_with_family(ctx: Context) -> None:
     await break_down("luck")
 
 
-@pytest.mark.parametrize("kind", EMBEDDED)
+@pytest.mark.parametrize("kind", STORES)
 def test_whatever_crashes_children_and_grandchildren_are_cancelled_with_a_parent_that_fails(kind, tmp_path):
     names = count()
 
@@ -548,7 +548,7 @@ def test_whatever_crashes_children_and_grandchildren_are_cancelled_with_a_parent
     assert report.outcome[:2] == ("failed", StepFailed.__name__)
 
 
-@pytest.mark.parametrize("kind", EMBEDDED)
+@pytest.mark.parametrize("kind", STORES)
 def test_whatever_crashes_a_terminated_run_takes_its_family_along(kind, tmp_path):
     names = count()
 
@@ -568,7 +568,7 @@ def test_whatever_crashes_a_terminated_run_takes_its_family_along(kind, tmp_path
             reopen=another_handle,
             also=[between, sleeps],
             begin=LOG.clear,
-            meanwhile=terminate,
+            drive=terminate,
             check=all_cancelled,
         )
     )

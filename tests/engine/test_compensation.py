@@ -23,7 +23,7 @@ from perdure import (
 )
 from perdure.clock import pause
 from perdure.testing import crash_everywhere
-from tests.engine.kit import EMBEDDED, another_handle, make_store, on_every_store
+from tests.engine.kit import STORES, another_handle, make_store, on_every_store
 
 LOG: list[str] = []
 GATES: dict[str, asyncio.Event] = {}
@@ -513,7 +513,7 @@ def without_repetition(lines: list[str]) -> list[str]:
     return [line for at, line in enumerate(lines) if line not in lines[:at]]
 
 
-@pytest.mark.parametrize("kind", EMBEDDED)
+@pytest.mark.parametrize("kind", STORES)
 def test_a_crash_at_every_commit_of_a_rollback(kind, tmp_path):
     async def check(engine):
         assert without_repetition(undone()) == EVERYTHING
@@ -523,7 +523,7 @@ def test_a_crash_at_every_commit_of_a_rollback(kind, tmp_path):
     assert report.outcome[:2] == ("failed", "StepFailed")
 
 
-@pytest.mark.parametrize("kind", EMBEDDED)
+@pytest.mark.parametrize("kind", STORES)
 def test_a_crash_at_every_commit_of_rollback_scopes(kind, tmp_path):
     async def check(engine):
         assert without_repetition(LOG) == [*SCOPED, *UNSCOPED, "kept", "undo kept", "undo outside"]
@@ -544,7 +544,7 @@ async def leaves_letters(ctx: Context) -> None:
     raise ValueError("over")
 
 
-@pytest.mark.parametrize("kind", EMBEDDED)
+@pytest.mark.parametrize("kind", STORES)
 def test_a_crash_at_every_commit_with_compensations_that_are_exhausted(kind, tmp_path):
     async def check(engine):
         letters = await engine.dead_letters()
@@ -557,7 +557,7 @@ def test_a_crash_at_every_commit_with_compensations_that_are_exhausted(kind, tmp
     assert report.outcome == ("failed", "ValueError", "over")
 
 
-@pytest.mark.parametrize("kind", EMBEDDED)
+@pytest.mark.parametrize("kind", STORES)
 def test_a_crash_at_every_commit_of_a_run_that_is_cancelled(kind, tmp_path):
     async def cancel(engine):
         while not any(entry.kind == "sleep" for entry in await engine.history("crash-everywhere")):
@@ -567,11 +567,11 @@ def test_a_crash_at_every_commit_of_a_run_that_is_cancelled(kind, tmp_path):
     async def check(engine):
         assert without_repetition(LOG) == ["first", "handler", "child ends", "undo first", "exit 2", "exit 1"]
 
-    report = crashing(kind, tmp_path, waits, also=[child_that_cleans_up], meanwhile=cancel, check=check)
+    report = crashing(kind, tmp_path, waits, also=[child_that_cleans_up], drive=cancel, check=check)
     assert report.outcome == ("cancelled",)
 
 
-@pytest.mark.parametrize("kind", EMBEDDED)
+@pytest.mark.parametrize("kind", STORES)
 def test_a_crash_at_every_commit_of_continuations_that_are_undone(kind, tmp_path):
     @workflow(name="undo.continues-and-crashes")
     async def continues(ctx: Context, n: int) -> None:

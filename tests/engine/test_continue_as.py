@@ -7,7 +7,7 @@ import pytest
 
 from perdure import Context, EngineConfig, RunConflict, RunStatus, current_step, step, workflow
 from perdure.testing import Harness, VirtualClock
-from tests.engine.kit import EMBEDDED, another_handle, make_store, on_every_store
+from tests.engine.kit import STORES, another_handle, make_store, on_every_store
 
 EFFECTS: list[int] = []
 
@@ -149,7 +149,7 @@ async def test_idempotency_keys_differ_between_generations(h):
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
-@pytest.mark.parametrize("kind", EMBEDDED)
+@pytest.mark.parametrize("kind", STORES)
 def test_a_crash_at_any_commit_leaves_the_old_or_the_new(kind, side, tmp_path):
     names = count()
 

@@ -8,7 +8,7 @@ import pytest
 from perdure import Context, Retry, StepFailed, StepInterrupted, current_step, step, workflow
 from perdure.store.memory import MemoryStore
 from perdure.testing import crash_everywhere
-from tests.engine.kit import EMBEDDED, another_handle, make_store
+from tests.engine.kit import STORES, another_handle, make_store
 
 EFFECTS: list[tuple[str, int]] = []
 
@@ -109,7 +109,7 @@ def same_but_for_the_payment(clean, crashed) -> bool:
     )
 
 
-@pytest.mark.parametrize("kind", EMBEDDED)
+@pytest.mark.parametrize("kind", STORES)
 def test_a_crash_at_every_commit_and_claim(kind, tmp_path):
     names = count()
     report = asyncio.run(

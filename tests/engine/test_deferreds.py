@@ -10,7 +10,7 @@ import pytest
 from perdure import Context, InvalidToken, RunFailed, RunNotFound, RunStatus, step, workflow
 from perdure.testing import crash_everywhere
 from perdure.tokens import make_token
-from tests.engine.kit import EMBEDDED, another_handle, everything_in, make_store, on_every_store
+from tests.engine.kit import STORES, another_handle, everything_in, make_store, on_every_store
 
 TOKENS: list[str] = []
 
@@ -194,7 +194,7 @@ async def test_a_losing_wait_consumes_nothing(h):
     assert await h.run_to_end(run) == ["limit", "ada"]
 
 
-@pytest.mark.parametrize("kind", EMBEDDED)
+@pytest.mark.parametrize("kind", STORES)
 def test_a_crash_at_every_commit_loses_no_completion_and_takes_none_twice(kind, tmp_path):
     names = count()
 
@@ -222,7 +222,7 @@ def test_a_crash_at_every_commit_loses_no_completion_and_takes_none_twice(kind, 
             several,
             make_store=lambda clock: make_store(kind, tmp_path, clock, f"store-{next(names)}"),
             reopen=another_handle,
-            meanwhile=settle,
+            drive=settle,
         )
     )
     assert report.outcome == ("returned", [1, 2, "no"])

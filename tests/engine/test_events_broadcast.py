@@ -6,10 +6,14 @@ from typing import Any
 import pytest
 
 from perdure import Context, EngineConfig, QueueFull, RunStatus, event, workflow
+from perdure.records import Subscription, TurnExtras
+from perdure.store.base import CommitTurn, CreateRun, RunPatch
 from tests.engine.kit import on_every_store
+from tests.engine.staging import ELSEWHERE, Stage
 
 LONG = EngineConfig(sweep_interval=1000.0, lease=5000.0)  # nothing in these tests is found by a sweep
 HOUR = 3600.0
+PAGE = 500  # of those who wait for an event, per commit
 
 
 @event
@@ -471,7 +475,7 @@ async def test_an_event_that_came_too_late_for_a_timeout_goes_to_the_next_who_wa
 
 @on_every_store
 async def test_each_of_many_waiters_gets_an_event_once_though_its_publisher_dies_in_the_middle(h):
-    many = 2_000
+    many = 1_200
     engine = await h.engine(broadcast_reader, config=LONG)
     runs = await asyncio.gather(*(engine.start(broadcast_reader, "Notice", 3, 0.0, 60.0) for _ in range(many)))
     await h.settle()
@@ -488,3 +492,47 @@ async def test_each_of_many_waiters_gets_an_event_once_though_its_publisher_dies
     assert await h.store.unfinished() == []
     found = [await h.run_to_end(run) for run in runs]
     assert [each for each in found if each != [1, 2, None]] == []
+
+
+@on_every_store
+async def test_a_broadcast_to_ten_thousand_goes_out_in_pages_and_any_worker_finishes_it(h):
+    stage, ids = Stage(h), [f"w-{n:05}" for n in range(10_000)]
+    await stage.run("any")
+    now, subscribed = h.clock.now(), TurnExtras(subscribe=(Subscription("0/receive", ("Notice",)),))
+    for first in range(0, len(ids), PAGE):
+        page = ids[first : first + PAGE]
+        await h.store.commit([CreateRun(stage.record(id, owner=ELSEWHERE)) for id in page])
+        turn = {"base": 0, "worker": ELSEWHERE, "owned": True, "now": now, "extras": subscribed}
+        patch = RunPatch(status=RunStatus.SUSPENDED)
+        await h.store.commit([CommitTurn(run_id=id, turn_id=id, patch=patch, **turn) for id in page])
+    publisher = await h.engine(broadcast_ender, config=LONG)
+    publisher.faults.crash(4, "after")
+    assert await h.drive_until_crash(publisher, publisher.broadcast(Notice(1))) is None
+    await h.crash(publisher)
+    assert await assigned_to(h, ids) == [1] * 4 * PAGE + [0] * (len(ids) - 4 * PAGE)
+    await h.engine(broadcast_ender)
+    await h.clock.advance(10.0)
+    assert await h.store.unfinished() == []
+    assert await assigned_to(h, ids) == [1] * len(ids)
+
+
+async def assigned_to(h, ids) -> list[int]:
+    """How many events each of these runs, which read none, was ever given."""
+    records = [each for first in range(0, len(ids), PAGE) for each in await h.store.records(ids[first : first + PAGE])]
+    return [record.inbox_last for record in records]
+
+
+@on_every_store
+async def test_who_broadcasts_counts_all_who_were_woken_though_a_duty_finishes_what_others_have_left(h, monkeypatch):
+    many = 600
+    engine = await h.engine(broadcast_reader, config=LONG)
+    await asyncio.gather(*(engine.start(broadcast_reader, "Notice", 1, 0.0, 60.0) for _ in range(many)))
+    await h.settle()
+    commit = engine.faults.commit
+
+    async def while_duties_look(batch):
+        engine._core._fan_outs.poke()
+        return await commit(batch)
+
+    monkeypatch.setattr(engine.faults, "commit", while_duties_look)
+    assert await h.drive(engine.broadcast(Notice(1))) == many

@@ -8,7 +8,7 @@ import pytest
 
 from perdure import Context, event, step, workflow
 from perdure.testing import crash_everywhere
-from tests.engine.kit import EMBEDDED, another_handle, make_store
+from tests.engine.kit import STORES, another_handle, make_store
 
 
 @event
@@ -65,7 +65,7 @@ async def _collected(ctx: Context) -> list[int]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("kind", EMBEDDED)
+@pytest.mark.parametrize("kind", STORES)
 def test_what_a_workflow_sends_and_broadcasts_comes_once_whatever_crashes(kind, tmp_path):
     names = count()
     report = asyncio.run(
@@ -96,7 +96,7 @@ async def crash_of_a_receiver(ctx: Context, role: str) -> Any:
     return [first, batch, winner, value.n, asked.value.n, last, rest]
 
 
-@pytest.mark.parametrize("kind", EMBEDDED)
+@pytest.mark.parametrize("kind", STORES)
 def test_every_kind_of_receive_takes_each_event_once_whatever_crashes(kind, tmp_path):
     names = count()
     report = asyncio.run(

@@ -417,8 +417,8 @@ async def test_letters_of_all_kinds_are_listed_with_what_is_known_of_them(h):
 # --- doing something about them
 
 
-async def with_letter(h, engine, value=3):
-    run = await unread(h, engine, Kept(value))
+async def with_letter(h, engine, value=3, id="target"):
+    run = await unread(h, engine, Kept(value), id=id)
     await run.send("end")
     await h.settle()
     (letter,) = await engine.dead_letters()
@@ -488,19 +488,37 @@ async def test_two_who_replay_or_remove_at_once_do_it_once(h):
 
 
 @on_every_store
-async def test_a_replay_that_dies_in_the_middle_is_done_again_and_delivers_once(h):
+async def test_a_replay_is_done_or_not_wherever_the_process_dies(h):
+    """Sending and removing are one commit: if it was made the letter is gone, else a second try does both."""
     engine = await h.engine(letters_target, letters_reader, config=LONG)
-    for n, (call, side) in enumerate((("commit", "before"), ("commit", "after"), ("remove_dead_letter", "before"))):
+    for n, (side, to_run) in enumerate((side, to_run) for side in ("before", "after") for to_run in (False, True)):
         run = await unread(h, engine, Kept(n), id=f"target-{n}")
         await run.send("end")
         await h.settle()
         (letter,) = await engine.dead_letters()
         reader = await engine.start(letters_reader, 2, 20.0)
         await h.settle()
+        to = reader.id if to_run else None
         dying: Any = await h.client(config=LONG)
-        dying._open.store.crash(1, side, call=call)
-        h.background(dying.replay_dead_letter(letter.id))
+        dying._open.store.crash(1, side)
+        h.background(dying.replay_dead_letter(letter.id, to))
         await h.settle()
         assert dying._open.store.crashed.is_set()
-        assert await engine.replay_dead_letter(letter.id) is True
+        assert dying._open.store.commits == 1
+        assert await engine.replay_dead_letter(letter.id, to) is (side == "before")
+        assert await engine.dead_letters() == []
+        await h.clock.advance(6)  # whoever sweeps finds what a process has left that died
         assert await h.run_to_end(reader) == [n, None]
+
+
+@on_every_store
+async def test_a_replay_whose_answer_gets_lost_is_done_once_and_said_to_be(h):
+    engine = await h.engine(letters_target, letters_reader, config=LONG)
+    for to_run in (False, True):
+        letter = await with_letter(h, engine, id=f"target-{to_run}")
+        reader = await engine.start(letters_reader, 2, 20.0)
+        await h.settle()
+        client: Any = await h.client(config=LONG)
+        client._open.store.lose_answers(1)
+        assert await h.drive(client.replay_dead_letter(letter, reader.id if to_run else None)) is True
+        assert await h.run_to_end(reader) == [3, None]

@@ -15,7 +15,7 @@ import pytest
 from perdure import Context, EngineConfig, RunStatus, RunTerminated, event, step, workflow
 from perdure.testing import Harness, VirtualClock
 from tests.engine.interleaving import Choose, Doorkeeper, in_every_order
-from tests.engine.kit import EMBEDDED, make_store
+from tests.engine.kit import STORES, make_store
 
 LONG = EngineConfig(sweep_interval=100_000.0, lease=500_000.0)  # nothing is found by a sweep: hints and commits alone
 
@@ -111,7 +111,7 @@ class Stage:
         return str(status) if status is not None and status.terminal else None
 
 
-@pytest.fixture(params=EMBEDDED)
+@pytest.fixture(params=STORES)
 def orders(request, tmp_path: Path):
     """Plays a scene on fresh stores in every order, and counts how often it came to what."""
     names = count()
@@ -140,7 +140,6 @@ def orders(request, tmp_path: Path):
 # --- send and suspend
 
 
-@pytest.mark.parametrize("orders", EMBEDDED, indirect=True)  # more than fifty orders
 def test_an_event_that_is_sent_while_the_run_suspends_is_received(orders):
     async def scene(stage: Stage) -> str:
         stage.door.hold("the engine", stage.engine)
@@ -153,7 +152,6 @@ def test_an_event_that_is_sent_while_the_run_suspends_is_received(orders):
     assert orders(scene)["received"] > 5
 
 
-@pytest.mark.parametrize("orders", EMBEDDED, indirect=True)  # more than fifty orders
 def test_an_event_that_is_sent_while_a_busy_run_commits_is_received(orders):
     async def scene(stage: Stage) -> str:
         stage.door.hold("the engine", stage.engine)
@@ -166,7 +164,6 @@ def test_an_event_that_is_sent_while_a_busy_run_commits_is_received(orders):
     assert orders(scene)["received"] > 5
 
 
-@pytest.mark.parametrize("orders", EMBEDDED, indirect=True)  # more than fifty orders
 def test_of_two_events_sent_while_the_run_suspends_the_first_is_received_and_the_second_kept(orders):
     async def scene(stage: Stage) -> str:
         stage.door.hold("the engine", stage.engine, answers=False)
@@ -233,7 +230,6 @@ def test_one_event_for_two_runs_that_subscribe_at_once_is_received_by_one(orders
 # --- cancel and deliver
 
 
-@pytest.mark.parametrize("orders", EMBEDDED, indirect=True)  # more than fifty orders
 def test_an_event_that_is_sent_while_the_run_is_cancelled_is_received_or_a_letter_or_refused(orders):
     async def scene(stage: Stage) -> str:
         await stage.begin(race_receiver, "Letter", id="r")
@@ -251,7 +247,6 @@ def test_an_event_that_is_sent_while_the_run_is_cancelled_is_received_or_a_lette
     assert set(orders(scene)) == {"received", "letter", "refused"}
 
 
-@pytest.mark.parametrize("orders", EMBEDDED, indirect=True)  # more than fifty orders
 @pytest.mark.parametrize("how", ["cancel", "terminate"])
 def test_a_broadcast_event_whose_receive_is_cancelled_goes_to_the_next_who_waits(orders, how):
     async def scene(stage: Stage) -> str:

@@ -12,7 +12,8 @@ from perdure.store.sqlite import SqliteStore
 from perdure.testing import Harness, VirtualClock
 
 LONG = EngineConfig(sweep_interval=100_000.0, lease=500_000.0, resident_runs=20_000)
-FEW, MANY = 10, 10_000
+FEW, MANY = 10, 100_000
+BEGUN = 5  # of those that wait by an engine, the others being copies of their rows
 
 
 @event
@@ -81,6 +82,34 @@ async def send_what_nobody_awaits(engine: Any, one: str) -> None:
 ACTIONS = (send, broadcast, broadcast_to_those_who_wait, send_what_nobody_awaits)
 
 
+def multiply(path: Path, waiting: int) -> None:
+    """Let so many runs wait: copies of one that does, with all that it has."""
+    connection = apsw.Connection(str(path))
+    connection.set_busy_timeout(60_000)
+    columns = ", ".join(
+        name for _, name, *_ in connection.execute("PRAGMA table_info(runs)") if name not in ("no", "id")
+    )
+    with connection:
+        first = connection.execute("SELECT no FROM runs WHERE id = 'run-000000'").get
+        others = "WITH RECURSIVE others (n) AS (SELECT ?1 UNION ALL SELECT n + 1 FROM others WHERE n < ?2 - 1)"
+        connection.execute(
+            f"""INSERT INTO runs (id, {columns})
+                {others} SELECT printf('run-%06d', n), {columns} FROM others, runs WHERE no = ?3""",
+            (BEGUN, waiting, first),
+        )
+        for table in ("entries", "subscriptions"):
+            found = connection.execute(f"PRAGMA table_info({table})")
+            owned = ", ".join(name for _, name, *_ in found if name not in ("no", "run_no"))
+            connection.execute(
+                f"""INSERT INTO {table} (run_no, {owned})
+                    SELECT copy.no, {", ".join(f"own.{name}" for name in owned.split(", "))}
+                    FROM runs AS copy CROSS JOIN {table} AS own
+                    WHERE own.run_no = ?1 AND copy.id >= ?2 ORDER BY copy.no""",
+                (first, f"run-{BEGUN:06}"),
+            )
+    connection.close()
+
+
 def costs(folder: Path, work: Work, waiting: int) -> dict[str, tuple[int, int]]:
     """Statements and steps of each action with so many runs waiting, and of all that follows from it."""
 
@@ -90,16 +119,18 @@ def costs(folder: Path, work: Work, waiting: int) -> dict[str, tuple[int, int]]:
         found = {}
         async with Harness(store, clock=clock, config=LONG) as h:
             engine = await h.engine(waking_waiter)
-            await asyncio.gather(*(engine.start(waking_waiter, id=f"run-{n:05}") for n in range(waiting)))
+            await asyncio.gather(*(engine.start(waking_waiter, id=f"run-{n:06}") for n in range(BEGUN)))
+            await h.clock.advance(1.0)
+            multiply(folder / f"runs-{waiting}.db", waiting)
             await h.clock.advance(1.0)
             for action in ACTIONS:
                 work.begin()
-                one = f"run-{waiting - 2 if action is send else waiting - 3:05}"
+                one = f"run-{waiting - 2 if action is send else waiting - 3:06}"
                 await action(engine, one)
                 await h.settle()
                 found[action.__name__] = (work.statements, work.steps)
             ended = [run.id for run in await engine.runs(RunQuery(status="succeeded"))]
-            assert sorted(ended) == ["run-00000", "run-00001", f"run-{waiting - 2:05}"]
+            assert sorted(ended) == ["run-000000", "run-000001", f"run-{waiting - 2:06}"]
         return found
 
     return asyncio.run(main())

@@ -5,7 +5,7 @@ import pytest
 from perdure import Context, Retry, RunCancelled, RunFailed, RunStatus, StepFailed, current_step, step, workflow
 from perdure.clock import pause
 from tests.engine.crashing import crash_script
-from tests.engine.kit import EMBEDDED, another_handle, on_every_store
+from tests.engine.kit import STORES, another_handle, on_every_store
 
 LOG: list[str] = []
 BROKEN: set[str] = set()
@@ -161,7 +161,7 @@ async def test_an_error_of_the_workflow_itself_fails_the_run(h):
     assert LOG == ["pump 1", "undo pump"]
 
 
-@pytest.mark.parametrize("kind", EMBEDDED)
+@pytest.mark.parametrize("kind", STORES)
 def test_a_crash_at_every_commit_around_a_hold(kind, tmp_path):
     def begin():
         LOG.clear()

@@ -55,17 +55,20 @@ async def test_a_letter_is_replayed_to_its_topic_once(h):
 
 @on_every_store
 async def test_a_letter_is_replayed_to_a_run_by_the_rules_of_send(h):
-    stage, client = await scene(h, letter("a"))
+    stage, client = await scene(h, letter("a"), letter("b"))
     await stage.run("ended")
     await stage.end("ended")
     with pytest.raises(RunTerminated):
         await client.replay_dead_letter("a", to="ended")
     with pytest.raises(RunNotFound):
         await client.replay_dead_letter("a", to="nobody")
-    assert len(await client.dead_letters()) == 1
+    assert [each.id for each in await client.dead_letters()] == ["a", "b"]
     assert await client.replay_dead_letter("a", to="r") is True
     (message,) = await h.store.inbox("r")
-    assert (message.id, message.name, message.policy) == ("letter/a", "Lost", "dead_letter")
+    assert (message.event_id, message.name, message.policy) == ("e-a", "Lost", "dead_letter")
+    with pytest.raises(WorkflowMisuse):
+        await client.replay_dead_letter("b", to="")
+    assert [each.id for each in await client.dead_letters()] == ["b"]
 
 
 @on_every_store

@@ -20,7 +20,7 @@ from perdure import (
     workflow,
 )
 from tests.engine.crashing import crash_script
-from tests.engine.kit import EMBEDDED, another_handle, everything_in, on_every_store
+from tests.engine.kit import STORES, another_handle, everything_in, on_every_store
 
 LOG: list[str] = []
 KEYS: list[str] = []
@@ -603,7 +603,7 @@ async def all_at_once(ctx: Context) -> list:
     return [first, await child.result(), await late.result(), value, await do("last")]
 
 
-@pytest.mark.parametrize("kind", EMBEDDED)
+@pytest.mark.parametrize("kind", STORES)
 def test_a_crash_at_every_commit_around_a_rewind(kind, tmp_path):
     def again():
         begin()

@@ -67,7 +67,8 @@ async def test_an_event_is_mail_of_its_name_with_its_options(h):
     first, second, third = await h.store.inbox("r")
     assert (first.kind, first.name, first.body, first.policy) == ("event", "Approved", b'{"by":"ada"}', "discard")
     assert (first.sent_at, first.expires_at, first.wants_reply) == (now, None, False)
-    assert (second.id, second.name, second.policy, second.expires_at) == ("p", "paid.out", "dead_letter", now + 30.0)
+    assert (second.id, second.event_id, second.name) == ("event/p", "p", "paid.out")
+    assert (second.policy, second.expires_at) == ("dead_letter", now + 30.0)
     assert (third.name, third.body) == ("orders.paid", b'{"cents":7}')
 
 
@@ -149,7 +150,7 @@ async def test_a_request_waits_for_what_the_run_answers(h):
     assert message.wants_reply
     await h.clock.advance(10)
     assert not asking.done()
-    reply = PublishedValue(f"~reply/{message.id}", b'{"ok":true}', None)
+    reply = PublishedValue(f"~reply/{message.event_id}", b'{"ok":true}', None)
     await stage.turn("r", consumed=(1,), extras=TurnExtras(published=(reply,)))
     await h.clock.advance(6)
     assert asking.result() == {"ok": True}
@@ -163,7 +164,7 @@ async def test_an_answer_that_comes_with_the_end_is_not_missed(h):
     asking = h.background(client.request("r", "ask", 60, payload=1))
     await h.settle()
     (message,) = await h.store.inbox("r")
-    reply = PublishedValue(f"~reply/{message.id}", b"1", None)
+    reply = PublishedValue(f"~reply/{message.event_id}", b"1", None)
     patch = RunPatch(status=RunStatus.SUCCEEDED, result=b"null", ended_at=h.clock.now())
     await stage.turn("r", patch=patch, extras=TurnExtras(published=(reply,)))
     await h.clock.advance(6)
@@ -220,7 +221,8 @@ async def test_a_broadcast_reaches_a_run_that_is_executed_here_without_a_sweep(h
     engine = await h.engine(sending_sleeper, config=EngineConfig(sweep_interval=1000.0, lease=5000.0))
     stage = Stage(h)
     await stage.waiting("w", "Noticed")
-    await stage.turn("w", patch=RunPatch(status=RunStatus.SUSPENDED), restart=SLEEPER)
+    sleeper = Restart(workflow="sending_sleeper", version=1, input=b"{}", begun_at=h.clock.now())
+    await stage.turn("w", patch=RunPatch(status=RunStatus.SUSPENDED), restart=sleeper)
     await stage.turn("w", patch=RunPatch(status=RunStatus.SUSPENDED), extras=NOTICED)
     await h.settle()
     assert await engine.broadcast(Noticed("x")) == 1
@@ -230,15 +232,14 @@ async def test_a_broadcast_reaches_a_run_that_is_executed_here_without_a_sweep(h
 
 def test_first_is_all_and_consumed_by_its_reader():
     options, body = outgoing(PaidOut(7), None, JSON)
-    sent = topic_event_of(options, body, id="e", sent_at=10.0)
+    sent = topic_event_of(options, body, event_id="e", sent_at=10.0)
     assert (sent.topic, sent.delivery, sent.consume, sent.expires_at) == ("paid.out", "all", True, 40.0)
     options, body = outgoing(Noticed("x"), None, JSON)
-    sent = topic_event_of(options, body, id="e", sent_at=10.0, sender="r")
+    sent = topic_event_of(options, body, event_id="e", sent_at=10.0, sender="r")
     assert (sent.delivery, sent.consume, sent.expires_at, sent.sender) == ("after_wait", False, None, "r")
-    assert message_of(options, body, id="m", sent_at=1.0, sender="r").sender == "r"
+    assert message_of(options, body, event_id="m", sent_at=1.0, sender="r").sender == "r"
 
 
-SLEEPER = Restart(workflow="sending_sleeper", version=1, input=b"{}", begun_at=None)
 NOTICED = TurnExtras(subscribe=(Subscription("1/receive", ("Noticed",)),))
 
 

@@ -16,7 +16,7 @@ async def settling_sleeper(ctx: Context, seconds: float) -> str:
 
 
 def event(id="e", name="paid", **fields):
-    return Message(id=id, kind="event", name=name, body=b"7", **fields)
+    return Message(id=f"event/{id}", event_id=id, kind="event", name=name, body=b"7", **fields)
 
 
 async def settled(h):
@@ -146,9 +146,9 @@ async def test_an_event_that_moves_to_its_topic_keeps_its_expiry(h):
     await stage.mail("target", event("c", policy="broadcast"))
     await stage.end("target")
     await settled(h)
-    moved = {each.id: each.expires_at for each in await h.store.topic("paid")}
-    assert moved["undelivered/target/a"] == now + 50.0
-    assert now + 100.0 <= moved["undelivered/target/b"] == moved["undelivered/target/c"] <= now + 106.0
+    moved = {each.event_id: each.expires_at for each in await h.store.topic("paid")}
+    assert moved["a"] == now + 50.0
+    assert now + 100.0 <= moved["b"] == moved["c"] <= now + 106.0
 
 
 @on_every_store
@@ -245,7 +245,7 @@ async def test_a_crash_before_it_is_ticked_off_repeats_nothing(h):
     engine = await h.engine(settling_sleeper)
     await settled(h)
     assert [kind for kind, _, _ in await stage.inbox("parent")] == ["child"]
-    assert [each.id for each in await h.store.topic("paid")] == ["undelivered/child/b"]
+    assert [each.event_id for each in await h.store.topic("paid")] == ["b"]
     assert len(await engine.dead_letters()) == 1
 
 
@@ -277,6 +277,7 @@ async def test_an_event_whose_topic_is_full_becomes_a_dead_letter(h):
     await stage.end("target")
     await settled(h)
     (letter,) = await engine.dead_letters("paid")
+    assert letter.event_id == "b"
     assert "full" in letter.reason
 
 

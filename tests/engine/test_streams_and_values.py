@@ -23,7 +23,7 @@ from perdure import (
     workflow,
 )
 from perdure.testing import crash_everywhere
-from tests.engine.kit import EMBEDDED, another_handle, make_store, on_every_store
+from tests.engine.kit import STORES, another_handle, make_store, on_every_store
 
 FAILING: set[int] = set()
 
@@ -265,7 +265,7 @@ async def test_values_outlive_a_continuation_and_a_failure(h):
 # --- crashes
 
 
-@pytest.mark.parametrize("kind", EMBEDDED)
+@pytest.mark.parametrize("kind", STORES)
 def test_a_crash_at_every_commit_writes_each_item_once(kind, tmp_path):
     names = count()
 

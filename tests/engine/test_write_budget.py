@@ -17,6 +17,8 @@ from perdure.store.sqlite import SqliteStore
 from perdure.testing import Harness, VirtualClock
 
 STEPS = 10
+RUNS = 5  # few enough that nothing is moved from the log into the file meanwhile
+WAL_BYTES_PER_RUN = 146_000
 
 
 @step
@@ -101,6 +103,21 @@ def test_a_step_writes_one_row_and_leaves_the_row_of_its_run_alone(tmp_path, sta
         writes = Counter(sql.partition(" (")[0].partition(" SET")[0] for sql in statements.seen if is_write(sql))
         # The row of the run is written when it is made, and when the last step's commit ends it.
         assert writes == {"INSERT INTO entries": STEPS, "INSERT INTO runs": 1, "UPDATE runs": 1}
+
+    on_sqlite(tmp_path, test)
+
+
+def test_bytes_in_the_log_per_run(tmp_path):
+    """A limit a fifth above what was measured when it was set: a new column or index is noticed, and then weighed."""
+
+    async def test(h):
+        engine = await h.engine(ten_steps)
+        await h.drive(engine.execute(ten_steps))
+        log = tmp_path / "runs.db-wal"
+        before = log.stat().st_size
+        for _ in range(RUNS):
+            await h.drive(engine.execute(ten_steps))
+        assert 0 < (log.stat().st_size - before) / RUNS < WAL_BYTES_PER_RUN
 
     on_sqlite(tmp_path, test)
 

@@ -216,7 +216,8 @@ class Play:
     def letter(self, kind: str, name: str = "", value: Any = None, **fields: Any) -> Message:
         """Mail that is in the inbox and that the run has not seen."""
         self.mail += 1
-        known: dict[str, Any] = {"id": f"m{self.mail}", "number": self.mail, "sent_at": self.now}
+        id = fields.get("id", f"m{self.mail}")
+        known: dict[str, Any] = {"id": id, "event_id": id, "number": self.mail, "sent_at": self.now}
         body = fields.pop("body", None) or JSON.encode(value)
         message = Message(kind=kind, name=name, body=body, **(known | fields))
         self.inbox[message.number] = message

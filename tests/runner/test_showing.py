@@ -168,12 +168,8 @@ def test_a_send_is_on_record_before_it_happens_under_an_id_that_is_determined():
     [errand] = play.turn.effects
     work = work_of(errand, SendEvent)
     message = work.message
-    assert (work.run_id, message.id, message.name, message.sender) == (
-        "other",
-        "run-1/0/Greeting",
-        "Greeting",
-        "run-1",
-    )
+    assert (message.id, message.event_id) == ("sent/run-1/0/Greeting", "run-1/0/Greeting")
+    assert (work.run_id, message.name, message.sender) == ("other", "Greeting", "run-1")
     assert (message.body, message.expires_at, message.policy) == (b'{"text":"hello"}', 1_060.0, "dead_letter")
     assert play.turn.busy
     check_cold(play)
@@ -183,7 +179,7 @@ def test_a_send_is_repeated_after_a_crash_in_the_same_words_and_not_once_it_is_d
     play = Play(sending).begin()
     play.now = 1_030.0
     cold = crashed(play)
-    assert [work_of(effect, SendEvent).message.id for effect in cold.turn.effects] == ["run-1/0/Greeting"]
+    assert [work_of(effect, SendEvent).message.id for effect in cold.turn.effects] == ["sent/run-1/0/Greeting"]
     cold.errand("Greeting")
     [errand] = cold.turn.effects
     work_of(errand, BroadcastEvent)
@@ -195,7 +191,8 @@ def test_a_broadcast_gives_how_many_runs_it_woke():
     play = Play(sending).begin()
     play.errand("Greeting")
     sent = work_of(play.errands["news"], BroadcastEvent).event
-    assert (sent.topic, sent.id, sent.body) == ("news", "run-1/0/news", b'{"n":1}')
+    assert (sent.topic, sent.id, sent.body) == ("news", "sent/run-1/0/news", b'{"n":1}')
+    assert sent.event_id == "run-1/0/news"
     play.errand("news", 3)
     assert play.value == 3
     assert play.replayed_by(sending).begin().value == 3
@@ -216,9 +213,11 @@ def test_an_event_id_can_be_given():
         await ctx.broadcast("a", 1, event_id="ours")
 
     play = Play(named, generation=3).begin()
-    assert work_of(play.errands["a"], SendEvent).message.id == "mine"
+    message = work_of(play.errands["a"], SendEvent).message
+    assert (message.id, message.event_id) == ("event/mine", "mine")
     play.errand("a")
-    assert work_of(play.errands["a#1"], BroadcastEvent).event.id == "ours"
+    event = work_of(play.errands["a#1"], BroadcastEvent).event
+    assert (event.id, event.event_id) == ("event/ours", "ours")
 
 
 @pytest.mark.parametrize("error", [RunNotFound("other"), RunTerminated("other", "succeeded")])

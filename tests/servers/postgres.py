@@ -4,33 +4,31 @@ Where it comes from, in this order: the environment (PERDURE_TEST_POSTGRES, a UR
 server's binaries on this machine; else an error that says what to install. A server that merely listens on this
 machine is never used: it may hold someone's data.
 
-`shared_url()` is what tests want: all processes of one session (xdist's workers too) get the same server. Each of them
-holds a lock on a file while it lives; a guard, a process of its own, waits until nobody does, then stops the server and
-removes its files. So it goes even if the session is killed. Tests that stop, kill or restart a server make a `Server`
-of their own.
+`shared_url()` is what tests want: one server for the session (`tests/servers/launching.py`). Tests that stop, kill or
+restart a server make a `Server` of their own, and those about failover a `Standby` beside it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import importlib.util
 import os
 import pwd
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import quote
 
+import asyncpg
 import pytest
+
+from tests.servers.launching import ServerProcess, shared
 
 ENVIRONMENT = "PERDURE_TEST_POSTGRES"
 PROGRAMS = ("initdb", "postgres", "pg_isready")
@@ -41,7 +39,6 @@ SETTINGS = {
     "deadlock_timeout": "200ms",
 }
 SYSTEM_PROGRAMS = Path("/usr/lib/postgresql")  # where Debian has them, a directory per version
-START_TIMEOUT = 60.0  # seconds
 
 
 class PostgresMissing(RuntimeError):
@@ -61,7 +58,11 @@ class PostgresMissing(RuntimeError):
 @cache
 def shared_url() -> str:
     """The URL of this session's server, which is started if it does not run yet."""
-    return os.environ.get(ENVIRONMENT) or _join_shared_server()
+    return os.environ.get(ENVIRONMENT) or session_server(shared("postgres")).url
+
+
+def session_server(folder: Path) -> Server:
+    return Server(folder)
 
 
 def with_schema(url: str, schema: str) -> str:
@@ -79,8 +80,6 @@ def schema_of_its_own() -> Iterator[str]:
 
 
 async def _drop(url: str, schema: str) -> None:
-    import asyncpg
-
     connection = await asyncpg.connect(url)
     await connection.execute(f"SET client_min_messages = warning; DROP SCHEMA IF EXISTS {schema} CASCADE")
     await connection.close()
@@ -96,89 +95,122 @@ def postgres_url() -> Iterator[str]:
 # --- one server ----------------------------------------------------------------------------------------------------
 
 
-class Server:
-    """A PostgreSQL in a directory of its own. It keeps its data while it is stopped."""
+class Server(ServerProcess):
+    """A PostgreSQL that is reached over a socket in its own directory."""
+
+    name = "PostgreSQL"
+    in_order = signal.SIGINT
+    at_once = signal.SIGQUIT  # as a crash would, but for the children, which are told
 
     def __init__(self, folder: Path, **settings: str) -> None:
-        self._folder = folder
+        super().__init__(folder)
         self._settings = {**SETTINGS, **settings}
-        self._user = _unprivileged_user()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._user = unprivileged()
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "socket"
 
     @property
     def url(self) -> str:
-        return f"postgresql://postgres@/postgres?host={quote(str(self._folder / 'socket'), safe='')}"
+        return url_of(self)
 
-    def start(self) -> None:
-        """Start it, having made its files if there are none, and wait until it answers."""
-        if not (self._folder / "data").exists():
-            self._make()
-        options = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
-        with (self._folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [self._program("postgres"), "-D", self._folder / "data", "-k", self._folder / "socket", *options],
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                **self._as_user(),
-            )
-        self._wait_until_ready()
-
-    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """SIGINT: in order. SIGQUIT: as a crash would, but for the children, which are told."""
-        if self._process is not None:
-            self._process.send_signal(how)
-            self._process.wait()
-            self._process = None
-
-    def restart(self, how: signal.Signals = signal.SIGINT) -> None:
-        self.stop(how)
-        self.start()
-
-    def remove(self) -> None:
-        self.stop(signal.SIGQUIT)
-        shutil.rmtree(self._folder, ignore_errors=True)
+    async def execute(self, *statements: str) -> list[Any]:
+        """The first value that each of them gives."""
+        connection = await asyncpg.connect(self.url)
+        try:
+            return [await connection.fetchval(statement) for statement in statements]
+        finally:
+            await connection.close()
 
     def _make(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        _copy_programs(self._folder / "programs")
+        if (self.folder / "data").exists():
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _copy_programs(self.folder / "programs")
         for name in ("data", "socket"):
-            (self._folder / name).mkdir()
+            (self.folder / name).mkdir()
         if self._user is not None:
-            for path in (self._folder, self._folder / "data", self._folder / "socket"):
+            for path in (self.folder, self.folder / "data", self.socket):
                 os.chown(path, self._user.pw_uid, self._user.pw_gid)
-        self._folder.chmod(0o755)
-        (self._folder / "data").chmod(0o700)
-        self._run("initdb", "-D", self._folder / "data", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C")
+        self.folder.chmod(0o755)
+        (self.folder / "data").chmod(0o700)
+        self._make_data(self.folder / "data")
 
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT
-        while self._run("pg_isready", "-q", "-h", self._folder / "socket", check=False) != 0:
-            alive = self._process is not None and self._process.poll() is None
-            if not alive or time.monotonic() > deadline:
-                log = (self._folder / "server.log").read_text("utf-8", "replace")
-                raise RuntimeError(f"PostgreSQL did not start:\n{log[-4000:]}")
-            time.sleep(0.02)
+    def _make_data(self, data: Path) -> None:
+        self._run("initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C")
+
+    def _command(self) -> Sequence[str | Path]:
+        options = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
+        return [self._program("postgres"), "-D", self.folder / "data", "-k", self.socket, *options]
+
+    def _answers(self) -> bool:
+        return self._run("pg_isready", "-q", "-h", self.socket, check=False) == 0
 
     def _run(self, program: str, *arguments: str | Path, check: bool = True) -> int:
-        done = subprocess.run([self._program(program), *arguments], capture_output=True, text=True, **self._as_user())
+        command = [self._program(program), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, **self._options())
         if check and done.returncode != 0:
             raise RuntimeError(f"{program} failed:\n{done.stdout}{done.stderr}")
         return done.returncode
 
     def _program(self, name: str) -> Path:
-        return (self._folder / "programs" / "bin").readlink() / name
+        return (self.folder / "programs" / "bin").readlink() / name
 
-    def _as_user(self) -> dict[str, Any]:
+    def _options(self) -> dict[str, Any]:
         """PostgreSQL refuses to run as root."""
         environment = {**os.environ, "LC_ALL": "C", "TZ": "UTC"}
         if self._user is None:
-            return {"env": environment, "cwd": self._folder}
+            return {"env": environment, "cwd": self.folder}
         ids: dict[str, Any] = {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}
-        return {"env": environment, "cwd": self._folder, **ids}
+        return {"env": environment, "cwd": self.folder, **ids}
 
 
-def _unprivileged_user() -> pwd.struct_passwd | None:
+class Standby(Server):
+    """A copy of a running server that follows it, until it is promoted."""
+
+    def __init__(self, folder: Path, primary: Server) -> None:
+        follows = f"host={primary.socket} user=postgres application_name=standby"
+        super().__init__(folder, primary_conninfo=follows)
+        self._primary = primary
+
+    async def is_waited_for(self) -> None:
+        """From here on the primary acknowledges no commit that has not arrived here."""
+        await self._primary.execute("ALTER SYSTEM SET synchronous_standby_names = 'standby'", "SELECT pg_reload_conf()")
+        while await self._primary.execute("SELECT sync_state FROM pg_stat_replication") != ["sync"]:
+            await asyncio.sleep(0.02)
+
+    async def promote(self) -> None:
+        assert await self.execute("SELECT pg_promote()") == [True]
+
+    def _make_data(self, data: Path) -> None:
+        self._run("pg_basebackup", "-h", self._primary.socket, "-U", "postgres", "-D", data, "-c", "fast")
+        (data / "standby.signal").touch()
+
+
+@contextlib.contextmanager
+def primary_and_standby() -> Iterator[tuple[Server, Standby]]:
+    """A primary, and a standby without which it acknowledges nothing."""
+    homes = [Path(tempfile.mkdtemp(prefix="perdure-pg-")) for _ in range(2)]  # the path of a socket must be short
+    primary = Server(homes[0])
+    standby = Standby(homes[1], primary)
+    try:
+        primary.start()
+        standby.start()
+        asyncio.run(standby.is_waited_for())
+        yield primary, standby
+    finally:
+        standby.remove()
+        primary.remove()
+
+
+def url_of(*servers: Server) -> str:
+    """Of one server, or of several of which one is the primary."""
+    hosts = quote(",".join(str(server.socket) for server in servers), safe="")
+    return f"postgresql://postgres@/postgres?host={hosts}" + ("&target_session_attrs=primary" if servers[1:] else "")
+
+
+def unprivileged() -> pwd.struct_passwd | None:
     """Whom to run the server as; None: as whoever runs the tests."""
     return pwd.getpwnam("nobody") if os.getuid() == 0 else None
 
@@ -217,71 +249,3 @@ def _installed_programs() -> Path:
         if all((candidate / program).exists() for program in PROGRAMS):
             return candidate
     raise PostgresMissing
-
-
-# --- one server for a session ----------------------------------------------------------------------------------------
-
-_held: list[IO[str]] = []  # open, and so locked, until this process ends
-
-
-def _join_shared_server() -> str:
-    """Use the session's server, or start it with a guard."""
-    session = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
-    note = Path(tempfile.gettempdir()) / f"perdure-postgres-{os.getuid()}-{session}"
-    with note.open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        folder = file.read()
-        if not folder or not _hold(Path(folder)):
-            folder = tempfile.mkdtemp(prefix="perdure-pg-")
-            (Path(folder) / "users").touch()
-            assert _hold(Path(folder))
-            _start_guarded(Path(folder), note)
-            file.truncate(0)
-            file.write(folder)
-            file.flush()
-    return Server(Path(folder)).url
-
-
-def _hold(folder: Path) -> bool:
-    """Keep the guard waiting. False if it waits no more."""
-    try:
-        users = (folder / "users").open("r")
-        fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    _held.append(users)
-    return True
-
-
-def _start_guarded(folder: Path, note: Path) -> None:
-    with (folder / "guard.log").open("wb") as log:
-        guard = subprocess.Popen(
-            [sys.executable, __file__, folder, note], stdout=subprocess.PIPE, stderr=log, start_new_session=True
-        )
-    assert guard.stdout is not None
-    with guard.stdout as answer:
-        if answer.readline() != b"ready\n":
-            raise RuntimeError((folder / "guard.log").read_text("utf-8", "replace"))
-    guard.returncode = 0  # it outlives this process, on purpose: nobody is to wait for it
-
-
-def _guard(folder: Path, note: Path) -> None:
-    """Run the server for as long as anybody holds its lock."""
-    server = Server(folder)
-    try:
-        server.start()
-        sys.stdout.write("ready\n")
-        sys.stdout.close()
-        with (folder / "users").open("r") as users:
-            fcntl.flock(users, fcntl.LOCK_EX)
-    finally:
-        with contextlib.suppress(OSError):
-            note.unlink()
-        server.remove()
-
-
-if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    _guard(Path(sys.argv[1]), Path(sys.argv[2]))

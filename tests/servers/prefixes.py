@@ -1,19 +1,27 @@
-"""Prefixes of keys on the session's Redis that tests borrow; what they wrote is deleted when the test is over."""
+"""Prefixes of keys on the session's Redis that tests borrow; what they wrote is deleted when the test is over.
+
+All stores on an event loop share their connections: to make one takes longer than to use it in a short scene.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from itertools import count
+from weakref import WeakKeyDictionary
 
 import redis
+from redis.asyncio import BlockingConnectionPool, Redis
 
 from perdure.clock import Clock
 from perdure.store.redis import RedisStore
+from tests.servers.endings import when_the_loop_ends
 from tests.servers.redis import shared_url, with_options
 
 _SESSION = f"t-{os.urandom(6).hex()}"
 _numbers = count()
 _lent: list[str] = []
+_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, BlockingConnectionPool] = WeakKeyDictionary()
 
 
 class BorrowedStore(RedisStore):
@@ -22,6 +30,19 @@ class BorrowedStore(RedisStore):
     def __init__(self, url: str, clock: Clock) -> None:
         super().__init__(url, clock=clock)
         self.url = url
+        self._server._alone = _client  # type: ignore[method-assign]
+
+    async def open(self, *, shards: int) -> None:
+        loop = asyncio.get_running_loop()
+        if loop not in _pools:
+            _pools[loop] = BlockingConnectionPool.from_url(shared_url())
+            await when_the_loop_ends(_pools[loop].disconnect)
+        await super().open(shards=shards)
+
+
+def _client() -> Redis:
+    """One that leaves its connections to the others when it is closed."""
+    return Redis(connection_pool=_pools[asyncio.get_running_loop()])
 
 
 def borrow(clock: Clock) -> BorrowedStore:

@@ -4,35 +4,29 @@ Where it comes from, in this order: the environment (PERDURE_TEST_REDIS, a URL),
 `valkey-server` or `redis-server` on the PATH; else an error that says what to install. A server that merely listens on
 this machine is never used: it may hold someone's data. Ours has a password that nobody else knows.
 
-`shared_url()` is what tests want: all processes of one session (xdist's workers too) get the same server. Each of them
-holds a lock on a file while it lives; a guard, a process of its own, waits until nobody does, then stops the server and
-removes its files. So it goes even if the session is killed. Tests that stop, kill or restart a server make a `Server`
-or a `Cluster` of their own.
+`shared_url()` is what tests want: one server for the session (`tests/servers/launching.py`). Tests that stop, kill or
+restart a server make a `Server` or a `Cluster` of their own.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.util
 import os
 import platform
 import shutil
-import signal
 import socket
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
-from typing import IO
+
+import redis
+
+from tests.servers.launching import ServerProcess, shared, wait_until
 
 ENVIRONMENT = "PERDURE_TEST_REDIS"
 PROGRAMS = ("valkey-server", "redis-server")
 SETTINGS = {"appendonly": "yes", "appendfsync": "everysec", "save": "", "bind": "127.0.0.1", "daemonize": "no"}
-START_TIMEOUT = 60.0  # seconds
 
 
 class RedisMissing(RuntimeError):
@@ -52,7 +46,17 @@ class RedisMissing(RuntimeError):
 @cache
 def shared_url() -> str:
     """The URL of this session's server, which is started if it does not run yet."""
-    return os.environ.get(ENVIRONMENT) or _join_shared_server()
+    return os.environ.get(ENVIRONMENT) or _url_of_the_sessions_own()
+
+
+def _url_of_the_sessions_own() -> str:
+    program()  # says what to install, here and not in the guard's log
+    return session_server(shared("redis")).url
+
+
+def session_server(folder: Path) -> Server:
+    """Nobody kills it, so that nobody has to wait for a busy disk: where many use one, that is most of the time."""
+    return Server(folder, appendfsync="no")
 
 
 def with_options(url: str, **options: str | int) -> str:
@@ -75,8 +79,6 @@ def prefix_of_its_own(url: str | None = None, **options: str | int) -> Iterator[
 
 
 def _delete(url: str, prefix: str) -> None:
-    import redis
-
     with redis.Redis.from_url(url) as client:
         keys = list(client.scan_iter(match=f"{{{prefix}:*", count=1000))
         for first in range(0, len(keys), 500):
@@ -86,13 +88,14 @@ def _delete(url: str, prefix: str) -> None:
 # --- one server ----------------------------------------------------------------------------------------------------
 
 
-class Server:
-    """A Redis or Valkey in a directory of its own, on a port of its own. It keeps its data while it is stopped."""
+class Server(ServerProcess):
+    """A Redis or Valkey on a port of its own, which it keeps."""
+
+    name = "Redis"
 
     def __init__(self, folder: Path, **settings: str) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.settings = {**SETTINGS, **settings}
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def port(self) -> int:
@@ -106,44 +109,6 @@ class Server:
     def _password(self) -> str:
         return (self.folder / "password").read_text()
 
-    def start(self) -> None:
-        """Start it and wait until it answers; on the port that it had before, if it had one."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if not (self.folder / "password").exists():
-            (self.folder / "password").write_text(os.urandom(16).hex())
-            (self.folder / "port").write_text(str(_free_port()))
-        settings = {
-            **self.settings,
-            "requirepass": self._password,
-            "masterauth": self._password,
-            "port": str(self.port),
-        }
-        options = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
-        with (self.folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [program(), "--dir", str(self.folder), *options],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self._wait_until_ready()
-
-    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """SIGTERM: in order. SIGKILL: as a crash of the process would."""
-        if self._process is not None:
-            self._process.send_signal(how)
-            self._process.wait()
-            self._process = None
-
-    def restart(self, how: signal.Signals = signal.SIGTERM) -> None:
-        self.stop(how)
-        self.start()
-
-    def remove(self) -> None:
-        self.stop(signal.SIGKILL)
-        shutil.rmtree(self.folder, ignore_errors=True)
-
     def command(self, *parts: str | int) -> bytes:
         """What the server answers, as it comes over the line."""
         asked = " ".join(str(part) for part in parts)
@@ -154,17 +119,26 @@ class Server:
                 answer += part
         return answer.partition(b"+OK\r\n")[2]
 
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT
-        while True:
-            with contextlib.suppress(OSError):
-                if self.command("PING").startswith(b"+PONG"):
-                    return
-            alive = self._process is not None and self._process.poll() is None
-            if not alive or time.monotonic() > deadline:
-                log = (self.folder / "server.log").read_text("utf-8", "replace")
-                raise RuntimeError(f"Redis did not start:\n{log[-4000:]}")
-            time.sleep(0.02)
+    def _make(self, password: str | None = None) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / "password").exists():
+            (self.folder / "password").write_text(password or os.urandom(16).hex())
+            (self.folder / "port").write_text(str(_free_port()))
+
+    def _command(self) -> Sequence[str]:
+        settings = {
+            **self.settings,
+            "requirepass": self._password,
+            "masterauth": self._password,
+            "port": str(self.port),
+        }
+        options = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
+        return [program(), "--dir", str(self.folder), *options]
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            return self.command("PING").startswith(b"+PONG")
+        return False
 
 
 def _free_port() -> int:
@@ -209,98 +183,29 @@ class Cluster:
     def start(self) -> None:
         password = os.urandom(16).hex()
         for node in self.nodes:
-            node.folder.mkdir(parents=True)
-            (node.folder / "password").write_text(password)
-            (node.folder / "port").write_text(str(_free_port()))
+            node._make(password)
             node.start()
         for node in self.nodes[1:]:
             node.command("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
         for n, node in enumerate(self.nodes[:3]):
             first, last = n * 16384 // 3, (n + 1) * 16384 // 3
             node.command("CLUSTER", "ADDSLOTS", *range(first, last))
-        self._wait(lambda: all(b"cluster_known_nodes:6" in node.command("CLUSTER", "INFO") for node in self.nodes))
+        self._wait_for_all(self.nodes, b"cluster_known_nodes:6", "CLUSTER", "INFO")
         for primary, replica in zip(self.nodes[:3], self.nodes[3:], strict=True):
             id = primary.command("CLUSTER", "MYID").split(b"\r\n")[1].decode()
-            self._wait(lambda: replica.command("CLUSTER", "REPLICATE", id).startswith(b"+OK"))  # noqa: B023 - at once
-        self._wait(lambda: all(b"cluster_state:ok" in node.command("CLUSTER", "INFO") for node in self.nodes))
-        self._wait(lambda: all(b"link_status:up" in node.command("INFO", "replication") for node in self.nodes[3:]))
+            wait_until(partial(_follows, replica, id), "a node becomes a replica", poll=0.05)
+        self._wait_for_all(self.nodes, b"cluster_state:ok", "CLUSTER", "INFO")
+        self._wait_for_all(self.nodes[3:], b"link_status:up", "INFO", "replication")
 
     def remove(self) -> None:
         for node in self.nodes:
             node.remove()
 
-    def _wait(self, ready: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + START_TIMEOUT
-        while not ready():
-            if time.monotonic() > deadline:
-                raise RuntimeError("the cluster did not come together")
-            time.sleep(0.05)
-
-
-# --- one server for a session ----------------------------------------------------------------------------------------
-
-_held: list[IO[str]] = []  # open, and so locked, until this process ends
-
-
-def _join_shared_server() -> str:
-    """Use the session's server, or start it with a guard."""
-    program()  # says what to install, here and not in the guard's log
-    session = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
-    note = Path(tempfile.gettempdir()) / f"perdure-redis-{os.getuid()}-{session}"
-    with note.open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        folder = file.read()
-        if not folder or not _hold(Path(folder)):
-            folder = tempfile.mkdtemp(prefix="perdure-redis-")
-            (Path(folder) / "users").touch()
-            assert _hold(Path(folder))
-            _start_guarded(Path(folder), note)
-            file.truncate(0)
-            file.write(folder)
-            file.flush()
-    return Server(Path(folder)).url
-
-
-def _hold(folder: Path) -> bool:
-    """Keep the guard waiting. False if it waits no more."""
-    try:
-        users = (folder / "users").open("r")
-        fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    _held.append(users)
-    return True
-
-
-def _start_guarded(folder: Path, note: Path) -> None:
-    with (folder / "guard.log").open("wb") as log:
-        guard = subprocess.Popen(
-            [sys.executable, "-P", __file__, folder, note], stdout=subprocess.PIPE, stderr=log, start_new_session=True
+    def _wait_for_all(self, nodes: Sequence[Server], answer: bytes, *command: str) -> None:
+        wait_until(
+            lambda: all(answer in node.command(*command) for node in nodes), "the cluster comes together", poll=0.05
         )
-    assert guard.stdout is not None
-    with guard.stdout as answer:
-        if answer.readline() != b"ready\n":
-            raise RuntimeError((folder / "guard.log").read_text("utf-8", "replace"))
-    guard.returncode = 0  # it outlives this process, on purpose: nobody is to wait for it
 
 
-def _guard(folder: Path, note: Path) -> None:
-    """Run the server for as long as anybody holds its lock."""
-    server = Server(folder)
-    try:
-        server.start()
-        sys.stdout.write("ready\n")
-        sys.stdout.close()
-        with (folder / "users").open("r") as users:
-            fcntl.flock(users, fcntl.LOCK_EX)
-    finally:
-        with contextlib.suppress(OSError):
-            note.unlink()
-        server.remove()
-
-
-if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    _guard(Path(sys.argv[1]), Path(sys.argv[2]))
+def _follows(node: Server, primary: str) -> bool:
+    return node.command("CLUSTER", "REPLICATE", primary).startswith(b"+OK")

@@ -3,18 +3,25 @@
 A schema has one borrower at a time. It goes back when his stores over it are closed and he asks for another one (a test
 that plays its scene a hundred times gets by with a few), or when his test is over. The next one finds it empty, and
 free of statements that the one before left behind on the server.
+
+Connections go back too, for whoever has the schema next on the same event loop: a new one costs a server's process that
+has to learn all functions of a store first, which is most of what a short scene takes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+from typing import cast
+from weakref import WeakKeyDictionary
 
 import asyncpg
 
 from perdure.clock import SYSTEM_CLOCK, Clock, pause
+from perdure.store import postgres_schema
 from perdure.store.postgres import PostgresStore
-from perdure.store.postgres_link import Connection, Link, hang_up
+from perdure.store.postgres_link import Connection, Link
+from tests.servers.endings import when_the_loop_ends
 from tests.servers.postgres import shared_url, with_schema
 
 # Its name is that of its connections, too: the server can tell which of them are left over. Tests that use these
@@ -34,6 +41,7 @@ class Schema:
         self.stores: list[BorrowedStore] = []
         self.made = False
         self.dirty = False
+        self._kept: WeakKeyDictionary[asyncio.AbstractEventLoop, _KeptLinks] = WeakKeyDictionary()
 
     @property
     def in_use(self) -> bool:
@@ -44,14 +52,36 @@ class Schema:
         self.stores.append(made)
         return made
 
+    async def links(self) -> _KeptLinks:
+        """Those of this event loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._kept:
+            self._kept[loop] = _KeptLinks(alone=not self.dirty)
+            await when_the_loop_ends(self._kept[loop].close)
+        return self._kept[loop]
+
     async def clean(self, connection: Connection, shards: int) -> None:
         """Make it as if it had just been made; once per borrower, before his first store is open."""
-        while await connection.fetch(_LEFT_OVER, self.name):
+        links = await self.links()
+        while not links.alone and await connection.fetch(_LEFT_OVER, self.name):
             await pause(SYSTEM_CLOCK, 0.001)
+        links.alone = True
         tables = [row[0] for row in await connection.fetch(_TABLES, self.name)]
         await connection.execute("; ".join(f'DELETE FROM {self.name}."{table}"' for table in tables))
         await connection.execute(f"UPDATE {self.name}.meta SET value = $1 WHERE key = 'shards'", str(shards))
         self.dirty = False
+
+
+class _KeptLinks:
+    """Links that nobody uses at the moment. Until they are `alone`, those of earlier event loops may be left over."""
+
+    def __init__(self, *, alone: bool) -> None:
+        self.alone = alone
+        self.idle: list[Link] = []
+
+    async def close(self) -> None:
+        while self.idle:
+            await self.idle.pop().close()
 
 
 class BorrowedStore(PostgresStore):
@@ -62,17 +92,27 @@ class BorrowedStore(PostgresStore):
         self.schema = schema
         self._clock = clock
 
+    async def open(self, *, shards: int) -> None:
+        if self._link is None and (idle := (await self.schema.links()).idle):
+            self._link = idle.pop()
+        await super().open(shards=shards)
+
+    async def close(self) -> None:
+        link = self._link
+        if self._opened == 1 and link is not None and link._pool.get_idle_size() == link._pool.get_size():
+            self._link = None  # nobody is in the middle of anything: the next one can have it
+            (await self.schema.links()).idle.append(link)
+        await super().close()
+
     async def now(self) -> float:
         return self._clock.now()
 
     async def _prepare(self, link: Link, shards: int) -> None:
-        if self.schema.dirty:
-            connection = await link.connect()
-            try:
+        async with link._pool.acquire() as borrowed:
+            connection = cast("Connection", borrowed)
+            if self.schema.dirty:
                 await self.schema.clean(connection, shards)
-            finally:
-                await hang_up(connection)
-        await super()._prepare(link, shards)
+            await postgres_schema.prepare(connection, self._target, shards)
         self.schema.made = True
 
 

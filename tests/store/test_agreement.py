@@ -31,10 +31,12 @@ from perdure.store.base import (
     EndRun,
     Exists,
     FanOut,
+    Moved,
     Observe,
     Observer,
     Publish,
     ReleaseRun,
+    Replay,
     Restart,
     RewindRun,
     RunPatch,
@@ -46,8 +48,9 @@ from perdure.store.base import (
     Write,
 )
 from perdure.store.memory import MemoryStore
+from perdure.store.rows import unpack
 from perdure.store.sqlite import SqliteStore
-from perdure.store.sqlite_rows import pack, unpack
+from perdure.store.sqlite_rows import pack
 from perdure.testing.contract.kit import claim, entry, receive, run, worker
 from tests.servers import schemas
 
@@ -149,7 +152,12 @@ turns = st.builds(
 )
 kinds = st.sampled_from(["event", "event", "resume", "cancel", "child", "deferred"])
 messages = st.builds(
-    Message, id=st.sampled_from("mno"), kind=kinds, policy=st.sampled_from(["discard", "broadcast"]), number=small
+    Message,
+    id=st.sampled_from("mno"),
+    kind=kinds,
+    policy=st.sampled_from(["discard", "broadcast"]),
+    number=small,
+    event_id=st.none() | st.just("own"),
 )
 events = st.builds(
     TopicEvent,
@@ -160,6 +168,7 @@ events = st.builds(
     delivery=st.sampled_from(["all", "all", "after_wait", "after_create"]),
     consume=st.booleans(),
     expires_at=st.none() | st.none() | moments,
+    event_id=st.none() | st.just("own"),
 )
 waiting: st.SearchStrategy[Write] = st.builds(
     lambda id, target, topics, now, **more: receive(0, *topics, id=id, target=target, now=now, **more),
@@ -172,8 +181,10 @@ waiting: st.SearchStrategy[Write] = st.builds(
     consumed=numbers,
     returned=st.just(()) | numbers,
 )
+publishing = st.builds(Publish, event=events, now=moments, limit=st.none() | small, page=st.integers(1, 2))
+delivering = st.builds(Deliver, run_id=ids, message=messages, now=moments, limit=st.none() | small)
 on_topics: st.SearchStrategy[Write] = st.one_of(
-    st.builds(Publish, event=events, now=moments, limit=st.none() | small, page=st.integers(1, 2)),
+    publishing,
     st.builds(FanOut, topic=topics, place=st.integers(1, 4), now=moments, page=st.integers(1, 2)),
 )
 observers = st.builds(Observer, st.sampled_from("pq"), targets)
@@ -186,9 +197,11 @@ on_ended: st.SearchStrategy[Write] = st.one_of(
         told=st.lists(observers, max_size=2).map(tuple),
         consumed=numbers,
         returned=numbers,
+        moved=st.just(()) | st.lists(st.builds(Moved, st.integers(1, 4), publishing, letters), max_size=2).map(tuple),
         dead_letters=some_letters,
         orphans=st.booleans(),
     ),
+    st.builds(Replay, letter_id=st.sampled_from("de"), send=publishing | delivering),  # under an id as in `_aimed`
     st.builds(
         RewindRun,
         run_id=ids,
@@ -229,13 +242,7 @@ writes: st.SearchStrategy[Write] = st.one_of(
     on_topics,
     on_ended,
     on_streams,
-    st.builds(
-        Deliver,
-        run_id=ids,
-        message=messages,
-        now=moments,
-        limit=st.none() | small,
-    ),
+    delivering,
     st.builds(
         EndRun,
         run_id=ids,
@@ -318,12 +325,14 @@ class Seen:
     """Where the runs are, and the events that they have read: what a rewind may return."""
 
     def __init__(self) -> None:
+        self.steps = 0
         self.positions: dict[str, int] = {}
         self._events: dict[str, dict[str, Message]] = {}
         self.read: dict[str, tuple[Message, ...]] = {}
 
     def look(self, snapshots: list[Snapshot | None]) -> None:
         found = {each.record.id: each for each in snapshots if each is not None}
+        self.steps += 1
         self.positions = {id: each.position for id, each in found.items()}
         self._events = {id: self._events.get(id, {}) for id in found}
         for id, each in found.items():
@@ -335,16 +344,30 @@ class Seen:
 def _aimed(batch: list[Write], seen: Seen) -> list[Write]:
     """Turns at random positions would hardly ever be taken: they are aimed at, or beside, where their run is.
 
+    What comes from a letter, or would become one, has an id that nothing else has.
+
     A rewind comes alone, as mail that its batch reads or brings could not be told from what it returns.
     """
     aimed: list[Write] = []
     for write in batch:
         if isinstance(write, CommitTurn | RewindRun):
             write = replace(write, base=max(0, seen.positions.get(write.run_id, 0) + write.base))
+        if isinstance(write, Replay):
+            write = replace(write, send=_named(write.send, f"replay-{seen.steps}-{len(aimed)}"))
+        if isinstance(write, Settle):
+            name = f"moved-{seen.steps}-{len(aimed)}"
+            moved = [replace(each, to=_named(each.to, f"{name}-{n}")) for n, each in enumerate(write.moved)]
+            write = replace(write, moved=tuple(moved))
         if isinstance(write, RewindRun):
             return [replace(write, returned=seen.read.get(write.run_id, ()) if write.returned else ())]
         aimed.append(write)
     return aimed
+
+
+def _named(send: Any, id: str) -> Any:
+    if isinstance(send, Publish):
+        return replace(send, event=replace(send.event, id=id))
+    return replace(send, message=replace(send.message, id=id))
 
 
 def _sorted(answer: Any) -> Any:

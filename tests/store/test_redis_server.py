@@ -13,19 +13,21 @@ from urllib.parse import urlsplit
 import pytest
 
 from perdure.errors import StoreError
-from perdure.records import RunStatus
-from perdure.store.base import Committed, Created, Delivered, Published, Write
+from perdure.records import RunStatus, TurnExtras
+from perdure.store.base import Committed, Created, Delivered, Gone, Moved, Published, Replay, Write
 from perdure.store.redis import RedisStore
 from perdure.store.redis_server import address_of
 from perdure.testing.contract.kit import (
     assigned,
     entry,
+    letter,
     load,
     mail,
     publish,
     receive,
     record,
     run,
+    settle,
     succeeded,
     turn,
     waiting,
@@ -412,6 +414,87 @@ def test_an_event_whose_reader_died_is_gone_all_the_same(sliced_url: str, death)
             assert await other.topic("t") == []
             await other.commit(waiting("s"))
             assert await assigned(other, "s") == [[]]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("death", DEATHS)
+def test_a_letter_whose_replayer_died_is_sent_once(sliced_url: str, death) -> None:
+    async def scenario() -> None:
+        async with opened(sliced_url) as dying, opened(sliced_url) as other:
+            await in_different_slices(dying)
+            await other.commit([run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=(letter(),)))])
+            await death(dying, Replay(letter_id="d", send=publish("mine")))
+            assert await other.dead_letters() == []
+            assert await other.commit([Replay(letter_id="d", send=publish("theirs"))]) == [Gone()]
+            await other.unfinished()
+            assert [event.id for event in await other.topic("t")] == ["mine"]
+            assert await other.commit([Replay(letter_id="d", send=publish("mine"))]) == [Published(1, 0)]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("death", DEATHS)
+def test_a_letter_that_is_refused_after_its_replayer_died_is_there_again(sliced_url: str, death) -> None:
+    async def scenario() -> None:
+        async with opened(sliced_url) as dying, opened(sliced_url) as other:
+            await in_different_slices(dying)
+            letters = (letter("first"), letter("d"), letter("last"))
+            await other.commit([publish("e"), run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=letters))])
+            await death(dying, Replay(letter_id="d", send=publish("mine", limit=1)))
+            await other._slices.sweep()
+            assert [each.id for each in await other.dead_letters()] == ["first", "d", "last"]
+
+    asyncio.run(scenario())
+
+
+def test_an_old_post_does_not_send_a_letter_twice(sliced_url: str) -> None:
+    """It was handed over and refused; the letter came back, was dealt with, and now there would be room."""
+
+    async def scenario() -> None:
+        async with opened(sliced_url) as dying, opened(sliced_url) as other:
+            await other.commit(
+                [publish("e"), run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=(letter(),)))]
+            )
+            await die_before_ticking_off(dying, Replay(letter_id="d", send=publish("mine", limit=1)))
+            assert await other.commit([Replay(letter_id="d", send=mail("elsewhere"))]) == [Delivered(1, True, "a")]
+            await other.commit([*waiting("s"), turn(1, id="s", owned=False, seen=1, consumed=(1,))])
+            assert await other.topic("t") == []
+            await other._slices.sweep()
+            assert await other.topic("t") == []
+            assert await other.dead_letters() == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("death", DEATHS)
+def test_mail_that_moves_to_a_topic_whose_worker_died_is_there_once(sliced_url: str, death) -> None:
+    async def scenario() -> None:
+        async with opened(sliced_url) as dying, opened(sliced_url) as other:
+            await in_different_slices(dying)
+            await other.commit([run("r", owner="a"), mail("m"), turn(0, seen=1, patch=succeeded())])
+            write = settle(moved=(Moved(1, publish("moved"), letter()),))
+            await death(dying, write)
+            assert await other.unsettled() == []
+            await other.unfinished()
+            assert [event.id for event in await other.topic("t")] == ["moved"]
+            assert await other.commit([write]) == [Committed()]
+            assert len(await other.topic("t")) == 1
+            assert await other.dead_letters() == []
+
+    asyncio.run(scenario())
+
+
+def test_what_became_of_letters_is_forgotten_after_a_while(sliced_url: str) -> None:
+    async def scenario() -> None:
+        async with opened(sliced_url) as store:
+            await store.commit([run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=(letter(),)))])
+            await store.commit([Replay(letter_id="d", send=publish("mine", now=200.0))])
+            target = store._slices.of("t")
+            await store.prune(249.0, remember=50.0)
+            assert await store._slices.read(target, "sent", "replay/mine")
+            await store.prune(250.0, remember=50.0)
+            assert not await store._slices.read(target, "sent", "replay/mine")
 
     asyncio.run(scenario())
 

@@ -6,85 +6,58 @@ What would touch more than one run shows which, and asks.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perdure.cli import options
-from perdure.cli.output import confirm, plain, print_json, progress, say, say_aside, warn
+from perdure.cli.output import SHOWN, counted, plain, print_json, progress, say, say_aside, warn
 from perdure.cli.reading import query_of
-from perdure.cli.session import CONFLICT, DONE, NOT_FOUND, Refusal, Usage, ask, code_of, reported
+from perdure.cli.session import CONFLICT, DONE, NOT_FOUND, Usage, agree_to, ask, code_of, reported
 from perdure.cli.settings import existing_store, store_url
 from perdure.errors import PerdureError
+from perdure.records import RunStatus
 
 if TYPE_CHECKING:
     from perdure.client import Client
     from perdure.inspection import Progress
-    from perdure.records import RunQuery, RunStatus
+    from perdure.records import RunQuery
     from perdure.views import RunDescription
 
     Act = Callable[[Client, str], Awaitable[None]]
 
-SHOWN = 20
+
+@dataclass(frozen=True)
+class Verb:
+    """Something that is done to runs, by the name of its command."""
+
+    name: str
+    past: str
+    act: Act
+    among: str  # which runs filters choose among
+    status: Sequence[RunStatus] | None = None  # of these, if no status is asked for
 
 
-def cancel(
-    ids: options.RunIds = None,
-    status: options.Status = None,
-    workflow: options.Workflow = None,
-    tag: options.Tags = None,
-    prefix: options.Prefix = None,
-    yes: options.Yes = False,
-    store: options.Store = None,
-    json: options.Json = False,
-) -> None:
-    """Ask runs to stop: their workflows are cancelled inside, and compensations run.
+def command_of(verb: Verb, help: str) -> Callable[..., None]:
+    """The command: for one run or for many, with the same options whatever is done to them."""
 
-    Takes ids, or filters that choose among the runs that are open.
-    """
-    with reported(json):
-        chosen = _chosen(ids, status, workflow, tag, prefix)
-        _act_on(chosen, "cancel", _cancel, store, yes=yes, json=json)
+    def command(
+        ids: options.RunIds = None,
+        status: options.Status = None,
+        workflow: options.Workflow = None,
+        tag: options.Tags = None,
+        prefix: options.Prefix = None,
+        yes: options.Yes = False,
+        store: options.Store = None,
+        json: options.Json = False,
+    ) -> None:
+        with reported(json):
+            chosen = _chosen(verb, ids, status, workflow, tag, prefix)
+            _act_on(chosen, verb, store, yes=yes, json=json)
 
-
-def terminate(
-    ids: options.RunIds = None,
-    status: options.Status = None,
-    workflow: options.Workflow = None,
-    tag: options.Tags = None,
-    prefix: options.Prefix = None,
-    yes: options.Yes = False,
-    store: options.Store = None,
-    json: options.Json = False,
-) -> None:
-    """End runs at once, without compensation.
-
-    Takes ids, or filters that choose among the runs that are open.
-    """
-    with reported(json):
-        chosen = _chosen(ids, status, workflow, tag, prefix)
-        _act_on(chosen, "terminate", _terminate, store, yes=yes, json=json)
-
-
-def resume(
-    ids: options.RunIds = None,
-    status: options.Status = None,
-    workflow: options.Workflow = None,
-    tag: options.Tags = None,
-    prefix: options.Prefix = None,
-    yes: options.Yes = False,
-    store: options.Store = None,
-    json: options.Json = False,
-) -> None:
-    """Drive suspended runs on now; one that is held gets another chance.
-
-    Takes ids, or filters that choose among the runs that are suspended.
-    """
-    with reported(json):
-        from perdure.records import RunStatus
-
-        chosen = _chosen(ids, status or [RunStatus.SUSPENDED], workflow, tag, prefix)
-        _act_on(chosen, "resume", _resume, store, yes=yes, json=json)
+    command.__doc__ = f"{help}\n\nTakes ids, or filters that choose among the runs that are {verb.among}."
+    return command
 
 
 def rewind(
@@ -134,6 +107,15 @@ async def _resume(client: Client, run_id: str) -> None:
     await client.resume(run_id)
 
 
+CANCEL = Verb("cancel", "asked to stop", _cancel, "open")
+TERMINATE = Verb("terminate", "ended", _terminate, "open")
+RESUME = Verb("resume", "driven on", _resume, "suspended", (RunStatus.SUSPENDED,))
+
+cancel = command_of(CANCEL, "Ask runs to stop: their workflows are cancelled inside, and compensations run.")
+terminate = command_of(TERMINATE, "End runs at once, without compensation.")
+resume = command_of(RESUME, "Drive suspended runs on now; one that is held gets another chance.")
+
+
 async def _refused(client: Client, run_id: str) -> None:
     """Say why: there is no such run, or it has ended."""
     from perdure.errors import RunNotFound, RunTerminated
@@ -148,6 +130,7 @@ async def _refused(client: Client, run_id: str) -> None:
 
 
 def _chosen(
+    verb: Verb,
     ids: Sequence[str] | None,
     status: Sequence[RunStatus] | None,
     workflow: str | None,
@@ -155,25 +138,25 @@ def _chosen(
     prefix: str | None,
 ) -> list[str] | RunQuery:
     if ids:
-        if workflow or tag or prefix:
+        if workflow or tag or prefix or status:
             raise Usage("ids and filters were given", "either ids, or --workflow, --tag, --prefix and --status")
         return list(dict.fromkeys(ids))
     if not (workflow or tag or prefix or status):
         raise Usage("no run is named", "ids, or --workflow, --tag, --prefix and --status")
-    return query_of(status, workflow, tag, prefix)
+    return query_of(status or verb.status, workflow, tag, prefix)
 
 
-def _act_on(chosen: list[str] | RunQuery, verb: str, act: Act, store: str | None, *, yes: bool, json: bool) -> None:
+def _act_on(chosen: list[str] | RunQuery, verb: Verb, store: str | None, *, yes: bool, json: bool) -> None:
     url = existing_store(store_url(store))
     ids = chosen if isinstance(chosen, list) else ask(url, lambda client: _open_runs(client, chosen))
     if len(ids) > 1 and not yes:
-        _show_and_ask(url, ids, verb)
+        _show_and_ask(url, ids, verb.name)
     if len(ids) == 1 and isinstance(chosen, list):
-        ask(url, lambda client: act(client, ids[0]))  # what goes wrong with it is what goes wrong
+        ask(url, lambda client: verb.act(client, ids[0]))  # what goes wrong with it is what goes wrong
         outcomes: dict[str, PerdureError | None] = {ids[0]: None}
     else:
-        with progress(verb, total=len(ids)) as more:
-            outcomes = ask(url, lambda client: _all(client, ids, act, more))
+        with progress(verb.name, total=len(ids)) as more:
+            outcomes = ask(url, lambda client: _all(client, ids, verb.act, more))
     if json:
         done = [{"id": id, "done": error is None, "error": error and str(error)} for id, error in outcomes.items()]
         print_json({"runs": done})
@@ -215,21 +198,18 @@ def _show_and_ask(url: str, ids: Sequence[str], verb: str) -> None:
         return found
 
     print_runs(ask(url, first), say_aside)
-    if len(ids) > SHOWN:
-        warn(f"and {len(ids) - SHOWN} more")
-    if not confirm(f"{verb} these {len(ids)} runs?"):
-        raise Refusal(f"{verb} would touch {len(ids)} runs, and nothing was done", "the same with --yes", code=2)
+    agree_to(f"{verb} these {len(ids)} runs", len(ids) - SHOWN)
 
 
-def _tell(verb: str, outcomes: dict[str, PerdureError | None]) -> None:
-    past = {"cancel": "asked to stop", "terminate": "ended", "resume": "driven on"}[verb]
+def _tell(verb: Verb, outcomes: dict[str, PerdureError | None]) -> None:
     for run_id, error in outcomes.items():
         if error is not None:
             warn(str(error))
         elif len(outcomes) == 1:
-            say(plain(f"run {run_id} was {past}"))
+            say(plain(f"run {run_id} was {verb.past}"))
     if len(outcomes) != 1:
-        say(plain(f"{sum(error is None for error in outcomes.values())} runs were {past}"))
+        done = sum(error is None for error in outcomes.values())
+        say(plain(f"{counted(done, 'run')} {'was' if done == 1 else 'were'} {verb.past}"))
 
 
 def _code(outcomes: dict[str, PerdureError | None]) -> int:

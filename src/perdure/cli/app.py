@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli import acting, check, demo, dev, doctor, fleet, letters, moving, runs, telling
+from perdure.cli import acting, check, demo, dev, doctor, fleet, letters, moving, runs, starting, telling
 
 RUNS, EVENTS, WORK, STORE = "Runs", "Events and deferreds", "Working", "The store"
 
@@ -69,7 +69,7 @@ EXAMPLES = {
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     WORK: {"dev": dev.dev, "worker": fleet.worker, "check": check.check, "demo": demo.demo},
     RUNS: {
-        "start": runs.start,
+        "start": starting.start,
         "ls": runs.ls,
         "show": runs.show,
         "watch": runs.watch,

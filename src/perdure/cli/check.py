@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from perdure.cli import options
-from perdure.cli.output import plain, print_json, progress, say
+from perdure.cli.output import counted, plain, print_json, progress, say
 from perdure.cli.reading import query_of
 from perdure.cli.session import DONE, FAILED, ask, reported
 from perdure.cli.settings import existing_store, store_url
@@ -64,7 +64,11 @@ def _print(found: Rehearsal) -> None:
     if held:
         say(Text.assemble((f"{held} would be held", "bold red"), f", {found.fitting} would go on"))
     else:
-        say(Text.assemble((f"{found.fitting} open runs fit this code", "bold green")))
+        say(
+            Text.assemble(
+                (f"{counted(found.fitting, 'open run')} fit{'s' if found.fitting == 1 else ''} this code", "bold green")
+            )
+        )
 
 
 def _alike(misfits: Sequence[Misfit]) -> list[list[Misfit]]:

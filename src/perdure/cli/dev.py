@@ -1,7 +1,8 @@
 """dev: a worker that is started again whenever the code changes, and a voice that tells what the runs do.
 
 Two processes. This one never imports the user's code: it watches the files, and reads the store to tell what happens.
-The other is `perdure worker`, in which the code lives, and which is ended and started anew when a file has changed.
+The other is `perdure worker`, in which the code lives, and which is ended and started anew when a file has changed. It
+refuses calls in workflow code that block, so that a mistake is found where it is made and not where it hurts.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from datetime import datetime
+from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +22,8 @@ from perdure.cli import options
 from perdure.cli.fleet import Concurrency, Pool
 from perdure.cli.output import plain, print_json, say
 from perdure.cli.session import reported, told_to_stop
-from perdure.cli.settings import DEV_STORE, shown_url, store_url
+from perdure.cli.settings import DEV_STORE, store_url
+from perdure.errors import RunNotFound
 
 if TYPE_CHECKING:
     from perdure.cli.target import Target
@@ -31,6 +34,7 @@ SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv"}
 LOOK_EVERY = 0.4  # seconds
 STOPPING = 15.0
 TOLD_OF = 200  # runs at once
+CLOCKS_DIFFER = timedelta(seconds=2)  # at most, between who starts a run and this process
 
 
 def dev(
@@ -51,17 +55,20 @@ def dev(
     import asyncio
 
     from perdure.cli.target import parse_target
+    from perdure.stores import without_password
 
     with reported(json):
         url, parsed = store_url(store, default=DEV_STORE), parse_target(target)
-        command = worker_command(parsed, url, pool, concurrency)
+        folders = watch or [parsed.folder]
         if not json:
-            say(plain(f"store {shown_url(url)}; watching {', '.join(map(str, watch or [parsed.folder]))}; Ctrl+C ends"))
-        asyncio.run(_dev(url, command, watch or [parsed.folder], json=json))
+            watched = ", ".join(map(str, folders))
+            say(plain(f"store {without_password(url)}; watching {watched}; Ctrl+C ends"))
+        asyncio.run(_dev(url, worker_command(parsed, url, pool, concurrency), folders, json=json))
 
 
 def worker_command(target: Target, url: str, pool: str | None, concurrency: int | None) -> list[str]:
-    command = [sys.executable, "-m", "perdure.cli", "worker", target.text, "--store", url, "--grace", "2"]
+    program = [sys.executable, "-m", "perdure.cli"]
+    command = [*program, "worker", target.text, "--store", url, "--grace", "2", "--refuse-blocking"]
     if pool is not None:
         command += ["--pool", pool]
     if concurrency is not None:
@@ -202,32 +209,49 @@ class Voice:
             from rich.text import Text
 
             from perdure.cli.output import STATUS_COLOURS
+            from perdure.cli.runs import outcome_of
 
-            waits = f" {'; '.join(map(str, run.waiting_for))}" if run.waiting_for else ""
-            say(Text.assemble((f"{run.id}  ", "bold"), (run.status.value, STATUS_COLOURS[run.status]), waits))
+            more = "; ".join(map(str, run.waiting_for)) or outcome_of(run)
+            status = (run.status.value, STATUS_COLOURS[run.status])
+            say(Text.assemble((f"{run.id}  ", "bold"), status, f"  {more}" if more else ""))
 
 
 async def _tell(client: Client, voice: Voice) -> None:
-    """Follow every run that is open, from now on."""
+    """Follow every run that is open, and those that were over before anybody looked, from now on."""
     import asyncio
 
     from perdure.cli.output import now
+
+    begin = looked_at = now()
+    followed: dict[str, asyncio.Task[None]] = {}
+    told: dict[str, datetime] = {}  # runs that were followed, by when they were created
+    async with asyncio.TaskGroup() as group:
+        async for _ in _ticks():
+            since, looked_at = max(begin, looked_at - CLOCKS_DIFFER), now()
+            told = {run_id: at for run_id, at in told.items() if at >= since}
+            for run in await _news(client, since):
+                if run.id not in followed and (run.id not in told or not run.status.terminal):
+                    if len(followed) < TOLD_OF:
+                        followed[run.id] = group.create_task(_follow(client, run, voice, begin))
+                    told[run.id] = run.created_at
+            followed = {run_id: task for run_id, task in followed.items() if not task.done()}
+
+
+async def _news(client: Client, since: datetime) -> list[RunDescription]:
+    """Open runs, and what was started of late: a short run may begin and end between two looks."""
     from perdure.inspection import OPEN
     from perdure.records import RunQuery
 
-    begin, followed = now(), dict[str, asyncio.Task[None]]()
-    async with asyncio.TaskGroup() as group:
-        async for _ in _ticks():
-            for run in await client.runs(RunQuery(status=OPEN, limit=TOLD_OF)):
-                if run.id not in followed and len(followed) < TOLD_OF:
-                    followed[run.id] = group.create_task(_follow(client, run, voice, begin))
-            for run_id in [each for each, task in followed.items() if task.done()]:
-                del followed[run_id]
+    queries = (RunQuery(status=OPEN, limit=TOLD_OF), RunQuery(created_after=since, limit=TOLD_OF))
+    found = {run.id: run for query in queries for run in await client.runs(query)}
+    return sorted(found.values(), key=lambda run: run.created_at)
 
 
 async def _follow(client: Client, run: RunDescription, voice: Voice, begin: datetime) -> None:
-    voice.run(await client.describe(run.id))
-    async for entry in client.watch(run.id):
-        if (entry.settled_at or entry.started_at) >= begin:
-            voice.entry(run, entry)
-    voice.run(await client.describe(run.id))
+    with suppress(RunNotFound):  # it may be pruned as soon as it has ended
+        if not run.status.terminal:
+            voice.run(await client.describe(run.id))
+        async for entry in client.watch(run.id):
+            if (entry.settled_at or entry.started_at) >= begin:
+                voice.entry(run, entry)
+        voice.run(await client.describe(run.id))

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perdure.cli import options
-from perdure.cli.output import age, coloured, confirm, plain, print_json, progress, say, table_of
-from perdure.cli.session import Refusal, ask, reported, told_to_stop
-from perdure.cli.settings import existing_store, find_settings, shown_url, store_url
+from perdure.cli.output import SHOWN, age, coloured, counted, plain, print_json, progress, say, say_aside, table_of
+from perdure.cli.session import agree_to, ask, reported, told_to_stop
+from perdure.cli.settings import existing_store, find_settings, store_url
 
 if TYPE_CHECKING:
     from perdure.client import Client
     from perdure.definition import Workflow
-    from perdure.inspection import Progress
+    from perdure.inspection import Progress, Prunable
 
 PAGE = 500
 
@@ -36,6 +37,10 @@ def worker(
     grace: Annotated[
         float, typer.Option("--grace", metavar="SECONDS", min=0, help="How long steps may finish on SIGTERM.")
     ] = 10.0,
+    refuse_blocking: Annotated[
+        bool,
+        typer.Option("--refuse-blocking", help="Refuse calls in workflow code that block, as `dev` and tests do."),
+    ] = False,
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
@@ -46,11 +51,21 @@ def worker(
         url = store_url(store)
         workflows = load(parse_target(target))
         name = pool or find_settings().pool or "default"
-        _work(url, workflows, name, concurrency, grace, up=lambda: _announce(workflows, name, url, json=json))
+        with _guard(refuse_blocking):
+            _work(url, workflows, name, concurrency, grace, up=lambda: _announce(workflows, name, url, json=json))
         if json:
             print_json({"worker": "stopped", "pid": os.getpid()}, indent=False)
         else:
             say("worker stopped; its runs were given back")
+
+
+def _guard(refuse_blocking: bool) -> AbstractContextManager[None]:
+    """Only if asked for: every event that the interpreter announces passes through the guard."""
+    if not refuse_blocking:
+        return nullcontext()
+    from perdure.runner.blocking import blocking_refused
+
+    return blocking_refused()
 
 
 def _work(
@@ -80,14 +95,18 @@ def _work(
 
 
 def _announce(workflows: list[Workflow[Any, Any]], pool: str, url: str, *, json: bool) -> None:
-    named = sorted({(each.name, each.version) for each in workflows})
+    from perdure.stores import without_password
+
+    named, place = sorted({(each.name, each.version) for each in workflows}), without_password(url)
     if json:
-        pairs = [{"name": name, "version": version} for name, version in named]
-        shape = {"worker": "started", "pid": os.getpid(), "pool": pool, "store": shown_url(url), "workflows": pairs}
+        from perdure.cli.shapes import workflow_shape
+
+        pairs = [workflow_shape(name, version) for name, version in named]
+        shape = {"worker": "started", "pid": os.getpid(), "pool": pool, "store": place, "workflows": pairs}
         print_json(shape, indent=False)
         return
     list_of = ", ".join(name if version == 1 else f"{name} v{version}" for name, version in named)
-    say(plain(f"worker {os.getpid()} of pool {pool} on {shown_url(url)}: {list_of}"))
+    say(plain(f"worker {os.getpid()} of pool {pool} on {place}: {list_of}"))
 
 
 def workers(store: options.Store = None, json: options.Json = False) -> None:
@@ -123,13 +142,15 @@ def workers(store: options.Store = None, json: options.Json = False) -> None:
 
 def migrate(store: options.Store = None, json: options.Json = False) -> None:
     """Make the store, or bring it up to the schema of this version. Opening it does the same."""
+    from perdure.stores import without_password
+
     with reported(json):
         url = store_url(store)
         ask(url, _nothing)
         if json:
-            print_json({"store": shown_url(url), "migrated": True})
+            print_json({"store": without_password(url), "migrated": True})
         else:
-            say(plain(f"{shown_url(url)} is up to date"))
+            say(plain(f"{without_password(url)} is up to date"))
 
 
 async def _nothing(client: Client) -> None:
@@ -142,20 +163,27 @@ def prune(yes: options.Yes = False, store: options.Store = None, json: options.J
         url = existing_store(store_url(store))
         with progress("look") as more:
             due = ask(url, lambda client: _due(client, more))
-        if due > 1 and not yes and not confirm(f"delete up to {due} finished runs with their histories?"):
-            raise Refusal(f"up to {due} finished runs would be deleted; nothing was done", "the same with --yes", 2)
-        with progress("prune", total=due) as more:
+        if due.count > 1 and not yes:
+            _show_and_ask(due)
+        with progress("prune", total=due.count) as more:
             pruned = ask(url, lambda client: _prune(client, more))
         if json:
             print_json({"pruned": pruned})
         else:
-            say(f"{pruned} runs pruned")
+            say(f"{counted(pruned, 'run')} pruned")
 
 
-async def _due(client: Client, more: Progress) -> int:
+def _show_and_ask(due: Prunable) -> None:
+    from perdure.cli.runs import print_runs
+
+    print_runs(due.first, say_aside)
+    agree_to(f"delete these {due.count} finished runs with their histories", due.count - len(due.first))
+
+
+async def _due(client: Client, more: Progress) -> Prunable:
     from perdure.inspection import prunable
 
-    return await prunable(client, progress=more)
+    return await prunable(client, first=SHOWN, progress=more)
 
 
 async def _prune(client: Client, more: Progress) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perdure.cli import options
-from perdure.cli.output import age, confirm, plain, print_json, progress, say, say_aside, short, table_of
-from perdure.cli.session import NOT_FOUND, Refusal, Usage, ask, reported
+from perdure.cli.output import SHOWN, age, counted, plain, print_json, progress, say, say_aside, short, table_of
+from perdure.cli.session import NOT_FOUND, Refusal, Usage, agree_to, ask, reported
 from perdure.cli.settings import existing_store, store_url
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from perdure.views import DeadLetterView
 
 PAGE = 500
-SHOWN = 20
 
 Kind = Annotated[
     str | None,
@@ -112,8 +112,9 @@ def remove_letters(
             raise Usage("which letters?", "ids, or --kind and --event")
         url = existing_store(store_url(store))
         named = list(dict.fromkeys(ids or ())) or ask(url, lambda client: _matching(client, kind, event))
-        if len(named) > 1 and not yes and not _agreed(named):
-            raise Refusal(f"{len(named)} letters would be gone; nothing was done", "the same with --yes", code=2)
+        if len(named) > 1 and not yes:
+            _print_letters(ask(url, lambda client: _first(client, named)), say_aside)
+            agree_to(f"throw these {len(named)} dead letters away", len(named) - SHOWN)
         with progress("remove", total=len(named)) as more:
             gone = ask(url, lambda client: _remove(client, named, more))
         if ids and not gone:
@@ -121,7 +122,7 @@ def remove_letters(
         if json:
             print_json({"removed": gone})
         else:
-            say(f"{len(gone)} removed")
+            say(f"{counted(len(gone), 'dead letter')} removed")
 
 
 async def _matching(client: Client, kind: str | None, event: str | None) -> list[str]:
@@ -143,29 +144,30 @@ async def _remove(client: Client, ids: list[str], more: Progress) -> list[str]:
     return gone
 
 
+async def _first(client: Client, ids: list[str]) -> list[DeadLetterView]:
+    """Those that are shown before the question, but for ids that nobody has."""
+    from perdure.inspection import letter_of
+
+    found = [await letter_of(client, letter_id) for letter_id in ids[:SHOWN]]
+    return [letter for letter in found if letter is not None]
+
+
 async def _letter(client: Client, letter_id: str) -> DeadLetterView:
-    after: str | None = None
-    while page := await client.dead_letters(limit=PAGE, after=after):
-        for letter in page:
-            if letter.id == letter_id:
-                return letter
-        after = page[-1].id
-    raise _no_letter(letter_id)
+    from perdure.inspection import letter_of
 
-
-def _agreed(ids: list[str]) -> bool:
-    for letter_id in ids[:SHOWN]:
-        say_aside(plain(f"  {letter_id}"))
-    return confirm(f"throw these {len(ids)} dead letters away?")
+    letter = await letter_of(client, letter_id)
+    if letter is None:
+        raise _no_letter(letter_id)
+    return letter
 
 
 def _no_letter(letter_id: str) -> Refusal:
     return Refusal(f"there is no dead letter {letter_id!r}", "perdure dead-letters ls", code=NOT_FOUND)
 
 
-def _print_letters(letters: list[DeadLetterView]) -> None:
+def _print_letters(letters: list[DeadLetterView], tell: Callable[[Any], None] = say) -> None:
     if not letters:
-        say("no dead letters")
+        tell("no dead letters")
         return
     rows = [
         (
@@ -177,4 +179,4 @@ def _print_letters(letters: list[DeadLetterView]) -> None:
         )
         for each in letters
     ]
-    say(table_of(("letter", "kind", "of", "sent", "reason"), rows))
+    tell(table_of(("letter", "kind", "of", "sent", "reason"), rows))

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from perdure.cli import options
-from perdure.cli.output import plain, print_json, say
+from perdure.cli.output import counted, plain, print_json, say
 from perdure.cli.session import Usage, ask, reported
 from perdure.cli.settings import existing_store, store_url
 
@@ -34,7 +34,7 @@ def export(
         if json:
             print_json({"run": id, "file": str(output), "entries": len(data["entries"])})
         else:
-            say(plain(f"{len(data['entries'])} entries of run {id} are in {output}"))
+            say(plain(f"run {id} is in {output}, with a history of {counted(len(data['entries']), 'row')}"))
 
 
 def import_(

@@ -27,6 +27,7 @@ STATUS_COLOURS = {
 ENTRY_COLOURS = {"pending": "yellow", "succeeded": "green", "failed": "red", "cancelled": "bright_black"}
 GAP = 3  # between two columns
 MIN_LAST = 10
+SHOWN = 20  # of many things about which a question is asked
 WIDE = 10_000  # of a pipe: who reads there cuts lines himself
 
 
@@ -150,6 +151,11 @@ def coloured(status: str, colours: dict[str, str] = STATUS_COLOURS) -> Any:
     from rich.text import Text
 
     return Text(status, style=colours.get(status, ""))
+
+
+def counted(count: int, what: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def plain(text: object) -> Any:

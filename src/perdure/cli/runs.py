@@ -1,4 +1,4 @@
-"""start, ls, show, watch: starting runs and looking at them."""
+"""ls, show, watch: looking at runs."""
 
 from __future__ import annotations
 
@@ -10,71 +10,13 @@ import typer
 
 from perdure.cli import options
 from perdure.cli.output import age, coloured, console, length, plain, print_json, say, say_aside, short, table_of
-from perdure.cli.reading import arguments_of, duration, query_of, tags_of
+from perdure.cli.reading import query_of
 from perdure.cli.session import DONE, FAILED, ask, reported
 from perdure.cli.settings import existing_store, store_url
 
 if TYPE_CHECKING:
     from perdure.client import Client
     from perdure.views import HistoryEntry, RunDescription, RunList
-
-
-def start(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The workflow's name.", show_default=False)],
-    payload: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="JSON",
-            help="Its arguments: an object by parameter, a list in order; of a workflow with one parameter, its value. "
-            "`-` reads it from stdin.",
-            show_default=False,
-        ),
-    ] = None,
-    id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="The run's id; else a new one.", show_default=False)
-    ] = None,
-    tag: Annotated[
-        list[str] | None, typer.Option("--tag", "-t", metavar="KEY=VALUE", help="A tag of the run; may be repeated.")
-    ] = None,
-    delay: Annotated[
-        str | None, typer.Option("--delay", metavar="TIME", help="Begin later: 30s, 2h.", show_default=False)
-    ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end and print its result.")] = False,
-    app: options.App = None,
-    store: options.Store = None,
-    json: options.Json = False,
-) -> None:
-    """Start a run of a workflow.
-
-    A run that has this id already, of the same workflow with the same payload, is observed. The command imports the
-    code to check the payload, and does not execute it: workers do.
-    """
-    from perdure.cli.target import by_name, load, parse_target
-
-    with reported(json):
-        url = store_url(store)
-        workflow = by_name(
-            load(parse_target(app, needed_for=f"the payload of {name} is checked by its own code")), name
-        )
-        args, kwargs = arguments_of(workflow, payload)
-        tags, later = tags_of(tag), None if delay is None else duration(delay)
-
-        async def question(client: Client) -> tuple[bool, RunDescription]:
-            bound = workflow.options(id=id, tags=tags, delay=later)
-            run = await client.start(bound, *args, **kwargs)
-            if wait:
-                await run.result()
-            return run.created, await run.describe()
-
-        created, run = ask(url, question)
-        if json:
-            from perdure.cli.shapes import run_shape
-
-            print_json({"created": created, "run": run_shape(run)})
-        elif wait:
-            say(plain(short(run.result, 10_000)))
-        else:
-            say(plain(run.id) if not console().is_terminal else _started(run, created))
 
 
 def ls(
@@ -191,7 +133,8 @@ def print_runs(page: RunList | Sequence[RunDescription], tell: Callable[[Any], N
     """A table, and how to get at the next page."""
     runs = list(page)
     rows = [
-        (plain(each.id), plain(_name(each)), coloured(each.status), age(each.created_at), _end(each)) for each in runs
+        (plain(each.id), plain(_name(each)), coloured(each.status), age(each.created_at), plain(outcome_of(each)))
+        for each in runs
     ]
     if not rows:
         tell("no runs")
@@ -206,18 +149,10 @@ def _name(run: RunDescription) -> str:
     return run.workflow if run.version == 1 else f"{run.workflow} v{run.version}"
 
 
-def _end(run: RunDescription) -> Any:
+def outcome_of(run: RunDescription) -> str:
+    """What became of it, on one line."""
     if run.error is not None:
-        return plain(f"{run.error.type}: {run.error.message}".splitlines()[0])
+        return f"{run.error.type}: {run.error.message}".splitlines()[0]
     if run.status == "succeeded":
-        return plain(short(run.result))
-    return plain("" if run.ended_at is None else f"after {length(run.ended_at - run.created_at)}")
-
-
-def _started(run: RunDescription, created: bool) -> Any:
-    from rich.text import Text
-
-    verb = "started" if created else "is there already:"
-    return Text.assemble(
-        f"{verb} run ", (run.id, "bold"), f" ({run.status})\n", (f"perdure watch {run.id}", "bright_black")
-    )
+        return short(run.result)
+    return "" if run.ended_at is None else f"after {length(run.ended_at - run.created_at)}"

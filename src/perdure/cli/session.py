@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DONE, FAILED, USAGE, NOT_FOUND, CONFLICT = range(5)
 INTERRUPTED = 130
+AWAY = 5.0  # seconds without the store until a command gives up
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (RunNotFound, NOT_FOUND),
@@ -74,10 +76,56 @@ def ask(url: str, question: Callable[[Client], Awaitable[T]]) -> T:
     from perdure.client import Client
 
     async def main() -> T:
-        async with Client(url) as client:
-            return await question(client)
+        with _listening() as ear:
+            client = Client(url)
+            await _open(client, url, ear)
+            try:
+                return await question(client)
+            finally:
+                await client.shutdown()
 
     return asyncio.run(main())
+
+
+async def _open(client: Client, url: str, ear: Ear) -> None:
+    """A worker waits for its store however long it is away; whoever sits at a terminal wants to know."""
+    import asyncio
+
+    from perdure.stores import without_password
+
+    opening = asyncio.create_task(client.open())
+    while not (await asyncio.wait({opening}, timeout=AWAY))[0]:
+        if ear.heard is not None:  # else it only takes long: a large store is being migrated perhaps
+            opening.cancel()
+            await asyncio.wait({opening})
+            raise StoreError(f"{without_password(url)} cannot be reached: {ear.heard}", retryable=True)
+    await opening
+
+
+class Ear(logging.Handler):
+    """Hears of a store that is away, so that a command says it once and not with every try."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.heard: StoreError | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        errors = [each for each in record.args or () if isinstance(each, StoreError)]
+        if errors and self.heard is None and sys.stderr.isatty():
+            from perdure.cli.output import warn
+
+            warn(f"the store is away, and is tried again: {errors[-1]}")
+        self.heard = errors[-1] if errors else self.heard
+
+
+@contextmanager
+def _listening() -> Iterator[Ear]:
+    ear, logger = Ear(), logging.getLogger("perdure")
+    logger.addHandler(ear)
+    try:
+        yield ear
+    finally:
+        logger.removeHandler(ear)
 
 
 def told_to_stop() -> asyncio.Event:
@@ -104,6 +152,19 @@ def reported(json: bool = False) -> Iterator[None]:
     except BrokenPipeError:  # whoever was reading, `head` perhaps, has seen enough
         sys.stderr.close()
         raise typer.Exit(DONE) from None
+
+
+def agree_to(deed: str, more: int = 0) -> None:
+    """Ask whether this may be done, to things of which the first were shown, and `more` were not.
+
+    Whoever does not say yes, or cannot because nobody sits there, has nothing done.
+    """
+    from perdure.cli.output import confirm, warn
+
+    if more > 0:
+        warn(f"and {more} more")
+    if not confirm(f"{deed}?"):
+        raise Refusal(f"to {deed} takes a yes; nothing was done", "the same with --yes", USAGE)
 
 
 def code_of(error: BaseException) -> int:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 from perdure.cli.session import Usage
 
@@ -63,15 +62,6 @@ def existing_store(url: str) -> str:
     if path is not None and not path.exists():
         raise Usage(f"there is no file {path}", f"perdure migrate --store {url}   makes an empty store there", code=3)
     return url
-
-
-def shown_url(url: str) -> str:
-    """The URL as it may be printed: without a password."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    user, host = parts.username or "", parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{user}:***@{host}"))
 
 
 def _file_of(url: str) -> Path | None:

@@ -5,7 +5,9 @@ Times are ISO 8601 in UTC, durations seconds, payloads the JSON that they are. A
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,104 +18,64 @@ if TYPE_CHECKING:
 
 Shape = dict[str, Any]
 
+# The fields of each value, in the order in which they are printed. Named here and not read from the values, which may
+# get more of them: what programs rely on changes only where this is changed.
+RUN = (
+    *("id", "workflow", "version", "status", "input", "result", "error", "parent", "tags"),
+    *("created_at", "updated_at", "ended_at", "generation", "recoveries", "owner", "waiting_for", "drift", "published"),
+)
+REASON = ("kind", "text", "location", "name", "until")
+ENTRY = (
+    *("location", "kind", "name", "status", "value", "error", "attempts", "seq"),
+    *("started_at", "settled_at"),
+)
+ERROR = ("type", "message", "traceback", "location", "cause")
+LETTER = (
+    *("id", "kind", "reason", "event_id", "event_name", "value", "original_target"),
+    *("target_status", "target_ended_at", "sent_at"),
+)
+WORKER = ("id", "pool", "alive", "runs", "pid", "node", "started_at", "lease_until", "workflows")
+FINDING = ("kind", "severity", "text", "advice", "subject", "repairable")
+MISFIT = ("run", "workflow", "version", "kind", "reason", "location", "recorded", "asked", "line", "remedy")
+
 
 def run_shape(run: RunDescription) -> Shape:
-    return {
-        "id": run.id,
-        "workflow": run.workflow,
-        "version": run.version,
-        "status": run.status.value,
-        "input": run.input,
-        "result": run.result,
-        "error": error_shape(run.error),
-        "parent": run.parent,
-        "tags": dict(run.tags),
-        "created_at": time_shape(run.created_at),
-        "updated_at": time_shape(run.updated_at),
-        "ended_at": time_shape(run.ended_at),
-        "generation": run.generation,
-        "recoveries": run.recoveries,
-        "owner": run.owner,
-        "waiting_for": [reason_shape(reason) for reason in run.waiting_for],
-        "drift": list(run.drift),
-        "published": dict(run.published),
-    }
+    reasons = [reason_shape(reason) for reason in run.waiting_for]
+    return _shape(run, RUN, error=error_shape(run.error), waiting_for=reasons)
 
 
 def page_shape(page: RunList) -> Shape:
     return {"runs": [run_shape(run) for run in page], "next": page.next}
 
 
+def reason_shape(reason: Reason) -> Shape:
+    return _shape(reason, REASON)
+
+
 def entry_shape(entry: HistoryEntry) -> Shape:
-    return {
-        "location": entry.location,
-        "kind": entry.kind,
-        "name": entry.name,
-        "status": entry.status.value,
-        "value": entry.value,
-        "error": error_shape(entry.error),
-        "attempts": entry.attempts,
-        "seq": entry.seq,
-        "started_at": time_shape(entry.started_at),
-        "settled_at": time_shape(entry.settled_at),
-    }
+    return _shape(entry, ENTRY, error=error_shape(entry.error))
 
 
 def error_shape(error: ErrorRecord | None) -> Shape | None:
-    if error is None:
-        return None
-    return {
-        "type": error.type,
-        "message": error.message,
-        "traceback": error.traceback,
-        "location": error.location,
-        "cause": error_shape(error.cause),
-    }
-
-
-def reason_shape(reason: Reason) -> Shape:
-    return {
-        "kind": reason.kind,
-        "text": reason.text,
-        "location": reason.location,
-        "name": reason.name,
-        "until": time_shape(reason.until),
-    }
+    return None if error is None else _shape(error, ERROR, cause=error_shape(error.cause))
 
 
 def letter_shape(letter: DeadLetterView) -> Shape:
-    return {
-        "id": letter.id,
-        "kind": letter.kind,
-        "reason": letter.reason,
-        "event_id": letter.event_id,
-        "event_name": letter.event_name,
-        "value": letter.value,
-        "original_target": letter.original_target,
-        "target_status": letter.target_status,
-        "target_ended_at": time_shape(letter.target_ended_at),
-        "sent_at": time_shape(letter.sent_at),
-    }
+    return _shape(letter, LETTER)
 
 
 def worker_shape(worker: WorkerView) -> Shape:
-    return {
-        "id": worker.id,
-        "pool": worker.pool,
-        "alive": worker.alive,
-        "runs": worker.runs,
-        "pid": worker.pid,
-        "node": worker.node,
-        "started_at": time_shape(worker.started_at),
-        "lease_until": time_shape(worker.lease_until),
-        "workflows": [{"name": name, "version": version} for name, version in worker.workflows],
-    }
+    return _shape(worker, WORKER, workflows=[workflow_shape(*each) for each in worker.workflows])
+
+
+def workflow_shape(name: str, version: int) -> Shape:
+    return {"name": name, "version": version}
 
 
 def examination_shape(found: Examination, deeds: list[str]) -> Shape:
     return {
         "healthy": found.errors == 0,
-        "at": time_shape(found.at),
+        "at": _plain(found.at),
         "open_runs": found.open_runs,
         "grounds": dict(found.grounds),
         "findings": [finding_shape(finding) for finding in found.findings],
@@ -122,14 +84,7 @@ def examination_shape(found: Examination, deeds: list[str]) -> Shape:
 
 
 def finding_shape(finding: Finding) -> Shape:
-    return {
-        "kind": finding.kind,
-        "severity": finding.severity,
-        "text": finding.text,
-        "advice": finding.advice,
-        "subject": finding.subject,
-        "repairable": finding.mends is not None,
-    }
+    return _shape(finding, FINDING, repairable=finding.mends is not None)
 
 
 def rehearsal_shape(rehearsal: Rehearsal) -> Shape:
@@ -142,19 +97,23 @@ def rehearsal_shape(rehearsal: Rehearsal) -> Shape:
 
 
 def misfit_shape(misfit: Misfit) -> Shape:
-    return {
-        "run": misfit.run_id,
-        "workflow": misfit.workflow,
-        "version": misfit.version,
-        "kind": misfit.kind,
-        "reason": misfit.reason,
-        "location": misfit.location,
-        "recorded": misfit.recorded,
-        "asked": misfit.asked,
-        "line": misfit.line,
-        "remedy": misfit.remedy,
-    }
+    return _shape(misfit, MISFIT, run=misfit.run_id)
 
 
-def time_shape(at: datetime | None) -> str | None:
-    return None if at is None else at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _shape(value: object, names: tuple[str, ...], **other: Any) -> Shape:
+    """These fields of a value, but those that are shaped on their own."""
+    return {name: other[name] if name in other else _plain(getattr(value, name)) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case datetime():
+            return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        case Enum():
+            return value.value
+        case tuple():
+            return list(value)
+        case Mapping():
+            return dict(value)
+        case _:
+            return value

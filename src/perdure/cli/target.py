@@ -33,16 +33,19 @@ class Target:
     folder: Path
 
 
-def parse_target(given: str | None, *, needed_for: str | None = None) -> Target:
+def code_is_named(given: str | None) -> bool:
+    """Whether there is a target at all, given or in [tool.perdure]."""
+    return given is not None or find_settings().app is not None
+
+
+def parse_target(given: str | None) -> Target:
     """The target that is meant: given, or the `app` of [tool.perdure]. Nothing is imported yet."""
     folder = Path.cwd()
     if given is None:
         settings = find_settings()
         given, folder = settings.app, settings.folder or folder
     if not given:
-        why = "" if needed_for is None else f": {needed_for}, and what only workers have cannot be started by name yet"
-        where = "as the target" if needed_for is None else "with --app"
-        raise Usage(f"no code is named{why}", f"app.shop:workflows or app.py {where}, or `app` under [tool.perdure]")
+        raise Usage("no code is named", "app.shop:workflows or app.py as the target, or `app` under [tool.perdure]")
     place, _, attribute = given.partition(":")
     if place.endswith(".py") or "/" in place:
         file = (folder / place).resolve()

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perdure.cli import options
-from perdure.cli.output import plain, print_json, say
+from perdure.cli.output import counted, plain, print_json, say
 from perdure.cli.reading import json_value
 from perdure.cli.session import CONFLICT, Refusal, ask, reported
-from perdure.cli.settings import existing_store, find_settings, store_url
+from perdure.cli.settings import existing_store, store_url
 
 if TYPE_CHECKING:
     from perdure.client import Client
@@ -70,7 +70,7 @@ def emit(
         if json:
             print_json({"topic": topic, "woken": woken})
         else:
-            say(plain(f"sent {topic}; it woke {woken} run{'' if woken == 1 else 's'}"))
+            say(plain(f"sent {topic}; it woke {counted(woken, 'run')}"))
 
 
 def complete(token: Token, value: Value = None, store: options.Store = None, json: options.Json = False) -> None:
@@ -105,9 +105,10 @@ def _settled(first: bool, json: bool) -> None:
 def _event(name: str, value: str | None, app: str | None) -> tuple[Any, Any]:
     """The event to send: of its class where the code is at hand, else its name and a value."""
     given = None if value is None else json_value(value)
-    if app is None and find_settings().app is None:
+    from perdure.cli.target import code_is_named, event_type, load, parse_target
+
+    if not code_is_named(app):
         return name, given
-    from perdure.cli.target import event_type, load, parse_target
     from perdure.codec import JSON
 
     load(parse_target(app))

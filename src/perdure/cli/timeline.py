@@ -99,7 +99,7 @@ def entry_line(entry: HistoryEntry) -> Any:
     took = "" if entry.settled_at is None else length(entry.settled_at - entry.started_at)
     tries = f" (try {entry.attempts})" if entry.attempts > 1 else ""
     mark, colour = MARKS[entry.status], ENTRY_COLOURS[entry.status]
-    error = "" if entry.error is None else f"  {entry.error.type}: {entry.error.message}"
+    error = "" if entry.error is None else f"  {entry.error.type}: {entry.error.message}".splitlines()[0]
     return Text.assemble(
         f"{(entry.settled_at or entry.started_at):%H:%M:%S}  ",
         (f"{mark} {entry.status.value:<9}", colour),

@@ -29,7 +29,7 @@ from perdure.engine.executor import Executor
 from perdure.engine.link import Link
 from perdure.engine.patience import read_patiently
 from perdure.engine.residents import Resident, Residents
-from perdure.engine.reviving import as_failure, give_one_by_one, is_first, revived
+from perdure.engine.reviving import as_failure, give_one_by_one, is_first, resident_of, start_of
 from perdure.engine.seclusion import SUSPECT_FROM, Seclusion
 from perdure.engine.turns import commit_of, ended_record, hold_of
 from perdure.engine.writing import Writing
@@ -282,7 +282,7 @@ class Coordinator:
         self._freed()
 
     def _adopt(self, snapshot: Snapshot, definition: Workflow[Any, Any], *, fresh: bool) -> None:
-        resident = revived(snapshot, definition, self._codec, self.keys)
+        resident = resident_of(snapshot, start_of(snapshot, definition, self._codec, self.keys))
         resident.fresh = fresh
         self._add_mail(resident, snapshot.inbox)
         self.residents.add(resident)
@@ -476,7 +476,9 @@ class Coordinator:
             self.errands.forget_all(run_id)
             return
         ended = {given.location for given in inputs if isinstance(given, StepDone | Standing)}
-        resident = revived(snapshot, definition, self._codec, self.keys, self._under_way(run_id) | ended)
+        under_way = self._under_way(run_id) | ended
+        start = start_of(snapshot, definition, self._codec, self.keys, under_way=under_way)
+        resident = resident_of(snapshot, start)
         give_one_by_one(resident, inputs)
         self.residents.add(resident)
         self._advance(resident)

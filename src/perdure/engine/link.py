@@ -27,6 +27,7 @@ class Link:
         self.clock = clock
         self.hub = Hub()
         self.committer = Committer(store, clock, config.store_retry)
+        self.fanning: set[tuple[str, str]] = set()  # events (topic and id) that are being published from here
         self._leave: Callable[[], None] | None = None
         self._sweeper: Timer | None = None
 

@@ -12,42 +12,49 @@ from perdure.errors import InvalidPayload, StoreError
 from perdure.failures import describe
 from perdure.records import Input, Mail, StepDone
 from perdure.runner.runner import Runner, RunStart
-from perdure.store.base import Key, Snapshot
+from perdure.store.base import Snapshot
+from perdure.tokens import SigningKey
 
 
-def revived(
+def start_of(
     snapshot: Snapshot,
     definition: Workflow[Any, Any],
     codec: Codec,
-    keys: tuple[Key, ...],
+    keys: tuple[SigningKey, ...],
+    *,
+    strict: bool = False,
     under_way: frozenset[str] = frozenset(),
-) -> Resident:
-    """The run as its history has it. `under_way`: what is being done for it in this process, from before."""
+) -> RunStart:
+    """Everything that the run is replayed from. `under_way`: what is being done for it in this process, from before."""
     record = snapshot.record
-    facts = RunFacts(
-        id=record.id,
-        workflow=record.workflow,
-        version=record.version,
-        generation=record.generation,
-        tags=record.tags,
-        parent=record.parent,
-    )
-    start = RunStart(
+    return RunStart(
         definition=definition,
-        facts=facts,
+        facts=RunFacts(
+            id=record.id,
+            workflow=record.workflow,
+            version=record.version,
+            generation=record.generation,
+            tags=record.tags,
+            parent=record.parent,
+        ),
         input=record.input,
         seed=record.seed,
         begun_at=record.begun_at if record.begun_at is not None else record.created_at,
         history=snapshot.entries,
         deadline_at=record.deadline_at,
         codec=codec,
+        strict=strict,
         under_way=under_way,
         run_attempt=record.run_attempt,
         epoch=record.epoch,
         keys=keys,
         waits=record.waits,
     )
-    return Resident(record, definition, Runner(start), snapshot.position)
+
+
+def resident_of(snapshot: Snapshot, start: RunStart) -> Resident:
+    """The run in memory, as its history has it."""
+    return Resident(snapshot.record, start.definition, Runner(start), snapshot.position)
 
 
 def is_first(snapshot: Snapshot, claimed_at: float) -> bool:

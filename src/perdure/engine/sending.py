@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from perdure.config import EngineConfig
 from perdure.engine.link import Link
 from perdure.errors import QueueFull, RunNotFound, RunTerminated
 from perdure.events import bounded
 from perdure.records import TopicEvent
-from perdure.store.base import Answer, Delivered, Ended, FanOut, Full, Missing, Publish, Published, Write
+from perdure.store.base import Answer, Delivered, Ended, FanOut, Full, Missing, Publish, Published
 
 
 def check_delivered(run_id: str, answer: Answer) -> Delivered:
@@ -23,13 +24,27 @@ def check_delivered(run_id: str, answer: Answer) -> Delivered:
 
 async def publish(event: TopicEvent, link: Link, *, patient: bool) -> int:
     """Put an event into its topic and assign it to all who wait; how many they are. `QueueFull` if there is no room."""
-    event = bounded(event, link.config.seconds("event_retention"))
-    write: Write = Publish(event=event, now=link.clock.now(), limit=link.config.max_pending_events)
-    woken, more = 0, True
-    while more:
-        answer = check_published(event.topic, await link.committer.ask(write, patient=patient))
-        woken, more = woken + answer.woken, answer.more
-        write = FanOut(topic=event.topic, place=answer.place, now=link.clock.now())
+    link.fanning.add((event.topic, event.id))
+    try:
+        answer = await link.committer.ask(publishing(event, link.config, link.clock.now()), patient=patient)
+        return await assign_all(event.topic, answer, link, patient=patient)
+    finally:
+        link.fanning.discard((event.topic, event.id))
+
+
+def publishing(event: TopicEvent, config: EngineConfig, now: float) -> Publish:
+    """The write that puts an event into its topic, which keeps it for so long and holds so many."""
+    return Publish(event=bounded(event, config.seconds("event_retention")), now=now, limit=config.max_pending_events)
+
+
+async def assign_all(topic: str, answer: Answer, link: Link, *, patient: bool) -> int:
+    """Go on until an event that was put into its topic is assigned to all who wait; how many they are."""
+    published = check_published(topic, answer)
+    woken = published.woken
+    while published.more:
+        write = FanOut(topic=topic, place=published.place, now=link.clock.now())
+        published = check_published(topic, await link.committer.ask(write, patient=patient))
+        woken += published.woken
     return woken
 
 

@@ -8,8 +8,9 @@
 Nothing is overlooked: mail and the end of a run are writes to one run, so that an event either comes before the end,
 and is unread mail that the end leaves to be settled, or after it, and is refused.
 
-A page of runs at a time: one commit of everything that others get, then one that ticks it off. A crash in between
-repeats only what changes nothing the second time.
+A page of runs at a time: one commit of the news that others get, then one that deals with the mail and ticks all off.
+A crash in between repeats only what changes nothing the second time; if the run is rewound in between it keeps its
+mail, for where that goes is decided by the write that takes it out.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ from msgspec import Struct
 
 from perdure.config import EngineConfig
 from perdure.engine.link import Link
+from perdure.engine.sending import publishing
 from perdure.engine.stopping import end_of
 from perdure.errors import StoreError
-from perdure.events import bounded
+from perdure.events import trace
 from perdure.records import DeadLetter, Ending, Message, RunRecord, TopicEvent
-from perdure.store.base import Answer, Committed, Deliver, Full, Observer, Publish, Published, Settle, Unsettled, Write
+from perdure.store.base import Answer, Committed, Deliver, Moved, Observer, Settle, Unsettled, Write
 
 LOGGER = logging.getLogger("perdure.engine")
 PAGE = 100
 CHILDREN_PAGE = 500
+UNREAD = "the run ended without receiving it"
 
 
 class News(Struct, frozen=True):
@@ -74,9 +77,9 @@ class Settling:
         for plan in plans:
             for observer in plan.told:
                 self._news.look(observer.run_id)
-        if any(plan.returned or plan.woken for plan in plans):
+        if any(plan.returned or plan.moved for plan in plans):
             self._news.woken()
-        if any(plan.unfinished for plan in plans):
+        if any(plan.moved for plan in plans):  # perhaps behind another event of its topic
             self._news.unfinished()
 
     async def _end_children(self, record: RunRecord, now: float) -> None:
@@ -114,28 +117,23 @@ class Plan:
         self.record = owing.record
         self.told: list[Observer] = []
         self.returned: list[int] = []
-        self.woken = 0
-        self.unfinished = False
-        self.writes: list[Write] = []
+        self.moved: list[Moved] = []
         self._now = now
         self._orphans = owing.orphans
+        self._observers = owing.observers
         self._consumed: list[int] = []
         self._letters: list[DeadLetter] = []
-        self._for: list[Observer | Message] = []
-        for observer in owing.observers:
-            self._add(observer, self._ending_for(observer))
+        self.writes: list[Write] = [self._ending_for(observer) for observer in owing.observers]
         for message in owing.mail:
             self._sort(message, config)
 
     def take(self, answers: list[Answer | StoreError]) -> None:
         """What became of the writes: what the store could not take now stays owed."""
-        for given, answer in zip(self._for, answers, strict=True):
+        for observer, answer in zip(self._observers, answers, strict=True):
             if isinstance(answer, StoreError):
                 LOGGER.warning("run %s has ended, and this could not be settled: %s", self.record.id, answer)
-            elif isinstance(given, Observer):
-                self.told.append(given)  # or there is no such run any more, or it has ended: nobody waits
             else:
-                self._took(given, answer)
+                self.told.append(observer)  # or there is no such run any more, or it has ended: nobody waits
 
     def settle(self) -> Settle:
         return Settle(
@@ -144,13 +142,10 @@ class Plan:
             told=tuple(self.told),
             consumed=tuple(self._consumed),
             returned=tuple(self.returned),
+            moved=tuple(self.moved),
             dead_letters=tuple(self._letters),
             orphans=self._orphans,
         )
-
-    def _add(self, given: Observer | Message, write: Write) -> None:
-        self._for.append(given)
-        self.writes.append(write)
 
     def _ending_for(self, observer: Observer) -> Deliver:
         record = self.record
@@ -173,45 +168,38 @@ class Plan:
         elif message.kind != "event" or expired or message.policy == "discard":
             self._consumed.append(message.number)
         elif message.policy == "broadcast":
-            event = bounded(self._moved(message), config.seconds("event_retention"))
-            self._add(message, Publish(event=event, now=self._now, limit=config.max_pending_events))
+            full = self._letter(message, f"{UNREAD}, and its topic {message.name!r} is full")
+            self.moved.append(Moved(message.number, publishing(self._moved(message), config, self._now), full))
         else:
-            self._letter(message, "the run ended without receiving it")
+            self._consumed.append(message.number)
+            self._letters.append(self._letter(message, UNREAD))
 
     def _moved(self, message: Message) -> TopicEvent:
         return TopicEvent(
             topic=message.name,
-            id=f"undelivered/{self.record.id}/{message.id}",
+            id=self._name_of(message),
+            event_id=message.event_id,
             body=message.body,
             sent_at=self._now,
             expires_at=message.expires_at,
             sender=message.sender,
         )
 
-    def _took(self, message: Message, answer: Answer) -> None:
-        if isinstance(answer, Full):
-            self._letter(message, f"the run ended without receiving it, and its topic {message.name!r} is full")
-            return
-        self._consumed.append(message.number)
-        if isinstance(answer, Published):
-            self.woken += answer.woken
-            self.unfinished = self.unfinished or answer.more
-
-    def _letter(self, message: Message, reason: str) -> None:
+    def _letter(self, message: Message, reason: str) -> DeadLetter:
         record = self.record
-        self._consumed.append(message.number)
-        self._letters.append(
-            DeadLetter(
-                id=f"undelivered/{record.id}/{record.generation}/{message.id}",
-                kind="event",
-                at=self._now,
-                reason=reason,
-                event_id=message.id,
-                event_name=message.name,
-                value=message.body,
-                original_target=record.id,
-                target_status=record.status,
-                target_ended_at=record.ended_at,
-                sent_at=message.sent_at,
-            )
+        return DeadLetter(
+            id=self._name_of(message),
+            kind="event",
+            at=self._now,
+            reason=reason,
+            event_id=message.event_id,
+            event_name=message.name,
+            value=message.body,
+            original_target=record.id,
+            target_status=record.status,
+            target_ended_at=record.ended_at,
+            sent_at=message.sent_at,
         )
+
+    def _name_of(self, message: Message) -> str:
+        return f"undelivered/{self.record.id}/{trace(message)}"

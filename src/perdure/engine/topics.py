@@ -19,7 +19,7 @@ class FanOuts:
     async def tick(self, now: float) -> float | None:
         link = self._link
         for event in await link.store.unfinished():
-            more = True
+            more = (event.topic, event.id) not in link.fanning  # else whoever publishes it counts who was woken
             while more:
                 write = FanOut(topic=event.topic, place=event.place, now=link.clock.now())
                 answer = check_published(event.topic, await link.committer.put(write))

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 
 from perdure.codec import Codec
 from perdure.errors import InvalidPayload
+from perdure.events import trace
 from perdure.questions import Wants
 from perdure.records import DeadLetter, Message
 from perdure.runner.extras import Extras
@@ -134,11 +135,11 @@ class Mailroom:
 
     def _letter(self, message: Message, reason: str, now: float) -> DeadLetter:
         return DeadLetter(
-            id=f"misfit/{self._run_id}/{message.id}",
+            id=f"misfit/{self._run_id}/{trace(message)}",
             kind="event",
             at=now,
             reason=reason,
-            event_id=message.id,
+            event_id=message.event_id,
             event_name=message.name,
             value=message.body,
             original_target=self._run_id,

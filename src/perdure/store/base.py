@@ -6,9 +6,10 @@ workflow code. `perdure.testing.StoreContract` is the suite that every store pas
 
 What every store promises
 
-- **One write, one run.** Each `Write` touches one run (or one worker) and is all or nothing. A batch of writes is one
-  round trip and one durable commit; when it raises, nothing of it was stored (or, if the connection broke, its answer
-  was lost: the same batch may be sent again, and each write recognises itself).
+- **One write, one run.** Each `Write` touches one run (or one worker) and is all or nothing; what it does to topics, or
+  to a dead letter, is part of it, wherever those are kept. A batch of writes is one round trip and one durable commit;
+  when it raises, nothing of it was stored (or, if the connection broke, its answer was lost: the same batch may be sent
+  again, and each write recognises itself).
 - **Compare and set.** A `CommitTurn` names the position that it was computed from. It is refused (`Superseded`) if the
   history has moved, if the run belongs to another worker, or if its own worker was declared gone. A position once
   taken is never given again: a stale commit can neither overwrite nor slip into a gap.
@@ -93,7 +94,8 @@ class Restart(Struct, frozen=True, kw_only=True):
     """Begin the run's history anew in the same commit: all entries go, the mailbox stays, generation and epoch go up.
 
     The turn's own entries belong to the old history and go too, but take their positions: the fence moves behind them.
-    `entries` are those that the new history begins with, from `base + 1`. Subscriptions of the run go.
+    `entries` are those that the new history begins with, from `base + 1`. Subscriptions of the run go. Without
+    `begun_at` the new generation begins when it is claimed, and until then waits like a new run.
     """
 
     workflow: str
@@ -138,8 +140,9 @@ class CommitTurn(Struct, frozen=True, gc=False, kw_only=True):
 class Deliver(Struct, frozen=True, kw_only=True):
     """Put a message into a run's inbox, once per message id, and make the run due.
 
-    A held run is woken by a resume or a cancel only. `limit` bounds the unread events and assignments; other mail is
-    never refused. Answers `Delivered`, `Ended`, `Missing` or `Full`.
+    A held run is woken by a resume or a cancel only; so is one whose generation has yet to begin, whose time would else
+    be cut short: the delay of a new run, or the pause before its next attempt. `limit` bounds the unread events and
+    assignments; other mail is never refused. Answers `Delivered`, `Ended`, `Missing` or `Full`.
     """
 
     run_id: str
@@ -203,11 +206,20 @@ class RewindRun(Struct, frozen=True, kw_only=True):
     deadline_at: float | None = None  # of the run, from now on
 
 
+class Moved(Struct, frozen=True):
+    """An unread event that goes to its topic or, if that is full, becomes this dead letter."""
+
+    number: int
+    to: Publish
+    otherwise: DeadLetter
+
+
 class Settle(Struct, frozen=True, kw_only=True):
     """Tick off duties of a run that has ended: observers told, mail dealt with, its children told to end.
 
     Answers `Committed`, or `Missing`. Once nothing is left the run is settled. Nothing is done to a run that owes
-    nothing: it was settled before, or has been rewound meanwhile.
+    nothing: it was settled before, or has been rewound meanwhile. What is
+    `moved` out of its mail goes to its topic by this very write: if it is not unread any more, it goes nowhere.
     """
 
     run_id: str
@@ -215,6 +227,7 @@ class Settle(Struct, frozen=True, kw_only=True):
     told: tuple[Observer, ...] = ()
     consumed: tuple[int, ...] = ()
     returned: tuple[int, ...] = ()  # assignments: back to their topics
+    moved: tuple[Moved, ...] = ()
     dead_letters: tuple[DeadLetter, ...] = ()
     orphans: bool = False  # attached children of a terminated run have been told
 
@@ -247,6 +260,17 @@ class FanOut(Struct, frozen=True, kw_only=True):
     place: int
     now: float
     page: int = 500
+
+
+class Replay(Struct, frozen=True, kw_only=True):
+    """Send a dead letter again and remove it: both, or neither if the send is refused.
+
+    What is sent has an id that no other call gives, by which a repeated call is recognised. Whoever else replays or
+    removes the letter, wherever to, one of them does. Answers what `send` answers, or `Gone`.
+    """
+
+    letter_id: str
+    send: Deliver | Publish
 
 
 class AppendStream(Struct, frozen=True, kw_only=True):
@@ -286,6 +310,7 @@ Write = (
     | Settle
     | Publish
     | FanOut
+    | Replay
     | AppendStream
     | SupersedeStream
 )
@@ -347,6 +372,10 @@ class Missing(Struct, frozen=True):
     """There is no such run."""
 
 
+class Gone(Struct, frozen=True):
+    """There is no such dead letter: it was never there, or somebody else was first."""
+
+
 class Delivered(Struct, frozen=True):
     """The message is in the inbox; `fresh` is False if one with its id had been accepted before.
 
@@ -364,7 +393,20 @@ class Full(Struct, frozen=True):
     pending: int
 
 
-Answer = Created | Exists | Committed | Superseded | Ended | Begun | Missing | Delivered | Full | Observing | Published
+Answer = (
+    Created
+    | Exists
+    | Committed
+    | Superseded
+    | Ended
+    | Begun
+    | Missing
+    | Gone
+    | Delivered
+    | Full
+    | Observing
+    | Published
+)
 
 
 # --- reading -------------------------------------------------------------------------------------------------------

@@ -63,6 +63,7 @@ class MemoryRun(Struct):
             mailed=self.mailed,
             held=record.held is not None,
             begun=record.begun_at is not None or record.generation > 0,
+            waits_to_begin=record.begun_at is None,
         )
 
     def turn_at(self, position: int) -> str | None:

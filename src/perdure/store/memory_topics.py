@@ -87,6 +87,10 @@ class Topics:
         woken = self._fan_out(topic, held, write.page, write.now)
         return Published(held.event.place, woken, more=held.fanned is not None)
 
+    def knows(self, event: TopicEvent) -> bool:
+        """Whether an event with this id was accepted before."""
+        return event.topic in self._topics and event.id in self._topics[event.topic].places
+
     def fan_out(self, write: FanOut) -> Answer:
         topic = self._topics.get(write.topic)
         if topic is None or write.place not in topic.unfinished:

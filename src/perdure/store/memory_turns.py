@@ -87,7 +87,7 @@ def _change_more(state: MemoryState, run: MemoryRun, turn: CommitTurn, extras: T
 
 def _patch(state: MemoryState, run: MemoryRun, record: RunRecord, turn: CommitTurn, patch: RunPatch) -> None:
     ended = patch.status.terminal
-    unseen = _unseen(run, turn, held=patch.held is not None and patch.owner is None)
+    unseen = _unseen(run, turn, held=rules.sleeps_on(turn, patch))
     run.prune_at = patch.prune_at
     patched = replace(
         record,
@@ -109,7 +109,7 @@ def _patch(state: MemoryState, run: MemoryRun, record: RunRecord, turn: CommitTu
 
 
 def _unseen(run: MemoryRun, turn: CommitTurn, *, held: bool) -> bool:
-    """Whether mail is left that the turn did not know of; for a run that it holds, only such as wakes a held run."""
+    """Whether mail is left that the turn did not know of; with `held`, only such as wakes a held run."""
     if run.record.inbox_last <= turn.seen:
         return False
     unread = (message for number, message in run.inbox.items() if number > turn.seen and number not in turn.consumed)

@@ -20,12 +20,15 @@ from perdure.store.base import (
     Exists,
     FanOut,
     Full,
+    Gone,
     Missing,
     Observe,
     Observer,
     Observing,
     Publish,
+    Published,
     ReleaseRun,
+    Replay,
     RewindRun,
     Settle,
     Superseded,
@@ -59,6 +62,8 @@ def carry_out(state: MemoryState, write: Write) -> Answer:
             return state.topics.publish(write)
         case FanOut():
             return state.topics.fan_out(write)
+        case Replay():
+            return _replay(state, write)
         case AppendStream():
             return _append(state, write)
         case SupersedeStream():
@@ -185,8 +190,30 @@ def _settle(state: MemoryState, write: Settle) -> Answer:
         state.topics.give_back(run, number, write.now)
     run.orphans = run.orphans and not write.orphans
     state.keep_letters(write.dead_letters)
+    for moved in write.moved:
+        if moved.number in run.inbox:
+            read(state, run, (moved.number,), write.now)
+            if isinstance(state.topics.publish(moved.to), Full):
+                state.keep_letters([moved.otherwise])
     state.runs.put(run, run.record)
     return Committed()
+
+
+def _replay(state: MemoryState, write: Replay) -> Answer:
+    if write.letter_id not in state.letters and not _is_known(state, write.send):
+        return Gone()
+    answer = carry_out(state, write.send)
+    if isinstance(answer, Delivered | Published):
+        state.letters.pop(write.letter_id, None)
+    return answer
+
+
+def _is_known(state: MemoryState, send: Deliver | Publish) -> bool:
+    """Whether what is to be sent was sent by this very call before."""
+    if isinstance(send, Publish):
+        return state.topics.knows(send.event)
+    run = state.runs.get(send.run_id)
+    return run is not None and send.message.id in run.numbers
 
 
 def _append(state: MemoryState, write: AppendStream) -> Answer:

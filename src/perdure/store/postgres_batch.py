@@ -16,8 +16,7 @@ from typing import Any
 import msgspec
 
 from perdure.records import DeadLetter, Ending, Entry, Message, RunRecord, TurnExtras
-from perdure.store import postgres_rows as rows
-from perdure.store import rules
+from perdure.store import rows, rules
 from perdure.store.base import (
     Answer,
     AppendStream,
@@ -32,12 +31,15 @@ from perdure.store.base import (
     EndRun,
     FanOut,
     Full,
+    Gone,
     Missing,
+    Moved,
     Observe,
     Observing,
     Publish,
     Published,
     ReleaseRun,
+    Replay,
     Restart,
     RewindRun,
     RunPatch,
@@ -129,14 +131,18 @@ class _Gathered:
         )
         which = len(self._turns)
         for nth, entry in enumerate(turn.entries, 1):
-            self._entries.append((which, nth, *rows.entry_row(entry)))
+            self._entries.append((which, nth, *_entry_row(entry)))
         self._consumed.extend((which, number) for number in turn.consumed)
         if turn.patch is not None:
             self._patches.append((which, *_patch_row(turn.patch)))
 
 
 def _columns(table: Sequence[rows.Row], width: int) -> Iterable[Sequence[Any] | None]:
-    return zip(*table, strict=True) if table else (None,) * width
+    """A column each. One in which nothing stands is left out: the server fills it up, and the driver takes 1 us for
+    each element of an array, whatever it is."""
+    if not table:
+        return (None,) * width
+    return (column if any(value is not None for value in column) else None for column in zip(*table, strict=True))
 
 
 def _document(writes: list[Json]) -> str | None:
@@ -145,6 +151,28 @@ def _document(writes: list[Json]) -> str | None:
 
 def _mail(at: int, write: Deliver) -> Json:
     return {**_message(write.message), "at": at, "run_id": write.run_id, "now": write.now, "room": write.limit}
+
+
+def _entry_row(entry: Entry) -> rows.Row:
+    """An entry's columns, in the order of `rows.ENTRY_COLUMNS`."""
+    return (
+        entry.location,
+        entry.kind,
+        entry.name,
+        entry.status,
+        entry.asked,
+        entry.ordinal,
+        entry.seq,
+        entry.value,
+        None if entry.error is None else rows.as_json(entry.error),
+        entry.attempts,
+        entry.generation,
+        entry.started_at,
+        entry.settled_at,
+        entry.due_at,
+        entry.fingerprint,
+        entry.detail,
+    )
 
 
 def _patch_row(patch: RunPatch) -> rows.Row:
@@ -175,7 +203,9 @@ def _is_topical(write: Write) -> bool:
         case CommitTurn():
             return write.extras is not None and bool(write.extras.subscribe or write.extras.returned)
         case Settle():
-            return bool(write.returned)
+            return bool(write.returned or write.moved)
+        case Replay():
+            return _is_topical(write.send)
         case _:
             return False
 
@@ -187,6 +217,10 @@ def _topics_of(write: Write) -> Iterable[str]:
             yield write.event.topic
         case FanOut():
             yield write.topic
+        case Settle():
+            yield from (moved.to.event.topic for moved in write.moved)
+        case Replay():
+            yield from _topics_of(write.send)
         case CommitTurn() if write.extras is not None:
             for subscription in write.extras.subscribe:
                 yield from subscription.topics
@@ -222,11 +256,13 @@ def as_json(write: Write) -> Json:
         case RewindRun():
             return _tagged("rewind", write, entries=_entries(write.entries), returned=_messages(write.returned))
         case Settle():
-            return _tagged("settle", write, dead_letters=_letters(write.dead_letters))
+            return _tagged("settle", write, moved=_moved(write.moved), dead_letters=_letters(write.dead_letters))
         case Publish():
             return _tagged("publish", write, event=_fields(write.event))
         case FanOut():
             return _tagged("fan_out", write)
+        case Replay():
+            return _tagged("replay", write, send=as_json(write.send))
         case AppendStream():
             return _tagged("append_stream", write)
         case SupersedeStream():
@@ -276,7 +312,7 @@ _ENTRY_NAMES = rows.ENTRY_COLUMNS.split(", ")
 
 
 def _entries(entries: Sequence[Entry]) -> tuple[Json, ...]:
-    return tuple(dict(zip(_ENTRY_NAMES, rows.entry_row(entry), strict=True)) for entry in entries)
+    return tuple(dict(zip(_ENTRY_NAMES, _entry_row(entry), strict=True)) for entry in entries)
 
 
 def _messages(messages: Sequence[Message]) -> tuple[Json, ...]:
@@ -291,6 +327,12 @@ def _letters(letters: Sequence[DeadLetter]) -> tuple[Json, ...]:
     """The reason is for people, and may quote anything; a NUL is the one thing that PostgreSQL cannot hold."""
     return tuple(
         {**_fields(letter), "reason": letter.reason.replace("\0", "\N{REPLACEMENT CHARACTER}")} for letter in letters
+    )
+
+
+def _moved(moved: Sequence[Moved]) -> tuple[Json, ...]:
+    return tuple(
+        {"number": each.number, "to": as_json(each.to), "otherwise": _letters((each.otherwise,))[0]} for each in moved
     )
 
 
@@ -351,6 +393,8 @@ def _answer(verdict: str, number: int, flag: bool, label: str, body: bytes | Non
             return Observing()
         case "begun":
             return Begun()
+        case "gone":
+            return Gone()
         case _:
             assert verdict == "missing", verdict
             return Missing()

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Sequence
 
 from perdure.records import WorkerRecord
-from perdure.store import postgres_rows as rows
+from perdure.store import rows
 from perdure.store.base import Claim, ClaimedRun, Key
 from perdure.store.postgres_link import Link, sql
 

@@ -20,7 +20,7 @@ from asyncpg import exceptions as pg
 from msgspec import Struct
 
 from perdure.errors import StoreError
-from perdure.store.postgres_rows import Row
+from perdure.store.rows import Row
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"  # generic in its stubs only
 

@@ -19,7 +19,7 @@ from perdure.records import (
     TopicEvent,
     WorkerRecord,
 )
-from perdure.store import postgres_rows as rows
+from perdure.store import rows
 from perdure.store.base import Observer, RunPage, Snapshot, StoredEntry, Unsettled
 from perdure.store.pages import check_limit, created_between, cursor_after, key_of, statuses_of
 from perdure.store.postgres_link import Link, sql
@@ -37,6 +37,8 @@ def _arrays(columns: str, table: str) -> str:
 
 
 _RUN = _of(rows.RUN_COLUMNS, "r")
+_EVENT = "t.name, e.id, e.body, e.sent_at, e.delivery, e.consume, e.expires_at, e.sender, e.place, e.event_id"
+_ITEM = "s.stream, s.value, s.location, s.at, s.attempt, s.writer, s.at_offset, s.superseded"
 _ENTRY_ARRAYS = _arrays(rows.ENTRY_COLUMNS, "x")
 _MESSAGE_ARRAYS = _arrays(rows.MESSAGE_COLUMNS, "x")
 _RUN_WIDTH = len(rows.RUN_COLUMNS.split(", "))
@@ -88,16 +90,16 @@ OPEN_CHILDREN = """
     SELECT r.id FROM {schema}.runs r
     WHERE r.parent = $1 AND r.attached AND r.ended_at IS NULL AND r.id > $2 ORDER BY r.id LIMIT $3"""
 UNFINISHED = f"""
-    SELECT {rows.EVENT_COLUMNS} FROM {{schema}}.topic_events e JOIN {{schema}}.topics t ON t.no = e.topic_no
+    SELECT {_EVENT} FROM {{schema}}.topic_events e JOIN {{schema}}.topics t ON t.no = e.topic_no
     WHERE e.fan_from IS NOT NULL ORDER BY t.name, e.place LIMIT $1"""
 TOPIC = f"""
-    SELECT {rows.EVENT_COLUMNS} FROM {{schema}}.topics t JOIN {{schema}}.topic_events e ON e.topic_no = t.no
+    SELECT {_EVENT} FROM {{schema}}.topics t JOIN {{schema}}.topic_events e ON e.topic_no = t.no
     WHERE t.name = $1 AND e.place > $2 AND e.gone_at IS NULL ORDER BY e.place LIMIT $3"""
 PUBLISHED = """
     SELECT p.key, p.value, p.expires_at FROM {schema}.published p
     WHERE p.run_no = (SELECT r.no FROM {schema}.runs r WHERE r.id = $1) ORDER BY p.key"""
 STREAM = f"""
-    SELECT {_of(rows.ITEM_COLUMNS, "s")} FROM {{schema}}.stream_items s
+    SELECT {_ITEM} FROM {{schema}}.stream_items s
     WHERE s.run_no = (SELECT r.no FROM {{schema}}.runs r WHERE r.id = $1) AND s.stream = $2 AND s.at_offset >= $3
     ORDER BY s.at_offset LIMIT $4"""
 LETTERS = f"""

@@ -36,7 +36,9 @@ from perdure.store.base import (
     ClaimedRun,
     Committed,
     CommitTurn,
+    Gone,
     Key,
+    Replay,
     RunPage,
     Snapshot,
     StoredEntry,
@@ -48,7 +50,7 @@ from perdure.store.pages import check_limit
 from perdure.store.redis_hints import Listener
 from perdure.store.redis_server import RedisServer, address_of
 from perdure.store.redis_slices import Slices, gathered, refusing_bad_text
-from perdure.store.redis_writes import answer_of, array_of, name_of, reaches_topics
+from perdure.store.redis_writes import Array, answer_of, array_of, name_of, reaches_topics, sent_as
 
 
 class RedisStore:
@@ -108,6 +110,9 @@ class RedisStore:
             homes = [self._slices.of(name_of(write)) for write in batch]
         answers: dict[int, Answer] = {}
         for part in self._parts(batch):
+            if len(part) == 1 and self._slices.count > 1 and isinstance(replay := batch[part[0]], Replay):
+                answers[part[0]] = await self._replay(replay, arrays[part[0]])
+                continue
             by_slice: dict[int, list[int]] = {}
             for place in part:
                 by_slice.setdefault(homes[place], []).append(place)
@@ -135,6 +140,25 @@ class RedisStore:
                 part.append(place)
         if part:
             yield part
+
+    async def _replay(self, write: Replay, array: Array) -> Answer:
+        """A letter is where its run is, or was sent to before; what it is sent to may be in another slice."""
+        target = self._slices.of(name_of(write))
+        answer = await self._send_letter(write, array, target)
+        if answer is None:  # on its way since an earlier try, perhaps
+            await self._slices.sweep()
+            answer = await self._send_letter(write, array, target)
+        return Gone() if answer is None else answer
+
+    async def _send_letter(self, write: Replay, array: Array, target: int) -> Answer | None:
+        """What became of it; None if the letter is nowhere, and was not sent by this call."""
+        found = await self._slices.ask_all("HEXISTS", "letters:", write.letter_id)
+        for home in [number for number, is_there in enumerate(found) if is_there] or [target]:
+            (given,) = await self._slices.write(home, [array])
+            if given not in ([b"gone"], [b"sent"]):
+                return answer_of(given)
+        told = await self._slices.read(target, "sent", sent_as(write))
+        return answer_of(told) if told else None
 
     async def _look_for_finds(self, batch: Sequence[Write], part: Sequence[int], answers: dict[int, Answer]) -> None:
         """What a subscription found in another slice came after its turn was answered."""

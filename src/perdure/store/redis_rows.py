@@ -193,14 +193,14 @@ def message_value(message: Message, topic_slice: int) -> Raw:
         return framed((message.kind, message.id), encode(message))
     made = (message.kind, message.id, message.name, topic_slice, message.place, 0)
     shown = (message.target or "", message.sender or "", moment(message.sent_at), moment(message.expires_at))
-    return framed((*made, *shown), encode(message.body))
+    return framed((*made, *shown, message.event_id or ""), encode(message.body))
 
 
 def message_of(number: int, value: bytes) -> Message:
     header, blob = unframed(value)
     if header[0] != "assignment":
         return msgspec.structs.replace(_message.decode(blob), number=number)
-    kind, id, topic, _, place, _, target, sender, sent_at, expires_at = header
+    kind, id, topic, _, place, _, target, sender, sent_at, expires_at, event_id = header
     return Message(
         id=id,
         kind=kind,
@@ -212,6 +212,7 @@ def message_of(number: int, value: bytes) -> Message:
         expires_at=float(expires_at) if expires_at else None,
         target=target or None,
         place=place,
+        event_id=event_id or None,
     )
 
 
@@ -225,7 +226,7 @@ def inbox_of(pairs: Pairs, after: int = 0) -> list[Message]:
 
 
 def event_of(fields: Sequence[Any]) -> TopicEvent:
-    topic, place, id, body, sent_at, delivery, consume, expires_at, sender = fields
+    topic, place, id, body, sent_at, delivery, consume, expires_at, sender, event_id = fields
     return TopicEvent(
         topic=topic.decode(),
         id=id.decode(),
@@ -236,6 +237,7 @@ def event_of(fields: Sequence[Any]) -> TopicEvent:
         expires_at=_moment(expires_at),
         sender=_text(sender),
         place=int(place),
+        event_id=_text(event_id),
     )
 
 

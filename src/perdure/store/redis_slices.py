@@ -5,14 +5,15 @@ and a call touches one slice only. On a single server there is one slice: every 
 atomic. On a cluster there is one for each shard of the engine. How many is fixed when a store is made.
 
 What a run's slice has to tell a topic's (subscribe, consumed, returned), or the other way round (an assignment), is a
-post. It is put into the outbox of its slice by the very call that gives rise to it, handed over after that call, and
-deleted from the outbox once the other slice has taken it. Each promise holds if the process dies in between:
+post; so is what would be a dead letter otherwise and is sent to a run or topic in another slice (`lua/letters.lua`). It
+is put into the outbox of its slice by the very call that gives rise to it, handed over after that call, and deleted
+from the outbox once the other slice has taken it. Each promise holds if the process dies in between:
 
 - before the first call: nothing has happened, and the batch is sent again;
 - after it, before a post was handed over: the post lies in the outbox, and `sweep` hands it over (whoever asks for
   unfinished events sweeps, which the engine does all the time);
 - after that, before it was deleted: it is handed over again, and its handler knows it (a subscription that stands, a
-  serial that was seen, an assignment that is closed);
+  serial that was seen, an assignment that is closed, a letter whose fate is on record);
 - an assignment that meets no open receive, because the run went on meanwhile, is returned by another post.
 """
 

@@ -25,12 +25,15 @@ from perdure.store.base import (
     Exists,
     FanOut,
     Full,
+    Gone,
     Missing,
+    Moved,
     Observe,
     Observing,
     Publish,
     Published,
     ReleaseRun,
+    Replay,
     Restart,
     RewindRun,
     RunPatch,
@@ -68,6 +71,8 @@ def name_of(write: Write) -> str:
             return write.event.topic
         case FanOut():
             return write.topic
+        case Replay():
+            return name_of(write.send)
         case _:
             return write.run_id
 
@@ -75,7 +80,7 @@ def name_of(write: Write) -> str:
 def reaches_topics(write: Write) -> bool:
     """Whether a write waits for other slices: the writes after it must find what it did there."""
     match write:
-        case Publish() | FanOut() | Settle() | EndRun() | RewindRun():
+        case Publish() | FanOut() | Settle() | EndRun() | RewindRun() | Replay():
             return True
         case CommitTurn():
             return write.extras is not None or write.restart is not None or bool(write.consumed) or _ends(write)
@@ -115,11 +120,15 @@ def array_of(write: Write, slice_of: SliceOf) -> Array:
             told = [(observer.run_id, observer.target) for observer in write.told]
             letters = _letters(write.dead_letters)
             mail = (write.consumed, write.returned)
-            return ("settle", write.run_id, moment(write.now), told, *mail, letters, write.orphans)
+            moved = [_moved(each, slice_of) for each in write.moved]
+            return ("settle", write.run_id, moment(write.now), told, *mail, letters, write.orphans, moved)
         case Publish():
             return _publish(write)
         case FanOut():
             return ("fan_out", write.topic, write.place, moment(write.now), write.page)
+        case Replay():
+            sending = (moment(write.send.now), slice_of(name_of(write)), array_of(write.send, slice_of))
+            return ("replay", write.letter_id, sent_as(write), *sending)
         case AppendStream():
             first = -1 if write.first is None else write.first
             return ("append", write.run_id, write.worker, [item_write(item) for item in write.items], first)
@@ -198,6 +207,17 @@ def _by_slice(subscription: Subscription, slice_of: SliceOf) -> list[list[int | 
     return list(groups.values())
 
 
+def sent_as(write: Replay) -> str:
+    """The name under which a slice remembers what became of it."""
+    return f"replay/{write.send.event.id if isinstance(write.send, Publish) else write.send.message.id}"
+
+
+def _moved(moved: Moved, slice_of: SliceOf) -> Array:
+    event = moved.to.event
+    letter = _letters((moved.otherwise,))[0]
+    return (moved.number, slice_of(event.topic), f"moved/{event.id}", _publish(moved.to), letter)
+
+
 def _letters(letters: Sequence[DeadLetter]) -> list[Array]:
     return [(letter.id, raw(encode(letter))) for letter in letters]
 
@@ -234,7 +254,8 @@ def _publish(write: Publish) -> Array:
     event = write.event
     sent = (event.delivery, event.consume, moment(event.sent_at), moment(event.expires_at), event.sender or "")
     limit = -1 if write.limit is None else write.limit
-    return ("publish", event.topic, event.id, *sent, raw(encode(event.body)), moment(write.now), limit, write.page)
+    kept = (moment(write.now), limit, write.page, event.event_id or "")
+    return ("publish", event.topic, event.id, *sent, raw(encode(event.body)), *kept)
 
 
 # --- from Lua --------------------------------------------------------------------------------------------------------
@@ -266,6 +287,8 @@ def answer_of(given: Sequence[Any]) -> Answer:
             return Full(pending)
         case [b"begun"]:
             return Begun()
+        case [b"gone"]:
+            return Gone()
         case [b"observing"]:
             return Observing()
         case [b"published", place, woken, more, fresh]:

@@ -34,6 +34,7 @@ from perdure.store.base import (
     Observe,
     Publish,
     ReleaseRun,
+    Replay,
     Restart,
     RewindRun,
     RunPatch,
@@ -70,7 +71,8 @@ class Standing(Struct):
     wake_at: float | None
     mailed: bool  # owned, and mail came that the owner has not seen
     held: bool
-    begun: bool
+    begun: bool  # has ever executed
+    waits_to_begin: bool  # its present generation has not executed
 
 
 # --- before anything is stored -----------------------------------------------------------------------------------
@@ -85,6 +87,8 @@ def run_of(write: Write) -> Key:
             return ("topic", write.event.topic)
         case FanOut():
             return ("topic", write.topic)
+        case Replay():
+            return run_of(write.send)
         case _:
             return write.run_id
 
@@ -111,10 +115,16 @@ def check_batch(batch: Sequence[Write]) -> None:
                 _check_event(write.event, write.page)
             case FanOut():
                 _check_page(write.topic, write.page)
+            case Replay():
+                _check_text("the id of a dead letter", write.letter_id)
+                check_batch((write.send,))
             case AppendStream():
                 _check_text("a run id", write.run_id)
                 _check_items(write.run_id, write.items)
-            case Observe() | Settle() | SupersedeStream() | ReleaseRun():
+            case Settle():
+                _check_text("a run id", write.run_id)
+                check_batch([moved.to for moved in write.moved])
+            case Observe() | SupersedeStream() | ReleaseRun():
                 _check_text("a run id", write.run_id)
             case _:
                 raise StoreError(f"{type(write).__name__} is not a write that this store knows; upgrade the store")
@@ -369,6 +379,7 @@ def assignment(event: TopicEvent, target: str) -> Message:
         expires_at=event.expires_at,
         target=target,
         place=event.place,
+        event_id=event.event_id,
     )
 
 
@@ -376,9 +387,15 @@ def assignment(event: TopicEvent, target: str) -> Message:
 
 
 def wakes(message: Message, run: Standing) -> bool:
-    """Whether mail makes a run due. A held one stays until somebody resumes it, and one that has yet to begin until its
-    time has come, unless a worker is at it already."""
-    return (run.begun and not run.held) or run.owner is not None or message.kind in WAKES_HELD
+    """Whether mail makes a run due. A held one stays until somebody resumes it, and one that has yet to begin, for the
+    first time or anew, until its time has come, unless a worker is at it already."""
+    return not (run.held or run.waits_to_begin) or run.owner is not None or message.kind in WAKES_HELD
+
+
+def sleeps_on(turn: CommitTurn, patch: RunPatch) -> bool:
+    """Whether a turn leaves the run held, or waiting for its time to begin anew: only a resume or a cancel counts."""
+    anew = turn.restart is not None and turn.restart.begun_at is None
+    return (patch.held is not None or anew) and patch.owner is None
 
 
 def wake_after(patch: RunPatch, now: float, unseen: bool) -> float | None:

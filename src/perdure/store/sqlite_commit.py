@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 import apsw
 import msgspec
 
-from perdure.records import Entry, RunRecord, TurnExtras
-from perdure.store import rules, sqlite_duties
-from perdure.store import sqlite_rows as rows
+from perdure.records import Entry, RunRecord, RunStatus, TurnExtras
+from perdure.store import rows, rules, sqlite_duties, sqlite_rows
 from perdure.store.base import (
     Answer,
     AppendStream,
@@ -31,11 +30,14 @@ from perdure.store.base import (
     Exists,
     FanOut,
     Full,
+    Gone,
     Missing,
     Observe,
     Observing,
     Publish,
+    Published,
     ReleaseRun,
+    Replay,
     Restart,
     RewindRun,
     RunPatch,
@@ -44,7 +46,7 @@ from perdure.store.base import (
     SupersedeStream,
     Write,
 )
-from perdure.store.sqlite_duties import ADD_LETTER
+from perdure.store.sqlite_duties import ADD_LETTER, MESSAGE_NUMBER, REMOVE_LETTER
 from perdure.store.sqlite_memory import Known, StandingMemory, read_standing, read_standings
 from perdure.store.sqlite_shown import ADD_ITEM, SHOW, SUPERSEDE, appended_rows, item_row, value_row
 from perdure.store.sqlite_topics import ADD_MESSAGE, CONSUME, COUNT_MESSAGE, UNSUBSCRIBE_ALL, Topics, mail_rows
@@ -58,7 +60,6 @@ UNREAD_WAKING_HELD = UNREAD.replace("LIMIT", "AND kind IN ('resume', 'cancel') L
 UNREAD_EVENT = UNREAD.replace("LIMIT", "AND kind IN ('event', 'assignment') LIMIT")
 UNREAD_COUNT = """
     SELECT count(*) FROM inbox WHERE run_no = ? AND consumed_at IS NULL AND kind IN ('event', 'assignment')"""
-MESSAGE_NUMBER = "SELECT number FROM inbox WHERE run_no = ? AND id = ?"
 ALIVE = "SELECT 1 FROM workers WHERE id = ? AND gone = 0"
 RUN = f"SELECT {rows.RUN_COLUMNS} FROM runs WHERE id = ?"
 
@@ -124,7 +125,7 @@ def commit(
     return answers, frozenset(writer.changed)
 
 
-COMMITTED = Committed()
+COMMITTED, RUNNING = Committed(), RunStatus.RUNNING
 
 Part = dict[rules.Key, Write]
 """Writes to different runs, by what they are about."""
@@ -155,7 +156,7 @@ def _is_alone(write: Write) -> bool:
         return extras is not None and bool(extras.subscribe or extras.unsubscribe or extras.returned)
     if isinstance(write, CreateRun):
         return bool(write.entries or write.inbox)
-    return isinstance(write, (Publish, FanOut, Settle, RewindRun))
+    return isinstance(write, (Publish, FanOut, Settle, RewindRun, Replay))
 
 
 _ToRun = Deliver | EndRun | Observe | Settle | RewindRun | AppendStream | SupersedeStream
@@ -205,7 +206,7 @@ class BatchWriter:
             or turn.restart is not None
         ):
             return False
-        if run.position != turn.base or run.owner != turn.worker or run.status.terminal or run.mailed:
+        if run.position != turn.base or run.owner != turn.worker or run.status is not RUNNING or run.mailed:
             return False
         if run.inbox_last > turn.seen or not turn.entries or not self._is_alive(turn.worker):
             return False
@@ -241,6 +242,8 @@ class BatchWriter:
                 return self._topics.publish(write)
             case FanOut():
                 return self._topics.fan_out(write)
+            case Replay():
+                return self._replay(write)
             case ReleaseRun():
                 return self._release(write, self._known.get(write.run_id))
             case _:
@@ -276,7 +279,7 @@ class BatchWriter:
             if write.entries or write.inbox:
                 self._fork(write, new)
             else:
-                self._pending[ADD_RUN].append(rows.run_row(new))
+                self._pending[ADD_RUN].append(sqlite_rows.run_row(new))
             if new.owner is None:
                 self.changed.add(record.id)
             return Created(owned=new.owner is not None)
@@ -287,10 +290,10 @@ class BatchWriter:
 
     def _fork(self, write: CreateRun, new: RunRecord) -> None:
         """A run that is born with a history and an inbox: what is theirs needs the number of its row."""
-        self._connection.execute(ADD_RUN, rows.run_row(new))
+        self._connection.execute(ADD_RUN, sqlite_rows.run_row(new))
         no = self._connection.last_insert_rowid()
         self._add_entries(no, 1, None, write.entries)
-        messages = [rows.message_row(no, number, message) for number, message in enumerate(write.inbox, 1)]
+        messages = [sqlite_rows.message_row(no, number, message) for number, message in enumerate(write.inbox, 1)]
         self._pending[ADD_MESSAGE] += messages
 
     # turns
@@ -322,7 +325,7 @@ class BatchWriter:
         if entries:
             self._add_entries(run.no, first, turn.turn_id, entries)
         else:
-            self._pending[ADD_ENTRY].append(rows.marker_row(run.no, first, turn.turn_id, turn.now))
+            self._pending[ADD_ENTRY].append(sqlite_rows.marker_row(run.no, first, turn.turn_id, turn.now))
         for number in turn.consumed:
             self._pending[CONSUME].append((turn.now, run.no, number))
         if run.listens and _stops_listening(turn):
@@ -331,7 +334,7 @@ class BatchWriter:
     def _add_entries(self, run_no: int, first: int, turn_id: str | None, entries: Sequence[Entry]) -> None:
         add = self._pending[ADD_ENTRY].append
         for position, entry in enumerate(entries, first):
-            add(rows.entry_row(run_no, position, turn_id, entry))
+            add(sqlite_rows.entry_row(run_no, position, turn_id, entry))
             turn_id = None
 
     def _drop(self, turn: CommitTurn, run: Known, locations: Sequence[str]) -> None:
@@ -344,7 +347,7 @@ class BatchWriter:
     def _restart(self, turn: CommitTurn, run: Known, restart: Restart) -> None:
         self._pending[MOVE_FENCE].append((rules.last_position(turn), run.no))
         self._pending[DROP_ALL].append((run.no,))
-        input = rows.pack(restart.input)
+        input = sqlite_rows.pack(restart.input)
         begun = (restart.begun_at, restart.run_attempt, restart.pool)
         self._pending[RESTART].append((restart.workflow, restart.version, input, *begun, run.no))
 
@@ -352,7 +355,7 @@ class BatchWriter:
         """What few turns have; the run as it stands after that, for its subscriptions may have found mail."""
         self._pending[SHOW] += [value_row(run.no, shown) for shown in extras.published]
         self._pending[ADD_ITEM] += [item_row(run.no, item) for item in extras.streamed]
-        self._pending[ADD_LETTER] += map(rows.letter_row, extras.dead_letters)
+        self._pending[ADD_LETTER] += map(sqlite_rows.letter_row, extras.dead_letters)
         if extras.published or extras.streamed:
             self.changed.add(turn.run_id)
         if not _is_alone(turn):
@@ -367,7 +370,7 @@ class BatchWriter:
 
     def _patch(self, turn: CommitTurn, run: Known, patch: RunPatch) -> None:
         owner = None if patch.status.terminal else patch.owner
-        unseen = self._unseen(turn, run, held=patch.held is not None and owner is None)
+        unseen = self._unseen(turn, run, held=rules.sleeps_on(turn, patch))
         wake_at = rules.wake_after(patch, turn.now, unseen)
         self._pending[PATCH].append(
             (
@@ -379,7 +382,7 @@ class BatchWriter:
                 rows.as_json(patch.held),
                 rows.as_json(patch.drift),
                 patch.recoveries,
-                rows.pack(patch.result),
+                sqlite_rows.pack(patch.result),
                 rows.as_json(patch.error),
                 patch.ended_at,
                 patch.prune_at,
@@ -430,7 +433,7 @@ class BatchWriter:
             return Begun()
         position = run.position + 1
         prune_at = None if write.prune_after is None else write.now + write.prune_after
-        self._pending[ADD_ENTRY].append(rows.marker_row(run.no, position, write.turn_id, write.now))
+        self._pending[ADD_ENTRY].append(sqlite_rows.marker_row(run.no, position, write.turn_id, write.now))
         owing = (run.begun, run.begun or self._owes(run))
         self._pending[END].append((write.status, write.now, write.now, prune_at, position, *owing, run.no))
         if run.listens:
@@ -464,6 +467,15 @@ class BatchWriter:
             self._pending[sqlite_duties.OBSERVED].append((run.no,))
         return Observing()
 
+    def _replay(self, write: Replay) -> Answer:
+        run = self._known.get(rules.run_of(write))
+        if not sqlite_duties.may_replay(self._connection, self._topics, run, write):
+            return Gone()
+        answer = self._judge(write.send)
+        if isinstance(answer, Delivered | Published):
+            self._connection.execute(REMOVE_LETTER, (write.letter_id,))
+        return answer
+
     def _rewind(self, write: RewindRun, run: Known) -> Answer:
         if run.position > write.base and self._turn_at(run, write.base + 1) == write.turn_id:
             return Committed()
@@ -473,7 +485,7 @@ class BatchWriter:
         if write.entries:
             self._add_entries(run.no, write.base + 1, write.turn_id, write.entries)
         else:
-            self._pending[ADD_ENTRY].append(rows.marker_row(run.no, write.base + 1, write.turn_id, write.now))
+            self._pending[ADD_ENTRY].append(sqlite_rows.marker_row(run.no, write.base + 1, write.turn_id, write.now))
         self.changed.add(write.run_id)
         return Committed()
 

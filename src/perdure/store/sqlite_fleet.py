@@ -12,8 +12,7 @@ import apsw
 import msgspec
 
 from perdure.records import WorkerRecord
-from perdure.store import rules
-from perdure.store import sqlite_rows as rows
+from perdure.store import rows, rules
 from perdure.store.base import Claim, ClaimedRun
 from perdure.store.sqlite_commit import ALIVE, RELEASE
 

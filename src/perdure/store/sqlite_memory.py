@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import apsw
 
-from perdure.store import sqlite_rows as rows
+from perdure.store import rows
 from perdure.store.base import Answer, AppendStream, Committed, CommitTurn, SupersedeStream, Write
 from perdure.store.rules import Key, Standing, last_position
 
@@ -19,7 +19,7 @@ MOST = 20_000
 
 STANDING = """
     SELECT id, no, status, owner, fence, inbox_last, wake_at, mailed, held IS NOT NULL,
-           begun_at IS NOT NULL OR generation > 0, observed, listens, unsettled,
+           begun_at IS NOT NULL, generation, observed, listens, unsettled,
            (SELECT max(position) FROM entries WHERE run_no = runs.no)
     FROM runs WHERE id = ?"""
 STANDING_OF_NO = STANDING.replace("WHERE id = ?", "WHERE no = ?")
@@ -46,7 +46,8 @@ def read_standing(connection: apsw.Connection, no: int) -> tuple[str, Known]:
 
 
 def _known_of_row(row: rows.Row) -> tuple[str, Known]:
-    id, no, status, owner, fence, inbox_last, wake_at, mailed, held, begun, observed, listens, unsettled, last = row
+    id, no, status, owner, fence, inbox_last, wake_at, mailed, held, has_begun, generation, *more = row
+    observed, listens, unsettled, last = more
     known = Known(
         status=rows.run_status(status),
         owner=owner,
@@ -55,7 +56,8 @@ def _known_of_row(row: rows.Row) -> tuple[str, Known]:
         wake_at=wake_at,
         mailed=mailed,
         held=held,
-        begun=begun,
+        begun=has_begun or generation > 0,
+        waits_to_begin=not has_begun,
         no=no,
         observed=observed,
         listens=listens,

@@ -10,11 +10,11 @@ import apsw
 
 from perdure.errors import StoreError
 from perdure.records import DeadLetter, Message, RunQuery, RunRecord, TopicEvent, WorkerRecord
-from perdure.store import sqlite_rows as rows
+from perdure.store import rows, sqlite_rows
 from perdure.store.base import Observer, RunPage, Snapshot, StoredEntry, Unsettled
 from perdure.store.pages import check_limit, created_between, cursor_after, key_of, statuses_of
 from perdure.store.sqlite_commit import RUN
-from perdure.store.sqlite_topics import EVENT_COLUMNS, event_of_row
+from perdure.store.sqlite_topics import EVENT_COLUMNS
 
 T = TypeVar("T")
 
@@ -138,11 +138,11 @@ def open_children(connection: apsw.Connection, run_id: str, limit: int, after: s
 
 
 def unfinished(connection: apsw.Connection, limit: int) -> list[TopicEvent]:
-    return [event_of_row(row) for row in connection.execute(UNFINISHED, (check_limit(limit),))]
+    return [rows.event_of_row(row) for row in connection.execute(UNFINISHED, (check_limit(limit),))]
 
 
 def topic(connection: apsw.Connection, name: str, limit: int, after: int) -> list[TopicEvent]:
-    return [event_of_row(row) for row in connection.execute(TOPIC, (name, after, check_limit(limit)))]
+    return [rows.event_of_row(row) for row in connection.execute(TOPIC, (name, after, check_limit(limit)))]
 
 
 # --- pages of runs -------------------------------------------------------------------------------------------------
@@ -159,9 +159,9 @@ def runs(connection: apsw.Connection, query: RunQuery) -> RunPage:
     return RunPage(page, cursor_after(page[-1].created_at, page[-1].id) if more else None)
 
 
-def conditions(query: RunQuery) -> tuple[str, list[rows.Stored]]:
+def conditions(query: RunQuery) -> tuple[str, list[sqlite_rows.Stored]]:
     """A query as the terms of a WHERE and their values."""
-    terms: list[tuple[str, list[rows.Stored]]] = [("TRUE", [])]
+    terms: list[tuple[str, list[sqlite_rows.Stored]]] = [("TRUE", [])]
     statuses = statuses_of(query)
     if statuses is not None:
         terms.append((f"status IN ({','.join('?' * len(statuses))})", list(statuses)))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import apsw
 
 from perdure.records import PublishedValue, StreamItem
-from perdure.store import rules
-from perdure.store import sqlite_rows as rows
+from perdure.store import rows, rules, sqlite_rows
 from perdure.store.base import AppendStream
 from perdure.store.pages import check_limit
 
@@ -31,12 +30,12 @@ ITEMS = """
 
 
 def value_row(run_no: int, shown: PublishedValue) -> rows.Row:
-    return run_no, shown.key, rows.pack(shown.value), shown.expires_at
+    return run_no, shown.key, sqlite_rows.pack(shown.value), shown.expires_at
 
 
 def item_row(run_no: int, item: StreamItem) -> rows.Row:
     """An item that gets the next offset of its stream."""
-    return run_no, item.stream, rows.pack(item.value), item.location, item.at, item.attempt, item.writer
+    return run_no, item.stream, sqlite_rows.pack(item.value), item.location, item.at, item.attempt, item.writer
 
 
 def appended_rows(connection: apsw.Connection, run_no: int, write: AppendStream) -> list[rows.Row]:
@@ -51,18 +50,4 @@ def published(connection: apsw.Connection, run_id: str) -> list[PublishedValue]:
 
 
 def stream(connection: apsw.Connection, run_id: str, name: str, start: int, limit: int) -> list[StreamItem]:
-    return [_item_of_row(row) for row in connection.execute(ITEMS, (run_id, name, start, check_limit(limit)))]
-
-
-def _item_of_row(row: rows.Row) -> StreamItem:
-    stream, value, location, at, attempt, writer, offset, superseded = row
-    return StreamItem(
-        stream=stream,
-        value=rows.unpack(value) or b"",
-        location=location,
-        at=at,
-        attempt=attempt,
-        writer=writer,
-        offset=offset,
-        superseded=bool(superseded),
-    )
+    return [rows.item_of_row(row) for row in connection.execute(ITEMS, (run_id, name, start, check_limit(limit)))]

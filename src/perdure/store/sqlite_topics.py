@@ -18,12 +18,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perdure.records import Message, Subscription, TopicEvent
-from perdure.store import rules
-from perdure.store import sqlite_rows as rows
+from perdure.store import rows, rules, sqlite_rows
 from perdure.store.base import Answer, FanOut, Full, Publish, Published
 from perdure.store.sqlite_memory import Known, read_standing
 
-EVENT_COLUMNS = "topic, id, body, sent_at, delivery, consume, expires_at, sender, place"
+EVENT_COLUMNS = "topic, id, body, sent_at, delivery, consume, expires_at, sender, place, event_id"
 _STORED = f"SELECT {EVENT_COLUMNS}, bound, fan_from, assigned_to FROM topic_events"
 
 # publishing
@@ -37,7 +36,7 @@ QUEUED_COUNT = """
     SELECT count(*) FROM topic_events WHERE topic = ? AND queued = 1 AND (expires_at IS NULL OR expires_at > ?)"""
 ADD_EVENT = f"""
     INSERT INTO topic_events ({EVENT_COLUMNS}, bound, fan_from, queued, gone_at)
-    VALUES ({",".join("?" * 13)})"""
+    VALUES ({",".join("?" * 14)})"""
 FIRST_UNFINISHED = f"{_STORED} WHERE topic = ? AND fan_from IS NOT NULL ORDER BY place LIMIT 1"
 STANDING_PAGE = """
     SELECT standing.no, run_no, target, created_at,
@@ -62,7 +61,7 @@ FIRST_IN_LINE = """
 OWN_IN_LINE = """
     SELECT run_no, target FROM subscriptions WHERE topic = ? AND run_no = ? AND no <= ? ORDER BY no LIMIT 1"""
 LIES_UNREAD = "SELECT 1 FROM inbox WHERE kind = 'assignment' AND name = ? AND place = ? AND consumed_at IS NULL LIMIT 1"
-ADD_MESSAGE = f"INSERT INTO inbox (run_no, {rows.MESSAGE_COLUMNS}) VALUES ({','.join('?' * 13)})"
+ADD_MESSAGE = f"INSERT INTO inbox (run_no, {rows.MESSAGE_COLUMNS}) VALUES ({','.join('?' * 14)})"
 COUNT_MESSAGE = "UPDATE runs SET inbox_last = ?, wake_at = ?, mailed = ? WHERE no = ?"
 CONSUME = """
     UPDATE inbox SET consumed_at = ?, body = NULL WHERE run_no = ? AND number = ? AND consumed_at IS NULL
@@ -137,6 +136,10 @@ class Topics:
         woken, more = (0, True) if earlier else self._offer(stored, write.page, write.now)
         return Published(stored.event.place, woken, more)
 
+    def knows(self, event: TopicEvent) -> bool:
+        """Whether an event with this id was accepted before."""
+        return self._connection.execute(PLACE_OF_ID, (event.topic, event.id)).fetchone() is not None
+
     def fan_out(self, write: FanOut) -> Answer:
         asked = self._held(write.topic, write.place)
         if asked is None or asked.fan_from is None:
@@ -162,9 +165,9 @@ class Topics:
         place = self._connection.execute(NEXT_PLACE, (stored.event.topic,)).get
         event = replace(stored.event, place=place)
         queued = gone_at is None and rules.may_wait(event)
-        body = rows.pack(event.body) if gone_at is None else None
+        body = sqlite_rows.pack(event.body) if gone_at is None else None
         columns = (event.topic, event.id, body, event.sent_at, event.delivery, event.consume, event.expires_at)
-        row = (*columns, event.sender, place, stored.bound, stored.fan_from, queued, gone_at)
+        row = (*columns, event.sender, place, event.event_id, stored.bound, stored.fan_from, queued, gone_at)
         self._connection.execute(ADD_EVENT, row)
         return replace(stored, event=event)
 
@@ -198,8 +201,9 @@ class Topics:
 
     # events that go
 
-    def consume(self, consumed: Iterable[rows.Row]) -> None:
-        """Mark mail as read, given as (when, run, number); an assignment's event is gone then, or seen."""
+    def consume(self, consumed: Iterable[rows.Row]) -> int:
+        """Mark mail as read, given as (when, run, number); an assignment's event is gone then, or seen. How many were
+        unread."""
         read: list[rows.Row] = [*self._connection.executemany(CONSUME, list(consumed))]
         for kind, run_no, topic, place, now in read:
             if kind != "assignment":
@@ -211,6 +215,7 @@ class Topics:
                 self._leave_if_nobody_has_it(stored, now)
             elif stored.assigned_to == run_no:
                 self._leave(stored, now)
+        return len(read)
 
     def give_back(self, run_no: int, numbers: Iterable[int], now: float) -> None:
         """Take unread assignments out of an inbox and offer their events to the next in line."""
@@ -312,23 +317,8 @@ def mail_rows(run: Known, message: Message, now: float) -> tuple[rows.Row, rows.
     number = run.inbox_last + 1
     woken = rules.wakes(message, run)
     wake_at = rules.earliest(run.wake_at, now) if woken else run.wake_at
-    return rows.message_row(run.no, number, message), (number, wake_at, woken and run.owner is not None, run.no)
-
-
-def event_of_row(row: rows.Row) -> TopicEvent:
-    topic, id, body, sent_at, delivery, consume, expires_at, sender, place = row[:9]
-    return TopicEvent(
-        topic=topic,
-        id=id,
-        body=rows.unpack(body),
-        sent_at=sent_at,
-        delivery=delivery,
-        consume=bool(consume),
-        expires_at=expires_at,
-        sender=sender,
-        place=place,
-    )
+    return sqlite_rows.message_row(run.no, number, message), (number, wake_at, woken and run.owner is not None, run.no)
 
 
 def _stored_of_row(row: rows.Row) -> _Stored:
-    return _Stored(event_of_row(row), *row[9:])
+    return _Stored(rows.event_of_row(row), *row[10:])

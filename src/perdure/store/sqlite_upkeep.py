@@ -11,6 +11,7 @@ import secrets
 import apsw
 
 from perdure.store.base import Key
+from perdure.store.sqlite_duties import REMOVE_LETTER
 from perdure.store.sqlite_fleet import writing
 
 PRUNABLE = """
@@ -35,7 +36,6 @@ DROP_EVENT = (
     "DELETE FROM topic_events WHERE topic = ? AND place = ?",
 )
 DROP_MESSAGE = "DELETE FROM inbox WHERE rowid = ?"
-REMOVE_LETTER = "DELETE FROM dead_letters WHERE id = ? RETURNING 1"
 
 KEYS = "SELECT number, made_at, secret FROM keys WHERE name = ? ORDER BY number"
 ADD_KEY = """

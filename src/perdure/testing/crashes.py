@@ -124,7 +124,6 @@ async def crash_everywhere(
     begin: Callable[[], object] | None = None,
     also: Sequence[Workflow[Any, Any]] = (),
     drive: WithEngine | None = None,
-    meanwhile: WithEngine | None = None,
     check: WithEngine | None = None,
     effects: Callable[[], object] = lambda: None,
     within: float | None = None,
@@ -134,13 +133,13 @@ async def crash_everywhere(
     `make_store` gives an empty store for each run, `reopen` the way in which a second process would open it (the same
     object, unless given). `begin` is called before each run, to reset what steps keep outside of it. `same` compares
     the outcome after a crash with the one without. `also` are other workflows that it starts: all runs must come to an
-    end. `drive` (formerly `meanwhile`) plays the world outside: it is called once the run is started, and with the
-    second engine again. `check` is called when all has ended. `effects` shows what the steps have done to the world, as
-    a new value each time; that must be the same as without a crash.
+    end. `drive` plays the world outside: it is called once the run is started, and with the second engine again.
+    `check` is called when all has ended. `effects` shows what the steps have done to the world, as a new value each
+    time; that must be the same as without a crash.
     """
     skips = make_store is MemoryStore
     limit = within if within is not None else HORIZON if skips else DAY
-    case = _Case(workflow, args, id, tuple(also), drive or meanwhile, check, effects, limit)
+    case = _Case(workflow, args, id, tuple(also), drive, check, effects, limit)
 
     async def course(crash: Crash | None) -> _Course:
         if begin is not None:

@@ -21,7 +21,7 @@ from perdure.testing.contract.families import FamilyCases, ForkCases
 from perdure.testing.contract.fanning import FanOutCases, ReturningCases
 from perdure.testing.contract.fleet import FleetCases
 from perdure.testing.contract.histories import HistoryCases
-from perdure.testing.contract.letters import KeyCases, LetterCases
+from perdure.testing.contract.letters import KeyCases, LetterCases, ReplayCases
 from perdure.testing.contract.mail import MailCases
 from perdure.testing.contract.queries import HintCases, ListCases, ValueCases
 from perdure.testing.contract.rewinding import RewindingCases
@@ -50,6 +50,7 @@ class StoreContract(
     StreamCases,
     PublishedCases,
     LetterCases,
+    ReplayCases,
     KeyCases,
     FleetCases,
     ListCases,

@@ -218,14 +218,24 @@ end
 
 -- Dead letters, in the order in which they came: by the server's clock, never backwards within a slice.
 
+local function next_in_order()
+  local time = call('TIME')
+  local last = call('ZRANGE', key('letter-order'), -1, -1, 'WITHSCORES')
+  local at = time[1] * 1000000 + time[2]
+  if last[2] and tonumber(last[2]) >= at then at = tonumber(last[2]) + 1 end
+  return string.format('%.0f', at)
+end
+
+-- {id, blob} each, or {id, blob, place} for one that comes back to its place in the order.
 local function keep_letters(letters)
   for _, letter in ipairs(letters) do
     if call('HSETNX', key('letters'), letter[1], letter[2]) == 1 then
-      local time = call('TIME')
-      local last = call('ZRANGE', key('letter-order'), -1, -1, 'WITHSCORES')
-      local at = time[1] * 1000000 + time[2]
-      if last[2] and tonumber(last[2]) >= at then at = tonumber(last[2]) + 1 end
-      call('ZADD', key('letter-order'), string.format('%.0f', at), letter[1])
+      call('ZADD', key('letter-order'), letter[3] or next_in_order(), letter[1])
     end
   end
+end
+
+local function remove_letter(id)
+  call('ZREM', key('letter-order'), id)
+  return call('HDEL', key('letters'), id)
 end

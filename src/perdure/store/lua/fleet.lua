@@ -88,10 +88,7 @@ calls.add_key = function(name, blob, only_if_none)
   return call('LRANGE', keys, 0, -1)
 end
 
-calls.remove_letter = function(id)
-  call('ZREM', key('letter-order'), id)
-  return call('HDEL', key('letters'), id)
-end
+calls.remove_letter = remove_letter
 
 calls.settle_posts = function(numbers)
   return call('HDEL', key('outbox'), unpack(numbers))

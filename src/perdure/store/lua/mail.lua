@@ -28,7 +28,10 @@ local function handle_posts()
   posts = {}
 end
 
--- Whether mail is left that a turn did not know of; `held`: only such as wakes a held run.
+-- Whether mail is left that a turn did not know of; `held`: only such as wakes a held run. By this the race between a
+-- send and a suspension is decided, and cannot be lost: both are calls in the slice of the run, so that one is first.
+-- Mail that comes before the turn is found here and leaves the run due; mail that comes after it finds the run
+-- suspended and makes it due (`mail.add`).
 function mail.unseen(id, seen, held)
   for _, number in ipairs(call('HKEYS', key('mail', id))) do
     if tonumber(number) > seen then
@@ -39,8 +42,9 @@ function mail.unseen(id, seen, held)
   return false
 end
 
+-- A held run stays asleep, and one that has yet to begin, for the first time or anew, waits for its time.
 local function wakes(row, kind)
-  return (row.held_kind == '' and rows.begun(row)) or row.owner ~= '' or WAKES_HELD[kind]
+  return (row.held_kind == '' and row.begun_at ~= '') or row.owner ~= '' or WAKES_HELD[kind]
 end
 
 -- Put a message that is fresh into the inbox; answers its number.
@@ -60,13 +64,14 @@ function mail.add(row, message_id, kind, value, now)
   return number
 end
 
--- Take a message out of the inbox: for good (an event's id is remembered), or as an assignment that goes back.
+-- Take a message out of the inbox: for good (an event's id is remembered), or as an assignment that goes back. Whether
+-- it was there.
 local function take_out(row, number, now, verb)
   local name = key('mail', row.id)
   local value = call('HGET', name, number)
-  if not value then return end
+  if not value then return false end
   local kind, message_id, topic, slice, place, serial = unpack(header_of(value))
-  if verb == 'returned' and kind ~= 'assignment' then return end
+  if verb == 'returned' and kind ~= 'assignment' then return false end
   call('HDEL', name, number)
   if COUNTED[kind] then
     row.pending = tostring(tonumber(row.pending) - 1)
@@ -78,6 +83,7 @@ local function take_out(row, number, now, verb)
     call('ZADD', key('consumed'), now, cmsgpack.pack({row.id, message_id}))
   end
   if kind == 'assignment' then post(slice, {verb, topic, place, serial, row.id, now}) end
+  return true
 end
 
 function mail.consume(row, numbers, now)
@@ -86,6 +92,14 @@ end
 
 function mail.give_back(row, numbers, now)
   for _, number in ipairs(numbers) do take_out(row, number, now, 'returned') end
+end
+
+-- Unread events of a run that has ended go to their topics: {number, slice, name, publish, letter} each.
+function mail.move(row, moved, now)
+  for _, given in ipairs(moved) do
+    local number, slice, name, publish, letter = unpack(given)
+    if take_out(row, number, now, 'consumed') then post(slice, {'send', name, now, publish, letter}) end
+  end
 end
 
 -- Subscriptions of a run, as far as it knows them: target -> its topics, by slice: {slice, topic ...} ...
@@ -119,7 +133,7 @@ end
 -- A topic gives an event to a receive. One that is not open any more sends it back; by serials a post that comes twice
 -- is known.
 handlers.assign = function(message)
-  local _, id, target, topic, slice, place, serial, body, sender, sent, expires, now = unpack(message)
+  local _, id, target, topic, slice, place, serial, body, sender, sent, expires, now, own = unpack(message)
   local message_id = 'topic/' .. topic .. '/' .. place
   local last = string.match(call('HGET', key('serials', id), message_id) or '0', '^%d+')
   if tonumber(last) >= serial then return end
@@ -131,7 +145,7 @@ handlers.assign = function(message)
   end
   call('HSET', key('serials', id), message_id, serial .. ':' .. slice)
   mail.unsubscribe(row, target)
-  local header = {'assignment', message_id, topic, slice, place, serial, target, sender, sent, expires}
+  local header = {'assignment', message_id, topic, slice, place, serial, target, sender, sent, expires, own}
   mail.add(row, message_id, 'assignment', framed(header, body), now)
 end
 

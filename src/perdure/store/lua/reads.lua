@@ -80,10 +80,16 @@ local function events_at(topic, places)
   local found = {}
   for _, place in ipairs(places) do
     local name = key('event', topic, place)
-    local fields = call('HMGET', name, 'id', 'body', 'sent', 'delivery', 'consume', 'expires', 'sender')
+    local fields = call('HMGET', name, 'id', 'body', 'sent', 'delivery', 'consume', 'expires', 'sender', 'own')
     found[#found + 1] = {topic, place, unpack(fields)}
   end
   return found
+end
+
+-- What became of something that another slice has sent here; empty if it has not come.
+reads.sent = function(name)
+  local found = call('HGET', key('sent'), name)
+  return found and cmsgpack.unpack(found) or {}
 end
 
 reads.topic = function(topic, after, limit)

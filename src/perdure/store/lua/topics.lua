@@ -4,9 +4,14 @@
 -- only for those who stood when it came, is in neither. `fan` is set while it is unfinished: the number of the last
 -- waiter that it was offered to. `h:<run>` is the serial of an assignment that is neither consumed nor returned. What
 -- is `gone` is kept without its body until its id may be forgotten.
+--
+-- Why an event and a run that waits for it cannot miss each other: a publish and a subscription are calls in the slice
+-- of the topic, so that one is first, and leaves behind what the other looks for: a queued event or a place in line.
+-- A receive that is given up sends word of it and of what it returns from its own slice, by posts that are kept until
+-- they are taken; an assignment that crosses them on its way meets no open receive, and comes back.
 
 local topics = {}
-local EVENT_FIELDS = {'id', 'delivery', 'consume', 'sent', 'expires', 'sender', 'bound', 'body', 'fan', 'gone'}
+local EVENT_FIELDS = {'id', 'delivery', 'consume', 'sent', 'expires', 'sender', 'bound', 'body', 'fan', 'gone', 'own'}
 
 local function event_key(topic, place) return key('event', topic, place) end
 
@@ -16,7 +21,7 @@ local function read_event(topic, place)
   return {
     topic = topic, place = tonumber(place), id = found[1], delivery = found[2], lasting = found[2] ~= 'after_wait',
     consume = found[3] == '1', sent = found[4], expires = found[5], sender = found[6], bound = tonumber(found[7]),
-    body = found[8], fan = found[9] and tonumber(found[9]),
+    body = found[8], fan = found[9] and tonumber(found[9]), own = found[11],
   }
 end
 
@@ -88,7 +93,7 @@ local function assign(event, waiter, now)
   end
   post(waiter[2], {
     'assign', waiter[1], waiter[3], topic, SLICE, place, serial,
-    event.body, event.sender, event.sent, event.expires, now,
+    event.body, event.sender, event.sent, event.expires, now, event.own,
   })
 end
 
@@ -162,7 +167,7 @@ local function keep_event(event)
   local topic, place = event.topic, event.place
   call('HSET', event_key(topic, place), 'id', event.id, 'delivery', event.delivery, 'sent', event.sent,
     'consume', event.consume and '1' or '0', 'expires', event.expires, 'sender', event.sender, 'bound', event.bound,
-    'body', event.body)
+    'body', event.body, 'own', event.own)
   call('HSET', key('event-ids', topic), event.id, place)
   call('ZADD', key('events', topic), place, place)
   if event.expires ~= '' then call('ZADD', key('expiring'), event.expires, cmsgpack.pack({topic, place})) end
@@ -170,12 +175,12 @@ local function keep_event(event)
 end
 
 function topics.publish(write)
-  local _, topic, id, delivery, consume, sent, expires, sender, body, now, limit, page = unpack(write)
+  local _, topic, id, delivery, consume, sent, expires, sender, body, now, limit, page, own = unpack(write)
   local known = call('HGET', key('event-ids', topic), id)
   if known then return {'published', tonumber(known), 0, call('HEXISTS', event_key(topic, known), 'fan'), 0} end
   local event = {
     topic = topic, id = id, delivery = delivery, lasting = delivery ~= 'after_wait', consume = consume, sent = sent,
-    expires = expires, sender = sender, body = body,
+    expires = expires, sender = sender, body = body, own = own,
     bound = tonumber(call('HGET', key('topic', topic), 'waiter') or '0'),
   }
   local earlier = call('EXISTS', key('unfinished', topic)) == 1

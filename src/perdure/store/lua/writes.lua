@@ -96,7 +96,8 @@ local function patched(row, patch, now, seen, fields)
   for i = 1, #patch, 2 do fields[patch[i]] = patch[i + 1] end
   local ended = TERMINAL[fields.status]
   if ended then fields.owner = '' end
-  local unseen = mail.unseen(row.id, seen, fields.held_kind ~= '' and fields.owner == '')
+  local anew = fields.begun_at == '' -- it begins again, in its time
+  local unseen = mail.unseen(row.id, seen, (anew or fields.held_kind ~= '') and fields.owner == '')
   if ended then fields.wake_at = '' elseif unseen then fields.wake_at = now end
   fields.mailed = unseen and fields.owner ~= '' and '1' or '0'
   fields.updated_at = now
@@ -245,13 +246,14 @@ end
 
 -- Nothing is done to a run that owes nothing: it was settled before, or has been rewound meanwhile.
 writes.settle = function(write)
-  local _, id, now, told, consumed, returned, letters, orphans = unpack(write)
+  local _, id, now, told, consumed, returned, letters, orphans, moved = unpack(write)
   local row = rows.read(id)
   if not row then return {'missing'} end
   if row.unsettled ~= '1' or not TERMINAL[row.status] then return {'committed', 0} end
   for _, observer in ipairs(told) do call('ZREM', key('observers', id), cmsgpack.pack(observer)) end
   mail.consume(row, consumed, now)
   mail.give_back(row, returned, now)
+  mail.move(row, moved, now)
   keep_letters(letters)
   local fields = {}
   if orphans then

@@ -9,9 +9,11 @@ from perdure.store.base import (
     Committed,
     Ended,
     Missing,
+    Moved,
     Observer,
     Observing,
     Restart,
+    RewindRun,
     RunPatch,
     Settle,
     Store,
@@ -40,6 +42,11 @@ from perdure.testing.contract.kit import (
 )
 
 ABOVE = Observer("above", "0/child")
+
+
+def moved(number: int, *, topic: str = "t", limit: int | None = None) -> Moved:
+    to = publish(f"moved-{number}", topic=topic, now=160.0, limit=limit)
+    return Moved(number, to, letter(f"letter-{number}"))
 
 
 class ObservingCases(Kit):
@@ -200,6 +207,49 @@ class DutyCases(Kit):
         (owing,) = await store.unsettled()
         assert (owing.observers, len(owing.mail)) == ((ABOVE,), 1)
         assert await store.commit([Settle(run_id="missing", now=1.0)]) == [Missing()]
+
+    # events that move to their topics
+
+    @case
+    async def test_an_event_moves_to_its_topic_with_the_settling(self, store: Store) -> None:
+        await store.commit([*waiting("w"), run(owner="a"), mail("m1"), mail("m2"), turn(0, seen=2, patch=succeeded())])
+        write = settle(moved=(moved(1), moved(2)))
+        assert await store.commit([write]) == [Committed()]
+        assert [each.place for each in await store.inbox("w")] == [1]
+        assert [(each.place, each.id) for each in await store.topic("t")] == [(1, "moved-1"), (2, "moved-2")]
+        assert await store.inbox("r") == []
+        assert await store.unsettled() == []
+        assert await take(store, claim("b")) == ["w"]
+        assert await store.commit([write]) == [Committed()], "its answer was lost"
+        assert len(await store.topic("t")) == 2
+
+    @case
+    async def test_an_event_whose_topic_is_full_becomes_a_letter_with_the_settling(self, store: Store) -> None:
+        await store.commit([publish(), run(owner="a"), mail("m1"), mail("m2"), turn(0, seen=2, patch=succeeded())])
+        write = settle(moved=(moved(1, limit=1), moved(2, topic="u", limit=1)))
+        assert await store.commit([write]) == [Committed()]
+        assert [each.id for each in await store.dead_letters()] == ["letter-1"]
+        assert [[each.id for each in await store.topic(topic)] for topic in "tu"] == [["e"], ["moved-2"]]
+        assert await store.unsettled() == []
+        assert await store.remove_dead_letter("letter-1")
+        await store.commit([write])
+        assert await store.dead_letters() == []
+
+    @case
+    async def test_an_event_of_a_run_that_was_rewound_meanwhile_stays_its_mail(self, store: Store) -> None:
+        await store.commit([run(owner="a"), mail(), turn(0, entry(), seen=1, patch=succeeded())])
+        await store.commit([RewindRun(run_id="r", base=1, turn_id="back", now=155.0, dropped=("charge",))])
+        assert await store.commit([settle(moved=(moved(1),))]) == [Committed()]
+        assert await store.topic("t") == []
+        assert [message.id for message in await store.inbox("r")] == ["m"]
+
+    @case
+    async def test_an_event_that_moves_behind_an_unfinished_one_waits_its_turn(self, store: Store) -> None:
+        for n in range(3):
+            await store.commit(waiting(f"w{n}"))
+        await store.commit([publish(page=2, consume=False)])
+        await store.commit([run(owner="a"), mail(), turn(0, seen=1, patch=succeeded()), settle(moved=(moved(1),))])
+        assert [each.id for each in await store.unfinished()] == ["e", "moved-1"]
 
     @case
     async def test_those_that_ended_first_come_first_and_in_pages(self, store: Store) -> None:

@@ -210,9 +210,10 @@ class FanOutCases(Kit):
 class ReturningCases(Kit):
     @case
     async def test_a_returned_event_goes_to_the_next_in_line(self, store: Store) -> None:
-        await store.commit([*waiting("r"), publish(), *waiting("s"), *waiting("u")])
+        await store.commit([*waiting("r"), publish(event_id="own"), *waiting("s"), *waiting("u")])
         assert await store.commit([giving_back()]) == [Committed()]
         assert await assigned(store, "r", "s", "u") == [[], [ONE], []]
+        assert [message.event_id for message in await store.inbox("s")] == ["own"]
         assert (await record(store, "s")).wake_at == 110.0
         assert await held_by(store) == ["e"]
 

@@ -7,7 +7,7 @@ import asyncio
 from msgspec.structs import replace
 
 from perdure.records import Held, RunStatus
-from perdure.store.base import Committed, Delivered, Ended, EndRun, Full, Missing, RunPatch, Store
+from perdure.store.base import Committed, Delivered, Ended, EndRun, Full, Missing, Published, Restart, RunPatch, Store
 from perdure.testing.contract.kit import (
     Kit,
     case,
@@ -15,6 +15,8 @@ from perdure.testing.contract.kit import (
     entry,
     load,
     mail,
+    publish,
+    receive,
     record,
     run,
     succeeded,
@@ -25,6 +27,7 @@ from perdure.testing.contract.kit import (
 
 HELD = Held("diverged", "other code")
 RUNNING = RunPatch(status=RunStatus.RUNNING, owner="a")
+ANEW = Restart(workflow="flow", version=1, input=b"{}", begun_at=None, run_attempt=2)
 
 
 class MailCases(Kit):
@@ -41,6 +44,7 @@ class MailCases(Kit):
             target="2/join",
             place=3,
             wants_reply=True,
+            event_id="paid-7",
         )
         answers = await store.commit([first, mail("a", kind="cancel", body=b"")])
         assert answers == [Delivered(1, fresh=True), Delivered(2, fresh=True)]
@@ -52,6 +56,7 @@ class MailCases(Kit):
         assert snapshot.inbox[0] == replace(first.message, number=1)
         plain = snapshot.inbox[1]
         assert (plain.policy, plain.target, plain.place, plain.wants_reply) == ("discard", None, 0, False)
+        assert plain.event_id is None
         assert snapshot.record.inbox_last == 2
 
     @case
@@ -241,6 +246,41 @@ class MailCases(Kit):
         assert await take(store, claim("a")) == ["r"]
         assert await store.mailed("a") == []
         assert (await record(store)).wake_at is None
+
+    # between two attempts of a whole run
+
+    @case
+    async def test_mail_does_not_cut_the_pause_before_another_attempt_short(self, store: Store) -> None:
+        for kind, wakes in (("event", False), ("child", False), ("resume", True), ("cancel", True)):
+            pause = turn(0, id=kind, restart=ANEW, patch=suspended(500.0))
+            await store.commit([run(kind, owner="a"), pause])
+            assert await store.commit([mail(id=kind, kind=kind)]) == [Delivered(1, fresh=True)]
+            assert (await record(store, kind)).wake_at == (120.0 if wakes else 500.0), kind
+        assert sorted(await take(store, claim("b"))) == ["cancel", "resume"]
+        assert sorted(await take(store, claim("b", 500.0))) == ["child", "event"]
+        assert len(await store.inbox("event")) == 1
+
+    @case
+    async def test_an_assignment_does_not_cut_a_pause_short_either(self, store: Store) -> None:
+        await store.commit([run(owner="a"), turn(0, restart=ANEW, patch=suspended(500.0))])
+        await store.commit([receive(1, "t", patch=suspended(500.0))])
+        assert await store.commit([publish()]) == [Published(1, 1)]
+        assert (await record(store)).wake_at == 500.0
+
+    @case
+    async def test_mail_that_comes_with_the_pause_does_not_cut_it_short(self, store: Store) -> None:
+        for kind, wakes in (("event", False), ("resume", True)):
+            await store.commit([run(kind, owner="a"), mail(id=kind, kind=kind)])
+            (answer,) = await store.commit([turn(0, id=kind, seen=0, restart=ANEW, patch=suspended(500.0))])
+            assert answer == Committed(mail=True)
+            assert (await record(store, kind)).wake_at == (110.0 if wakes else 500.0), kind
+
+    @case
+    async def test_mail_wakes_a_run_again_once_its_attempt_has_begun(self, store: Store) -> None:
+        await store.commit([run(owner="a"), turn(0, restart=ANEW, patch=suspended(150.0))])
+        assert await take(store, claim("b", 150.0)) == ["r"]
+        await store.commit([turn(1, worker="b", patch=suspended(500.0)), mail(now=160.0)])
+        assert (await record(store)).wake_at == 160.0
 
     # held runs
 

@@ -178,7 +178,7 @@ class RewindingCases(Kit):
 
     @case
     async def test_an_assignment_may_come_back_as_mail_of_its_own(self, store: Store) -> None:
-        await store.commit([*waiting(), publish("e1")])
+        await store.commit([*waiting(), publish("e1", event_id="own")])
         (given,) = await store.inbox("r")
         await store.commit([turn(1, entry(), owned=False, seen=1, consumed=(1,), patch=suspended())])
         back = replace(given, kind="event", target=None, place=0)

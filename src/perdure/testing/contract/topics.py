@@ -36,7 +36,7 @@ class PublishingCases(Kit):
     @case
     async def test_an_event_goes_to_a_run_that_waits_and_wakes_it(self, store: Store) -> None:
         await store.commit(waiting())
-        write = publish(sender="s", expires_at=900.0)
+        write = publish(sender="s", expires_at=900.0, event_id="paid-7")
         assert await store.commit([write]) == [Published(place=1, woken=1)]
         assert await store.inbox("r") == [
             Message(
@@ -50,6 +50,7 @@ class PublishingCases(Kit):
                 expires_at=900.0,
                 target="0/receive",
                 place=1,
+                event_id="paid-7",
             )
         ]
         row = await record(store)
@@ -153,6 +154,7 @@ class PublishingCases(Kit):
             consume=False,
             expires_at=1e9,
             sender="s",
+            event_id='"é',
         )
         await store.commit([write, publish("plain", topic="orders/päid", body=None)])
         first, second = await store.topic("orders/päid")
@@ -166,9 +168,10 @@ class PublishingCases(Kit):
             expires_at=1e9,
             sender="s",
             place=1,
+            event_id='"é',
         )
         assert (second.place, second.delivery, second.consume, second.expires_at) == (2, "all", True, None)
-        assert (second.body, second.sender) == (None, None)
+        assert (second.body, second.sender, second.event_id) == (None, None, None)
 
     @case
     async def test_a_topic_is_listed_in_pages(self, store: Store) -> None:

@@ -111,6 +111,7 @@ CREATE TABLE inbox (
     target      text,
     place       bigint NOT NULL,
     wants_reply boolean NOT NULL,
+    event_id    text,                  -- of an event: its own, whichever way it came
     consumed_at float8,
     PRIMARY KEY (run_no, number),
     UNIQUE (run_no, id)
@@ -184,6 +185,7 @@ CREATE TABLE topic_events (
     delivery    text NOT NULL,
     consume     boolean NOT NULL,
     sender      text,
+    event_id    text,
     bound       bigint NOT NULL DEFAULT 0,      -- the last subscription that stood when it was published
     fan_from    bigint,                         -- the last subscription that was looked at; NULL: all were
     queued      boolean NOT NULL DEFAULT false,

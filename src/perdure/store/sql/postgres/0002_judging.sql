@@ -60,7 +60,10 @@ BEGIN
 END;
 $$;
 
--- Whether there is mail after this number; with `held`, only such as wakes a held run.
+-- Whether there is mail after this number; with `held`, only such as wakes a held run. By this the race between a send
+-- and a suspension is decided, and cannot be lost: both hold the lock on the run's row, so that one comes first. Mail
+-- that comes before the turn is found here and leaves the run due; mail that comes after it finds the run suspended and
+-- makes it due (`mail_came`).
 CREATE FUNCTION unread_after(run runs, seen bigint, held boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -106,20 +109,20 @@ $$;
 CREATE FUNCTION put_message(run_no bigint, number bigint, m jsonb) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO inbox (run_no, number, id, kind, name, body, sender, sent_at, expires_at, policy, target, place,
-                       wants_reply)
+                       wants_reply, event_id)
     VALUES (put_message.run_no, put_message.number, m->>'id', m->>'kind', m->>'name', decode(m->>'body', 'base64'),
             m->>'sender', (m->>'sent_at')::float8, (m->>'expires_at')::float8, m->>'policy', m->>'target',
-            (m->>'place')::bigint, (m->>'wants_reply')::boolean)
+            (m->>'place')::bigint, (m->>'wants_reply')::boolean, m->>'event_id')
     ON CONFLICT ON CONSTRAINT inbox_pkey DO UPDATE SET consumed_at = NULL, body = excluded.body,
         kind = excluded.kind, target = excluded.target, place = excluded.place;
 END;
 $$;
 
--- Mail of this kind has come, under this number. A held run stays asleep, and one that has yet to begin waits for its
--- time, unless a worker is at it already.
+-- Mail of this kind has come, under this number. A held run stays asleep, and one that has yet to begin, for the first
+-- time or anew, waits for its time, unless a worker is at it already.
 CREATE FUNCTION mail_came(run runs, number bigint, kind text, now float8) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF (run.held IS NULL AND (run.begun_at IS NOT NULL OR run.generation > 0)) OR run.owner IS NOT NULL OR wakes_held(kind) THEN
+    IF (run.held IS NULL AND run.begun_at IS NOT NULL) OR run.owner IS NOT NULL OR wakes_held(kind) THEN
         UPDATE runs r SET inbox_last = number, wake_at = least(r.wake_at, now), mailed = r.owner IS NOT NULL
         WHERE r.no = run.no;
     ELSE

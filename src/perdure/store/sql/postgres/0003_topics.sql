@@ -41,6 +41,13 @@ BEGIN ATOMIC
         JOIN runs r ON r.id = w->>'run_id'
         JOIN inbox i ON i.run_no = r.no AND i.number = returned.number::bigint AND i.kind = 'assignment'
         WHERE w->>'kind' IN ('turn', 'settle')
+        UNION ALL
+        SELECT moved->'to'->'event'->>'topic', 4
+        FROM jsonb_array_elements(writes) AS w CROSS JOIN jsonb_array_elements(w->'moved') AS moved
+        WHERE w->>'kind' = 'settle'
+        UNION ALL
+        SELECT w->'send'->'event'->>'topic', 4
+        FROM jsonb_array_elements(writes) AS w WHERE w->>'kind' = 'replay'
     ) AS going (topic, page)
     JOIN topics t ON t.name = going.topic
     CROSS JOIN LATERAL (
@@ -76,9 +83,9 @@ BEGIN
         RETURN NULL;
     END IF;
     INSERT INTO inbox (run_no, number, id, kind, name, body, sender, sent_at, expires_at, policy, target, place,
-                       wants_reply)
+                       wants_reply, event_id)
     VALUES (r.no, r.inbox_last + 1, assignment_id(topic, e.place), 'assignment', topic, e.body, e.sender, e.sent_at,
-            e.expires_at, 'discard', at_target, e.place, false);
+            e.expires_at, 'discard', at_target, e.place, false, e.event_id);
     PERFORM mail_came(r, r.inbox_last + 1, 'assignment', now);
     DELETE FROM subscriptions s WHERE s.run_no = r.no AND s.target = at_target;
     IF e.consume THEN
@@ -239,6 +246,7 @@ BEGIN
     e.delivery := given->>'delivery';
     e.consume := (given->>'consume')::boolean;
     e.sender := given->>'sender';
+    e.event_id := given->>'event_id';
     e.bound := coalesce((SELECT max(s.no) FROM subscriptions s WHERE s.topic_no = t.no), 0);
     e.queued := e.delivery <> 'after_wait';
     earlier := (first_unfinished(t.no)).place IS NOT NULL;
@@ -303,10 +311,11 @@ BEGIN
 END;
 $$;
 
--- Mark mail as read.
-CREATE FUNCTION consume_mail(of_run bigint, numbers jsonb, now float8) RETURNS void LANGUAGE plpgsql AS $$
+-- Mark mail as read; how much of it was unread.
+CREATE FUNCTION consume_mail(of_run bigint, numbers jsonb, now float8) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     message record;
+    unread bigint := 0;
 BEGIN
     FOR message IN
         UPDATE inbox i SET consumed_at = now, body = NULL
@@ -314,10 +323,12 @@ BEGIN
               AND i.number IN (SELECT n::bigint FROM jsonb_array_elements_text(numbers) AS n)
         RETURNING i.kind, i.name, i.place
     LOOP
+        unread := unread + 1;
         IF message.kind = 'assignment' THEN
             PERFORM event_was_read(of_run, message.name, message.place, now);
         END IF;
     END LOOP;
+    RETURN unread;
 END;
 $$;
 

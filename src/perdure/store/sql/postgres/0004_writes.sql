@@ -1,5 +1,5 @@
--- The writes of a batch, one function each. They are called while the rows of their runs are locked, by
--- `commit_batch`.
+-- The writes of a batch, one function each, which gets the row of its run. They are called while those rows are locked,
+-- by `commit_batch`.
 
 -- Make runs unless their ids are taken: 'made', or 'created' before by the same call, or 'exists'. New runs that
 -- nobody owns are named in rows at -1.
@@ -69,7 +69,7 @@ BEGIN
 END;
 $$;
 
-CREATE FUNCTION write_turn(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+CREATE FUNCTION write_turn(w jsonb, r runs) RETURNS answer LANGUAGE plpgsql AS $$
 DECLARE
     base bigint := (w->>'base')::bigint;
     seen bigint := (w->>'seen')::bigint;
@@ -79,13 +79,8 @@ DECLARE
     added jsonb := coalesce(w->'restart'->'entries', CASE WHEN w ? 'restart' THEN '[]' ELSE w->'entries' END);
     leaves boolean := w ? 'restart' OR terminal(coalesce(w->'patch'->>'status', ''));
     last bigint;
-    r runs;
     changed text[];
 BEGIN
-    SELECT * INTO r FROM runs WHERE id = w->>'run_id';
-    IF NOT FOUND THEN
-        RETURN answered('missing');
-    END IF;
     last := position_of(r);
     IF last > base AND turn_at(r, base + 1) = w->>'turn_id' THEN
         RETURN answered('committed', flag => unread_after(r, seen));
@@ -120,7 +115,7 @@ BEGIN
     END IF;
     SELECT * INTO r FROM runs WHERE id = r.id;
     IF w ? 'patch' THEN
-        changed := changed || patch_run(r, w->'patch', seen, now);
+        changed := changed || patch_run(r, w->'patch', seen, now, w ? 'restart' AND r.begun_at IS NULL);
     ELSIF r.mailed AND NOT unread_after(r, seen) THEN
         UPDATE runs x SET wake_at = NULL, mailed = false WHERE x.no = r.no;
     END IF;
@@ -175,12 +170,14 @@ BEGIN
 END;
 $$;
 
--- The run's row after a turn. Returns its id if others want to hear of it.
-CREATE FUNCTION patch_run(run runs, patch jsonb, seen bigint, now float8) RETURNS text LANGUAGE plpgsql AS $$
+-- The run's row after a turn; `anew`: it waits for the time to begin again. Returns its id if others want to hear of
+-- it.
+CREATE FUNCTION patch_run(run runs, patch jsonb, seen bigint, now float8, anew boolean) RETURNS text
+LANGUAGE plpgsql AS $$
 DECLARE
     ended boolean := terminal(patch->>'status');
     new_owner text := CASE WHEN NOT ended THEN patch->>'owner' END;
-    unseen boolean := unread_after(run, seen, patch ? 'held' AND new_owner IS NULL);
+    unseen boolean := unread_after(run, seen, (patch ? 'held' OR anew) AND new_owner IS NULL);
     wake float8 := CASE WHEN ended THEN NULL WHEN unseen THEN now ELSE (patch->>'wake_at')::float8 END;
 BEGIN
     UPDATE runs r
@@ -194,17 +191,12 @@ BEGIN
 END;
 $$;
 
-CREATE FUNCTION write_mail(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+CREATE FUNCTION write_mail(w jsonb, r runs) RETURNS answer LANGUAGE plpgsql AS $$
 DECLARE
     m jsonb := w->'message';
     room bigint := (w->>'limit')::bigint;
     known bigint;
-    r runs;
 BEGIN
-    SELECT * INTO r FROM runs WHERE id = w->>'run_id';
-    IF NOT FOUND THEN
-        RETURN answered('missing');
-    END IF;
     SELECT i.number INTO known FROM inbox i WHERE i.run_no = r.no AND i.id = m->>'id';
     IF FOUND THEN
         RETURN answered('delivered', known, false, r.owner);
@@ -230,7 +222,7 @@ LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
     WITH judged AS MATERIALIZED (
-        SELECT m.*, r.no, r.status, r.owner, r.held, r.begun_at IS NOT NULL OR r.generation > 0 AS begun,
+        SELECT m.*, r.no, r.status, r.owner, r.held, r.begun_at IS NOT NULL AS begun,
                r.inbox_last + 1 AS next, known.number AS known, pending.count,
                CASE WHEN r.no IS NULL THEN 'missing'
                     WHEN known.number IS NOT NULL THEN 'delivered'
@@ -239,7 +231,8 @@ BEGIN
                     ELSE 'fresh' END AS verdict
         FROM jsonb_to_recordset(given) AS m (
             at integer, run_id text, now float8, room bigint, id text, kind text, name text, body text, sender text,
-            sent_at float8, expires_at float8, policy text, target text, place bigint, wants_reply boolean)
+            sent_at float8, expires_at float8, policy text, target text, place bigint, wants_reply boolean,
+            event_id text)
         LEFT JOIN runs r ON r.id = m.run_id
         LEFT JOIN inbox known ON known.run_no = r.no AND known.id = m.id
         CROSS JOIN LATERAL (
@@ -248,9 +241,9 @@ BEGIN
         ) AS pending (count)
     ), added AS (
         INSERT INTO inbox (run_no, number, id, kind, name, body, sender, sent_at, expires_at, policy, target, place,
-                           wants_reply)
+                           wants_reply, event_id)
         SELECT j.no, j.next, j.id, j.kind, j.name, decode(j.body, 'base64'), j.sender, j.sent_at, j.expires_at,
-               j.policy, j.target, j.place, j.wants_reply
+               j.policy, j.target, j.place, j.wants_reply, j.event_id
         FROM judged j WHERE j.verdict = 'fresh'
     ), woken AS (
         UPDATE runs r
@@ -274,16 +267,11 @@ BEGIN
 END;
 $$;
 
-CREATE FUNCTION write_end(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+CREATE FUNCTION write_end(w jsonb, r runs) RETURNS answer LANGUAGE plpgsql AS $$
 DECLARE
     now float8 := (w->>'now')::float8;
     last bigint;
-    r runs;
 BEGIN
-    SELECT * INTO r FROM runs WHERE id = w->>'run_id';
-    IF NOT FOUND THEN
-        RETURN answered('missing');
-    END IF;
     last := position_of(r);
     IF turn_at(r, last) = w->>'turn_id' THEN
         RETURN answered('committed');
@@ -304,12 +292,9 @@ BEGIN
 END;
 $$;
 
-CREATE FUNCTION write_release(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
-DECLARE
-    r runs;
+CREATE FUNCTION write_release(w jsonb, r runs) RETURNS answer LANGUAGE plpgsql AS $$
 BEGIN
-    SELECT * INTO r FROM runs WHERE id = w->>'run_id';
-    IF NOT FOUND OR terminal(r.status) OR NOT alive(w->>'worker') OR r.owner <> w->>'worker' THEN
+    IF terminal(r.status) OR NOT alive(w->>'worker') OR r.owner <> w->>'worker' THEN
         RETURN answered('superseded');
     ELSIF r.owner IS NULL THEN
         RETURN answered('committed');
@@ -322,14 +307,9 @@ BEGIN
 END;
 $$;
 
-CREATE FUNCTION write_observe(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
-DECLARE
-    r runs;
+CREATE FUNCTION write_observe(w jsonb, r runs) RETURNS answer LANGUAGE plpgsql AS $$
 BEGIN
-    SELECT * INTO r FROM runs WHERE id = w->>'run_id';
-    IF NOT FOUND THEN
-        RETURN answered('missing');
-    ELSIF terminal(r.status) THEN
+    IF terminal(r.status) THEN
         RETURN answered('ended so', label => r.status, body => r.result, note => r.error);
     END IF;
     INSERT INTO observers (run_no, observer, target)
@@ -340,18 +320,13 @@ BEGIN
 END;
 $$;
 
-CREATE FUNCTION write_rewind(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+CREATE FUNCTION write_rewind(w jsonb, r runs) RETURNS answer LANGUAGE plpgsql AS $$
 DECLARE
     base bigint := (w->>'base')::bigint;
     now float8 := (w->>'now')::float8;
     dropped text[] := ARRAY(SELECT jsonb_array_elements_text(w->'dropped'));
     last bigint;
-    r runs;
 BEGIN
-    SELECT * INTO r FROM runs WHERE id = w->>'run_id';
-    IF NOT FOUND THEN
-        RETURN answered('missing');
-    END IF;
     last := position_of(r);
     IF last > base AND turn_at(r, base + 1) = w->>'turn_id' THEN
         RETURN answered('committed');
@@ -388,15 +363,13 @@ BEGIN
 END;
 $$;
 
-CREATE FUNCTION write_settle(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+CREATE FUNCTION write_settle(w jsonb, r runs) RETURNS answer LANGUAGE plpgsql AS $$
 DECLARE
-    r runs;
     woken text[];
+    moved jsonb;
+    published answer;
 BEGIN
-    SELECT * INTO r FROM runs WHERE id = w->>'run_id';
-    IF NOT FOUND THEN
-        RETURN answered('missing');
-    ELSIF NOT r.unsettled THEN
+    IF NOT r.unsettled THEN
         RETURN answered('committed');
     END IF;
     DELETE FROM observers o
@@ -411,23 +384,52 @@ BEGIN
     IF w ? 'dead_letters' THEN
         PERFORM add_letters(w->'dead_letters');
     END IF;
+    FOR moved IN SELECT * FROM jsonb_array_elements(coalesce(w->'moved', '[]')) LOOP
+        CONTINUE WHEN consume_mail(r.no, jsonb_build_array(moved->'number'), (w->>'now')::float8) = 0;
+        published := write_publish(moved->'to');
+        woken := woken || published.changed;
+        IF published.verdict = 'full' THEN
+            PERFORM add_letters(jsonb_build_array(moved->'otherwise'));
+        END IF;
+    END LOOP;
     r.orphans := r.orphans AND NOT (w->>'orphans')::boolean;
     UPDATE runs x SET orphans = r.orphans, unsettled = r.orphans OR owes(r.no) WHERE x.no = r.no;
     RETURN answered('committed', changed => woken);
 END;
 $$;
 
-CREATE FUNCTION write_append_stream(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+-- Send a dead letter again and remove it, or neither. A call that was carried out before is known by the id of what it
+-- sends. The letter is locked last: who has it waits for nobody any more.
+CREATE FUNCTION write_replay(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+DECLARE
+    send jsonb := w->'send';
+    sent answer;
+BEGIN
+    PERFORM FROM dead_letters d WHERE d.id = w->>'letter_id' FOR UPDATE;
+    IF NOT FOUND AND NOT EXISTS (
+        SELECT FROM topic_events e JOIN topics t ON t.no = e.topic_no
+        WHERE t.name = send->'event'->>'topic' AND e.id = send->'event'->>'id'
+        UNION ALL
+        SELECT FROM inbox i JOIN runs r ON r.no = i.run_no
+        WHERE r.id = send->>'run_id' AND i.id = send->'message'->>'id')
+    THEN
+        RETURN answered('gone');
+    END IF;
+    sent := carry_out(send);
+    IF sent.verdict IN ('delivered', 'published', 'known') THEN
+        DELETE FROM dead_letters d WHERE d.id = w->>'letter_id';
+    END IF;
+    RETURN sent;
+END;
+$$;
+
+CREATE FUNCTION write_append_stream(w jsonb, r runs) RETURNS answer LANGUAGE plpgsql AS $$
 DECLARE
     items jsonb := coalesce(w->'items', '[]');
     known bigint;
     first bigint;
-    r runs;
 BEGIN
-    SELECT * INTO r FROM runs WHERE id = w->>'run_id';
-    IF NOT FOUND THEN
-        RETURN answered('missing');
-    ELSIF terminal(r.status) THEN
+    IF terminal(r.status) THEN
         RETURN answered('ended', label => r.status);
     ELSIF r.owner IS DISTINCT FROM w->>'worker' OR NOT alive(w->>'worker') THEN
         RETURN answered('superseded');
@@ -443,14 +445,8 @@ BEGIN
 END;
 $$;
 
-CREATE FUNCTION write_supersede_stream(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
-DECLARE
-    r runs;
+CREATE FUNCTION write_supersede_stream(w jsonb, r runs) RETURNS answer LANGUAGE plpgsql AS $$
 BEGIN
-    SELECT * INTO r FROM runs WHERE id = w->>'run_id';
-    IF NOT FOUND THEN
-        RETURN answered('missing');
-    END IF;
     UPDATE stream_items s SET superseded = true
     WHERE s.run_no = r.no AND s.epoch = r.epoch AND s.location = w->>'location' AND s.writer <> w->>'writer'
           AND NOT s.superseded;
@@ -458,21 +454,31 @@ BEGIN
 END;
 $$;
 
+-- One write. Most are about a run that must be there.
 CREATE FUNCTION carry_out(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+DECLARE
+    r runs;
 BEGIN
     CASE w->>'kind'
-        WHEN 'turn' THEN RETURN write_turn(w);
-        WHEN 'mail' THEN RETURN write_mail(w);
         WHEN 'create' THEN RETURN write_create(w);
-        WHEN 'end' THEN RETURN write_end(w);
-        WHEN 'release' THEN RETURN write_release(w);
-        WHEN 'observe' THEN RETURN write_observe(w);
-        WHEN 'settle' THEN RETURN write_settle(w);
         WHEN 'publish' THEN RETURN write_publish(w);
         WHEN 'fan_out' THEN RETURN write_fan_out(w);
-        WHEN 'rewind' THEN RETURN write_rewind(w);
-        WHEN 'append_stream' THEN RETURN write_append_stream(w);
-        WHEN 'supersede_stream' THEN RETURN write_supersede_stream(w);
+        WHEN 'replay' THEN RETURN write_replay(w);
+        ELSE SELECT * INTO r FROM runs WHERE id = w->>'run_id';
+    END CASE;
+    IF r.no IS NULL THEN
+        RETURN answered(CASE w->>'kind' WHEN 'release' THEN 'superseded' ELSE 'missing' END);
+    END IF;
+    CASE w->>'kind'
+        WHEN 'turn' THEN RETURN write_turn(w, r);
+        WHEN 'mail' THEN RETURN write_mail(w, r);
+        WHEN 'end' THEN RETURN write_end(w, r);
+        WHEN 'release' THEN RETURN write_release(w, r);
+        WHEN 'observe' THEN RETURN write_observe(w, r);
+        WHEN 'settle' THEN RETURN write_settle(w, r);
+        WHEN 'rewind' THEN RETURN write_rewind(w, r);
+        WHEN 'append_stream' THEN RETURN write_append_stream(w, r);
+        WHEN 'supersede_stream' THEN RETURN write_supersede_stream(w, r);
     END CASE;
 END;
 $$;

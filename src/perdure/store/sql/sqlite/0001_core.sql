@@ -111,6 +111,7 @@ CREATE TABLE inbox (
     target      TEXT,
     place       INTEGER NOT NULL,     -- of an assignment: the event's number in the topic of this name
     wants_reply INTEGER NOT NULL,
+    event_id    TEXT,                 -- of an event: its own, whichever way it came
     consumed_at REAL
 ) STRICT;
 
@@ -148,6 +149,7 @@ CREATE TABLE topic_events (
     consume     INTEGER NOT NULL,
     expires_at  REAL,
     sender      TEXT,
+    event_id    TEXT,
     bound       INTEGER NOT NULL,      -- the last subscription that stood when it was published
     fan_from    INTEGER,               -- the last subscription that it was offered to, while there are more
     queued      INTEGER NOT NULL,

@@ -1,7 +1,7 @@
-"""Records as rows of the PostgreSQL store, and back.
+"""Records as rows of tables, and back: what the stores with tables have in common.
 
-Payloads are bytea. Structured columns are JSON as text, NULL where empty; `tags` is jsonb, because runs are searched by
-them.
+Payloads are bytes of some codec; a store may give them as text where they are readable. Structured columns are JSON as
+text, NULL where empty. A row may be longer than what is read from it here.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ run_status = _run_status.__getitem__
 _entry_status = {status.value: status for status in EntryStatus}
 
 
+def unpack(stored: str | bytes | None) -> bytes | None:
+    """A payload, whether it is kept as text or as bytes."""
+    return stored.encode() if isinstance(stored, str) else stored
+
+
 def as_json(value: Any) -> str | None:
     """A structured column; NULL for what is empty."""
     return _encode(value).decode() if value else None
@@ -49,12 +54,12 @@ def error_of(stored: str | None) -> ErrorRecord | None:
     return _errors.decode(stored) if stored else None
 
 
-# --- runs ----------------------------------------------------------------------------------------------------------
+# --- runs and their histories -----------------------------------------------------------------------------------------
 
 RUN_COLUMNS = (
-    "id, workflow, version, input, created_at, created_by, seed, pool, shard, status, generation, epoch, run_attempt, "
-    "first_workflow, first_input, result, error, parent, attached, tags, begun_at, updated_at, ended_at, wake_at, "
-    "owner, recoveries, deadline_at, retention, waits, held, drift, inbox_last, fence"
+    "id, workflow, version, input, created_at, created_by, seed, pool, shard, status, generation, epoch, "
+    "run_attempt, first_workflow, first_input, result, error, parent, attached, tags, begun_at, updated_at, ended_at, "
+    "wake_at, owner, recoveries, deadline_at, retention, waits, held, drift, inbox_last, fence"
 )
 
 
@@ -62,13 +67,13 @@ def run_of_row(row: Row) -> RunRecord:
     """A run from a row that begins with `RUN_COLUMNS`."""
     (id, workflow, version, input, created_at, created_by, seed, pool, shard, status, generation, epoch) = row[:12]
     (run_attempt, first_workflow, first_input, result, error, parent, attached, tags, begun_at) = row[12:21]
-    (updated_at, ended_at, wake_at, owner, recoveries, deadline_at, retention, waits, held) = row[21:30]
-    (drift, inbox_last, fence) = row[30:33]
+    (updated_at, ended_at, wake_at, owner, recoveries, deadline_at, retention, waits, held, drift) = row[21:31]
+    inbox_last, fence = row[31:33]
     return RunRecord(
         id=id,
         workflow=workflow,
         version=version,
-        input=input,
+        input=unpack(input) or b"",
         created_at=created_at,
         created_by=created_by,
         seed=int(seed),
@@ -79,12 +84,12 @@ def run_of_row(row: Row) -> RunRecord:
         epoch=epoch,
         run_attempt=run_attempt,
         first_workflow=first_workflow,
-        first_input=first_input,
-        result=result,
+        first_input=unpack(first_input),
+        result=unpack(result),
         error=error_of(error),
         parent=parent,
-        attached=attached,
-        tags=_tags.decode(tags) if tags != "{}" else {},
+        attached=bool(attached),
+        tags=_tags.decode(tags) if tags else {},
         begun_at=begun_at,
         updated_at=updated_at,
         ended_at=ended_at,
@@ -101,38 +106,16 @@ def run_of_row(row: Row) -> RunRecord:
     )
 
 
-# --- histories -------------------------------------------------------------------------------------------------------
-
 ENTRY_COLUMNS = (
     "location, kind, name, status, asked, ordinal, seq, value, error, attempts, generation, started_at, settled_at, "
     "due_at, fingerprint, detail"
 )
 
 
-def entry_row(entry: Entry) -> Row:
-    """An entry's columns, in the order of `ENTRY_COLUMNS`."""
-    return (
-        entry.location,
-        entry.kind,
-        entry.name,
-        entry.status,
-        entry.asked,
-        entry.ordinal,
-        entry.seq,
-        entry.value,
-        None if entry.error is None else as_json(entry.error),
-        entry.attempts,
-        entry.generation,
-        entry.started_at,
-        entry.settled_at,
-        entry.due_at,
-        entry.fingerprint,
-        entry.detail,
-    )
-
-
 def entry_of_row(row: Row) -> Entry:
+    """An entry from its columns, in the order of `ENTRY_COLUMNS`."""
     location, kind, name, status, asked, ordinal, seq, value, error, *rest = row
+    attempts, generation, started_at, settled_at, due_at, fingerprint, detail = rest
     return Entry(
         location,
         kind,
@@ -141,73 +124,76 @@ def entry_of_row(row: Row) -> Entry:
         asked,
         ordinal,
         seq,
-        value,
-        error_of(error) if error else None,
-        *rest,
+        value.encode() if isinstance(value, str) else value,
+        _errors.decode(error) if error else None,
+        attempts,
+        generation,
+        started_at,
+        settled_at,
+        due_at,
+        unpack(fingerprint),
+        unpack(detail),
     )
 
 
-# --- mail ------------------------------------------------------------------------------------------------------------
+# --- mail, topics, and what runs show ---------------------------------------------------------------------------------
 
-MESSAGE_COLUMNS = "id, kind, number, name, body, sender, sent_at, expires_at, policy, target, place, wants_reply"
+MESSAGE_COLUMNS = (
+    "number, id, kind, name, body, sender, sent_at, expires_at, policy, target, place, wants_reply, event_id"
+)
 
 
 def message_of_row(row: Row) -> Message:
-    id, kind, number, name, body, sender, sent_at, expires_at, policy, target, place, wants_reply = row
+    number, id, kind, name, body, sender, sent_at, expires_at, policy, target, place, wants_reply, event_id = row
     return Message(
         id=id,
         kind=kind,
         number=number,
         name=name,
-        body=body,
+        body=unpack(body),
         sender=sender,
         sent_at=sent_at,
         expires_at=expires_at,
         policy=policy,
         target=target,
         place=place,
-        wants_reply=wants_reply,
+        wants_reply=bool(wants_reply),
+        event_id=event_id,
     )
-
-
-# --- topics and what runs show ---------------------------------------------------------------------------------------
-
-EVENT_COLUMNS = "t.name, e.id, e.body, e.sent_at, e.delivery, e.consume, e.expires_at, e.sender, e.place"
 
 
 def event_of_row(row: Row) -> TopicEvent:
-    topic, id, body, sent_at, delivery, consume, expires_at, sender, place = row
+    """An event from a row that begins with its topic, then as the record has it."""
+    topic, id, body, sent_at, delivery, consume, expires_at, sender, place, event_id = row[:10]
     return TopicEvent(
         topic=topic,
         id=id,
-        body=body,
+        body=unpack(body),
         sent_at=sent_at,
         delivery=delivery,
-        consume=consume,
+        consume=bool(consume),
         expires_at=expires_at,
         sender=sender,
         place=place,
+        event_id=event_id,
     )
-
-
-ITEM_COLUMNS = "stream, value, location, at, attempt, writer, at_offset, superseded"
 
 
 def item_of_row(row: Row) -> StreamItem:
     stream, value, location, at, attempt, writer, offset, superseded = row
     return StreamItem(
         stream=stream,
-        value=value,
+        value=unpack(value) or b"",
         location=location,
         at=at,
         attempt=attempt,
         writer=writer,
         offset=offset,
-        superseded=superseded,
+        superseded=bool(superseded),
     )
 
 
-# --- dead letters and workers ----------------------------------------------------------------------------------------
+# --- dead letters and workers -----------------------------------------------------------------------------------------
 
 LETTER_COLUMNS = (
     "id, kind, at, reason, event_id, event_name, value, original_target, target_status, target_ended_at, sent_at"
@@ -223,7 +209,7 @@ def letter_of_row(row: Row) -> DeadLetter:
         reason=reason,
         event_id=event_id,
         event_name=event_name,
-        value=value,
+        value=unpack(value),
         original_target=original_target,
         target_status=target_status,
         target_ended_at=target_ended_at,
@@ -249,5 +235,5 @@ def worker_of_row(row: Row) -> WorkerRecord:
         started_at=started_at,
         node=node,
         pid=pid,
-        gone=gone,
+        gone=bool(gone),
     )

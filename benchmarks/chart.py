@@ -1,0 +1,78 @@
+"""The chart of docs/performance.md: what each engine did in each comparison, as bars. Pure: results in, SVG out.
+
+A bar's length is on a logarithmic scale, because engines differ by factors of a hundred; the numbers stand beside them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+
+from benchmarks.harness import FigureResult, Result
+from benchmarks.report import number
+
+WIDTH, LABELS, NUMBERS = 760, 210, 110
+BAR, GAP, HEADING = 14, 6, 34
+TIMES = ("s", "ms")
+OURS, THEIRS = "#2f6f4f", "#a9b0b7"
+STYLE = (
+    "text{font:12px system-ui,sans-serif;fill:#24292f}.h{font-weight:600;font-size:13px}"
+    "@media(prefers-color-scheme:dark){text{fill:#d0d7de}}"
+)
+
+
+def chart_of(results: Sequence[Result]) -> str:
+    """One panel for each measure that engines were compared by."""
+    parts: list[str] = []
+    top = 0
+    for heading, figures in _panels(results):
+        lines, height = _panel(heading, figures, top)
+        parts += lines
+        top += height
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top + 20}" role="img">',
+            "<title>Perdure beside other engines</title>",
+            f"<style>{STYLE}</style>",
+            *parts,
+            f'<text x="0" y="{top + 14}">The lengths of bars are logarithmic.</text>',
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _panels(results: Sequence[Result]) -> Iterator[tuple[str, list[FigureResult]]]:
+    for result in results:
+        by_title: dict[str, list[FigureResult]] = {}
+        for figure in result.figures:
+            if figure.subject is not None:
+                by_title.setdefault(figure.title.partition(": ")[0], []).append(figure)
+        for title, figures in by_title.items():
+            better = "less is better" if figures[0].unit in TIMES else "more is better"
+            yield f"{result.workload}: {title} ({figures[0].unit}, {better})", figures
+
+
+def _panel(heading: str, figures: Sequence[FigureResult], top: int) -> tuple[list[str], int]:
+    lengths = _lengths({figure.title: figure.median for figure in figures})
+    lines = [f'<text class="h" x="0" y="{top + 22}">{escape(heading)}</text>']
+    for at, figure in enumerate(figures):
+        y = top + HEADING + at * (BAR + GAP)
+        colour = OURS if figure.subject is not None and figure.subject.startswith("perdure") else THEIRS
+        end = LABELS + lengths[figure.title]
+        label = escape(figure.title.partition(": ")[2])
+        lines += [
+            f'<text x="{LABELS - 8}" y="{y + 11}" text-anchor="end">{label}</text>',
+            f'<rect x="{LABELS}" y="{y}" width="{lengths[figure.title]:.0f}" height="{BAR}" rx="2" fill="{colour}"/>',
+            f'<text x="{end + 6:.0f}" y="{y + 11}">{number(figure.median)}</text>',
+        ]
+    return lines, HEADING + len(figures) * (BAR + GAP) + GAP
+
+
+def _lengths(values: Mapping[str, float]) -> dict[str, float]:
+    """From half the smallest value, so that it has a bar, to the largest."""
+    room = WIDTH - LABELS - NUMBERS
+    logs = {title: math.log10(max(value, 1e-9)) for title, value in values.items()}
+    least, most = min(logs.values()) - math.log10(2), max(logs.values())
+    return {title: room * (value - least) / (most - least) for title, value in logs.items()}

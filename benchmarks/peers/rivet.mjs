@@ -1,0 +1,181 @@
+// Rivet's workflow engine over a SQLite file, told what to do line by line on standard input (see rivet.py).
+//
+// The engine wants a key-value store per workflow. Ours is one table in one file, with `synchronous = FULL`, so that an
+// answered write is on the disk; a write is committed at once, except that those which come up in the same turn of the
+// event loop share a transaction: a driver without that would make it several times slower.
+
+import { closeSync, existsSync, openSync, writeSync } from "node:fs";
+import { join } from "node:path";
+import { createInterface } from "node:readline";
+import { createRequire } from "node:module";
+import { pathToFileURL } from "node:url";
+
+const [modules, folder] = process.argv.slice(2);
+const require = createRequire(join(modules, "node_modules", "here.js"));
+const Database = require("better-sqlite3");
+const { runWorkflow } = await import(
+  pathToFileURL(join(modules, "node_modules/@rivetkit/workflow-engine/dist/tsup/index.js")).href
+);
+
+const STEPS = 10;
+
+// --- the store ---------------------------------------------------------------------------------------------------
+
+const file = new Database(join(folder, "rivet.db"));
+file.pragma("journal_mode = WAL");
+file.pragma("synchronous = FULL");
+file.exec("CREATE TABLE IF NOT EXISTS kv (run TEXT, key BLOB, value BLOB, PRIMARY KEY (run, key)) WITHOUT ROWID");
+const put = file.prepare("INSERT OR REPLACE INTO kv VALUES (?, ?, ?)");
+const drop = file.prepare("DELETE FROM kv WHERE run = ? AND key = ?");
+const dropRange = file.prepare("DELETE FROM kv WHERE run = ? AND key >= ? AND key < ?");
+const one = file.prepare("SELECT value FROM kv WHERE run = ? AND key = ?").pluck();
+const range = file.prepare("SELECT key, value FROM kv WHERE run = ? AND key >= ? AND key < ? ORDER BY key");
+
+let waiting = [];
+
+function commit() {
+  const batch = waiting;
+  waiting = [];
+  file.transaction(() => batch.forEach(({ write }) => write()))();
+  batch.forEach(({ done }) => done());
+}
+
+function durably(write) {
+  return new Promise((done) => {
+    if (waiting.push({ write, done }) === 1) setImmediate(commit);
+  });
+}
+
+// The first key that does not begin with these bytes.
+function after(prefix) {
+  const end = Buffer.from(prefix);
+  for (let at = end.length - 1; at >= 0; at--) {
+    if (end[at] < 255) {
+      end[at]++;
+      return end.subarray(0, at + 1);
+    }
+  }
+  return Buffer.alloc(64, 255);
+}
+
+// The engine slices what it reads, and a Buffer's slice, unlike that of a plain array, is a view of all of it.
+const plain = (buffer) => new Uint8Array(buffer);
+
+class SqliteDriver {
+  atomicBatch = true;
+  workerPollInterval = 100;
+  messageDriver = { addMessage: async () => {}, receiveMessages: async () => [], completeMessage: async () => {} };
+
+  constructor(run) {
+    this.run = run;
+  }
+  async get(key) {
+    const value = one.get(this.run, key);
+    return value === undefined ? null : plain(value);
+  }
+  async list(prefix) {
+    const found = range.all(this.run, prefix, after(prefix));
+    return found.map(({ key, value }) => ({ key: plain(key), value: plain(value) }));
+  }
+  set(key, value) {
+    return durably(() => put.run(this.run, key, value));
+  }
+  batch(writes) {
+    return durably(() => writes.forEach(({ key, value }) => put.run(this.run, key, value)));
+  }
+  delete(key) {
+    return durably(() => drop.run(this.run, key));
+  }
+  batchDelete(keys) {
+    return durably(() => keys.forEach((key) => drop.run(this.run, key)));
+  }
+  deletePrefix(prefix) {
+    return this.deleteRange(prefix, after(prefix));
+  }
+  deleteRange(start, end) {
+    return durably(() => dropRange.run(this.run, start, end));
+  }
+  async setAlarm() {}
+  async clearAlarm() {}
+  waitForMessages() {
+    return new Promise(() => {});
+  }
+}
+
+// --- the workflows -----------------------------------------------------------------------------------------------
+
+async function gate(number) {
+  if (!existsSync(join(folder, "gate-open"))) {
+    const line = openSync(join(folder, "gate-arrivals"), "a");
+    writeSync(line, ".");
+    closeSync(line);
+    await new Promise(() => {});
+  }
+  return number;
+}
+
+const workflows = {
+  async one_step(ctx, number) {
+    return await ctx.step("step", async () => number);
+  },
+  async ten_steps(ctx, number) {
+    for (let at = 0; at < STEPS; at++) number = await ctx.step(`step ${at}`, async () => number);
+    return number;
+  },
+  async halfway(ctx, number) {
+    for (let at = 0; at < STEPS / 2; at++) await ctx.step(`step ${at}`, async () => number);
+    await ctx.step({ name: "gate", timeout: 0, run: () => gate(number) });
+    for (let at = STEPS / 2; at < STEPS; at++) await ctx.step(`step ${at}`, async () => number);
+    return number;
+  },
+  async parallel(ctx, number) {
+    const branch = (at) => [`branch ${at}`, { run: (inner) => inner.step("step", async () => at) }];
+    const branches = Object.fromEntries(Array.from({ length: number }, (_, at) => branch(at)));
+    return Object.keys(await ctx.join("all", branches)).length;
+  },
+};
+
+// --- what is asked -----------------------------------------------------------------------------------------------
+
+let runs = 0;
+const started = new Map();
+
+function begin(workflow, number, id) {
+  return runWorkflow(id, workflows[workflow], number, new SqliteDriver(id), { mode: "live" }).result;
+}
+
+// The engine leaves it to its host to remember which workflows there are: ours is a row of the same table, put first.
+const register = (id, what) => durably(() => put.run("", Buffer.from(id), Buffer.from(JSON.stringify(what))));
+
+const answers = {
+  async execute({ workflow, number }) {
+    const id = `${process.pid}-${runs++}`;
+    const began = performance.now();
+    await register(id, { workflow, number });
+    const { output } = await begin(workflow, number, id);
+    return { value: output, seconds: (performance.now() - began) / 1000 };
+  },
+  async start({ workflow, number, id }) {
+    await register(id, { workflow, number });
+    started.set(id, begin(workflow, number, id));
+    return {};
+  },
+  async result({ id }) {
+    return { value: (await started.get(id)).output };
+  },
+};
+
+for (const { key, value } of range.all("", Buffer.alloc(0), Buffer.alloc(64, 255))) {
+  const { workflow, number } = JSON.parse(value.toString());
+  const id = key.toString();
+  started.set(id, begin(workflow, number, id));
+}
+
+for await (const line of createInterface({ input: process.stdin })) {
+  const asked = JSON.parse(line);
+  answers[asked.verb](asked).then(
+    (answer) => process.stdout.write(`${JSON.stringify({ question: asked.question, ...answer })}\n`),
+    (error) => process.stdout.write(`${JSON.stringify({ question: asked.question, error: String(error) })}\n`),
+  );
+}
+process.exit(0);

@@ -1,0 +1,123 @@
+"""Behind PgBouncer in transaction mode, where no two statements need to meet the same session.
+
+The store keeps its whole contract there and a fleet its promises, with `statement_cache_size=0` and `listen=no`. What a
+pooler cannot carry is an error that says what to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from perdure import Client, EngineConfig, StoreError
+from perdure.records import RunQuery
+from perdure.store.base import Store
+from perdure.store.postgres import PostgresStore
+from perdure.testing import StoreContract
+from perdure.testing.contract.kit import run, worker
+from tests.chaos.fleet import Fleet
+from tests.chaos.flows import plan
+from tests.chaos.places import Place
+from tests.servers.pgbouncer import PgBouncer, version
+from tests.servers.postgres import Server, with_schema
+
+OPTIONS = "&statement_cache_size=0&listen=no"
+LEASE = 3.0
+WORKERS = 3
+RUNS = 150
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    server = Server(Path(tempfile.mkdtemp(prefix="perdure-pg-")))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture(scope="module")
+def pooler(server: Server) -> Iterator[PgBouncer]:
+    pooler = PgBouncer(Path(tempfile.mkdtemp(prefix="perdure-pgb-")), server)
+    try:
+        pooler.start()
+        yield pooler
+    finally:
+        pooler.remove()
+
+
+def new_schema(pooler: PgBouncer) -> str:
+    return with_schema(pooler.url, f"t_{os.urandom(6).hex()}")
+
+
+class TestThroughPgBouncer(StoreContract):
+    @pytest.fixture(autouse=True)
+    def _in_a_schema(self, pooler: PgBouncer) -> None:
+        self._url = new_schema(pooler) + OPTIONS
+
+    async def make_store(self) -> Store:
+        return PostgresStore(self._url)
+
+    async def again(self, store: Store) -> Store:
+        return PostgresStore(self._url)
+
+    # With `listen=no` nobody hears: sweeps find what changed, as the fleet below shows.
+    test_a_change_through_another_handle_is_heard = None  # type: ignore[assignment]
+
+
+def test_a_fleet_whose_notifications_nobody_hears_finishes_all_runs(pooler: PgBouncer, tmp_path: Path) -> None:
+    async def main(url: str) -> None:
+        async with Client(url, config=EngineConfig(sweep_interval=0.5)) as client:
+            fleet = Fleet(tmp_path, Place(url, url), client, "worker", LEASE)
+
+            async def kill_one() -> None:
+                await fleet.kill(fleet.living()[0])
+
+            try:
+                await asyncio.gather(*(fleet.start() for _ in range(WORKERS)))
+                await fleet.carry(plan(range(RUNS), str(fleet.log)), kill_one)
+            finally:
+                fleet.close()
+
+    asyncio.run(main(new_schema(pooler) + OPTIONS))
+
+
+async def used_by_many(url: str) -> int:
+    """How many of a hundred runs are stored by ten at a time, over more connections than the pooler has."""
+    store = PostgresStore(url)
+    await store.open(shards=16)
+    try:
+        await store.renew(worker("a"))
+
+        async def work(number: int) -> None:
+            for n in range(10):
+                await store.commit([run(f"r{number}-{n}", owner="a")])
+                await store.load([f"r{number}-{n}"])
+
+        await asyncio.gather(*(work(number) for number in range(10)))
+        return len((await store.runs(RunQuery(limit=200))).runs)
+    finally:
+        await store.close()
+
+
+def test_prepared_statements_work_where_the_pooler_carries_them(pooler: PgBouncer) -> None:
+    if version() < (1, 21):
+        pytest.skip("this PgBouncer carries none: they came with 1.21")
+    assert asyncio.run(used_by_many(new_schema(pooler) + "&listen=no")) == 100
+
+
+def test_where_it_does_not_carry_them_an_error_says_what_to_do(server: Server) -> None:
+    none = {"max_prepared_statements": "0"} if version() >= (1, 21) else {}
+    pooler = PgBouncer(Path(tempfile.mkdtemp(prefix="perdure-pgb-")), server, **none)
+    try:
+        pooler.start()
+        with pytest.raises(StoreError, match=r"pgbouncer[\s\S]*statement_cache_size"):
+            asyncio.run(used_by_many(new_schema(pooler) + "&listen=no"))
+    finally:
+        pooler.remove()

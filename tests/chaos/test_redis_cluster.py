@@ -1,0 +1,40 @@
+"""A fleet on a Redis Cluster of six nodes, two of its workers killed: all runs finish right."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from perdure import Client, EngineConfig
+from tests.chaos.fleet import Fleet
+from tests.chaos.flows import plan
+from tests.chaos.places import Place
+from tests.servers.redis import Cluster, with_options
+
+LEASE = 2.0
+WORKERS = 4
+RUNS = 300
+
+
+def test_runs_of_every_shape_finish_right_on_a_cluster(tmp_path: Path) -> None:
+    async def main(url: str) -> None:
+        async with Client(url, config=EngineConfig(sweep_interval=1.0)) as client:
+            fleet = Fleet(tmp_path, Place(url, url), client, "worker", LEASE)
+
+            async def kill_two() -> None:
+                for _ in range(2):
+                    await fleet.kill(fleet.living()[0])
+                    await fleet.start()
+
+            try:
+                await asyncio.gather(*(fleet.start() for _ in range(WORKERS)))
+                await fleet.carry(plan(range(RUNS), str(fleet.log)), kill_two)
+            finally:
+                fleet.close()
+
+    cluster = Cluster(tmp_path / "cluster")
+    try:
+        cluster.start()
+        asyncio.run(main(with_options(cluster.url, prefix="chaos", durability="relaxed")))
+    finally:
+        cluster.remove()

@@ -1,0 +1,260 @@
+"""What a run of ten steps may cost a server: round trips, statements, rows and bytes, counted by the server itself.
+
+The server is this module's own, so that nobody else's work is counted; nothing in it depends on time. The bytes have
+limits that are a fifth above what was measured when they were set: a new column or index is noticed, and then weighed.
+"""
+
+import asyncio
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from perdure import Context, step, workflow
+from perdure.clock import Clock
+from perdure.store.postgres import PostgresStore
+from perdure.store.redis import RedisStore
+from perdure.testing import Harness, VirtualClock
+from tests.servers import postgres, redis
+
+STEPS = 10
+RUNS = 20  # for sums that one run would let a page's header or a first statement distort
+WAL_BYTES_PER_RUN = 6_400
+AOF_BYTES_PER_RUN = 8_100
+COMMANDS_PER_RUN = 32
+WRITING = ("hset", "hdel", "zadd", "zrem", "sadd", "srem", "rpush", "set", "del", "incr", "hincrby")
+
+
+@step
+async def put(number: int) -> int:
+    return number
+
+
+@workflow
+async def ten_puts(ctx: Context) -> int:
+    total = 0
+    for number in range(STEPS):
+        total += await put(number)
+    return total
+
+
+# --- PostgreSQL ----------------------------------------------------------------------------------------------------
+
+QUIET = {"autovacuum": "off", "full_page_writes": "off", "wal_level": "minimal", "max_wal_senders": "0", "fsync": "off"}
+COUNT_ROWS = """
+    CREATE TABLE public.written (name text, verb text);
+    CREATE FUNCTION public.count_row() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        INSERT INTO public.written VALUES (TG_TABLE_NAME, TG_OP);
+        RETURN NULL;
+    END $$;
+    DO $$
+    DECLARE each text;
+    BEGIN
+        FOR each IN SELECT tablename FROM pg_tables WHERE schemaname = 'counted' LOOP
+            EXECUTE format('CREATE TRIGGER count AFTER INSERT OR UPDATE OR DELETE ON counted.%I
+                            FOR EACH ROW EXECUTE FUNCTION public.count_row()', each);
+        END LOOP;
+    END $$"""
+
+
+class OnVirtualTime(PostgresStore):
+    def __init__(self, url: str, clock: Clock) -> None:
+        super().__init__(url)
+        self._clock = clock
+
+    async def now(self) -> float:
+        return self._clock.now()
+
+
+@pytest.fixture(scope="module")
+def postgres_server() -> Iterator[postgres.Server]:
+    with folder_for_anyone() as folder:
+        server = postgres.Server(folder / "server", **QUIET)
+        server.start()
+        yield server
+        server.remove()
+
+
+@pytest.fixture
+def queries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What stores send to the server, one statement per round trip."""
+    sent: list[str] = []
+
+    async def listen(connection: asyncpg.Connection) -> None:
+        connection.add_query_logger(lambda query: sent.append(query.query))
+
+    monkeypatch.setattr(asyncpg, "create_pool", partial(asyncpg.create_pool, init=listen))
+    return sent
+
+
+def on_postgres(server: postgres.Server, schema: str, test: Callable[[Harness], Awaitable[None]]) -> None:
+    def store(clock: Clock) -> PostgresStore:
+        return OnVirtualTime(postgres.with_schema(server.url, schema), clock)
+
+    asyncio.run(on(store, test))
+
+
+def kinds_of(queries: list[str]) -> Counter[str]:
+    """By the function or table that they are about; without what the driver asks about types, and notifications.
+
+    Those go out beside the commits, several in one, so that their number depends on the moment.
+    """
+    counted: Counter[str] = Counter()
+    for query in queries:
+        about = re.search(r'"\w+"\.(\w+)', query)
+        if about is not None:
+            counted[about[1]] += 1
+    return counted
+
+
+def test_postgres_ten_steps_are_eleven_statements(postgres_server, queries):
+    """The start, ten steps; the last one carries the end. Each is one statement: a round trip, and a commit."""
+
+    async def test(h):
+        engine = await h.engine(ten_puts)
+        await h.drive(engine.execute(ten_puts))
+        queries.clear()
+        run = await h.drive(engine.start(ten_puts))
+        await h.settle()
+        assert kinds_of(queries) == {"commit_batch": 1 + STEPS}
+        assert await h.drive(run.result()) == 45
+
+    on_postgres(postgres_server, "statements", test)
+
+
+def test_postgres_a_step_writes_one_row_and_leaves_the_row_of_its_run_alone(postgres_server):
+    async def test(h):
+        engine = await h.engine(ten_puts)
+        await h.drive(engine.execute(ten_puts))
+        connection = await asyncpg.connect(postgres_server.url)
+        await connection.execute(COUNT_ROWS)
+        await h.drive(engine.execute(ten_puts))
+        rows = await connection.fetch("SELECT name, verb, count(*) FROM public.written GROUP BY name, verb")
+        await connection.close()
+        counted = {(row["name"], row["verb"]): row["count"] for row in rows}
+        assert counted == {("runs", "INSERT"): 1, ("entries", "INSERT"): STEPS, ("runs", "UPDATE"): 1}
+
+    on_postgres(postgres_server, "counted", test)
+
+
+def test_postgres_a_batch_of_turns_is_one_statement(postgres_server, queries):
+    async def test(h):
+        engine = await h.engine(ten_puts)
+        queries.clear()
+        await h.drive(asyncio.gather(*(engine.start(ten_puts, id=f"run-{number}") for number in range(100))))
+        await h.settle()
+        commits = kinds_of(queries)["commit_batch"]
+        assert kinds_of(queries) == {"commit_batch": commits}
+        assert sum(len(batch) for batch in engine.faults.committed) == 100 * (1 + STEPS)
+        assert commits < 100
+
+    on_postgres(postgres_server, "batches", test)
+
+
+def test_postgres_bytes_in_the_log_per_run(postgres_server):
+    async def test(h):
+        engine = await h.engine(ten_puts)
+        await h.drive(engine.execute(ten_puts))
+        connection = await asyncpg.connect(postgres_server.url)
+        before = await connection.fetchval("SELECT pg_current_wal_insert_lsn()")
+        for _ in range(RUNS):
+            await h.drive(engine.execute(ten_puts))
+        size = await connection.fetchval("SELECT pg_current_wal_insert_lsn() - $1::pg_lsn", before)
+        await connection.close()
+        assert size / RUNS < WAL_BYTES_PER_RUN
+
+    on_postgres(postgres_server, "log", test)
+
+
+# --- Redis ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[redis.Server]:
+    with folder_for_anyone() as folder:
+        server = redis.Server(folder / "server", appendfsync="no")
+        server.start()
+        yield server
+        server.remove()
+
+
+def on_redis(server: redis.Server, prefix: str, test: Callable[[Harness], Awaitable[None]]) -> None:
+    def store(clock: Clock) -> RedisStore:
+        return RedisStore(redis.with_options(server.url, prefix=prefix, durability="relaxed"), clock=clock)
+
+    asyncio.run(on(store, test))
+
+
+def commands(server: redis.Server) -> Counter[str]:
+    """How often each command was carried out, by clients and by scripts."""
+    lines = server.command("INFO", "commandstats").decode().splitlines()
+    pairs = (line.removeprefix("cmdstat_").split(":calls=") for line in lines if ":calls=" in line)
+    return Counter({name: int(rest.partition(",")[0]) for name, rest in pairs})
+
+
+def test_redis_ten_steps_are_eleven_round_trips(redis_server):
+    """Each is a script, which writes a step with two commands; the rest makes and ends the run."""
+
+    async def test(h):
+        engine = await h.engine(ten_puts)
+        await h.drive(engine.execute(ten_puts))
+        before = commands(redis_server)
+        await h.drive(engine.execute(ten_puts))
+        done = commands(redis_server) - before
+        assert done["evalsha"] == 1 + STEPS
+        assert sum(done[name] for name in WRITING) <= COMMANDS_PER_RUN
+
+    on_redis(redis_server, "trips", test)
+
+
+def test_redis_a_batch_of_turns_is_one_round_trip(redis_server):
+    async def test(h):
+        engine = await h.engine(ten_puts)
+        before, calls_before = commands(redis_server), engine.faults.calls.copy()
+        await h.drive(asyncio.gather(*(engine.execute(ten_puts, id=f"run-{n}") for n in range(100))))
+        calls = engine.faults.calls - calls_before
+        assert set(calls) == {"commit"}
+        assert (commands(redis_server) - before)["evalsha"] == calls["commit"] < 100
+
+    on_redis(redis_server, "batches", test)
+
+
+def test_redis_bytes_in_the_file_per_run(redis_server):
+    async def test(h):
+        engine = await h.engine(ten_puts)
+        await h.drive(engine.execute(ten_puts))
+        before = size_of_file(redis_server)
+        for _ in range(RUNS):
+            await h.drive(engine.execute(ten_puts))
+        assert (size_of_file(redis_server) - before) / RUNS < AOF_BYTES_PER_RUN
+
+    on_redis(redis_server, "file", test)
+
+
+def size_of_file(server: redis.Server) -> int:
+    lines = server.command("INFO", "persistence").decode().splitlines()
+    return int(next(line for line in lines if line.startswith("aof_current_size:")).partition(":")[2])
+
+
+# --- both ----------------------------------------------------------------------------------------------------------
+
+
+async def on(store: Callable[[Clock], PostgresStore | RedisStore], test: Callable[[Harness], Awaitable[None]]) -> None:
+    clock = VirtualClock()
+    async with Harness(store(clock), clock=clock) as harness:
+        await test(harness)
+
+
+@contextmanager
+def folder_for_anyone() -> Iterator[Path]:
+    """PostgreSQL does not run as root, and whom it runs as is not let into pytest's folders."""
+    with tempfile.TemporaryDirectory(prefix="perdure-budget-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
