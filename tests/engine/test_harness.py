@@ -1,15 +1,18 @@
 """The clock, the faulty store and the duties that everything else here stands on."""
 
 import asyncio
+import contextlib
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
 
-from perdure import Context, StoreError, step, workflow
+from perdure import Context, Retry, StoreError, step, workflow
 from perdure.clock import pause
+from perdure.engine.committer import Committer
 from perdure.engine.duties import Duty
 from perdure.errors import InvalidArgument
-from perdure.store.base import Store
+from perdure.store.base import Answer, ReleaseRun, Store, Write
 from perdure.store.memory import MemoryStore
 from perdure.testing import FaultyStore, VirtualClock, on_virtual_time
 
@@ -207,3 +210,37 @@ def test_what_never_ends_is_said_to_be_so():
             await h.run_to_end(await engine.start(endless), within=60)
 
     on_virtual_time(story)
+
+
+def test_a_duty_and_a_committer_stop_though_a_driver_loses_the_cancel():
+    async def answer_though_cancelled(began: asyncio.Event) -> None:
+        began.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        clock, began = VirtualClock(), asyncio.Event()
+
+        async def tick(now: float) -> None:
+            await answer_though_cancelled(began)
+
+        duty = Duty("deaf", tick, clock, 10)
+        duty.start()
+        duty.poke()
+        await began.wait()
+        await asyncio.wait_for(duty.stop(), 10)
+        began.clear()
+        store = MemoryStore(clock)
+
+        async def commit(batch: Sequence[Write]) -> list[Answer]:
+            await answer_though_cancelled(began)
+            return []
+
+        store.commit = commit  # type: ignore[method-assign]
+        committer = Committer(store, clock, Retry())
+        committer.start()
+        committer.submit(ReleaseRun(run_id="r", worker="w", now=0.0), lambda answer: None)
+        await began.wait()
+        await asyncio.wait_for(committer.stop(), 10)
+
+    asyncio.run(main())

@@ -29,7 +29,7 @@ from perdure.store.base import (
     Write,
 )
 from perdure.store.postgres import PostgresStore
-from perdure.store.postgres_link import sql, target_of
+from perdure.store.postgres_link import as_store_error, sql, target_of
 from perdure.testing.contract.duties import DutyCases, ObservingCases
 from perdure.testing.contract.ending import EndingCases
 from perdure.testing.contract.histories import HistoryCases
@@ -722,3 +722,32 @@ def test_a_zombie_that_commits_while_it_is_taken_over_changes_nothing_or_is_seen
         await other.close()
 
     on(postgres_url, test)
+
+
+def test_whoever_hears_nothing_is_told_so(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As behind a pooler in transaction mode, which takes LISTEN and forgets it."""
+
+    async def warnings() -> list[str]:
+        store = PostgresStore(postgres_url)
+        await store.open(shards=16)
+        trying = [task for task in asyncio.all_tasks() if "_try_ear" in repr(task)]
+        await asyncio.wait_for(asyncio.gather(*trying), 60)
+        await store.close()
+        assert len(trying) == 1
+        return [record.getMessage() for record in caplog.records if "listen=no" in record.getMessage()]
+
+    monkeypatch.setattr(postgres_news, "HEAR_WITHIN", 2.0)
+    assert asyncio.run(warnings()) == []
+    monkeypatch.setattr(postgres_news, "HEAR_WITHIN", 0.0)
+    monkeypatch.setattr(postgres_news.News, "_heard", lambda *told: None)
+    assert len(asyncio.run(warnings())) == 1
+
+
+@pytest.mark.parametrize("kind", [asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError])
+def test_a_pooler_without_prepared_statements_delays_and_says_what_to_do(kind: type[Exception]) -> None:
+    meant = as_store_error(kind("prepared statement does not exist"))
+    assert meant is not None
+    assert meant.retryable
+    assert "statement_cache_size=0" in str(meant)

@@ -39,6 +39,7 @@ class Committer:
         self._idle = asyncio.Event()
         self._idle.set()
         self._task: asyncio.Task[None] | None = None
+        self._stopped = False
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="perdure-committer")
@@ -84,6 +85,7 @@ class Committer:
 
     async def stop(self) -> None:
         """Stop at once: what is queued stays uncommitted."""
+        self._stopped = True  # a driver may lose a cancel that meets its answer
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -91,7 +93,7 @@ class Committer:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        while True:
+        while not self._stopped:
             await self._news.wait()
             batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
             if not self._queue:

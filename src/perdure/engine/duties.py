@@ -29,6 +29,7 @@ class Duty:
         self._timer: Timer | None = None
         self._poked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._stopped = False
         self.ticking = False
 
     def start(self) -> None:
@@ -49,13 +50,14 @@ class Duty:
     async def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._stopped = True  # a driver may lose a cancel that meets its answer
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
     async def _run(self) -> None:
-        while True:
+        while not self._stopped:
             await self._poked.wait()
             self._poked.clear()
             self._set_timer(None)

@@ -28,6 +28,7 @@ Number = TypeVar("Number", int, float)
 
 _AGAIN = (pg.DeadlockDetectedError, pg.SerializationError, pg.LockNotAvailableError)
 _ATTEMPTS = 10
+_POOLED = (pg.InvalidSQLStatementNameError, pg.DuplicatePreparedStatementError)
 GOODBYE = 5.0  # seconds
 _RETRYABLE = (
     *_AGAIN,
@@ -196,6 +197,9 @@ def explained(but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
 
 def as_store_error(error: Exception) -> StoreError | None:
     """What an error of the server's means: whether the same call may succeed later. None: it is not the server's."""
+    if isinstance(error, _POOLED):
+        advice = "a pooler that keeps no prepared statements? Then add statement_cache_size=0 to the URL"
+        return StoreError(f"PostgreSQL does not know a statement that was prepared ({error}): {advice}", retryable=True)
     if isinstance(error, _RETRYABLE) or _is_lost_connection(error):
         return StoreError(f"PostgreSQL could not do it now ({_describe(error)})", retryable=True)
     if isinstance(error, UnicodeError) or isinstance(error.__cause__, UnicodeError):

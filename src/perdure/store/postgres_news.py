@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 from collections.abc import Coroutine
 from typing import Any
 
@@ -25,7 +26,10 @@ from perdure.store.postgres_link import Connection, Link, explained, hang_up
 
 RECONNECT_AFTER = 1.0  # seconds
 ASK_EVERY = 30.0  # seconds
+HEAR_WITHIN = 5.0  # seconds until one's own voice must have come back
 MAX_PAYLOAD = 7_900  # bytes; the server takes less than 8,000
+
+LOGGER = logging.getLogger("perdure.store")
 
 _NOTIFY = "SELECT pg_notify($1, $2)"
 _news = msgspec.json.Decoder(tuple[str, tuple[str, ...] | None])
@@ -66,11 +70,13 @@ class News:
         self._unsent: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending = False
+        self._hears = False
 
     async def start(self) -> None:
         """The first connection is made before this returns, so that nothing is missed from here on."""
         if self._link.target.listen:
             self._spawn(self._stay_tuned(await self._listen()))
+            self._spawn(self._try_ear())
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -91,6 +97,18 @@ class News:
         task.add_done_callback(self._tasks.discard)
 
     # listening
+
+    async def _try_ear(self) -> None:
+        """Whoever listens through a pooler in transaction mode hears nothing, and is told of no error either."""
+        with contextlib.suppress(StoreError):
+            await self._link.fetch(_NOTIFY, self._channel, self._payload(set()))
+            await pause(SYSTEM_CLOCK, HEAR_WITHIN)
+            if not self._hears:
+                LOGGER.warning(
+                    "%s: notifications do not arrive, as behind a pooler in transaction mode; changes by other "
+                    "processes are found by looking only. Connect past the pooler, or add listen=no to the URL",
+                    self._link.target.name,
+                )
 
     async def _stay_tuned(self, ear: _Ear) -> None:
         while True:
@@ -118,6 +136,7 @@ class News:
     def _heard(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
         with contextlib.suppress(msgspec.DecodeError):
             sender, changed = _news.decode(str(payload))
+            self._hears = True
             if sender != self._me:
                 self._hints.tell(None if changed is None else frozenset(changed))
 

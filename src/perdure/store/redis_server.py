@@ -6,6 +6,7 @@ here; a lost connection is a retryable `StoreError`, and the engine sends the sa
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import importlib.resources
@@ -210,8 +211,12 @@ class RedisServer:
 
     @contextlib.asynccontextmanager
     async def _explained(self, client: Redis | RedisCluster) -> AsyncIterator[None]:
+        task = asyncio.current_task()
+        cancelled = task.cancelling() if task is not None else 0
         try:
             yield
+            if task is not None and task.cancelling() > cancelled:
+                raise asyncio.CancelledError  # the driver has lost it: `wait_for` of 3.11 prefers an answer to a cancel
         except (failures.ConnectionError, failures.TimeoutError, OSError) as error:
             await _drop_connections(client)
             raise StoreError(f"{self.name} cannot be reached ({error})", retryable=not _denied(error)) from error
