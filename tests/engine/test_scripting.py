@@ -1,6 +1,7 @@
 """`perdure.run`, `Worker` and `async with`, on the machine's own clock: nothing here waits for time to pass."""
 
 import asyncio
+import importlib.util
 import os
 import signal
 
@@ -40,6 +41,22 @@ def forget():
 
 def test_run_returns_the_value():
     assert perdure.run(script, 4) == 5
+
+
+@workflow
+async def on_which_loop(ctx: Context) -> str:
+    return await name_of_loop()
+
+
+@step
+async def name_of_loop() -> str:
+    return type(asyncio.get_running_loop()).__module__
+
+
+def test_run_uses_uvloop_where_it_is_installed(monkeypatch):
+    assert perdure.run(on_which_loop).startswith("uvloop")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert perdure.run(on_which_loop).startswith("asyncio")
 
 
 def test_run_raises_what_the_run_came_to():

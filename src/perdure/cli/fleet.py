@@ -77,10 +77,10 @@ def _work(
     up: Callable[[], None],
 ) -> None:
     """Until it is told to stop; `up` is called once it works."""
-    import asyncio
     import logging
 
     from perdure.config import EngineConfig
+    from perdure.scripting import run_on_fastest_loop
     from perdure.worker import Worker
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -91,7 +91,7 @@ def _work(
             up()
             await stop.wait()
 
-    asyncio.run(main())
+    run_on_fastest_loop(main())
 
 
 def _announce(workflows: list[Workflow[Any, Any]], pool: str, url: str, *, json: bool) -> None:
