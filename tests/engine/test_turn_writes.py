@@ -2,8 +2,10 @@
 
 import asyncio
 from typing import Any
+from unittest.mock import patch
 
 from perdure import Context, EngineConfig, RunStatus, workflow
+from perdure.engine import reviving
 from perdure.engine.residents import Resident
 from perdure.engine.turns import commit_of, hold_of
 from perdure.records import (
@@ -104,9 +106,9 @@ class Scripted:
 async def play(h, *turns):
     engine = await h.engine(turn_maker)
     runner = Scripted(*turns)
-    engine._core.coordinator._runner = lambda *given, **options: runner
-    run = await engine.start(turn_maker, id="r")
-    await h.settle()
+    with patch.object(reviving, "Runner", lambda start: runner):
+        run = await engine.start(turn_maker, id="r")
+        await h.settle()
     return engine, runner, run
 
 
@@ -148,12 +150,12 @@ async def test_shutdown_waits_for_errands_and_begins_no_new_ones(h):
     turns = [Turn(entries=(entry(each.location),), effects=(each,), busy=True) for each in errands]
     engine = await h.engine(turn_maker)
     runner = Scripted(*turns)
-    engine._core.coordinator._runner = lambda *given, **options: runner
     errands_room = engine._core.coordinator.errands
-    run = await engine.start(turn_maker, id="r")
-    while not errands_room.busy:
-        await asyncio.sleep(0)
-    await h.drive(engine.shutdown())
+    with patch.object(reviving, "Runner", lambda start: runner):
+        run = await engine.start(turn_maker, id="r")
+        while not errands_room.busy:
+            await asyncio.sleep(0)
+        await h.drive(engine.shutdown())
     assert runner.inputs == [[], [StepDone("s-0", 1, value=b"null")]]
     assert [each.id for each in await h.store.inbox("other")] == ["m-0"]
     assert (await stage.row(run.id)).owner is None

@@ -137,7 +137,7 @@ class News:
         with contextlib.suppress(msgspec.DecodeError):
             sender, changed = _news.decode(str(payload))
             self._hears = True
-            if sender != self._me:
+            if sender != self._me and changed != ():  # nothing: somebody tries whether he hears himself
                 self._hints.tell(None if changed is None else frozenset(changed))
 
     async def _hang_up(self) -> None:
