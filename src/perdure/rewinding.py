@@ -32,6 +32,8 @@ SUCCEEDED, FAILED = EntryStatus.SUCCEEDED, EntryStatus.FAILED
 HOLDERS = ("receive", "receive_batch", "receive_request", "deferred")  # kinds whose detail is what they have consumed
 CHILDREN = ("child", "start_child")
 NOTE = "compensation"
+ASIDE = (NOTE, "rewind")  # these have no place in the order of asking: there is nothing to go back to
+PINS = ("version", "removed")
 
 
 class _Undoing(Struct):
@@ -71,17 +73,22 @@ def fork_of(snapshot: Snapshot, location: str, *, run_id: str, created_by: str, 
     cut = _cut(snapshot, location)
     left_out = {entry.location for entry in cut.dropped}
     left_out.update(entry.location for entry in cut.kept if entry.kind in ("stop", "watch"))
+    rows = (*(row for row in snapshot.entries if row.location not in left_out), *cut.rewritten)
     unread = (message for message in snapshot.inbox if message.kind in ("event", "deferred"))
     mail = sorted([*_returned(cut.dropped), *unread], key=lambda message: message.number)
     return CreateRun(
         _forked(snapshot.record, run_id, created_by, shard, now),
-        entries=(
-            *(row for row in snapshot.entries if row.location not in left_out),
-            *cut.rewritten,
-            _mark(cut, snapshot.record, now),
-        ),
+        entries=(*map(_of_another, rows), _mark(cut, snapshot.record, now)),
         inbox=tuple(replace(message, number=number) for number, message in enumerate(mail, start=1)),
     )
+
+
+def _of_another(row: Entry) -> Entry:
+    """The children of the old run are not the new one's: it may wait for them, and does not take them with it."""
+    if row.kind not in CHILDREN or row.detail is None or b'"attached":true' not in row.detail:
+        return row
+    child = msgspec.json.decode(row.detail)
+    return replace(row, detail=msgspec.json.encode({**child, "attached": False}))
 
 
 def _forked(record: RunRecord, run_id: str, created_by: str, shard: int, now: float) -> RunRecord:
@@ -149,10 +156,12 @@ def _cut(snapshot: Snapshot, location: str) -> _Cut:
     run_id, generation = snapshot.record.id, snapshot.record.generation + 1
     past = _Past(snapshot.entries)
     target = _target(run_id, past, location)
-    # The start of an iteration is a place of its own: its entry is the state to go on with, and stays.
-    first = target.asked + 1 if target.kind == "iteration" else target.asked
-    kept = tuple(entry for entry in past.in_order if entry.asked < first or _is_carried(entry))
-    dropped = tuple(entry for entry in past.in_order if entry.asked >= first and not _is_carried(entry))
+    # The start of an iteration is a place of its own: its entry is the state to go on with, and stays. A pin that was
+    # set on a replay stands where the ask before it stands, which stays too.
+    first = target.asked + 1 if target.kind in ("iteration", *PINS) else target.asked
+    kept = tuple(entry for entry in past.in_order if _stays(entry, first, target))
+    dropped = tuple(entry for entry in past.in_order if not _stays(entry, first, target))
+    _check_loops(run_id, location, past, kept, dropped)
     reopened = {entry.location: entry for entry in _reopened_loops(kept, dropped)}
     reopened |= {entry.location: entry for entry in _reopened_waits(snapshot.entries, kept, target, generation)}
     reopened |= {entry.location: entry for entry in _noted_again(snapshot.entries, kept, target)}
@@ -160,6 +169,23 @@ def _cut(snapshot: Snapshot, location: str) -> _Cut:
     redone = _to_redo(run_id, location, left, dropped, generation)
     rewritten = sorted([*reopened.values(), *redone], key=lambda entry: entry.asked)
     return _Cut(kept, dropped, tuple(rewritten))
+
+
+def _stays(entry: Entry, first: int, target: Entry) -> bool:
+    return (entry.asked < first and not (entry is target and target.kind in PINS)) or _is_carried(entry)
+
+
+def _check_loops(run_id: str, location: str, past: _Past, kept: Iterable[Entry], dropped: Iterable[Entry]) -> None:
+    """Refuse a cut through a loop that then was where nothing leads to any more: all before it has been pruned."""
+    cut_into = {above for entry in dropped for above in _paths_above(entry.location)}
+    left = _Past(tuple(kept)).committed
+    for entry in kept:
+        loop = entry.location
+        if entry.kind == "loop" and loop in cut_into and loop not in left and not past.is_whole(loop, 0):
+            raise InvalidArgument(
+                f"run {run_id!r} cannot go back to {location!r}: the iterations that the loop {loop!r} had done by "
+                f"then have been pruned; go back to an iteration that is left, or to {loop!r}, its beginning"
+            )
 
 
 def _target(run_id: str, past: _Past, location: str) -> Entry:
@@ -170,8 +196,8 @@ def _target(run_id: str, past: _Past, location: str) -> Entry:
                 f"pruned; the oldest that is left is {past.committed[loop][0]}, and {loop!r} is the loop's beginning"
             )
     target = past.latest.get(location)
-    if target is None or target.kind == NOTE:  # a note has no place in the order: its step is what one goes back to
-        places = [entry.location for entry in past.in_order if entry.kind != NOTE]
+    if target is None or target.kind in ASIDE:
+        places = [entry.location for entry in past.in_order if entry.kind not in ASIDE]
         near = get_close_matches(location, places, n=5) or places[-5:]
         there = f"there are {', '.join(map(repr, near))}" if near else "its history is empty"
         raise InvalidArgument(f"run {run_id!r} has no entry at {location!r}; {there}")
@@ -191,18 +217,13 @@ def _reopened_waits(rows: Sequence[Entry], kept: Iterable[Entry], target: Entry,
         if not given_up or entry.settled_at is None or entry.settled_at < target.started_at:
             continue
         before = opened.get(entry.location)
-        if before is None and _says_what_it_waits_for(entry):
+        if before is None and entry.kind != NOTE:  # it was asked for and given up in one turn, or is a step
             before = replace(entry, status=PENDING, error=None, settled_at=None)
         if before is not None:
             # An open receive keeps its generation: by that a replay sees that it has to subscribe anew.
             keeps = before.kind in HOLDERS or (before.kind == "loop" and entry.location not in opened)
             renewed = before.generation if keeps else generation
             yield replace(before, generation=renewed, detail=entry.detail or before.detail)
-
-
-def _says_what_it_waits_for(entry: Entry) -> bool:
-    """Whether the last row of an entry is enough to open it: it was asked for and given up in one turn, or a step."""
-    return entry.kind in ("step", "loop", *HOLDERS) or (entry.kind in CHILDREN and entry.detail is not None)
 
 
 def _reopened_loops(kept: Iterable[Entry], dropped: Iterable[Entry]) -> Iterator[Entry]:
@@ -360,7 +381,8 @@ class _Past:
             return True
         if len(states) > 1:
             return states[0] <= states[1] - states[0]
-        seen = {number for each in self.latest for path, number in self.iterations_around(each) if path == loop}
+        whole = (each.location for each in self.in_order if each.kind != "deferred")  # those outlast
+        seen = {number for each in whole for path, number in self.iterations_around(each) if path == loop}
         return seen.issuperset(range(states[0]))
 
     def is_replayed(self, loop: str, iteration: int) -> bool:

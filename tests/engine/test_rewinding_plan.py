@@ -267,6 +267,18 @@ def test_iterations_before_the_first_recorded_state_are_fine_if_nothing_was_prun
     assert rewind("l/~4/x", *two_states).dropped[0] == "l/~4/x"
 
 
+def test_a_pin_that_was_set_on_a_replay_leaves_what_was_asked_for_before_it():
+    plan = rewind("~version/gate", row("a", 1), aside("~version/gate", 1, "version"), row("b", 2))
+    assert plan.dropped == ("~version/gate", "b")
+
+
+def test_a_loop_beside_the_location_goes_on_from_its_last_state_that_stays():
+    rows = [row("l", 1, kind="loop"), aside("l/~4", 2, "iteration"), row("x", 3), aside("l/~5", 4, "iteration")]
+    assert rewind("x", *rows).dropped == ("x", "l/~5")
+    with pytest.raises(InvalidArgument, match="the loop 'l' had done by then have been pruned"):
+        rewind("x", *rows[:1], *rows[2:], row("l/~5/y", 5))
+
+
 def test_a_branch_that_looks_like_an_iteration_is_none():
     with pytest.raises(InvalidArgument, match="no entry at"):
         rewind("join/~3/x", row("join", 1, kind="race"), aside("join/~50", 2, "iteration"))
@@ -321,8 +333,14 @@ def test_a_loop_that_its_body_left_with_an_error_since_stands_again():
     assert rewind("b", *rows).entries == (row("pages", 1, PENDING, kind="loop", generation=4),)
 
 
-def test_a_wait_of_which_nothing_is_known_stays_given_up():
-    assert rewind("b", given_up("sleep", 1, 5.0, kind="sleep"), row("b", 2)).entries == ()
+@pytest.mark.parametrize("kind", ["sleep", "send", "outcome", "child", "publish"])
+def test_what_was_asked_for_and_given_up_in_one_turn_is_opened_from_its_only_row(kind):
+    plan = rewind("b", given_up("a", 1, 5.0, kind=kind), row("b", 2))
+    assert plan.entries == (row("a", 1, PENDING, kind=kind, generation=4),)
+
+
+def test_a_note_of_a_compensation_is_nothing_that_could_be_open():
+    assert rewind("b", given_up("~compensation/a", 1, 5.0, kind="compensation"), row("b", 2)).entries == ()
 
 
 def test_a_cancelled_run_is_open_again_before_its_cancel():

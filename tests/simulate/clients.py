@@ -1,7 +1,8 @@
 """Random clients: what they ask for, and what they were told. Each is a process of its own, and may be told nothing."""
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +19,37 @@ from perdure import (
     StoreError,
     WorkflowMisuse,
 )
+from perdure.mending import prune
+from perdure.store.base import Snapshot
+from perdure.testing.simulate.picture import Picture
 from perdure.testing.simulate.world import World
+from perdure.views import RunDescription
 from tests.simulate.events import BROADCAST, TARGETED, Question
-from tests.simulate.programs import RUNS, Node, tree
+from tests.simulate.flows import FLOWS, tree
+from tests.simulate.forking import wrong_with_fork
+from tests.simulate.programs import FORKS, RUNS, Node
 
 REFUSALS = (InvalidPayload, InvalidToken, RunConflict, RunNotFound, RunTerminated, WorkflowMisuse)
+
+
+@dataclass(frozen=True)
+class Life:
+    """One generation of a run: an id may be used again when its run was pruned."""
+
+    id: str
+    created_at: float
+    generation: int
+
+    def is_of(self, run: Picture) -> bool:
+        return (run.id, run.generation) == (self.id, self.generation) and abs(run.created_at - self.created_at) < 0.5
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a run is to do: its workflow, by name, and the trees that it grows."""
+
+    flow: str
+    parts: list[Node]
 
 
 @dataclass
@@ -31,8 +58,9 @@ class Seen:
 
     sent: dict[str, str] = field(default_factory=dict)
     created: list[str] = field(default_factory=list)
-    ends: list[tuple[str, int, str]] = field(default_factory=list)  # run, generation, status
-    records: list[tuple[str, int, str, Any]] = field(default_factory=list)  # run, generation, location, value
+    ends: list[tuple[Life, str]] = field(default_factory=list)  # with its status
+    records: list[tuple[Life, str, Any]] = field(default_factory=list)  # with a location and its value
+    forks: dict[str, str] = field(default_factory=dict)  # of which run each is a copy
     settled: list[tuple[str, str, bool]] = field(default_factory=list)  # token of a deferred: who was first
     broken: list[str] = field(default_factory=list)
     calls: int = 0
@@ -42,7 +70,7 @@ class Seen:
 class Caller:
     """One client: a row of calls, drawn from its dice, with pauses between them."""
 
-    def __init__(self, world: World, name: str, chance: random.Random, programs: dict[str, list[Node]], seen: Seen):
+    def __init__(self, world: World, name: str, chance: random.Random, programs: dict[str, Program], seen: Seen):
         self._world = world
         self._name = name
         self._chance = chance
@@ -69,11 +97,13 @@ class Caller:
             (1, self._terminate),
             (1, self._resume),
             (1, self._rewind),
+            (1, self._fork),
+            (1, self._prune),
             (2, self._request),
             (2, self._refused),
         ]
         way = self._chance.choices([each for _, each in ways], [weight for weight, _ in ways])[0]
-        run_id = self._chance.choice(RUNS)
+        run_id = self._chance.choice(RUNS if way == self._start else [*RUNS, *RUNS, *FORKS])
         self._world.trace(f"{self._name}{way.__name__.replace('_', ' ', 1)} {run_id}")
         self._seen.calls += 1
         try:
@@ -89,7 +119,8 @@ class Caller:
     # --- calls
 
     async def _start(self, run_id: str) -> str:
-        run: Any = await self.client.start(tree, self._programs[run_id], id=run_id)
+        program = self._programs[run_id]
+        run: Any = await self.client.start(FLOWS[program.flow], program.parts, id=run_id)
         if run.created:
             self._seen.created.append(run_id)
         return f"created={run.created}"
@@ -140,16 +171,17 @@ class Caller:
         described = await self.client.describe(run_id)
         history = await self.client.history(run_id)
         again = await self.client.describe(run_id)
-        if described.generation == again.generation:
+        life = _life(described)
+        if life == _life(again):
             for entry in history:
                 if entry.status != "pending":
-                    self._seen.records.append((run_id, described.generation, entry.location, entry.value))
+                    self._seen.records.append((life, entry.location, entry.value))
         if described.status.terminal:
-            self._seen.ends.append((run_id, described.generation, str(described.status)))
-            await self._read_result(run_id, described.generation, str(described.status))
+            self._seen.ends.append((life, str(described.status)))
+            await self._read_result(run_id, life, str(described.status))
         return str(described.status)
 
-    async def _read_result(self, run_id: str, generation: int, status: str) -> None:
+    async def _read_result(self, run_id: str, life: Life, status: str) -> None:
         try:
             await self.client.result(run_id, timeout=0.0)
             told = "succeeded"
@@ -157,7 +189,7 @@ class Caller:
             told = "failed"
         except RunCancelled:
             told = "cancelled"
-        if told != status and (await self.client.describe(run_id)).generation == generation:
+        if told != status and _life(await self.client.describe(run_id)) == life:
             self._seen.broken.append(f"run {run_id} was {status}, and then {told}")
 
     async def _cancel(self, run_id: str) -> str:
@@ -175,6 +207,36 @@ class Caller:
         await self.client.rewind(run_id, location)
         return f"to {location}"
 
+    async def _fork(self, run_id: str) -> str:
+        history = await self.client.history(run_id)
+        location = self._chance.choice([entry.location for entry in history] or ["nowhere"])
+        fork_id, world = self._chance.choice(FORKS), self._world
+        with self._snapshots() as read:
+            run = await self.client.fork(run_id, location, id=fork_id)
+        self._seen.forks[run.id] = run_id
+        for wrong in wrong_with_fork(read[-1], location, world.witness.births[run.id]):
+            self._seen.broken.append(f"{run.id}, forked from {run_id} at {location}: {wrong}")
+        return f"{fork_id} at {location}"
+
+    @contextmanager
+    def _snapshots(self) -> Iterator[list[Snapshot]]:
+        """What the client reads of runs within this block."""
+        client: Any = self.client
+        read, snapshot_of = [], client._snapshot
+
+        async def remember(run_id: str) -> Snapshot:
+            read.append(await snapshot_of(run_id))
+            return read[-1]
+
+        client._snapshot = remember
+        try:
+            yield read
+        finally:
+            del client._snapshot
+
+    async def _prune(self, run_id: str) -> str:
+        return str(await prune(self.client, 100))
+
     async def _refused(self, run_id: str) -> None:
         """Calls that cannot be granted; that they leave nothing is seen by the witness."""
         match self._chance.randrange(5):
@@ -188,6 +250,10 @@ class Caller:
                 await self.client.rewind(run_id, "no/such/place")
             case _:
                 await self.client.start(tree, object(), id="never")  # cannot be encoded
+
+
+def _life(described: RunDescription) -> Life:
+    return Life(described.id, described.created_at.timestamp(), described.generation)
 
 
 async def all_records(client: Client) -> list[Any]:

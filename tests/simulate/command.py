@@ -17,7 +17,8 @@ from collections.abc import Iterator
 
 from perdure.testing.simulate.plan import Plan, shrink
 from perdure.testing.simulate.world import MakeStore
-from tests.simulate.mutants import MUTANTS
+from tests.simulate.flows import FLOWS
+from tests.simulate.mutants import AMONG, MUTANTS
 from tests.simulate.simulation import Course, simulate
 from tests.simulate.stores import memory, sqlite
 
@@ -42,6 +43,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--start", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="just this one")
     parser.add_argument("--store", choices=("memory", "sqlite"), default="memory")
+    parser.add_argument("--flow", choices=sorted(FLOWS), help="let all runs be of this workflow")
     parser.add_argument("--mutant", choices=sorted(MUTANTS), help="plant this bug, and see that it is found")
     parser.add_argument("--trace", action="store_true", help="print everything that happened")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first seed that fails")
@@ -53,7 +55,7 @@ def _play_all(options: argparse.Namespace, make_store: MakeStore) -> int:
     counts: Counter[str] = Counter()
     failed = 0
     for seed in seeds:
-        course = simulate(seed, make_store=make_store)
+        course = simulate(seed, make_store=make_store, only=options.flow)
         counts.update(course.counts)
         if options.trace:
             _say("\n".join(course.trace))
@@ -70,7 +72,7 @@ def _hunt(options: argparse.Namespace) -> int:
     """Seeds with a planted bug, until one of them fails as it must; gives an exit code."""
     for seed in range(options.start, options.start + options.seeds):
         with MUTANTS[options.mutant]():
-            course = simulate(seed)
+            course = simulate(seed, only=AMONG.get(options.mutant))
         if course.broken:
             _say(f"{options.mutant}: caught by seed {seed}: {course.broken[0]}")
             return 0
@@ -80,10 +82,10 @@ def _hunt(options: argparse.Namespace) -> int:
 
 def _report(course: Course, options: argparse.Namespace, make_store: MakeStore) -> None:
     def fails(plan: Plan) -> bool:
-        return bool(simulate(course.seed, plan, make_store).broken)
+        return bool(simulate(course.seed, plan, make_store, options.flow).broken)
 
     smallest = shrink(course.plan, fails)
-    again = simulate(course.seed, smallest, make_store)
+    again = simulate(course.seed, smallest, make_store, options.flow)
     _say(f"seed {course.seed} fails:")
     _say("\n".join(f"  - {each}" for each in course.broken[:10]))
     _say(f"with {len(smallest.faults)} of its {len(course.plan.faults)} faults it still does:")
@@ -92,7 +94,8 @@ def _report(course: Course, options: argparse.Namespace, make_store: MakeStore) 
         first = next((at for at, line in enumerate(again.trace) if "BROKEN" in line), len(again.trace))
         _say("what happened before, with those faults:\n" + "\n".join(again.trace[max(0, first - TAIL) : first + 3]))
     store = "" if options.store == "memory" else f" --store {options.store}"
-    _say(f"again, in full: python -m tests.simulate --seed {course.seed}{store} --trace")
+    flow = "" if options.flow is None else f" --flow {options.flow}"
+    _say(f"again, in full: python -m tests.simulate --seed {course.seed}{store}{flow} --trace")
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from unittest import mock
 
 from msgspec.structs import replace
 
+from perdure import rewinding
 from perdure.cluster.membership import Membership
 from perdure.engine import coordinator as coordinator_room
 from perdure.engine import turns as turns_room
@@ -16,10 +17,16 @@ from perdure.engine.due import Due
 from perdure.engine.settling import Plan as SettlingPlan
 from perdure.errors import StoreError
 from perdure.records import Message, RunStatus, RunStep
+from perdure.runner import runner as runner_room
+from perdure.runner.facade import Facade
+from perdure.runner.finale import finale
 from perdure.runner.history import History
+from perdure.runner.outgoing import Outgoing
 from perdure.runner.runner import Runner
+from perdure.runner.taking import Taking
 from perdure.store import memory_turns, rules
 from perdure.store.base import CommitTurn, Ended, Superseded
+from perdure.store.memory_runs import MemoryRuns
 
 Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -183,6 +190,51 @@ def forget_the_dead_letters() -> Any:
     return mock.patch.object(SettlingPlan, "settle", lambda self: replace(settle(self), dead_letters=()))
 
 
+def let_forks_keep_children() -> Any:
+    """A fork takes the children of the run that it was made from for its own."""
+    return mock.patch.object(rewinding, "_of_another", lambda row: row)
+
+
+def try_again_without_undoing() -> Any:
+    """A run that failed is tried again, and what it had done stays done."""
+
+    def finale_of_the_last(run: Any, rolling: Any, *, unhappy: bool, last: bool) -> Any:
+        return finale(run, rolling, unhappy=unhappy and last, last=last)
+
+    return mock.patch.object(runner_room, "finale", finale_of_the_last)
+
+
+def let_limits_pass() -> Any:
+    """Nothing happens when a run has exceeded its timeout or was suspended for too long."""
+    return mock.patch.object(Outgoing, "_limit", return_value=None)
+
+
+def forget_the_pins() -> Any:
+    """What a gate has answered is not written down."""
+    return mock.patch.object(Outgoing, "_take_pins", return_value=())
+
+
+def fail_instead_of_holding() -> Any:
+    """A step without attempts left fails, also where it is to hold the run."""
+    return mock.patch.object(Taking, "_exhaust", return_value=False)
+
+
+def stay_in_the_old_version() -> Any:
+    """A run continues in the version that it has."""
+    successor = Facade._successor
+
+    def own(self: Any, workflow: Any) -> Any:
+        return self._start.definition if workflow is None else successor(self, workflow)
+
+    return mock.patch.object(Facade, "_successor", own)
+
+
+def prune_too_early() -> Any:
+    """Finished runs go before their time has come."""
+    prune = MemoryRuns.prune
+    return mock.patch.object(MemoryRuns, "prune", lambda self, now, limit: prune(self, now + 1.0, limit))
+
+
 MUTANTS: dict[str, Mutant] = {
     mutant.__name__: mutant
     for mutant in (
@@ -199,5 +251,22 @@ MUTANTS: dict[str, Mutant] = {
         never_take_over,
         forget_own_turns,
         forget_the_dead_letters,
+        let_forks_keep_children,
+        try_again_without_undoing,
+        let_limits_pass,
+        forget_the_pins,
+        fail_instead_of_holding,
+        stay_in_the_old_version,
+        prune_too_early,
     )
 }
+
+AMONG: dict[str, str] = {
+    "try_again_without_undoing": "sim.again",
+    "let_limits_pass": "sim.hasty",
+    "forget_the_pins": "sim.gated",
+    "fail_instead_of_holding": "sim.patient",
+    "stay_in_the_old_version": "sim.grown",
+    "prune_too_early": "sim.brief",
+}
+"""Bugs in what a single option does are looked for among runs that have it."""

@@ -1,11 +1,12 @@
 """Random workflows: a tree says what a run does, and `grow` does it, with every primitive that there is.
 
-A node is `[kind, n, [parts]]`, plain data, so that it is the payload of a run. `expected` is the reference model: what
-a tree comes to, as far as that does not depend on the order in which the world answers.
+A node is `[kind, n, [parts]]`, plain data, so that it is the payload of a run. Which workflow grows it, with which
+options, in which version and with which code, is in `flows`; what it comes to, in `model`.
 """
 
 import asyncio
 import random
+from datetime import UTC, datetime
 from typing import Any
 
 from perdure import (
@@ -20,15 +21,16 @@ from perdure import (
     RunTerminated,
     current_step,
     step,
-    workflow,
 )
 from perdure.clock import pause
+from perdure.testing.clock import START
 from tests.simulate.events import ALL, BROADCAST, TARGETED, Question
 from tests.simulate.stage import Stage
 
 Node = list[Any]
 
 RUNS = [f"r{n}" for n in range(6)]
+FORKS = [f"f{n}" for n in range(3)]
 BEHAVIOURS = ("ok", "ok", "slow", "flaky", "fails", "hangs", "stubborn")
 PATIENT = Retry(max_attempts=3, initial=0.3, jitter=0.0)
 
@@ -70,9 +72,9 @@ async def _body(n: int, behaviour: str, after: str | None) -> list[Any]:
             await pause(stage.process, 0.2 * (1 + n % 4))
         case "flaky" if me.attempt < 2:
             raise ConnectionError("not yet")
-        case "fails":
+        case "fails" if me.run_id not in stage.mended:
             raise ValueError("it never works")
-        case "hangs":
+        case "hangs" if me.run_id not in stage.mended:
             await pause(stage.process, 1_000.0)
         case "stubborn":
             try:
@@ -82,21 +84,7 @@ async def _body(n: int, behaviour: str, after: str | None) -> list[Any]:
     return [n, me.location]
 
 
-# --- workflows
-
-
-@workflow(name="sim.tree")
-async def tree(ctx: Context, parts: Any) -> Any:
-    """Grow the first tree; if there are more, continue with the others."""
-    ctx.on_exit(left, ctx.run_id)
-    value = await grow(ctx, parts[0], None)
-    if len(parts) > 1:
-        await ctx.continue_as(parts[1:])
-    return plain(value)
-
-
-async def left(run_id: str) -> None:
-    Stage.current().left(run_id)
+# --- growing
 
 
 async def grow(ctx: Context, node: Node, after: str | None) -> Any:
@@ -112,7 +100,7 @@ async def grow(ctx: Context, node: Node, after: str | None) -> Any:
         case "join" | "race" | "scope" | "loop" | "within":
             return await _grow_block(ctx, node, after)
         case "child" | "started" | "detached":
-            return await _grow_child(ctx, kind, parts)
+            return await _grow_child(ctx, node)
         case "receive" | "batch" | "answer" | "send" | "broadcast" | "deferred":
             return await _grow_talk(ctx, node)
         case _:
@@ -138,6 +126,10 @@ async def _grow_leaf(ctx: Context, node: Node, after: str | None) -> Any:
             return await writing_work(n, after)
         case "sleep":
             return await ctx.sleep(n / 2)
+        case "until":
+            return await ctx.sleep_until(datetime.fromtimestamp(START + 2 * n, UTC))
+        case "lately":
+            return await work(n, "fails" if ctx.generation == 0 else "ok", after)
         case "show":
             return await ctx.publish("shown", n)
         case "stream":
@@ -182,10 +174,12 @@ def _loop(node: Node) -> Any:
     return body
 
 
-async def _grow_child(ctx: Context, kind: str, parts: list[Node]) -> Any:
+async def _grow_child(ctx: Context, node: Node) -> Any:
+    kind, n, parts = node
+    flow = CHILDREN[n % len(CHILDREN)]
     if kind == "child":
-        return await ctx.run_child(tree, parts)
-    child = await ctx.start_child(tree, parts, detached=kind == "detached")
+        return await ctx.run_child(flow, parts)
+    child = await ctx.start_child(flow, parts, detached=kind == "detached")
     if kind == "detached":
         return None
     outcome = await child.outcome()
@@ -231,10 +225,12 @@ async def _send(ctx: Context, node: Node) -> None:
 LEAVES = (
     *("ok", "slow", "flaky", "fails", "hangs", "stubborn", "undone", "undone", "once", "wrote", "sleep", "show"),
     *("stream", "chance", "register", "raise", "receive", "receive", "batch", "answer", "send", "broadcast"),
-    *("deferred", "deferred", "map"),
+    *("deferred", "deferred", "map", "until", "lately"),
 )
 BLOCKS = ("seq", "seq", "join", "race", "race", "scope", "gather", "within")
 FAMILY = ("child", "started", "detached")
+CHILDREN = ("sim.tree", "sim.tree", "sim.tree", "sim.again", "sim.hasty", "sim.restless", "sim.patient", "sim.brief")
+"""The workflows that children are of, by name."""
 
 
 def draw_trees(chance: random.Random) -> list[Node]:
@@ -249,84 +245,13 @@ def _draw(chance: random.Random, depth: int) -> Node:
     if way < 0.63:
         return ["loop", chance.randrange(4), [_block(chance, "seq", depth - 1)]]
     if way < 0.74:
-        return [chance.choice(FAMILY), 0, [_block(chance, "seq", depth - 2)]]
+        return [chance.choice(FAMILY), chance.randrange(len(CHILDREN)), [_block(chance, "seq", depth - 2)]]
     return _block(chance, chance.choice(BLOCKS), depth)
 
 
 def _block(chance: random.Random, kind: str, depth: int) -> Node:
     parts = 1 if kind == "within" else chance.randrange(1, 4)
     return [kind, chance.randrange(4), [_draw(chance, depth - 1) for _ in range(parts)]]
-
-
-# --- the model
-
-Expected = tuple[str, Any] | None
-"""("value", what it returns), ("error", the type of what it raises), or None where it depends."""
-
-
-def expected_of_run(parts: list[Node]) -> Expected:
-    """How a run comes out: of several trees only the last one's value is seen, if none before it fails."""
-    for part in parts:
-        outcome = expected(part)
-        if outcome is None or outcome[0] == "error":
-            return outcome
-    return outcome
-
-
-def expected(node: Node) -> Expected:
-    kind, n, parts = node
-    match kind:
-        case "ok" | "slow" | "flaky" | "chance" | "wrote":
-            return ("value", n)
-        case "undone":
-            return ("value", n)  # the behaviours that it can have come to a good end
-        case "fails" | "hangs":
-            return ("error", "StepFailed")
-        case "stubborn":
-            return ("value", n)
-        case "sleep" | "show" | "stream" | "register" | "send" | "broadcast" | "detached":
-            return ("value", None)
-        case "raise":
-            return ("error", "LookupError")
-        case "map":
-            return ("value", list(range(n)))
-        case "seq" | "scope" | "join" | "gather":
-            return _expected_of_parts(kind, [expected(part) for part in parts])
-        case "loop":
-            return _expected_of_loop(n, expected(parts[0]))
-        case "child" | "started":
-            return _expected_of_child(kind, expected_of_run(parts))
-        case _:
-            return None
-
-
-def _expected_of_parts(kind: str, outcomes: list[Expected]) -> Expected:
-    values = []
-    for outcome in outcomes:
-        if outcome is None:
-            return None
-        if outcome[0] == "error":
-            if kind in ("gather", "join") and None in outcomes:
-                return None
-            if kind == "gather" and len({each for each in outcomes if each is not None and each[0] == "error"}) > 1:
-                return None
-            return {"seq": outcome, "gather": outcome, "scope": ("value", outcome[1])}.get(kind, ("value", "JoinError"))
-        values.append(outcome[1])
-    return ("value", values)
-
-
-def _expected_of_loop(n: int, outcome: Expected) -> Expected:
-    if outcome is None:
-        return None
-    return ("value", outcome[1]) if outcome[0] == "error" else ("value", [n, outcome[1]])
-
-
-def _expected_of_child(kind: str, outcome: Expected) -> Expected:
-    if outcome is None:
-        return None
-    if kind == "child":
-        return ("error", "ChildFailed") if outcome[0] == "error" else outcome
-    return ("value", ["failed", None] if outcome[0] == "error" else ["succeeded", outcome[1]])
 
 
 # --- values: the result of a step is `[n, location]`; the model knows the first

@@ -3,17 +3,20 @@
 import asyncio
 import gc
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from perdure import Client, EngineConfig, Retry
 from perdure.testing.simulate.chance import dice, seeded
-from perdure.testing.simulate.loop import SimulatedLoop
+from perdure.testing.simulate.loop import SimulatedLoop, Spinning
 from perdure.testing.simulate.plan import STORM, Plan, draw_plan
-from perdure.testing.simulate.world import MakeStore, World
-from tests.simulate.checks import check_end, check_quiet, nudge, on_its_way
-from tests.simulate.clients import Caller, Seen, all_records
-from tests.simulate.programs import RUNS, draw_trees, tree
+from perdure.testing.simulate.world import Deploy, MakeStore, World
+from tests.simulate.calm import check_quiet, nudge, on_its_way
+from tests.simulate.checks import check_end
+from tests.simulate.clients import Caller, Program, Seen, all_records
+from tests.simulate.flows import FLOWS, new_code, old_code
+from tests.simulate.programs import RUNS, draw_trees
 from tests.simulate.stage import Stage
 from tests.simulate.stores import memory
 
@@ -35,27 +38,31 @@ class Course:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-def simulate(seed: int, plan: Plan | None = None, make_store: MakeStore = memory) -> Course:
-    """Play one seed, with its own plan of faults or with a given one."""
+def simulate(seed: int, plan: Plan | None = None, make_store: MakeStore = memory, only: str | None = None) -> Course:
+    """Play one seed, with its own plan of faults or with a given one; `only`: all runs are of this workflow."""
     if plan is None:
         chance = dice(seed, "plan")
         plan = draw_plan(chance, WORKERS[: 2 + seed % 2], CLIENTS)
-    loop = SimulatedLoop()
+    loop, lines = SimulatedLoop(), list[str]()
     logging.disable(logging.CRITICAL)  # what goes wrong goes wrong on purpose
     gc.disable()  # what is collected late or early must make no difference
     try:
         with seeded(seed), asyncio.Runner(loop_factory=lambda: loop) as runner:
-            return runner.run(_play(seed, plan, make_store))
+            return runner.run(_play(seed, plan, make_store, only, lines))
+    except Spinning as error:
+        return Course(seed, plan, [str(error)], [*lines, f"BROKEN: {error}"])
     finally:
         gc.enable()
         logging.disable(logging.NOTSET)
 
 
-async def _play(seed: int, plan: Plan, make_store: MakeStore) -> Course:
-    chance = dice(seed, "programs")
-    world = World(seed, plan, make_store, [tree], _config(dice(seed, "config")))
+async def _play(seed: int, plan: Plan, make_store: MakeStore, only: str | None, lines: list[str]) -> Course:
+    deploy = _deploy(dice(seed, "deploy"), WORKERS[: 2 + seed % 2], only)
+    world = World(seed, plan, make_store, deploy, _config(dice(seed, "config")))
+    world.lines = lines
     stage, seen = Stage(world), Seen()
-    programs = {run_id: draw_trees(chance) for run_id in RUNS}
+    chance = dice(seed, "programs")
+    programs = {run_id: _program(chance, deploy, only) for run_id in RUNS}
     callers = [Caller(world, name, dice(seed, name), programs, seen) for name in CLIENTS]
     for name in WORKERS[: 2 + seed % 2]:
         world.start_worker(name)
@@ -81,11 +88,13 @@ def _counts(world: World, seen: Seen) -> dict[str, int]:
         "turns": "  CommitTurn",
         "refused turns": "-> Superseded",
         "rewinds": "  RewindRun",
+        "forks": ": forked",
+        "pruned runs": " is pruned",
         "answers lost": " lost",
     }
     counts = {what: sum(words in line for line in world.lines) for what, words in said.items()}
     return {
-        "runs": len(world.witness.pictures),
+        "runs": len(world.witness.pictures) + len(world.witness.departed),
         "bodies": len(world.bodies),
         "calls": seen.calls,
         "refused calls": seen.refused,
@@ -103,7 +112,7 @@ async def _calm(world: World, stage: Stage, seen: Seen, callers: list[Caller]) -
         open_runs = await check_quiet(world, client)
         if not open_runs:
             break
-        await nudge(world, client, open_runs, round)
+        await nudge(world, stage, client, open_runs, round)
     else:
         world.witness.breaks(f"runs that do not end: {sorted(record.id for record in open_runs)}")
     await check_end(world, stage, seen, client)
@@ -116,6 +125,23 @@ async def _let_time_pass(client: Client) -> None:
         if not any(on_its_way(record) for record in await all_records(client)):
             break
     await asyncio.sleep(CALM)
+
+
+def _deploy(chance: Any, workers: Sequence[str], only: str | None) -> Deploy:
+    """Code changes once: here and there at some moment, or everywhere at once.
+
+    What a gate protects is not safe from old code that comes after new code.
+    """
+    at = {name: chance.choice((0.0, chance.uniform(1.0, STORM), STORM)) for name in workers}
+    return Deploy(old_code(), new_code(), chance.random() < 0.5 and only != "sim.gated", at)
+
+
+def _program(chance: Any, deploy: Deploy, only: str | None) -> Program:
+    """Mostly a plain one."""
+    flow = chance.choice((*["sim.tree"] * 5, *FLOWS))
+    if flow == "sim.gated" and deploy.rolling:
+        flow = "sim.grown"
+    return Program(only or flow, draw_trees(chance))
 
 
 def _config(chance: Any) -> EngineConfig:

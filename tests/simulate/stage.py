@@ -21,6 +21,7 @@ class Stage:
         self.undos: Counter[tuple[str, str]] = Counter()
         self.exits: Counter[str] = Counter()
         self.received: set[tuple[str, str]] = set()
+        self.mended: set[str] = set()  # runs whose steps do not fail any more
         Stage._present = self
 
     @classmethod

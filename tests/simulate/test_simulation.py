@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from perdure.testing.simulate.plan import AT_CALLS, AT_CLAIMS, AT_COMMITS, IN_TIME, Fault, Plan, draw_plan, shrink
+from tests.simulate.model import expected_of_run
 from tests.simulate.mutants import MUTANTS
-from tests.simulate.programs import expected_of_run
 from tests.simulate.simulation import CLIENTS, WORKERS, simulate
 from tests.simulate.stores import sqlite
 
@@ -73,7 +73,7 @@ def test_a_failure_says_how_to_see_it_again():
     code = (
         "import sys; from tests.simulate import command, mutants\n"
         "sys.argv = ['simulate', '--seeds', '20']\n"
-        "with mutants.overwrite_the_wake_up(): command.main()"
+        "with mutants.drop_mail_on_suspend(): command.main()"
     )
     environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PYTHONHASHSEED": "0"}
     done = subprocess.run(

@@ -104,7 +104,10 @@ class Coordinator:
 
     def created(self, record: RunRecord, definition: Workflow[Any, Any]) -> None:
         """A run was started here and is ours: no need to load what was just written."""
-        if self.residents.get(record.id) is None:
+        resident = self.residents.get(record.id)
+        if resident is not None and not resident.active:
+            self.found((record.id,))  # the copy is of a run that was pruned, and whose id is used again
+        elif resident is None:
             self._adopt(Snapshot(record, 0, (), ()), definition, fresh=True)
 
     def claimed(self, runs: Sequence[ClaimedRun], at: float | None = None) -> None:
@@ -115,7 +118,7 @@ class Coordinator:
         unknown: list[str] = []
         for run in runs:
             resident = self.residents.get(run.id)
-            if resident is not None and not resident.active and resident.position != run.position:
+            if resident is not None and not resident.active and not self._is_still(resident, run):
                 self._forget(resident)  # another worker has moved the run on: the copy would do again what it did
                 resident = None
             if resident is None:
@@ -129,6 +132,12 @@ class Coordinator:
             elif resident.committing:  # it was due again before we have heard that the turn is committed
                 self._claimed_early[run.id] = (run, at)
         self.found(unknown, at)
+
+    def _is_still(self, resident: Resident, run: ClaimedRun) -> bool:
+        """Whether a copy that sleeps is the run: nobody has moved it on, or has ended and pruned it and used its id."""
+        kept = resident.record.retention
+        kept = self._config.seconds("run_retention") if kept is None else kept
+        return resident.position == run.position and self._clock.now() - resident.slept_at < kept
 
     def found(self, run_ids: Sequence[str], claimed_at: float | None = None) -> None:
         """These runs are ours in the store; load those that are not in memory, or there only as a copy that sleeps."""
@@ -402,6 +411,7 @@ class Coordinator:
         resident.record = replace(resident.record, status=RunStatus.SUSPENDED, recoveries=0)
         if resident.wake_timer is not None:
             resident.wake_timer.cancel()
+        resident.slept_at = self._clock.now()
         self.residents.fall_asleep(resident)
         self._stopped(resident.id)
         self._suspended(self._clock.now() if answer.mail else turn.wake_at)

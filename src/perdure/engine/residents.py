@@ -32,8 +32,8 @@ class Resident:
         "record",
         "runner",
         "seen",
+        "slept_at",
         "turns",
-        "unread",
         "unread",
         "wake_timer",
     )
@@ -56,6 +56,7 @@ class Resident:
         self.turns = 0
         self.inputs: list[Input] = []
         self.wake_timer: Any = None
+        self.slept_at = 0.0  # when it was last suspended
 
     def may_have_run(self, attempt: int) -> bool:
         """Whether another process may have executed a step before that is to be executed now."""

@@ -13,7 +13,7 @@ import msgspec
 
 from perdure.errors import InvalidPayload
 from perdure.failures import describe
-from perdure.records import Ending, Entry, EntryStatus, ErrorRecord, Held, Message, Outcome, StreamItem
+from perdure.records import Ending, Entry, EntryStatus, ErrorRecord, Held, Message, StreamItem
 from perdure.runner.facade import RunStart
 from perdure.runner.outgoing import Outgoing
 from perdure.runner.pending import Pending
@@ -26,14 +26,13 @@ SUCCEEDED, FAILED = EntryStatus.SUCCEEDED, EntryStatus.FAILED
 class Completing(Outgoing):
     """See the module's docstring."""
 
-    __slots__ = ("_came_to", "_exit", "_main", "_ready", "_variables")
+    __slots__ = ("_exit", "_main", "_ready", "_variables")
 
     def __init__(self, start: RunStart) -> None:
         super().__init__(start)
         self._main: WorkflowTask | None = None
         self._variables = VariableContext()
         self._exit: SystemExit | None = None
-        self._came_to: Outcome | None = None  # the function's outcome, while the run is being brought to its end
         self._ready = 0  # answers that were known at once, in this turn
 
     def _function_ended(self) -> None:

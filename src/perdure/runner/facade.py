@@ -105,7 +105,7 @@ class Facade:
         return self._ledger.ask("step", step.name, step.segment, call=call)
 
     def ask_sleep(self, due_at: float) -> Any:
-        if due_at > self._loop.now:
+        if due_at > self._loop.now or self._ledger.has_asked_for_sleep(due_at):
             return self._ledger.ask("sleep", "sleep", "sleep", due_at=due_at)
         self._loop.callbacks += 1  # it does not wait, and so could spin
         if not self._ledger.may_ask() or self._loop.spinning:
@@ -270,7 +270,7 @@ class Facade:
     def prune(self, location: str, first: int, end: int) -> int:
         """Let go of these iterations of a loop, up to one that has something pending. Gives the first that is left.
 
-        The entries of attached children that may be running outlast their iterations.
+        The entries of attached children that may be running, and of settled deferreds, outlast their iterations.
         """
         ledger = self._ledger
         for iteration in range(first, end):
@@ -281,6 +281,8 @@ class Facade:
                 break
             for spent in (path, *ledger.compensations.spent_in(path)):
                 ledger.forget(spent)
+            if ledger.deferreds:
+                ledger.keep_deferreds(path)
         ledger.nursery.outlast(location, end)
         return end
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from perdure.records import Entry, EntryStatus
 from perdure.runner.locations import scope_of
 
-OUTLASTING = ("start_child", "watch")
+OUTLASTING = ("start_child", "watch", "deferred")
 """Kinds of entries of which some stay when their iteration is pruned."""
 
 
@@ -88,6 +88,13 @@ class History:
             self._loops[loop].seq is not None or iteration < self.iterations.get(loop, 0)
             for loop, iteration, _ in _iterations_around(location, self._loops)
         )
+
+    def past_deferreds(self) -> list[Entry]:
+        """Deferreds that were settled where no replay comes by, in order: who waits for one again gets the same."""
+        if not self._loops:
+            return []
+        found = [each for each in self.by_location.values() if each.kind == "deferred" and each.seq is not None]
+        return sorted((each for each in found if self.is_past(each.location)), key=lambda each: each.seq or 0)
 
     def scope(self, path: str) -> dict[int, Entry]:
         """The recorded entries of a scope by ordinal. Handed out once: what is left at the end was never asked for."""

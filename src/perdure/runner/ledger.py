@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 from asyncio import events
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from perdure.codec import Codec, fingerprint
@@ -92,7 +94,10 @@ class Ledger:
         self.standing: dict[str, set[str]] = {}  # waits for the end of runs that were set up before the run was loaded
         self.stops: dict[str, Pending] = {}
         self.exhausted: dict[str, Pending] = {}
-        self.deferreds: dict[str, Entry] = {}  # those that were awaited and settled, by name
+        # Those that were awaited and settled, by name: the entry that has taken the message.
+        self.deferreds: dict[str, Entry] = {}
+        for entry in history.past_deferreds():
+            self.deferreds.setdefault(entry.name, entry)
         self.extras = Extras()
         self.compensations = Compensations(self, codec, history)
         self.closers: set[Any] = set()  # tasks that roll back or end the run: they may ask when nobody else may
@@ -142,7 +147,7 @@ class Ledger:
                 if record.asked > asked:
                     self._asked = record.asked  # what was pruned was counted too
                 if self._fits(record, kind, location, call):
-                    self._ask_again(record, future, call, question)
+                    self._ask_again(record, future, call, question, due_at)
                 return future
             if kind != "step":
                 self.diverge(location, "a step that was under way", f"{kind} {location!r}", calling_line())
@@ -163,6 +168,12 @@ class Ledger:
         else:
             self.to_start[location] = pending
         return future
+
+    def has_asked_for_sleep(self, until: float) -> bool:
+        """Whether the next thing on record is a sleep until this moment: since a rewind that may be in the past."""
+        scope = self._loop.scope()
+        record = scope.recorded.get(scope.ordinal)
+        return record is not None and record.kind == "sleep" and record.due_at in (until, None)
 
     def pose(self, question: Question) -> Any:
         """Ask a question that is neither a step nor a sleep."""
@@ -202,7 +213,14 @@ class Ledger:
         self.changed[location] = pending.entry(PENDING)
         return future
 
-    def _ask_again(self, record: Entry, future: EntryFuture, call: StepCall | None, question: Question | None) -> None:
+    def _ask_again(
+        self,
+        record: Entry,
+        future: EntryFuture,
+        call: StepCall | None,
+        question: Question | None,
+        due_at: float | None = None,
+    ) -> None:
         """An ask that is on record: answer it at once where that is what would happen next anyway."""
         loop, history = self._loop, self._history
         if (
@@ -223,11 +241,15 @@ class Ledger:
         pending = Pending.of(record, future, call, question)
         self.pending[record.location] = pending
         if record.status is PENDING:
-            self._take_up(pending)
+            self._take_up(pending, due_at)
 
-    def _take_up(self, pending: Pending) -> None:
+    def _take_up(self, pending: Pending, due_at: float | None) -> None:
         """Go on with what was pending when the run was last seen."""
         location = pending.location
+        if pending.due_at is None and due_at is not None and self._was_opened_again(pending):
+            # Its last row said only that it was given up: its deadline is the one that it is asked for with now.
+            pending.due_at = due_at
+            self.changed[location] = pending.entry(PENDING)
         if pending.due_at is not None:
             self.alarms.set(location, pending.due_at)
         if pending.call is None:
@@ -242,6 +264,10 @@ class Ledger:
         elif pending.due_at is None and pending.seq is None:
             self.to_start[location] = pending
 
+    def _was_opened_again(self, pending: Pending) -> bool:
+        """Whether a rewind has opened it from a row without a deadline: a sleep always has one, a receive may not."""
+        return pending.kind == "sleep" or pending.generation != self._facts.generation
+
     def _prepare(self, pending: Pending) -> None:
         """See to it that a question gets its answer."""
         question = pending.question
@@ -254,8 +280,8 @@ class Ledger:
             if question.describe is not None:
                 if pending.recorded is None or pending.detail is None:
                     pending.detail = question.describe(pending.work)
-                elif isinstance(pending.work, StartChild) and b'"attached":false' in pending.detail:
-                    pending.work = replace(pending.work, attached=False)  # as the answer to its start has said
+                elif isinstance(pending.work, StartChild):
+                    self._know_again(pending, pending.work, question.describe)
             pending.awaited = self.standing.pop(pending.location, None) if pending.recorded is not None else None
             if pending.awaited is None:
                 self.to_send[pending.location] = pending
@@ -263,6 +289,16 @@ class Ledger:
             self.instant[pending.location] = None  # as it was answered before
         elif question.wants is not None or question.deferred is not None:
             self.waiting[pending.location] = pending
+
+    def _know_again(self, pending: Pending, work: StartChild, describe: Callable[[StartChild], bytes]) -> None:
+        """A child that is on record as asked for. After a rewind, and in a fork, it is another one: that goes on record
+        before it is started, so that who rewinds the run again finds it."""
+        child = msgspec.json.decode(pending.detail or b"{}")
+        if child.get("id") != work.run_id:
+            pending.detail = describe(work)
+            self.changed[pending.location] = pending.entry(PENDING)
+        elif not child.get("attached"):
+            pending.work = replace(work, attached=False)  # as the answer to its start has said
 
     def _subscribe(self, pending: Pending) -> None:
         if pending.question is not None and pending.question.wants is not None:
@@ -345,7 +381,7 @@ class Ledger:
 
     def _deferred_settled(self, name: str, entry: Entry) -> None:
         """All of one name are the same: who waits for it elsewhere gets the same answer, now."""
-        self.deferreds[name] = entry
+        self.deferreds.setdefault(name, entry)
         for location, waiting in list(self.waiting.items()):
             if waiting.question is not None and waiting.question.deferred == name:
                 del self.waiting[location]
@@ -409,6 +445,13 @@ class Ledger:
         for known in (self.changed, self._history.by_location):
             for location in [each for each in known if each == path or each.startswith(below)]:
                 del known[location]
+
+    def keep_deferreds(self, path: str) -> None:
+        """What was forgotten with this path may be waited for again, and nobody can complete it twice: it outlasts."""
+        below = f"{path}/"
+        for entry in self.deferreds.values():
+            if entry.location.startswith(below):
+                self.changed[entry.location] = entry
 
     def stop_run(self, location: str, run_id: str) -> None:
         """Have a run stopped that nobody waits for any more. The run does not end before that was done."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 
-from perdure.records import Effect, Entry, EntryStatus, Errand, Held, RunStep, Wait
+from perdure.records import Effect, Entry, EntryStatus, Errand, Held, Outcome, RunStep, Wait
 from perdure.retry import Retry
 from perdure.runner.facade import Facade, RunStart
 from perdure.runner.mailroom import Mailroom
@@ -16,12 +16,13 @@ from perdure.runner.where import waiting_line
 class Outgoing(Facade):
     """The half of a runner that looks at where the run stands; the other half moves it."""
 
-    __slots__ = ("_limited", "_mailroom", "_redoing", "_stop_reason")
+    __slots__ = ("_came_to", "_limited", "_mailroom", "_redoing", "_stop_reason")
 
     def __init__(self, start: RunStart) -> None:
         super().__init__(start)
         self._mailroom = Mailroom(start.facts.id, start.codec, self._ledger.extras)
         self._stop_reason: str | None = None
+        self._came_to: Outcome | None = None  # the function's outcome, while the run is being brought to its end
         self._redoing: Pending | None = None  # a step of the kept history that is done again; the replay waits for it
         self._limited = start.deadline_at is not None or start.definition.settings.max_suspend is not None
 
@@ -119,9 +120,12 @@ class Outgoing(Facade):
     # --- limits
 
     def _limit(self) -> tuple[float, str] | None:
-        """The run's own next limit: when, and which. A suspension counts from the last thing that happened."""
+        """The run's own next limit: when, and which. A suspension counts from the last thing that happened.
+
+        None once the function has ended: what is left to do then cannot be cancelled.
+        """
         deadline_at, max_suspend = self._start.deadline_at, self._start.definition.settings.max_suspend
-        if (deadline_at is None and max_suspend is None) or self._stop_reason is not None:
+        if (deadline_at is None and max_suspend is None) or self._stop_reason is not None or self._came_to is not None:
             return None
         limits: list[tuple[float, str]] = []
         if deadline_at is not None:

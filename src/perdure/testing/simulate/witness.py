@@ -6,7 +6,8 @@ holds the store and those who write to it against it:
 - a turn is taken only from the run's owner, while it is alive, and only at the end of the history;
 - what is on record stays as it is, and completions are recorded in order;
 - a refused write leaves the run as it was;
-- a run that has ended is changed by nothing but a rewind;
+- a run that has ended is changed by nothing but a rewind, and is deleted only when its time has come;
+- a run keeps its workflow and version until it begins anew, and one that is tried again has waited for that;
 - a message is accepted once, consumed once, and only if it was there;
 - a deferred has the value that was given to it in this very generation, and a child that is waited for has ended.
 
@@ -16,11 +17,20 @@ What is broken goes to `broken`, in words.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
-from perdure.records import Ending, Entry, EntryStatus, Message, RunStatus, TopicEvent, WorkerRecord
+from perdure.records import (
+    Ending,
+    Entry,
+    EntryStatus,
+    Message,
+    RunQuery,
+    RunRecord,
+    RunStatus,
+    TopicEvent,
+    WorkerRecord,
+)
 from perdure.store.base import (
     Answer,
     Claim,
@@ -35,54 +45,29 @@ from perdure.store.base import (
     Publish,
     Published,
     ReleaseRun,
+    Restart,
     RewindRun,
+    RunPatch,
     Snapshot,
     Store,
     Write,
 )
 from perdure.testing.faults import FaultyStore
+from perdure.testing.simulate.picture import Picture, born, is_known, started_at
 
 Trace = Callable[[str], None]
-
-
-@dataclass(slots=True)
-class Picture:
-    """A run, as far as its writes tell."""
-
-    id: str
-    created_by: str
-    position: int = 0
-    generation: int = 0
-    epoch: int = 0
-    owner: str | None = None
-    status: RunStatus = RunStatus.RUNNING
-    ending: tuple[RunStatus, bytes | None] | None = None
-    entries: dict[str, Entry] = field(default_factory=dict)
-    last_seq: int = -1
-    turns: set[str] = field(default_factory=set)
-    touched: bool = False  # stopped, rewound or resumed from outside
-    terminated: bool = False
-    rewound: bool = False
-    pruned: set[str] = field(default_factory=set)  # locations that were on record and were dropped on purpose
-    accepted: dict[str, Message] = field(default_factory=dict)  # events of the mailbox, by id
-    completed: dict[str, Message] = field(default_factory=dict)  # completions of deferreds, by id
-    consumed: dict[str, Message] = field(default_factory=dict)  # events and assignments that a turn took, by id
-    returned: dict[str, Message] = field(default_factory=dict)  # what a rewind has put back into the mailbox
-    streamed: int = 0  # items that turns have written
-    recorded: list[Entry] = field(default_factory=list)  # what was ever settled, in order
-
-    def settled_at(self, location: str) -> Entry | None:
-        entry = self.entries.get(location)
-        return entry if entry is not None and entry.status is not EntryStatus.PENDING else None
 
 
 class Witness(FaultyStore):
     """See the module's docstring. Wraps the one store; no call waits here."""
 
-    def __init__(self, store: Store, trace: Trace) -> None:
+    def __init__(self, store: Store, trace: Trace, run_retention: float) -> None:
         super().__init__(store)
         self.broken: list[str] = []
         self.pictures: dict[str, Picture] = {}
+        self.departed: list[tuple[Picture, RunRecord]] = []  # runs that were pruned, as they were
+        self.births: dict[str, CreateRun] = {}
+        self._run_retention = run_retention
         self.gone: set[str] = set()
         self.ever_gone: set[str] = set()  # also those that have come back since
         self.sent: dict[tuple[str, str], TopicEvent] = {}
@@ -113,9 +98,8 @@ class Witness(FaultyStore):
     def _take(self, write: Write, answer: Answer, mail: dict[str, dict[int, Message]]) -> None:
         match write, answer:
             case CreateRun(record), Created() if record.id not in self.pictures:
-                picture = self.pictures[record.id] = Picture(record.id, record.created_by, len(write.entries))
-                picture.owner = record.owner if answer.owned else None
-                picture.entries = {entry.location: entry for entry in write.entries}
+                self.births[record.id] = write
+                self.pictures[record.id] = born(write, record.owner if answer.owned else None)
             case CreateRun(record), Created() if self.pictures[record.id].created_by != record.created_by:
                 self.breaks(f"run {record.id} was created twice")
             case CommitTurn(), Committed():
@@ -149,30 +133,55 @@ class Witness(FaultyStore):
             run.status = turn.patch.status
             if turn.patch.status.terminal:
                 run.owner, run.ending = None, (turn.patch.status, turn.patch.result)
+                self._check_kept(run, turn.patch)
         if turn.extras is not None:
             run.streamed += len(turn.extras.streamed)
 
     def _append(self, run: Picture, turn: CommitTurn) -> None:
         carried = () if turn.restart is None else turn.restart.entries
         run.position = turn.base + max(1, len(turn.entries), len(carried))
+        gone: dict[str, Entry] = {}
         for dropped in turn.extras.dropped if turn.extras is not None else ():
-            gone = [each for each in run.entries if each == dropped or each.startswith(f"{dropped}/")]
-            run.pruned.update(gone)
-            for each in gone:
-                del run.entries[each]
+            below = [each for each in run.entries if each == dropped or each.startswith(f"{dropped}/")]
+            gone.update((each, run.entries.pop(each)) for each in below)
         last = run.last_seq
         for entry in turn.entries:
-            self._record(run, entry, last)
+            if gone.get(entry.location) == entry:  # it outlasts what is pruned around it
+                run.entries[entry.location] = gone.pop(entry.location)
+            else:
+                self._record(run, entry, last)
+        run.pruned.update(gone)
         if turn.restart is not None:
+            self._begin_anew(run, turn, turn.restart)
             run.pruned.update(run.entries)
             run.entries = {entry.location: entry for entry in carried}
             run.generation, run.epoch, run.last_seq = run.generation + 1, run.epoch + 1, -1
+
+    def _begin_anew(self, run: Picture, turn: CommitTurn, restart: Restart) -> None:
+        """As another, or because it failed and is tried again: then it has waited, and is what it was."""
+        if restart.run_attempt > 1:
+            run.before_retry = len(run.recorded)
+            if restart.run_attempt != run.run_attempt + 1:
+                self.breaks(f"run {run.id}: attempt {restart.run_attempt} came after {run.run_attempt}")
+            if (restart.workflow, restart.version) != (run.workflow, run.version):
+                self.breaks(f"run {run.id}: {run.workflow} failed, and {restart.workflow} is tried")
+            if turn.patch is None or turn.patch.wake_at is None or turn.patch.wake_at <= turn.now:
+                self.breaks(f"run {run.id} is tried again at once")
+        run.before_epoch, run.begun_in = len(run.recorded), run.generation + 1
+        run.workflow, run.version, run.run_attempt = restart.workflow, restart.version, restart.run_attempt
+
+    def _check_kept(self, run: Picture, patch: RunPatch) -> None:
+        kept = self._run_retention if run.retention is None else run.retention
+        run.prune_at = patch.prune_at
+        if patch.ended_at is None or patch.prune_at != patch.ended_at + kept:
+            self.breaks(f"run {run.id} ended at {patch.ended_at}, is kept for {kept} s and goes at {patch.prune_at}")
 
     def _record(self, run: Picture, entry: Entry, last: int) -> None:
         before, known = run.entries.get(entry.location), run.settled_at(entry.location)
         again = before is not None and before.seq == entry.seq  # a step that was undone and runs again in its place
         changed = known is not None and (known.status, known.value, known.seq) != (entry.status, entry.value, entry.seq)
-        if known is not None and known.seq is not None and changed:
+        changed = changed or (known is not None and known.name != entry.name)
+        if known is not None and (known.seq is not None or known.kind == "version") and changed:
             self.breaks(f"run {run.id}: the record of {entry.location} was {known} and became {entry}")
         if known is None and entry.status is not EntryStatus.PENDING and entry.seq is not None:
             if entry.seq <= last and not again:
@@ -186,7 +195,8 @@ class Witness(FaultyStore):
         """What was waited for has come about, and not in another generation."""
         if entry.kind == "deferred":
             message = run.completed.get(f"deferred/{run.epoch}/{entry.name}")
-            if message is None or msgspec.json.decode(message.body or b"{}", type=Ending).result != entry.value:
+            given = None if message is None else msgspec.json.decode(message.body or b"{}", type=Ending).result
+            if given != entry.value and not is_known(run, entry):
                 self.breaks(f"run {run.id}: deferred {entry.name} came to {entry.value!r}, which nobody gave it")
         elif entry.kind in ("child", "result", "outcome") and entry.detail is not None:
             child = self.pictures.get(msgspec.json.decode(entry.detail).get("id"))
@@ -204,7 +214,9 @@ class Witness(FaultyStore):
     def _take_message(self, run: Picture, message: Message) -> None:
         if run.ending is not None:
             self.breaks(f"run {run.id}: {message.kind} {message.id} was accepted after its end")
-        run.touched = run.touched or message.kind in ("cancel", "resume")
+        run.touched = run.touched or message.kind == "cancel"
+        if message.kind == "cancel" and run.parent is not None and not message.id.startswith(f"cancel/{run.parent}/"):
+            self.breaks(f"run {run.id} of {run.parent} was cancelled by another: {message.id}")
         if message.kind == "event":
             if message.id in run.accepted:
                 self.breaks(f"run {run.id}: event {message.id} was accepted twice")
@@ -218,6 +230,7 @@ class Witness(FaultyStore):
         if run.ending is not None:
             self.breaks(f"run {run.id} was ended twice")
         run.turns.add(end.turn_id)
+        run.prune_at = None if end.prune_after is None else end.now + end.prune_after
         run.position += 1
         run.terminated = True
         run.owner, run.touched, run.status, run.ending = None, True, end.status, (end.status, None)
@@ -232,6 +245,10 @@ class Witness(FaultyStore):
         run.position = rewind.base + max(1, len(rewind.entries))
         run.owner, run.touched, run.status, run.ending = None, True, RunStatus.SUSPENDED, None
         run.generation += 1
+        stopped = {entry.name for entry in rewind.entries if entry.kind == "stop"}
+        for child in self.pictures.values():
+            if child.ending is None and child.id not in stopped and started_at(child, run) in rewind.dropped:
+                self.breaks(f"run {run.id} was rewound to before it started {child.id}, which is not stopped")
         for location in rewind.dropped:
             run.entries.pop(location, None)
         run.entries.update((entry.location, entry) for entry in rewind.entries)
@@ -251,6 +268,8 @@ class Witness(FaultyStore):
         if position != run.position or record.generation != run.generation:
             mine, theirs = (run.generation, run.position), (record.generation, position)
             self.breaks(f"run {run_id} is at {theirs}, and its writes came to {mine}")
+        if (record.workflow, record.version, record.run_attempt) != (run.workflow, run.version, run.run_attempt):
+            self.breaks(f"run {run_id} is {record.workflow} {record.version}, and was {run.workflow} {run.version}")
         if record.status.terminal != (run.ending is not None):
             self.breaks(f"run {run_id} is {record.status}, and its writes came to {run.status}")
         if run.ending is not None and run.ending != (record.status, record.result):
@@ -295,10 +314,30 @@ class Witness(FaultyStore):
         return gone
 
     async def prune(self, now: float, limit: int = 500, *, remember: float = 0.0) -> int:
+        before = {record.id: record for record in (await self.inner.runs(_ALL)).runs}
+        owing = {each.record.id for each in await self.inner.unsettled(1_000)}
         pruned = await self.inner.prune(now, limit, remember=remember)
-        if pruned:
-            self.breaks("runs were pruned before their time")
+        left = {record.id for record in (await self.inner.runs(_ALL)).runs}
+        gone = [record for run_id, record in before.items() if run_id not in left]
+        if len(gone) != pruned:
+            self.breaks(f"{pruned} runs were pruned, and {len(gone)} are gone")
+        for record in gone:
+            self._take_pruned(self.pictures.pop(record.id), record, now, record.id in owing)
+        for record in gone:
+            if record.parent in self.pictures and self.pictures[record.parent].ending is None:
+                self.breaks(f"run {record.id} was pruned, and its parent {record.parent} goes on")
         return pruned
+
+    def _take_pruned(self, run: Picture, record: RunRecord, now: float, owing: bool) -> None:
+        self._trace(f"  {run.id} is pruned")
+        self.departed.append((run, record))
+        if run.ending is None or owing:
+            self.breaks(f"run {run.id} was pruned, and {'owes something' if owing else 'has not ended'}")
+        elif run.prune_at is None or run.prune_at > now:
+            self.breaks(f"run {run.id} was pruned at {now}, and was to be kept until {run.prune_at}")
+
+
+_ALL = RunQuery(limit=1_000)
 
 
 def _run_of(write: Write) -> str | None:
@@ -311,7 +350,7 @@ def _said(write: Write) -> str:
     kind = type(write).__name__
     match write:
         case CreateRun():
-            return f"{kind} {write.record.id}"
+            return f"{kind} {write.record.id}{': forked' if write.entries else ''}"
         case CommitTurn():
             changes = " ".join(f"{each.location}={each.status}" for each in write.entries)
             state = "" if write.patch is None else f" now {write.patch.status}"

@@ -7,8 +7,9 @@ what is on record at that moment.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from perdure.client import Client
@@ -17,6 +18,7 @@ from perdure.config import EngineConfig
 from perdure.definition import Workflow
 from perdure.embedded import Engine, core_over
 from perdure.records import EntryStatus, RunStep
+from perdure.runner.ledger import EXHAUSTED
 from perdure.store.base import Store
 from perdure.testing.simulate.chance import dice
 from perdure.testing.simulate.door import Door
@@ -26,7 +28,26 @@ from perdure.testing.simulate.process import Process
 from perdure.testing.simulate.witness import Witness
 
 MakeStore = Callable[[Clock], Store]
+Workflows = Sequence[Workflow[Any, Any]]
 RESTART = (0.0, 0.5, 2.0)  # seconds until another process takes the place of one that is gone
+
+
+@dataclass(frozen=True, slots=True)
+class Deploy:
+    """What workers can execute before and after a change of code.
+
+    `rolling`: each worker leaves and comes back with the new code at a moment of its own (`at`, in seconds from the
+    start), the last ones when the storm is over. Otherwise all of them die at the first of these moments: no old code
+    is executed after new code.
+    """
+
+    before: Workflows
+    after: Workflows
+    rolling: bool = True
+    at: Mapping[str, float] = field(default_factory=dict)
+
+    def moment(self, name: str) -> float:
+        return self.at.get(name, math.inf) if self.rolling else min(self.at.values(), default=math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +68,11 @@ class SimulatedEngine(Engine):
         super().__init__(door, clock=process, **options)
         self.door = door
         self.process = process
+        self.known = {(each.name, each.version): each for each in options["workflows"]}
         self._world = world
+
+    def has(self, workflows: Workflows) -> bool:
+        return list(self.known.values()) == list(workflows)
 
     async def open(self) -> None:
         await Client.open(self)
@@ -72,7 +97,7 @@ class World:
         seed: object,
         plan: Plan,
         make_store: MakeStore,
-        workflows: Sequence[Workflow[Any, Any]],
+        deploy: Deploy,
         config: EngineConfig,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -84,10 +109,10 @@ class World:
         self.began_at = loop.moment
         self.names: dict[str, str] = {}
         self.store = make_store(Process("store", loop, self.trace, {}))
-        self.witness = Witness(self.store, self.trace)
+        self.witness = Witness(self.store, self.trace, config.seconds("run_retention"))
         self.bodies: list[Body] = []
         self.writings: dict[int, Process] = {}
-        self._workflows = list(workflows)
+        self._deploy = deploy
         self._config = config
         self._counts: dict[str, dict[str, int]] = {}
         self._healed = asyncio.Event()
@@ -106,6 +131,7 @@ class World:
 
     def start_worker(self, name: str) -> None:
         self._tasks.append(self.loop.create_task(self._live(name)))
+        self._tasks.append(self.loop.create_task(self._change_code(name)))
         for fault in self.plan.in_time(name):
             self._tasks.append(self.loop.create_task(self._disturb(fault)))
 
@@ -148,8 +174,8 @@ class World:
         chance = dice(self.seed, name, "life")
         while True:
             process, door = self._process(name)
-            config = self._config
-            engine = SimulatedEngine(self, process, door, workflows=self._workflows, config=config)
+            workflows = self._deploy.after if self._is_deployed(name) else self._deploy.before
+            engine = SimulatedEngine(self, process, door, workflows=workflows, config=self._config)
             self._engines[name] = engine
             leaving = self._leaving[name] = asyncio.Event()
             self.trace(f"{name} starts")
@@ -161,10 +187,29 @@ class World:
             await engine._abandon()
             await process.wait(0.0 if self._healed.is_set() else chance.choice(RESTART))
 
-    async def _disturb(self, fault: Fault) -> None:
+    def _is_deployed(self, name: str) -> bool:
+        return self._healed.is_set() or self.loop.moment >= self.began_at + self._deploy.moment(name)
+
+    async def _change_code(self, name: str) -> None:
+        await self._until(self._deploy.moment(name))
+        engine = self._engines.get(name)
+        if engine is None or engine.has(self._deploy.after):
+            return
+        self.trace(f"{name} gets new code")
+        if self._deploy.rolling:
+            self._leaving[name].set()
+        else:
+            engine.process.die()
+
+    async def _until(self, at: float) -> None:
+        """The moment that is so many seconds from the start, or the end of the storm."""
         waiting = self.loop.create_task(self._healed.wait())
-        await asyncio.wait((waiting,), timeout=max(0.0, self.began_at + fault.at - self.loop.moment))
+        left = self.began_at + at - self.loop.moment
+        await asyncio.wait((waiting,), timeout=None if math.isinf(left) else max(0.0, left))
         waiting.cancel()
+
+    async def _disturb(self, fault: Fault) -> None:
+        await self._until(fault.at)
         engine = self._engines.get(fault.process)
         if self._healed.is_set() or engine is None:
             return
@@ -184,6 +229,8 @@ class World:
 
     def executes(self, process: Process, worker: str, run_id: str, step: RunStep) -> None:
         """A worker begins to execute a body: what is on record must allow it."""
+        if run_id not in self.witness.pictures:
+            return  # it was stopped under its hands, and is gone by now
         self.bodies.append(Body(process.name, run_id, step.location, step.attempt, step.idempotency_key))
         self.trace(f"{process.name} executes {step.idempotency_key} (attempt {step.attempt})")
         run, witness = self.witness.pictures[run_id], self.witness
@@ -192,12 +239,16 @@ class World:
             if worker not in witness.ever_gone and not run.touched:
                 witness.breaks(f"{process.name} executes {step.location} of run {run_id}, which {run.owner} owns")
             return
+        if (run.workflow, run.version) not in self._engines[process.name].known:
+            witness.breaks(f"{process.name} executes {run.workflow} version {run.version}, which it does not have")
         entry = run.entries.get(step.location)
         where = f"step {step.location} of run {run_id}"
         if run.settled_at(step.location) is not None:
             witness.breaks(f"{where} is on record, and is executed again")
         if entry is not None and entry.due_at is not None and step.attempt <= entry.attempts:
             witness.breaks(f"attempt {step.attempt} of {where} is on record as failed, and is executed again")
+        if entry is not None and entry.detail == EXHAUSTED:
+            witness.breaks(f"{where} holds the run until it is resumed, and is executed")
         begun = entry is not None and entry.status is EntryStatus.PENDING and entry.attempts >= step.attempt
         if step.call.step.settings.at_most_once and not begun:
             witness.breaks(f"{where} is to be executed at most once, and begins before that is on record")
