@@ -66,7 +66,7 @@ def test_the_report_names_what_was_executed_again_and_by_which_crash():
     @workflow(name="reports.careful")
     async def careful(ctx: Context) -> None:
         await report_add_once("lamp")
-        await ctx.sleep(timedelta(days=60))
+        await ctx.sleep(timedelta(days=20))
         await report_add_once("table")
 
     report = asyncio.run(crash_everywhere(careful, begin=WORLD.clear, effects=lambda: len(WORLD)))

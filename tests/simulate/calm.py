@@ -55,7 +55,7 @@ def _check_waits(world: World, record: RunRecord, inbox: list[Any], topics: dict
         return
     if record.wake_at is not None and record.wake_at < now - 5.0:
         breaks(f"run {record.id} was due {now - record.wake_at:g} s ago")
-    waits = {wait.name for wait in record.waits if wait.kind == "event"}
+    waits = {wait.name for wait in record.waits if wait.kind == "event" and record.held is None}
     names = {name for each in waits if each is not None for name in each.split(",")} - set(MAY_EXPIRE)
     for message in inbox:
         if message.kind == "event" and message.name in names and record.wake_at is None:

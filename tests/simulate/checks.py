@@ -23,7 +23,8 @@ A_LONG_TIME = 400 * 86_400.0  # seconds, longer than anything is kept
 async def check_end(world: World, stage: Stage, seen: Seen, client: Client) -> None:
     """When nothing is open any more."""
     pictures, departed = world.witness.pictures, list(world.witness.departed)
-    family = Family(seen.forks, [*departed, *((pictures[each.id], each) for each in await all_records(client))])
+    lives = [*departed, *((pictures[each.id], each) for each in await all_records(client))]
+    family = Family(seen.forks, lives, {run.parent for run, _ in departed})
     _check_events(world, stage, seen, family, await _where_events_are(world, family, client))
     _check_seen(world, seen, family)
     for run, record in family.lives:
@@ -42,12 +43,17 @@ class Family:
 
     forks: dict[str, str]
     lives: list[tuple[Picture, RunRecord]]
+    lost_children: set[str | None]  # runs of which a child was pruned
 
     def touched(self, run: Picture) -> bool:
         """Whether somebody has meddled with it or with those that it comes from."""
         if run.touched or (run.forked and run.id not in self.forks):
             return True
+        if run is not next(each for each, _ in self.lives if each.id == run.id):
+            return True  # its id was used before: it may find children of the run that had it
         origin = self.forks[run.id] if run.forked else run.parent
+        if run.forked and origin in self.lost_children:
+            return True  # it may have waited for one of them
         return origin is not None and any(self.touched(each) for each, _ in self.lives if each.id == origin)
 
 

@@ -258,8 +258,8 @@ def _block(chance: random.Random, kind: str, depth: int) -> Node:
 
 
 def location_of(value: Any) -> str | None:
-    is_step = isinstance(value, list) and len(value) == 2 and isinstance(value[1], str) and "sim." in value[1]
-    return value[1] if is_step else None
+    is_pair = isinstance(value, list) and len(value) == 2 and isinstance(value[0], int) and isinstance(value[1], str)
+    return value[1] if is_pair and value[1].rpartition("/")[2].startswith("sim.") else None
 
 
 def plain(value: Any) -> Any:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from perdure.testing.simulate.chance import dice
 from perdure.testing.simulate.plan import AT_CALLS, AT_CLAIMS, AT_COMMITS, IN_TIME, Fault, Plan, draw_plan, shrink
+from tests.simulate.flows import FLOWS
 from tests.simulate.model import expected_of_run
 from tests.simulate.mutants import MUTANTS
-from tests.simulate.simulation import CLIENTS, WORKERS, simulate
+from tests.simulate.simulation import CLIENTS, WORKERS, _deploy, _program, simulate
 from tests.simulate.stores import sqlite
 
 ROOT = Path(__file__).parents[2]
@@ -113,3 +115,31 @@ def test_every_kind_of_fault_is_drawn():
 )
 def test_the_model_says_what_a_tree_comes_to(trees, outcome):
     assert expected_of_run(trees) == outcome
+
+
+@pytest.mark.parametrize(
+    ("flow", "trees", "outcome"),
+    [
+        ("sim.tree", [["seq", 0, [["lately", 3, []]]]], ("error", "StepFailed")),
+        ("sim.again", [["seq", 0, [["lately", 3, []]]]], ("value", [3])),
+        ("sim.again", [["seq", 0, [["fails", 3, []]]]], ("error", "StepFailed")),
+        ("sim.patient", [["seq", 0, [["fails", 3, []]]]], ("value", [3])),
+        ("sim.patient", [["ok", 3, []], ["ok", 4, []]], ("value", 4)),
+        ("sim.patient", [["ok", 3, []], ["fails", 4, []]], None),  # it goes over to a plain tree, mended or not
+        ("sim.hasty", [["ok", 1, []]], None),
+        ("sim.grown", [["ok", 1, []]], ("value", 1)),
+        ("sim.grown", [["ok", 1, []], ["ok", 2, []]], ("value", ["version 2", 1, 2])),
+        ("sim.gated", [["ok", 1, []], ["ok", 2, []]], ("value", ["gate", 1, 2])),
+        ("sim.tree", [["child", 3, [["lately", 5, []]]]], ("value", 5)),  # a child that is tried again
+        ("sim.tree", [["child", 4, [["ok", 5, []]]]], None),  # one that may time out
+    ],
+)
+def test_the_model_knows_what_a_workflow_makes_of_a_tree(flow, trees, outcome):
+    assert expected_of_run(trees, flow) == outcome
+
+
+def test_every_workflow_is_drawn_with_and_without_a_change_of_code_everywhere_at_once():
+    deploys = [_deploy(dice(seed, "deploy"), WORKERS, None) for seed in range(100)]
+    drawn = {(deploy.rolling, _program(dice(n), deploy, None).flow) for n, deploy in enumerate(deploys * 10)}
+    assert {flow for rolling, flow in drawn if not rolling} == set(FLOWS)
+    assert {flow for rolling, flow in drawn if rolling} == set(FLOWS) - {"sim.gated"}

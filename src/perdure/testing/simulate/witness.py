@@ -254,6 +254,8 @@ class Witness(FaultyStore):
         run.entries.update((entry.location, entry) for entry in rewind.entries)
         run.last_seq = max((each.seq for each in run.entries.values() if each.seq is not None), default=-1)
         for message in rewind.returned:
+            if message.kind == "deferred":
+                run.completed.setdefault(message.id, message)  # a fork had it from the run that it was made from
             run.consumed.pop(message.id, None)
             run.returned[message.id] = message
 
