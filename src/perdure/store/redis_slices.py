@@ -155,6 +155,9 @@ def _urgency(post: Post) -> float:
 
 async def gathered(calls: Iterable[Any]) -> list[Any]:
     """The results of calls to different slices, not too many at once."""
+    pending = list(calls)
+    if len(pending) == 1:  # sent before anything else happens here: the server works while the engine goes on
+        return [await pending[0]]
     room = asyncio.Semaphore(AT_ONCE)
 
     async def one(call: Any) -> Any:
@@ -166,7 +169,7 @@ async def gathered(calls: Iterable[Any]) -> list[Any]:
         task.add_done_callback(lambda done: call.close())  # one that was cancelled before there was room has not begun
         return task
 
-    return await asyncio.gather(*map(begun, calls))
+    return await asyncio.gather(*map(begun, pending))
 
 
 def encoded(value: Any) -> bytes:

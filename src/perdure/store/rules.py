@@ -81,6 +81,8 @@ class Standing(Struct):
 def run_of(write: Write) -> Key:
     """The one run, or the topic, that a write is about. What it assigns and returns touches other runs too."""
     match write:
+        case CommitTurn():  # most are
+            return write.run_id
         case CreateRun():
             return write.record.id
         case Publish():

@@ -4,22 +4,15 @@
 -- Most writes are new runs, mail, and turns that only append and patch: those are judged and written all at once. The
 -- others follow one by one.
 
--- Plain turns (t_) are each the only write to its run in this batch. They append entries (e_), read mail (c_) and
--- perhaps change the run's row (p_), and nothing else; `e_turn`, `c_turn` and `p_turn` say which of them is meant,
--- counted from 1. What is in `b_mail` is the only write to its run, too. A turn that is simply committed gets no row in
--- the answer. A row at -1 names a run that others want to hear of.
+-- Plain turns (`b_turns`, and at which place of the batch each stands, `b_at`) are each the only write to its run in
+-- this batch. They append entries, read mail and perhaps change the run's row, and nothing else. What is in `b_mail` is
+-- the only write to its run, too. A turn that is simply committed gets no row in the answer. A row at -1 names a run
+-- that others want to hear of.
+--
+-- Turns are `json` and not `jsonb`: what is kept as JSON is cut out of it as it came, and may hold an escaped NUL.
 CREATE FUNCTION commit_batch(
-    b_workers text[], b_topics text[], b_runs text[], b_creates jsonb, b_mail jsonb, b_writes jsonb,
-    t_at integer[], t_run text[], t_base bigint[], t_id text[], t_worker text[], t_owned boolean[], t_now float8[],
-    t_seen bigint[], t_rows integer[],
-    e_turn integer[], e_nth integer[], e_location text[], e_kind text[], e_name text[], e_status text[],
-    e_asked bigint[], e_ordinal bigint[], e_seq bigint[], e_value bytea[], e_error text[], e_attempts integer[],
-    e_generation integer[], e_started_at float8[], e_settled_at float8[], e_due_at float8[], e_fingerprint bytea[],
-    e_detail bytea[],
-    c_turn integer[], c_number bigint[],
-    p_turn integer[], p_status text[], p_owner text[], p_wake_at float8[], p_waits text[], p_held text[],
-    p_held_kind text[], p_drift text[], p_recoveries integer[], p_result bytea[], p_error text[], p_ended_at float8[],
-    p_prune_at float8[])
+    b_workers text[], b_topics text[], b_runs text[], b_creates jsonb, b_mail jsonb, b_writes jsonb, b_at json,
+    b_turns json)
 RETURNS TABLE (at integer, verdict text, number bigint, flag boolean, label text, body bytea, note text)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -32,7 +25,19 @@ AS $$
 DECLARE
     w record;
     a answer;
-    -- of each plain turn
+    -- of each plain turn: what it says
+    t_at integer[];
+    t_run text[];
+    t_base bigint[];
+    t_id text[];
+    t_worker text[];
+    t_owned boolean[];
+    t_now float8[];
+    t_seen bigint[];
+    t_entries json[];
+    t_consumed json[];
+    t_patch json[];
+    -- and what there is about its run
     run_nos bigint[];
     verdicts text[];
     statuses text[];
@@ -47,6 +52,17 @@ BEGIN
         PERFORM lock_topics(b_topics, b_writes);
         b_runs := b_runs || first_in_lines(b_writes);
     END IF;
+    IF b_turns IS NOT NULL THEN  -- rows come in the order in which they stand in the document
+        t_at := ARRAY(SELECT x::integer FROM json_array_elements_text(b_at) AS x);
+        SELECT array_agg(t.run_id), array_agg(t.base), array_agg(t.turn_id), array_agg(t.worker), array_agg(t.owned),
+               array_agg(t.now), array_agg(t.seen), array_agg(nullif(t.entries::text, '[]')::json),
+               array_agg(nullif(t.consumed::text, '[]')::json), array_agg(t.patch)
+        INTO t_run, t_base, t_id, t_worker, t_owned, t_now, t_seen, t_entries, t_consumed, t_patch
+        FROM json_to_recordset(b_turns) AS t (
+            run_id text, base bigint, turn_id text, worker text, owned boolean, now float8, seen bigint, entries json,
+            consumed json, patch json);
+        b_runs := b_runs || t_run;
+    END IF;
     PERFORM FROM runs r WHERE r.id = ANY (b_runs) ORDER BY r.id FOR NO KEY UPDATE;
     IF b_creates IS NOT NULL THEN
         RETURN QUERY SELECT * FROM create_runs(b_creates);
@@ -54,7 +70,7 @@ BEGIN
     IF b_mail IS NOT NULL THEN
         RETURN QUERY SELECT * FROM deliver_all(b_mail);
     END IF;
-    IF t_at IS NOT NULL THEN
+    IF b_turns IS NOT NULL THEN
         SELECT array_agg(j.no ORDER BY j.nth), array_agg(j.verdict ORDER BY j.nth),
                array_agg(j.status ORDER BY j.nth), array_agg(j.inbox_last ORDER BY j.nth),
                array_agg(j.mailed ORDER BY j.nth)
@@ -80,10 +96,13 @@ BEGIN
                 OFFSET 0  -- the position is computed once
             ) AS k
         ) AS j;
-        IF c_turn IS NOT NULL THEN
+        IF array_remove(ARRAY(SELECT n IS NULL FROM unnest(t_consumed) AS n), true) <> '{}' THEN
             FOR w IN
                 UPDATE inbox i SET consumed_at = t_now[c.turn], body = NULL
-                FROM unnest(c_turn, c_number) AS c (turn, number)
+                FROM (
+                    SELECT n AS turn, x::bigint AS number
+                    FROM generate_subscripts(t_consumed, 1) AS n CROSS JOIN LATERAL json_array_elements_text(t_consumed[n]) AS x
+                ) AS c
                 WHERE verdicts[c.turn] = 'committed' AND i.run_no = run_nos[c.turn] AND i.number = c.number
                       AND i.consumed_at IS NULL
                 RETURNING i.run_no, i.kind, i.name, i.place, i.consumed_at
@@ -96,29 +115,24 @@ BEGIN
         mails := ARRAY(
             SELECT coalesce(lasts[n] > t_seen[n], false) AND EXISTS (
                 SELECT FROM inbox i WHERE i.run_no = run_nos[n] AND i.number > t_seen[n] AND i.consumed_at IS NULL)
-            FROM generate_subscripts(t_rows, 1) AS n ORDER BY n);
-        IF e_turn IS NOT NULL THEN
-            INSERT INTO entries
-            SELECT run_nos[e.turn], t_base[e.turn] + e.nth, CASE WHEN e.nth = 1 THEN t_id[e.turn] END, e.location,
-                e.kind,
-                   e.name, e.status, e.asked, e.ordinal, e.seq, e.value, e.error, e.attempts, e.generation,
-                       e.started_at,
-                   e.settled_at, e.due_at, e.fingerprint, e.detail
-            FROM unnest(e_turn, e_nth, e_location, e_kind, e_name, e_status, e_asked, e_ordinal, e_seq, e_value,
-                e_error,
-                        e_attempts, e_generation, e_started_at, e_settled_at, e_due_at, e_fingerprint, e_detail)
-                 AS e (turn, nth, location, kind, name, status, asked, ordinal, seq, value, error, attempts,
-                     generation,
-                       started_at, settled_at, due_at, fingerprint, detail)
-            WHERE verdicts[e.turn] = 'committed';
-        END IF;
-        IF 0 = ANY (t_rows) THEN
-            INSERT INTO entries (run_no, position, turn_id, location, kind, name, status, asked, ordinal, attempts,
-                                 generation, started_at)
-            SELECT run_nos[n], t_base[n] + 1, t_id[n], '', 'marker', '', 'succeeded', 0, -1, 0, 0, t_now[n]
-            FROM generate_subscripts(t_rows, 1) AS n WHERE t_rows[n] = 0 AND verdicts[n] = 'committed';
-        END IF;
-        IF p_turn IS NOT NULL THEN
+            FROM generate_subscripts(t_run, 1) AS n ORDER BY n);
+        INSERT INTO entries
+        SELECT run_nos[n], t_base[n] + e.nth, CASE WHEN e.nth = 1 THEN t_id[n] END, e.location, e.kind, e.name, e.status,
+               e.asked, e.ordinal, e.seq, decode(e.value, 'base64'), e.error, e.attempts, e.generation, e.started_at,
+               e.settled_at, e.due_at, decode(e.fingerprint, 'base64'), decode(e.detail, 'base64')
+        FROM generate_subscripts(t_entries, 1) AS n
+        CROSS JOIN LATERAL ROWS FROM (json_to_recordset(t_entries[n]) AS (
+            location text, kind text, name text, status text, asked bigint, ordinal bigint, seq bigint, value text,
+            error text, attempts integer, generation integer, started_at float8, settled_at float8, due_at float8,
+            fingerprint text, detail text)) WITH ORDINALITY
+            AS e (location, kind, name, status, asked, ordinal, seq, value, error, attempts, generation, started_at,
+                  settled_at, due_at, fingerprint, detail, nth)
+        WHERE verdicts[n] = 'committed' AND t_entries[n] IS NOT NULL;
+        INSERT INTO entries (run_no, position, turn_id, location, kind, name, status, asked, ordinal, attempts,
+                             generation, started_at)
+        SELECT run_nos[n], t_base[n] + 1, t_id[n], '', 'marker', '', 'succeeded', 0, -1, 0, 0, t_now[n]
+        FROM generate_subscripts(t_entries, 1) AS n WHERE t_entries[n] IS NULL AND verdicts[n] = 'committed';
+        IF EXISTS (SELECT FROM unnest(t_patch) AS p WHERE p IS NOT NULL) THEN
             RETURN QUERY
             WITH patched AS (
                 UPDATE runs r
@@ -133,23 +147,25 @@ BEGIN
                         OR EXISTS (SELECT FROM inbox i
                                    WHERE i.run_no = r.no AND i.consumed_at IS NULL AND is_event(i.kind)))
                 FROM (
-                    SELECT run_nos[p.turn] AS no, t_now[p.turn] AS now, c.ended, c.owner, u.unseen, p.status, p.waits,
-                           p.held, p.held_kind, p.drift, p.recoveries, p.result, p.error, p.ended_at, p.prune_at,
-                           CASE WHEN c.ended THEN NULL WHEN u.unseen THEN t_now[p.turn] ELSE p.wake_at END AS wake_at
-                    FROM unnest(p_turn, p_status, p_owner, p_wake_at, p_waits, p_held, p_held_kind, p_drift,
-                                p_recoveries, p_result, p_error, p_ended_at, p_prune_at)
-                         AS p (turn, status, owner, wake_at, waits, held, held_kind, drift, recoveries, result, error,
-                               ended_at, prune_at)
+                    SELECT run_nos[n] AS no, t_now[n] AS now, c.ended, c.owner, u.unseen, p.status,
+                           nullif(p.waits, '[]') AS waits, p.held, p.held::json->>'kind' AS held_kind,
+                           nullif(p.drift, '[]') AS drift, p.recoveries, decode(p.result, 'base64') AS result, p.error,
+                           p.ended_at, p.prune_at,
+                           CASE WHEN c.ended THEN NULL WHEN u.unseen THEN t_now[n] ELSE p.wake_at END AS wake_at
+                    FROM generate_subscripts(t_patch, 1) AS n
+                    CROSS JOIN LATERAL json_to_record(t_patch[n]) AS p (
+                        status text, owner text, wake_at float8, waits text, held text, drift text, recoveries integer,
+                        result text, error text, ended_at float8, prune_at float8)
                     CROSS JOIN LATERAL (
                         SELECT terminal(p.status), CASE WHEN NOT terminal(p.status) THEN p.owner END
                     ) AS c (ended, owner)
                     CROSS JOIN LATERAL (
-                        SELECT mails[p.turn] AND (p.held IS NULL OR c.owner IS NOT NULL OR EXISTS (
+                        SELECT mails[n] AND (p.held IS NULL OR c.owner IS NOT NULL OR EXISTS (
                             SELECT FROM inbox i
-                            WHERE i.run_no = run_nos[p.turn] AND i.number > t_seen[p.turn] AND i.consumed_at IS NULL
+                            WHERE i.run_no = run_nos[n] AND i.number > t_seen[n] AND i.consumed_at IS NULL
                                   AND wakes_held(i.kind)))
                     ) AS u (unseen)
-                    WHERE verdicts[p.turn] = 'committed'
+                    WHERE verdicts[n] = 'committed' AND t_patch[n] IS NOT NULL
                     OFFSET 0
                 ) AS p
                 WHERE r.no = p.no
@@ -162,14 +178,14 @@ BEGIN
         IF true = ANY (marked) THEN  -- what the owner had not seen, he has seen now
             UPDATE runs r SET wake_at = NULL, mailed = false
             WHERE r.no = ANY (ARRAY(
-                SELECT run_nos[n] FROM generate_subscripts(t_rows, 1) AS n
+                SELECT run_nos[n] FROM generate_subscripts(t_run, 1) AS n
                 WHERE marked[n] AND NOT mails[n] AND verdicts[n] = 'committed'
-                      AND (p_turn IS NULL OR n <> ALL (p_turn))));
+                      AND t_patch[n] IS NULL));
         END IF;
         IF 'committed' <> ANY (verdicts) OR true = ANY (mails) THEN
             RETURN QUERY
             SELECT t_at[n], verdicts[n], NULL::bigint, mails[n], statuses[n], NULL::bytea, NULL
-            FROM generate_subscripts(t_rows, 1) AS n WHERE verdicts[n] <> 'committed' OR mails[n];
+            FROM generate_subscripts(t_run, 1) AS n WHERE verdicts[n] <> 'committed' OR mails[n];
         END IF;
     END IF;
     IF b_writes IS NOT NULL THEN
