@@ -107,6 +107,8 @@ class Committer:
             for few in _handfuls(len(batch)):
                 loop.call_soon(self._hand_back, batch[few], answers[few])
                 await asyncio.sleep(0)  # so that what the answers lead to can join the next batch
+            if not self._queue:
+                self._idle.set()
 
     def _hand_back(self, batch: Sequence[_Queued], answers: Sequence[Answer | StoreError]) -> None:
         for (write, answered, _), answer in zip(batch, answers, strict=True):
@@ -114,8 +116,6 @@ class Committer:
                 answered(answer)
             except Exception:
                 LOGGER.exception("handling the answer to %s failed", type(write).__name__)
-        if not self._queue and not self._news.is_set():
-            self._idle.set()
 
     async def _commit(self, batch: Sequence[_Queued]) -> list[Answer | StoreError]:
         tries = 0
