@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from perdure.clock import Clock, pause
 from perdure.errors import StoreError
@@ -30,6 +30,7 @@ HANDFUL = 64  # writes: fewer would make the store's fixed cost of a commit matt
 
 Answered = Callable[[Answer | StoreError], None]
 _Queued = tuple[Write, Answered, bool]  # a plain tuple: one is made per turn. The flag says whether it is patient
+_Answered = tuple[_Queued, Answer | StoreError]
 
 
 class Committer:
@@ -40,6 +41,7 @@ class Committer:
         self._clock = clock
         self._retry = retry
         self._queue: list[_Queued] = []
+        self._unanswered = 0
         self._news = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -52,6 +54,7 @@ class Committer:
     def submit(self, write: Write, answered: Answered, *, patient: bool = True) -> None:
         """Queue a write. A patient one waits for the store for ever, another gets the error after some attempts."""
         self._queue.append((write, answered, patient))
+        self._unanswered += 1
         if len(self._queue) == 1:
             self._idle.clear()
             self._news.set()
@@ -104,18 +107,21 @@ class Committer:
             if not self._queue:
                 self._news.clear()
             answers = await self._commit(batch)
-            for few in _handfuls(len(batch)):
-                loop.call_soon(self._hand_back, batch[few], answers[few])
-                await asyncio.sleep(0)  # so that what the answers lead to can join the next batch
-            if not self._queue:
-                self._idle.set()
+            loop.call_soon(self._hand_back, loop, list(zip(batch, answers, strict=True)))
+            await asyncio.sleep(0)  # so that what the answers lead to can join the next batch
 
-    def _hand_back(self, batch: Sequence[_Queued], answers: Sequence[Answer | StoreError]) -> None:
-        for (write, answered, _), answer in zip(batch, answers, strict=True):
+    def _hand_back(self, loop: asyncio.AbstractEventLoop, answered: Sequence[_Answered]) -> None:
+        few = -(-len(answered) // -(-len(answered) // HANDFUL))  # as few parts as may be, of about the same size
+        for (write, tell, _), answer in answered[:few]:
             try:
-                answered(answer)
+                tell(answer)
             except Exception:
                 LOGGER.exception("handling the answer to %s failed", type(write).__name__)
+        if len(answered) > few:
+            loop.call_soon(self._hand_back, loop, answered[few:])
+        self._unanswered -= few
+        if not self._unanswered:
+            self._idle.set()
 
     async def _commit(self, batch: Sequence[_Queued]) -> list[Answer | StoreError]:
         tries = 0
@@ -145,10 +151,3 @@ class Committer:
         turns = [queued for queued in batch if queued[2]]
         answers = iter(await self._commit(turns) if turns else ())
         return [next(answers) if patient else refused for _, _, patient in batch]
-
-
-def _handfuls(size: int) -> Iterator[slice]:
-    """As few parts as the limit allows, of about the same size."""
-    parts = -(-size // HANDFUL)
-    for part in range(parts):
-        yield slice(part * size // parts, (part + 1) * size // parts)
