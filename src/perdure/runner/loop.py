@@ -93,7 +93,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         outer = events._get_running_loop()
         hooks = sys.get_asyncgen_hooks()
         events._set_running_loop(self)
-        sys.set_asyncgen_hooks(firstiter=None, finalizer=self.finalize)
+        sys.set_asyncgen_hooks(None, self.finalize)  # by place: by name they cost twice as much
         ready, main = self.ready, self.main
         try:
             while ready and not self.halted and self.callbacks < MAX_CALLBACKS:

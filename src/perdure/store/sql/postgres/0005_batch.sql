@@ -96,12 +96,13 @@ BEGIN
                 OFFSET 0  -- the position is computed once
             ) AS k
         ) AS j;
-        IF array_remove(ARRAY(SELECT n IS NULL FROM unnest(t_consumed) AS n), true) <> '{}' THEN
+        IF EXISTS (SELECT FROM unnest(t_consumed) AS c WHERE c IS NOT NULL) THEN
             FOR w IN
                 UPDATE inbox i SET consumed_at = t_now[c.turn], body = NULL
                 FROM (
                     SELECT n AS turn, x::bigint AS number
-                    FROM generate_subscripts(t_consumed, 1) AS n CROSS JOIN LATERAL json_array_elements_text(t_consumed[n]) AS x
+                    FROM generate_subscripts(t_consumed, 1) AS n
+                    CROSS JOIN LATERAL json_array_elements_text(t_consumed[n]) AS x
                 ) AS c
                 WHERE verdicts[c.turn] = 'committed' AND i.run_no = run_nos[c.turn] AND i.number = c.number
                       AND i.consumed_at IS NULL
