@@ -34,7 +34,7 @@ class Comparison:
                     f"{self.title}: {ours.title} against {theirs.title}",
                     "x",
                     partial(self._times_better, ours.name, theirs.name),
-                    at_least=self.targets.get((ours.variant_name, theirs.peer_name)),
+                    at_least=None if theirs.variant.aside else self.targets.get((ours.variant_name, theirs.peer_name)),
                 )
 
     def _value(self, name: str, measured: Round) -> float:

@@ -61,11 +61,15 @@ def nothing_beside(setting: Setting) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to use an engine. `needs` are servers (`postgres`, `redis`), `workloads` what is measured with it."""
+    """A way to use an engine. `needs` are servers (`postgres`, `redis`), `workloads` what is measured with it.
+
+    `aside`: it is measured to be looked at, and no target is held against it.
+    """
 
     title: str
     workloads: tuple[str, ...]
     needs: tuple[str, ...] = ()
+    aside: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 // Rivet's workflow engine over a SQLite file, told what to do line by line on standard input (see rivet.py).
 //
-// The engine wants a key-value store per workflow. Ours is one table in one file, with `synchronous = FULL`, so that an
-// answered write is on the disk; a write is committed at once, except that those which come up in the same turn of the
-// event loop share a transaction: a driver without that would make it several times slower.
+// The engine wants a key-value store per workflow, and has no group commit of its own. Our store is one table in one
+// file, with `synchronous = FULL`, so that an answered write is on the disk. "plain": each write (a batch of the engine's
+// is one) is a transaction, as in any driver that is written to its interface. "grouped": those that come up in the same
+// turn of the event loop share one, which makes it several times faster.
 
 import { closeSync, existsSync, openSync, writeSync } from "node:fs";
 import { join } from "node:path";
@@ -10,7 +11,7 @@ import { createInterface } from "node:readline";
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
 
-const [modules, folder] = process.argv.slice(2);
+const [modules, folder, how] = process.argv.slice(2);
 const require = createRequire(join(modules, "node_modules", "here.js"));
 const Database = require("better-sqlite3");
 const { runWorkflow } = await import(
@@ -41,6 +42,10 @@ function commit() {
 }
 
 function durably(write) {
+  if (how === "plain") {
+    file.transaction(write)();
+    return Promise.resolve();
+  }
   return new Promise((done) => {
     if (waiting.push({ write, done }) === 1) setImmediate(commit);
   });

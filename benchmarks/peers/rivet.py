@@ -22,7 +22,10 @@ class Rivet(Adapter):
     async def open(self) -> None:
         pipe = asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(
-            "node", str(PROGRAM), str(PLACE / "rivet"), str(self.setting.folder), stdin=pipe, stdout=pipe
+            "node",
+            *(str(PROGRAM), str(PLACE / "rivet"), str(self.setting.folder), self.variant or "plain"),
+            stdin=pipe,
+            stdout=pipe,
         )
         self._numbers = count()
         self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -68,11 +71,18 @@ class Rivet(Adapter):
             asked.set_exception(RuntimeError("node is gone"))
 
 
+_ALL = ("noop10", "latency", "recovery", "fanout")
 PEER = Peer(
     title="Rivet workflow engine",
     adapter=Rivet,
-    variants={"": Variant("SQLite", ("noop10", "latency", "recovery", "fanout"))},
-    settings="over a driver of ours that commits together what comes up together, with synchronous=FULL; no children",
+    variants={
+        "": Variant("SQLite", _ALL),
+        "grouped": Variant("SQLite, grouped by our driver", _ALL, aside=True),
+    },
+    settings=(
+        "over a SQLite driver of ours with synchronous=FULL, once with a transaction for each write, as its interface "
+        "has it, and once with a group commit that we have added to it; no children"
+    ),
     node=("@rivetkit/workflow-engine", "better-sqlite3"),
     embedded=True,
 )
