@@ -336,7 +336,7 @@ def _snapshot(found: Any) -> Snapshot | None:
         return None
     run, entries, mail = found
     history = tuple(entry for _, entry in rows.history_of(entries))
-    return Snapshot(rows.run_of(run), rows.position_of(run), history, tuple(rows.inbox_of(mail)))
+    return Snapshot(rows.run_of(run), rows.position_of(run, entries), history, tuple(rows.inbox_of(mail)))
 
 
 def _pair(pair: tuple[str, int]) -> str:

@@ -7,8 +7,7 @@ local TAG = KEYS[1]
 local SLICE = tonumber(ARGV[2] or '0')
 local call = redis.call
 local NUL = '\0'
-local NIL = '\192' -- MessagePack's nil
-local EMPTY = '\144' -- ... and its array of nothing
+local EMPTY = '\144' -- MessagePack's array of nothing
 local TERMINAL = {succeeded = true, failed = true, cancelled = true}
 local COUNTED = {event = true, assignment = true} -- mail that has a limit, and that somebody must deal with at the end
 local WAKES_HELD = {resume = true, cancel = true}
@@ -73,29 +72,48 @@ end
 local rows = {}
 local stale_queues = {}
 
+-- What Lua judges by. A field that the hash lacks has the value that is given here, if any.
 local FIELDS = {
-  'status', 'owner', 'position', 'inbox_last', 'mailed', 'wake_at', 'pool', 'workflow', 'version', 'shard', 'held_kind',
+  'status', 'owner', 'inbox_last', 'mailed', 'skipped', 'wake_at', 'pool', 'workflow', 'version', 'shard', 'held_kind',
   'parent', 'attached', 'created_at', 'begun_at', 'generation', 'epoch', 'ended_at', 'prune_at', 'unsettled', 'pending',
-  'orphans', 'recoveries', 'fence',
+  'orphans', 'recoveries', 'fence', 'observer_last', 'drift',
 }
+local FIELDS_OF_A_STEP = {'status', 'owner', 'inbox_last', 'mailed', 'skipped'}
+local WITH_DEFAULTS = {__index = {
+  owner = '', inbox_last = '0', mailed = '0', skipped = '0', wake_at = '', pool = 'default', held_kind = '',
+  parent = '', attached = '0', begun_at = '', generation = '0', epoch = '0', ended_at = '', prune_at = '',
+  unsettled = '0', pending = '0', orphans = '0', recoveries = '0', fence = '0', observer_last = '0', drift = EMPTY,
+}}
 
-function rows.read(id)
-  local found = call('HMGET', key('run', id), unpack(FIELDS))
+-- The row, or these fields of it.
+function rows.read(id, wanted)
+  wanted = wanted or FIELDS
+  local found = call('HMGET', key('run', id), unpack(wanted))
   if not found[1] then return nil end
-  local row = {id = id}
-  for i, field in ipairs(FIELDS) do row[field] = found[i] or '' end
+  local row = setmetatable({id = id}, WITH_DEFAULTS)
+  for i = 1, #wanted do
+    if found[i] then row[wanted[i]] = found[i] end
+  end
   return row
+end
+
+-- A position is taken by one row of the history, so that the rows tell how many there are; those that were dropped, or
+-- never had a row, are `skipped`.
+function rows.position(row)
+  return call('HLEN', key('entries', row.id)) + tonumber(row.skipped)
+end
+
+function rows.skipped(id, position)
+  return position - call('HLEN', key('entries', id))
 end
 
 function rows.begun(row)
   return row.begun_at ~= '' or tonumber(row.generation) > 0
 end
 
-function rows.queue(row)
-  return table.concat({row.workflow, row.version, row.shard}, NUL)
-end
+-- Where the indexes have a run: key -> score. All are sorted sets of ids. Queues are noted by what their keys are made of.
+local queues = {}
 
--- Where the indexes have a run: key -> score. All are sorted sets of ids.
 local function places(row)
   local found = {[key('status', row.status)] = row.created_at}
   if TERMINAL[row.status] then
@@ -112,48 +130,58 @@ local function places(row)
     if row.mailed == '1' then found[key('mailed', row.owner)] = '0' end
     return found
   end
-  if row.wake_at ~= '' then found[key('due', row.pool, rows.queue(row))] = row.wake_at end
+  if row.wake_at ~= '' then
+    local queue = row.workflow .. NUL .. row.version .. NUL .. row.shard
+    local name = key('due', row.pool, queue)
+    found[name] = row.wake_at
+    queues[name] = {row.pool, queue}
+  end
   if row.held_kind ~= '' then found[key('held', row.held_kind, row.workflow, row.version)] = '0' end
   return found
 end
 
 local function move(id, old, new)
   for name in pairs(old) do
-    if not new[name] then call('ZREM', name, id) end
+    if not new[name] then
+      call('ZREM', name, id)
+      stale_queues[name] = queues[name]
+    end
   end
   for name, score in pairs(new) do
-    if old[name] ~= score then call('ZADD', name, score, id) end
+    if old[name] ~= score then
+      call('ZADD', name, score, id)
+      stale_queues[name] = queues[name]
+    end
   end
 end
 
-local function mark_queue(row)
-  stale_queues[row.pool .. NUL .. rows.queue(row)] = {row.pool, rows.queue(row)}
+-- A new run, with the fields of its row.
+function rows.add(id, flat)
+  local row = setmetatable({id = id}, WITH_DEFAULTS)
+  for i = 1, #flat, 2 do row[flat[i]] = flat[i + 1] end
+  set_all(key('run', id), flat)
+  move(id, {}, places(row))
+  if row.parent ~= '' then call('ZADD', key('children', row.parent), row.created_at, id) end
 end
 
-function rows.add(row)
-  move(row.id, {}, places(row))
-  call('ZADD', key('runs'), row.created_at, row.id)
-  if row.parent ~= '' then call('ZADD', key('children', row.parent), row.created_at, row.id) end
-  mark_queue(row)
-end
-
--- The only way to change a row that is indexed: field -> text.
+-- The only way to change a row that is indexed: field -> text. Only what differs is written.
 function rows.change(row, fields)
   local old, flat = places(row), {}
-  mark_queue(row)
   for field, value in pairs(fields) do
-    flat[#flat + 1] = field
-    flat[#flat + 1] = value
-    row[field] = tostring(value)
+    value = tostring(value)
+    if row[field] ~= value then
+      flat[#flat + 1] = field
+      flat[#flat + 1] = value
+      row[field] = value
+    end
   end
+  if #flat == 0 then return end
   set_all(key('run', row.id), flat)
   move(row.id, old, places(row))
-  mark_queue(row)
 end
 
 function rows.forget(row)
   move(row.id, places(row), {})
-  call('ZREM', key('runs'), row.id)
   if row.parent ~= '' then call('ZREM', key('children', row.parent), row.id) end
 end
 
@@ -168,9 +196,9 @@ end
 
 -- Each pool has a sorted set of its queues by when the first run in them is due; brought up to date at a script's end.
 function rows.refresh_heads()
-  for _, place in pairs(stale_queues) do
+  for name, place in pairs(stale_queues) do
     local pool, queue = place[1], place[2]
-    local first = call('ZRANGE', key('due', pool, queue), 0, 0, 'WITHSCORES')
+    local first = call('ZRANGE', name, 0, 0, 'WITHSCORES')
     if first[1] then
       call('ZADD', key('heads', pool), first[2], queue)
     else

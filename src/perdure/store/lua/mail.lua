@@ -18,7 +18,9 @@ local function post(slice, message)
   outgoing[#outgoing + 1] = {tostring(number), packed}
 end
 
+-- Whether there were any.
 local function handle_posts()
+  if #posts == 0 then return false end
   local at = 1
   while at <= #posts do -- handlers may post more
     local message = posts[at]
@@ -26,17 +28,20 @@ local function handle_posts()
     at = at + 1
   end
   posts = {}
+  return true
 end
 
 -- Whether mail is left that a turn did not know of; `held`: only such as wakes a held run. By this the race between a
 -- send and a suspension is decided, and cannot be lost: both are calls in the slice of the run, so that one is first.
 -- Mail that comes before the turn is found here and leaves the run due; mail that comes after it finds the run
 -- suspended and makes it due (`mail.add`).
-function mail.unseen(id, seen, held)
-  for _, number in ipairs(call('HKEYS', key('mail', id))) do
+function mail.unseen(row, seen, held)
+  if tonumber(row.inbox_last) <= seen then return false end
+  local name = key('mail', row.id)
+  for _, number in ipairs(call('HKEYS', name)) do
     if tonumber(number) > seen then
       if not held then return true end
-      if WAKES_HELD[header_of(call('HGET', key('mail', id), number))[1]] then return true end
+      if WAKES_HELD[header_of(call('HGET', name, number))[1]] then return true end
     end
   end
   return false

@@ -2,6 +2,14 @@
 
 local writes = {}
 
+-- Answers that say yes or no only are numbers. The rest are arrays: a word, and what belongs to it.
+local COMMITTED = 0 -- and one more if there is mail that the turn has not seen
+local CREATED = 2 -- and one more if it is owned
+
+local function committed(row, seen)
+  return COMMITTED + (mail.unseen(row, seen) and 1 or 0)
+end
+
 local function row_has_turn(id, position, turn_id)
   local found = call('HGET', key('entries', id), position)
   return found and header_of(found)[1] == turn_id
@@ -37,9 +45,10 @@ local function drop_rows(id, locations, below)
   end
 end
 
--- What a run that ends still owes: news, unread events, orphans.
-local function owes(row)
-  return row.orphans == '1' or tonumber(row.pending) > 0 or call('EXISTS', key('observers', row.id)) == 1
+-- Whether a run that ends still owes something: news, unread events, or to its orphans.
+local function owes(row, orphans)
+  if orphans == '1' or tonumber(row.pending) > 0 then return '1' end
+  return row.observer_last ~= '0' and call('EXISTS', key('observers', row.id)) == 1 and '1' or '0'
 end
 
 local function refusal(row_status, owner, write_owner, owned)
@@ -50,19 +59,16 @@ end
 
 -- making
 
+local function extend(flat, more)
+  for _, part in ipairs(more) do flat[#flat + 1] = part end
+end
+
 writes.create = function(write)
-  local _, id, created_by, owner, created_at, fields, entries, inbox = unpack(write)
-  local name = key('run', id)
-  local by = call('HGET', name, 'created_by')
-  if by and by ~= created_by then return {'exists', call('HGETALL', name)} end
-  if by then
-    return {'created', owner ~= '' and call('HGET', name, 'owner') == owner and 1 or 0}
-  end
-  set_all(name, fields)
-  if alive(owner) then
-    call('HSET', name, 'status', 'running', 'owner', owner, 'wake_at', '', 'begun_at', created_at)
-  end
-  add_rows(id, 1, entries)
+  local _, id, created_by, owner, created_at, wake_at, fields, entries, inbox = unpack(write)
+  local by = call('HGET', key('run', id), 'created_by')
+  if by and by ~= created_by then return {'exists', call('HGETALL', key('run', id))} end
+  if by then return CREATED + (owner ~= '' and call('HGET', key('run', id), 'owner') == owner and 1 or 0) end
+  if #entries > 0 then add_rows(id, 1, entries) end
   local pending = 0
   for number, given in ipairs(inbox) do
     local message_id, kind, value, topic, slice, place = unpack(given)
@@ -74,19 +80,24 @@ writes.create = function(write)
       post(slice, {'saw', topic, place, id})
     end
   end
-  call('HSET', name, 'position', #entries, 'inbox_last', #inbox, 'pending', pending)
-  local row = rows.read(id)
-  rows.add(row)
-  if row.owner == '' then tell(id) end
-  return {'created', row.owner ~= '' and 1 or 0}
+  if #inbox > 0 then extend(fields, {'inbox_last', #inbox, 'pending', pending}) end
+  if alive(owner) then
+    extend(fields, {'status', 'running', 'owner', owner, 'begun_at', created_at})
+    rows.add(id, fields)
+    return CREATED + 1
+  end
+  extend(fields, {'status', 'pending', 'wake_at', wake_at})
+  rows.add(id, fields)
+  tell(id)
+  return CREATED
 end
 
 -- turns
 
 local function restarted(row, restart, fields)
   local first = call('HMGET', key('run', row.id), 'first_workflow', 'first_input', 'input')
-  if first[1] == '' then fields.first_workflow = row.workflow end
-  if first[2] == NIL then fields.first_input = first[3] end
+  if not first[1] then fields.first_workflow = row.workflow end
+  if not first[2] then fields.first_input = first[3] end
   fields.generation = tonumber(row.generation) + 1
   fields.epoch = tonumber(row.epoch) + 1
   for i = 1, #restart, 2 do fields[restart[i]] = restart[i + 1] end
@@ -97,11 +108,11 @@ local function patched(row, patch, now, seen, fields)
   local ended = TERMINAL[fields.status]
   if ended then fields.owner = '' end
   local anew = fields.begun_at == '' -- it begins again, in its time
-  local unseen = mail.unseen(row.id, seen, (anew or fields.held_kind ~= '') and fields.owner == '')
+  local unseen = mail.unseen(row, seen, (anew or fields.held_kind ~= '') and fields.owner == '')
   if ended then fields.wake_at = '' elseif unseen then fields.wake_at = now end
   fields.mailed = unseen and fields.owner ~= '' and '1' or '0'
   fields.updated_at = now
-  if ended then fields.unsettled = owes(row) and '1' or '0' end
+  if ended then fields.unsettled = owes(row, row.orphans) end
   if ended or (fields.owner == '' and fields.wake_at ~= '') then tell(row.id) end
 end
 
@@ -119,10 +130,10 @@ local function show(row, extras)
   keep_letters(extras[7])
 end
 
--- A turn that changes more than its history.
-local function full_turn(write)
-  local _, id, base, _, _, _, now, values, last, seen, consumed, patch, restart, extras, over = unpack(write)
-  local row, fields = rows.read(id), {position = last}
+-- A turn that changes more than its history; `full` says what, or there was mail that woke the run.
+local function full_turn(row, base, seen, values, full)
+  local id, fields = row.id, {}
+  local now, last, consumed, patch, restart, extras, over = unpack(full)
   local drops = extras and #extras[1] > 0
   if restart then
     call('DEL', key('entries', id))
@@ -130,13 +141,13 @@ local function full_turn(write)
   elseif drops then
     drop_rows(id, extras[1], true)
   end
-  if restart or drops then fields.fence = last end
   add_rows(id, base + 1, values)
-  mail.consume(row, consumed, now)
+  if restart or drops then fields.fence, fields.skipped = last, rows.skipped(id, last) end
+  if consumed then mail.consume(row, consumed, now) end
   leave_and_return(row, extras, now, over)
   if patch then
     patched(row, patch, now, seen, fields)
-  elseif row.mailed == '1' and not mail.unseen(id, seen) then
+  elseif row.mailed == '1' and not mail.unseen(row, seen) then
     fields.wake_at, fields.mailed = '', '0'
   end
   rows.change(row, fields)
@@ -147,26 +158,23 @@ local function full_turn(write)
   if restart then shown.begin_anew(id) end
 end
 
+-- `full` is missing if the turn does no more than add rows to the history.
 writes.turn = function(write)
-  local _, id, base, turn_id, worker, owned, _, values, last, seen, consumed, patch, restart, extras = unpack(write)
-  local name = key('run', id)
-  local found = call('HMGET', name, 'status', 'owner', 'position', 'inbox_last', 'mailed')
-  if not found[1] then return {'missing'} end
-  local position = tonumber(found[3])
-  if position > base and row_has_turn(id, base + 1, turn_id) then
-    return {'committed', mail.unseen(id, seen) and 1 or 0}
-  end
-  local refused = refusal(found[1], found[2], worker, owned)
+  local _, id, base, turn_id, worker, owned, seen, values, full = unpack(write)
+  local row = rows.read(id, not full and FIELDS_OF_A_STEP)
+  if not row then return {'missing'} end
+  local position = rows.position(row)
+  if position > base and row_has_turn(id, base + 1, turn_id) then return committed(row, seen) end
+  local refused = refusal(row.status, row.owner, worker, owned)
   if refused then return refused end
   if position ~= base then return {'superseded'} end
-  if patch or restart or extras or #consumed > 0 or found[5] == '1' then
-    full_turn(write)
-    handle_posts() -- what a subscription finds is mail that the turn has not seen
-    return {'committed', mail.unseen(id, seen) and 1 or 0}
+  if full or row.mailed == '1' then
+    full_turn(full and row or rows.read(id), base, seen, values, full or {})
+    local handled = handle_posts() -- what a subscription finds is mail that the turn has not seen
+    return committed(handled and rows.read(id, FIELDS_OF_A_STEP) or row, seen)
   end
   add_rows(id, base + 1, values)
-  call('HSET', name, 'position', last)
-  return {'committed', tonumber(found[4]) > seen and mail.unseen(id, seen) and 1 or 0}
+  return committed(row, seen)
 end
 
 -- from outside
@@ -187,19 +195,18 @@ writes['end'] = function(write)
   local _, id, turn_id, now, unless_begun, marker, fields_flat = unpack(write)
   local row = rows.read(id)
   if not row then return {'missing'} end
-  local position = tonumber(row.position)
-  if position > 0 and row_has_turn(id, position, turn_id) then return {'committed', 0} end
+  local position = rows.position(row)
+  if position > 0 and row_has_turn(id, position, turn_id) then return COMMITTED end
   if TERMINAL[row.status] then return {'ended', row.status} end
   if unless_begun and rows.begun(row) then return {'begun'} end
   add_rows(id, position + 1, {marker})
   mail.unsubscribe_all(row)
-  local fields = {position = position + 1, fence = position + 1, orphans = rows.begun(row) and '1' or '0'}
-  row.orphans = fields.orphans
+  local fields = {fence = position + 1, orphans = rows.begun(row) and '1' or '0'}
   for i = 1, #fields_flat, 2 do fields[fields_flat[i]] = fields_flat[i + 1] end
-  fields.unsettled = owes(row) and '1' or '0'
+  fields.unsettled = owes(row, fields.orphans)
   rows.change(row, fields)
   tell(id)
-  return {'committed', 0}
+  return COMMITTED
 end
 
 writes.release = function(write)
@@ -208,15 +215,15 @@ writes.release = function(write)
   if not row or TERMINAL[row.status] or not alive(worker) then return {'superseded'} end
   if row.owner ~= '' and row.owner ~= worker then return {'superseded'} end
   if row.owner ~= '' then rows.release(row, now, false) end
-  return {'committed', 0}
+  return COMMITTED
 end
 
 writes.observe = function(write)
   local _, id, observer, target = unpack(write)
   local name = key('run', id)
-  local found = call('HMGET', name, 'status', 'result', 'error')
+  local found = call('HMGET', name, 'status', 'standing')
   if not found[1] then return {'missing'} end
-  if TERMINAL[found[1]] then return {'ended', found[1], found[2], found[3]} end
+  if TERMINAL[found[1]] then return {'ended', found[1], found[2] or ''} end
   local number = call('HINCRBY', name, 'observer_last', 1)
   call('ZADD', key('observers', id), 'NX', number, cmsgpack.pack({observer, target}))
   return {'observing'}
@@ -226,8 +233,9 @@ writes.rewind = function(write)
   local _, id, base, turn_id, now, dropped, values, returned, fields_flat = unpack(write)
   local row = rows.read(id)
   if not row then return {'missing'} end
-  if tonumber(row.position) > base and row_has_turn(id, base + 1, turn_id) then return {'committed', 0} end
-  if tonumber(row.position) ~= base then return {'superseded'} end
+  local position = rows.position(row)
+  if position > base and row_has_turn(id, base + 1, turn_id) then return COMMITTED end
+  if position ~= base then return {'superseded'} end
   local last = base + #values
   drop_rows(id, dropped, false)
   add_rows(id, base + 1, values)
@@ -235,13 +243,13 @@ writes.rewind = function(write)
   mail.unsubscribe_all(row)
   mail.take_again(row, returned, now)
   local fields = {
-    position = last, fence = last, generation = tonumber(row.generation) + 1,
+    fence = last, skipped = rows.skipped(id, last), generation = tonumber(row.generation) + 1,
     status = rows.begun(row) and 'running' or 'pending',
   }
   for i = 1, #fields_flat, 2 do fields[fields_flat[i]] = fields_flat[i + 1] end
   rows.change(row, fields)
   tell(id)
-  return {'committed', 0}
+  return COMMITTED
 end
 
 -- Nothing is done to a run that owes nothing: it was settled before, or has been rewound meanwhile.
@@ -249,20 +257,15 @@ writes.settle = function(write)
   local _, id, now, told, consumed, returned, letters, orphans, moved = unpack(write)
   local row = rows.read(id)
   if not row then return {'missing'} end
-  if row.unsettled ~= '1' or not TERMINAL[row.status] then return {'committed', 0} end
+  if row.unsettled ~= '1' or not TERMINAL[row.status] then return COMMITTED end
   for _, observer in ipairs(told) do call('ZREM', key('observers', id), cmsgpack.pack(observer)) end
   mail.consume(row, consumed, now)
   mail.give_back(row, returned, now)
   mail.move(row, moved, now)
   keep_letters(letters)
-  local fields = {}
-  if orphans then
-    row.orphans = '0'
-    fields.orphans = '0'
-  end
-  fields.unsettled = owes(row) and '1' or '0'
-  rows.change(row, fields)
-  return {'committed', 0}
+  local left = orphans and '0' or row.orphans
+  rows.change(row, {orphans = left, unsettled = owes(row, left)})
+  return COMMITTED
 end
 
 writes.publish = topics.publish
@@ -275,19 +278,19 @@ writes.append = function(write)
   local refused = refusal(found[1], found[2], worker, true)
   if refused then return refused end
   shown.append(id, shown.fresh(id, items, first))
-  return {'committed', 0}
+  return COMMITTED
 end
 
 writes.supersede = function(write)
   local _, id, location, writer = unpack(write)
   if call('EXISTS', key('run', id)) == 0 then return {'missing'} end
   shown.supersede(id, location, writer)
-  return {'committed', 0}
+  return COMMITTED
 end
 
 -- A post from another slice.
 writes.post = function(write)
   local message = cmsgpack.unpack(write[2])
   handlers[message[1]](message)
-  return {'committed', 0}
+  return COMMITTED
 end
