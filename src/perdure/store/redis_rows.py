@@ -1,9 +1,9 @@
 """Records as values of the Redis store, and back.
 
-A run is a hash with a field for each attribute that is not at its default: what Lua judges by is text (empty for None),
-the rest MessagePack that only Python reads. How it stands after its last turn (waits, held, result, error) is one field,
-as they change together. Entries and mail are framed values: a header that Lua reads, then the rest. MessagePack that Lua is
-to read must not hold the type `bin`, which its decoder does not know: `raw` passes bytes as text.
+A run is a hash with a field for each attribute that is not at its default: what Lua judges by is text (empty for
+None), the rest MessagePack that only Python reads. How it stands after its last turn (waits, held, result, error) is
+one field. Entries and mail are framed values: a header that Lua reads, then the rest. MessagePack that Lua is to read
+must not hold the type `bin`, which its decoder does not know: `raw` passes bytes as text.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import astuple
 
 from perdure.records import (
     DeadLetter,
@@ -39,13 +40,19 @@ _standing = msgspec.msgpack.Decoder(tuple[tuple[Wait, ...], Held | None, bytes |
 _names = msgspec.msgpack.Decoder(tuple[str, ...])
 _tags = msgspec.msgpack.Decoder(dict[str, str])
 _header = msgspec.msgpack.Decoder(list[Any])
-_entry = msgspec.msgpack.Decoder(Entry)
 _message = msgspec.msgpack.Decoder(Message)
 _item = msgspec.msgpack.Decoder(StreamItem)
 _value = msgspec.msgpack.Decoder(PublishedValue)
 _letter = msgspec.msgpack.Decoder(DeadLetter)
 _worker = msgspec.msgpack.Decoder(WorkerRecord)
 _key = msgspec.msgpack.Decoder(tuple[float, bytes])
+
+
+class _EntryRow(Entry, frozen=True, gc=False, array_like=True):
+    """An entry without the names of its fields, which would be longer than what is in them."""
+
+
+_entry = msgspec.msgpack.Decoder(_EntryRow)
 
 Pairs = Sequence[bytes]
 """A hash as Redis lists it: field, value, field, value ..."""
@@ -115,11 +122,10 @@ _AT_FIRST = {
 
 
 def born(run: RunRecord) -> list[Any]:
-    """The fields of a new run; Lua adds those that depend on whether its owner is alive."""
+    """The fields of a new run; Lua adds those that it is given anyway, or that depend on whether its owner is alive."""
     fields = [
-        *("id", run.id, "workflow", run.workflow, "version", str(run.version), "input", raw(run.input)),
-        *("created_at", moment(run.created_at), "created_by", run.created_by, "seed", str(run.seed)),
-        *("shard", str(run.shard)),
+        *("workflow", run.workflow, "version", str(run.version), "input", raw(run.input)),
+        *("seed", str(run.seed), "shard", str(run.shard)),
     ]
     if run.pool != "default":
         fields += ("pool", run.pool)
@@ -213,7 +219,7 @@ def ending_of(status: RunStatus, standing: bytes) -> Ending:
 
 def entry_value(turn_id: str, entry: Entry) -> Raw:
     """A row of a history; the first one of a turn has its id, by which a repeated call is known."""
-    return framed((turn_id, entry.location), encode(entry))
+    return framed((turn_id, entry.location), encode(astuple(entry)))
 
 
 def marker(turn_id: str) -> Raw:
@@ -225,7 +231,7 @@ def history_of(pairs: Pairs) -> list[tuple[int, Entry]]:
     """Entries with their positions, in order."""
     rows = sorted((int(position), value) for position, value in pairs_of(pairs))
     blobs = ((position, value[4 + int.from_bytes(value[:4]) :]) for position, value in rows)
-    return [(position, _entry.decode(blob)) for position, blob in blobs if blob]
+    return [(position, Entry(*astuple(_entry.decode(blob)))) for position, blob in blobs if blob]
 
 
 def message_value(message: Message, topic_slice: int) -> Raw:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from perdure.records import DeadLetter, Entry, Message, RunStatus, Subscription, TurnExtras
+from perdure.store import rules
 from perdure.store.base import (
     Answer,
     AppendStream,
@@ -144,26 +145,26 @@ def _create(write: CreateRun, slice_of: SliceOf) -> Array:
         topic_slice = slice_of(message.name)
         topic = (message.name, topic_slice, message.place)
         inbox.append((message.id, message.kind, message_value(message, topic_slice), *topic))
-    due_at = record.created_at if record.wake_at is None else record.wake_at
-    made = (record.id, record.created_by, record.owner or "", moment(record.created_at), moment(due_at))
+    created_at = moment(record.created_at)
+    due_at = created_at if record.wake_at is None else moment(record.wake_at)
+    made = (record.id, record.created_by, record.owner or "", created_at, due_at)
     return ("create", *made, born(record), entries, inbox)
 
 
 def _turn(turn: CommitTurn, slice_of: SliceOf) -> Array:
-    restart, patch, extras = turn.restart, turn.patch, turn.extras
+    restart, patch, extras, id = turn.restart, turn.patch, turn.extras, turn.turn_id
     kept = turn.entries if restart is None else restart.entries
-    values = _rows(turn.turn_id, kept)
-    made = ("turn", turn.run_id, turn.base, turn.turn_id, turn.worker, turn.owned, turn.seen, values)
+    made = (turn.run_id, turn.base, id, turn.worker, turn.owned, turn.seen, _rows(id, kept))
     if patch is None and restart is None and extras is None and not turn.consumed:
-        return made
+        return ("step", *made)
     full = (
         *(moment(turn.now), turn.base + max(1, len(turn.entries), len(kept)), turn.consumed),
-        patch is not None and _patch(patch),
+        patch is not None and _patch(turn, patch),
         restart is not None and _restart(restart),
         extras is not None and _extras(extras, slice_of),
         restart is not None or _ends(turn),
     )
-    return (*made, full)
+    return ("turn", *made, full)
 
 
 def _rows(turn_id: str, entries: Sequence[Entry]) -> list[Any]:
@@ -172,14 +173,13 @@ def _rows(turn_id: str, entries: Sequence[Entry]) -> list[Any]:
     return [entry_value("" if n else turn_id, entry) for n, entry in enumerate(entries)]
 
 
-def _patch(patch: RunPatch) -> list[Any]:
-    return [
-        *("status", patch.status.value, "owner", patch.owner or "", "wake_at", moment(patch.wake_at)),
-        *("standing", standing(patch.waits, patch.held, patch.result, patch.error)),
-        *("held_kind", patch.held.kind if patch.held else "", "drift", raw(encode(patch.drift))),
-        *("recoveries", str(patch.recoveries)),
-        *("ended_at", moment(patch.ended_at), "prune_at", moment(patch.prune_at)),
-    ]
+def _patch(turn: CommitTurn, patch: RunPatch) -> Array:
+    return (
+        *(patch.status.value, patch.owner or "", moment(patch.wake_at)),
+        standing(patch.waits, patch.held, patch.result, patch.error),
+        *(patch.held.kind if patch.held else "", raw(encode(patch.drift)), str(patch.recoveries)),
+        *(moment(patch.ended_at), moment(patch.prune_at), rules.sleeps_on(turn, patch)),
+    )
 
 
 def _restart(restart: Restart) -> list[Any]:

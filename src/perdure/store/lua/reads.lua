@@ -5,20 +5,20 @@ local reads = {}
 reads.load = function(ids)
   local found = {}
   for i, id in ipairs(ids) do
-    local run = call('HGETALL', key('run', id))
-    found[i] = #run > 0 and {run, call('HGETALL', key('entries', id)), call('HGETALL', key('mail', id))} or false
+    local run = call('HGETALL', RUN .. id)
+    found[i] = #run > 0 and {run, call('HGETALL', ENTRIES .. id), call('HGETALL', key('mail', id))} or false
   end
   return found
 end
 
 -- At least all rows after this position: each by itself, or where that would be more work, all there are.
 reads.history = function(id, after)
-  local row, found = rows.read(id, FIELDS_OF_A_STEP), {}
+  local row, found = rows.glance(id), {}
   if not row then return found end
   local last = rows.position(row)
-  if last - after >= call('HLEN', key('entries', id)) then return call('HGETALL', key('entries', id)) end
+  if last - after >= call('HLEN', ENTRIES .. id) then return call('HGETALL', ENTRIES .. id) end
   for position = after + 1, last do
-    local value = call('HGET', key('entries', id), position)
+    local value = call('HGET', ENTRIES .. id, position)
     if value then
       found[#found + 1] = tostring(position)
       found[#found + 1] = value
@@ -70,7 +70,7 @@ end
 reads.prunable = function(now, offset, limit)
   local found = {}
   for i, id in ipairs(call('ZRANGEBYSCORE', key('prunable'), '-inf', now, 'LIMIT', offset, limit)) do
-    found[i] = {id, call('HGET', key('run', id), 'parent') or ''}
+    found[i] = {id, call('HGET', RUN .. id, 'parent') or ''}
   end
   return found
 end
@@ -79,7 +79,7 @@ end
 reads.unsettled = function(limit, page)
   local found = {}
   for i, id in ipairs(call('ZRANGE', key('unsettled'), 0, limit - 1)) do
-    local run, observers = call('HGETALL', key('run', id)), call('ZRANGE', key('observers', id), 0, page - 1)
+    local run, observers = call('HGETALL', RUN .. id), call('ZRANGE', key('observers', id), 0, page - 1)
     found[i] = {run, observers, call('HGETALL', key('mail', id))}
   end
   return found

@@ -2,35 +2,9 @@
 
 local writes = {}
 
--- Answers that say yes or no only are numbers. The rest are arrays: a word, and what belongs to it.
-local COMMITTED = 0 -- and one more if there is mail that the turn has not seen
-local CREATED = 2 -- and one more if it is owned
-
-local function committed(row, seen)
-  return COMMITTED + (mail.unseen(row, seen) and 1 or 0)
-end
-
-local function row_has_turn(id, position, turn_id)
-  local found = call('HGET', key('entries', id), position)
-  return found and header_of(found)[1] == turn_id
-end
-
-local function add_rows(id, first, values)
-  if #values == 1 then
-    call('HSET', key('entries', id), first, values[1])
-    return
-  end
-  local flat = {}
-  for i, value in ipairs(values) do
-    flat[2 * i - 1] = first + i - 1
-    flat[2 * i] = value
-  end
-  set_all(key('entries', id), flat)
-end
-
 -- Delete the rows of these locations (`below`: and of all beneath them) and every marker.
 local function drop_rows(id, locations, below)
-  local name, wanted = key('entries', id), {}
+  local name, wanted = ENTRIES .. id, {}
   for _, location in ipairs(locations) do wanted[location] = true end
   local found = call('HGETALL', name)
   for i = 1, #found, 2 do
@@ -51,12 +25,6 @@ local function owes(row, orphans)
   return row.observer_last ~= '0' and call('EXISTS', key('observers', row.id)) == 1 and '1' or '0'
 end
 
-local function refusal(row_status, owner, write_owner, owned)
-  if TERMINAL[row_status] then return {'ended', row_status} end
-  if not alive(write_owner) then return {'superseded'} end
-  if owner ~= write_owner and (owned or owner ~= '') then return {'superseded'} end
-end
-
 -- making
 
 local function extend(flat, more)
@@ -65,9 +33,9 @@ end
 
 writes.create = function(write)
   local _, id, created_by, owner, created_at, wake_at, fields, entries, inbox = unpack(write)
-  local by = call('HGET', key('run', id), 'created_by')
-  if by and by ~= created_by then return {'exists', call('HGETALL', key('run', id))} end
-  if by then return CREATED + (owner ~= '' and call('HGET', key('run', id), 'owner') == owner and 1 or 0) end
+  local by = call('HGET', RUN .. id, 'created_by')
+  if by and by ~= created_by then return {'exists', call('HGETALL', RUN .. id)} end
+  if by then return CREATED + (owner ~= '' and call('HGET', RUN .. id, 'owner') == owner and 1 or 0) end
   if #entries > 0 then add_rows(id, 1, entries) end
   local pending = 0
   for number, given in ipairs(inbox) do
@@ -80,6 +48,7 @@ writes.create = function(write)
       post(slice, {'saw', topic, place, id})
     end
   end
+  extend(fields, {'id', id, 'created_by', created_by, 'created_at', created_at})
   if #inbox > 0 then extend(fields, {'inbox_last', #inbox, 'pending', pending}) end
   if alive(owner) then
     extend(fields, {'status', 'running', 'owner', owner, 'begun_at', created_at})
@@ -95,25 +64,29 @@ end
 -- turns
 
 local function restarted(row, restart, fields)
-  local first = call('HMGET', key('run', row.id), 'first_workflow', 'first_input', 'input')
+  local first = call('HMGET', RUN .. row.id, 'first_workflow', 'first_input', 'input', 'epoch')
   if not first[1] then fields.first_workflow = row.workflow end
   if not first[2] then fields.first_input = first[3] end
   fields.generation = tonumber(row.generation) + 1
-  fields.epoch = tonumber(row.epoch) + 1
+  fields.epoch = tonumber(first[4] or '0') + 1
   for i = 1, #restart, 2 do fields[restart[i]] = restart[i + 1] end
 end
 
-local function patched(row, patch, now, seen, fields)
-  for i = 1, #patch, 2 do fields[patch[i]] = patch[i + 1] end
-  local ended = TERMINAL[fields.status]
-  if ended then fields.owner = '' end
-  local anew = fields.begun_at == '' -- it begins again, in its time
-  local unseen = mail.unseen(row, seen, (anew or fields.held_kind ~= '') and fields.owner == '')
-  if ended then fields.wake_at = '' elseif unseen then fields.wake_at = now end
-  fields.mailed = unseen and fields.owner ~= '' and '1' or '0'
-  fields.updated_at = now
-  if ended then fields.unsettled = owes(row, row.orphans) end
-  if ended or (fields.owner == '' and fields.wake_at ~= '') then tell(row.id) end
+-- The fields that a patch makes of a row. `sleeps`: it is left so that only some mail wakes it.
+local function patched(row, patch, now, seen)
+  local status, owner, wake_at, standing, held_kind, drift, recoveries, ended_at, prune_at, sleeps = unpack(patch)
+  local mailed, ended = unseen(row, seen, sleeps), TERMINAL[status]
+  if ended then
+    owner, wake_at = '', ''
+  elseif mailed then
+    wake_at = now
+  end
+  if ended or (owner == '' and wake_at ~= '') then tell(row.id) end
+  return {
+    status = status, owner = owner, wake_at = wake_at, standing = standing, held_kind = held_kind, drift = drift,
+    recoveries = recoveries, ended_at = ended_at, prune_at = prune_at, updated_at = now,
+    mailed = mailed and owner ~= '' and '1' or '0', unsettled = ended and owes(row, row.orphans) or '0',
+  }
 end
 
 -- Subscriptions of a run that ends or begins anew (`over`) go before anything is returned, and it makes none.
@@ -130,26 +103,25 @@ local function show(row, extras)
   keep_letters(extras[7])
 end
 
--- A turn that changes more than its history; `full` says what, or there was mail that woke the run.
+-- A turn that changes more than its history.
 local function full_turn(row, base, seen, values, full)
-  local id, fields = row.id, {}
   local now, last, consumed, patch, restart, extras, over = unpack(full)
-  local drops = extras and #extras[1] > 0
+  local id, drops, fields = row.id, extras and #extras[1] > 0, {}
   if restart then
-    call('DEL', key('entries', id))
-    restarted(row, restart, fields)
+    call('DEL', ENTRIES .. id)
   elseif drops then
     drop_rows(id, extras[1], true)
   end
   add_rows(id, base + 1, values)
-  if restart or drops then fields.fence, fields.skipped = last, rows.skipped(id, last) end
-  if consumed then mail.consume(row, consumed, now) end
+  mail.consume(row, consumed, now)
   leave_and_return(row, extras, now, over)
   if patch then
-    patched(row, patch, now, seen, fields)
-  elseif row.mailed == '1' and not mail.unseen(row, seen) then
-    fields.wake_at, fields.mailed = '', '0'
+    fields = patched(row, patch, now, seen)
+  elseif row.mailed == '1' and not unseen(row, seen) then
+    fields = {wake_at = '', mailed = '0'}
   end
+  if restart then restarted(row, restart, fields) end
+  if restart or drops then fields.fence, fields.skipped = last, rows.skipped(id, last) end
   rows.change(row, fields)
   if extras then
     show(row, extras)
@@ -158,24 +130,17 @@ local function full_turn(row, base, seen, values, full)
   if restart then shown.begin_anew(id) end
 end
 
--- `full` is missing if the turn does no more than add rows to the history.
 writes.turn = function(write)
-  local _, id, base, turn_id, worker, owned, seen, values, full = unpack(write)
-  local row = rows.read(id, not full and FIELDS_OF_A_STEP)
-  if not row then return {'missing'} end
-  local position = rows.position(row)
-  if position > base and row_has_turn(id, base + 1, turn_id) then return committed(row, seen) end
-  local refused = refusal(row.status, row.owner, worker, owned)
-  if refused then return refused end
-  if position ~= base then return {'superseded'} end
-  if full or row.mailed == '1' then
-    full_turn(full and row or rows.read(id), base, seen, values, full or {})
-    local handled = handle_posts() -- what a subscription finds is mail that the turn has not seen
-    return committed(handled and rows.read(id, FIELDS_OF_A_STEP) or row, seen)
-  end
-  add_rows(id, base + 1, values)
-  return committed(row, seen)
+  local _, id, base, _, _, _, seen, values, full = unpack(write)
+  local row = rows.read(id)
+  local answer = judged(row, write)
+  if answer then return answer end
+  full_turn(row, base, seen, values, full)
+  local handled = handle_posts() -- what a subscription finds is mail that the turn has not seen
+  return committed(handled and rows.glance(id) or row, seen)
 end
+
+writes.step = step
 
 -- from outside
 
@@ -220,7 +185,7 @@ end
 
 writes.observe = function(write)
   local _, id, observer, target = unpack(write)
-  local name = key('run', id)
+  local name = RUN .. id
   local found = call('HMGET', name, 'status', 'standing')
   if not found[1] then return {'missing'} end
   if TERMINAL[found[1]] then return {'ended', found[1], found[2] or ''} end
@@ -273,7 +238,7 @@ writes.fan_out = topics.fan_out
 
 writes.append = function(write)
   local _, id, worker, items, first = unpack(write)
-  local found = call('HMGET', key('run', id), 'status', 'owner')
+  local found = call('HMGET', RUN .. id, 'status', 'owner')
   if not found[1] then return {'missing'} end
   local refused = refusal(found[1], found[2], worker, true)
   if refused then return refused end
@@ -283,7 +248,7 @@ end
 
 writes.supersede = function(write)
   local _, id, location, writer = unpack(write)
-  if call('EXISTS', key('run', id)) == 0 then return {'missing'} end
+  if call('EXISTS', RUN .. id) == 0 then return {'missing'} end
   shown.supersede(id, location, writer)
   return COMMITTED
 end
