@@ -139,7 +139,7 @@ def array_of(write: Write, slice_of: SliceOf) -> Array:
 
 def _create(write: CreateRun, slice_of: SliceOf) -> Array:
     record = write.record
-    entries = [entry_value("", entry) for entry in write.entries]
+    entries = _rows("", 0, write.entries) if write.entries else []
     inbox = []
     for message in write.inbox:
         topic_slice = slice_of(message.name)
@@ -154,7 +154,7 @@ def _create(write: CreateRun, slice_of: SliceOf) -> Array:
 def _turn(turn: CommitTurn, slice_of: SliceOf) -> Array:
     restart, patch, extras, id = turn.restart, turn.patch, turn.extras, turn.turn_id
     kept = turn.entries if restart is None else restart.entries
-    made = (turn.run_id, turn.base, id, turn.worker, turn.owned, turn.seen, _rows(id, kept))
+    made = (turn.run_id, turn.base, id, turn.worker, turn.owned, turn.seen, _rows(id, turn.base, kept))
     if patch is None and restart is None and extras is None and not turn.consumed:
         return ("step", *made)
     full = (
@@ -167,10 +167,12 @@ def _turn(turn: CommitTurn, slice_of: SliceOf) -> Array:
     return ("turn", *made, full)
 
 
-def _rows(turn_id: str, entries: Sequence[Entry]) -> list[Any]:
-    if not entries:
-        return [marker(turn_id)]
-    return [entry_value("" if n else turn_id, entry) for n, entry in enumerate(entries)]
+def _rows(turn_id: str, base: int, entries: Sequence[Entry]) -> list[Any]:
+    """Position, value, position, value ...; the first row has the id."""
+    added: list[Any] = []
+    for position, entry in enumerate(entries, base + 1):
+        added += (str(position), entry_value("" if added else turn_id, entry))
+    return added or [str(base + 1), marker(turn_id)]
 
 
 def _patch(turn: CommitTurn, patch: RunPatch) -> Array:
@@ -246,7 +248,7 @@ def _rewind(write: RewindRun, slice_of: SliceOf) -> Array:
     ]
     returned = [_returned(message, slice_of) for message in write.returned]
     place = ("rewind", write.run_id, write.base, write.turn_id, now)
-    return (*place, write.dropped, _rows(write.turn_id, write.entries), returned, fields)
+    return (*place, write.dropped, _rows(write.turn_id, write.base, write.entries), returned, fields)
 
 
 def _returned(message: Message, slice_of: SliceOf) -> Array:

@@ -29,19 +29,6 @@ local function row_has_turn(id, position, turn_id)
   return found and header_of(found)[1] == turn_id
 end
 
-local function add_rows(id, first, values)
-  if #values == 1 then
-    call('HSET', ENTRIES .. id, first, values[1])
-    return
-  end
-  local flat = {}
-  for i, value in ipairs(values) do
-    flat[2 * i - 1] = first + i - 1
-    flat[2 * i] = value
-  end
-  set_all(ENTRIES .. id, flat)
-end
-
 local function refusal(row_status, owner, write_owner, owned)
   if TERMINAL[row_status] then return {'ended', row_status} end
   if not alive(write_owner) then return {'superseded'} end
@@ -59,13 +46,13 @@ local function judged(row, write)
   if position ~= base then return {'superseded'} end
 end
 
--- A turn that does no more than add rows.
+-- A turn that does no more than add rows: position, value, position, value ...
 local function step(write)
-  local id, base, seen, values = write[2], write[3], write[7], write[8]
+  local id, seen, added = write[2], write[7], write[8]
   local row = rows.glance(id)
   local answer = judged(row, write)
   if answer then return answer end
-  add_rows(id, base + 1, values)
+  set_all(ENTRIES .. id, added)
   if row.mailed == '1' and not unseen(row, seen) then rows.change(rows.read(id), {wake_at = '', mailed = '0'}) end
   return committed(row, seen)
 end

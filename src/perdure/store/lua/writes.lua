@@ -36,7 +36,7 @@ writes.create = function(write)
   local by = call('HGET', RUN .. id, 'created_by')
   if by and by ~= created_by then return {'exists', call('HGETALL', RUN .. id)} end
   if by then return CREATED + (owner ~= '' and call('HGET', RUN .. id, 'owner') == owner and 1 or 0) end
-  if #entries > 0 then add_rows(id, 1, entries) end
+  set_all(ENTRIES .. id, entries)
   local pending = 0
   for number, given in ipairs(inbox) do
     local message_id, kind, value, topic, slice, place = unpack(given)
@@ -104,7 +104,7 @@ local function show(row, extras)
 end
 
 -- A turn that changes more than its history.
-local function full_turn(row, base, seen, values, full)
+local function full_turn(row, seen, added, full)
   local now, last, consumed, patch, restart, extras, over = unpack(full)
   local id, drops, fields = row.id, extras and #extras[1] > 0, {}
   if restart then
@@ -112,7 +112,7 @@ local function full_turn(row, base, seen, values, full)
   elseif drops then
     drop_rows(id, extras[1], true)
   end
-  add_rows(id, base + 1, values)
+  set_all(ENTRIES .. id, added)
   mail.consume(row, consumed, now)
   leave_and_return(row, extras, now, over)
   if patch then
@@ -131,11 +131,11 @@ local function full_turn(row, base, seen, values, full)
 end
 
 writes.turn = function(write)
-  local _, id, base, _, _, _, seen, values, full = unpack(write)
+  local _, id, _, _, _, _, seen, added, full = unpack(write)
   local row = rows.read(id)
   local answer = judged(row, write)
   if answer then return answer end
-  full_turn(row, base, seen, values, full)
+  full_turn(row, seen, added, full)
   local handled = handle_posts() -- what a subscription finds is mail that the turn has not seen
   return committed(handled and rows.glance(id) or row, seen)
 end
@@ -164,7 +164,7 @@ writes['end'] = function(write)
   if position > 0 and row_has_turn(id, position, turn_id) then return COMMITTED end
   if TERMINAL[row.status] then return {'ended', row.status} end
   if unless_begun and rows.begun(row) then return {'begun'} end
-  add_rows(id, position + 1, {marker})
+  call('HSET', ENTRIES .. id, position + 1, marker)
   mail.unsubscribe_all(row)
   local fields = {fence = position + 1, orphans = rows.begun(row) and '1' or '0'}
   for i = 1, #fields_flat, 2 do fields[fields_flat[i]] = fields_flat[i + 1] end
@@ -195,15 +195,15 @@ writes.observe = function(write)
 end
 
 writes.rewind = function(write)
-  local _, id, base, turn_id, now, dropped, values, returned, fields_flat = unpack(write)
+  local _, id, base, turn_id, now, dropped, added, returned, fields_flat = unpack(write)
   local row = rows.read(id)
   if not row then return {'missing'} end
   local position = rows.position(row)
   if position > base and row_has_turn(id, base + 1, turn_id) then return COMMITTED end
   if position ~= base then return {'superseded'} end
-  local last = base + #values
+  local last = base + #added / 2
   drop_rows(id, dropped, false)
-  add_rows(id, base + 1, values)
+  set_all(ENTRIES .. id, added)
   for _, location in ipairs(dropped) do shown.supersede(id, location) end
   mail.unsubscribe_all(row)
   mail.take_again(row, returned, now)
