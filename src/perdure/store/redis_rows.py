@@ -35,8 +35,13 @@ from perdure.store.base import Key
 encode = msgspec.msgpack.Encoder().encode
 EMPTY = encode(())
 
+Standing = tuple[tuple[Wait, ...], Held | None, bytes | None, ErrorRecord | None]
+"""How a run stands after a turn: what it waits for, what holds it, how it ended."""
+
+_NOTHING: Standing = ((), None, None, None)
+
 _payload = msgspec.msgpack.Decoder(bytes | None)
-_standing = msgspec.msgpack.Decoder(tuple[tuple[Wait, ...], Held | None, bytes | None, ErrorRecord | None])
+_standing = msgspec.msgpack.Decoder(Standing)
 _names = msgspec.msgpack.Decoder(tuple[str, ...])
 _tags = msgspec.msgpack.Decoder(dict[str, str])
 _header = msgspec.msgpack.Decoder(list[Any])
@@ -197,16 +202,13 @@ def orphans_of(pairs: Pairs) -> bool:
 
 
 def standing(waits: tuple[Wait, ...], held: Held | None, result: bytes | None, error: ErrorRecord | None) -> Raw:
-    """Nothing, if there is nothing to say."""
+    """Empty if there is nothing to say."""
     parts = (waits, held, result, error)
     return raw(b"" if parts == _NOTHING else encode(parts))
 
 
-def _standing_of(value: bytes) -> tuple[tuple[Wait, ...], Held | None, bytes | None, ErrorRecord | None]:
+def _standing_of(value: bytes) -> Standing:
     return _standing.decode(value) if value else _NOTHING
-
-
-_NOTHING = ((), None, None, None)
 
 
 def ending_of(status: RunStatus, standing: bytes) -> Ending:

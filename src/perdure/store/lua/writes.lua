@@ -19,7 +19,7 @@ local function drop_rows(id, locations, below)
   end
 end
 
--- Whether a run that ends still owes something: news, unread events, or to its orphans.
+-- Whether a run that ends still owes something: news, what becomes of unread events, a word to its orphans.
 local function owes(row, orphans)
   if orphans == '1' or tonumber(row.pending) > 0 then return '1' end
   return row.observer_last ~= '0' and call('EXISTS', key('observers', row.id)) == 1 and '1' or '0'
