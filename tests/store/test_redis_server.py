@@ -74,6 +74,40 @@ async def patiently(commit: Callable[[], Awaitable[object]]) -> object:
     raise AssertionError("the store does not come back")
 
 
+# --- what is sent and stored -----------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_only_adds_to_histories_is_a_smaller_script() -> None:
+    async def scenario(url: str) -> None:
+        async with opened(url) as store:
+            called: list[str] = []
+            call = store._server.call
+
+            async def noted(name: str, tag: str, *arguments: bytes | str | int) -> object:
+                called.append(name)
+                return await call(name, tag, *arguments)
+
+            store._server.call = noted  # type: ignore[method-assign]
+            await store.commit([run("r", owner="a"), run("s", owner="a")])
+            await store.commit([turn(0, entry()), turn(0, entry(), id="s")])
+            await store.commit([turn(1, entry("x", 1)), turn(1, id="s", patch=succeeded())])
+            assert called == ["commit", "steps", "commit"]
+
+    with prefix_of_its_own() as url:
+        asyncio.run(scenario(url))
+
+
+def test_what_is_at_its_default_is_not_stored() -> None:
+    async def scenario(url: str) -> None:
+        async with opened(url) as store:
+            await store.commit([run("r", owner="a")])
+            made = {b"id", b"workflow", b"version", b"input", b"created_at", b"created_by", b"seed", b"shard"}
+            assert set(await store._slices.ask(0, "HKEYS", "run:r")) == made | {b"status", b"owner", b"begun_at"}
+
+    with prefix_of_its_own() as url:
+        asyncio.run(scenario(url))
+
+
 # --- restarts and lost connections -----------------------------------------------------------------------------------
 
 

@@ -107,10 +107,17 @@ class RedisStore:
         rules.check_batch(batch)
         with refusing_bad_text():  # all of it is turned into bytes before any of it is sent
             arrays = [array_of(write, self._slices.of) for write in batch]
-            homes = [self._slices.of(name_of(write)) for write in batch]
+            homes = [self._slices.of(name_of(write)) for write in batch] if self._slices.count > 1 else []
+        if homes:
+            return await self._commit_in_slices(batch, arrays, homes)
+        return [answer_of(given) for given in await self._slices.write(0, arrays)] if arrays else []
+
+    async def _commit_in_slices(
+        self, batch: Sequence[Write], arrays: Sequence[Array], homes: Sequence[int]
+    ) -> list[Answer]:
         answers: dict[int, Answer] = {}
-        for part in self._parts(batch):
-            if len(part) == 1 and self._slices.count > 1 and isinstance(replay := batch[part[0]], Replay):
+        for part in _parts(batch):
+            if len(part) == 1 and isinstance(replay := batch[part[0]], Replay):
                 answers[part[0]] = await self._replay(replay, arrays[part[0]])
                 continue
             by_slice: dict[int, list[int]] = {}
@@ -119,27 +126,8 @@ class RedisStore:
             calls = (self._slices.write(number, [arrays[place] for place in by_slice[number]]) for number in by_slice)
             for places, given in zip(by_slice.values(), await gathered(calls), strict=True):
                 answers.update(zip(places, map(answer_of, given), strict=True))
-            if self._slices.count > 1:
-                await self._look_for_finds(batch, part, answers)
+            await self._look_for_finds(batch, part, answers)
         return [answers[place] for place in range(len(batch))]
-
-    def _parts(self, batch: Sequence[Write]) -> Iterator[Sequence[int]]:
-        """The places in a batch, cut where a write must find what the one before it did in another slice."""
-        if self._slices.count == 1:
-            if batch:
-                yield range(len(batch))
-            return
-        part: list[int] = []
-        for place, write in enumerate(batch):
-            if reaches_topics(write):
-                if part:
-                    yield part
-                yield [place]
-                part = []
-            else:
-                part.append(place)
-        if part:
-            yield part
 
     async def _replay(self, write: Replay, array: Array) -> Answer:
         """A letter is where its run is, or was sent to before; what it is sent to may be in another slice."""
@@ -160,7 +148,7 @@ class RedisStore:
         told = await self._slices.read(target, "sent", sent_as(write))
         return answer_of(told) if told else None
 
-    async def _look_for_finds(self, batch: Sequence[Write], part: Sequence[int], answers: dict[int, Answer]) -> None:
+    async def _look_for_finds(self, batch: Sequence[Write], part: list[int], answers: dict[int, Answer]) -> None:
         """What a subscription found in another slice came after its turn was answered."""
         for place in part:
             write = batch[place]
@@ -331,12 +319,27 @@ class RedisStore:
         return any(await self._slices.change_all("remove_letter", letter_id))
 
 
+def _parts(batch: Sequence[Write]) -> Iterator[list[int]]:
+    """The places in a batch, cut where a write must find what the one before it did in another slice."""
+    part: list[int] = []
+    for place, write in enumerate(batch):
+        if reaches_topics(write):
+            if part:
+                yield part
+            yield [place]
+            part = []
+        else:
+            part.append(place)
+    if part:
+        yield part
+
+
 def _snapshot(found: Any) -> Snapshot | None:
     if not found:
         return None
     run, entries, mail = found
     history = tuple(entry for _, entry in rows.history_of(entries))
-    return Snapshot(rows.run_of(run), rows.position_of(run), history, tuple(rows.inbox_of(mail)))
+    return Snapshot(rows.run_of(run), rows.position_of(run, entries), history, tuple(rows.inbox_of(mail)))
 
 
 def _pair(pair: tuple[str, int]) -> str:

@@ -66,19 +66,17 @@ async def _newest_first(slices: Slices, query: RunQuery) -> AsyncIterator[RunRec
 
 
 async def _page(slices: Slices, query: RunQuery, before: str, last_id: str, size: int) -> list[tuple[float, str]]:
-    found: set[tuple[float, str]] = set()  # a run whose status changes meanwhile is found in two indexes
-    for index in _indexes(query):
-        for page in await slices.read_all("page", index, before, last_id, size):
-            found.update((float(at), id.decode()) for id, at in rows.pairs_of(page))
+    pages = await slices.read_all("pages", _indexes(query), before, last_id, size)
+    found = ((float(at), id.decode()) for of_slice in pages for page in of_slice for id, at in rows.pairs_of(page))
     return heapq.nlargest(size, found)
 
 
 def _indexes(query: RunQuery) -> list[str]:
-    """The index that holds fewest runs that do not fit."""
+    """Those that hold fewest runs that do not fit."""
     if query.parent is not None:
         return [f"children:{query.parent}"]
     statuses = statuses_of(query)
-    return ["runs:"] if statuses is None else [f"status:{status}" for status in dict.fromkeys(statuses)]
+    return [f"status:{status}" for status in dict.fromkeys(RunStatus if statuses is None else statuses)]
 
 
 def _matches(query: RunQuery, record: RunRecord) -> bool:

@@ -1,8 +1,9 @@
 """Records as values of the Redis store, and back.
 
-A run is a hash with a field for each attribute: what Lua judges by is text (empty for None), the rest MessagePack that
-only Python reads. Entries and mail are framed values: a header that Lua reads, then the rest. MessagePack that Lua is
-to read must not hold the type `bin`, which its decoder does not know: `raw` passes bytes as text.
+A run is a hash with a field for each attribute that is not at its default: what Lua judges by is text (empty for
+None), the rest MessagePack that only Python reads. How it stands after its last turn (waits, held, result, error) is
+one field. Entries and mail are framed values: a header that Lua reads, then the rest. MessagePack that Lua is to read
+must not hold the type `bin`, which its decoder does not know: `raw` passes bytes as text.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import astuple
 
 from perdure.records import (
     DeadLetter,
@@ -31,23 +33,31 @@ from perdure.records import (
 from perdure.store.base import Key
 
 encode = msgspec.msgpack.Encoder().encode
-NIL = encode(None)
 EMPTY = encode(())
 
+Standing = tuple[tuple[Wait, ...], Held | None, bytes | None, ErrorRecord | None]
+"""How a run stands after a turn: what it waits for, what holds it, how it ended."""
+
+_NOTHING: Standing = ((), None, None, None)
+
 _payload = msgspec.msgpack.Decoder(bytes | None)
-_error = msgspec.msgpack.Decoder(ErrorRecord | None)
-_waits = msgspec.msgpack.Decoder(tuple[Wait, ...])
-_held = msgspec.msgpack.Decoder(Held | None)
+_standing = msgspec.msgpack.Decoder(Standing)
 _names = msgspec.msgpack.Decoder(tuple[str, ...])
 _tags = msgspec.msgpack.Decoder(dict[str, str])
 _header = msgspec.msgpack.Decoder(list[Any])
-_entry = msgspec.msgpack.Decoder(Entry)
 _message = msgspec.msgpack.Decoder(Message)
 _item = msgspec.msgpack.Decoder(StreamItem)
 _value = msgspec.msgpack.Decoder(PublishedValue)
 _letter = msgspec.msgpack.Decoder(DeadLetter)
 _worker = msgspec.msgpack.Decoder(WorkerRecord)
 _key = msgspec.msgpack.Decoder(tuple[float, bytes])
+
+
+class _EntryRow(Entry, frozen=True, gc=False, array_like=True):
+    """An entry without the names of its fields, which would be longer than what is in them."""
+
+
+_entry = msgspec.msgpack.Decoder(_EntryRow)
 
 Pairs = Sequence[bytes]
 """A hash as Redis lists it: field, value, field, value ..."""
@@ -99,30 +109,56 @@ def flag(value: object) -> str:
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
+_AT_FIRST = {
+    b"pool": b"default",
+    b"generation": b"0",
+    b"epoch": b"0",
+    b"run_attempt": b"1",
+    b"attached": b"0",
+    b"tags": encode({}),
+    b"recoveries": b"0",
+    b"drift": EMPTY,
+    b"inbox_last": b"0",
+    b"fence": b"0",
+    **dict.fromkeys((b"first_workflow", b"parent", b"begun_at", b"ended_at", b"wake_at", b"owner"), b""),
+    **dict.fromkeys((b"deadline_at", b"retention", b"standing"), b""),
+}
+"""What a field that a hash lacks would say."""
+
+
 def born(run: RunRecord) -> list[Any]:
-    """The fields of a new run that nobody owns; if its owner is alive Lua changes a few."""
-    return [
-        *("id", run.id, "workflow", run.workflow, "version", str(run.version), "input", raw(encode(run.input))),
-        *("created_at", moment(run.created_at), "created_by", run.created_by, "seed", str(run.seed)),
-        *("pool", run.pool, "shard", str(run.shard), "status", "pending", "owner", ""),
-        *("generation", str(run.generation), "epoch", str(run.epoch), "run_attempt", str(run.run_attempt)),
-        *("first_workflow", run.first_workflow or "", "first_input", raw(encode(run.first_input))),
-        *("result", raw(NIL), "error", raw(NIL), "waits", raw(EMPTY), "held", raw(NIL), "held_kind", ""),
-        *("parent", run.parent or "", "attached", flag(run.attached), "tags", raw(encode(run.tags))),
-        *("begun_at", "", "updated_at", moment(run.created_at), "ended_at", "", "prune_at", ""),
-        *("wake_at", moment(run.created_at if run.wake_at is None else run.wake_at), "mailed", "0"),
-        *("recoveries", "0", "deadline_at", moment(run.deadline_at), "retention", moment(run.retention)),
-        *("drift", raw(EMPTY), "fence", "0", "orphans", "0", "unsettled", "0"),
+    """The fields of a new run; Lua adds those that it is given anyway, or that depend on whether its owner is alive."""
+    fields = [
+        *("workflow", run.workflow, "version", str(run.version), "input", raw(run.input)),
+        *("seed", str(run.seed), "shard", str(run.shard)),
     ]
+    if run.pool != "default":
+        fields += ("pool", run.pool)
+    if run.parent is not None:
+        fields += ("parent", run.parent, "attached", flag(run.attached))
+    if run.tags:
+        fields += ("tags", raw(encode(run.tags)))
+    if run.deadline_at is not None:
+        fields += ("deadline_at", moment(run.deadline_at))
+    if run.retention is not None:
+        fields += ("retention", moment(run.retention))
+    if run.generation or run.epoch or run.run_attempt != 1:
+        fields += ("generation", str(run.generation), "epoch", str(run.epoch), "run_attempt", str(run.run_attempt))
+    if run.first_workflow is not None:
+        fields += ("first_workflow", run.first_workflow)
+    if run.first_input is not None:
+        fields += ("first_input", raw(run.first_input))
+    return fields
 
 
 def run_of(pairs: Pairs) -> RunRecord:
-    row = dict(pairs_of(pairs))
+    row = {**_AT_FIRST, **dict(pairs_of(pairs))}
+    waits, held, result, error = _standing_of(row[b"standing"])
     return RunRecord(
         id=row[b"id"].decode(),
         workflow=row[b"workflow"].decode(),
         version=int(row[b"version"]),
-        input=_payload.decode(row[b"input"]) or b"",
+        input=row[b"input"],
         created_at=float(row[b"created_at"]),
         created_by=row[b"created_by"].decode(),
         seed=int(row[b"seed"]),
@@ -133,38 +169,51 @@ def run_of(pairs: Pairs) -> RunRecord:
         epoch=int(row[b"epoch"]),
         run_attempt=int(row[b"run_attempt"]),
         first_workflow=_text(row[b"first_workflow"]),
-        first_input=_payload.decode(row[b"first_input"]),
-        result=_payload.decode(row[b"result"]),
-        error=_error.decode(row[b"error"]),
+        first_input=row.get(b"first_input"),
+        result=result,
+        error=error,
         parent=_text(row[b"parent"]),
         attached=row[b"attached"] == b"1",
         tags=_tags.decode(row[b"tags"]),
         begun_at=_moment(row[b"begun_at"]),
-        updated_at=float(row[b"updated_at"]),
+        updated_at=float(row.get(b"updated_at", row[b"created_at"])),
         ended_at=_moment(row[b"ended_at"]),
         wake_at=_moment(row[b"wake_at"]),
         owner=_text(row[b"owner"]),
         recoveries=int(row[b"recoveries"]),
         deadline_at=_moment(row[b"deadline_at"]),
         retention=_moment(row[b"retention"]),
-        waits=_waits.decode(row[b"waits"]),
-        held=_held.decode(row[b"held"]),
+        waits=waits,
+        held=held,
         drift=_names.decode(row[b"drift"]),
         inbox_last=int(row[b"inbox_last"]),
         fence=int(row[b"fence"]),
     )
 
 
-def position_of(pairs: Pairs) -> int:
-    return next(int(value) for field, value in pairs_of(pairs) if field == b"position")
+def position_of(pairs: Pairs, history: Pairs) -> int:
+    """As `rows.position` of `lua/core.lua` has it."""
+    skipped = next((int(value) for field, value in pairs_of(pairs) if field == b"skipped"), 0)
+    return skipped + len(history) // 2
 
 
 def orphans_of(pairs: Pairs) -> bool:
     return any(field == b"orphans" and value == b"1" for field, value in pairs_of(pairs))
 
 
-def ending_of(status: RunStatus, result: bytes, error: bytes) -> Ending:
-    return Ending(status, _payload.decode(result), _error.decode(error))
+def standing(waits: tuple[Wait, ...], held: Held | None, result: bytes | None, error: ErrorRecord | None) -> Raw:
+    """Empty if there is nothing to say."""
+    parts = (waits, held, result, error)
+    return raw(b"" if parts == _NOTHING else encode(parts))
+
+
+def _standing_of(value: bytes) -> Standing:
+    return _standing.decode(value) if value else _NOTHING
+
+
+def ending_of(status: RunStatus, standing: bytes) -> Ending:
+    _, _, result, error = _standing_of(standing)
+    return Ending(status, result, error)
 
 
 # --- histories and mail ----------------------------------------------------------------------------------------------
@@ -172,7 +221,7 @@ def ending_of(status: RunStatus, result: bytes, error: bytes) -> Ending:
 
 def entry_value(turn_id: str, entry: Entry) -> Raw:
     """A row of a history; the first one of a turn has its id, by which a repeated call is known."""
-    return framed((turn_id, entry.location), encode(entry))
+    return framed((turn_id, entry.location), encode(astuple(entry)))
 
 
 def marker(turn_id: str) -> Raw:
@@ -184,7 +233,7 @@ def history_of(pairs: Pairs) -> list[tuple[int, Entry]]:
     """Entries with their positions, in order."""
     rows = sorted((int(position), value) for position, value in pairs_of(pairs))
     blobs = ((position, value[4 + int.from_bytes(value[:4]) :]) for position, value in rows)
-    return [(position, _entry.decode(blob)) for position, blob in blobs if blob]
+    return [(position, Entry(*astuple(_entry.decode(blob)))) for position, blob in blobs if blob]
 
 
 def message_value(message: Message, topic_slice: int) -> Raw:

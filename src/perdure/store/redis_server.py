@@ -31,7 +31,8 @@ CONNECTIONS = 32  # of one store object to one server
 CALL_TIMEOUT = 30.0  # seconds until a server that says nothing counts as lost
 
 ROOMS = {
-    "commit": ("core", "mail", "topics", "streams", "writes", "letters", "commit"),
+    "commit": ("core", "history", "mail", "topics", "streams", "writes", "letters", "commit"),
+    "steps": ("core", "history", "steps"),
     "fleet": ("core", "fleet"),
     "upkeep": ("core", "mail", "topics", "streams", "upkeep"),
     "reads": ("core", "reads"),

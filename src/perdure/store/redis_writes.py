@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from perdure.records import DeadLetter, Entry, Message, RunStatus, Subscription, TurnExtras
+from perdure.store import rules
 from perdure.store.base import (
     Answer,
     AppendStream,
@@ -44,7 +45,6 @@ from perdure.store.base import (
 )
 from perdure.store.redis_rows import (
     EMPTY,
-    NIL,
     born,
     encode,
     ending_of,
@@ -55,6 +55,7 @@ from perdure.store.redis_rows import (
     moment,
     raw,
     run_of,
+    standing,
 )
 
 Array = tuple[Any, ...]
@@ -138,49 +139,54 @@ def array_of(write: Write, slice_of: SliceOf) -> Array:
 
 def _create(write: CreateRun, slice_of: SliceOf) -> Array:
     record = write.record
-    entries = [entry_value("", entry) for entry in write.entries]
+    entries = _rows("", 0, write.entries) if write.entries else []
     inbox = []
     for message in write.inbox:
         topic_slice = slice_of(message.name)
         topic = (message.name, topic_slice, message.place)
         inbox.append((message.id, message.kind, message_value(message, topic_slice), *topic))
-    made = (record.id, record.created_by, record.owner or "", moment(record.created_at))
+    created_at = moment(record.created_at)
+    due_at = created_at if record.wake_at is None else moment(record.wake_at)
+    made = (record.id, record.created_by, record.owner or "", created_at, due_at)
     return ("create", *made, born(record), entries, inbox)
 
 
 def _turn(turn: CommitTurn, slice_of: SliceOf) -> Array:
-    restart, patch, extras = turn.restart, turn.patch, turn.extras
+    restart, patch, extras, id = turn.restart, turn.patch, turn.extras, turn.turn_id
     kept = turn.entries if restart is None else restart.entries
-    taken = max(1, len(turn.entries), len(kept))
-    return (
-        *("turn", turn.run_id, turn.base, turn.turn_id, turn.worker, turn.owned, moment(turn.now)),
-        *(_rows(turn.turn_id, kept), turn.base + taken, turn.seen, turn.consumed),
-        patch is not None and _patch(patch),
+    made = (turn.run_id, turn.base, id, turn.worker, turn.owned, turn.seen, _rows(id, turn.base, kept))
+    if patch is None and restart is None and extras is None and not turn.consumed:
+        return ("step", *made)
+    full = (
+        *(moment(turn.now), turn.base + max(1, len(turn.entries), len(kept)), turn.consumed),
+        patch is not None and _patch(turn, patch),
         restart is not None and _restart(restart),
         extras is not None and _extras(extras, slice_of),
         restart is not None or _ends(turn),
     )
+    return ("turn", *made, full)
 
 
-def _rows(turn_id: str, entries: Sequence[Entry]) -> list[Any]:
-    if not entries:
-        return [marker(turn_id)]
-    return [entry_value("" if n else turn_id, entry) for n, entry in enumerate(entries)]
+def _rows(turn_id: str, base: int, entries: Sequence[Entry]) -> list[Any]:
+    """Position, value, position, value ...; the first row has the id."""
+    added: list[Any] = []
+    for position, entry in enumerate(entries, base + 1):
+        added += (str(position), entry_value("" if added else turn_id, entry))
+    return added or [str(base + 1), marker(turn_id)]
 
 
-def _patch(patch: RunPatch) -> list[Any]:
-    return [
-        *("status", patch.status.value, "owner", patch.owner or "", "wake_at", moment(patch.wake_at)),
-        *("waits", raw(encode(patch.waits)), "held", raw(encode(patch.held))),
-        *("held_kind", patch.held.kind if patch.held else "", "drift", raw(encode(patch.drift))),
-        *("recoveries", str(patch.recoveries), "result", raw(encode(patch.result)), "error", raw(encode(patch.error))),
-        *("ended_at", moment(patch.ended_at), "prune_at", moment(patch.prune_at)),
-    ]
+def _patch(turn: CommitTurn, patch: RunPatch) -> Array:
+    return (
+        *(patch.status.value, patch.owner or "", moment(patch.wake_at)),
+        standing(patch.waits, patch.held, patch.result, patch.error),
+        *(patch.held.kind if patch.held else "", raw(encode(patch.drift)), str(patch.recoveries)),
+        *(moment(patch.ended_at), moment(patch.prune_at), rules.sleeps_on(turn, patch)),
+    )
 
 
 def _restart(restart: Restart) -> list[Any]:
     fields = [
-        *("workflow", restart.workflow, "version", str(restart.version), "input", raw(encode(restart.input))),
+        *("workflow", restart.workflow, "version", str(restart.version), "input", raw(restart.input)),
         *("begun_at", moment(restart.begun_at), "run_attempt", str(restart.run_attempt)),
     ]
     return fields if restart.pool is None else [*fields, "pool", restart.pool]
@@ -226,8 +232,8 @@ def _end(write: EndRun) -> Array:
     now = moment(write.now)
     prune_at = moment(None if write.prune_after is None else write.now + write.prune_after)
     fields = [
-        *("status", write.status.value, "owner", "", "wake_at", "", "mailed", "0", "waits", raw(EMPTY)),
-        *("held", raw(NIL), "held_kind", "", "ended_at", now, "updated_at", now, "prune_at", prune_at),
+        *("status", write.status.value, "owner", "", "wake_at", "", "mailed", "0", "standing", ""),
+        *("held_kind", "", "ended_at", now, "updated_at", now, "prune_at", prune_at),
     ]
     return ("end", write.run_id, write.turn_id, now, write.unless_begun, marker(write.turn_id), fields)
 
@@ -236,13 +242,13 @@ def _rewind(write: RewindRun, slice_of: SliceOf) -> Array:
     now = moment(write.now)
     fields = [
         *("owner", "", "mailed", "0", "wake_at", now, "updated_at", now, "ended_at", "", "prune_at", ""),
-        *("result", raw(NIL), "error", raw(NIL), "waits", raw(EMPTY), "held", raw(NIL), "held_kind", ""),
-        *("recoveries", "0", "drift", raw(EMPTY), "orphans", "0", "unsettled", "0"),
+        *("standing", "", "held_kind", "", "recoveries", "0", "drift", raw(EMPTY)),
+        *("orphans", "0", "unsettled", "0"),
         *("deadline_at", "" if write.deadline_at is None else moment(write.deadline_at)),
     ]
     returned = [_returned(message, slice_of) for message in write.returned]
     place = ("rewind", write.run_id, write.base, write.turn_id, now)
-    return (*place, write.dropped, _rows(write.turn_id, write.entries), returned, fields)
+    return (*place, write.dropped, _rows(write.turn_id, write.base, write.entries), returned, fields)
 
 
 def _returned(message: Message, slice_of: SliceOf) -> Array:
@@ -261,24 +267,22 @@ def _publish(write: Publish) -> Array:
 # --- from Lua --------------------------------------------------------------------------------------------------------
 
 
-_COMMITTED = (Committed(), Committed(mail=True))
+_YES = (Committed(), Committed(mail=True), Created(owned=False), Created(owned=True))
 
 
-def answer_of(given: Sequence[Any]) -> Answer:
+def answer_of(given: Any) -> Answer:
+    if isinstance(given, int):
+        return _YES[given]
     match given:
-        case [b"committed", mail]:
-            return _COMMITTED[mail]
         case [b"superseded"]:
             return Superseded()
         case [b"missing"]:
             return Missing()
         case [b"ended", status]:
             return Ended(RunStatus(status.decode()))
-        case [b"ended", status, result, error]:
+        case [b"ended", status, standing]:
             how = RunStatus(status.decode())
-            return Ended(how, ending_of(how, result, error))
-        case [b"created", owned]:
-            return Created(owned=bool(owned))
+            return Ended(how, ending_of(how, standing))
         case [b"exists", pairs]:
             return Exists(run_of(pairs))
         case [b"delivered", number, fresh, owner]:

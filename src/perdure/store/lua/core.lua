@@ -7,8 +7,7 @@ local TAG = KEYS[1]
 local SLICE = tonumber(ARGV[2] or '0')
 local call = redis.call
 local NUL = '\0'
-local NIL = '\192' -- MessagePack's nil
-local EMPTY = '\144' -- ... and its array of nothing
+local EMPTY = '\144' -- MessagePack's array of nothing
 local TERMINAL = {succeeded = true, failed = true, cancelled = true}
 local COUNTED = {event = true, assignment = true} -- mail that has a limit, and that somebody must deal with at the end
 local WAKES_HELD = {resume = true, cancel = true}
@@ -18,6 +17,9 @@ local function key(kind, name, second, third)
   if second then made = made .. NUL .. second end
   return third and made .. NUL .. third or made
 end
+
+-- Those that are wanted most, ready made but for the id.
+local RUN, ENTRIES = TAG .. ':run:', TAG .. ':entries:'
 
 -- A framed value: what Lua reads (MessagePack), then what only Python reads.
 local function framed(header, blob)
@@ -71,89 +73,156 @@ end
 -- The row of a run and the indexes over it.
 
 local rows = {}
-local stale_queues = {}
+local queues, stale_queues = {}, {} -- key -> what it is made of: {pool, queue}
+local changes = {} -- used again and again: a table that grows costs more than what is put into it
+
+-- A row as far as Lua judges by it. A field that the hash lacks says what it says here.
+local function blank(id)
+  return {
+    id = id, status = 'pending', owner = '', mailed = '0', inbox_last = '0', pending = '0', skipped = '0', wake_at = '',
+    pool = 'default', workflow = '', version = '', shard = '', held_kind = '', parent = '', attached = '0',
+    created_at = '', begun_at = '', generation = '0', recoveries = '0', drift = EMPTY, observer_last = '0',
+    ended_at = '', prune_at = '', unsettled = '0', orphans = '0',
+  }
+end
 
 local FIELDS = {
-  'status', 'owner', 'position', 'inbox_last', 'mailed', 'wake_at', 'pool', 'workflow', 'version', 'shard', 'held_kind',
-  'parent', 'attached', 'created_at', 'begun_at', 'generation', 'epoch', 'ended_at', 'prune_at', 'unsettled', 'pending',
-  'orphans', 'recoveries', 'fence',
+  'status', 'owner', 'mailed', 'inbox_last', 'pending', 'skipped', 'wake_at', 'pool', 'workflow', 'version', 'shard',
+  'held_kind', 'parent', 'attached', 'created_at', 'begun_at', 'generation', 'recoveries', 'drift', 'observer_last',
 }
+local FIELDS_OF_AN_END = {'ended_at', 'prune_at', 'unsettled', 'orphans'} -- only a run that has ended has them
+
+local function fill(row, fields)
+  local found = call('HMGET', RUN .. row.id, unpack(fields))
+  for i = 1, #fields do
+    if found[i] then row[fields[i]] = found[i] end
+  end
+  return found[1]
+end
 
 function rows.read(id)
-  local found = call('HMGET', key('run', id), unpack(FIELDS))
-  if not found[1] then return nil end
-  local row = {id = id}
-  for i, field in ipairs(FIELDS) do row[field] = found[i] or '' end
+  local row = blank(id)
+  if not fill(row, FIELDS) then return nil end
+  if TERMINAL[row.status] then fill(row, FIELDS_OF_AN_END) end
   return row
+end
+
+-- As much of it as is needed to add to the history.
+function rows.glance(id)
+  local found = call('HMGET', RUN .. id, 'status', 'owner', 'mailed', 'inbox_last', 'skipped')
+  if not found[1] then return nil end
+  return {
+    id = id, status = found[1], owner = found[2] or '', mailed = found[3], inbox_last = found[4] or '0',
+    skipped = found[5] or '0',
+  }
+end
+
+-- A position is taken by one row of the history, so that the rows tell how many there are; those that were dropped, or
+-- never had a row, are `skipped`.
+function rows.position(row)
+  return call('HLEN', ENTRIES .. row.id) + tonumber(row.skipped)
+end
+
+function rows.skipped(id, position)
+  return position - call('HLEN', ENTRIES .. id)
 end
 
 function rows.begun(row)
   return row.begun_at ~= '' or tonumber(row.generation) > 0
 end
 
-function rows.queue(row)
-  return table.concat({row.workflow, row.version, row.shard}, NUL)
+-- The indexes are sorted sets of ids. Each of these says where one kind of them has a run: the key and the score.
+
+local function by_status(row)
+  return key('status', row.status), row.created_at
 end
 
--- Where the indexes have a run: key -> score. All are sorted sets of ids.
-local function places(row)
-  local found = {[key('status', row.status)] = row.created_at}
+-- Who is to do something next: nobody but upkeep, its owner, or whoever claims it.
+local function by_turn(row)
   if TERMINAL[row.status] then
-    if row.unsettled == '1' then
-      found[key('unsettled')] = row.ended_at
-    elseif row.prune_at ~= '' then
-      found[key('prunable')] = row.prune_at
-    end
-    return found
+    if row.unsettled == '1' then return key('unsettled'), row.ended_at end
+    if row.prune_at ~= '' then return key('prunable'), row.prune_at end
+  elseif row.owner ~= '' then
+    return key('owned', row.owner), '0'
+  elseif row.wake_at ~= '' then
+    local queue = row.workflow .. NUL .. row.version .. NUL .. row.shard
+    local name = key('due', row.pool, queue)
+    queues[name] = {row.pool, queue}
+    return name, row.wake_at
   end
-  if row.attached == '1' and row.parent ~= '' then found[key('open-children', row.parent)] = '0' end
+end
+
+-- What can make that sooner.
+local function by_waker(row)
+  if TERMINAL[row.status] then return end
   if row.owner ~= '' then
-    found[key('owned', row.owner)] = '0'
-    if row.mailed == '1' then found[key('mailed', row.owner)] = '0' end
-    return found
-  end
-  if row.wake_at ~= '' then found[key('due', row.pool, rows.queue(row))] = row.wake_at end
-  if row.held_kind ~= '' then found[key('held', row.held_kind, row.workflow, row.version)] = '0' end
-  return found
-end
-
-local function move(id, old, new)
-  for name in pairs(old) do
-    if not new[name] then call('ZREM', name, id) end
-  end
-  for name, score in pairs(new) do
-    if old[name] ~= score then call('ZADD', name, score, id) end
+    if row.mailed == '1' then return key('mailed', row.owner), '0' end
+  elseif row.held_kind ~= '' then
+    return key('held', row.held_kind, row.workflow, row.version), '0'
   end
 end
 
-local function mark_queue(row)
-  stale_queues[row.pool .. NUL .. rows.queue(row)] = {row.pool, rows.queue(row)}
+local function by_parent(row)
+  if row.attached == '1' and row.parent ~= '' and not TERMINAL[row.status] then
+    return key('open-children', row.parent), '0'
+  end
 end
 
-function rows.add(row)
-  move(row.id, {}, places(row))
-  call('ZADD', key('runs'), row.created_at, row.id)
-  if row.parent ~= '' then call('ZADD', key('children', row.parent), row.created_at, row.id) end
-  mark_queue(row)
+local function move(id, old, old_score, new, new_score)
+  if old == new and old_score == new_score then return end
+  if old and old ~= new then
+    call('ZREM', old, id)
+    stale_queues[old] = queues[old]
+  end
+  if new then
+    call('ZADD', new, new_score, id)
+    stale_queues[new] = queues[new]
+  end
 end
 
--- The only way to change a row that is indexed: field -> text.
-function rows.change(row, fields)
-  local old, flat = places(row), {}
-  mark_queue(row)
+-- A new run, with the fields of its row.
+function rows.add(id, flat)
+  local row = blank(id)
+  for i = 1, #flat, 2 do row[flat[i]] = flat[i + 1] end
+  set_all(RUN .. id, flat)
+  move(id, nil, nil, by_status(row))
+  move(id, nil, nil, by_turn(row))
+  move(id, nil, nil, by_parent(row))
+  if row.parent ~= '' then call('ZADD', key('children', row.parent), row.created_at, id) end
+end
+
+-- Write the fields (field -> text) that differ; whether there are any.
+local function write_changes(row, fields)
+  local count = 0
   for field, value in pairs(fields) do
-    flat[#flat + 1] = field
-    flat[#flat + 1] = value
-    row[field] = tostring(value)
+    value = tostring(value)
+    if row[field] ~= value then
+      changes[count + 1], changes[count + 2] = field, value
+      count = count + 2
+      row[field] = value
+    end
   end
-  set_all(key('run', row.id), flat)
-  move(row.id, old, places(row))
-  mark_queue(row)
+  if count > 0 then call('HSET', RUN .. row.id, unpack(changes, 1, count)) end
+  return count > 0
 end
 
+-- The only way to change a row that is indexed.
+function rows.change(row, fields)
+  local status, created_at = by_status(row)
+  local turn, turn_score = by_turn(row)
+  local waker, waker_score = by_waker(row)
+  local parent, parent_score = by_parent(row)
+  if not write_changes(row, fields) then return end
+  move(row.id, status, created_at, by_status(row))
+  move(row.id, turn, turn_score, by_turn(row))
+  move(row.id, waker, waker_score, by_waker(row))
+  move(row.id, parent, parent_score, by_parent(row))
+end
+
+-- A run that has ended, and settled.
 function rows.forget(row)
-  move(row.id, places(row), {})
-  call('ZREM', key('runs'), row.id)
+  call('ZREM', by_status(row), row.id)
+  call('ZREM', by_turn(row), row.id)
   if row.parent ~= '' then call('ZREM', key('children', row.parent), row.id) end
 end
 
@@ -168,9 +237,9 @@ end
 
 -- Each pool has a sorted set of its queues by when the first run in them is due; brought up to date at a script's end.
 function rows.refresh_heads()
-  for _, place in pairs(stale_queues) do
+  for name, place in pairs(stale_queues) do
     local pool, queue = place[1], place[2]
-    local first = call('ZRANGE', key('due', pool, queue), 0, 0, 'WITHSCORES')
+    local first = call('ZRANGE', name, 0, 0, 'WITHSCORES')
     if first[1] then
       call('ZADD', key('heads', pool), first[2], queue)
     else

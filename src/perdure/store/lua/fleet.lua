@@ -11,7 +11,7 @@ calls.claim = function(worker, now, due_by, wanted, pool, shards, limit)
       owner = worker, status = 'running', wake_at = '', mailed = '0', updated_at = now,
       begun_at = row.begun_at == '' and now or row.begun_at,
     })
-    claimed[i] = {row.id, tonumber(row.inbox_last), tonumber(row.position), string.format('%.17g', due[2])}
+    claimed[i] = {row.id, tonumber(row.inbox_last), rows.position(row), string.format('%.17g', due[2])}
   end
   return claimed
 end

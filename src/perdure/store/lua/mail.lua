@@ -18,7 +18,9 @@ local function post(slice, message)
   outgoing[#outgoing + 1] = {tostring(number), packed}
 end
 
+-- Whether there were any.
 local function handle_posts()
+  if #posts == 0 then return false end
   local at = 1
   while at <= #posts do -- handlers may post more
     local message = posts[at]
@@ -26,20 +28,7 @@ local function handle_posts()
     at = at + 1
   end
   posts = {}
-end
-
--- Whether mail is left that a turn did not know of; `held`: only such as wakes a held run. By this the race between a
--- send and a suspension is decided, and cannot be lost: both are calls in the slice of the run, so that one is first.
--- Mail that comes before the turn is found here and leaves the run due; mail that comes after it finds the run
--- suspended and makes it due (`mail.add`).
-function mail.unseen(id, seen, held)
-  for _, number in ipairs(call('HKEYS', key('mail', id))) do
-    if tonumber(number) > seen then
-      if not held then return true end
-      if WAKES_HELD[header_of(call('HGET', key('mail', id), number))[1]] then return true end
-    end
-  end
-  return false
+  return true
 end
 
 -- A held run stays asleep, and one that has yet to begin, for the first time or anew, waits for its time.
@@ -75,7 +64,7 @@ local function take_out(row, number, now, verb)
   call('HDEL', name, number)
   if COUNTED[kind] then
     row.pending = tostring(tonumber(row.pending) - 1)
-    call('HSET', key('run', row.id), 'pending', row.pending)
+    call('HSET', RUN .. row.id, 'pending', row.pending)
   end
   if verb == 'returned' then
     call('HDEL', key('message-numbers', row.id), message_id)
@@ -166,7 +155,7 @@ function mail.take_again(row, messages, now)
     call('HSET', key('message-numbers', row.id), message_id, number)
     if call('HSET', key('mail', row.id), number, value) == 1 and COUNTED[kind] then
       row.pending = tostring(tonumber(row.pending) + 1)
-      call('HSET', key('run', row.id), 'pending', row.pending)
+      call('HSET', RUN .. row.id, 'pending', row.pending)
     end
   end
 end

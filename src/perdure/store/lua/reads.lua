@@ -5,18 +5,20 @@ local reads = {}
 reads.load = function(ids)
   local found = {}
   for i, id in ipairs(ids) do
-    local run = call('HGETALL', key('run', id))
-    found[i] = #run > 0 and {run, call('HGETALL', key('entries', id)), call('HGETALL', key('mail', id))} or false
+    local run = call('HGETALL', RUN .. id)
+    found[i] = #run > 0 and {run, call('HGETALL', ENTRIES .. id), call('HGETALL', key('mail', id))} or false
   end
   return found
 end
 
 -- At least all rows after this position: each by itself, or where that would be more work, all there are.
 reads.history = function(id, after)
-  local last, found = tonumber(call('HGET', key('run', id), 'position') or '0'), {}
-  if last - after >= call('HLEN', key('entries', id)) then return call('HGETALL', key('entries', id)) end
+  local row, found = rows.glance(id), {}
+  if not row then return found end
+  local last = rows.position(row)
+  if last - after >= call('HLEN', ENTRIES .. id) then return call('HGETALL', ENTRIES .. id) end
   for position = after + 1, last do
-    local value = call('HGET', key('entries', id), position)
+    local value = call('HGET', ENTRIES .. id, position)
     if value then
       found[#found + 1] = tostring(position)
       found[#found + 1] = value
@@ -25,8 +27,8 @@ reads.history = function(id, after)
   return found
 end
 
--- Ids newest first with their moments: from `before` on, or after this id of that moment.
-reads.page = function(index, before, id, limit)
+-- Ids of an index newest first with their moments: from `before` on, or after this id of that moment.
+local function newest(index, before, id, limit)
   local name, found, offset = TAG .. ':' .. index, {}, 0
   while #found < 2 * limit do
     local page = call('ZREVRANGEBYSCORE', name, before, '-inf', 'WITHSCORES', 'LIMIT', offset, limit)
@@ -39,6 +41,13 @@ reads.page = function(index, before, id, limit)
     if #page < 2 * limit then return found end
     offset = offset + limit
   end
+  return found
+end
+
+-- A page of each of these indexes, as of one moment: a run that passes from one to another is in one of them.
+reads.pages = function(indexes, before, id, limit)
+  local found = {}
+  for i, index in ipairs(indexes) do found[i] = newest(index, before, id, limit) end
   return found
 end
 
@@ -61,7 +70,7 @@ end
 reads.prunable = function(now, offset, limit)
   local found = {}
   for i, id in ipairs(call('ZRANGEBYSCORE', key('prunable'), '-inf', now, 'LIMIT', offset, limit)) do
-    found[i] = {id, call('HGET', key('run', id), 'parent')}
+    found[i] = {id, call('HGET', RUN .. id, 'parent') or ''}
   end
   return found
 end
@@ -70,7 +79,7 @@ end
 reads.unsettled = function(limit, page)
   local found = {}
   for i, id in ipairs(call('ZRANGE', key('unsettled'), 0, limit - 1)) do
-    local run, observers = call('HGETALL', key('run', id)), call('ZRANGE', key('observers', id), 0, page - 1)
+    local run, observers = call('HGETALL', RUN .. id), call('ZRANGE', key('observers', id), 0, page - 1)
     found[i] = {run, observers, call('HGETALL', key('mail', id))}
   end
   return found

@@ -6,7 +6,7 @@ local function forget_run(row)
   rows.forget(row)
   mail.forget(row.id)
   shown.forget(row.id)
-  call('DEL', key('run', row.id), key('entries', row.id), key('observers', row.id))
+  call('DEL', RUN .. row.id, ENTRIES .. row.id, key('observers', row.id))
 end
 
 calls.forget_runs = function(ids, now)

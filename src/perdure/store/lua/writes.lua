@@ -2,27 +2,9 @@
 
 local writes = {}
 
-local function row_has_turn(id, position, turn_id)
-  local found = call('HGET', key('entries', id), position)
-  return found and header_of(found)[1] == turn_id
-end
-
-local function add_rows(id, first, values)
-  if #values == 1 then
-    call('HSET', key('entries', id), first, values[1])
-    return
-  end
-  local flat = {}
-  for i, value in ipairs(values) do
-    flat[2 * i - 1] = first + i - 1
-    flat[2 * i] = value
-  end
-  set_all(key('entries', id), flat)
-end
-
 -- Delete the rows of these locations (`below`: and of all beneath them) and every marker.
 local function drop_rows(id, locations, below)
-  local name, wanted = key('entries', id), {}
+  local name, wanted = ENTRIES .. id, {}
   for _, location in ipairs(locations) do wanted[location] = true end
   local found = call('HGETALL', name)
   for i = 1, #found, 2 do
@@ -37,32 +19,24 @@ local function drop_rows(id, locations, below)
   end
 end
 
--- What a run that ends still owes: news, unread events, orphans.
-local function owes(row)
-  return row.orphans == '1' or tonumber(row.pending) > 0 or call('EXISTS', key('observers', row.id)) == 1
-end
-
-local function refusal(row_status, owner, write_owner, owned)
-  if TERMINAL[row_status] then return {'ended', row_status} end
-  if not alive(write_owner) then return {'superseded'} end
-  if owner ~= write_owner and (owned or owner ~= '') then return {'superseded'} end
+-- Whether a run that ends still owes something: news, what becomes of unread events, a word to its orphans.
+local function owes(row, orphans)
+  if orphans == '1' or tonumber(row.pending) > 0 then return '1' end
+  return row.observer_last ~= '0' and call('EXISTS', key('observers', row.id)) == 1 and '1' or '0'
 end
 
 -- making
 
+local function extend(flat, more)
+  for _, part in ipairs(more) do flat[#flat + 1] = part end
+end
+
 writes.create = function(write)
-  local _, id, created_by, owner, created_at, fields, entries, inbox = unpack(write)
-  local name = key('run', id)
-  local by = call('HGET', name, 'created_by')
-  if by and by ~= created_by then return {'exists', call('HGETALL', name)} end
-  if by then
-    return {'created', owner ~= '' and call('HGET', name, 'owner') == owner and 1 or 0}
-  end
-  set_all(name, fields)
-  if alive(owner) then
-    call('HSET', name, 'status', 'running', 'owner', owner, 'wake_at', '', 'begun_at', created_at)
-  end
-  add_rows(id, 1, entries)
+  local _, id, created_by, owner, created_at, wake_at, fields, entries, inbox = unpack(write)
+  local by = call('HGET', RUN .. id, 'created_by')
+  if by and by ~= created_by then return {'exists', call('HGETALL', RUN .. id)} end
+  if by then return CREATED + (owner ~= '' and call('HGET', RUN .. id, 'owner') == owner and 1 or 0) end
+  set_all(ENTRIES .. id, entries)
   local pending = 0
   for number, given in ipairs(inbox) do
     local message_id, kind, value, topic, slice, place = unpack(given)
@@ -74,35 +48,45 @@ writes.create = function(write)
       post(slice, {'saw', topic, place, id})
     end
   end
-  call('HSET', name, 'position', #entries, 'inbox_last', #inbox, 'pending', pending)
-  local row = rows.read(id)
-  rows.add(row)
-  if row.owner == '' then tell(id) end
-  return {'created', row.owner ~= '' and 1 or 0}
+  extend(fields, {'id', id, 'created_by', created_by, 'created_at', created_at})
+  if #inbox > 0 then extend(fields, {'inbox_last', #inbox, 'pending', pending}) end
+  if alive(owner) then
+    extend(fields, {'status', 'running', 'owner', owner, 'begun_at', created_at})
+    rows.add(id, fields)
+    return CREATED + 1
+  end
+  extend(fields, {'status', 'pending', 'wake_at', wake_at})
+  rows.add(id, fields)
+  tell(id)
+  return CREATED
 end
 
 -- turns
 
 local function restarted(row, restart, fields)
-  local first = call('HMGET', key('run', row.id), 'first_workflow', 'first_input', 'input')
-  if first[1] == '' then fields.first_workflow = row.workflow end
-  if first[2] == NIL then fields.first_input = first[3] end
+  local first = call('HMGET', RUN .. row.id, 'first_workflow', 'first_input', 'input', 'epoch')
+  if not first[1] then fields.first_workflow = row.workflow end
+  if not first[2] then fields.first_input = first[3] end
   fields.generation = tonumber(row.generation) + 1
-  fields.epoch = tonumber(row.epoch) + 1
+  fields.epoch = tonumber(first[4] or '0') + 1
   for i = 1, #restart, 2 do fields[restart[i]] = restart[i + 1] end
 end
 
-local function patched(row, patch, now, seen, fields)
-  for i = 1, #patch, 2 do fields[patch[i]] = patch[i + 1] end
-  local ended = TERMINAL[fields.status]
-  if ended then fields.owner = '' end
-  local anew = fields.begun_at == '' -- it begins again, in its time
-  local unseen = mail.unseen(row.id, seen, (anew or fields.held_kind ~= '') and fields.owner == '')
-  if ended then fields.wake_at = '' elseif unseen then fields.wake_at = now end
-  fields.mailed = unseen and fields.owner ~= '' and '1' or '0'
-  fields.updated_at = now
-  if ended then fields.unsettled = owes(row) and '1' or '0' end
-  if ended or (fields.owner == '' and fields.wake_at ~= '') then tell(row.id) end
+-- The fields that a patch makes of a row. `sleeps`: it is left so that only some mail wakes it.
+local function patched(row, patch, now, seen)
+  local status, owner, wake_at, standing, held_kind, drift, recoveries, ended_at, prune_at, sleeps = unpack(patch)
+  local mailed, ended = unseen(row, seen, sleeps), TERMINAL[status]
+  if ended then
+    owner, wake_at = '', ''
+  elseif mailed then
+    wake_at = now
+  end
+  if ended or (owner == '' and wake_at ~= '') then tell(row.id) end
+  return {
+    status = status, owner = owner, wake_at = wake_at, standing = standing, held_kind = held_kind, drift = drift,
+    recoveries = recoveries, ended_at = ended_at, prune_at = prune_at, updated_at = now,
+    mailed = mailed and owner ~= '' and '1' or '0', unsettled = ended and owes(row, row.orphans) or '0',
+  }
 end
 
 -- Subscriptions of a run that ends or begins anew (`over`) go before anything is returned, and it makes none.
@@ -120,25 +104,24 @@ local function show(row, extras)
 end
 
 -- A turn that changes more than its history.
-local function full_turn(write)
-  local _, id, base, _, _, _, now, values, last, seen, consumed, patch, restart, extras, over = unpack(write)
-  local row, fields = rows.read(id), {position = last}
-  local drops = extras and #extras[1] > 0
+local function full_turn(row, seen, added, full)
+  local now, last, consumed, patch, restart, extras, over = unpack(full)
+  local id, drops, fields = row.id, extras and #extras[1] > 0, {}
   if restart then
-    call('DEL', key('entries', id))
-    restarted(row, restart, fields)
+    call('DEL', ENTRIES .. id)
   elseif drops then
     drop_rows(id, extras[1], true)
   end
-  if restart or drops then fields.fence = last end
-  add_rows(id, base + 1, values)
+  set_all(ENTRIES .. id, added)
   mail.consume(row, consumed, now)
   leave_and_return(row, extras, now, over)
   if patch then
-    patched(row, patch, now, seen, fields)
-  elseif row.mailed == '1' and not mail.unseen(id, seen) then
-    fields.wake_at, fields.mailed = '', '0'
+    fields = patched(row, patch, now, seen)
+  elseif row.mailed == '1' and not unseen(row, seen) then
+    fields = {wake_at = '', mailed = '0'}
   end
+  if restart then restarted(row, restart, fields) end
+  if restart or drops then fields.fence, fields.skipped = last, rows.skipped(id, last) end
   rows.change(row, fields)
   if extras then
     show(row, extras)
@@ -148,26 +131,16 @@ local function full_turn(write)
 end
 
 writes.turn = function(write)
-  local _, id, base, turn_id, worker, owned, _, values, last, seen, consumed, patch, restart, extras = unpack(write)
-  local name = key('run', id)
-  local found = call('HMGET', name, 'status', 'owner', 'position', 'inbox_last', 'mailed')
-  if not found[1] then return {'missing'} end
-  local position = tonumber(found[3])
-  if position > base and row_has_turn(id, base + 1, turn_id) then
-    return {'committed', mail.unseen(id, seen) and 1 or 0}
-  end
-  local refused = refusal(found[1], found[2], worker, owned)
-  if refused then return refused end
-  if position ~= base then return {'superseded'} end
-  if patch or restart or extras or #consumed > 0 or found[5] == '1' then
-    full_turn(write)
-    handle_posts() -- what a subscription finds is mail that the turn has not seen
-    return {'committed', mail.unseen(id, seen) and 1 or 0}
-  end
-  add_rows(id, base + 1, values)
-  call('HSET', name, 'position', last)
-  return {'committed', tonumber(found[4]) > seen and mail.unseen(id, seen) and 1 or 0}
+  local _, id, _, _, _, _, seen, added, full = unpack(write)
+  local row = rows.read(id)
+  local answer = judged(row, write)
+  if answer then return answer end
+  full_turn(row, seen, added, full)
+  local handled = handle_posts() -- what a subscription finds is mail that the turn has not seen
+  return committed(handled and rows.glance(id) or row, seen)
 end
+
+writes.step = step
 
 -- from outside
 
@@ -187,19 +160,18 @@ writes['end'] = function(write)
   local _, id, turn_id, now, unless_begun, marker, fields_flat = unpack(write)
   local row = rows.read(id)
   if not row then return {'missing'} end
-  local position = tonumber(row.position)
-  if position > 0 and row_has_turn(id, position, turn_id) then return {'committed', 0} end
+  local position = rows.position(row)
+  if position > 0 and row_has_turn(id, position, turn_id) then return COMMITTED end
   if TERMINAL[row.status] then return {'ended', row.status} end
   if unless_begun and rows.begun(row) then return {'begun'} end
-  add_rows(id, position + 1, {marker})
+  call('HSET', ENTRIES .. id, position + 1, marker)
   mail.unsubscribe_all(row)
-  local fields = {position = position + 1, fence = position + 1, orphans = rows.begun(row) and '1' or '0'}
-  row.orphans = fields.orphans
+  local fields = {fence = position + 1, orphans = rows.begun(row) and '1' or '0'}
   for i = 1, #fields_flat, 2 do fields[fields_flat[i]] = fields_flat[i + 1] end
-  fields.unsettled = owes(row) and '1' or '0'
+  fields.unsettled = owes(row, fields.orphans)
   rows.change(row, fields)
   tell(id)
-  return {'committed', 0}
+  return COMMITTED
 end
 
 writes.release = function(write)
@@ -208,40 +180,41 @@ writes.release = function(write)
   if not row or TERMINAL[row.status] or not alive(worker) then return {'superseded'} end
   if row.owner ~= '' and row.owner ~= worker then return {'superseded'} end
   if row.owner ~= '' then rows.release(row, now, false) end
-  return {'committed', 0}
+  return COMMITTED
 end
 
 writes.observe = function(write)
   local _, id, observer, target = unpack(write)
-  local name = key('run', id)
-  local found = call('HMGET', name, 'status', 'result', 'error')
+  local name = RUN .. id
+  local found = call('HMGET', name, 'status', 'standing')
   if not found[1] then return {'missing'} end
-  if TERMINAL[found[1]] then return {'ended', found[1], found[2], found[3]} end
+  if TERMINAL[found[1]] then return {'ended', found[1], found[2] or ''} end
   local number = call('HINCRBY', name, 'observer_last', 1)
   call('ZADD', key('observers', id), 'NX', number, cmsgpack.pack({observer, target}))
   return {'observing'}
 end
 
 writes.rewind = function(write)
-  local _, id, base, turn_id, now, dropped, values, returned, fields_flat = unpack(write)
+  local _, id, base, turn_id, now, dropped, added, returned, fields_flat = unpack(write)
   local row = rows.read(id)
   if not row then return {'missing'} end
-  if tonumber(row.position) > base and row_has_turn(id, base + 1, turn_id) then return {'committed', 0} end
-  if tonumber(row.position) ~= base then return {'superseded'} end
-  local last = base + #values
+  local position = rows.position(row)
+  if position > base and row_has_turn(id, base + 1, turn_id) then return COMMITTED end
+  if position ~= base then return {'superseded'} end
+  local last = base + #added / 2
   drop_rows(id, dropped, false)
-  add_rows(id, base + 1, values)
+  set_all(ENTRIES .. id, added)
   for _, location in ipairs(dropped) do shown.supersede(id, location) end
   mail.unsubscribe_all(row)
   mail.take_again(row, returned, now)
   local fields = {
-    position = last, fence = last, generation = tonumber(row.generation) + 1,
+    fence = last, skipped = rows.skipped(id, last), generation = tonumber(row.generation) + 1,
     status = rows.begun(row) and 'running' or 'pending',
   }
   for i = 1, #fields_flat, 2 do fields[fields_flat[i]] = fields_flat[i + 1] end
   rows.change(row, fields)
   tell(id)
-  return {'committed', 0}
+  return COMMITTED
 end
 
 -- Nothing is done to a run that owes nothing: it was settled before, or has been rewound meanwhile.
@@ -249,20 +222,15 @@ writes.settle = function(write)
   local _, id, now, told, consumed, returned, letters, orphans, moved = unpack(write)
   local row = rows.read(id)
   if not row then return {'missing'} end
-  if row.unsettled ~= '1' or not TERMINAL[row.status] then return {'committed', 0} end
+  if row.unsettled ~= '1' or not TERMINAL[row.status] then return COMMITTED end
   for _, observer in ipairs(told) do call('ZREM', key('observers', id), cmsgpack.pack(observer)) end
   mail.consume(row, consumed, now)
   mail.give_back(row, returned, now)
   mail.move(row, moved, now)
   keep_letters(letters)
-  local fields = {}
-  if orphans then
-    row.orphans = '0'
-    fields.orphans = '0'
-  end
-  fields.unsettled = owes(row) and '1' or '0'
-  rows.change(row, fields)
-  return {'committed', 0}
+  local left = orphans and '0' or row.orphans
+  rows.change(row, {orphans = left, unsettled = owes(row, left)})
+  return COMMITTED
 end
 
 writes.publish = topics.publish
@@ -270,24 +238,24 @@ writes.fan_out = topics.fan_out
 
 writes.append = function(write)
   local _, id, worker, items, first = unpack(write)
-  local found = call('HMGET', key('run', id), 'status', 'owner')
+  local found = call('HMGET', RUN .. id, 'status', 'owner')
   if not found[1] then return {'missing'} end
   local refused = refusal(found[1], found[2], worker, true)
   if refused then return refused end
   shown.append(id, shown.fresh(id, items, first))
-  return {'committed', 0}
+  return COMMITTED
 end
 
 writes.supersede = function(write)
   local _, id, location, writer = unpack(write)
-  if call('EXISTS', key('run', id)) == 0 then return {'missing'} end
+  if call('EXISTS', RUN .. id) == 0 then return {'missing'} end
   shown.supersede(id, location, writer)
-  return {'committed', 0}
+  return COMMITTED
 end
 
 -- A post from another slice.
 writes.post = function(write)
   local message = cmsgpack.unpack(write[2])
   handlers[message[1]](message)
-  return {'committed', 0}
+  return COMMITTED
 end
