@@ -34,7 +34,7 @@ AT_ONCE = 16  # calls to different slices under way together
 Post = tuple[float, int, int, int, bytes]
 """When its event was sent (for an assignment), the slice that it is from, that it is for, its number, the message."""
 
-FORMAT = 1  # of the keys; another number means that this code cannot read them
+FORMAT = 2  # of the keys; another number means that this code cannot read them
 
 
 class Slices:
