@@ -6,7 +6,6 @@ Recorded effects happen once, whatever happened to those who made them.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import signal
 import time
@@ -43,7 +42,6 @@ def test_all_runs_finish_right_and_recorded_effects_happen_once(
     with PLACES[where](tmp_path) as place:
         for name, seconds in asyncio.run(main(place)).items():
             record_property(name, round(seconds, 2))
-            logging.getLogger("perdure.chaos").warning("%s: %s: %.2f s", where, name, seconds)
 
 
 class Storm:
