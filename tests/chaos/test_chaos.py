@@ -69,8 +69,7 @@ class Storm:
         assert len(self._runs) == WAVE * WAVES
         everyone = self._runs + leaves(self._runs)
         await fleet.all_ended(everyone)
-        await asyncio.gather(*(fleet.ends(worker) for worker in fleet.living()))
-        await fleet.check(everyone, zombies=self._zombies)
+        await fleet.see_off(everyone, zombies=self._zombies)
         refused = fleet.reported()
         for pid in self._zombies:
             assert refused[pid]["refused"] > 0, "what it brought back too late was refused, and counted"
