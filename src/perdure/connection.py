@@ -93,10 +93,14 @@ class Connection:
         who follow the run. These look again after a quarter of the time that has passed `since` they last saw anything.
         """
         now = self._open.clock.now()
-        if not self._executes(run_id):
+        if self._may_miss(run_id):
             look_at = now + max(FIRST_LOOK, LOOK_AGAIN * (now - since))
             deadline = look_at if deadline is None else min(deadline, look_at)
         await self._await_hint(news, deadline)
+
+    def _may_miss(self, run_id: str) -> bool:
+        """Whether the run may change without a word to this process."""
+        return not self._executes(run_id)
 
     def _executes(self, run_id: str) -> bool:
         """Whether this process executes the run, so that it knows of every change and of the end by itself."""
