@@ -316,6 +316,11 @@ def test_an_empty_schema_that_somebody_made_for_us_will_do(postgres_url: str) ->
     asyncio.run(test())
 
 
+def test_a_server_that_is_too_old_is_refused(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_schema, "OLDEST_SERVER", 10**9)
+    assert "needs 14 or later" in str(asyncio.run(refused(PostgresStore(postgres_url).open(shards=16))))
+
+
 def test_a_newer_schema_is_refused(postgres_url: str) -> None:
     async def test() -> None:
         await (await opened(postgres_url)).close()
