@@ -202,20 +202,21 @@ class Client(Streams):
 
     async def watch(self, run_id: str) -> AsyncIterator[HistoryEntry]:
         """Entries as they are recorded or change, from the first; ends when the run does."""
-        position = 0
+        link, position = self._open, 0
+        since = link.clock.now()
         while True:
-            news = self._open.hub.wait(run_id, end=False)
+            news = link.hub.wait(run_id, end=False)
             try:
                 record = await self._record(run_id, for_ever=True)
-                news_of = partial(self._open.store.history, run_id, position)
-                for row in await self._open.read(news_of, for_ever=True):
+                for row in await link.read(partial(link.store.history, run_id, position), for_ever=True):
                     position = max(position, row.position)
-                    yield entry_view(row.entry, self._open.codec)
+                    yield entry_view(row.entry, link.codec)
+                    since = link.clock.now()
                 if record.status.terminal:
                     return
-                await self._await_hint(news, None)
+                await self._await_change(run_id, news, since)
             finally:
-                self._open.hub.leave(run_id, news, end=False)
+                link.hub.leave(run_id, news, end=False)
 
     async def runs(self, query: RunQuery | None = None) -> RunList:
         """Runs by status, workflow, tag, parent, time and id prefix, newest first, in pages."""
@@ -322,10 +323,6 @@ class Client(Streams):
                     return ended
             finally:
                 hub.leave(run_id, news, end=True)
-
-    def _executes(self, run_id: str) -> bool:
-        """Whether this process executes the run, so that it will know of the end by itself."""
-        return False
 
     def _decode_result(self, record: RunRecord, definition: Workflow[Any, Any] | None) -> Any:
         assert record.result is not None

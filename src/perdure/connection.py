@@ -16,6 +16,9 @@ from perdure.records import Message, RunRecord
 from perdure.store.base import Answer, Deliver, Store
 from perdure.stores import store_at
 
+FIRST_LOOK = 0.02  # seconds
+LOOK_AGAIN = 0.25  # of the time that one has waited already
+
 
 class Connection:
     """Opened and closed by `async with`; used from one event loop."""
@@ -82,6 +85,26 @@ class Connection:
             return await news
         finally:
             timer.cancel()
+
+    async def _await_change(self, run_id: str, news: News, since: float, deadline: float | None = None) -> None:
+        """Wait for a hint, or until it is time to look again at a run that may be executed elsewhere.
+
+        Nobody is told of each step and of what runs show, or every worker would hear of things that concern only those
+        who follow the run. These look again after a quarter of the time that has passed `since` they last saw anything.
+        """
+        now = self._open.clock.now()
+        if self._may_miss(run_id):
+            look_at = now + max(FIRST_LOOK, LOOK_AGAIN * (now - since))
+            deadline = look_at if deadline is None else min(deadline, look_at)
+        await self._await_hint(news, deadline)
+
+    def _may_miss(self, run_id: str) -> bool:
+        """Whether the run may change without a word to this process."""
+        return not self._executes(run_id)
+
+    def _executes(self, run_id: str) -> bool:
+        """Whether this process executes the run, so that it knows of every change and of the end by itself."""
+        return False
 
     # --- what a worker in the same process wants to know at once; others find out by themselves
 

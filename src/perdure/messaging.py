@@ -87,7 +87,8 @@ class Messaging(Connection):
     async def _reply(self, run_id: str, event_id: str, timeout: float | None) -> Any:
         """The value that the run shows under the request's own key, once it does."""
         clock, hub, key = self._open.clock, self._open.hub, REPLY + event_id
-        deadline = None if timeout is None else clock.now() + timeout
+        asked_at = clock.now()
+        deadline = None if timeout is None else asked_at + timeout
         while True:
             news = hub.wait(run_id, end=False)
             try:
@@ -101,7 +102,7 @@ class Messaging(Connection):
                     raise RunTerminated(run_id, record.status)
                 if deadline is not None and clock.now() >= deadline:
                     raise TimeoutError(f"run {run_id!r} has not answered within {timeout} seconds; it has the request")
-                await self._await_hint(news, deadline)
+                await self._await_change(run_id, news, asked_at, deadline)
             finally:
                 hub.leave(run_id, news, end=False)
 

@@ -25,6 +25,7 @@ class Streams(Letters):
         check_name("a stream's name", name)
         offset = check_count("start", start, least=0)
         link = self._open
+        since = link.clock.now()
         while True:
             news = link.hub.wait(run_id, end=False)
             try:
@@ -34,8 +35,9 @@ class Streams(Letters):
                         offset = item.offset + 1
                         view = stream_item_view(item, link.codec)
                         yield view if details else view.value
+                        since = link.clock.now()
                 if record.status.terminal:
                     return
-                await self._await_hint(news, None)
+                await self._await_change(run_id, news, since)
             finally:
                 link.hub.leave(run_id, news, end=False)

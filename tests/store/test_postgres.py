@@ -316,6 +316,11 @@ def test_an_empty_schema_that_somebody_made_for_us_will_do(postgres_url: str) ->
     asyncio.run(test())
 
 
+def test_a_server_that_is_too_old_is_refused(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_schema, "OLDEST_SERVER", 10**9)
+    assert "needs 14 or later" in str(asyncio.run(refused(PostgresStore(postgres_url).open(shards=16))))
+
+
 def test_a_newer_schema_is_refused(postgres_url: str) -> None:
     async def test() -> None:
         await (await opened(postgres_url)).close()
@@ -340,6 +345,40 @@ def test_an_older_schema_is_brought_up_to_date(postgres_url: str, monkeypatch: p
         )
         await store.close()
         await newer.close()
+
+    asyncio.run(test())
+
+
+def test_many_processes_bring_it_up_to_date_at_once_under_load(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(store: PostgresStore) -> None:
+        done_twice_it_fails = "ALTER TABLE runs ADD COLUMN new_in_the_next text"
+        scripts = [*postgres_schema.migrations(), done_twice_it_fails]
+        monkeypatch.setattr(postgres_schema, "migrations", lambda: scripts)
+        newer = [PostgresStore(postgres_url) for _ in range(6)]
+        opening = asyncio.gather(*(each.open(shards=16) for each in newer))
+        for base in range(50):
+            assert await store.commit([turn(base, entry(f"s{base}", base))]) == [Committed()]
+        await opening
+        assert await newer[-1].commit([turn(50, entry("new", 50))]) == [Committed()]
+        await asyncio.gather(*(each.close() for each in newer))
+
+    on(postgres_url, test)
+
+
+def test_who_migrates_waits_for_whoever_is_at_it(postgres_url: str) -> None:
+    async def test() -> None:
+        other = await asyncpg.connect(target_of(postgres_url).dsn)
+        transaction = other.transaction()
+        await transaction.start()
+        await other.fetch(postgres_schema._LOCK, target_of(postgres_url).schema)
+        opening = asyncio.ensure_future(opened(named(postgres_url, "migrating")))
+        while not await ask(postgres_url, WAITS_FOR_A_LOCK, "migrating"):
+            assert not opening.done(), "it must wait for its turn"
+        await transaction.rollback()
+        await (await opening).close()
+        await other.close()
 
     asyncio.run(test())
 

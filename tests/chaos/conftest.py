@@ -1,0 +1,16 @@
+"""What tests have measured is said in the end, whether or not anybody looks into a report file."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from _pytest.terminal import TerminalReporter
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    reports = chain.from_iterable(terminalreporter.getreports(outcome) for outcome in ("passed", "failed"))
+    told = [(report.nodeid, *each) for report in reports if report.when == "call" for each in report.user_properties]
+    if told:
+        terminalreporter.section("measured, in seconds")
+        for test, name, seconds in told:
+            terminalreporter.write_line(f"{test.rpartition('::')[2]}: {name}: {seconds}")
