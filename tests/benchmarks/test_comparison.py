@@ -184,13 +184,20 @@ def test_ratios_say_how_many_times_better_we_are():
     assert figures_of(list(less.figures([ours, theirs])), measured)[-1].median == 0.25
 
 
+def test_no_target_is_held_against_what_is_measured_aside():
+    ours, plain, grouped = (chosen([name])[0] for name in ("perdure-sqlite", "rivet", "rivet-grouped"))
+    comparison = Comparison("n", "steps", "steps/s", targets={("sqlite", "rivet"): 5})
+    ratios = [each for each in comparison.figures([ours, plain, grouped]) if each.unit == "x"]
+    assert [each.at_least for each in ratios] == [5, None]
+
+
 def test_stores_are_compared_with_what_their_users_would_take_instead():
     everyone = {each.name: each for each in entrants()}
 
     def of(name: str) -> set[str]:
         return {other for other, each in everyone.items() if rivals(everyone[name], each)}
 
-    assert of("perdure-sqlite") == {"dbos-sqlite", "dbos-sqlite-sync", "restate", "rivet"}
+    assert of("perdure-sqlite") == {"dbos-sqlite", "dbos-sqlite-sync", "restate", "rivet", "rivet-grouped"}
     assert of("perdure-postgres") == {"dbos-postgres", "dbos-postgres-sync", "restate", "absurd"}
     assert of("perdure-redis") == of("perdure-postgres") | {"perdure-postgres"}
 

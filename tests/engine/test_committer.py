@@ -1,7 +1,8 @@
 """The committer alone, over a store that answers when the test says so."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 
@@ -44,6 +45,11 @@ def store() -> Patient:
     return Patient()
 
 
+def keep_in(told: list[int]) -> Callable[[int, object], None]:
+    """Something to be told, which writes down whose answer it was."""
+    return lambda number, answer: told.append(number)
+
+
 def committer_over(store: Patient) -> Committer:
     committer = Committer(store, SystemClock(), Retry())  # type: ignore[arg-type]
     committer.start()
@@ -72,13 +78,13 @@ def test_part_of_a_large_batch_is_worked_on_while_another_is_committed(store):
     async def test() -> None:
         committer = committer_over(store)
 
-        def go_on(run_id: str) -> None:
+        def go_on(run_id: str, answer: object) -> None:
             told.append(run_id)
             committer.submit(write_to(f"{run_id} again"), lambda answer: None)
 
         runs = [f"run-{number}" for number in range(size)]
         for run_id in runs:
-            committer.submit(write_to(run_id), lambda answer, run_id=run_id: go_on(run_id))
+            committer.submit(write_to(run_id), partial(go_on, run_id))
         await rounds(5)
         assert store.batches == [runs]
         store.gates[-1].set()
@@ -100,8 +106,9 @@ def test_a_batch_is_handed_back_in_as_few_parts_as_may_be_and_none_is_much_small
     async def test() -> None:
         committer = committer_over(store)
         told: list[int] = []
+        keep = keep_in(told)
         for number in range(3 * HANDFUL + 1):
-            committer.submit(write_to(str(number)), lambda answer, number=number: told.append(number))
+            committer.submit(write_to(str(number)), partial(keep, number))
         await rounds(5)
         store.gates[-1].set()
         before = 0
@@ -120,11 +127,12 @@ def test_a_batch_is_handed_back_in_as_few_parts_as_may_be_and_none_is_much_small
 
 def test_it_is_drained_when_the_last_answer_was_told(store):
     told: list[int] = []
+    keep = keep_in(told)
 
     async def test() -> None:
         committer = committer_over(store)
         for number in range(3 * HANDFUL):
-            committer.submit(write_to(str(number)), lambda answer, number=number: told.append(number))
+            committer.submit(write_to(str(number)), partial(keep, number))
         drained = asyncio.ensure_future(committer.drained(within=60.0))
         await rounds(5)
         assert not drained.done()
@@ -138,11 +146,12 @@ def test_it_is_drained_when_the_last_answer_was_told(store):
 
 def test_what_was_committed_is_told_even_if_the_committer_is_stopped_meanwhile(store):
     told: list[int] = []
+    keep = keep_in(told)
 
     async def test() -> None:
         committer = committer_over(store)
         for number in range(2 * HANDFUL):
-            committer.submit(write_to(str(number)), lambda answer, number=number: told.append(number))
+            committer.submit(write_to(str(number)), partial(keep, number))
         await rounds(5)
         store.gates[-1].set()
         while not told:
