@@ -355,6 +355,26 @@ def test_what_the_url_says() -> None:
     assert urlsplit(address_of("redis://host").url).hostname == "host"
 
 
+def test_a_connection_that_another_call_closed_is_worth_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that finds its server gone closes all connections, also one that another call is just making."""
+
+    async def scenario(url: str) -> None:
+        async with opened(url) as store:
+            client = store._server.client
+
+            async def cut_off(*command: object) -> None:
+                writer = None
+                writer.writelines(command)  # type: ignore[attr-defined]  # as redis-py does it
+
+            monkeypatch.setattr(client, "evalsha", cut_off)
+            assert "cut off" in str(await retryable(store.commit([run()])))
+            monkeypatch.undo()
+            assert await store.commit([run()]) == [Created(owned=False)]
+
+    with prefix_of_its_own() as url:
+        asyncio.run(scenario(url))
+
+
 def test_a_store_that_is_not_open_says_so() -> None:
     with pytest.raises(StoreError, match="not open"):
         asyncio.run(RedisStore("redis://host").records(["r"]))

@@ -220,8 +220,7 @@ class RedisStore:
         if how == b"gone":
             return False
         if how == b"new" or worker.id not in self._announced:
-            for number in range(1, self._slices.count):
-                await self._slices.change(number, "announce", worker.id, how == b"new")
+            await self._slices.change_others("announce", worker.id, how == b"new")
             self._announced.add(worker.id)
         return True
 
@@ -235,8 +234,7 @@ class RedisStore:
         """The first slice decides; the others are fenced off before anyone is told."""
         if not await self._slices.change(0, "declare_gone", worker_id, rows.moment(unless_renewed_after)):
             return False
-        for number in range(1, self._slices.count):
-            await self._slices.change(number, "fence", worker_id)
+        await self._slices.change_others("fence", worker_id)
         return True
 
     async def release(self, worker_id: str, now: float, *, recovered: bool, limit: int = 500) -> list[str]:
@@ -254,8 +252,7 @@ class RedisStore:
         if any(await self._slices.ask_all("EXISTS", f"owned:{worker_id}")):
             await self.declare_gone(worker_id)
             return
-        for number in range(1, self._slices.count):
-            await self._slices.change(number, "retire", worker_id)
+        await self._slices.change_others("retire", worker_id)
         await self._slices.change(0, "retire", worker_id)
 
     # queries and upkeep

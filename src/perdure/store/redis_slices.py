@@ -90,6 +90,10 @@ class Slices:
     async def change_all(self, *call: Any) -> list[Any]:
         return await gathered(self.change(number, *call) for number in range(self.count))
 
+    async def change_others(self, *call: Any) -> None:
+        """In all slices but the first, which is the one that decides."""
+        await gathered(self.change(number, *call) for number in range(1, self.count))
+
     async def read(self, number: int, *question: Any) -> Any:
         """A question of `lua/reads.lua` to one slice."""
         return await self._server.call("reads", self.tag(number), encoded(question))
