@@ -12,7 +12,7 @@ from html import escape
 from benchmarks.harness import FigureResult, Result
 from benchmarks.report import number
 
-WIDTH, LABELS, NUMBERS = 760, 210, 110
+WIDTH, LABELS, NUMBERS = 880, 340, 110
 BAR, GAP, HEADING = 14, 6, 34
 TIMES = ("s", "ms")
 OURS, THEIRS = "#2f6f4f", "#a9b0b7"
