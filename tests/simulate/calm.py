@@ -8,11 +8,11 @@ from typing import Any
 
 from perdure import Client, RunNotFound, RunStatus, RunTerminated, StoreError
 from perdure.codec import JSON
-from perdure.context import RunFacts
+from perdure.engine.reviving import start_of
 from perdure.inspection import examine
 from perdure.records import Held, RunRecord
 from perdure.runner.ledger import EXHAUSTED
-from perdure.runner.runner import Runner, RunStart
+from perdure.runner.runner import Runner
 from perdure.store.base import Snapshot
 from perdure.testing.simulate.world import World
 from tests.simulate.clients import all_records
@@ -94,29 +94,7 @@ async def _check_replay(world: World, record: RunRecord) -> None:
 
 def _replay(snapshot: Snapshot, now: float) -> Any:
     record = snapshot.record
-    facts = RunFacts(
-        id=record.id,
-        workflow=record.workflow,
-        version=record.version,
-        generation=record.generation,
-        tags=record.tags,
-        parent=record.parent,
-    )
-    start = RunStart(
-        definition=code_of(record.workflow, record.version),
-        facts=facts,
-        input=record.input,
-        seed=record.seed,
-        begun_at=record.begun_at if record.begun_at is not None else record.created_at,
-        history=snapshot.entries,
-        deadline_at=record.deadline_at,
-        codec=JSON,
-        run_attempt=record.run_attempt,
-        epoch=record.epoch,
-        keys=(),
-        waits=record.waits,
-    )
-    runner = Runner(start)
+    runner = Runner(start_of(snapshot, code_of(record.workflow, record.version), JSON, keys=()))
     try:
         return runner.advance(now, [])
     finally:

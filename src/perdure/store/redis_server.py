@@ -221,9 +221,8 @@ class RedisServer:
         except (failures.ConnectionError, failures.TimeoutError, OSError) as error:
             await _drop_connections(client)
             raise StoreError(f"{self.name} cannot be reached ({error})", retryable=not _denied(error)) from error
-        except (
-            AttributeError
-        ) as error:  # redis-py, where another call has closed the connection that this one was making
+        except AttributeError as error:
+            # So redis-py stumbles where another call has closed the connection that this one was making.
             raise StoreError(f"{self.name} was cut off while it was being reached", retryable=True) from error
         except (failures.RedisError, failures.RedisClusterException) as error:
             if isinstance(error, (failures.ReadOnlyError, failures.ClusterError, failures.RedisClusterException)):
