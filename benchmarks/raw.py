@@ -31,7 +31,7 @@ async def through_the_store(recording: Recording, path: Path) -> list[float]:
     store = SqliteStore(str(path))
     await store.open(shards=_SHARDS)
     assert recording.worker is not None
-    await store.renew(recording.worker)
+    await store.join(recording.worker)
     seconds = []
     for batch in recording.batches:
         began = perf_counter()

@@ -68,10 +68,10 @@ class WatchedStore(SqliteStore):
         self.calls["load"] += 1
         return await super().load(ids)
 
-    async def renew(self, worker: WorkerRecord) -> bool:
+    async def join(self, worker: WorkerRecord) -> bool:
         if self.recording is not None:
             self.recording.worker = worker
-        return await super().renew(worker)
+        return await super().join(worker)
 
     # Every call goes through one of these two.
 

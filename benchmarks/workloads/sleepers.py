@@ -90,7 +90,7 @@ async def _fill(url: str, recording: Recording, runs: int, due_at: float | None 
     store = store_at(url, SYSTEM_CLOCK)
     await store.open(shards=SHARDS)
     assert recording.worker is not None
-    await store.renew(recording.worker)
+    await store.join(recording.worker)
     creations, turns = _copies(recording, runs, due_at)
     while batch := list(islice(creations, BATCH)):
         await store.commit(batch)

@@ -27,7 +27,7 @@ async def import_run(client: Client, data: object, *, run_id: str | None = None)
     worker = WorkerRecord(
         id=f"import-{new_token()}", pool="import", workflows=(), lease_until=now + LEASE, started_at=now
     )
-    await link.read(lambda: link.store.renew(worker))
+    await link.read(lambda: link.store.join(worker))
     try:
         record = _arriving(snapshot.record, new_id, worker.id, shard_of(new_id, config.shards))
         if isinstance(await link.committer.put(CreateRun(record, snapshot.entries, snapshot.inbox)), Exists):

@@ -93,7 +93,7 @@ async def used_by_many(url: str) -> int:
     store = PostgresStore(url)
     await store.open(shards=16)
     try:
-        await store.renew(worker("a"))
+        await store.join(worker("a"))
 
         async def work(number: int) -> None:
             for n in range(10):

@@ -89,7 +89,7 @@ async def suspended(client, run_id: str, *waits: Wait, **fields) -> None:
     """A run that was left like this by a worker that has gone since."""
     store, now = client._open.store, client._open.clock.now()
     maker = WorkerRecord(id=f"maker-{run_id}", pool="x", workflows=(), lease_until=now + 60, started_at=now)
-    await store.renew(maker)
+    await store.join(maker)
     record = row(run_id, owner=maker.id, **fields)
     patch = RunPatch(status=RunStatus.SUSPENDED, waits=waits)
     turn = CommitTurn(run_id=run_id, base=0, turn_id="t", worker=maker.id, owned=True, now=now, patch=patch)
@@ -139,7 +139,7 @@ async def test_runs_of_dead_workers_are_found_and_released(h):
     client = await h.client()
     store, now = client._open.store, client._open.clock.now()
     for name in ("w1", "w2"):
-        await store.renew(worker(name, now + 10))
+        await store.join(worker(name, now + 10))
     for name in ("a", "b"):
         await committed(client, CreateRun(row(name, owner="w1")))
     assert await kinds(client) == set()
@@ -168,7 +168,7 @@ async def test_runs_of_a_worker_that_nobody_knows_are_found_and_released(h, monk
     async def nobody() -> list[WorkerRecord]:
         return []
 
-    await store.renew(worker("w1", now + 10))
+    await store.join(worker("w1", now + 10))
     await committed(client, CreateRun(row("a", owner="w1")))
     monkeypatch.setattr(store, "workers", nobody)
     found = await examine(client)
@@ -181,7 +181,7 @@ async def test_runs_of_a_worker_that_nobody_knows_are_found_and_released(h, monk
 async def test_a_worker_that_is_back_is_left_alone(h):
     client = await h.client()
     store, now = client._open.store, client._open.clock.now()
-    await store.renew(worker("w1", now + 10))
+    await store.join(worker("w1", now + 10))
     await committed(client, CreateRun(row("a", owner="w1")))
     await h.clock.advance(20)
     found = await examine(client)
@@ -197,7 +197,7 @@ async def test_what_is_due_and_not_taken_up_is_told(h):
     await committed(client, CreateRun(row("late", created_at=now, wake_at=now)))
     assert await kinds(client) == {("no_worker", "warning")}
     await h.clock.advance(100)
-    await client._open.store.renew(worker("w", client._open.clock.now() + 10))
+    await client._open.store.join(worker("w", client._open.clock.now() + 10))
     assert await kinds(client) == {("overdue", "warning")}
 
 
@@ -227,7 +227,7 @@ async def test_broadcasts_that_were_not_finished_are_finished(h):
     client = await h.client()
     store, now = client._open.store, client._open.clock.now()
     maker = WorkerRecord(id="maker", pool="x", workflows=(), lease_until=now + 600, started_at=now)
-    await store.renew(maker)
+    await store.join(maker)
     for name in ("a", "b", "c"):
         extras = TurnExtras(subscribe=(Subscription("0:e", ("news",)),))
         patch = RunPatch(status=RunStatus.SUSPENDED, waits=(Wait("event", "e", "news"),))
@@ -251,7 +251,7 @@ async def test_large_payloads_and_skewed_clocks_are_told(h):
     await suspended(client, "big", EVENT, input=b'"' + b"x" * 1_000_000 + b'"')
     await suspended(client, "future", EVENT, created_at=now + 100)
     ahead = WorkerRecord(id="w", pool="p", workflows=(), lease_until=now + 1000, started_at=now + 500)
-    await store.renew(ahead)
+    await store.join(ahead)
     assert {(finding.kind, finding.subject) for finding in (await examine(client)).findings} == {
         ("large_payload", "big"),
         ("clock_skew", None),
@@ -263,7 +263,7 @@ async def test_large_payloads_and_skewed_clocks_are_told(h):
 async def test_large_values_in_histories_are_told_if_one_looks_that_deep(h):
     client = await h.client()
     store, now = client._open.store, client._open.clock.now()
-    await store.renew(worker("w1", now + 10))
+    await store.join(worker("w1", now + 10))
     large = Entry("load", "step", "load", EntryStatus.SUCCEEDED, 1, 0, 1, b'"' + b"x" * 1_000_000 + b'"')
     await committed(client, CreateRun(row("r", owner="w1"), (large,)))
     assert await kinds(client) == set()
@@ -290,9 +290,9 @@ async def test_a_mailbox_that_is_nearly_full_is_told(h):
 async def test_a_worker_whose_clock_is_ahead_of_the_others_is_told(h):
     client = await h.client()
     store, now = client._open.store, client._open.clock.now()
-    await store.renew(worker("ahead", now + 300))
+    await store.join(worker("ahead", now + 300))
     assert await kinds(client) == set(), "alone it may have a long lease"
-    await store.renew(worker("b", now + 15))
+    await store.join(worker("b", now + 15))
     [finding] = (await examine(client)).findings
     assert (finding.kind, finding.subject) == ("clock_skew", "ahead")
     assert "285.0 s later" in finding.text

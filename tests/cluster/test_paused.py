@@ -104,3 +104,25 @@ async def test_late_turns_are_refused_and_counted(h):
     assert late._core.coordinator.refused == 3
     await h.clock.advance(10)
     assert [await late.status(f"h{n}") for n in range(3)] == [RunStatus.SUCCEEDED] * 3
+
+
+@on_every_store
+async def test_a_renewal_that_was_on_its_way_does_not_bring_back_an_id_that_has_died(h):
+    @workflow
+    async def nap(ctx: Context) -> str:
+        await ctx.sleep(60)
+        return "rested"
+
+    frozen = await h.engine(nap)
+    run = await frozen.start(nap)
+    await h.settle()
+    old = frozen.worker
+    frozen.faults.pause()  # its next renewal is sent while its lease is good, and arrives when its row is no more
+    other = await h.engine(nap)
+    await h.clock.advance(40)
+    assert [worker.id for worker in await h.store.workers()] == [other.worker]
+    frozen.faults.go_on()
+    await h.settle()
+    assert frozen.worker != old
+    assert {worker.id for worker in await h.store.workers()} == {frozen.worker, other.worker}
+    assert await h.run_to_end(run) == "rested"

@@ -48,7 +48,7 @@ async def with_suspects(h, stage: Stage, *names: str) -> None:
     for n in range(3):
         dead = f"dead-{n}"
         row = WorkerRecord(id=dead, pool="default", workflows=pairs, lease_until=now + 1, started_at=now)
-        assert await h.store.renew(row)
+        assert await h.store.join(row)
         taken = await h.store.claim(Claim(worker=dead, now=now, workflows=pairs))
         assert len(taken) == len(names)
         await h.store.declare_gone(dead)

@@ -26,7 +26,7 @@ COMMITS = 60
 async def opened(url: str) -> PostgresStore:
     store = PostgresStore(url)
     await store.open(shards=16)
-    await store.renew(worker("a"))
+    await store.join(worker("a"))
     await store.commit([run(id, owner="a") for id in RUNS])
     return store
 

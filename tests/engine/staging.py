@@ -45,7 +45,7 @@ class Stage:
             await self.store.open(shards=self._config.shards)
             now = self.clock.now()
             worker = WorkerRecord(id=ELSEWHERE, pool="there", workflows=(), lease_until=now + 1e6, started_at=now)
-            assert await self.store.renew(worker)
+            assert await self.store.join(worker)
 
     async def turn(self, id: str, **fields: Any) -> None:
         (snapshot,) = await self.store.load([id])

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
-from perdure import Context, Engine, EngineConfig, Retry, RunStatus, workflow
+from perdure import Client, Context, Engine, EngineConfig, Retry, RunStatus, workflow
 from perdure.store.base import Answer, Claim, ClaimedRun, CommitTurn, Write
 from perdure.store.memory import MemoryStore
 
@@ -36,6 +37,13 @@ class LateAnswers(MemoryStore):
         return found
 
 
+class PassesOver(MemoryStore):
+    """Gives one run at a time, as if others were at the rest: less than was asked for, although more is due."""
+
+    async def claim(self, claim: Claim) -> list[ClaimedRun]:
+        return await super().claim(replace(claim, limit=1))
+
+
 def _suspends(write: Write) -> bool:
     return isinstance(write, CommitTurn) and write.patch is not None and write.patch.status is RunStatus.SUSPENDED
 
@@ -61,5 +69,16 @@ def test_a_run_that_is_claimed_before_its_suspension_is_answered_goes_on(definit
             run = await engine.start(definition)
             assert await run.result(timeout=30) == result
         assert store.late == 1
+
+    asyncio.run(main())
+
+
+def test_a_run_that_a_claim_passed_over_is_not_left_to_the_sweep() -> None:
+    async def main() -> None:
+        store = PassesOver()
+        async with Client(store) as client:
+            runs = [await client.start(naps) for _ in range(5)]
+            async with Engine(store, [naps], EngineConfig(sweep_interval=1000.0, lease=5000.0)):
+                assert [await run.result(timeout=30) for run in runs] == ["rested"] * 5
 
     asyncio.run(main())

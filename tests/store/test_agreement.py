@@ -275,6 +275,7 @@ asks = st.one_of(
     ask("commit", batch=st.lists(writes, min_size=1, max_size=4)),
     ask("claim", claim=st.builds(claim, workers, moments, workflows=pairs, limit=st.integers(1, 2))),
     ask("wake_held", workflows=pairs, kind=st.just("diverged"), now=moments),
+    ask("join", worker=st.builds(worker, workers, lease_until=moments)),
     ask("renew", worker=st.builds(worker, workers, lease_until=moments)),
     ask("declare_gone", worker_id=workers, unless_renewed_after=st.none() | moments),
     ask("release", worker_id=workers, now=moments, recovered=st.booleans(), limit=st.just(10)),
@@ -307,8 +308,8 @@ async def _agree(other: Store, script: list[Ask], alike: Callable[[Any], Any] = 
     try:
         for store in (memory, other):
             await store.open(shards=1)
-            await store.renew(worker("a"))
-            await store.renew(worker("b"))
+            await store.join(worker("a"))
+            await store.join(worker("b"))
             await store.commit([run(id, owner="a") for id in RUNS])
             await store.commit([receive(0, "t", id="s", turn_id="w0"), receive(0, "t", id="v", turn_id="w0")])
         seen = Seen()

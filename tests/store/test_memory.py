@@ -28,7 +28,7 @@ def test_data_survives_closing_so_that_a_crash_can_be_played() -> None:
 
     async def first_life() -> None:
         await store.open(shards=1)
-        await store.renew(worker("a"))
+        await store.join(worker("a"))
         await store.commit([run(owner="a"), turn(0, entry())])
         await store.close()
         await store.close()
@@ -70,7 +70,7 @@ def test_a_run_that_sleeps_again_and_again_does_not_grow_the_heap() -> None:
     async def nap_often() -> None:
         store = MemoryStore()
         await store.open(shards=1)
-        await store.renew(worker("a"))
+        await store.join(worker("a"))
         await store.commit([run(owner="a"), turn(0, patch=suspended(1e9))])
         for n in range(1, 1000):
             await store.commit([mail(f"m{n}"), turn(n, owned=False, seen=n, consumed=(n,), patch=suspended(1e9 + n))])

@@ -94,7 +94,7 @@ def on(url: str, test: Callable[[PostgresStore], Awaitable[None]]) -> None:
         store = PostgresStore(url)
         await store.open(shards=16)
         try:
-            await store.renew(worker("a"))
+            await store.join(worker("a"))
             await store.commit([run(owner="a")])
             await test(store)
         finally:
@@ -287,7 +287,7 @@ def test_many_processes_make_the_schema_at_once(postgres_url: str) -> None:
     async def test() -> None:
         stores = [PostgresStore(postgres_url) for _ in range(6)]
         await asyncio.gather(*(store.open(shards=16) for store in stores))
-        await stores[0].renew(worker("a"))
+        await stores[0].join(worker("a"))
         await stores[1].commit([run(owner="a")])
         assert (await record(stores[5])).owner == "a"
         await asyncio.gather(*(store.close() for store in stores))
@@ -333,7 +333,7 @@ def test_a_newer_schema_is_refused(postgres_url: str) -> None:
 def test_an_older_schema_is_brought_up_to_date(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         store = await opened(postgres_url)
-        await store.renew(worker("a"))
+        await store.join(worker("a"))
         await store.commit([run(owner="a")])
         scripts = [*postgres_schema.migrations(), "ALTER TABLE runs ADD COLUMN new_in_the_next text"]
         monkeypatch.setattr(postgres_schema, "migrations", lambda: scripts)
@@ -483,7 +483,7 @@ def test_batches_in_opposite_order_do_not_wait_for_each_other_in_a_circle(postgr
 
 def test_a_worker_that_is_just_given_a_run_is_not_forgotten(postgres_url: str) -> None:
     async def test(store: PostgresStore) -> None:
-        await store.renew(worker("b"))
+        await store.join(worker("b"))
         giving = await asyncpg.connect(target_of(postgres_url).dsn)
         transaction = giving.transaction()
         await transaction.start()
@@ -743,7 +743,7 @@ def test_a_zombie_that_commits_while_it_is_taken_over_changes_nothing_or_is_seen
 
     async def test(store: PostgresStore) -> None:
         other = await opened(postgres_url)
-        await other.renew(worker("b"))
+        await other.join(worker("b"))
 
         async def take_over(id: str) -> Sequence[int]:
             await other.declare_gone(f"w-{id}")
@@ -752,7 +752,7 @@ def test_a_zombie_that_commits_while_it_is_taken_over_changes_nothing_or_is_seen
 
         for n in range(20):
             id = f"z{n}"
-            await store.renew(worker(f"w-{id}"))
+            await store.join(worker(f"w-{id}"))
             await store.commit([run(id, owner=f"w-{id}")])
             late = turn(0, entry("late"), id=id, worker=f"w-{id}")
             (answer,), (position,) = await asyncio.gather(store.commit([late]), take_over(id))
@@ -761,6 +761,27 @@ def test_a_zombie_that_commits_while_it_is_taken_over_changes_nothing_or_is_seen
         await other.close()
 
     on(postgres_url, test)
+
+
+def test_a_claim_waits_for_a_commit_that_is_at_all_that_is_due(postgres_url: str) -> None:
+    """Passed over, they would stay due until the next sweep: nobody tells of them once more."""
+
+    async def test(store: PostgresStore) -> None:
+        await store.commit([run("late"), run("early")])
+        telling = await asyncpg.connect(target_of(postgres_url).dsn)
+        transaction = telling.transaction()
+        await transaction.start()
+        await telling.fetch(f"SELECT FROM {schema_in(postgres_url)}.runs WHERE id = 'early' FOR NO KEY UPDATE")
+        assert [each.id for each in await store.claim(claim("a", 130.0))] == ["late"], "what can be had is not delayed"
+        claiming = asyncio.ensure_future(store.claim(claim("a", 130.0)))
+        while not await ask(postgres_url, WAITS_FOR_A_LOCK, "claiming"):
+            assert not claiming.done(), "it must wait for who is at the only run that is due"
+        await transaction.rollback()
+        assert [each.id for each in await claiming] == ["early"]
+        assert await store.claim(claim("a", 130.0)) == []
+        await telling.close()
+
+    on(named(postgres_url, "claiming"), test)
 
 
 def test_whoever_hears_nothing_is_told_so(

@@ -47,7 +47,7 @@ def test_what_was_acknowledged_is_there_after_the_server_came_back(
     async def test() -> None:
         store = PostgresStore(server.url)
         await store.open(shards=16)
-        await store.renew(worker("a"))
+        await store.join(worker("a"))
         await store.commit([run(f"r{n}", owner="a") for n in range(4)])
         acknowledged = dict.fromkeys((f"r{n}" for n in range(4)), 0)
         enough = asyncio.Event()

@@ -74,7 +74,7 @@ def test_signs_of_life_and_places_in_topics_are_written_over_each_other(server: 
     async def test() -> None:
         store = PostgresStore(server.url)
         await store.open(shards=16)
-        await store.renew(worker("a"))
+        await store.join(worker("a"))
         await store.commit([publish("first")])
         before = {table: (await sizes(server))[table] for table in ("workers", "topics")}
         for n in range(times):
@@ -175,7 +175,7 @@ def test_runs_that_come_and_go_take_no_more_room_each_time(server: Server) -> No
     async def test() -> None:
         store = PostgresStore(server.url)
         await store.open(shards=16)
-        await store.renew(worker("a"))
+        await store.join(worker("a"))
         after = []
         for number in range(8):
             await wave(store, number)

@@ -30,8 +30,8 @@ async def _agree(url: str, script: list[Ask]) -> None:
     try:
         for store in (memory, redis):
             await store.open(shards=4)
-            await store.renew(worker("a"))
-            await store.renew(worker("b"))
+            await store.join(worker("a"))
+            await store.join(worker("b"))
             await store.commit([run(id, owner="a") for id in RUNS])
             await store.commit([receive(0, "t", id="s", turn_id="w0"), receive(0, "t", id="v", turn_id="w0")])
         seen = Seen()

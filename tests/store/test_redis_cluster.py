@@ -50,7 +50,7 @@ async def _lose_a_primary(cluster: Cluster) -> None:
     store = RedisStore(with_options(cluster.nodes[1].url, prefix=new_prefix()))
     await store.open(shards=SHARDS)
     try:
-        await store.renew(worker("a"))
+        await store.join(worker("a"))
         ids = [f"r{n}" for n in range(50)]
         await store.commit([run(id, owner="a") for id in ids])
         for node in cluster.nodes[:3]:
@@ -80,7 +80,7 @@ def test_runs_are_spread_over_the_primaries(cluster: Cluster) -> None:
         store = RedisStore(with_options(cluster.url, prefix="spread"))
         await store.open(shards=SHARDS)
         try:
-            await store.renew(worker("a"))
+            await store.join(worker("a"))
             ids = [f"r{n}" for n in range(200)]
             assert await store.commit([run(id) for id in ids]) == [Created(owned=False)] * 200
         finally:

@@ -50,7 +50,7 @@ async def opened(url: str) -> AsyncIterator[RedisStore]:
     store = RedisStore(url)
     await store.open(shards=16)
     try:
-        await store.renew(worker("a"))
+        await store.join(worker("a"))
         yield store
     finally:
         await store.close()

@@ -65,7 +65,7 @@ def on(store: SqliteStore, test: Callable[[SqliteStore], Awaitable[None]]) -> No
     async def life() -> None:
         await store.open(shards=16)
         try:
-            await store.renew(worker("a"))
+            await store.join(worker("a"))
             await store.commit([run(owner="a")])
             await test(store)
         finally:

@@ -142,7 +142,7 @@ def test_many_open_a_new_file_at_once(tmp_path: Path) -> None:
     async def life() -> None:
         stores = [SqliteStore(str(tmp_path / "new.db")) for _ in range(12)]
         await asyncio.gather(*(store.open(shards=16) for store in stores))
-        await asyncio.gather(*(store.renew(worker(f"w{n}")) for n, store in enumerate(stores)))
+        await asyncio.gather(*(store.join(worker(f"w{n}")) for n, store in enumerate(stores)))
         assert len(await stores[0].workers()) == 12
         await asyncio.gather(*(store.close() for store in stores))
 

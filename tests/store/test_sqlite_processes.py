@@ -36,7 +36,7 @@ async def opened(path: str, worker_id: str, **options: Any) -> AsyncIterator[Sql
     store = SqliteStore(path, **options)
     await store.open(shards=16)
     try:
-        await store.renew(worker(worker_id))
+        await store.join(worker(worker_id))
         yield store
     finally:
         await store.close()
@@ -176,7 +176,7 @@ from perdure.testing.contract.kit import entry, load, run, turn, worker
 
 async def begin():
     await store.open(shards=16)
-    await store.renew(worker("a"))
+    await store.join(worker("a"))
     await store.commit([run(owner="a")])
 
 async def use_in_child():

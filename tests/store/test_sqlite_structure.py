@@ -44,7 +44,7 @@ def on(path: str, test: Callable[[SqliteStore], Awaitable[None]]) -> None:
         store = SqliteStore(path, synchronous="off")
         await store.open(shards=16)
         try:
-            await store.renew(worker("a"))
+            await store.join(worker("a"))
             await test(store)
         finally:
             await store.close()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from perdure.clock import Clock
@@ -67,14 +67,14 @@ class Membership:
         """Become a member, under an id that was never used."""
         self.id = _new_id()
         self._shares = None
-        while not await self._renewed():
+        while not await self._told(self._store.join):
             self.id = _new_id()
         self._know(await self._store.workers(), self._clock.now())
 
     async def renew(self, now: float) -> float | None:
         """Duty: renew the lease, three times per lease."""
         expired_at = self.lease_until
-        if (now > expired_at and await self._is_forgotten()) or not await self._renewed():
+        if not await self._told(self._store.renew):
             LOGGER.warning("worker %s was declared gone; it comes back under another id", self.id)
             self._lost()
         elif now > expired_at:
@@ -135,7 +135,7 @@ class Membership:
     async def withdraw(self) -> None:
         """Say that this worker takes no more runs, so that others take its shards from now on. It stays a member."""
         self._withdrawn = True
-        await self._renewed()
+        await self._told(self._store.renew)
 
     async def leave(self) -> None:
         """Stop being a member, after the runs were given back. What was missed is released without blame."""
@@ -144,16 +144,13 @@ class Membership:
             pass
         await self._store.retire(self.id)
 
-    async def _renewed(self) -> bool:
+    async def _told(self, tell: Callable[[WorkerRecord], Awaitable[bool]]) -> bool:
+        """Tell the store of this worker, in one way or the other. Its lease counts from before that was sent."""
         record = self._record()
-        renewed = await self._store.renew(record)
-        if renewed:
+        accepted = await tell(record)
+        if accepted:
             self.lease_until = record.lease_until
-        return renewed
-
-    async def _is_forgotten(self) -> bool:
-        """Taken over, and the row removed already: to renew it would be to come back under an id that has died."""
-        return all(worker.id != self.id for worker in await self._store.workers())
+        return accepted
 
     async def _is_gone(self, worker: WorkerRecord, now: float) -> bool:
         if worker.gone:

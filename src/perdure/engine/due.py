@@ -53,13 +53,14 @@ class Due:
         if self.unsure:
             await self._reconcile()
         self.starved = False
+        before = self.claimed
         for workflows, shards in self._member.shares(self._workflows()):
             await self._take(now, workflows, shards)
         if self._has_rivals and now >= self._rescue_at:
             self._rescue_at = now + self._sweep
             await self._take(now, self._workflows(), None, due_by=now - STRANDED_AFTER * self._sweep)
         self._coordinator.mailed(await self._store.mailed(self._coordinator.worker))
-        return await self._next_tick(now)
+        return await self._next_tick(now, took=self.claimed > before)
 
     @property
     def _has_rivals(self) -> bool:
@@ -88,14 +89,19 @@ class Due:
             full = len(page) == limit
         self.starved = self.starved or full
 
-    async def _next_tick(self, now: float) -> float:
+    async def _next_tick(self, now: float, took: bool) -> float:
         sweep_at = now + self._sweep
         next_at = await self._store.next_wake(self._pool)
         if next_at is None or next_at > now:
             self._look_again = FIRST_LOOK
             return sweep_at if next_at is None else min(sweep_at, max(next_at, now + self._resolution))
-        # Something stays due although we asked: no room (then `starved` tells), other code, or another one's share.
-        if self.starved or not self._has_rivals:
+        # Something stays due although we asked: no room (then `starved` tells), a row that a commit was just at (what
+        # a claim passes over if it finds others), other code, or another one's share.
+        if self.starved:
+            return sweep_at
+        if took:
+            return now
+        if not self._has_rivals:
             return sweep_at
         if await self._member.look_around(now):
             return now

@@ -514,6 +514,7 @@ class Store(Protocol):
     async def claim(self, claim: Claim) -> list[ClaimedRun]:
         """Make the worker owner of due runs. Each is given to one worker only; none to a worker declared gone.
 
+        Runs that a commit is just changing may be passed over, but not if those are all: none means that none was due.
         A claimed run is `running`, its `wake_at` is cleared, and `begun_at` set if it is its generation's first time.
         """
 
@@ -530,8 +531,11 @@ class Store(Protocol):
         """Make runs that are held for this reason due, because other code may fit them. How many."""
 
     # workers
+    async def join(self, worker: WorkerRecord) -> bool:
+        """Add a worker. False if its id is another's."""
+
     async def renew(self, worker: WorkerRecord) -> bool:
-        """Add the worker or renew its lease. False if it was declared gone: it must come back under another id."""
+        """Renew its lease. False if it was declared gone, or forgotten since: it must come back under another id."""
 
     async def workers(self) -> list[WorkerRecord]: ...
 

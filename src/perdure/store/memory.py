@@ -155,10 +155,17 @@ class MemoryStore:
 
     # workers
 
+    async def join(self, worker: WorkerRecord) -> bool:
+        with self._lock:
+            if worker.id in self._workers:
+                return False
+            self._workers[worker.id] = replace(worker, gone=False)
+            return True
+
     async def renew(self, worker: WorkerRecord) -> bool:
         with self._lock:
             known = self._workers.get(worker.id)
-            if known is not None and known.gone:
+            if known is None or known.gone:
                 return False
             self._workers[worker.id] = replace(worker, gone=False)
             return True

@@ -152,6 +152,9 @@ class PostgresStore:
 
     # workers
 
+    async def join(self, worker: WorkerRecord) -> bool:
+        return await postgres_fleet.join(self._open, worker)
+
     async def renew(self, worker: WorkerRecord) -> bool:
         return await postgres_fleet.renew(self._open, worker)
 

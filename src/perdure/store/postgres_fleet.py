@@ -40,13 +40,14 @@ WAKE_HELD = """
         ORDER BY r.id FOR NO KEY UPDATE OF r
     )
     UPDATE {schema}.runs r SET wake_at = $4 FROM held WHERE r.no = held.no RETURNING r.id"""
-RENEW = """
-    INSERT INTO {schema}.workers AS w (id, pool, workflows, lease_until, started_at, node, pid)
+JOIN = """
+    INSERT INTO {schema}.workers (id, pool, workflows, lease_until, started_at, node, pid)
     VALUES ($1, $2, $3, $4, $5, $6, $7)
-    ON CONFLICT (id) DO UPDATE SET pool = excluded.pool, workflows = excluded.workflows, node = excluded.node,
-        lease_until = excluded.lease_until, started_at = excluded.started_at, pid = excluded.pid
-    WHERE NOT w.gone
-    RETURNING true"""
+    ON CONFLICT (id) DO NOTHING RETURNING true"""
+RENEW = """
+    UPDATE {schema}.workers w
+    SET pool = $2, workflows = $3, lease_until = $4, started_at = $5, node = $6, pid = $7
+    WHERE w.id = $1 AND NOT w.gone RETURNING true"""
 DECLARE_GONE = """
     UPDATE {schema}.workers w SET gone = true
     WHERE w.id = $1 AND (w.gone OR $2::float8 IS NULL OR w.lease_until <= $2) RETURNING true"""
@@ -108,6 +109,10 @@ async def wake_held(link: Link, workflows: Sequence[tuple[str, int]], kind: str,
 
 
 # --- workers -------------------------------------------------------------------------------------------------------
+
+
+async def join(link: Link, worker: WorkerRecord) -> bool:
+    return await link.value(sql(JOIN, link.target), *rows.worker_row(worker)) is not None
 
 
 async def renew(link: Link, worker: WorkerRecord) -> bool:

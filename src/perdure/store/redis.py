@@ -214,15 +214,26 @@ class RedisStore:
 
     # workers
 
-    async def renew(self, worker: WorkerRecord) -> bool:
-        blob = rows.raw(rows.encode(worker))
-        how = await self._slices.change(0, "renew", worker.id, blob, rows.moment(worker.lease_until))
-        if how == b"gone":
+    async def join(self, worker: WorkerRecord) -> bool:
+        if not await self._signed("join", worker):
             return False
-        if how == b"new" or worker.id not in self._announced:
-            await self._slices.change_others("announce", worker.id, how == b"new")
-            self._announced.add(worker.id)
+        await self._announce(worker.id, new=True)
         return True
+
+    async def renew(self, worker: WorkerRecord) -> bool:
+        if not await self._signed("renew", worker):
+            return False
+        if worker.id not in self._announced:
+            await self._announce(worker.id, new=False)
+        return True
+
+    async def _signed(self, call: str, worker: WorkerRecord) -> bool:
+        blob = rows.raw(rows.encode(worker))
+        return bool(await self._slices.change(0, call, worker.id, blob, rows.moment(worker.lease_until)))
+
+    async def _announce(self, worker_id: str, *, new: bool) -> None:
+        await self._slices.change_others("announce", worker_id, new)
+        self._announced.add(worker_id)
 
     async def workers(self) -> list[WorkerRecord]:
         found = queries.flat(await self._slices.ask(0, "HGETALL", "workers:"))

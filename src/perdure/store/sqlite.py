@@ -171,6 +171,9 @@ class SqliteStore:
 
     # workers
 
+    async def join(self, worker: WorkerRecord) -> bool:
+        return await self._write(lambda connection: sqlite_fleet.join(connection, worker))
+
     async def renew(self, worker: WorkerRecord) -> bool:
         return await self._write(lambda connection: sqlite_fleet.renew(connection, worker))
 

@@ -42,12 +42,12 @@ WAKE_HELD = """
     RETURNING id"""
 OWNED = "SELECT id, no, begun_at IS NOT NULL OR generation > 0 FROM runs WHERE owner = ? LIMIT ?"
 COUNT_RECOVERY = "UPDATE runs SET recoveries = recoveries + 1 WHERE no = ?"
-RENEW = """
+JOIN = """
     INSERT INTO workers (id, pool, workflows, lease_until, started_at, node, pid) VALUES (?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (id) DO UPDATE SET pool = excluded.pool, workflows = excluded.workflows, node = excluded.node,
-        lease_until = excluded.lease_until, started_at = excluded.started_at, pid = excluded.pid
-    WHERE gone = 0
-    RETURNING 1"""
+    ON CONFLICT (id) DO NOTHING RETURNING 1"""
+RENEW = """
+    UPDATE workers SET pool = ?2, workflows = ?3, lease_until = ?4, started_at = ?5, node = ?6, pid = ?7
+    WHERE id = ?1 AND gone = 0 RETURNING 1"""
 DECLARE_GONE = """
     UPDATE workers SET gone = 1 WHERE id = ?1 AND (gone = 1 OR ?2 IS NULL OR lease_until <= ?2) RETURNING 1"""
 
@@ -118,6 +118,11 @@ def wake_held(
 
 
 # --- workers -------------------------------------------------------------------------------------------------------
+
+
+def join(connection: apsw.Connection, worker: WorkerRecord) -> bool:
+    with writing(connection):
+        return connection.execute(JOIN, rows.worker_row(worker)).get is not None
 
 
 def renew(connection: apsw.Connection, worker: WorkerRecord) -> bool:

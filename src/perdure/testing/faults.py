@@ -185,6 +185,9 @@ class FaultyStore:
     async def wake_held(self, workflows: Sequence[tuple[str, int]], kind: str, now: float) -> int:
         return await self._through("wake_held", lambda: self.inner.wake_held(workflows, kind, now))
 
+    async def join(self, worker: WorkerRecord) -> bool:
+        return await self._through("join", lambda: self.inner.join(worker))
+
     async def renew(self, worker: WorkerRecord) -> bool:
         return await self._through("renew", lambda: self.inner.renew(worker))
 

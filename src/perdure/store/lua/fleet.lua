@@ -41,12 +41,18 @@ end
 
 -- The first slice keeps the workers; every slice keeps who is alive, so that it can judge alone.
 
-calls.renew = function(worker, blob, lease_until)
-  if call('ZSCORE', key('gone'), worker) then return 'gone' end
-  local new = call('HSET', key('workers'), worker, blob) == 1
+calls.join = function(worker, blob, lease_until)
+  if call('HSETNX', key('workers'), worker, blob) == 0 then return 0 end
   call('HSET', key('leases'), worker, lease_until)
   call('SADD', key('alive'), worker)
-  return new and 'new' or 'renewed'
+  return 1
+end
+
+calls.renew = function(worker, blob, lease_until)
+  if call('SISMEMBER', key('alive'), worker) == 0 then return 0 end
+  call('HSET', key('workers'), worker, blob)
+  call('HSET', key('leases'), worker, lease_until)
+  return 1
 end
 
 -- That it was gone here counts no more if the first slice had never heard of it, or had forgotten it.

@@ -133,7 +133,7 @@ class CreatingCases(Kit):
 
     @case
     async def test_a_worker_can_own_what_it_made_before_it_was_declared_gone(self, store: Store) -> None:
-        await store.renew(worker("c"))
+        await store.join(worker("c"))
         await store.commit([run(owner="c")])
         await store.declare_gone("c")
         assert await store.commit([run(owner="c")]) == [Created(owned=True)], "until it is released, the row says so"

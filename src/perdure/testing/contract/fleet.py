@@ -134,12 +134,22 @@ class FleetCases(Kit):
     @case
     async def test_workers_are_kept_as_they_said(self, store: Store) -> None:
         row = worker("c", pool="gpu", workflows=(("f", 1), ("f", 2)), node="host/1", pid=42)
-        assert await store.renew(row)
+        assert await store.join(row)
         assert [w.id for w in await store.workers()] == ["a", "b", "c"]
         assert (await store.workers())[2] == row
         renewed = worker("c", lease_until=2000.0)
         assert await store.renew(renewed)
         assert (await store.workers())[2] == renewed
+
+    @case
+    async def test_nobody_joins_under_the_id_of_another(self, store: Store) -> None:
+        assert not await store.join(worker("a", lease_until=9e9))
+        await store.declare_gone("b")
+        assert not await store.join(worker("b", lease_until=9e9))
+        assert [(w.id, w.lease_until, w.gone) for w in await store.workers()] == [
+            ("a", 1000.0, False),
+            ("b", 1000.0, True),
+        ]
 
     @case
     async def test_a_worker_declared_gone_cannot_come_back(self, store: Store) -> None:
@@ -161,7 +171,7 @@ class FleetCases(Kit):
     async def test_a_renewal_races_with_the_declaration_and_one_wins(self, store: Store) -> None:
         other = await self.second(store)
         for n in range(10):
-            await store.renew(worker(f"w{n}", lease_until=200.0))
+            await store.join(worker(f"w{n}", lease_until=200.0))
             renewed, gone = await asyncio.gather(
                 store.renew(worker(f"w{n}", lease_until=300.0)), other.declare_gone(f"w{n}", unless_renewed_after=200.0)
             )
@@ -199,6 +209,17 @@ class FleetCases(Kit):
         await store.retire("a")
         await store.retire("stranger")
         assert [w.id for w in await store.workers()] == ["b"]
+
+    @case
+    async def test_a_renewal_that_comes_too_late_does_not_make_up_a_worker(self, store: Store) -> None:
+        await store.declare_gone("a")
+        await store.retire("a")
+        assert not await store.renew(worker("a")), "it was on its way when its sender was taken over"
+        assert not await store.renew(worker("stranger"))
+        assert [w.id for w in await store.workers()] == ["b"]
+        await store.commit([run()])
+        assert await take(store, claim("a", 150.0)) == []
+        assert await take(store, claim("stranger", 150.0)) == []
 
     @case
     async def test_retiring_a_worker_never_loses_its_runs(self, store: Store) -> None:

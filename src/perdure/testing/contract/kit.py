@@ -69,8 +69,8 @@ class Kit:
         self._handles: list[Store] = []
         try:
             store = await self._opened(await self.make_store())
-            assert await store.renew(worker("a"))
-            assert await store.renew(worker("b"))
+            assert await store.join(worker("a"))
+            assert await store.join(worker("b"))
             await test(store)
         finally:
             for handle in reversed(self._handles):

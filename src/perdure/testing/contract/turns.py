@@ -206,7 +206,7 @@ class TurnCases(Kit):
     async def test_nothing_is_taken_from_a_worker_that_nobody_knows(self, store: Store) -> None:
         await store.commit([run()])
         assert await store.commit([turn(0, entry(), worker="stranger", owned=False)]) == [Superseded()]
-        await store.renew(worker("c"))
+        await store.join(worker("c"))
         await store.retire("c")
         assert await store.commit([turn(0, entry(), worker="c", owned=False)]) == [Superseded()]
 

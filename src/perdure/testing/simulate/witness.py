@@ -69,7 +69,6 @@ class Witness(FaultyStore):
         self.births: dict[str, CreateRun] = {}
         self._run_retention = run_retention
         self.gone: set[str] = set()
-        self.ever_gone: set[str] = set()  # also those that have come back since
         self.sent: dict[tuple[str, str], TopicEvent] = {}
         self._trace = trace
 
@@ -303,8 +302,7 @@ class Witness(FaultyStore):
     async def renew(self, worker: WorkerRecord) -> bool:
         renewed = await self.inner.renew(worker)
         if renewed and worker.id in self.gone:
-            self._trace(f"  {worker.id}, who was gone and forgotten, is back")
-            self.gone.discard(worker.id)
+            self.breaks(f"worker {worker.id} was declared gone and is back under its old id")
         return renewed
 
     async def declare_gone(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
@@ -312,7 +310,6 @@ class Witness(FaultyStore):
         if gone:
             self._trace(f"  {worker_id} is declared gone")
             self.gone.add(worker_id)
-            self.ever_gone.add(worker_id)
         return gone
 
     async def prune(self, now: float, limit: int = 500, *, remember: float = 0.0) -> int:

@@ -236,7 +236,7 @@ class World:
         run, witness = self.witness.pictures[run_id], self.witness
         if run.owner != worker:
             # It was taken over, or the run was stopped under its hands: such a body cannot be fenced.
-            if worker not in witness.ever_gone and not run.touched:
+            if worker not in witness.gone and not run.touched:
                 witness.breaks(f"{process.name} executes {step.location} of run {run_id}, which {run.owner} owns")
             return
         if (run.workflow, run.version) not in self._engines[process.name].known:

@@ -1,6 +1,31 @@
 -- Who executes what, and upkeep: what needs more than one statement.
 
--- Make a worker the owner of due runs, earliest first. Rows that others are at are passed over.
+-- Wait until nobody else is at the earliest of these due runs. Whether one of them is due still.
+CREATE FUNCTION wait_for_due(
+    due_by float8, of_pool text, names text[], versions bigint[], shards integer[], lim bigint)
+RETURNS boolean LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    due bigint[];
+BEGIN
+    due := ARRAY(
+        SELECT r.no FROM unnest(names, versions) AS w (name, version)
+        JOIN runs r ON r.pool = of_pool AND r.workflow = w.name AND r.version = w.version AND r.wake_at <= due_by
+             AND r.owner IS NULL AND r.ended_at IS NULL AND (shards IS NULL OR r.shard = ANY (shards))
+        ORDER BY r.wake_at, r.id LIMIT lim);
+    PERFORM FROM runs r
+    WHERE r.no = ANY (due) AND r.wake_at <= due_by AND r.owner IS NULL AND r.ended_at IS NULL
+    ORDER BY r.id FOR NO KEY UPDATE;  -- in the order of a commit, and holding none: nobody waits for us
+    RETURN FOUND;
+END;
+$$;
+
+-- Make a worker the owner of due runs, earliest first. Rows that others are at are passed over, unless those are all:
+-- a commit that is just telling one of them something would leave it to the next sweep.
 CREATE FUNCTION claim_due(
     claimer text, now float8, due_by float8, of_pool text, names text[], versions bigint[], shards integer[],
     lim bigint)
@@ -17,19 +42,22 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    SELECT array_agg(first.no ORDER BY first.wake_at, first.id) INTO taken
-    FROM (
-        SELECT due.no, due.wake_at, due.id
-        FROM (SELECT DISTINCT w.name, w.version FROM unnest(names, versions) AS w (name, version)) AS w
-        CROSS JOIN LATERAL (
-            SELECT r.no, r.wake_at, r.id FROM runs r
-            WHERE r.pool = of_pool AND r.workflow = w.name AND r.version = w.version AND r.wake_at <= due_by
-                  AND r.owner IS NULL AND r.ended_at IS NULL AND (shards IS NULL OR r.shard = ANY (shards))
-            ORDER BY r.wake_at, r.id LIMIT lim
-            FOR NO KEY UPDATE SKIP LOCKED
-        ) AS due
-        ORDER BY due.wake_at, due.id LIMIT lim
-    ) AS first;
+    FOR look IN 1..2 LOOP
+        SELECT array_agg(first.no ORDER BY first.wake_at, first.id) INTO taken
+        FROM (
+            SELECT due.no, due.wake_at, due.id
+            FROM (SELECT DISTINCT w.name, w.version FROM unnest(names, versions) AS w (name, version)) AS w
+            CROSS JOIN LATERAL (
+                SELECT r.no, r.wake_at, r.id FROM runs r
+                WHERE r.pool = of_pool AND r.workflow = w.name AND r.version = w.version AND r.wake_at <= due_by
+                      AND r.owner IS NULL AND r.ended_at IS NULL AND (shards IS NULL OR r.shard = ANY (shards))
+                ORDER BY r.wake_at, r.id LIMIT lim
+                FOR NO KEY UPDATE SKIP LOCKED
+            ) AS due
+            ORDER BY due.wake_at, due.id LIMIT lim
+        ) AS first;
+        EXIT WHEN taken IS NOT NULL OR NOT wait_for_due(due_by, of_pool, names, versions, shards, lim);
+    END LOOP;
     UPDATE runs r
     SET owner = claimer, status = 'running', wake_at = NULL, mailed = false,
         begun_at = coalesce(r.begun_at, claim_due.now), updated_at = claim_due.now
