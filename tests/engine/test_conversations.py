@@ -98,6 +98,19 @@ async def test_a_workflow_sends_to_runs_and_topics(h):
 
 
 @on_every_store
+async def test_an_event_that_a_run_gives_back_wakes_the_next_in_line(h):
+    engine = await h.engine(talk_checkout, config=LONG, store=deaf(h))
+    first, second = [await engine.start(talk_checkout, "1") for _ in range(2)]
+    await h.settle()
+    client = await h.client(config=LONG)
+    await client.send(first.id, Agreed("a friend"))
+    assert await client.broadcast(Agreed("everyone")) == 1, "the first in line, who will not need it"
+    await engine.recover()  # it has heard of nothing
+    assert await h.run_to_end(first, within=1) == "receipt-1 by a friend"
+    assert await h.run_to_end(second, within=1) == "receipt-1 by everyone"
+
+
+@on_every_store
 async def test_an_active_run_hears_of_mail_that_another_engine_delivers(h):
     go = asyncio.Event()
 

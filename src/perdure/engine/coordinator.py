@@ -378,6 +378,8 @@ class Coordinator:
             resident.position += len(commit.entries) or 1  # one without entries takes a position too
             if self._hub.watched:
                 self._hub.changed((resident.id,), ended=False)
+            if commit.extras is not None and commit.extras.returned:
+                self._suspended(self._clock.now())  # an event that it gives back wakes the next in line
             self._committed(resident, turn, commit, answer)
             if resident.hinted and turn.outcome is None:  # most often by its own turn: no hurry
                 self._hub.changed((resident.id,))
