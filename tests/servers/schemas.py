@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import cast
 from weakref import WeakKeyDictionary
 
 import asyncpg
@@ -99,7 +98,7 @@ class BorrowedStore(PostgresStore):
 
     async def close(self) -> None:
         link = self._link
-        if self._opened == 1 and link is not None and link._pool.get_idle_size() == link._pool.get_size():
+        if self._opened == 1 and link is not None and not link.lent:
             self._link = None  # nobody is in the middle of anything: the next one can have it
             (await self.schema.links()).idle.append(link)
         await super().close()
@@ -108,8 +107,7 @@ class BorrowedStore(PostgresStore):
         return self._clock.now()
 
     async def _prepare(self, link: Link, shards: int) -> None:
-        async with link._pool.acquire() as borrowed:
-            connection = cast("Connection", borrowed)
+        async with link.borrowed() as connection:
             if self.schema.dirty:
                 await self.schema.clean(connection, shards)
             await postgres_schema.prepare(connection, self._target, shards)

@@ -62,7 +62,6 @@ class PostgresStore:
         try:
             if self._link is None:
                 self._link = Link(self._target)
-                await self._link.open()
             await self._prepare(self._link, shards)
             if self._news is None:
                 self._news = News(self._link, self._hints)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from typing import Any, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -107,26 +107,20 @@ def _at_least(least: int, number: Number) -> Number:
 
 
 class Link:
-    """A pool of connections. It belongs to the event loop on which it was opened."""
+    """A pool of connections, made when they are needed. It belongs to the event loop on which it was made.
+
+    asyncpg's own pool takes 60 us for a call, because it resets what callers may have done to a connection, in a task.
+    Nothing that we do leaves traces in a session; and a connection that was given up in the middle is not used again.
+    """
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
-        self._pool: asyncpg.Pool[asyncpg.Record] = asyncpg.create_pool(
-            target.dsn,
-            min_size=0,
-            max_size=target.connections,
-            reset=_leave_as_it_is,
-            statement_cache_size=target.statement_cache_size,
-            command_timeout=target.timeout,
-            timeout=target.timeout,
-            max_inactive_connection_lifetime=0,
-        )
-
-    async def open(self) -> None:
-        """Connections are made when they are needed: this does not wait for the server."""
-        await self._pool
+        self._room = asyncio.Semaphore(target.connections)
+        self._idle: list[Connection] = []
+        self.lent: set[Connection] = set()
+        self._closed = False
 
     async def fetch(self, sql: str, *values: Any) -> list[Row]:
         """Carry out one statement. Cancelling the caller does not undo it: the answer is then lost."""
@@ -136,10 +130,35 @@ class Link:
             attempt += 1
             try:
                 with explained(but=_AGAIN if attempt < _ATTEMPTS else ()):
-                    async with self._pool.acquire() as connection:
+                    async with self.borrowed() as connection:
                         return cast("list[Row]", await connection.fetch(sql, *values))
             except _AGAIN:
                 continue
+
+    @contextlib.asynccontextmanager
+    async def borrowed(self) -> AsyncIterator[Connection]:
+        """A connection for a while."""
+        async with self._room:
+            connection = self._take() or await self._connect(self.target.statement_cache_size)
+            self.lent.add(connection)
+            try:
+                yield connection
+            except asyncpg.PostgresError:  # the server's answer
+                raise
+            except BaseException:  # no answer, or nobody waits for it: it may come yet
+                connection.terminate()
+                raise
+            finally:
+                self.lent.discard(connection)
+                if not connection.is_closed():
+                    self._idle.append(connection)
+
+    def _take(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():  # by the server, while nobody used it
+                return connection
+        return None
 
     async def value(self, sql: str, *values: Any) -> Any:
         """The first column of the first row; None if there is no row."""
@@ -149,28 +168,35 @@ class Link:
     async def connect(self) -> Connection:
         """A connection of the caller's own, to be closed by him."""
         self._check_place()
-        target = self.target
         with explained():
-            return await asyncpg.connect(
-                target.dsn, statement_cache_size=0, command_timeout=target.timeout, timeout=target.timeout
-            )
+            return await self._connect(0)
+
+    async def _connect(self, statement_cache_size: int) -> Connection:
+        timeout = self.target.timeout
+        return await asyncpg.connect(
+            self.target.dsn, statement_cache_size=statement_cache_size, command_timeout=timeout, timeout=timeout
+        )
 
     async def close(self) -> None:
-        try:
+        """Wait for what is under way, and say goodbye. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.target.timeout):
-                await self._pool.close()
-        except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-            self._pool.terminate()
+                for _ in range(self.target.connections):
+                    await self._room.acquire()
+        for connection in self.lent:
+            connection.terminate()
+        await asyncio.gather(*map(hang_up, self._idle))
 
     def _check_place(self) -> None:
         if os.getpid() != self._pid:
             raise StoreError("this store was opened before a fork; make and open another one in the child process")
         if asyncio.get_running_loop() is not self._loop:
             raise StoreError("this store was opened on another event loop; make and open another one on this loop")
-
-
-async def _leave_as_it_is(connection: Connection) -> None:
-    """Nothing that we do leaves traces in a session, so that no round trip is spent on removing them."""
+        if self._closed:
+            raise StoreError("this store has been closed; open it again")
 
 
 async def hang_up(connection: Connection) -> None:
