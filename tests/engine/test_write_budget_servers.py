@@ -10,8 +10,8 @@ import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -87,10 +87,14 @@ def queries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What stores send to the server, one statement per round trip."""
     sent: list[str] = []
 
-    async def listen(connection: asyncpg.Connection) -> None:
-        connection.add_query_logger(lambda query: sent.append(query.query))
+    connect = asyncpg.connect
 
-    monkeypatch.setattr(asyncpg, "create_pool", partial(asyncpg.create_pool, init=listen))
+    async def tapped(*args: Any, **settings: Any) -> asyncpg.Connection:
+        connection = await connect(*args, **settings)
+        connection.add_query_logger(lambda query: sent.append(query.query))
+        return connection
+
+    monkeypatch.setattr(asyncpg, "connect", tapped)
     return sent
 
 
