@@ -1,14 +1,10 @@
 -- Who executes what, and upkeep: what needs more than one statement.
 
--- Wait until nobody else is at the earliest of these due runs. Whether one of them is due still.
+-- Wait until nobody else is at the earliest of these due runs. Whether one of them is due still. For `claim_due` only,
+-- with its settings.
 CREATE FUNCTION wait_for_due(
     due_by float8, of_pool text, names text[], versions bigint[], shards integer[], lim bigint)
-RETURNS boolean LANGUAGE plpgsql
-SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET enable_seqscan = off
-SET jit = off
-AS $$
+RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     due bigint[];
 BEGIN
@@ -56,7 +52,8 @@ BEGIN
             ) AS due
             ORDER BY due.wake_at, due.id LIMIT lim
         ) AS first;
-        EXIT WHEN taken IS NOT NULL OR NOT wait_for_due(due_by, of_pool, names, versions, shards, lim);
+        EXIT WHEN taken IS NOT NULL OR look = 2;
+        EXIT WHEN NOT wait_for_due(due_by, of_pool, names, versions, shards, lim);
     END LOOP;
     UPDATE runs r
     SET owner = claimer, status = 'running', wake_at = NULL, mailed = false,
