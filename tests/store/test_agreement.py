@@ -201,6 +201,7 @@ on_ended: st.SearchStrategy[Write] = st.one_of(
         dead_letters=some_letters,
         orphans=st.booleans(),
     ),
+    st.builds(Settle, run_id=ids, now=moments, told=st.lists(observers, max_size=2).map(tuple)),
     st.builds(Replay, letter_id=st.sampled_from("de"), send=publishing | delivering),  # under an id as in `_aimed`
     st.builds(
         RewindRun,
@@ -219,14 +220,15 @@ on_streams: st.SearchStrategy[Write] = st.one_of(
 )
 writes: st.SearchStrategy[Write] = st.one_of(
     st.builds(
-        lambda id, owner, by, entries, inbox, **more: replace(
-            run(id, owner=owner, created_by=by, **more), entries=entries, inbox=inbox
+        lambda id, owner, by, entries, inbox, observer, **more: replace(
+            run(id, owner=owner, created_by=by, **more), entries=entries, inbox=inbox, observer=observer
         ),
         ids,
         owners,
         st.sampled_from("pq"),
         st.just(()) | entries,
         st.just(()) | messages.map(lambda message: (message,)),
+        st.none() | observers,
         workflow=workflows,
         wake_at=st.none() | moments,
         created_at=moments,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -30,7 +31,7 @@ from perdure.store.base import (
 )
 from perdure.store.postgres import PostgresStore
 from perdure.store.postgres_link import as_store_error, sql, target_of
-from perdure.testing.contract.duties import DutyCases, ObservingCases
+from perdure.testing.contract.duties import ABOVE, DutyCases, ObservingCases
 from perdure.testing.contract.ending import EndingCases
 from perdure.testing.contract.histories import HistoryCases
 from perdure.testing.contract.kit import (
@@ -41,6 +42,7 @@ from perdure.testing.contract.kit import (
     load,
     mail,
     observe,
+    observed,
     publish,
     receive,
     record,
@@ -160,7 +162,8 @@ def test_a_batch_of_any_writes_is_one_statement(postgres_url: str, monkeypatch: 
         monkeypatch.setattr(link, "fetch", counted)
         batch = [run("r2"), turn(0, entry()), mail(id="r2"), *waiting("r3"), publish(), end(id="r2"), settle("r2")]
         await store.commit(batch)
-        assert len(said) == 1
+        await store.commit([observed(run("r4")), mail("m2"), mail("m3"), settle("r2", told=(ABOVE,))])
+        assert len(said) == 2
 
     on(postgres_url, test)
 
@@ -257,6 +260,9 @@ def test_what_the_functions_ask_is_answered_by_indexes(postgres_url: str) -> Non
         [receive(2, "t", id="s1", seen=9), end(id="s2"), publish("e2", topic="u", limit=5)],
         [settle("s2", returned=(1,), told=(Observer("above", "0/child"),), orphans=True)],
         [RewindRun(run_id="s2", base=2, turn_id="back", now=300.0, dropped=("x",))],
+        [observed(run("s3", owner="a")), run("s4"), mail("m4", id="s1"), mail("m5", id="s1"), mail("m6", id="s2")],
+        [turn(0, id="s3", patch=succeeded())],
+        [settle("s3", told=(ABOVE,)), settle("s4", told=(ABOVE,))],
         [turn(1, owned=False, id="r", patch=succeeded(prune_at=200.0))],
     ]
 
@@ -276,6 +282,39 @@ def test_what_the_functions_ask_is_answered_by_indexes(postgres_url: str) -> Non
         ours = [plan for plan in plans if "typeinfo_tree" not in plan]  # asyncpg's, to learn of types
         assert len(ours) > 100
         assert [plan for plan in ours if "Seq Scan" in plan] == []
+
+    on(postgres_url, test)
+
+
+def test_much_mail_and_many_children_are_looked_up_one_by_one(postgres_url: str) -> None:
+    """With plans as they are made when tables are still small: none goes through all mail for each message of it."""
+    target = target_of(postgres_url)
+    many = 300
+    ids = [f"child-{n}" for n in range(many)]
+    others = [mail(f"o{n}", id=f"other-{n}", kind="child") for n in range(2 * many)]
+    batches: list[list[Write]] = [
+        [run("warm", owner="a"), mail(id="warm")],
+        [turn(0, id="warm", seen=1, consumed=(1,), patch=suspended())],
+        [run(mail.run_id) for mail in others],
+        [*others, *(mail(f"m{n}", kind="child") for n in range(many))],
+        [mail(f"n{n}", kind="child") for n in range(many)],
+        [mail("m5", kind="child"), mail("m5", kind="child")],
+        [turn(0, entry(), seen=2 * many, consumed=tuple(range(1, 2 * many)), patch=suspended())],
+        [observed(run(id, owner="a")) for id in ids],
+        [turn(0, id=id, patch=succeeded()) for id in ids],
+        [settle(id, told=(ABOVE,)) for id in ids],
+    ]
+
+    async def test(store: PostgresStore) -> None:
+        plans: list[str] = []
+        connection = await asyncpg.connect(target.dsn)
+        connection.add_log_listener(lambda _, message: plans.append(str(message)))
+        await connection.execute(EXPLAIN_ALL + "; SET auto_explain.log_analyze = on")
+        for batch in batches:
+            await connection.fetch(sql(postgres_batch.COMMIT, target), *postgres_batch.arguments(batch))
+        await connection.close()
+        passed_over = [(int(rows), plan) for plan in plans for rows in re.findall(r"Rows Removed by[^:]*: (\d+)", plan)]
+        assert [plan for rows, plan in passed_over if rows > many] == []
 
     on(postgres_url, test)
 

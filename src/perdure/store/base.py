@@ -67,11 +67,14 @@ class CreateRun(Struct, frozen=True, gc=False):
 
     Answers `Created`, or `Exists` with the record that was there. A repeated call with the same `created_by` answers
     `Created` again. A fork is made with a history and an inbox; theirs are the positions and numbers from 1.
+    `observer` observes the run from its birth, as if by an `Observe`, and so again by a repeated call, which answers
+    `Ended` with how if the run has ended since. A run that was there (`Exists`) is not observed.
     """
 
     record: RunRecord
     entries: tuple[Entry, ...] = ()
     inbox: tuple[Message, ...] = ()
+    observer: Observer | None = None
 
 
 class RunPatch(Struct, frozen=True, gc=False, kw_only=True):

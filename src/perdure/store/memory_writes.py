@@ -75,11 +75,15 @@ def _create(state: MemoryState, write: CreateRun) -> Answer:
     run = state.runs.get(record.id)
     if run is not None and run.record.created_by != record.created_by:
         return Exists(run.record)
+    if run is not None and write.observer is not None and run.record.status.terminal:
+        return rules.told(run.record)
     if run is None:
         run = state.runs.add(rules.born(record, state.alive(record.owner), len(write.inbox)))
         _furnish(run, write)
         if run.record.owner is None:
             state.runs.changed.add(record.id)
+    if write.observer is not None:
+        run.observers[write.observer] = None
     return Created(owned=record.owner is not None and run.record.owner == record.owner)
 
 

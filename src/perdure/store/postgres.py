@@ -28,8 +28,11 @@ from perdure.store.base import (
     Claim,
     ClaimedRun,
     CreateRun,
+    Ended,
     Exists,
     Key,
+    Missing,
+    Observe,
     RunPage,
     Snapshot,
     StoredEntry,
@@ -104,11 +107,13 @@ class PostgresStore:
         with explained():
             given = postgres_batch.arguments(batch)
         found = await self._open.fetch(sql(postgres_batch.COMMIT, self._target), *given)
-        answers, changed, taken = postgres_batch.answers(batch, found)
-        self._tell(changed)
-        if taken:
-            await self._name_those_that_exist(batch, answers, taken)
-        return answers
+        answers = postgres_batch.answers(batch, found)
+        self._tell(answers.changed)
+        if answers.taken:
+            await self._name_those_that_exist(batch, answers.given, answers.taken)
+        if answers.unobserved:
+            await self._observe_those_made_before(batch, answers.given, answers.unobserved)
+        return answers.given
 
     async def _name_those_that_exist(self, batch: Sequence[Write], answers: list[Answer], taken: Sequence[int]) -> None:
         writes = {at: write for at in taken if isinstance(write := batch[at], CreateRun)}
@@ -117,6 +122,22 @@ class PostgresStore:
             if record is None:
                 raise StoreError("a run that had the id of a new one was pruned just now; try again", retryable=True)
             answers[at] = Exists(record)
+
+    async def _observe_those_made_before(
+        self, batch: Sequence[Write], answers: list[Answer], at: Sequence[int]
+    ) -> None:
+        """By a commit of its own, which locks them in their order. A repeated call, so that nothing depends on it."""
+        writes = [write for each in at if isinstance(write := batch[each], CreateRun)]
+        observing = [
+            Observe(run_id=write.record.id, observer=write.observer.run_id, target=write.observer.target)
+            for write in writes
+            if write.observer is not None
+        ]
+        for each, answer in zip(at, await self.commit(observing), strict=True):
+            if isinstance(answer, Missing):
+                raise StoreError("a run that was made before was pruned just now; try again", retryable=True)
+            if isinstance(answer, Ended):
+                answers[each] = answer
 
     async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
         return await postgres_queries.load(self._open, ids)

@@ -2,9 +2,9 @@
 
 All writes travel as JSON, payloads in it as base64. Most are turns that append entries, read mail and perhaps change
 the run's row: those are encoded as they are, without a step of Python for each, and the server judges and writes all of
-them at once; so it does with new runs and with mail. All others are carried out one by one, in their order. What is
-done at once overtakes the others, because no other write of its batch concerns its run; behind one that may, by
-assigning events, nothing does but new runs.
+them at once; so it does with new runs, with mail, and with ticking off who was told of an end. All others are carried
+out one by one, in their order. What is done at once overtakes the others, because no other write of its batch concerns
+its run, but for more mail; behind one that may, by assigning events, nothing does but new runs.
 
 Arrays, a column each, would be less for the server to read; but the driver takes 1 us for each of their elements, some
 20 for a step, which is a fifth of all that a step costs here.
@@ -54,7 +54,7 @@ from perdure.store.base import (
 
 Json = dict[str, Any]
 
-COMMIT = "SELECT * FROM {schema}.commit_batch($1, $2, $3, $4, $5, $6, $7, $8)"
+COMMIT = "SELECT * FROM {schema}.commit_batch($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 
 _encode = msgspec.json.Encoder().encode
 _COMMITTED = Committed()
@@ -76,11 +76,13 @@ class _Gathered:
         self._topics: set[str] = set()
         self._topical = False  # nothing but new runs overtakes a write that may assign events
         self._times = Counter(map(rules.run_of, batch))
+        self._mailed = self._only_mailed(batch)
         self._locked: set[str] = set()  # runs, besides those of plain turns
         self._workers: set[str] = set()
         self._met: set[rules.Key] = set()
         self._creates: list[Json] = []
         self._mail: list[Json] = []
+        self._settles: list[Json] = []
         self._writes: list[Json] = []
         self._turns: list[CommitTurn] = []
         self._turns_at: list[int] = []
@@ -105,8 +107,10 @@ class _Gathered:
         self._topical = self._topical or _is_topical(write)
         if isinstance(write, CreateRun) and key not in self._met and not (write.entries or write.inbox):
             self._creates.append(_new_run(at, write))
-        elif isinstance(write, Deliver) and self._is_alone(write.run_id):
+        elif isinstance(write, Deliver) and (self._is_alone(write.run_id) or self._is_only_mailed(write.run_id)):
             self._mail.append(_mail(at, write))
+        elif isinstance(write, Settle) and rules.only_tells(write) and self._is_alone(write.run_id):
+            self._settles += _told(at, write)
         else:
             self._writes.append({**as_json(write), "at": at})
         self._met.add(key)
@@ -124,7 +128,16 @@ class _Gathered:
             _document(self._writes),
             _document(self._turns_at),
             self._document,
+            _document(self._settles),
         ]
+
+    def _only_mailed(self, batch: Sequence[Write]) -> frozenset[str]:
+        """Runs that get several messages and nothing else, which cannot matter to each other."""
+        ids: dict[str, set[str]] = {}
+        for write in batch:
+            if isinstance(write, Deliver) and self._times[write.run_id] > 1 and rules.is_unbounded(write):
+                ids.setdefault(write.run_id, set()).add(write.message.id)
+        return frozenset(run_id for run_id, messages in ids.items() if len(messages) == self._times[run_id])
 
     def _is_plain(self, turn: CommitTurn) -> bool:
         return self._plainly and turn.restart is None and turn.extras is None and self._is_alone(turn.run_id)
@@ -133,6 +146,9 @@ class _Gathered:
         """Whether no other write of the batch can matter to one to this run."""
         return self._times[run_id] == 1 and not self._topical
 
+    def _is_only_mailed(self, run_id: str) -> bool:
+        return run_id in self._mailed and not self._topical
+
 
 def _document(writes: Sequence[Json | CommitTurn | int]) -> str | None:
     return _encode(writes).decode() if writes else None
@@ -140,6 +156,11 @@ def _document(writes: Sequence[Json | CommitTurn | int]) -> str | None:
 
 def _mail(at: int, write: Deliver) -> Json:
     return {**_message(write.message), "at": at, "run_id": write.run_id, "now": write.now, "room": write.limit}
+
+
+def _told(at: int, write: Settle) -> list[Json]:
+    run = {"at": at, "run_id": write.run_id}
+    return [{**run, "observer": each.run_id, "target": each.target} for each in write.told] or [run]
 
 
 def _entry_row(entry: Entry) -> rows.Row:
@@ -334,20 +355,36 @@ _NEW_RUN = _GIVEN_TO_NEW_RUNS.split(", ")
 
 def _new_run(at: int, write: CreateRun) -> Json:
     record: RunRecord = write.record
-    return {"at": at, "seed": str(record.seed), **{name: getattr(record, name) for name in _NEW_RUN}}
+    observer = write.observer
+    observed = {} if observer is None else {"observer": observer.run_id, "target": observer.target}
+    return {"at": at, "seed": str(record.seed), **{name: getattr(record, name) for name in _NEW_RUN}, **observed}
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 EXISTS = "exists"
 """The verdict on a new run whose id was taken: who has it must be asked for."""
+CREATED = "created"
+"""The verdict on a new run that the same call had made before."""
 
 
-def answers(batch: Sequence[Write], found: Iterable[rows.Row]) -> tuple[list[Answer], frozenset[str], list[int]]:
-    """The answers, the runs that others want to hear of, and where the answer must be `Exists`."""
+class Answers(msgspec.Struct):
+    """The answers, the runs that others want to hear of, and what of the batch is still to be done.
+
+    Where the answer must be `Exists`, and which runs were there already and are still to be observed.
+    """
+
+    given: list[Answer]
+    changed: frozenset[str]
+    taken: list[int]
+    unobserved: list[int]
+
+
+def answers(batch: Sequence[Write], found: Iterable[rows.Row]) -> Answers:
     given: list[Answer] = [_COMMITTED] * len(batch)
     changed: list[str] = []
     taken: list[int] = []
+    unobserved: list[int] = []
     for row in found:
         at = row[0]
         if at < 0:
@@ -356,7 +393,9 @@ def answers(batch: Sequence[Write], found: Iterable[rows.Row]) -> tuple[list[Ans
             taken.append(at)
         else:
             given[at] = _answer(*row[1:])
-    return given, frozenset(changed), taken
+            if row[1] == CREATED and isinstance(write := batch[at], CreateRun) and write.observer is not None:
+                unobserved.append(at)
+    return Answers(given, frozenset(changed), taken, unobserved)
 
 
 def _answer(verdict: str, number: int, flag: bool, label: str, body: bytes | None, note: str | None) -> Answer:

@@ -81,8 +81,10 @@ def name_of(write: Write) -> str:
 def reaches_topics(write: Write) -> bool:
     """Whether a write waits for other slices: the writes after it must find what it did there."""
     match write:
-        case Publish() | FanOut() | Settle() | EndRun() | RewindRun() | Replay():
+        case Publish() | FanOut() | EndRun() | RewindRun() | Replay():
             return True
+        case Settle():
+            return not rules.only_tells(write)
         case CommitTurn():
             return write.extras is not None or write.restart is not None or bool(write.consumed) or _ends(write)
         case CreateRun():
@@ -119,6 +121,8 @@ def array_of(write: Write, slice_of: SliceOf) -> Array:
             return _rewind(write, slice_of)
         case Settle():
             told = [(observer.run_id, observer.target) for observer in write.told]
+            if rules.only_tells(write):
+                return ("tell", write.run_id, told)
             letters = _letters(write.dead_letters)
             mail = (write.consumed, write.returned)
             moved = [_moved(each, slice_of) for each in write.moved]
@@ -148,7 +152,8 @@ def _create(write: CreateRun, slice_of: SliceOf) -> Array:
     created_at = moment(record.created_at)
     due_at = created_at if record.wake_at is None else moment(record.wake_at)
     made = (record.id, record.created_by, record.owner or "", created_at, due_at)
-    return ("create", *made, born(record), entries, inbox)
+    observer = [] if write.observer is None else [write.observer.run_id, write.observer.target]
+    return ("create", *made, born(record), entries, inbox, observer)
 
 
 def _turn(turn: CommitTurn, slice_of: SliceOf) -> Array:

@@ -95,6 +95,16 @@ def run_of(write: Write) -> Key:
             return write.run_id
 
 
+def is_unbounded(write: Deliver) -> bool:
+    """Whether mail is taken however much there is."""
+    return write.limit is None or write.message.kind not in EVENTS
+
+
+def only_tells(write: Settle) -> bool:
+    """Whether all that is ticked off is who was told: nothing is done to mail, topics, children or dead letters."""
+    return not (write.consumed or write.returned or write.moved or write.dead_letters or write.orphans)
+
+
 def check_batch(batch: Sequence[Write]) -> None:
     """Refuse malformed writes before the first one is carried out, so that nothing of their batch stays."""
     for write in batch:

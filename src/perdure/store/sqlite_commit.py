@@ -1,9 +1,10 @@
 """A batch of writes as few statements: read what decides, judge in Python, write all rows of a kind at once.
 
 Within `BEGIN IMMEDIATE` nobody else writes, so that what was read stays true until the commit. The writes of a batch
-behave as if carried out one after the other: the batch is cut where a run comes up again, and each part is flushed
-before the next is judged. The hot case, turns with one entry and no patch, costs one insert each. A write that may
-touch other runs than its own is a part by itself, and those runs are read again when they come up.
+behave as if carried out one after the other: the batch is cut where a run comes up again, unless it gets nothing but
+mail, and each part is flushed before the next is judged. The hot case, turns with one entry and no patch, costs one
+insert each. A write that may touch other runs than its own is a part by itself, and those runs are read again when they
+come up.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ DROP_ALL = "DELETE FROM entries WHERE run_no = ?"
 DROP_BELOW = "DELETE FROM entries WHERE run_no = ? AND (location = ? OR (location >= ? AND location < ?))"
 DROP_MARKERS = "DELETE FROM entries WHERE run_no = ? AND kind = 'marker'"
 ADD_RUN = f"INSERT INTO runs ({rows.RUN_COLUMNS}) VALUES ({','.join('?' * 33)})"
+ADD_OBSERVED_RUN = f"INSERT INTO runs ({rows.RUN_COLUMNS}, observed) VALUES ({','.join('?' * 33)}, 1)"
 ADD_ENTRY = f"INSERT INTO entries (run_no, position, turn_id, {rows.ENTRY_COLUMNS}) VALUES ({','.join('?' * 19)})"
 RESTART = """
     UPDATE runs SET first_workflow = coalesce(first_workflow, workflow), workflow = ?, version = ?,
@@ -91,6 +93,7 @@ _ORDER = (
     DROP_MARKERS,
     UNSUBSCRIBE_ALL,
     ADD_RUN,
+    ADD_OBSERVED_RUN,
     ADD_ENTRY,
     ADD_ITEM,
     RESTART,
@@ -105,6 +108,9 @@ _ORDER = (
     ADD_LETTER,
     sqlite_duties.OBSERVE,
     sqlite_duties.OBSERVED,
+    sqlite_duties.OBSERVE_NEW,
+    sqlite_duties.TELL,
+    sqlite_duties.TICK_OFF,
     SHOW,
     SUPERSEDE,
 )
@@ -127,26 +133,29 @@ def commit(
 
 COMMITTED, RUNNING = Committed(), RunStatus.RUNNING
 
-Part = dict[rules.Key, Write]
-"""Writes to different runs, by what they are about."""
+Part = list[tuple[rules.Key, Write]]
+"""Writes to different runs, or several messages to one, each with what it is about."""
 
 
 def _parts(batch: Sequence[Write]) -> Iterator[Part]:
-    """The batch, cut so that no run comes up twice in a part, and what touches other runs is alone."""
-    part: Part = {}
+    """The batch, cut so that no run comes up twice in a part but for mail, and what touches other runs is alone."""
+    part: Part = []
+    met: dict[rules.Key, bool] = {}  # whether more mail may follow
     key: rules.Key
     for write in batch:
         if type(write) is CommitTurn and write.extras is None:  # most of them, so without a question to others
-            key, alone = write.run_id, False
+            key, alone, is_mail = write.run_id, False, False
         else:
             key, alone = rules.run_of(write), _is_alone(write)
-        if part and (alone or key in part):
+            is_mail = isinstance(write, Deliver) and rules.is_unbounded(write)
+        if part and (alone or (key in met and not (is_mail and met[key]))):
             yield part
-            part = {}
-        part[key] = write
+            part, met = [], {}
+        part.append((key, write))
+        met[key] = is_mail
         if alone:
             yield part
-            part = {}
+            part, met = [], {}
     yield part
 
 
@@ -156,7 +165,9 @@ def _is_alone(write: Write) -> bool:
         return extras is not None and bool(extras.subscribe or extras.unsubscribe or extras.returned)
     if isinstance(write, CreateRun):
         return bool(write.entries or write.inbox)
-    return isinstance(write, (Publish, FanOut, Settle, RewindRun, Replay))
+    if isinstance(write, Settle):
+        return not rules.only_tells(write)
+    return isinstance(write, (Publish, FanOut, RewindRun, Replay))
 
 
 _ToRun = Deliver | EndRun | Observe | Settle | RewindRun | AppendStream | SupersedeStream
@@ -172,15 +183,16 @@ class BatchWriter:
         self._pending: dict[str, list[rows.Row]] = {sql: [] for sql in _ORDER}
         self._alive: dict[str, bool] = {}
         self._topics = Topics(connection)
+        self._posted: dict[tuple[int, str], int] = {}  # messages that are not written yet, by run and id
         self.changed: set[str] = set()
 
     def carry_out(self, part: Part) -> list[Answer]:
         """The answers, in the order of the writes."""
-        ids = [key for key in part if key not in self._known and isinstance(key, str)]
+        ids = dict.fromkeys(key for key, _ in part if key not in self._known and isinstance(key, str))
         if ids:
             self._known.update(read_standings(self._connection, ids))
         answers: list[Answer] = []
-        for key, write in part.items():
+        for key, write in part:
             if type(write) is CommitTurn and self._is_next_step(write):
                 answers.append(COMMITTED)
                 continue
@@ -224,6 +236,7 @@ class BatchWriter:
             else:
                 self._connection.executemany(sql, pending)
             pending.clear()
+        self._posted.clear()
 
     def _forget_touched(self) -> None:
         for id in self._topics.touched:
@@ -258,6 +271,8 @@ class BatchWriter:
                 return self._end(write, run)
             case Observe():
                 return self._observe(write, run)
+            case Settle() if rules.only_tells(write):
+                return self._tick_off(write, run)
             case Settle():
                 return sqlite_duties.settle(self._connection, self._topics, run, write)
             case RewindRun():
@@ -276,21 +291,30 @@ class BatchWriter:
         if run is None:
             alive = record.owner is not None and self._is_alive(record.owner)
             new = rules.born(record, alive, mail=len(write.inbox))
+            add = ADD_RUN if write.observer is None else ADD_OBSERVED_RUN
             if write.entries or write.inbox:
-                self._fork(write, new)
+                self._fork(write, add, new)
             else:
-                self._pending[ADD_RUN].append(sqlite_rows.run_row(new))
+                self._pending[add].append(sqlite_rows.run_row(new))
+            if write.observer is not None:
+                observer = write.observer
+                self._pending[sqlite_duties.OBSERVE_NEW].append((observer.run_id, observer.target, record.id))
             if new.owner is None:
                 self.changed.add(record.id)
             return Created(owned=new.owner is not None)
         stored = rows.run_of_row(self._connection.execute(RUN, (record.id,)).get)
         if stored.created_by != record.created_by:
             return Exists(stored)
+        if write.observer is not None:
+            observer = write.observer
+            observe = Observe(run_id=record.id, observer=observer.run_id, target=observer.target)
+            if isinstance(answer := self._observe(observe, run), Ended):
+                return answer
         return Created(owned=record.owner is not None and stored.owner == record.owner)
 
-    def _fork(self, write: CreateRun, new: RunRecord) -> None:
+    def _fork(self, write: CreateRun, add: str, new: RunRecord) -> None:
         """A run that is born with a history and an inbox: what is theirs needs the number of its row."""
-        self._connection.execute(ADD_RUN, sqlite_rows.run_row(new))
+        self._connection.execute(add, sqlite_rows.run_row(new))
         no = self._connection.last_insert_rowid()
         self._add_entries(no, 1, None, write.entries)
         messages = [sqlite_rows.message_row(no, number, message) for number, message in enumerate(write.inbox, 1)]
@@ -409,7 +433,9 @@ class BatchWriter:
 
     def _deliver(self, write: Deliver, run: Known) -> Answer:
         message = write.message
-        number = self._connection.execute(MESSAGE_NUMBER, (run.no, message.id)).get
+        number = self._posted.get((run.no, message.id))
+        if number is None:
+            number = self._connection.execute(MESSAGE_NUMBER, (run.no, message.id)).get
         if number is not None:
             return Delivered(number, fresh=False, owner=run.owner)
         if run.status.terminal:
@@ -422,7 +448,9 @@ class BatchWriter:
         self._pending[ADD_MESSAGE].append(added)
         self._pending[COUNT_MESSAGE].append(count)
         self.changed.add(write.run_id)
-        return Delivered(run.inbox_last + 1, fresh=True, owner=run.owner)
+        run.inbox_last, run.wake_at, run.mailed = count[:3]
+        self._posted[run.no, message.id] = run.inbox_last
+        return Delivered(run.inbox_last, fresh=True, owner=run.owner)
 
     def _end(self, write: EndRun, run: Known) -> Answer:
         if run.position and self._turn_at(run, run.position) == write.turn_id:
@@ -466,6 +494,12 @@ class BatchWriter:
         if not run.observed:
             self._pending[sqlite_duties.OBSERVED].append((run.no,))
         return Observing()
+
+    def _tick_off(self, write: Settle, run: Known) -> Answer:
+        if run.unsettled:
+            self._pending[sqlite_duties.TELL] += [(run.no, each.run_id, each.target) for each in write.told]
+            self._pending[sqlite_duties.TICK_OFF].append((run.no,) * 4)
+        return Committed()
 
     def _replay(self, write: Replay) -> Answer:
         run = self._known.get(rules.run_of(write))

@@ -16,6 +16,7 @@ from perdure.store.sqlite_topics import UNSUBSCRIBE_ALL, Topics
 
 OBSERVE = "INSERT OR IGNORE INTO observers (run_no, observer, target) VALUES (?, ?, ?)"
 OBSERVED = "UPDATE runs SET observed = 1 WHERE no = ? AND observed = 0"
+OBSERVE_NEW = "INSERT INTO observers (run_no, observer, target) SELECT no, ?, ? FROM runs WHERE id = ?"
 TELL = "DELETE FROM observers WHERE run_no = ? AND observer = ? AND target = ?"
 ADD_LETTER = f"INSERT OR IGNORE INTO dead_letters ({rows.LETTER_COLUMNS}) VALUES ({','.join('?' * 11)})"
 OWED_MAIL = "SELECT 1 FROM inbox WHERE run_no = ? AND consumed_at IS NULL AND kind IN ('event', 'assignment') LIMIT 1"

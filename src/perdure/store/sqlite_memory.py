@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import apsw
 
 from perdure.store import rows
-from perdure.store.base import Answer, AppendStream, Committed, CommitTurn, SupersedeStream, Write
+from perdure.store.base import Answer, AppendStream, Committed, CommitTurn, Deliver, SupersedeStream, Write
 from perdure.store.rules import Key, Standing, last_position
 
 MOST = 20_000
@@ -86,14 +86,17 @@ class StandingMemory:
         self._connection = None
 
     def learn(self, key: Key, write: Write, answer: Answer) -> None:
-        """Take note of what a write has changed: a plain turn moves its run on, anything else is better read again."""
+        """Take note of what a write has changed: a plain turn moves its run on, anything else is better read again.
+
+        Mail was taken note of when it was judged, for there may be more to the same run.
+        """
         run = self._known.get(key)
         if run is None:
             return
         if isinstance(write, CommitTurn) and isinstance(answer, Committed) and not run.mailed and _is_plain(write):
             if run.position == write.base:
                 run.position = last_position(write)
-        elif not isinstance(write, (AppendStream, SupersedeStream)):
+        elif not isinstance(write, (AppendStream, SupersedeStream, Deliver)):
             del self._known[key]
 
     def drop(self, id: str) -> None:

@@ -4,7 +4,7 @@
 local answers = {}
 for i, write in ipairs(cmsgpack.unpack(ARGV[1])) do
   answers[i] = writes[write[1]](write)
-  handle_posts()
+  if handle_posts() or write[1] ~= 'deliver' then mailed_row = nil end
 end
 rows.refresh_heads()
 return {answers, outgoing, publish_hints(ARGV[3], ARGV[4])}

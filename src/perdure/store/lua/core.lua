@@ -117,6 +117,12 @@ function rows.glance(id)
   }
 end
 
+-- As much of it as is needed to know what a run that has ended owes.
+function rows.glance_at_end(id)
+  local row = {id = id, orphans = '0', pending = '0', observer_last = '0', unsettled = '0', ended_at = '', prune_at = ''}
+  return fill(row, {'status', 'orphans', 'pending', 'observer_last', 'unsettled', 'ended_at', 'prune_at'}) and row
+end
+
 -- A position is taken by one row of the history, so that the rows tell how many there are; those that were dropped, or
 -- never had a row, are `skipped`.
 function rows.position(row)
@@ -206,6 +212,9 @@ local function write_changes(row, fields)
   return count > 0
 end
 
+-- Change fields that no index is made of.
+rows.note = write_changes
+
 -- The only way to change a row that is indexed.
 function rows.change(row, fields)
   local status, created_at = by_status(row)
@@ -217,6 +226,13 @@ function rows.change(row, fields)
   move(row.id, turn, turn_score, by_turn(row))
   move(row.id, waker, waker_score, by_waker(row))
   move(row.id, parent, parent_score, by_parent(row))
+end
+
+-- A run that has ended owes nothing any more.
+function rows.settle(row)
+  local turn, turn_score = by_turn(row)
+  write_changes(row, {unsettled = '0'})
+  move(row.id, turn, turn_score, by_turn(row))
 end
 
 -- A run that has ended, and settled.

@@ -45,10 +45,12 @@ function mail.add(row, message_id, kind, value, now)
   if COUNTED[kind] then fields.pending = tonumber(row.pending) + 1 end
   if wakes(row, kind) then
     local sooner = row.wake_at == '' or tonumber(row.wake_at) > tonumber(now)
-    fields.wake_at = sooner and now or row.wake_at
-    fields.mailed = row.owner ~= '' and '1' or '0'
+    local mailed = row.owner ~= '' and '1' or '0'
+    if sooner or row.mailed ~= mailed then -- else it has been woken before
+      rows.change(row, {wake_at = sooner and now or row.wake_at, mailed = mailed})
+    end
   end
-  rows.change(row, fields)
+  rows.note(row, fields)
   tell(row.id)
   return number
 end

@@ -31,11 +31,26 @@ local function extend(flat, more)
   for _, part in ipairs(more) do flat[#flat + 1] = part end
 end
 
+local function observe(id, observer)
+  local number = call('HINCRBY', RUN .. id, 'observer_last', 1)
+  call('ZADD', key('observers', id), 'NX', number, cmsgpack.pack(observer))
+end
+
+-- Made before, by the same call.
+local function created_again(id, owner, observer)
+  if #observer > 0 then
+    local found = call('HMGET', RUN .. id, 'status', 'standing')
+    if TERMINAL[found[1]] then return {'ended', found[1], found[2] or ''} end
+    observe(id, observer)
+  end
+  return CREATED + (owner ~= '' and call('HGET', RUN .. id, 'owner') == owner and 1 or 0)
+end
+
 writes.create = function(write)
-  local _, id, created_by, owner, created_at, wake_at, fields, entries, inbox = unpack(write)
+  local _, id, created_by, owner, created_at, wake_at, fields, entries, inbox, observer = unpack(write)
   local by = call('HGET', RUN .. id, 'created_by')
   if by and by ~= created_by then return {'exists', call('HGETALL', RUN .. id)} end
-  if by then return CREATED + (owner ~= '' and call('HGET', RUN .. id, 'owner') == owner and 1 or 0) end
+  if by then return created_again(id, owner, observer) end
   set_all(ENTRIES .. id, entries)
   local pending = 0
   for number, given in ipairs(inbox) do
@@ -50,6 +65,10 @@ writes.create = function(write)
   end
   extend(fields, {'id', id, 'created_by', created_by, 'created_at', created_at})
   if #inbox > 0 then extend(fields, {'inbox_last', #inbox, 'pending', pending}) end
+  if #observer > 0 then
+    call('ZADD', key('observers', id), 1, cmsgpack.pack(observer))
+    extend(fields, {'observer_last', '1'})
+  end
   if alive(owner) then
     extend(fields, {'status', 'running', 'owner', owner, 'begun_at', created_at})
     rows.add(id, fields)
@@ -144,9 +163,12 @@ writes.step = step
 
 -- from outside
 
+local mailed_row -- the run that the last message went to, as long as nothing but mail has come since
+
 writes.deliver = function(write)
   local _, id, message_id, kind, value, now, limit = unpack(write)
-  local row = rows.read(id)
+  local row = mailed_row and mailed_row.id == id and mailed_row or rows.read(id)
+  mailed_row = row
   if not row then return {'missing'} end
   local number = call('HGET', key('message-numbers', id), message_id)
   if number then return {'delivered', tonumber(number), 0, row.owner} end
@@ -185,12 +207,10 @@ end
 
 writes.observe = function(write)
   local _, id, observer, target = unpack(write)
-  local name = RUN .. id
-  local found = call('HMGET', name, 'status', 'standing')
+  local found = call('HMGET', RUN .. id, 'status', 'standing')
   if not found[1] then return {'missing'} end
   if TERMINAL[found[1]] then return {'ended', found[1], found[2] or ''} end
-  local number = call('HINCRBY', name, 'observer_last', 1)
-  call('ZADD', key('observers', id), 'NX', number, cmsgpack.pack({observer, target}))
+  observe(id, {observer, target})
   return {'observing'}
 end
 
@@ -218,6 +238,17 @@ writes.rewind = function(write)
 end
 
 -- Nothing is done to a run that owes nothing: it was settled before, or has been rewound meanwhile.
+-- Nothing but who was told is ticked off.
+writes.tell = function(write)
+  local _, id, told = unpack(write)
+  local row = rows.glance_at_end(id)
+  if not row then return {'missing'} end
+  if row.unsettled ~= '1' or not TERMINAL[row.status] then return COMMITTED end
+  for _, observer in ipairs(told) do call('ZREM', key('observers', id), cmsgpack.pack(observer)) end
+  if owes(row, row.orphans) == '0' then rows.settle(row) end
+  return COMMITTED
+end
+
 writes.settle = function(write)
   local _, id, now, told, consumed, returned, letters, orphans, moved = unpack(write)
   local row = rows.read(id)

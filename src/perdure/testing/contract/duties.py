@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+from msgspec.structs import replace
+
 from perdure.records import Ending, ErrorRecord, RunStatus
 from perdure.store.base import (
     Committed,
+    Created,
     Ended,
+    Exists,
     Missing,
     Moved,
     Observer,
@@ -29,6 +33,7 @@ from perdure.testing.contract.kit import (
     load,
     mail,
     observe,
+    observed,
     publish,
     receive,
     record,
@@ -116,6 +121,67 @@ class ObservingCases(Kit):
         await store.commit([run(owner="a"), observe(), turn(0, restart=restart, patch=going_on)])
         await store.commit([turn(1, patch=succeeded())])
         assert (await duties(store))["r"].observers == (ABOVE,)
+
+    @case
+    async def test_a_run_may_be_observed_from_its_birth(self, store: Store) -> None:
+        births = [observed(run("r1", owner="a")), run("r2", owner="a"), observed(run("r3"), "beside", "0/x")]
+        created = [Created(owned=True), Created(owned=True), Created(owned=False)]
+        assert await store.commit(births) == created
+        assert await store.unsettled() == []
+        await store.commit([turn(0, id=id, patch=succeeded()) for id in ("r1", "r2")])
+        await store.commit([end(id="r3")])
+        owing = await duties(store)
+        assert {id: each.observers for id, each in owing.items()} == {
+            "r1": (ABOVE,),
+            "r3": (Observer("beside", "0/x"),),
+        }
+
+    @case
+    async def test_a_fork_may_be_observed_from_its_birth(self, store: Store) -> None:
+        fork = replace(observed(run(owner="a")), entries=(entry(),), inbox=(mail(kind="child").message,))
+        assert await store.commit([fork]) == [Created(owned=True)]
+        await store.commit([turn(1, seen=1, patch=succeeded())])
+        assert (await duties(store))["r"].observers == (ABOVE,)
+
+    @case
+    async def test_who_asks_again_for_a_run_observes_it_again(self, store: Store) -> None:
+        await store.commit([run("r1", owner="a"), observed(run("r2", owner="a"))])
+        again = [observed(run(id, owner="a")) for id in ("r1", "r2", "r3")]
+        assert await store.commit(again) == [Created(owned=True)] * 3
+        assert await store.commit([*again, *again]) == [Created(owned=True)] * 6
+        await store.commit([turn(0, id=id, patch=succeeded()) for id in ("r1", "r2", "r3")])
+        assert [each.observers for each in (await duties(store)).values()] == [(ABOVE,)] * 3
+
+    @case
+    async def test_who_asks_again_for_a_run_that_has_ended_learns_how(self, store: Store) -> None:
+        births = [observed(run(id, owner="a")) for id in ("r1", "r2")]
+        await store.commit(births)
+        await store.commit([turn(0, id="r1", patch=succeeded()), settle("r1", told=(ABOVE,))])
+        how = Ended(RunStatus.SUCCEEDED, Ending(result=b'"done"'))
+        assert await store.commit(births) == [how, Created(owned=True)]
+        assert await store.unsettled() == [], "it was told at once"
+
+    @case
+    async def test_a_run_whose_id_was_taken_is_not_observed(self, store: Store) -> None:
+        await store.commit([run("r1", owner="a"), run("r2", owner="a")])
+        answers = await store.commit(
+            [observed(run("r1", created_by="another")), observed(run("r3", owner="a")), observed(run("r2"))]
+        )
+        assert [type(answer) for answer in answers] == [Exists, Created, Created]
+        await store.commit([turn(0, id=id, patch=succeeded()) for id in ("r1", "r2", "r3")])
+        assert sorted(await duties(store)) == ["r2", "r3"]
+
+    @case
+    async def test_asking_again_for_a_run_and_its_end_do_not_miss_each_other(self, store: Store) -> None:
+        other = await self.second(store)
+        ids = [f"r{n}" for n in range(20)]
+        await store.commit([run(id, owner="a") for id in ids])
+        ends = [store.commit([turn(0, id=id, patch=succeeded())]) for id in ids]
+        asked = [other.commit([observed(run(id, owner="a"))]) for id in ids]
+        answers = await asyncio.gather(*(call for pair in zip(asked, ends, strict=True) for call in pair))
+        told = {id for id, (answer,) in zip(ids, answers[::2], strict=True) if isinstance(answer, Ended)}
+        assert told | set(await duties(store)) == set(ids)
+        assert not told & set(await duties(store))
 
 
 class DutyCases(Kit):
@@ -258,6 +324,38 @@ class DutyCases(Kit):
             await store.commit([run(id, owner="a"), observe(id=id), turn(0, id=id, patch=succeeded(at))])
         assert [each.record.id for each in await store.unsettled()] == ["r2", "r3", "r1"]
         assert [each.record.id for each in await store.unsettled(limit=2)] == ["r2", "r3"]
+
+    @case
+    async def test_what_many_runs_owed_is_ticked_off_in_one_batch(self, store: Store) -> None:
+        ids = [f"r{n}" for n in range(6)]
+        beside = Observer("beside", "0/child")
+        births = [observed(run(id, owner="a")) for id in ids]
+        await store.commit([*births, *(observe("beside", id=id) for id in ids), mail(id="r2"), mail(id="r3")])
+        await store.commit([turn(0, id=id, patch=succeeded()) for id in ids[:5]])
+        rewind = RewindRun(run_id="r4", base=1, turn_id="back", now=155.0, dropped=())
+        answers = await store.commit(
+            [
+                settle("r0", told=(ABOVE, beside)),
+                settle("r1", told=(beside,)),
+                settle("nobody", told=(ABOVE,)),
+                settle("r2", told=(ABOVE, beside)),
+                settle("r3", told=(ABOVE, beside), consumed=(1,)),
+                settle("r5", told=(ABOVE,)),  # has not ended
+                rewind,
+                settle("r4", told=(ABOVE,)),  # not any more
+            ]
+        )
+        assert answers == [Committed(), Committed(), Missing(), *[Committed()] * 5]
+        owing = await duties(store)
+        assert {id: (each.observers, len(each.mail)) for id, each in owing.items()} == {
+            "r1": ((ABOVE,), 0),
+            "r2": ((), 1),
+        }
+        await store.commit([end("e", id="r4"), end("e", id="r5")])
+        owing = await duties(store)
+        assert owing["r4"].observers == owing["r5"].observers == (ABOVE, beside)
+        await store.commit([settle("r1"), settle("r2", consumed=(1,))])
+        assert set(await duties(store)) == {"r1", "r4", "r5"}
 
     @case
     async def test_many_observers_and_letters_are_all_seen_to(self, store: Store) -> None:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from perdure.errors import StoreError
 from perdure.records import (
     DeadLetter,
@@ -26,6 +28,7 @@ from perdure.store.base import (
     Deliver,
     EndRun,
     Observe,
+    Observer,
     Publish,
     RunPatch,
     Settle,
@@ -126,6 +129,11 @@ def end(turn_id: str = "end", now: float = 150.0, *, id: str = "r", **fields: An
 
 def observe(observer: str = "above", target: str = "0/child", *, id: str = "r") -> Observe:
     return Observe(run_id=id, observer=observer, target=target)
+
+
+def observed(write: CreateRun, observer: str = "above", target: str = "0/child") -> CreateRun:
+    """The same new run, observed from its birth."""
+    return replace(write, observer=Observer(observer, target))
 
 
 def settle(id: str = "r", now: float = 160.0, **fields: Any) -> Settle:

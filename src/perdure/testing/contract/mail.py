@@ -12,6 +12,7 @@ from perdure.testing.contract.kit import (
     Kit,
     case,
     claim,
+    end,
     entry,
     load,
     mail,
@@ -88,6 +89,41 @@ class MailCases(Kit):
         assert await store.commit([mail("late"), mail(id="missing")]) == [Ended(RunStatus.SUCCEEDED), Missing()]
         (again,) = await store.commit([mail("before")])
         assert again == Delivered(1, fresh=False), "its answer was lost"
+
+    @case
+    async def test_mail_of_one_batch_is_taken_in_its_order(self, store: Store) -> None:
+        await store.commit([run("r1", owner="a"), run("r2"), run("done"), end(id="done"), mail("m1", id="r1")])
+        given = [("m2", "r1"), ("m1", "r1"), ("m1", "r2"), ("m3", "r1"), ("m2", "r2")]
+        lost = [("m1", "done"), ("m2", "done"), ("m1", "missing"), ("m2", "missing")]
+        answers = await store.commit([mail(message, id=id) for message, id in [*given, *lost]])
+        assert answers == [
+            Delivered(2, fresh=True, owner="a"),
+            Delivered(1, fresh=False, owner="a"),
+            Delivered(1, fresh=True),
+            Delivered(3, fresh=True, owner="a"),
+            Delivered(2, fresh=True),
+            *[Ended(RunStatus.CANCELLED)] * 2,
+            *[Missing()] * 2,
+        ]
+        answers = await store.commit([mail(message, id="r1") for message in ("n1", "n2", "n1", "n3")])
+        assert [answer.number for answer in answers if isinstance(answer, Delivered)] == [4, 5, 4, 6]
+        assert await store.commit([mail("n4", id="r1")]) == [Delivered(7, fresh=True, owner="a")]
+        assert [each.id for each in await store.inbox("r1")] == ["m1", "m2", "m3", "n1", "n2", "n3", "n4"]
+        assert (await record(store, "r1")).inbox_last == 7
+
+    @case
+    async def test_mail_of_one_batch_wakes_as_each_of_it_would(self, store: Store) -> None:
+        runs = {"asleep": suspended(500.0), "held": suspended(held=HELD), "resumed": suspended(held=HELD)}
+        for id, patch in runs.items():
+            await store.commit([run(id, owner="a"), turn(0, id=id, patch=patch)])
+        await store.commit([run("ours", owner="a")])
+        later = [mail(f"{id}-1", id=id, now=130.0) for id in ("asleep", "held", "resumed", "ours")]
+        sooner = [mail(f"{id}-2", id=id, now=125.0) for id in ("asleep", "held", "ours")]
+        resume = mail("resume", id="resumed", kind="resume", now=140.0)
+        await store.commit([*later, resume, *sooner, mail("resumed-2", id="resumed", now=125.0)])
+        wakes = {id: (await record(store, id)).wake_at for id in runs}
+        assert wakes == {"asleep": 125.0, "held": None, "resumed": 140.0}
+        assert await store.mailed("a") == ["ours"]
 
     @case
     async def test_a_full_inbox_refuses_and_takes_again_once_read(self, store: Store) -> None:

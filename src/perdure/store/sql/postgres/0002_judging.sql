@@ -118,6 +118,16 @@ BEGIN
 END;
 $$;
 
+-- The number of the message with this id. Asked for the first id from this one on, which only the index of ids answers
+-- in order: asked for this very id, the planner may think that going through all mail of the run is as good.
+CREATE FUNCTION message_number(of_run bigint, message_id text) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN (SELECT CASE WHEN f.id = message_id THEN f.number END
+            FROM (SELECT i.id, i.number FROM inbox i
+                  WHERE i.run_no = of_run AND i.id >= message_id COLLATE "C" ORDER BY i.id LIMIT 1) AS f);
+END;
+$$;
+
 -- Mail of this kind has come, under this number. A held run stays asleep, and one that has yet to begin, for the first
 -- time or anew, waits for its time, unless a worker is at it already.
 CREATE FUNCTION mail_came(run runs, number bigint, kind text, now float8) RETURNS void LANGUAGE plpgsql AS $$

@@ -2,12 +2,13 @@
 -- by `commit_batch`.
 
 -- Make runs unless their ids are taken: 'made', or 'created' before by the same call, or 'exists'. New runs that
--- nobody owns are named in rows at -1.
+-- nobody owns are named in rows at -1. Only those that are made are observed: the others are not locked.
 CREATE FUNCTION create_runs(given jsonb)
 RETURNS TABLE (at integer, verdict text, number bigint, flag boolean, label text, body bytea, note text)
 LANGUAGE plpgsql AS $$
 DECLARE
     made text[];
+    all_made boolean;
 BEGIN
     WITH added AS (
         INSERT INTO runs AS r (
@@ -34,9 +35,19 @@ BEGIN
         RETURNING r.id
     )
     SELECT array_agg(added.id) INTO made FROM added;
+    all_made := coalesce(cardinality(made), 0) = jsonb_array_length(given);  -- spares looking for each among all
+    IF given @? '$[*].observer' THEN
+        INSERT INTO observers (run_no, observer, target)
+        SELECT r.no, c.observer, c.target
+        FROM jsonb_to_recordset(given) AS c (id text, observer text, target text)
+        JOIN runs r ON r.id = c.id
+        WHERE c.observer IS NOT NULL AND (all_made OR r.id = ANY (made));
+    END IF;
     RETURN QUERY
     SELECT c.at,
-           CASE WHEN r.id = ANY (made) THEN 'made' WHEN r.created_by = c.created_by THEN 'created' ELSE 'exists' END,
+           CASE WHEN all_made OR r.id = ANY (made) THEN 'made'
+                WHEN r.created_by = c.created_by THEN 'created'
+                ELSE 'exists' END,
            NULL::bigint, c.owner IS NOT NULL AND coalesce(r.owner = c.owner, false), NULL, NULL::bytea, NULL
     FROM jsonb_to_recordset(given) AS c (at integer, id text, created_by text, owner text)
     LEFT JOIN runs r ON r.id = c.id  -- unless it was pruned just now
@@ -197,8 +208,8 @@ DECLARE
     room bigint := (w->>'limit')::bigint;
     known bigint;
 BEGIN
-    SELECT i.number INTO known FROM inbox i WHERE i.run_no = r.no AND i.id = m->>'id';
-    IF FOUND THEN
+    known := message_number(r.no, m->>'id');
+    IF known IS NOT NULL THEN
         RETURN answered('delivered', known, false, r.owner);
     ELSIF terminal(r.status) THEN
         RETURN answered('ended', label => r.status);
@@ -215,30 +226,37 @@ BEGIN
 END;
 $$;
 
--- Messages to different runs, all at once.
+-- Messages, all at once; those to one run get their numbers in the order in which they stand. Of several to one run
+-- none has an id that another has, nor a limit.
 CREATE FUNCTION deliver_all(given jsonb)
 RETURNS TABLE (at integer, verdict text, number bigint, flag boolean, label text, body bytea, note text)
 LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
     WITH judged AS MATERIALIZED (
-        SELECT m.*, r.no, r.status, r.owner, r.held, r.begun_at IS NOT NULL AS begun,
-               r.inbox_last + 1 AS next, known.number AS known, pending.count,
-               CASE WHEN r.no IS NULL THEN 'missing'
-                    WHEN known.number IS NOT NULL THEN 'delivered'
-                    WHEN terminal(r.status) THEN 'ended'
-                    WHEN pending.count >= m.room THEN 'full'
-                    ELSE 'fresh' END AS verdict
-        FROM jsonb_to_recordset(given) AS m (
-            at integer, run_id text, now float8, room bigint, id text, kind text, name text, body text, sender text,
-            sent_at float8, expires_at float8, policy text, target text, place bigint, wants_reply boolean,
-            event_id text)
-        LEFT JOIN runs r ON r.id = m.run_id
-        LEFT JOIN inbox known ON known.run_no = r.no AND known.id = m.id
-        CROSS JOIN LATERAL (
-            SELECT CASE WHEN r.inbox_last >= m.room AND is_event(m.kind) THEN (
-                SELECT count(*) FROM inbox i WHERE i.run_no = r.no AND i.consumed_at IS NULL AND is_event(i.kind)) END
-        ) AS pending (count)
+        SELECT k.*, k.inbox_last + count(*) FILTER (WHERE k.verdict = 'fresh')
+                                   OVER (PARTITION BY k.no ORDER BY k.at) AS next
+        FROM (
+            SELECT m.*, r.no, r.status, r.owner, r.inbox_last, known.number AS known, pending.count,
+                   (r.held IS NULL AND r.begun_at IS NOT NULL) OR r.owner IS NOT NULL OR wakes_held(m.kind) AS wakes,
+                   CASE WHEN r.no IS NULL THEN 'missing'
+                        WHEN known.number IS NOT NULL THEN 'delivered'
+                        WHEN terminal(r.status) THEN 'ended'
+                        WHEN pending.count >= m.room THEN 'full'
+                        ELSE 'fresh' END AS verdict
+            FROM jsonb_to_recordset(given) AS m (
+                at integer, run_id text, now float8, room bigint, id text, kind text, name text, body text, sender text,
+                sent_at float8, expires_at float8, policy text, target text, place bigint, wants_reply boolean,
+                event_id text)
+            LEFT JOIN runs r ON r.id = m.run_id
+            LEFT JOIN LATERAL (SELECT message_number(r.no, m.id) OFFSET 0) AS known (number) ON true
+            CROSS JOIN LATERAL (
+                SELECT CASE WHEN r.inbox_last >= m.room AND is_event(m.kind) THEN (
+                    SELECT count(*) FROM inbox i
+                    WHERE i.run_no = r.no AND i.consumed_at IS NULL AND is_event(i.kind)) END
+                OFFSET 0  -- computed once
+            ) AS pending (count)
+        ) AS k
     ), added AS (
         INSERT INTO inbox (run_no, number, id, kind, name, body, sender, sent_at, expires_at, policy, target, place,
                            wants_reply, event_id)
@@ -247,14 +265,12 @@ BEGIN
         FROM judged j WHERE j.verdict = 'fresh'
     ), woken AS (
         UPDATE runs r
-        SET inbox_last = j.next,
+        SET inbox_last = j.last,
             wake_at = CASE WHEN j.wakes THEN least(r.wake_at, j.now) ELSE r.wake_at END,
             mailed = CASE WHEN j.wakes THEN r.owner IS NOT NULL ELSE r.mailed END
         FROM (
-            SELECT x.no, x.next, x.now,
-                   (x.held IS NULL AND x.begun) OR x.owner IS NOT NULL OR wakes_held(x.kind) AS wakes
-            FROM judged x WHERE x.verdict = 'fresh'
-            OFFSET 0
+            SELECT x.no, max(x.next) AS last, min(x.now) FILTER (WHERE x.wakes) AS now, bool_or(x.wakes) AS wakes
+            FROM judged x WHERE x.verdict = 'fresh' GROUP BY x.no
         ) AS j
         WHERE r.no = j.no
     )
@@ -263,7 +279,8 @@ BEGIN
            CASE j.verdict WHEN 'ended' THEN j.status ELSE j.owner END, NULL::bytea, NULL
     FROM judged j
     UNION ALL
-    SELECT -1, NULL, NULL, NULL, j.run_id, NULL, NULL FROM judged j WHERE j.verdict = 'fresh';
+    SELECT DISTINCT -1, NULL, NULL::bigint, NULL::boolean, j.run_id, NULL::bytea, NULL
+    FROM judged j WHERE j.verdict = 'fresh';
 END;
 $$;
 
@@ -395,6 +412,32 @@ BEGIN
     r.orphans := r.orphans AND NOT (w->>'orphans')::boolean;
     UPDATE runs x SET orphans = r.orphans, unsettled = r.orphans OR owes(r.no) WHERE x.no = r.no;
     RETURN answered('committed', changed => woken);
+END;
+$$;
+
+-- Tick off who was told of the ends of different runs, one or nobody a row, all at once. A run that is there gets no
+-- row in the answer.
+CREATE FUNCTION tick_off(given jsonb)
+RETURNS TABLE (at integer, verdict text, number bigint, flag boolean, label text, body bytea, note text)
+LANGUAGE plpgsql AS $$
+DECLARE
+    owing bigint[] := ARRAY(
+        SELECT r.no FROM jsonb_to_recordset(given) AS s (run_id text) JOIN runs r ON r.id = s.run_id AND r.unsettled);
+BEGIN
+    DELETE FROM observers o
+    USING jsonb_to_recordset(given) AS s (run_id text, observer text, target text)
+    JOIN runs r ON r.id = s.run_id AND r.unsettled
+    WHERE o.run_no = r.no AND o.observer = s.observer AND o.target = s.target;
+    UPDATE runs r  -- OFFSET: each is asked for by itself, instead of all unread mail that there is
+    SET unsettled = r.orphans
+        OR EXISTS (SELECT FROM observers o WHERE o.run_no = r.no)
+        OR EXISTS (SELECT FROM inbox i WHERE i.run_no = r.no AND i.consumed_at IS NULL AND is_event(i.kind) OFFSET 0)
+    FROM unnest(owing) AS s (no)
+    WHERE r.no = s.no;
+    RETURN QUERY
+    SELECT s.at, 'missing', NULL::bigint, NULL::boolean, NULL, NULL::bytea, NULL
+    FROM jsonb_to_recordset(given) AS s (at integer, run_id text)
+    WHERE NOT EXISTS (SELECT FROM runs r WHERE r.id = s.run_id);
 END;
 $$;
 
