@@ -31,7 +31,7 @@ from perdure.records import (
     StopRun,
     TopicEvent,
 )
-from perdure.store.base import Deliver
+from perdure.store.base import CommitTurn, CreateRun, Deliver
 from tests.engine.kit import on_every_store
 from tests.engine.staging import SUCCEEDED, Stage
 
@@ -50,7 +50,7 @@ class Errands:
         self.stage = stage
         self.reports: list[StepDone | Standing] = []
         self.room = engine._core.coordinator.errands
-        self.room._report = lambda run_id, report: self.reports.append(report)
+        self.room._report = lambda run_id, outcomes: self.reports.extend(outcomes)
 
     async def start(self, work, location="errand", of="asker"):
         self.room.start(await self.stage.row(of), Errand(location, 1, work))
@@ -191,6 +191,74 @@ async def test_the_end_of_a_child_that_is_waited_for_comes_as_mail(h):
     assert msgspec.json.decode(body, type=Ending) == Ending(RunStatus.SUCCEEDED, b"1")
     (message,) = await h.store.inbox("asker")
     assert (message.id, message.target) == ("child/child/0/0/run_child", "0/run_child")
+
+
+@on_every_store
+async def test_a_child_that_is_waited_for_is_one_write(h):
+    _, errands = await scene(h)
+    faults = errands.engine.faults
+    faults.committed.clear()
+    for n in range(200):
+        await errands.start(child(f"child-{n}", target="0/run_child"), location=f"errand-{n}")
+    await h.settle()
+    assert len(errands.reports) == 200
+    births = [write for batch in faults.committed for write in batch if not isinstance(write, CommitTurn)]
+    assert {type(write) for write in births} == {CreateRun}
+    assert len(births) == 200
+
+
+@on_every_store
+async def test_children_are_stored_in_handfuls_while_the_next_are_thought_about(h):
+    _, errands = await scene(h)
+    faults = errands.engine.faults
+    faults.committed.clear()
+    for n in range(200):
+        await errands.start(child(f"child-{n}"), location=f"errand-{n}")
+    await h.settle()
+    born = [sum(isinstance(write, CreateRun) for write in batch) for batch in faults.committed]
+    assert sum(born) == 200
+    assert max(born) < 200
+
+
+@on_every_store
+async def test_a_child_whose_start_is_done_again_is_observed_again_or_its_end_comes_at_once(h):
+    stage, errands = await scene(h)
+    asked = child(target="0/run_child")
+    for _ in range(2):
+        assert await errands.run(h, asked) == Standing("errand", ("child",))
+    await h.drive(errands.engine.result("child"))
+    await h.settle()
+    done = await errands.run(h, asked)
+    assert isinstance(done, StepDone)
+    assert done.value is not None
+    assert msgspec.json.decode(done.value, type=Ending) == Ending(RunStatus.SUCCEEDED, b"1")
+    assert [kind for kind, _, _ in await stage.inbox("asker")] == ["child"]
+
+
+@on_every_store
+async def test_the_end_of_a_child_that_somebody_else_started_comes_too(h):
+    stage, errands = await scene(h)
+    await errands.engine.start(errand_child, 1, id="child")
+    asked = child(target="0/run_child")
+    assert await errands.run(h, asked) == Standing("errand", ("child",), ours=False)
+    await h.drive(errands.engine.result("child"))
+    await h.settle()
+    assert [kind for kind, _, _ in await stage.inbox("asker")] == ["child"]
+    done = await errands.run(h, asked)
+    assert isinstance(done, StepDone)
+    assert done.value is not None
+    assert msgspec.json.decode(done.value, type=Ending) == Ending(RunStatus.SUCCEEDED, b"1")
+
+
+@on_every_store
+async def test_a_child_of_a_run_that_is_forgotten_before_is_not_started(h):
+    _, errands = await scene(h)
+    await errands.start(child("begun"), location="a")
+    errands.room.forget_all("asker")
+    assert errands.room.busy == 0
+    await h.settle()
+    assert errands.reports == []
+    assert await h.store.records(["begun"]) == [None]
 
 
 @on_every_store

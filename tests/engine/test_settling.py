@@ -3,6 +3,7 @@
 import msgspec
 
 from perdure import Context, EngineConfig, RunStatus, workflow
+from perdure.engine.settling import News, Settling
 from perdure.records import Ending, ErrorRecord, Message, TopicEvent
 from perdure.store.base import Deliver, Observer, Publish, Settle
 from tests.engine.kit import on_every_store
@@ -108,6 +109,44 @@ async def test_a_plain_run_owes_nothing_and_costs_no_question(h):
     await h.run_to_end(await engine.start(settling_sleeper, 1.0))
     await h.settle()
     assert engine.faults.calls["unsettled"] == before
+
+
+@on_every_store
+async def test_who_waits_for_many_runs_is_told_once_and_before_they_are_ticked_off(h):
+    stage = Stage(h)
+    engine = await h.engine(settling_sleeper, config=EngineConfig(sweep_interval=1000.0, lease=5000.0))
+    await stage.run("parent")
+    for n in range(3):
+        await stage.run(f"child-{n}")
+        await stage.observe(f"child-{n}", "parent", f"0/{n}")
+        await stage.end(f"child-{n}")
+    told: list[tuple[str, set[type]]] = []
+
+    def look(run_id: str) -> None:
+        told.append((run_id, {type(write) for batch in engine.faults.committed for write in batch}))
+
+    engine.faults.committed.clear()
+    news = News(look=look, woken=lambda: None, unfinished=lambda: None, ended=lambda run_id: None)
+    await h.drive(Settling(engine._open, news).tick(h.clock.now()))
+    assert told == [("parent", {Deliver})]
+    assert await h.store.unsettled() == []
+
+
+@on_every_store
+async def test_a_turn_need_not_wait_until_many_runs_are_ticked_off(h, monkeypatch):
+    monkeypatch.setattr("perdure.engine.settling.AT_ONCE", 2)
+    stage = Stage(h)
+    engine = await h.engine(settling_sleeper)
+    await stage.run("parent")
+    for n in range(5):
+        await stage.run(f"child-{n}")
+        await stage.observe(f"child-{n}", "parent", f"0/{n}")
+        await stage.end(f"child-{n}")
+    engine.faults.committed.clear()
+    await settled(h)
+    ticked_off = [sum(isinstance(write, Settle) for write in batch) for batch in engine.faults.committed]
+    assert [number for number in ticked_off if number] == [2, 2, 1]
+    assert len(await h.store.inbox("parent")) == 5
 
 
 # --- unread events

@@ -35,6 +35,16 @@ async def ten_steps(ctx: Context) -> int:
 
 
 @workflow
+async def add_one(ctx: Context, n: int) -> int:
+    return await add(n, 1)
+
+
+@workflow
+async def hundred_children(ctx: Context) -> int:
+    return len(await ctx.join(*(ctx.run_child(add_one, n) for n in range(100))))
+
+
+@workflow
 async def ten_steps_and_a_nap(ctx: Context) -> int:
     total = await ten_steps.fn(ctx)
     await ctx.sleep(20)
@@ -174,6 +184,28 @@ def test_a_run_that_is_in_memory_is_not_loaded(tmp_path, statements):
         assert await h.drive(engine.execute(ten_steps_and_a_nap)) == 45
         assert engine.faults.calls["load"] == 0
         assert statements.reading_histories() == 0
+
+    on_sqlite(tmp_path, test)
+
+
+def test_a_child_is_four_writes_and_the_children_of_a_run_share_their_commits(tmp_path, statements):
+    """It is made and observed, it ends, its parent is told, and that is ticked off."""
+
+    async def test(h):
+        engine = await h.engine(hundred_children, add_one)
+        assert await h.drive(engine.execute(hundred_children)) == 100
+        engine.faults.committed.clear()
+        statements.clear()
+        assert await h.drive(engine.execute(hundred_children)) == 100
+        await h.settle()
+        kinds = Counter(type(write).__name__ for batch in engine.faults.committed for write in batch)
+        turns_of_the_parent = kinds.pop("CommitTurn") - 100
+        assert kinds == {"CreateRun": 101, "Deliver": 100, "Settle": 100}
+        assert turns_of_the_parent < 10
+        assert len(engine.faults.committed) < 30
+        assert statements.beginning("INSERT INTO runs") == 101
+        assert statements.beginning("INSERT INTO observers") == 100
+        assert statements.beginning("DELETE FROM observers") == 100
 
     on_sqlite(tmp_path, test)
 

@@ -17,6 +17,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from perdure.clock import Clock, pause
 from perdure.errors import StoreError
@@ -82,6 +83,25 @@ class Committer:
 
         self.submit(write, answered, patient=patient)
         return done
+
+    async def put_all(self, writes: Sequence[Write]) -> list[Answer | StoreError]:
+        """Submit writes on behalf of a caller and wait for all answers. One that fails keeps no other from its own."""
+        answers: list[Answer | StoreError | None] = [None] * len(writes)
+        done = asyncio.Event()
+        left = len(writes)
+
+        def answered(at: int, answer: Answer | StoreError) -> None:
+            nonlocal left
+            answers[at] = answer
+            left -= 1
+            if not left:
+                done.set()
+
+        for at, write in enumerate(writes):
+            self.submit(write, partial(answered, at), patient=False)
+        if left:
+            await done.wait()
+        return [answer for answer in answers if answer is not None]
 
     async def drained(self, within: float) -> bool:
         """Wait until everything submitted so far has been answered; False if the store takes longer than that."""

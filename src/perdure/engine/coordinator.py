@@ -98,7 +98,7 @@ class Coordinator:
         steps = link.config.max_concurrent_steps
         writing = Writing(link, lambda: self.worker)
         self.executor = Executor(link.clock, link.codec, steps, self.settled, writing)
-        self.errands = Errands(link, here, self.settled)
+        self.errands = Errands(link, here, self.errands_run)
 
     # --- transitions
 
@@ -151,10 +151,16 @@ class Coordinator:
         if unknown:
             self._load(unknown, claimed_at)
 
-    def settled(self, run_id: str, done: StepDone | Standing) -> None:
+    def settled(self, run_id: str, done: StepDone) -> None:
         resident = self.residents.active(run_id)
         if resident is not None:
             (resident.later if resident.unread else resident.inputs).append(done)
+            self._advance(resident)
+
+    def errands_run(self, run_id: str, outcomes: Sequence[StepDone | Standing]) -> None:
+        resident = self.residents.active(run_id)
+        if resident is not None:
+            (resident.later if resident.unread else resident.inputs).extend(outcomes)
             self._advance(resident)
 
     def ended(self, run_id: str) -> None:

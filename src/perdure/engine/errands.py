@@ -4,13 +4,17 @@ Each is a short conversation with the store, through the committer, and ends wit
 the result, with `Standing`. Its ids are determined by the entry that it is for: after a crash it is derived again by
 replay and done again, which changes nothing. A store that is away delays it; one that cannot take it fails the entry.
 It decides nothing about runs and records nothing of its own.
+
+A run may start thousands of children at once. To start one is one write and no task, and they are begun in handfuls,
+so that the first are being stored while the next are thought about.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -48,15 +52,18 @@ from perdure.store.base import (
     Exists,
     Missing,
     Observe,
+    Observer,
     Observing,
     Write,
 )
 
 LOGGER = logging.getLogger("perdure.engine")
 CHILDREN_PAGE = 500
+HANDFUL = 64  # children
 
 Then = Callable[[Answer | StoreError], None]
-Report = Callable[[str, StepDone | Standing], None]
+Outcome = StepDone | Standing
+Report = Callable[[str, list[Outcome]], None]
 Result = bytes | tuple[str, ...] | Standing  # a value, or the runs whose ends are to be waited for
 
 
@@ -82,6 +89,24 @@ class Here(Protocol):
         """Somebody waits for the end of this run."""
 
 
+class Birth:
+    """A child that is to be started."""
+
+    __slots__ = ("cancelled", "errand", "parent", "work")
+
+    def __init__(self, parent: RunRecord, errand: Errand, work: StartChild) -> None:
+        self.parent = parent
+        self.errand = errand
+        self.work = work
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+UnderWay = asyncio.Task[None] | Birth
+
+
 class Errands:
     """See the module's docstring. `report` is called from the event loop itself, never from inside a task."""
 
@@ -90,12 +115,20 @@ class Errands:
         self._here = here
         self._report = report
         self._loop = asyncio.get_running_loop()
-        self._under_way: dict[str, dict[str, asyncio.Task[None]]] = {}  # by run and location
+        self._under_way: dict[str, dict[str, UnderWay]] = {}  # by run and location
+        self._unborn: list[Birth] = []
+        self._ended: list[tuple[str, Outcome, UnderWay | None]] = []  # to be reported
 
     def start(self, record: RunRecord, errand: Errand) -> None:
         """Run an errand for a run; one for the same entry that is still under way no longer reports."""
-        task = self._loop.create_task(self._run(record, errand))
-        self._under_way.setdefault(record.id, {})[errand.location] = task
+        of_run = self._under_way.setdefault(record.id, {})
+        if not isinstance(errand.work, StartChild):
+            of_run[errand.location] = self._loop.create_task(self._run(record, errand, self._carry_out(record, errand)))
+            return
+        of_run[errand.location] = birth = Birth(record, errand, errand.work)
+        self._unborn.append(birth)
+        if len(self._unborn) == 1:
+            self._loop.call_soon(self._begin_some)
 
     def under_way(self, run_id: str) -> frozenset[str]:
         """The locations of a run's entries that errands are being run for."""
@@ -103,39 +136,43 @@ class Errands:
 
     def forget_all(self, run_id: str) -> None:
         """Report nothing of this run's errands any more. What they have submitted stays submitted: it is safe."""
-        for task in self._under_way.pop(run_id, {}).values():
-            task.cancel()
+        for each in self._under_way.pop(run_id, {}).values():
+            each.cancel()
 
     @property
     def busy(self) -> int:
         return sum(len(of_run) for of_run in self._under_way.values())
 
-    async def _run(self, record: RunRecord, errand: Errand) -> None:
-        location, attempt = errand.location, errand.attempt
-        outcome: StepDone | Standing
+    async def _run(self, record: RunRecord, errand: Errand, carrying_out: Coroutine[Any, Any, Result]) -> None:
         try:
-            result = await self._carry_out(record, errand)
+            outcome = _outcome(errand, await carrying_out)
         except Exception as error:
-            if not isinstance(error, RunNotFound | RunTerminated | RunConflict | QueueFull):
-                LOGGER.exception("run %s: the errand at %s failed", record.id, location)
-            outcome = StepDone(location, attempt, error=recorded(error, self._link.codec, location))
-        else:
-            if isinstance(result, Standing):
-                outcome = result
-            elif isinstance(result, tuple):
-                outcome = Standing(location, result)
-            else:
-                outcome = StepDone(location, attempt, value=result)
-        self._loop.call_soon(self._done, record.id, outcome, asyncio.current_task())
+            outcome = self._failure(record, errand, error)
+        self._done(record.id, outcome, asyncio.current_task())
 
-    def _done(self, run_id: str, outcome: StepDone | Standing, task: asyncio.Task[None] | None) -> None:
-        of_run = self._under_way.get(run_id, {})
-        if of_run.get(outcome.location) is not task:
-            return  # forgotten, or begun again meanwhile
-        del of_run[outcome.location]
-        if not of_run:
-            del self._under_way[run_id]
-        self._report(run_id, outcome)
+    def _failure(self, record: RunRecord, errand: Errand, error: Exception) -> StepDone:
+        if not isinstance(error, RunNotFound | RunTerminated | RunConflict | QueueFull):
+            LOGGER.error("run %s: the errand at %s failed", record.id, errand.location, exc_info=error)
+        return StepDone(errand.location, errand.attempt, error=recorded(error, self._link.codec, errand.location))
+
+    def _done(self, run_id: str, outcome: Outcome, by: UnderWay | None) -> None:
+        self._ended.append((run_id, outcome, by))
+        if len(self._ended) == 1:
+            self._loop.call_soon(self._report_all)
+
+    def _report_all(self) -> None:
+        ended, self._ended = self._ended, []
+        outcomes: dict[str, list[Outcome]] = {}
+        for run_id, outcome, by in ended:
+            of_run = self._under_way.get(run_id, {})
+            if of_run.get(outcome.location) is not by:
+                continue  # forgotten, or begun again meanwhile
+            del of_run[outcome.location]
+            if not of_run:
+                del self._under_way[run_id]
+            outcomes.setdefault(run_id, []).append(outcome)
+        for run_id, of_run_ended in outcomes.items():
+            self._report(run_id, of_run_ended)
 
     async def _carry_out(self, record: RunRecord, errand: Errand) -> Result:
         match errand.work:
@@ -143,8 +180,6 @@ class Errands:
                 return await self._send(errand.work)
             case BroadcastEvent():
                 return await self._broadcast(errand.work)
-            case StartChild():
-                return await self._start_child(record, errand.location, errand.work)
             case ObserveRun(run_id, target):
                 write = Observe(run_id=run_id, observer=record.id, target=target)
                 return self._ending_of(run_id, await self._put(write))
@@ -153,6 +188,8 @@ class Errands:
                 return self._link.codec.encode(None)
             case StopChildren(target):
                 return await self._stop_children(record, target)
+            case StartChild():
+                raise AssertionError("the start of a child is no task")
 
     # --- events
 
@@ -171,30 +208,63 @@ class Errands:
 
     # --- children and other runs
 
-    async def _start_child(self, record: RunRecord, location: str, work: StartChild) -> Result:
-        order = child_of(work, work.definition, record.id, self._link.config, self._link.clock.now())
-        creating = self._submit_child(order, work.definition)
-        if work.target is None:
-            return self._link.codec.encode({"id": work.run_id, "created": self._is_new(order, await creating)})
-        # Submitted together, so that they are one commit: the child cannot end in between.
-        observing = self._put(Observe(run_id=work.run_id, observer=record.id, target=work.target))
-        answers = await asyncio.gather(creating, observing)
-        new = self._is_new(order, answers[0])
-        ending = self._ending_of(work.run_id, answers[1])
-        return Standing(location, ending, ours=new) if isinstance(ending, tuple) else ending
+    def _begin_some(self) -> None:
+        some, self._unborn = self._unborn[:HANDFUL], self._unborn[HANDFUL:]
+        if self._unborn:
+            self._loop.call_soon(self._begin_some)
+        for birth in some:
+            if birth.cancelled:
+                continue
+            try:
+                self._begin(birth)
+            except Exception as error:
+                self._done(birth.parent.id, self._failure(birth.parent, birth.errand, error), birth)
 
-    def _submit_child(self, order: Order, definition: Workflow[Any, Any]) -> asyncio.Future[Answer]:
-        owner = self._here.owner_for(definition)
+    def _begin(self, birth: Birth) -> None:
+        """Submit the child, observed from its birth: it cannot end unobserved."""
+        work, here = birth.work, self._here
+        order = child_of(work, work.definition, birth.parent.id, self._link.config, self._link.clock.now())
+        observer = None if work.target is None else Observer(birth.parent.id, work.target)
+        owner = here.owner_for(work.definition)
+        adopt: Then
         if owner is None:
-            return self._put(CreateRun(order.record), lambda answer: self._here.look(order.record.id))
-        ours = born_here(order.record, owner)
-        return self._put(CreateRun(ours), self._here.adopting(ours, definition))
+            record, adopt = order.record, partial(_look, here, order.record.id)
+        else:
+            record = born_here(order.record, owner)
+            adopt = here.adopting(record, work.definition)
+        answered = partial(self._born, birth, order, adopt)
+        self._link.committer.submit(CreateRun(record, observer=observer), answered, patient=True)
 
-    def _is_new(self, order: Order, answer: Answer) -> bool:
-        """Whether this errand made the run; one that was there before is observed, if it is the same."""
+    def _born(self, birth: Birth, order: Order, adopt: Then, answer: Answer | StoreError) -> None:
+        adopt(answer)
+        if birth.cancelled:
+            return
+        parent, errand = birth.parent, birth.errand
+        if isinstance(answer, Created):
+            self._done(parent.id, _outcome(errand, self._started(birth, answer, new=True)), birth)
+            return
+        of_run = self._under_way.get(parent.id, {})
+        if of_run.get(errand.location) is birth:
+            asking = self._run(parent, errand, self._find_out(birth, order, answer))
+            of_run[errand.location] = self._loop.create_task(asking)
+
+    async def _find_out(self, birth: Birth, order: Order, answer: Answer | StoreError) -> Result:
+        """The child was not made now: one that was there before is observed, if it is the same."""
+        if isinstance(answer, StoreError):
+            raise answer
         if isinstance(answer, Exists):
             check_same_run(order, answer.record, self._link.codec)
-        return isinstance(answer, Created)
+            if birth.work.target is not None:
+                write = Observe(run_id=order.record.id, observer=birth.parent.id, target=birth.work.target)
+                answer = await self._put(write)
+        return self._started(birth, answer, new=False)
+
+    def _started(self, birth: Birth, answer: Answer, *, new: bool) -> Result:
+        work = birth.work
+        if work.target is None:
+            return self._link.codec.encode({"id": work.run_id, "created": new})
+        ending = self._ending_of(work.run_id, answer)
+        return Standing(birth.errand.location, ending, ours=new) if isinstance(ending, tuple) else ending
 
     def _ending_of(self, run_id: str, answer: Answer) -> Result:
         if isinstance(answer, Missing):
@@ -254,6 +324,18 @@ class Errands:
     def _put(self, write: Write, then: Then | None = None) -> asyncio.Future[Answer]:
         """Submit at once; whatever the errand's fate, `then` gets the answer."""
         return self._link.committer.ask(write, then, patient=True)
+
+
+def _outcome(errand: Errand, result: Result) -> Outcome:
+    if isinstance(result, Standing):
+        return result
+    if isinstance(result, tuple):
+        return Standing(errand.location, result)
+    return StepDone(errand.location, errand.attempt, value=result)
+
+
+def _look(here: Here, run_id: str, answer: Answer | StoreError) -> None:
+    here.look(run_id)
 
 
 def recorded(error: BaseException, codec: Codec, location: str | None = None) -> ErrorRecord:

@@ -8,14 +8,13 @@
 Nothing is overlooked: mail and the end of a run are writes to one run, so that an event either comes before the end,
 and is unread mail that the end leaves to be settled, or after it, and is refused.
 
-A page of runs at a time: one commit of the news that others get, then one that deals with the mail and ticks all off.
+A page of runs at a time: one commit of the news that others get, then some that deal with the mail and tick all off.
 A crash in between repeats only what changes nothing the second time; if the run is rewound in between it keeps its
 mail, for where that goes is decided by the write that takes it out.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 
@@ -32,7 +31,8 @@ from perdure.records import DeadLetter, Ending, Message, RunRecord, TopicEvent
 from perdure.store.base import Answer, Committed, Deliver, Moved, Observer, Settle, Unsettled, Write
 
 LOGGER = logging.getLogger("perdure.engine")
-PAGE = 100
+PAGE = 1_000  # each costs a parent of many a turn
+AT_ONCE = 200  # are ticked off: nobody waits for that, but turns would wait for more
 CHILDREN_PAGE = 500
 UNREAD = "the run ended without receiving it"
 
@@ -65,18 +65,18 @@ class Settling:
             if owing.orphans:
                 await self._end_children(owing.record, now)
         plans = [Plan(owing, now, self._link.config) for owing in page]
-        answers = await self._commit([write for plan in plans for write in plan.writes])
+        answers = await self._link.committer.put_all([write for plan in plans for write in plan.writes])
         at = 0
         for plan in plans:
             plan.take(answers[at : at + len(plan.writes)])
             at += len(plan.writes)
-        await self._commit([plan.settle() for plan in plans])
-        self._tell(plans)
+        for run_id in {observer.run_id: None for plan in plans for observer in plan.told}:
+            self._news.look(run_id)  # it goes on while the others are ticked off
+        for first in range(0, len(plans), AT_ONCE):
+            await self._link.committer.put_all([plan.settle() for plan in plans[first : first + AT_ONCE]])
+        self._tell_of_events(plans)
 
-    def _tell(self, plans: list[Plan]) -> None:
-        for plan in plans:
-            for observer in plan.told:
-                self._news.look(observer.run_id)
+    def _tell_of_events(self, plans: list[Plan]) -> None:
         if any(plan.returned or plan.moved for plan in plans):
             self._news.woken()
         if any(plan.moved for plan in plans):  # perhaps behind another event of its topic
@@ -91,23 +91,13 @@ class Settling:
             writes: list[Write] = [
                 end_of(child, name, now, self._link.config, unless_begun=False) for child in children
             ]
-            answers = await self._commit(writes)
+            answers = await self._link.committer.put_all(writes)
             for child, answer in zip(children, answers, strict=True):
                 if isinstance(answer, StoreError):
                     raise answer
                 if isinstance(answer, Committed):
                     self._news.ended(child)
                     self._link.hub.changed((child,))
-
-    async def _commit(self, writes: list[Write]) -> list[Answer | StoreError]:
-        """All at once, through the committer. One that the store cannot take does not keep the others from theirs."""
-        answers: list[Answer | StoreError] = []
-        asked = [self._link.committer.ask(write, patient=False) for write in writes]
-        for answer in await asyncio.gather(*asked, return_exceptions=True):
-            if isinstance(answer, BaseException) and not isinstance(answer, StoreError):
-                raise answer
-            answers.append(answer)
-        return answers
 
 
 class Plan:
