@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -351,13 +352,15 @@ _GIVEN_TO_NEW_RUNS = (
     "first_workflow, first_input, parent, attached, tags, wake_at, owner, deadline_at, retention"
 )
 _NEW_RUN = _GIVEN_TO_NEW_RUNS.split(", ")
+_given_to_a_new_run = attrgetter(*_NEW_RUN)
 
 
 def _new_run(at: int, write: CreateRun) -> Json:
     record: RunRecord = write.record
     observer = write.observer
     observed = {} if observer is None else {"observer": observer.run_id, "target": observer.target}
-    return {"at": at, "seed": str(record.seed), **{name: getattr(record, name) for name in _NEW_RUN}, **observed}
+    given = zip(_NEW_RUN, _given_to_a_new_run(record), strict=True)
+    return {"at": at, "seed": str(record.seed), **dict(given), **observed}
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------
