@@ -2,7 +2,8 @@
 
     created   a caller started a run and this worker got it        -> advance
     claimed   runs were due and are ours now                       -> load, advance
-    settled   an attempt of a step ended, or an errand was run     -> advance
+    settled   an attempt of a step ended                           -> advance
+    errands_run                                                    -> advance
     mailed    the inbox of an active run has news                  -> fetch, advance
     woken     a timer of an active run is due                      -> advance
     answered  the store answered a turn                            -> act, or drop and load again

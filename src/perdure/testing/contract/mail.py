@@ -126,6 +126,15 @@ class MailCases(Kit):
         assert await store.mailed("a") == ["ours"]
 
     @case
+    async def test_mail_after_a_turn_of_its_batch_finds_the_run_as_the_turn_left_it(self, store: Store) -> None:
+        await store.commit([run(owner="a")])
+        asleep = turn(0, entry(), seen=1, patch=suspended(500.0))
+        answers = await store.commit([mail("m1"), asleep, mail("m2"), mail("m3")])
+        assert answers[1:] == [Committed(), Delivered(2, fresh=True), Delivered(3, fresh=True)]
+        assert (await record(store)).wake_at == 120.0
+        assert await take(store, claim("b", 120.0)) == ["r"]
+
+    @case
     async def test_a_full_inbox_refuses_and_takes_again_once_read(self, store: Store) -> None:
         await store.commit([run(owner="a")])
         answers = await store.commit([mail(f"m{n}", limit=2) for n in range(3)])
