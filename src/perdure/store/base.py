@@ -65,10 +65,9 @@ class Observer(Struct, frozen=True):
 class CreateRun(Struct, frozen=True, gc=False):
     """Make a run unless its id is taken. With an owner it is born claimed (if that worker is alive), else it is due.
 
-    Answers `Created`, or `Exists` with the record that was there. A repeated call with the same `created_by` answers
-    `Created` again. A fork is made with a history and an inbox; theirs are the positions and numbers from 1.
-    `observer` observes the run from its birth, as if by an `Observe`, and so again by a repeated call, which answers
-    `Ended` with how if the run has ended since. A run that was there (`Exists`) is not observed.
+    Answers `Created`, or `Exists` with the record that was there, which is not observed. A repeated call with the same
+    `created_by` answers `Created` again or, if it observes and the run has ended, `Ended` with how. A fork is made with
+    a history and an inbox; theirs are the positions and numbers from 1. `observer` observes it as by an `Observe`.
     """
 
     record: RunRecord
@@ -221,8 +220,8 @@ class Settle(Struct, frozen=True, kw_only=True):
     """Tick off duties of a run that has ended: observers told, mail dealt with, its children told to end.
 
     Answers `Committed`, or `Missing`. Once nothing is left the run is settled. Nothing is done to a run that owes
-    nothing: it was settled before, or has been rewound meanwhile. What is
-    `moved` out of its mail goes to its topic by this very write: if it is not unread any more, it goes nowhere.
+    nothing: it was settled before, or has been rewound. What is `moved` out of its mail goes to its topic by this very
+    write: if it is not unread any more, it goes nowhere.
     """
 
     run_id: str
