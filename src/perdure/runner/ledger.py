@@ -28,7 +28,8 @@ from perdure.runner.history import History
 from perdure.runner.locations import segment_of
 from perdure.runner.loop import WorkflowLoop
 from perdure.runner.nursery import CHILDREN, Nursery
-from perdure.runner.pending import EntryFuture, Forever, Pending
+from perdure.runner.pending import Forever, Pending
+from perdure.runner.scheduled import EntryFuture
 from perdure.runner.where import calling_line
 from perdure.steps import StepCall
 

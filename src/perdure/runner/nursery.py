@@ -13,7 +13,8 @@ import msgspec
 
 from perdure.records import Entry, EntryStatus, ObserveRun
 from perdure.runner.history import History
-from perdure.runner.pending import EntryFuture, Pending
+from perdure.runner.pending import Pending
+from perdure.runner.scheduled import EntryFuture
 
 PENDING, SUCCEEDED = EntryStatus.PENDING, EntryStatus.SUCCEEDED
 WATCH = "watch"

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from perdure.records import Entry, EntryStatus, ErrorRecord, Work
-from perdure.runner.scheduled import WorkflowFuture
+from perdure.runner.scheduled import EntryFuture
 
 if TYPE_CHECKING:
     from perdure.questions import Question
     from perdure.steps import StepCall
-
-
-class Keeper(Protocol):
-    """Who is told when a task gives up what it asked for."""
-
-    def given_up(self, location: str) -> None: ...
-
-
-class EntryFuture(WorkflowFuture):
-    """The future of an entry. Being cancelled is noticed here and not by a done-callback, which would come too late."""
-
-    location: str
-    keeper: Keeper
-
-    def cancel(self, msg: Any = None) -> bool:
-        cancelled = super().cancel(msg)
-        if cancelled:
-            self.keeper.given_up(self.location)
-        return cancelled
 
 
 class Pending:

@@ -135,8 +135,9 @@ class Runner(Taking):
         if not loop.halted or self._continued is not None:
             self._check_all_asked()
         self.replaying = False
-        for location in self._start.under_way & ledger.to_start.keys():
-            self._set_under_way(ledger.to_start.pop(location))
+        for location in self._start.under_way:
+            if location in ledger.to_start:
+                self._set_under_way(ledger.to_start.pop(location))
         if not loop.stopped:
             self._interrupt_at_most_once(max(now, loop.now))
 

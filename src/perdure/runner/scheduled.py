@@ -42,6 +42,25 @@ class WorkflowFuture(asyncio.Future[Any]):
         return self is other
 
 
+class Keeper(Protocol):
+    """Who is told when a task gives up what it asked for."""
+
+    def given_up(self, location: str) -> None: ...
+
+
+class EntryFuture(WorkflowFuture):
+    """The future of an entry. Being cancelled is noticed here and not by a done-callback, which would come too late."""
+
+    location: str
+    keeper: Keeper
+
+    def cancel(self, msg: Any = None) -> bool:
+        cancelled = super().cancel(msg)
+        if cancelled:
+            self.keeper.given_up(self.location)
+        return cancelled
+
+
 class WorkflowTask(asyncio.Task[Any]):
     """A task with a scope, which is named when the task first runs (3.11 and 3.12 name tasks after creating them)."""
 

@@ -114,17 +114,17 @@ class WatchedEngine(Engine):
         self._core = self._link = None
 
     def _watch(self, executor: Executor) -> None:
-        start, in_thread = executor.start, executor._threads.run
+        in_thread = executor._threads.run
 
-        def started(run_id: str, workflow: str, step: RunStep, now: float, others: bool = False) -> None:
+        def begins(run_id: str, step: RunStep) -> RunStep:
             once = step.call.step.settings.at_most_once
             key = step.idempotency_key
             self._harness.executions.append(
                 Execution(self.number, run_id, step.location, step.attempt, once, key, step.name)
             )
-            start(run_id, workflow, self._stand_in(step), now, others)
+            return self._stand_in(step)
 
-        executor.start = started  # type: ignore[method-assign]
+        executor.watchers.append(begins)
         executor._threads.run = lambda call: in_thread(  # type: ignore[method-assign]
             self._harness.bodies.watched(call)
         )
@@ -278,18 +278,17 @@ def unhurried(core: Core, clock: Clock) -> None:
     Steps that take long are still shown in time, for that is a commit, and so a place to crash at.
     """
     executor, time = core.coordinator.executor, core.coordinator.executor._clock
-    start = executor.start
 
-    def started(run_id: str, workflow: str, step: RunStep, now: float, others: bool = False) -> None:
-        start(run_id, workflow, step, now, others)
+    def begins(run_id: str, step: RunStep) -> RunStep:
         time.call_at(time.now() + EXPOSE_AFTER, exposure.poke)
+        return step
 
     for duty in core._duties:
         if duty.name == "exposure":
             exposure = duty
         if duty.name not in WAITED_FOR:
             duty._clock = clock
-    executor.start = started  # type: ignore[method-assign]
+    executor.watchers.append(begins)
 
 
 def unswept(config: EngineConfig) -> EngineConfig:

@@ -78,13 +78,12 @@ class SimulatedEngine(Engine):
         await Client.open(self)
         self._core = core = core_over(self._open, self._catalog, self._pool, self._concurrency)
         executor, coordinator = core.coordinator.executor, core.coordinator
-        start = executor.start
 
-        def started(run_id: str, workflow: str, step: RunStep, now: float, others: bool = False) -> None:
+        def begins(run_id: str, step: RunStep) -> RunStep:
             self._world.executes(self.process, coordinator.worker, run_id, step)
-            start(run_id, workflow, step, now, others)
+            return step
 
-        executor.start = started  # type: ignore[method-assign]
+        executor.watchers.append(begins)
         self._world.writings[id(executor._writing)] = self.process
         await core.start()
 

@@ -1,0 +1,99 @@
+"""The build of the wheel, and of its compiled form: `PERDURE_NATIVE=1 pip install .` (docs/adr/0010).
+
+The rooms that every step of every run goes through are compiled by mypyc to extension modules, from the same source,
+which is installed beside them. Without that variable nothing is compiled and no compiler is needed: perdure is the
+same, only slower.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT = Path(__file__).parent
+SWITCH = "PERDURE_NATIVE"
+NEEDS = ["mypy~=2.4.1", "msgspec>=0.19", "setuptools>=77"]
+
+# What a step passes through and nothing else. Not those that take rows from a driver (a flag may be 0 or 1 there, and
+# compiled code insists on bool), nor those that derive from asyncio's classes, which gain nothing.
+ROOMS = [
+    "attempt.py",
+    "clock.py",
+    "codec/__init__.py",
+    "engine/committer.py",
+    "engine/coordinator.py",
+    "engine/executor.py",
+    "engine/hub.py",
+    "engine/residents.py",
+    "engine/turns.py",
+    "names.py",
+    "runner/alarms.py",
+    "runner/completing.py",
+    "runner/extras.py",
+    "runner/facade.py",
+    "runner/history.py",
+    "runner/ledger.py",
+    "runner/locations.py",
+    "runner/mailroom.py",
+    "runner/outgoing.py",
+    "runner/pending.py",
+    "runner/runner.py",
+    "runner/taking.py",
+]
+
+
+def compile_rooms(into: Path) -> list[Path]:
+    """Compile the rooms; the extension modules, at their places below `into`."""
+    from mypyc.build import mypycify
+    from setuptools import Distribution
+
+    before = Path.cwd()
+    os.chdir(ROOT)  # the type checker's settings are there
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            modules = mypycify(
+                ["--ignore-missing-imports", f"--cache-dir={scratch}/types"]
+                + [str(Path("src", "perdure", room)) for room in ROOMS],
+                opt_level="3",
+                debug_level="0",
+                target_dir=scratch,
+                group_name="perdure",
+            )
+            command: Any = Distribution({"name": "perdure", "ext_modules": modules}).get_command_obj("build_ext")
+            command.build_lib = str(into)
+            command.build_temp = scratch
+            command.parallel = os.cpu_count()
+            command.ensure_finalized()
+            command.run()
+    finally:
+        os.chdir(before)
+    return sorted(path for path in into.rglob("*") if path.suffix in (".so", ".pyd"))
+
+
+class NativeHook(BuildHookInterface[Any]):
+    """Adds the compiled rooms to the wheel, if they are asked for."""
+
+    def dependencies(self) -> list[str]:
+        return NEEDS if self._wanted else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if not self._wanted or version == "editable":
+            return
+        self._folder = Path(tempfile.mkdtemp())
+        for path in compile_rooms(self._folder):
+            build_data["force_include"][str(path)] = str(path.relative_to(self._folder))
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if (folder := getattr(self, "_folder", None)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @property
+    def _wanted(self) -> bool:
+        return self.target_name == "wheel" and os.environ.get(SWITCH, "") not in ("", "0")
