@@ -19,8 +19,9 @@ ROOT = Path(__file__).parent
 SWITCH = "PERDURE_NATIVE"
 NEEDS = ["mypy~=2.4.1", "msgspec>=0.19", "setuptools>=77"]
 
-# What a step passes through and nothing else. Not those that take rows from a driver (a flag may be 0 or 1 there, and
-# compiled code insists on bool), nor those that derive from asyncio's classes, which gain nothing.
+# What a step passes through and nothing else. Compiled code checks the types of what it is given, so these are rooms
+# that get typed values from others of ours: not those that judge what a user gives (theirs are the better words), nor
+# those that take rows from a driver (whose flags are 0 and 1). What derives from asyncio's classes gains nothing.
 ROOMS = [
     "attempt.py",
     "clock.py",
@@ -28,10 +29,8 @@ ROOMS = [
     "engine/committer.py",
     "engine/coordinator.py",
     "engine/executor.py",
-    "engine/hub.py",
     "engine/residents.py",
     "engine/turns.py",
-    "names.py",
     "runner/alarms.py",
     "runner/completing.py",
     "runner/extras.py",
@@ -50,7 +49,7 @@ ROOMS = [
 def compile_rooms(into: Path) -> list[Path]:
     """Compile the rooms; the extension modules, at their places below `into`."""
     from mypyc.build import mypycify
-    from setuptools import Distribution
+    from setuptools import Distribution  # type: ignore[import-untyped]
 
     before = Path.cwd()
     os.chdir(ROOT)  # the type checker's settings are there

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks.compiled import SOURCE, compiled_source
 from benchmarks.engines import Entrant
 from benchmarks.environments import NotInstallable, install, python_of
 from benchmarks.harness import ROOT, Measures, Round, Setting, Sizes, Workload, workload
@@ -46,6 +47,14 @@ class Rig:
     versions: dict[str, str] = field(default_factory=dict)
     """Of the peers that are installed."""
     not_installed: dict[str, str] = field(default_factory=dict)
+    source: Path = SOURCE
+    """Where perdure is imported from, but for the peer that is perdure as it is checked out."""
+
+    def compile(self) -> None:
+        """Measure perdure as its wheels have it."""
+        self.progress("perdure is being compiled")
+        self.source, self.versions["perdure"] = compiled_source()
+        self.progress(f"perdure is here: {self.versions['perdure']}")
 
 
 @dataclass(frozen=True)
@@ -108,10 +117,11 @@ class Course:
         for entrant in list(entrants):
             self._tell(entrant.name)
             python = python_of(entrant.peer_name, entrant.peer)
+            source = SOURCE if entrant.peer_name == "plain" else self.rig.source
             try:
                 with self._round_folder() as own, self.rig.hosts.fresh(entrant.variant.needs) as urls:
                     setting = Setting(own, self.prepared, self.sizes, urls)
-                    measured[entrant.name] = _run(python, "versus", self.name, entrant.name, setting)
+                    measured[entrant.name] = _run(python, source, "versus", self.name, entrant.name, setting)
             except SubjectFailed as error:
                 if entrant.peer_name == "perdure":
                     raise SystemExit(f"{self.name}, {entrant.name}: failed\n{error.output}") from error
@@ -134,7 +144,7 @@ class Course:
 
     def _ours(self, subject: str, setting: Setting) -> Measures:
         try:
-            return _run(sys.executable, "round", self.name, subject, setting)
+            return _run(sys.executable, self.rig.source, "round", self.name, subject, setting)
         except SubjectFailed as error:
             raise SystemExit(f"{self.name}, {subject}: failed\n{error.output}") from error
 
@@ -190,9 +200,9 @@ def _servers_of(subjects: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     return tuple({server for needs in subjects.values() for server in needs})
 
 
-def _run(python: str, module: str, name: str, subject: str, setting: Setting) -> Measures:
+def _run(python: str, source: Path, module: str, name: str, subject: str, setting: Setting) -> Measures:
     """The measures that a subject prints in its last line."""
-    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(ROOT), str(source), os.environ.get("PYTHONPATH")]))
     try:
         done = subprocess.run(
             [python, "-m", f"benchmarks.{module}", name, subject, setting.to_json()],

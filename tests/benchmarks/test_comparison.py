@@ -197,9 +197,17 @@ def test_stores_are_compared_with_what_their_users_would_take_instead():
     def of(name: str) -> set[str]:
         return {other for other, each in everyone.items() if rivals(everyone[name], each)}
 
-    assert of("perdure-sqlite") == {"dbos-sqlite", "dbos-sqlite-sync", "restate", "rivet", "rivet-grouped"}
-    assert of("perdure-postgres") == {"dbos-postgres", "dbos-postgres-sync", "restate", "absurd"}
-    assert of("perdure-redis") == of("perdure-postgres") | {"perdure-postgres"}
+    assert of("perdure-sqlite") == {
+        "dbos-sqlite",
+        "dbos-sqlite-sync",
+        "restate",
+        "rivet",
+        "rivet-grouped",
+        "plain-sqlite",
+    }
+    servers = {"dbos-postgres", "dbos-postgres-sync", "restate", "absurd"}
+    assert of("perdure-postgres") == servers | {"plain-postgres"}
+    assert of("perdure-redis") == servers | {"plain-redis", "perdure-postgres"}
 
 
 def test_targets_name_stores_and_peers_that_there_are():

@@ -3,7 +3,7 @@
     created   a caller started a run and this worker got it        -> advance
     claimed   runs were due and are ours now                       -> load, advance
     settled   an attempt of a step ended                           -> advance
-    errands_run                                                    -> advance
+    reported  errands were run                                     -> advance
     mailed    the inbox of an active run has news                  -> fetch, advance
     woken     a timer of an active run is due                      -> advance
     answered  the store answered a turn                            -> act, or drop and load again
@@ -99,7 +99,7 @@ class Coordinator:
         steps = link.config.max_concurrent_steps
         writing = Writing(link, lambda: self.worker)
         self.executor = Executor(link.clock, link.codec, steps, self.settled, writing)
-        self.errands = Errands(link, here, self.errands_run)
+        self.errands = Errands(link, here, self.reported)
 
     # --- transitions
 
@@ -158,7 +158,7 @@ class Coordinator:
             (resident.later if resident.unread else resident.inputs).append(done)
             self._advance(resident)
 
-    def errands_run(self, run_id: str, outcomes: Sequence[StepDone | Standing]) -> None:
+    def reported(self, run_id: str, outcomes: Sequence[StepDone | Standing]) -> None:
         resident = self.residents.active(run_id)
         if resident is not None:
             (resident.later if resident.unread else resident.inputs).extend(outcomes)
