@@ -21,7 +21,8 @@ NEEDS = ["mypy~=2.4.1", "msgspec>=0.19", "setuptools>=77"]
 
 # What a step passes through and nothing else. Compiled code checks the types of what it is given, so these are rooms
 # that get typed values from others of ours: not those that judge what a user gives (theirs are the better words), nor
-# those that take rows from a driver (whose flags are 0 and 1). What derives from asyncio's classes gains nothing.
+# those that take rows from a driver (whose flags are 0 and 1). Nor those that define a Struct which is decoded: its
+# annotations do not outlive compiling. What derives from asyncio's classes gains nothing.
 ROOMS = [
     "attempt.py",
     "clock.py",

@@ -26,11 +26,14 @@ app = typer.Typer(
 def _print_version(asked: bool) -> None:
     if asked:
         from importlib.metadata import PackageNotFoundError, version
+        from importlib.util import find_spec
 
         from perdure.cli.output import say
 
+        spec = find_spec("perdure.runner.ledger")  # one of the rooms that may be compiled
+        compiled = spec is not None and not (spec.origin or "").endswith(".py")
         try:
-            say(f"perdure {version('perdure')}")
+            say(f"perdure {version('perdure')}{', compiled' if compiled else ''}")
         except PackageNotFoundError:
             say("perdure, not installed")
         raise typer.Exit
