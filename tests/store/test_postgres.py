@@ -319,6 +319,40 @@ def test_much_mail_and_many_children_are_looked_up_one_by_one(postgres_url: str)
     on(postgres_url, test)
 
 
+def test_many_who_begin_to_wait_for_a_topic_are_looked_up_one_by_one(postgres_url: str) -> None:
+    """With plans as they are made when tables are still small: no table is gone through for each write, or the other
+    way round, which would take minutes for a thousand of each."""
+    target = target_of(postgres_url)
+    many = 200
+    ids = [f"reader-{n}" for n in range(many)]
+    batches: list[list[Write]] = [
+        [*waiting("warm"), publish("e0")],
+        [*waiting("warm-2"), publish("e2"), observed(run("warm-3", owner="a")), settle("warm", told=(ABOVE,))],
+        [run(id, owner="a") for id in ids],
+        [receive(0, "t", id=id) for id in ids],
+        [publish("e1")],
+        [observed(run(f"child-{id}", owner="a")) for id in ids],
+        [turn(0, id=f"child-{id}", patch=succeeded()) for id in ids],
+        [settle(f"child-{id}", told=(ABOVE,)) for id in ids],
+        [settle(f"child-{id}", returned=(1,)) for id in ids],
+    ]
+
+    async def test(store: PostgresStore) -> None:
+        plans: list[str] = []
+        connection = await asyncpg.connect(target.dsn)
+        connection.add_log_listener(lambda _, message: plans.append(str(message)))
+        await connection.execute(EXPLAIN_ALL + "; SET auto_explain.log_analyze = on")
+        for number, batch in enumerate(batches):
+            await connection.fetch(sql(postgres_batch.COMMIT, target), *postgres_batch.arguments(batch))
+            if number == 0:
+                await connection.execute("ANALYZE")
+        await connection.close()
+        repeated = [(int(times), plan) for plan in plans for times in re.findall(r"loops=(\d+)", plan)]
+        assert [plan for times, plan in repeated if times > 2 * many] == []
+
+    on(postgres_url, test)
+
+
 # --- one schema, many processes --------------------------------------------------------------------------------------
 
 

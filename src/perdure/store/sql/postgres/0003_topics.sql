@@ -7,16 +7,28 @@
 -- stored nothing, and is tried again (lock_not_available). A subscription changes only under the lock of its run, and
 -- is looked at again under that lock before it gets an event.
 
+-- The topics to which writes of this batch give assignments back. Each is looked up by itself, here and below, which
+-- `OFFSET 0` sees to: a plan that was made while there were few runs may go through all of them for each write.
+CREATE FUNCTION given_back(writes jsonb) RETURNS SETOF text LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT i.name
+    FROM (
+        SELECT w->>'run_id' AS run_id, n::bigint AS number
+        FROM jsonb_array_elements(writes) AS w
+        CROSS JOIN LATERAL jsonb_array_elements_text(coalesce(w->'returned', w->'extras'->'returned')) AS n
+        WHERE w->>'kind' IN ('turn', 'settle')
+        OFFSET 0
+    ) AS g
+    CROSS JOIN LATERAL (SELECT x.no FROM runs x WHERE x.id = g.run_id OFFSET 0) AS r
+    CROSS JOIN LATERAL (
+        SELECT x.name FROM inbox x WHERE x.run_no = r.no AND x.number = g.number AND x.kind = 'assignment' OFFSET 0
+    ) AS i;
+END;
+
 -- Lock topics by name, those of returned assignments too; makes the ones that are not there.
 CREATE FUNCTION lock_topics(names text[], writes jsonb) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    names := names || ARRAY(
-        SELECT DISTINCT i.name
-        FROM jsonb_array_elements(writes) AS w
-        CROSS JOIN jsonb_array_elements_text(coalesce(w->'returned', w->'extras'->'returned')) AS returned (number)
-        JOIN runs r ON r.id = w->>'run_id'
-        JOIN inbox i ON i.run_no = r.no AND i.number = returned.number::bigint AND i.kind = 'assignment'
-        WHERE w->>'kind' IN ('turn', 'settle'));
+    names := names || ARRAY(SELECT DISTINCT g.topic FROM given_back(writes) AS g (topic));
     INSERT INTO topics (name)
     SELECT DISTINCT n.name FROM unnest(names) AS n (name)
     WHERE NOT EXISTS (SELECT FROM topics t WHERE t.name = n.name COLLATE "C")
@@ -29,18 +41,12 @@ $$;
 -- The runs to which writes of this batch will most likely assign events.
 CREATE FUNCTION first_in_lines(writes jsonb) RETURNS text[] LANGUAGE sql STABLE
 BEGIN ATOMIC
-    SELECT array_agg(DISTINCT r.id)
-    FROM (
+    WITH going (topic, page) AS MATERIALIZED (
         SELECT coalesce(w->'event'->>'topic', w->>'topic') AS topic,
                CASE WHEN (w->'event'->>'consume')::boolean THEN 4 ELSE (w->>'page')::bigint END AS page
         FROM jsonb_array_elements(writes) AS w WHERE w->>'kind' IN ('publish', 'fan_out')
         UNION ALL
-        SELECT i.name, 4
-        FROM jsonb_array_elements(writes) AS w
-        CROSS JOIN jsonb_array_elements_text(coalesce(w->'returned', w->'extras'->'returned')) AS returned (number)
-        JOIN runs r ON r.id = w->>'run_id'
-        JOIN inbox i ON i.run_no = r.no AND i.number = returned.number::bigint AND i.kind = 'assignment'
-        WHERE w->>'kind' IN ('turn', 'settle')
+        SELECT g.topic, 4 FROM given_back(writes) AS g (topic)
         UNION ALL
         SELECT moved->'to'->'event'->>'topic', 4
         FROM jsonb_array_elements(writes) AS w CROSS JOIN jsonb_array_elements(w->'moved') AS moved
@@ -48,8 +54,10 @@ BEGIN ATOMIC
         UNION ALL
         SELECT w->'send'->'event'->>'topic', 4
         FROM jsonb_array_elements(writes) AS w WHERE w->>'kind' = 'replay'
-    ) AS going (topic, page)
-    JOIN topics t ON t.name = going.topic
+    )
+    SELECT array_agg(DISTINCT r.id)
+    FROM going
+    CROSS JOIN LATERAL (SELECT x.no FROM topics x WHERE x.name = going.topic OFFSET 0) AS t
     CROSS JOIN LATERAL (
         SELECT s.run_no FROM subscriptions s
         WHERE s.topic_no = t.no
@@ -57,7 +65,7 @@ BEGIN ATOMIC
                                    WHERE e.topic_no = t.no AND e.fan_from IS NOT NULL ORDER BY e.place LIMIT 1), 0)
         ORDER BY s.no LIMIT going.page
     ) AS s
-    JOIN runs r ON r.no = s.run_no;
+    CROSS JOIN LATERAL (SELECT x.id FROM runs x WHERE x.no = s.run_no OFFSET 0) AS r;
 END;
 
 CREATE FUNCTION assignment_id(topic text, place bigint) RETURNS text LANGUAGE sql IMMUTABLE

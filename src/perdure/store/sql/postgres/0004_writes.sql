@@ -40,7 +40,7 @@ BEGIN
         INSERT INTO observers (run_no, observer, target)
         SELECT r.no, c.observer, c.target
         FROM jsonb_to_recordset(given) AS c (id text, observer text, target text)
-        JOIN runs r ON r.id = c.id
+        CROSS JOIN LATERAL (SELECT x.no, x.id FROM runs x WHERE x.id = c.id OFFSET 0) AS r  -- each by itself
         WHERE c.observer IS NOT NULL AND (all_made OR r.id = ANY (made));
     END IF;
     RETURN QUERY
@@ -422,12 +422,20 @@ RETURNS TABLE (at integer, verdict text, number bigint, flag boolean, label text
 LANGUAGE plpgsql AS $$
 DECLARE
     owing bigint[] := ARRAY(
-        SELECT r.no FROM jsonb_to_recordset(given) AS s (run_id text) JOIN runs r ON r.id = s.run_id AND r.unsettled);
+        SELECT r.no FROM jsonb_to_recordset(given) AS s (run_id text)
+        CROSS JOIN LATERAL (SELECT x.no FROM runs x WHERE x.id = s.run_id AND x.unsettled OFFSET 0) AS r);
 BEGIN
     DELETE FROM observers o
-    USING jsonb_to_recordset(given) AS s (run_id text, observer text, target text)
-    JOIN runs r ON r.id = s.run_id AND r.unsettled
-    WHERE o.run_no = r.no AND o.observer = s.observer AND o.target = s.target;
+    USING (  -- each is looked up by itself
+        SELECT told.row FROM jsonb_to_recordset(given) AS s (run_id text, observer text, target text)
+        CROSS JOIN LATERAL (SELECT x.no FROM runs x WHERE x.id = s.run_id AND x.unsettled OFFSET 0) AS r
+        CROSS JOIN LATERAL (
+            SELECT x.ctid FROM observers x
+            WHERE x.run_no = r.no AND x.observer = s.observer AND x.target = s.target OFFSET 0
+        ) AS told (row)
+        OFFSET 0
+    ) AS told
+    WHERE o.ctid = told.row;
     UPDATE runs r  -- OFFSET: each is asked for by itself, instead of all unread mail that there is
     SET unsettled = r.orphans
         OR EXISTS (SELECT FROM observers o WHERE o.run_no = r.no)
