@@ -173,7 +173,12 @@ class Cluster:
     """Six nodes on this machine: three primaries, each with a replica."""
 
     def __init__(self, folder: Path) -> None:
-        settings = {"cluster_enabled": "yes", "cluster_node_timeout": "2000", "cluster_announce_ip": "127.0.0.1"}
+        settings = {
+            "cluster_enabled": "yes",
+            "cluster_node_timeout": "2000",
+            "cluster_announce_ip": "127.0.0.1",
+            "repl_diskless_sync_delay": "0",  # no other replica will come that would be worth waiting for
+        }
         self.nodes = [Server(folder / f"node-{n}", **settings) for n in range(6)]
 
     @property

@@ -6,12 +6,15 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from redis.asyncio import Connection
 
 from perdure.errors import StoreError
 from perdure.store.base import Answer, Committed, Created
 from perdure.store.redis import RedisStore
+from perdure.store.redis_server import RedisServer, address_of
 from perdure.testing import StoreContract
 from perdure.testing.contract.kit import SHARDS, entry, run, turn, worker
 from tests.servers.redis import Cluster, new_prefix, with_options
@@ -71,8 +74,58 @@ async def _patiently(call: Callable[[], Awaitable[list[Answer]]]) -> list[Answer
         except StoreError as error:
             if not error.retryable:
                 raise
+            last = error
             await asyncio.sleep(0.1)
-    raise AssertionError("nobody took over")
+    raise AssertionError("nobody took over") from last
+
+
+def test_a_client_that_has_lost_its_nodes_asks_the_one_that_has_the_key(cluster: Cluster) -> None:
+    async def scenario() -> None:
+        server = RedisServer(address_of(cluster.url))
+        await server.connect()
+        try:
+            await server.client.aclose()  # as it does by itself when a primary is lost
+            await asyncio.gather(*(server.ask("EVAL", "return 1", 1, f"key {n}") for n in range(50)))
+        finally:
+            await server.close()
+
+    before = _misdirected(cluster)
+    asyncio.run(scenario())
+    assert _misdirected(cluster) == before
+
+
+def test_a_client_whose_last_call_failed_leaves_no_connection(cluster: Cluster) -> None:
+    async def ask_all(server: RedisServer) -> None:
+        for n in range(20):
+            await server.ask("EVAL", "return 1", 1, f"key {n}")
+
+    async def scenario() -> None:
+        server = RedisServer(address_of(cluster.url))
+        await server.connect()
+        try:
+            await ask_all(server)
+            cluster.nodes[0].command("CLIENT", "KILL", "TYPE", "normal")
+            with pytest.raises(StoreError, match="cannot be reached"):
+                await ask_all(server)
+        finally:
+            await server.close()
+        assert not any(connection.is_connected for connection in connections)
+
+    connections: list[Connection] = []
+    with pytest.MonkeyPatch.context() as patch:
+        begin = Connection.__init__
+
+        def recorded(self: Connection, *args: Any, **settings: Any) -> None:
+            begin(self, *args, **settings)
+            connections.append(self)
+
+        patch.setattr(Connection, "__init__", recorded)
+        asyncio.run(scenario())
+    assert len(connections) > 3
+
+
+def _misdirected(cluster: Cluster) -> list[bytes]:
+    return [line for node in cluster.nodes for line in node.command("INFO", "errorstats").split() if b"MOVED" in line]
 
 
 def test_runs_are_spread_over_the_primaries(cluster: Cluster) -> None:

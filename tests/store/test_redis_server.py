@@ -17,6 +17,7 @@ from perdure.records import RunStatus, TurnExtras
 from perdure.store.base import Committed, Created, Delivered, Gone, Moved, Published, Replay, Write
 from perdure.store.redis import RedisStore
 from perdure.store.redis_server import address_of
+from perdure.store.redis_slices import gathered
 from perdure.testing.contract.kit import (
     assigned,
     entry,
@@ -373,6 +374,25 @@ def test_a_connection_that_another_call_closed_is_worth_another_try(monkeypatch:
 
     with prefix_of_its_own() as url:
         asyncio.run(scenario(url))
+
+
+def test_nobody_hears_of_a_failure_before_all_slices_have_answered() -> None:
+    answered: list[str] = []
+
+    async def slow() -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        answered.append("slow")
+
+    async def failing() -> None:
+        raise StoreError("away", retryable=True)
+
+    async def scenario() -> None:
+        with pytest.raises(StoreError, match="away"):
+            await gathered([failing(), slow()])
+        assert answered == ["slow"]
+
+    asyncio.run(scenario())
 
 
 def test_a_store_that_is_not_open_says_so() -> None:

@@ -130,7 +130,7 @@ class RedisServer:
         await alone.aclose()
         self._client = RedisCluster.from_url(self.address.url, **_settings(self.address.url))
         async with self._explained(self._client):
-            await self._client.initialize()
+            pass  # but find the other nodes
 
     def _alone(self) -> Redis:
         settings = {"max_connections": CONNECTIONS, "timeout": CALL_TIMEOUT, **_settings(self.address.url)}
@@ -138,6 +138,9 @@ class RedisServer:
 
     async def close(self) -> None:
         client, self._client = self._client, None
+        if isinstance(client, RedisCluster):
+            for nodes in ("nodes_cache", "startup_nodes"):  # its own `aclose` closes none if the last call has failed
+                await client.nodes_manager.aclose(nodes)
         if client is not None:
             await client.aclose()
 
@@ -215,6 +218,10 @@ class RedisServer:
         task = asyncio.current_task()
         cancelled = task.cancelling() if task is not None else 0
         try:
+            if isinstance(client, RedisCluster):
+                # One that does not know its nodes would send a script to any of them, and close all its connections
+                # when it hears too often that it was the wrong one: after a failover it might never find back.
+                await client.initialize()
             yield
             if task is not None and task.cancelling() > cancelled:
                 raise asyncio.CancelledError  # the driver has lost it: `wait_for` of 3.11 prefers an answer to a cancel

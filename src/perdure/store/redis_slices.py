@@ -159,7 +159,9 @@ def _urgency(post: Post) -> float:
 
 
 async def gathered(calls: Iterable[Any]) -> list[Any]:
-    """The results of calls to different slices, not too many at once."""
+    """The results of calls to different slices, not too many at once. If one fails, its error, once all have ended:
+    nobody is asked again while an earlier question is still on its way.
+    """
     pending = list(calls)
     if len(pending) == 1:  # sent before anything else happens here: the server works while the engine goes on
         return [await pending[0]]
@@ -174,7 +176,11 @@ async def gathered(calls: Iterable[Any]) -> list[Any]:
         task.add_done_callback(lambda done: call.close())  # one that was cancelled before there was room has not begun
         return task
 
-    return await asyncio.gather(*map(begun, pending))
+    results = await asyncio.gather(*map(begun, pending), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
 
 
 def encoded(value: Any) -> bytes:
