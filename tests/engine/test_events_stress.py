@@ -291,9 +291,10 @@ def test_every_accepted_event_is_accounted_for_once(kind: str, seed: int, tmp_pa
             assert await harness.store.unfinished() == []
             assert storm.deaths > 0
             assert len(accepted) > 300 * share
-            if share == 1.0:  # all of it has happened
+            if share == 1.0:
                 assert len(found.received) > 100
                 assert storm.deaths > 3
+            if kind == "memory":  # where a seed is one course: all of it has happened
                 assert found.letters
                 assert found.waiting
                 assert storm.ledger.replayed.intersection(found.received)
