@@ -67,7 +67,7 @@ PEER = Peer(
     adapter=Absurd,
     variants={"": Variant("PostgreSQL", ("noop10", "latency"), needs=("postgres",))},
     settings=f"defaults, but for {AT_ONCE} tasks at a time",
-    python=("absurd-sdk", "absurdctl"),
+    python=("absurd-sdk", "absurdctl", "uvloop"),
     cannot={
         "recovery": "a task of a dead worker is taken up after its claim's time limit, two minutes by default",
         "fanout": "a task has no steps at once, and waiting for another task of the same queue is refused",

@@ -120,5 +120,5 @@ PEER = Peer(
         "postgres-sync": Variant("PostgreSQL, threads", _SYNC, needs=("postgres",)),
     },
     settings="defaults; runs are called in the process that executes them",
-    python=("dbos",),
+    python=("dbos", "uvloop"),
 )

@@ -24,6 +24,7 @@ from benchmarks.chores import STEPS, Gate, noop
 from benchmarks.engines import Adapter, Peer, Variant
 from benchmarks.environments import node_program
 from benchmarks.harness import Setting
+from benchmarks.loops import use_the_quick_loop
 
 PATIENCE = 60.0  # seconds until the server must answer
 SERVICE = "bench"
@@ -130,6 +131,7 @@ def serve(port: int, folder: Path) -> None:
     config.errorlog = None
     # What its documentation recommends for production; but one process, as every engine here has.
     config.h2_max_concurrent_streams = config.keep_alive_max_requests = config.keep_alive_timeout = 2**31 - 1
+    use_the_quick_loop()
     asyncio.run(hypercorn.serve(_app(Gate(folder)), config))
 
 
@@ -172,7 +174,7 @@ PEER = Peer(
     adapter=Restate,
     variants={"": Variant("", ("noop10", "latency", "recovery", "fanout"))},
     settings="one node with its defaults, one process of hypercorn; in `recovery` the server lives on",
-    python=("restate-sdk", "hypercorn", "aiohttp"),
+    python=("restate-sdk", "hypercorn", "aiohttp", "uvloop"),
     node=("@restatedev/restate-server",),
     beside=server,
 )
