@@ -55,6 +55,7 @@ async def write_raw(transactions: Sequence[Transaction], path: Path) -> list[flo
     await store.open(shards=_SHARDS)
     await store.close()
     connection = sqlite_file.connect(str(path), synchronous="full", busy_timeout=5.0)
+    connection.execute("PRAGMA wal_autocheckpoint = 4000")  # as seldom as the store does it
     seconds = []
     for transaction in transactions:
         began = perf_counter()

@@ -68,7 +68,7 @@ class SqliteStore:
         self._writer: ConnectionThread | None = None
         self._reader: ConnectionThread | None = None
         self._data_version: int | None = None
-        self._memory = StandingMemory()  # touched by the writer's thread only
+        self._memory = StandingMemory()  # touched only with the use of the writer's connection
 
     # opening and closing
 
@@ -86,7 +86,11 @@ class SqliteStore:
         sqlite_file.check_path(self._path)
         self._sole_use.take_if_needed()
         self._writer = ConnectionThread(
-            "perdure-sqlite-writer", self._connect, look_around=self._look_around, interval=POLL_INTERVAL
+            "perdure-sqlite-writer",
+            self._connect,
+            look_around=self._look_around,
+            interval=POLL_INTERVAL,
+            undone=self._memory.forget,
         )
         self._reader = ConnectionThread("perdure-sqlite-reader", partial(self._connect, read_only=True))
         self._writer.start()
@@ -128,12 +132,12 @@ class SqliteStore:
     async def commit(self, batch: Sequence[Write]) -> list[Answer]:
         rules.check_batch(batch)
 
-        def work(connection: apsw.Connection) -> list[Answer]:
-            answers, changed = sqlite_commit.commit(connection, batch, self._memory)
-            self._tell(changed)
-            return answers
+        def work(connection: apsw.Connection) -> tuple[list[Answer], frozenset[str]]:
+            return sqlite_commit.write(connection, batch, self._memory)
 
-        return await self._write(work, remembers=True)
+        answers, changed = await self._thread(self._writer).transact(work, size=len(batch))
+        self._tell(changed)
+        return answers
 
     async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
         return await self._read(lambda connection: sqlite_queries.load(connection, ids))
@@ -241,14 +245,14 @@ class SqliteStore:
 
     # the threads
 
-    async def _write(self, work: Work[T], *, remembers: bool = False) -> T:
-        """Have the writer's thread do it; whatever is no commit may change runs behind the memory's back."""
+    async def _write(self, work: Work[T]) -> T:
+        """Have the writer's thread do what is no batch, and may change runs behind the memory's back."""
 
         def forgetful(connection: apsw.Connection) -> T:
             self._memory.forget()
             return work(connection)
 
-        return await self._thread(self._writer).call(work if remembers else forgetful)
+        return await self._thread(self._writer).call(forgetful)
 
     async def _read(self, work: Work[T]) -> T:
         return await self._thread(self._reader).call(work)

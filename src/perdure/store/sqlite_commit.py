@@ -116,18 +116,15 @@ _ORDER = (
 )
 
 
-def commit(
+def write(
     connection: apsw.Connection, batch: Sequence[Write], memory: StandingMemory
 ) -> tuple[list[Answer], frozenset[str]]:
-    """Carry out the batch in one transaction; the answers, and the runs that others will want to know of."""
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-        writer = BatchWriter(connection, memory)
-        answers = [answer for part in _parts(batch) for answer in writer.carry_out(part)]
-        connection.execute("COMMIT")
-    except BaseException:
-        memory.forget()
-        raise
+    """Write a batch within the transaction of the caller, who has the memory forget if it is not committed.
+
+    The answers, and the runs that others will want to know of.
+    """
+    writer = BatchWriter(connection, memory)
+    answers = [answer for part in _parts(batch) for answer in writer.carry_out(part)]
     return answers, frozenset(writer.changed)
 
 

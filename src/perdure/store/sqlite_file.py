@@ -32,7 +32,6 @@ def connect(path: str, *, synchronous: str, busy_timeout: float, read_only: bool
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     with _explained(path):
         connection.execute(f"PRAGMA synchronous = {synchronous}")
-        connection.execute("PRAGMA wal_autocheckpoint = 4000")
         connection.execute("PRAGMA cache_size = -16000")
         connection.execute(f"PRAGMA query_only = {read_only}")
     return connection
