@@ -59,6 +59,7 @@ class WatchedStore(SqliteStore):
 
     async def commit(self, batch: Sequence[Write]) -> list[Answer]:
         self.calls["commit"] += 1
+        self.calls["all"] += 1
         self.writes += len(batch)
         if self.recording is not None:
             self.recording.batches.append(tuple(batch))
@@ -73,11 +74,11 @@ class WatchedStore(SqliteStore):
             self.recording.worker = worker
         return await super().join(worker)
 
-    # Every call goes through one of these two.
+    # Every other call goes through one of these two.
 
-    async def _write(self, work: Callable[[apsw.Connection], T], *, remembers: bool = False) -> T:
+    async def _write(self, work: Callable[[apsw.Connection], T]) -> T:
         self.calls["all"] += 1
-        return await super()._write(work, remembers=remembers)
+        return await super()._write(work)
 
     async def _read(self, work: Callable[[apsw.Connection], T]) -> T:
         self.calls["all"] += 1

@@ -28,7 +28,7 @@ class InPlace(ConnectionThread):
 
     async def call(self, work: Callable[[Any], Any]) -> Any:
         job = _Job(work)
-        self._carry_out(job)  # type: ignore[arg-type]
+        self._carry_out(job)()  # type: ignore[arg-type]
         if job.error is not None:
             raise job.error
         return job.answer

@@ -25,7 +25,7 @@ from perdure.store import (
 )
 from perdure.store.base import Committed, Store, Write
 from perdure.store.sqlite import SqliteStore
-from perdure.store.sqlite_thread import as_store_error
+from perdure.store.sqlite_errors import as_store_error
 from perdure.testing.contract.kit import (
     claim,
     entry,

@@ -2,8 +2,7 @@
 
 SQLite blocks, so that it is kept off the event loop; and a connection serves one thread at a time. Work is a function
 of the connection; its answer comes back on the event loop of the caller. Whatever a piece of work raises, the
-transaction is rolled back and the next one finds the connection usable. The errors of SQLite become `StoreError`s here,
-and nowhere else.
+transaction is rolled back and the next one finds the connection usable. Callers get SQLite's errors as `StoreError`s.
 
 To have another thread do something takes longer than most of what there is to do: it is woken, wakes its caller in
 turn, and each waits for Python's global lock. So the rows of a transaction (`transact`) are written by the caller while
@@ -25,30 +24,19 @@ from typing import Any, TypeVar
 import apsw
 
 from perdure.clock import SYSTEM_CLOCK
-from perdure.errors import PerdureError, StoreError
+from perdure.errors import StoreError
+from perdure.store.sqlite_errors import as_store_error
 
 T = TypeVar("T")
 Connect = Callable[[], apsw.Connection]
 Work = Callable[[apsw.Connection], T]
 
-_RETRYABLE = (
-    apsw.BusyError,
-    apsw.LockedError,
-    apsw.IOError,
-    apsw.FullError,
-    apsw.CantOpenError,
-    apsw.InterruptError,
-    apsw.ProtocolError,
-    apsw.NoMemError,
-    apsw.SchemaChangeError,
-)
-
 _POLL_AFTER_JOBS = 16  # a thread that is never idle still looks around now and then
-_FEW = 8  # writes: the next batch is not waiting yet
-_MANY = 200  # writes that would keep the event loop from everything else for too long
-_LOG_PAGES = 4000  # after so many the log is written back into the file
-_QUICK = 0.002  # seconds for which a commit may hold up the caller's event loop
-_AFTER_A_SLOW_ONE = 200  # commits that are left to the thread
+FEW = 8  # writes: the next batch is not waiting yet
+MANY = 200  # writes that would keep the event loop from everything else for too long
+LOG_PAGES = 4000  # after so many the log is written back into the file
+QUICK = 0.002  # seconds for which a commit may hold up the caller's event loop
+AFTER_A_SLOW_ONE = 200  # commits that are left to the thread
 
 
 class _Job:
@@ -105,10 +93,10 @@ class ConnectionThread:
 
     async def transact(self, work: Work[T], *, size: int) -> T:
         """Have a work of so many writes done between BEGIN and COMMIT, here as far as that is quicker."""
-        written = self._begin_here(work) if size <= _MANY else None
+        written = self._begin_here(work) if size <= MANY else None
         if written is None:
             return await self.call(partial(_transact, work))
-        if size > _FEW and (commit := self._leave_to_the_thread()):
+        if size > FEW and (commit := self._leave_to_the_thread()):
             await commit.future
         else:
             self._commit_here()
@@ -134,30 +122,35 @@ class ConnectionThread:
     # in the caller's thread
 
     def _begin_here(self, work: Work[T]) -> tuple[T] | None:
-        """A transaction that only has to be committed, and the use of the connection; None if it cannot be had."""
+        """What the work gave, in a transaction that is still to be committed; None if it has not been done."""
         if self._slow:
             self._slow -= 1
             return None
-        if self._stopped or os.getpid() != self._pid or not self._in_use.acquire(blocking=False):
-            return None
-        connection = self._connection
-        if connection is None or self._begun is not None or not self._jobs.empty():
-            self._in_use.release()
+        if os.getpid() != self._pid or not self._in_use.acquire(blocking=False):
             return None
         try:
-            connection.set_busy_timeout(0)
-            try:
-                connection.execute("BEGIN IMMEDIATE")
-            finally:
-                connection.set_busy_timeout(self._patience)
-            return (work(connection),)
-        except apsw.BusyError:  # somebody else writes: the thread can wait
-            self._in_use.release()
-            return None
+            if self._stopped or self._begun is not None or not self._jobs.empty() or not self._locks_at_once():
+                self._in_use.release()
+                return None
+            assert self._connection is not None
+            return (work(self._connection),)
         except BaseException as error:
-            self._roll_back()
-            self._in_use.release()
-            raise as_store_error(error) from error
+            self._give_up(error)
+            raise
+
+    def _locks_at_once(self) -> bool:
+        """BEGIN, if nobody else writes; the thread can wait for others, the caller's event loop cannot."""
+        connection = self._connection
+        if connection is None:
+            return False
+        connection.set_busy_timeout(0)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except apsw.BusyError:
+            return False
+        finally:
+            connection.set_busy_timeout(self._patience)
+        return True
 
     def _commit_here(self) -> None:
         assert self._connection is not None
@@ -165,18 +158,26 @@ class ConnectionThread:
         try:
             self._connection.execute("COMMIT")
         except BaseException as error:
-            self._roll_back()
-            raise as_store_error(error) from error
-        finally:
-            self._in_use.release()
-        if SYSTEM_CLOCK.now() - began > _QUICK:
-            self._slow = _AFTER_A_SLOW_ONE
-        if self._log_pages > _LOG_PAGES:
-            with self._lock:
-                self._jobs.put(_NOTHING)  # after which the thread writes the log back
+            self._give_up(error)
+            raise
+        self._in_use.release()
+        if SYSTEM_CLOCK.now() - began > QUICK:
+            self._slow = AFTER_A_SLOW_ONE
+        if self._log_pages > LOG_PAGES:
+            self._jobs.put(_NOTHING)  # after which the thread writes the log back
+
+    def _give_up(self, error: BaseException) -> None:
+        self._roll_back()
+        self._in_use.release()
+        outcome = as_store_error(error)
+        if outcome is not error:
+            raise outcome
 
     def _leave_to_the_thread(self) -> _Job | None:
-        """Hand over the commit with the use of the connection, once the thread is inside of it and needs no lock."""
+        """Hand over the commit, and with it the use of the connection; None if the thread is about to end.
+
+        Comes back when the thread is inside of the commit: it would not get Python's lock before the caller waits.
+        """
         inside = threading.Lock()
         inside.acquire()
 
@@ -207,34 +208,34 @@ class ConnectionThread:
             if job is None:
                 break
             with self._in_use:
-                self._go_on(job)
+                answers = self._go_on(job)
+            for answer in answers:  # those who get them find the connection free
+                answer()
+            if self._log_pages > LOG_PAGES:
+                self._write_back()
             since_looking += 1
             if since_looking == _POLL_AFTER_JOBS:
                 since_looking = 0
                 self._look()
-        if self._connection is not None:
-            with contextlib.suppress(apsw.Error):
-                close_cleanly(self._connection)
+        with self._in_use:
+            if self._connection is not None:
+                with contextlib.suppress(apsw.Error):
+                    close_cleanly(self._connection)
 
-    def _go_on(self, job: _Job) -> None:
+    def _go_on(self, job: _Job) -> list[Callable[[], None]]:
         begun, self._begun = self._begun, None
-        if begun is not None:
-            self._carry_out(begun)
-        if job is not _NOTHING:
-            self._carry_out(job)
-        if self._log_pages > _LOG_PAGES:
-            self._write_back()
+        return [self._carry_out(each) for each in (begun, job) if each is not None and each is not _NOTHING]
 
-    def _carry_out(self, job: _Job) -> None:
+    def _carry_out(self, job: _Job) -> Callable[[], None]:
+        """Do the work; what comes back tells the answer."""
         try:
             if self._connection is None:
                 self._connection = self._connected()
             answer = job.work(self._connection)
         except BaseException as error:
             self._roll_back()
-            _answer(job, job.future.set_exception, as_store_error(error))
-        else:
-            _answer(job, job.future.set_result, answer)
+            return partial(_answer, job, job.future.set_exception, as_store_error(error))
+        return partial(_answer, job, job.future.set_result, answer)
 
     def _connected(self) -> apsw.Connection:
         connection = self._connect()
@@ -247,10 +248,10 @@ class ConnectionThread:
         return apsw.SQLITE_OK
 
     def _write_back(self) -> None:
-        """Write the log back into the file, as SQLite would within a commit, but while no caller waits for it."""
+        """Write the log back into the file, as SQLite would within a commit, for which somebody would wait."""
         self._log_pages = 0
-        if self._connection is not None:
-            with contextlib.suppress(apsw.Error):
+        with self._in_use, contextlib.suppress(apsw.Error):
+            if self._connection is not None:
                 self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def _look(self) -> None:
@@ -303,25 +304,3 @@ def close_cleanly(connection: apsw.Connection) -> None:
     """Close, writing the log back into the file if this is the last connection to it."""
     connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
     connection.close(force=True)
-
-
-def as_store_error(error: BaseException) -> BaseException:
-    """What the callers of a store see: ours as they are, SQLite's by whether the same call may succeed later."""
-    if isinstance(error, PerdureError):
-        return error
-    if isinstance(error, _RETRYABLE):
-        return _caused(StoreError(f"SQLite could not do it now ({_describe(error)})", retryable=True), error)
-    if isinstance(error, UnicodeError):
-        return _caused(StoreError(f"text that is not valid Unicode cannot be stored: {error}"), error)
-    if isinstance(error, (apsw.Error, ValueError, TypeError, OverflowError)):
-        return _caused(StoreError(f"SQLite refused it ({_describe(error)})"), error)
-    return error
-
-
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _caused(outcome: StoreError, cause: BaseException) -> StoreError:
-    outcome.__cause__ = cause
-    return outcome
