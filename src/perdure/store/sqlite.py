@@ -1,9 +1,10 @@
 """The store in a SQLite file: one machine, any number of processes.
 
 One thread writes and one reads, each with its own connection; the file is in WAL mode, so that neither waits for the
-other. What of a batch is quicker done by the thread that asks for it is done there (`sqlite_thread`). `synchronous="full"` makes every commit durable against power loss; "normal" only against
-a crash of the process, "off" not even against one of the machine's. Commits of other processes are noticed by polling
-`PRAGMA data_version` while the writer has nothing to do.
+other. What of a batch is quicker done by the thread that asks for it is done there (`sqlite_thread`).
+`synchronous="full"` makes every commit durable against power loss; "normal" only against a crash of the process, "off"
+not even against one of the machine's. Commits of other processes are noticed by polling `PRAGMA data_version` while the
+writer has nothing to do.
 """
 
 from __future__ import annotations
