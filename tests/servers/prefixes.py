@@ -15,6 +15,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 
 from perdure.clock import Clock
 from perdure.store.redis import RedisStore
+from perdure.store.redis_link import Link
 from tests.servers.endings import when_the_loop_ends
 from tests.servers.redis import shared_url, with_options
 
@@ -22,6 +23,14 @@ _SESSION = f"t-{os.urandom(6).hex()}"
 _numbers = count()
 _lent: list[str] = []
 _pools: WeakKeyDictionary[asyncio.AbstractEventLoop, BlockingConnectionPool] = WeakKeyDictionary()
+_links: WeakKeyDictionary[asyncio.AbstractEventLoop, Link] = WeakKeyDictionary()
+
+
+class SharedLink(Link):
+    """Closed when the loop ends, and not with the first store that is."""
+
+    async def close(self) -> None:
+        return
 
 
 class BorrowedStore(RedisStore):
@@ -31,11 +40,14 @@ class BorrowedStore(RedisStore):
         super().__init__(url, clock=clock)
         self.url = url
         self._server._alone = _client  # type: ignore[method-assign]
+        self._server._linked = _linked  # type: ignore[method-assign]
 
     async def open(self, *, shards: int) -> None:
         loop = asyncio.get_running_loop()
         if loop not in _pools:
             _pools[loop] = BlockingConnectionPool.from_url(shared_url())
+            _links[loop] = SharedLink(_pools[loop], 50, 30.0)
+            await when_the_loop_ends(_links[loop].drop_idle)
             await when_the_loop_ends(_pools[loop].disconnect)
         await super().open(shards=shards)
 
@@ -43,6 +55,10 @@ class BorrowedStore(RedisStore):
 def _client() -> Redis:
     """One that leaves its connections to the others when it is closed."""
     return Redis(connection_pool=_pools[asyncio.get_running_loop()])
+
+
+def _linked(client: Redis) -> Link:
+    return _links[asyncio.get_running_loop()]
 
 
 def borrow(clock: Clock) -> BorrowedStore:

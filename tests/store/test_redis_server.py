@@ -361,13 +361,13 @@ def test_a_connection_that_another_call_closed_is_worth_another_try(monkeypatch:
 
     async def scenario(url: str) -> None:
         async with opened(url) as store:
-            client = store._server.client
+            assert store._server._link is not None
 
             async def cut_off(*command: object) -> None:
                 writer = None
                 writer.writelines(command)  # type: ignore[attr-defined]  # as redis-py does it
 
-            monkeypatch.setattr(client, "evalsha", cut_off)
+            monkeypatch.setattr(store._server._link, "execute", cut_off)
             assert "cut off" in str(await retryable(store.commit([run()])))
             monkeypatch.undo()
             assert await store.commit([run()]) == [Created(owned=False)]

@@ -24,6 +24,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from perdure.errors import StoreError
+from perdure.store.redis_link import Link
 
 LOGGER = logging.getLogger("perdure.store")
 OLDEST = (6, 2)
@@ -111,6 +112,7 @@ class RedisServer:
         self.address = address
         self.cluster = False
         self._client: Redis | RedisCluster | None = None
+        self._link: Link | None = None  # None to a cluster
 
     async def connect(self) -> None:
         """Connect, and refuse a server that would lose what it has acknowledged."""
@@ -123,6 +125,7 @@ class RedisServer:
             self.cluster = bool(int(found.get("cluster_enabled", 0)))
             if not self.cluster:
                 self._client = alone
+                self._link = self._linked(alone)
                 return
         except BaseException:
             await alone.aclose()
@@ -136,7 +139,13 @@ class RedisServer:
         settings = {"max_connections": CONNECTIONS, "timeout": CALL_TIMEOUT, **_settings(self.address.url)}
         return Redis.from_pool(BlockingConnectionPool.from_url(self.address.url, **settings))  # closed with the client
 
+    def _linked(self, client: Redis) -> Link:
+        return Link(client.connection_pool, CONNECTIONS, CALL_TIMEOUT)
+
     async def close(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
         client, self._client = self._client, None
         if isinstance(client, RedisCluster):
             for nodes in ("nodes_cache", "startup_nodes"):  # its own `aclose` closes none if the last call has failed
@@ -152,10 +161,11 @@ class RedisServer:
         """Run a script in the slice of this tag. A server that has not seen it, or was restarted, is given its text."""
         client, wanted = self.client, script(name)
         async with self._explained(client):
+            execute = self._link.execute if self._link is not None else client.execute_command
             try:
-                return await client.evalsha(wanted.sha, 1, tag, *arguments)
+                return await execute("EVALSHA", wanted.sha, 1, tag, *arguments)
             except failures.NoScriptError:
-                return await client.eval(wanted.text, 1, tag, *arguments)
+                return await execute("EVAL", wanted.text, 1, tag, *arguments)
 
     async def ask(self, *command: bytes | str | int) -> Any:
         """A plain command; the first key in it decides which node of a cluster is asked."""
@@ -226,24 +236,25 @@ class RedisServer:
             if task is not None and task.cancelling() > cancelled:
                 raise asyncio.CancelledError  # the driver has lost it: `wait_for` of 3.11 prefers an answer to a cancel
         except (failures.ConnectionError, failures.TimeoutError, OSError) as error:
-            await _drop_connections(client)
+            await self._drop_connections(client)
             raise StoreError(f"{self.name} cannot be reached ({error})", retryable=not _denied(error)) from error
         except AttributeError as error:
             # So redis-py stumbles where another call has closed the connection that this one was making.
             raise StoreError(f"{self.name} was cut off while it was being reached", retryable=True) from error
         except (failures.RedisError, failures.RedisClusterException) as error:
             if isinstance(error, (failures.ReadOnlyError, failures.ClusterError, failures.RedisClusterException)):
-                await _drop_connections(client)
+                await self._drop_connections(client)
             later = isinstance(error, _LATER) or str(error).startswith(_LATER_WORDS)
             raise StoreError(f"{self.name} refused a call: {error}", retryable=later) from error
 
-
-async def _drop_connections(client: Redis | RedisCluster) -> None:
-    """Those that lie ready are as dead as the one that failed, or lead to a primary that is none any more."""
-    if isinstance(client, RedisCluster):
-        await client.aclose()  # the next call asks again which node has what
-    else:
-        await client.connection_pool.disconnect(inuse_connections=False)
+    async def _drop_connections(self, client: Redis | RedisCluster) -> None:
+        """Those that lie ready are as dead as the one that failed, or lead to a primary that is none any more."""
+        if isinstance(client, RedisCluster):
+            await client.aclose()  # the next call asks again which node has what
+        else:
+            await client.connection_pool.disconnect(inuse_connections=False)
+        if self._link is not None:
+            await self._link.drop_idle()
 
 
 @cache
