@@ -249,9 +249,9 @@ class ConnectionThread:
 
     def _write_back(self) -> None:
         """Write the log back into the file, as SQLite would within a commit, for which somebody would wait."""
-        self._log_pages = 0
         with self._in_use, contextlib.suppress(apsw.Error):
-            if self._connection is not None:
+            if self._connection is not None and self._begun is None:  # else a caller was first: after the next commit
+                self._log_pages = 0
                 self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def _look(self) -> None:
