@@ -77,7 +77,7 @@ def test_what_a_workflow_sends_and_broadcasts_comes_once_whatever_crashes(kind, 
         )
     )
     assert report.outcome == ("returned", [[0, 1, 2, 3], [1, 2, -1], [1, 2, -1]])
-    assert len(report.crashes) >= 2 * report.commits - 4
+    assert len(report.crashes) > 1.5 * report.commits  # how many writes share a commit is a matter of timing
 
 
 @workflow
