@@ -94,7 +94,7 @@ async def test_a_connection_that_was_cut_is_not_used_again() -> None:
 
 @on_a_link
 async def test_a_call_that_is_under_way_when_it_is_closed_leaves_no_connection() -> None:
-    async with linked() as (link, _):
+    async with linked() as (link, pool):
         key = new_prefix()
         waiting = asyncio.create_task(link.execute("BLPOP", key, 60))
         await asyncio.sleep(0.05)
@@ -102,3 +102,4 @@ async def test_a_call_that_is_under_way_when_it_is_closed_leaves_no_connection()
         async with linked() as (other, _):
             await other.execute("LPUSH", key, "here")
         assert await waiting == [key.encode(), b"here"]
+        assert not any(connection.is_connected for connection in pool.made)

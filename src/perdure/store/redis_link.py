@@ -1,7 +1,7 @@
 """Connections to one Redis server that a store's scripts go over.
 
-redis-py makes them and speaks its protocol. What its client does around a command (a pool with a lock, a retry, a task
-for each time-out) takes longer than the server does for a small batch: 570 us for one that takes 410 so.
+redis-py makes them and speaks its protocol. They do without what its client does around a command (a pool with a lock,
+a retry, a task for each time-out): a small write takes 410 us over them, and 570 over the client.
 """
 
 from __future__ import annotations
