@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from asyncio import Future
 from typing import TYPE_CHECKING, Any
 
 from perdure.records import Entry, EntryStatus, ErrorRecord, Work
-from perdure.runner.scheduled import EntryFuture
 
 if TYPE_CHECKING:
     from perdure.questions import Question
@@ -53,7 +53,7 @@ class Pending:
         ordinal: int,
         generation: int,
         started_at: float,
-        future: EntryFuture,
+        future: Future[Any],
         call: StepCall | None,
         fingerprint: bytes | None,
         question: Question | None = None,
@@ -86,7 +86,7 @@ class Pending:
         return f"{self.generation}/{self.location}"
 
     @classmethod
-    def of(cls, record: Entry, future: EntryFuture, call: StepCall | None, question: Question | None) -> Pending:
+    def of(cls, record: Entry, future: Future[Any], call: StepCall | None, question: Question | None) -> Pending:
         """What is on record, asked for again by a replay."""
         pending = cls(
             record.location,
