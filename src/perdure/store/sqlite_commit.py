@@ -222,8 +222,12 @@ class BatchWriter:
             return False
         if run.inbox_last > turn.seen or not turn.entries or not self._is_alive(turn.worker):
             return False
-        self._add_entries(run.no, turn.base + 1, turn.turn_id, turn.entries)
-        run.position = turn.base + len(turn.entries)
+        entries = turn.entries
+        if len(entries) == 1:
+            self._pending[ADD_ENTRY].append(sqlite_rows.entry_row(run.no, turn.base + 1, turn.turn_id, entries[0]))
+        else:
+            self._add_entries(run.no, turn.base + 1, turn.turn_id, entries)
+        run.position = turn.base + len(entries)
         return True
 
     def _flush(self) -> None:
