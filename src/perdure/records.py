@@ -28,10 +28,10 @@ class RunStatus(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
 
-    @property
-    def terminal(self) -> bool:
-        # By identity: asked of every turn, and hashing an enum member runs Python code.
-        return self is RunStatus.SUCCEEDED or self is RunStatus.FAILED or self is RunStatus.CANCELLED
+    terminal: bool
+
+    def __init__(self, value: str) -> None:
+        self.terminal = value in ("succeeded", "failed", "cancelled")
 
 
 class EntryStatus(StrEnum):

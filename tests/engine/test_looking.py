@@ -147,7 +147,7 @@ async def test_unknown_runs(h):
         await anext(aiter(run.watch()))
     await h.settle()
     assert engine._open.hub._for_end == {}
-    assert engine._open.hub._for_change == {}
+    assert engine._open.hub.watched == {}
 
 
 @on_every_store

@@ -101,6 +101,15 @@ def test_a_step_of_a_run_that_is_known_is_one_insert_and_nothing_else(path: str)
     on(path, test)
 
 
+def test_a_run_is_known_from_its_birth(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.commit([run("q", owner="a"), run("r", owner="a"), run("s", owner="a")])
+        assert "SELECT id, no," not in await statements_of(store, turn(0, entry(), id="r"), turn(0, entry("z"), id="q"))
+        assert [[each.entry.location for each in await store.history(id)] for id in "qrs"] == [["z"], ["charge"], []]
+
+    on(path, test)
+
+
 def test_the_end_of_a_plain_run_asks_for_nothing(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         await store.commit([run(owner="a")])

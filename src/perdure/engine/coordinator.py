@@ -378,7 +378,8 @@ class Coordinator:
         resident.committing = False
         if self._claimed_early and (early := self._claimed_early.pop(resident.id, None)) is not None:
             self._loop.call_soon(self.claimed, [early[0]], early[1])
-        self.refused += not isinstance(answer, Committed | StoreError)
+        if not isinstance(answer, (Committed, StoreError)):
+            self.refused += 1
         if self.residents.get(resident.id) is not resident:
             return  # dropped meanwhile
         if isinstance(answer, Committed):

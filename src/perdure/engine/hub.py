@@ -18,25 +18,20 @@ class Hub:
     """Waiters by run id. Those who wait for the end are not woken by every step."""
 
     def __init__(self) -> None:
-        self._for_change: dict[str, set[News]] = {}
+        self.watched: dict[str, set[News]] = {}  # by who waits for more than the end of a run
         self._for_end: dict[str, set[News]] = {}
         self.expects: Callable[[str], bool] = lambda run_id: False  # whether more will be known of a run in a moment
 
-    @property
-    def watched(self) -> bool:
-        """Whether anybody waits for more than the end of a run."""
-        return bool(self._for_change)
-
     def wait(self, run_id: str, *, end: bool) -> News:
         """A future that is set at the run's next change, or end. Make it before reading, so that none is missed."""
-        waiting = self._for_end if end else self._for_change
+        waiting = self._for_end if end else self.watched
         waiter: News = asyncio.get_running_loop().create_future()
         waiting.setdefault(run_id, set()).add(waiter)
         return waiter
 
     def leave(self, run_id: str, waiter: News, *, end: bool) -> None:
         """Stop waiting; whoever waits does so in the end, news or no news."""
-        waiting = self._for_end if end else self._for_change
+        waiting = self._for_end if end else self.watched
         waiters = waiting.get(run_id)
         if waiters is not None:
             waiters.discard(waiter)
@@ -45,9 +40,9 @@ class Hub:
 
     def changed(self, run_ids: Iterable[str] | None, *, ended: bool = True) -> None:
         """These runs have changed, and may have ended; None: any of them."""
-        if not ended and not self._for_change:
+        if not ended and not self.watched:
             return
-        for waiting in (self._for_change, self._for_end) if ended else (self._for_change,):
+        for waiting in (self.watched, self._for_end) if ended else (self.watched,):
             for run_id in list(waiting) if run_ids is None else run_ids:
                 for waiter in list(waiting.get(run_id, ())):
                     if not waiter.done():

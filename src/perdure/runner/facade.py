@@ -354,6 +354,13 @@ class Facade:
     def timer_cancelled(self, location: str) -> None:
         self._ledger.alarms.remove(location)
 
+    def given_up(self, location: str) -> None:
+        self._ledger.given_up(location)
+
+    def wary(self) -> None:
+        """A task that is running has been cancelled, most often by itself."""
+        self._ledger.wary = True
+
     def report_lost(self, scope: str, message: str, error: BaseException | None) -> None:
         if not self.replaying:
             LOGGER.error("run %s at %s: %s", self.facts.id, scope or "its own scope", message, exc_info=error)

@@ -7,7 +7,7 @@ divergence, which holds the run: `held` is set, the loop halts, and the call tha
 from __future__ import annotations
 
 import logging
-from asyncio import events
+from asyncio import Future, events
 from collections.abc import Callable
 from typing import Any
 
@@ -77,6 +77,7 @@ class Ledger:
         "to_start",
         "under_way",
         "waiting",
+        "wary",
     )
 
     def __init__(self, facts: RunFacts, history: History, loop: WorkflowLoop, codec: Codec, strict: bool) -> None:
@@ -112,6 +113,7 @@ class Ledger:
         self.held: Held | None = None
         self.ended = False
         self.seq = 0
+        self.wary = False  # a task has cancelled itself, and may do so again
         self.nursery = Nursery(self, loop, facts.generation, history)
 
     # --- asking
@@ -138,10 +140,7 @@ class Ledger:
         scope.ordinal = ordinal + 1
         location = scope.place(segment)
         self._asked = asked = self._asked + 1
-        future = EntryFuture(loop=loop)
-        loop.number = future.number = loop.number + 1
-        future.location = location
-        future.keeper = self
+        future = self._future(location, plain=call is not None and not self.wary)
         if ordinal <= scope.last_recorded:
             record = scope.recorded.pop(ordinal, None)
             if record is not None:
@@ -170,6 +169,22 @@ class Ledger:
             self.to_start[location] = pending
         return future
 
+    def _future(self, location: str, *, plain: bool) -> Future[Any]:
+        """What a task is to wait on. A plain one is asyncio's own, for which asyncio's tasks have a short way (2 % of a
+        step): it cannot say that it is cancelled, so its task does. Not one that has cancelled itself while it runs:
+        that cancels whatever it waits for next, and says nothing."""
+        loop = self._loop
+        loop.number = number = loop.number + 1  # for a plain one too: what comes after it hashes by the next
+        future: Any
+        if plain:
+            future = Future(loop=loop)
+        else:
+            future = EntryFuture(loop=loop)
+            future.number = number
+            future.keeper = self
+        future.location = location
+        return future  # type: ignore[no-any-return]
+
     def has_asked_for_sleep(self, until: float) -> bool:
         """Whether the next thing on record is a sleep until this moment: since a rewind that may be in the past."""
         scope = self._loop.scope()
@@ -187,10 +202,7 @@ class Ledger:
         if not self.may_ask():
             return self.never()
         loop, location = self._loop, question.segment
-        future = EntryFuture(loop=loop)
-        future.number = loop.next_number()
-        future.location = location
-        future.keeper = self
+        future = self._future(location, plain=False)
         record = self._history.by_location.get(location)
         if record is not None and record.kind == question.kind:
             self.asked_before(record)
@@ -217,7 +229,7 @@ class Ledger:
     def _ask_again(
         self,
         record: Entry,
-        future: EntryFuture,
+        future: Future[Any],
         call: StepCall | None,
         question: Question | None,
         due_at: float | None = None,
@@ -356,7 +368,7 @@ class Ledger:
 
     # --- answering
 
-    def answer(self, future: EntryFuture, call: StepCall | None, question: Question | None, entry: Entry) -> None:
+    def answer(self, future: Future[Any], call: StepCall | None, question: Question | None, entry: Entry) -> None:
         """Give the waiting task its result: always decoded from the record, a new object each time."""
         if question is not None and question.deferred is not None:
             self._deferred_settled(question.deferred, entry)

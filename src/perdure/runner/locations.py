@@ -37,7 +37,7 @@ class Scope:
     def __init__(self, path: str, recorded: dict[int, Entry]) -> None:
         self.path = path
         self.recorded = recorded
-        self.last_recorded = max(recorded, default=-1)
+        self.last_recorded = max(recorded) if recorded else -1
         self.ordinal = 0
         self._counts: dict[str, int] = {}
         self._randoms: dict[str, random.Random] = {}

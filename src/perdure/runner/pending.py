@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from asyncio import Future
 from typing import TYPE_CHECKING, Any
 
 from perdure.records import Entry, EntryStatus, ErrorRecord, Work
-from perdure.runner.scheduled import EntryFuture
 
 if TYPE_CHECKING:
     from perdure.questions import Question
     from perdure.steps import StepCall
+
+PENDING = EntryStatus.PENDING  # by the name of its class a member costs 850 instructions on 3.11
 
 
 class Pending:
@@ -53,7 +55,7 @@ class Pending:
         ordinal: int,
         generation: int,
         started_at: float,
-        future: EntryFuture,
+        future: Future[Any],
         call: StepCall | None,
         fingerprint: bytes | None,
         question: Question | None = None,
@@ -86,7 +88,7 @@ class Pending:
         return f"{self.generation}/{self.location}"
 
     @classmethod
-    def of(cls, record: Entry, future: EntryFuture, call: StepCall | None, question: Question | None) -> Pending:
+    def of(cls, record: Entry, future: Future[Any], call: StepCall | None, question: Question | None) -> Pending:
         """What is on record, asked for again by a replay."""
         pending = cls(
             record.location,
@@ -102,7 +104,7 @@ class Pending:
             question,
         )
         pending.detail = record.detail
-        pending.seq = record.seq if record.status is EntryStatus.PENDING else None
+        pending.seq = record.seq if record.status is PENDING else None
         pending.attempts = record.attempts
         pending.due_at = record.due_at
         pending.error = record.error
@@ -120,7 +122,7 @@ class Pending:
         settled_at: float | None = None,
     ) -> Entry:
         """The record of it as it stands."""
-        if status is EntryStatus.PENDING:
+        if status is PENDING:
             seq = self.seq
         return Entry(
             self.location,

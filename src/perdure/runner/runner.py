@@ -163,6 +163,8 @@ class Runner(Taking):
 
     def _check_all_asked(self) -> None:
         history, diverge = self._history, self._ledger.diverge
+        if not history.by_location:
+            return
         line = self._waiting_line()
         entry = history.unasked()
         if entry is not None:

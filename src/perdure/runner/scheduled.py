@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import tasks
 from collections.abc import Coroutine
 from contextvars import Context as VariableContext
 from contextvars import copy_context
@@ -29,6 +30,10 @@ class LoopOwner(Protocol):
 
     def report_lost(self, scope: str, message: str, error: BaseException | None) -> None: ...
 
+    def given_up(self, location: str) -> None: ...
+
+    def wary(self) -> None: ...
+
 
 class WorkflowFuture(asyncio.Future[Any]):
     """A future that hashes by its creation number, so that sets of them iterate alike on every replay."""
@@ -49,7 +54,10 @@ class Keeper(Protocol):
 
 
 class EntryFuture(WorkflowFuture):
-    """The future of an entry. Being cancelled is noticed here and not by a done-callback, which would come too late."""
+    """The future of an entry. Being cancelled is noticed here and not by a done-callback, which would come too late.
+
+    That of a step is a plain one, if its task can tell: see `Ledger` and `WorkflowTask.cancel`.
+    """
 
     location: str
     keeper: Keeper
@@ -82,6 +90,17 @@ class WorkflowTask(asyncio.Task[Any]):
         self.inline = inline  # the inside of a `wait_for`, which is a task on 3.11 only
         self.variables = context if context is not None else copy_context()
         super().__init__(coro, loop=loop, name=name, context=self.variables)
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Tells for the step that it waits for, whose future is asyncio's own and cannot."""
+        loop: Any = self.get_loop()
+        if tasks.current_task(loop) is self:
+            loop.perdure_run.wary()
+        waits_for = self._fut_waiter  # type: ignore[attr-defined]
+        cancelled = super().cancel(msg)
+        if type(waits_for) is asyncio.Future and waits_for.cancelled() and not loop.closing:
+            loop.perdure_run.given_up(getattr(waits_for, "location", ""))
+        return cancelled
 
     def __hash__(self) -> int:
         return self.number

@@ -48,7 +48,7 @@ from perdure.store.base import (
     Write,
 )
 from perdure.store.sqlite_duties import ADD_LETTER, MESSAGE_NUMBER, REMOVE_LETTER
-from perdure.store.sqlite_memory import Known, StandingMemory, read_standing, read_standings
+from perdure.store.sqlite_memory import Known, StandingMemory, known_at_birth, read_standing, read_standings
 from perdure.store.sqlite_shown import ADD_ITEM, SHOW, SUPERSEDE, appended_rows, item_row, value_row
 from perdure.store.sqlite_topics import ADD_MESSAGE, CONSUME, COUNT_MESSAGE, UNSUBSCRIBE_ALL, Topics, mail_rows
 
@@ -70,7 +70,9 @@ DROP_BELOW = "DELETE FROM entries WHERE run_no = ? AND (location = ? OR (locatio
 DROP_MARKERS = "DELETE FROM entries WHERE run_no = ? AND kind = 'marker'"
 ADD_RUN = f"INSERT INTO runs ({rows.RUN_COLUMNS}) VALUES ({','.join('?' * 33)})"
 ADD_OBSERVED_RUN = f"INSERT INTO runs ({rows.RUN_COLUMNS}, observed) VALUES ({','.join('?' * 33)}, 1)"
-ADD_ENTRY = f"INSERT INTO entries (run_no, position, turn_id, {rows.ENTRY_COLUMNS}) VALUES ({','.join('?' * 19)})"
+ADD_ENTRY = (
+    f"INSERT INTO entries VALUES ({','.join('?' * 19)})"  # the driver hashes the text for every row: 2 % of a step
+)
 RESTART = """
     UPDATE runs SET first_workflow = coalesce(first_workflow, workflow), workflow = ?, version = ?,
            first_input = coalesce(first_input, input), input = ?, begun_at = ?,
@@ -178,6 +180,7 @@ class BatchWriter:
         self._memory = memory
         self._known = memory.begin(connection)
         self._pending: dict[str, list[rows.Row]] = {sql: [] for sql in _ORDER}
+        self._born: dict[str, list[RunRecord]] = {ADD_RUN: [], ADD_OBSERVED_RUN: []}
         self._alive: dict[str, bool] = {}
         self._topics = Topics(connection)
         self._posted: dict[tuple[int, str], int] = {}  # messages that are not written yet, by run and id
@@ -219,8 +222,12 @@ class BatchWriter:
             return False
         if run.inbox_last > turn.seen or not turn.entries or not self._is_alive(turn.worker):
             return False
-        self._add_entries(run.no, turn.base + 1, turn.turn_id, turn.entries)
-        run.position = turn.base + len(turn.entries)
+        entries = turn.entries
+        if len(entries) == 1:
+            self._pending[ADD_ENTRY].append(sqlite_rows.entry_row(run.no, turn.base + 1, turn.turn_id, entries[0]))
+        else:
+            self._add_entries(run.no, turn.base + 1, turn.turn_id, entries)
+        run.position = turn.base + len(entries)
         return True
 
     def _flush(self) -> None:
@@ -232,8 +239,17 @@ class BatchWriter:
                 self._topics.consume(pending)
             else:
                 self._connection.executemany(sql, pending)
+            if sql in self._born:
+                self._know_born(self._born[sql], observed=sql is ADD_OBSERVED_RUN)
             pending.clear()
         self._posted.clear()
+
+    def _know_born(self, born: list[RunRecord], *, observed: bool) -> None:
+        """These runs are the last rows: SQLite numbers them one after the other, so that none need be read again."""
+        first = self._connection.last_insert_rowid() - len(born) + 1
+        for no, record in enumerate(born, first):
+            self._known[record.id] = known_at_birth(record, no, observed=observed)
+        born.clear()
 
     def _forget_touched(self) -> None:
         for id in self._topics.touched:
@@ -293,6 +309,7 @@ class BatchWriter:
                 self._fork(write, add, new)
             else:
                 self._pending[add].append(sqlite_rows.run_row(new))
+                self._born[add].append(new)
             if write.observer is not None:
                 observer = write.observer
                 self._pending[sqlite_duties.OBSERVE_NEW].append((observer.run_id, observer.target, record.id))

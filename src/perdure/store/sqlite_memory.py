@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import apsw
 
+from perdure.records import RunRecord
 from perdure.store import rows
 from perdure.store.base import Answer, AppendStream, Committed, CommitTurn, Deliver, SupersedeStream, Write
 from perdure.store.rules import Key, Standing, last_position
@@ -64,6 +65,26 @@ def _known_of_row(row: rows.Row) -> tuple[str, Known]:
         unsettled=unsettled,
     )
     return id, known
+
+
+def known_at_birth(record: RunRecord, no: int, *, observed: bool) -> Known:
+    """The standing of a run that has just been written, and has neither history nor mail."""
+    begun = record.begun_at is not None
+    return Known(
+        status=record.status,
+        owner=record.owner,
+        position=record.fence,
+        inbox_last=record.inbox_last,
+        wake_at=record.wake_at,
+        mailed=False,
+        held=record.held is not None,
+        begun=begun or record.generation > 0,
+        waits_to_begin=not begun,
+        no=no,
+        observed=observed,
+        listens=False,
+        unsettled=False,
+    )
 
 
 class StandingMemory:

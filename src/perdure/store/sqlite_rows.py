@@ -17,7 +17,7 @@ Row = tuple[Any, ...]
 
 def pack(payload: bytes | None) -> str | bytes | None:
     """Text if it is any that SQLite's own functions can show whole, else a blob."""
-    if payload is None or b"\0" in payload:
+    if payload is None or 0 in payload:
         return payload
     try:
         return payload.decode()
@@ -76,14 +76,14 @@ def entry_row(run_no: int, position: int, turn_id: str | None, entry: Entry) -> 
         entry.ordinal,
         entry.seq,
         pack(entry.value),
-        as_json(entry.error),
+        None if entry.error is None else as_json(entry.error),
         entry.attempts,
         entry.generation,
         entry.started_at,
         entry.settled_at,
         entry.due_at,
         entry.fingerprint,  # never text: to find that out would cost more than to write it
-        pack(entry.detail),
+        None if entry.detail is None else pack(entry.detail),
     )
 
 
