@@ -32,13 +32,12 @@ CONNECTIONS = 32  # of one store object to one server
 CALL_TIMEOUT = 30.0  # seconds until a server that says nothing counts as lost
 
 ROOMS = {
-    "commit": ("core", "history", "mail", "topics", "streams", "writes", "letters", "commit"),
-    "steps": ("core", "history", "steps"),
-    "fleet": ("core", "fleet"),
-    "upkeep": ("core", "mail", "topics", "streams", "upkeep"),
-    "reads": ("core", "reads"),
+    "commit": ("rows", "queues", "history", "course", "writes", "mail", "topics", "shown", "letters"),
+    "fleet": ("rows", "queues", "letters"),
+    "upkeep": ("rows", "queues", "mail", "topics", "shown"),
+    "reads": ("rows", "queues"),
 }
-"""The scripts, each made of files of `lua/`."""
+"""The scripts, and the rooms that each one has between `lua/core.lua` and the file of its own name."""
 
 # How a server says that it cannot now, but may later: by classes of the client, or by a word that it has no class for.
 _LATER = (
@@ -59,9 +58,14 @@ class Script(Struct, frozen=True):
 
 @cache
 def script(name: str) -> Script:
-    folder = importlib.resources.files("perdure.store") / "lua"
-    text = "\n".join((folder / f"{room}.lua").read_text("utf-8") for room in ROOMS[name])
+    """A room is a table of the name of its file; the file says what is put into it once something in it is wanted."""
+    rooms = (f"{room} = room(function({room})\n{_lua(room)}\nend)\n" for room in ROOMS[name])
+    text = "".join((f"local {', '.join(ROOMS[name])}\n", _lua("core"), *rooms, _lua(name)))
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+def _lua(name: str) -> str:
+    return (importlib.resources.files("perdure.store") / "lua" / f"{name}.lua").read_text("utf-8")
 
 
 class Address(Struct, frozen=True):

@@ -75,8 +75,7 @@ class Slices:
 
     async def write(self, number: int, arrays: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Writes of one slice in one call; their answers. Posts to other slices have been handed over."""
-        script = "steps" if all(array[0] == "step" for array in arrays) else "commit"
-        answers: list[Any] = await self._call(script, number, encoded(arrays))
+        answers: list[Any] = await self._call("commit", number, encoded(arrays))
         return answers
 
     async def change(self, number: int, *call: Any) -> Any:

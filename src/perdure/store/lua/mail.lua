@@ -1,35 +1,4 @@
--- Mail of runs, and posts: what a slice has to tell another one about topics.
---
--- A post to this very slice is handled before the write is answered. One to another slice is kept in this slice's
--- outbox until whoever made the call, or a later sweep, has handed it over; every handler knows one that comes twice.
-
-local posts, handlers, mail = {}, {}, {}
-local outgoing = {}
-
-local function post(slice, message)
-  if slice == SLICE then
-    posts[#posts + 1] = message
-    return
-  end
-  local number = call('INCR', key('outbox-last'))
-  local sent = message[1] == 'assign' and message[10] or ''
-  local packed = slice .. ':' .. sent .. ':' .. cmsgpack.pack(message)
-  call('HSET', key('outbox'), number, packed)
-  outgoing[#outgoing + 1] = {tostring(number), packed}
-end
-
--- Whether there were any.
-local function handle_posts()
-  if #posts == 0 then return false end
-  local at = 1
-  while at <= #posts do -- handlers may post more
-    local message = posts[at]
-    handlers[message[1]](message)
-    at = at + 1
-  end
-  posts = {}
-  return true
-end
+-- Mail of runs, and their subscriptions.
 
 -- A held run stays asleep, and one that has yet to begin, for the first time or anew, waits for its time.
 local function wakes(row, kind)
@@ -123,7 +92,7 @@ end
 
 -- A topic gives an event to a receive. One that is not open any more sends it back; by serials a post that comes twice
 -- is known.
-handlers.assign = function(message)
+function mail.assign(message)
   local _, id, target, topic, slice, place, serial, body, sender, sent, expires, now, own = unpack(message)
   local message_id = 'topic/' .. topic .. '/' .. place
   local last = string.match(call('HGET', key('serials', id), message_id) or '0', '^%d+')

@@ -53,7 +53,7 @@ end
 
 reads.due = function(now, wanted, pool, shards, limit)
   local found = {}
-  for i, due in ipairs(rows.due(now, wanted, pool, shards, limit)) do
+  for i, due in ipairs(queues.due(now, wanted, pool, shards, limit)) do
     found[i] = {due[1], string.format('%.17g', due[2])}
   end
   return found
