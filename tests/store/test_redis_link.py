@@ -87,9 +87,22 @@ async def test_a_connection_that_was_cut_is_not_used_again() -> None:
         id = await link.execute("CLIENT", "ID")
         async with linked() as (other, _):
             await other.execute("CLIENT", "KILL", "ID", id)
-        with pytest.raises(failures.ConnectionError):
-            await link.execute("ECHO", "lost")
+        await asyncio.sleep(0.05)  # it is known
         assert await link.execute("ECHO", "again") == b"again"
+        assert await link.execute("CLIENT", "ID") != id
+
+
+@on_a_link
+async def test_a_call_whose_connection_is_cut_fails() -> None:
+    async with linked() as (link, pool):
+        id = await link.execute("CLIENT", "ID")
+        waiting = asyncio.create_task(link.execute("BLPOP", new_prefix(), 60))
+        async with linked() as (other, _):
+            await asyncio.sleep(0.05)
+            await other.execute("CLIENT", "KILL", "ID", id)
+        with pytest.raises(failures.ConnectionError, match="lost"):
+            await waiting
+        assert not any(connection.is_connected for connection in pool.made)
 
 
 @on_a_link
