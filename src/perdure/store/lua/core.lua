@@ -37,12 +37,7 @@ end
 -- Those that are wanted most, ready made but for the id.
 local RUN, ENTRIES = TAG .. ':run:', TAG .. ':entries:'
 
--- A framed value: what Lua reads (MessagePack), then what only Python reads.
-local function framed(header, blob)
-  local packed = cmsgpack.pack(header)
-  return struct.pack('>I4', #packed) .. packed .. blob
-end
-
+-- A framed value: what Lua reads (MessagePack), then what only Python reads. This is the first part.
 local function header_of(value)
   local length = struct.unpack('>I4', value)
   return cmsgpack.unpack(string.sub(value, 5, 4 + length))
@@ -52,19 +47,6 @@ local function set_all(name, pairs_flat)
   for first = 1, #pairs_flat, 1000 do
     call('HSET', name, unpack(pairs_flat, first, math.min(first + 999, #pairs_flat)))
   end
-end
-
-local function expired(expires_at, now)
-  return expires_at ~= '' and tonumber(expires_at) <= tonumber(now)
-end
-
--- The order of bytes, which is that of sorted sets; Lua's own would depend on the server's language.
-local function less(a, b)
-  for i = 1, math.min(#a, #b) do
-    local x, y = string.byte(a, i), string.byte(b, i)
-    if x ~= y then return x < y end
-  end
-  return #a < #b
 end
 
 -- Hints: the runs that others will want to know of.
@@ -98,40 +80,12 @@ local function alive(worker)
   return known_alive[worker]
 end
 
--- Posts: what a slice has to tell another one about topics. One to this very slice is handled before the write is
--- answered. One to another slice is kept in this slice's outbox until whoever made the call, or a later sweep, has
--- handed it over; every handler knows one that comes twice.
-
-local posts, outgoing = {}, {}
-
-local function post(slice, message)
-  if slice == SLICE then
-    posts[#posts + 1] = message
-    return
-  end
-  local number = call('INCR', key('outbox-last'))
-  local sent = message[1] == 'assign' and message[10] or ''
-  local packed = slice .. ':' .. sent .. ':' .. cmsgpack.pack(message)
-  call('HSET', key('outbox'), number, packed)
-  outgoing[#outgoing + 1] = {tostring(number), packed}
-end
-
--- `assign` is for a run, `send` for whoever it names, all others are for a topic.
-local function handle_post(message)
-  local verb = message[1]
-  local handlers = verb == 'assign' and mail or verb == 'send' and letters or topics
-  handlers[verb](message)
-end
+local posted, outgoing = {}, {} -- posts that are still to be handled, and those for other slices (`posts.lua`)
 
 -- Whether there were any.
 local function handle_posts()
-  if #posts == 0 then return false end
-  local at = 1
-  while at <= #posts do -- handlers may post more
-    handle_post(posts[at])
-    at = at + 1
-  end
-  posts = {}
+  if #posted == 0 then return false end
+  posts.handle_all()
   return true
 end
 

@@ -1,8 +1,9 @@
 -- The writes of a batch that every run needs: how it begins, adds to its history and goes on. As for all writes, each
 -- one decides before it changes anything, and cannot fail after that.
 
-local function extend(flat, more)
-  for _, part in ipairs(more) do flat[#flat + 1] = part end
+local function extend(flat, ...)
+  local size = #flat
+  for i = 1, select('#', ...) do flat[size + i] = (select(i, ...)) end
 end
 
 -- Made before, by the same call.
@@ -29,21 +30,21 @@ function course.create(write)
     if COUNTED[kind] then pending = pending + 1 end
     if kind == 'assignment' then
       call('HSET', key('serials', id), message_id, '0:' .. slice)
-      post(slice, {'saw', topic, place, id})
+      posts.add(slice, {'saw', topic, place, id})
     end
   end
-  extend(fields, {'id', id, 'created_by', created_by, 'created_at', created_at})
-  if #inbox > 0 then extend(fields, {'inbox_last', #inbox, 'pending', pending}) end
+  extend(fields, 'id', id, 'created_by', created_by, 'created_at', created_at)
+  if #inbox > 0 then extend(fields, 'inbox_last', #inbox, 'pending', pending) end
   if #observer > 0 then
     call('ZADD', key('observers', id), 1, cmsgpack.pack(observer))
-    extend(fields, {'observer_last', '1'})
+    extend(fields, 'observer_last', '1')
   end
   if alive(owner) then
-    extend(fields, {'status', 'running', 'owner', owner, 'begun_at', created_at})
+    extend(fields, 'status', 'running', 'owner', owner, 'begun_at', created_at)
     rows.add(id, fields)
     return CREATED + 1
   end
-  extend(fields, {'status', 'pending', 'wake_at', wake_at})
+  extend(fields, 'status', 'pending', 'wake_at', wake_at)
   rows.add(id, fields)
   tell(id)
   return CREATED

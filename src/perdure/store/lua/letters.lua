@@ -54,7 +54,7 @@ function letters.replay(write)
   local message = {'send', name, now, inner, {id, blob, call('ZSCORE', key('letter-order'), id)}}
   if slice ~= SLICE then
     letters.remove(id)
-    post(slice, message)
+    posts.add(slice, message)
     return {'sent'}
   end
   local answer = letters.send(message)

@@ -1,5 +1,11 @@
 -- Mail of runs, and their subscriptions.
 
+-- The opposite of `header_of`.
+local function framed(header, blob)
+  local packed = cmsgpack.pack(header)
+  return struct.pack('>I4', #packed) .. packed .. blob
+end
+
 -- A held run stays asleep, and one that has yet to begin, for the first time or anew, waits for its time.
 local function wakes(row, kind)
   return (row.held_kind == '' and row.begun_at ~= '') or row.owner ~= '' or WAKES_HELD[kind]
@@ -42,7 +48,7 @@ local function take_out(row, number, now, verb)
   elseif kind == 'event' then
     call('ZADD', key('consumed'), now, cmsgpack.pack({row.id, message_id}))
   end
-  if kind == 'assignment' then post(slice, {verb, topic, place, serial, row.id, now}) end
+  if kind == 'assignment' then posts.add(slice, {verb, topic, place, serial, row.id, now}) end
   return true
 end
 
@@ -58,7 +64,7 @@ end
 function mail.move(row, moved, now)
   for _, given in ipairs(moved) do
     local number, slice, name, publish, letter = unpack(given)
-    if take_out(row, number, now, 'consumed') then post(slice, {'send', name, now, publish, letter}) end
+    if take_out(row, number, now, 'consumed') then posts.add(slice, {'send', name, now, publish, letter}) end
   end
 end
 
@@ -70,7 +76,7 @@ function mail.unsubscribe(row, target)
   if not found then return end
   call('HDEL', name, target)
   for _, group in ipairs(cmsgpack.unpack(found)) do
-    post(group[1], {'unsubscribe', group, row.id, SLICE, target, row.created_at})
+    posts.add(group[1], {'unsubscribe', group, row.id, SLICE, target, row.created_at})
   end
 end
 
@@ -84,7 +90,7 @@ function mail.subscribe(row, subscriptions, now)
     local target, groups = given[1], given[2]
     if call('HSETNX', key('subscriptions', row.id), target, cmsgpack.pack(groups)) == 1 then
       for _, group in ipairs(groups) do
-        post(group[1], {'subscribe', group, row.id, SLICE, target, row.created_at, now})
+        posts.add(group[1], {'subscribe', group, row.id, SLICE, target, row.created_at, now})
       end
     end
   end
@@ -100,7 +106,7 @@ function mail.assign(message)
   local row = rows.read(id)
   local open = row and not TERMINAL[row.status] and call('HEXISTS', key('subscriptions', id), target) == 1
   if not open then
-    post(slice, {'returned', topic, place, serial, id, now})
+    posts.add(slice, {'returned', topic, place, serial, id, now})
     return
   end
   call('HSET', key('serials', id), message_id, serial .. ':' .. slice)
@@ -120,7 +126,7 @@ function mail.take_again(row, messages, now)
       local header = header_of(value)
       header[4], header[6] = slice, serial
       value = framed(header, body)
-      post(slice, {'retaken', topic, place, serial, row.id, body})
+      posts.add(slice, {'retaken', topic, place, serial, row.id, body})
     end
     call('ZREM', key('consumed'), cmsgpack.pack({row.id, message_id}))
     call('HSET', key('message-numbers', row.id), message_id, number)
@@ -136,7 +142,7 @@ function mail.forget(id)
   local found = call('HGETALL', key('serials', id))
   for i = 1, #found, 2 do
     local topic, place = string.match(found[i], '^topic/(.*)/(%d+)$')
-    post(tonumber(string.match(found[i + 1], ':(%d+)$')), {'forget', topic, tonumber(place), id})
+    posts.add(tonumber(string.match(found[i + 1], ':(%d+)$')), {'forget', topic, tonumber(place), id})
   end
   call('DEL', key('serials', id), key('mail', id), key('message-numbers', id), key('subscriptions', id))
 end

@@ -13,6 +13,15 @@ function queues.refresh_heads()
   end
 end
 
+-- The order of bytes, which is that of sorted sets; Lua's own would depend on the server's language.
+function queues.less(a, b)
+  for i = 1, math.min(#a, #b) do
+    local x, y = string.byte(a, i), string.byte(b, i)
+    if x ~= y then return x < y end
+  end
+  return #a < #b
+end
+
 -- The earliest due runs of these workflows (`workflow NUL version`) and shards (false: all): {id, wake_at} each.
 function queues.due(now, wanted, pool, shards, limit)
   local workflows, of_shard, found = {}, {}, {}
@@ -27,7 +36,7 @@ function queues.due(now, wanted, pool, shards, limit)
   end
   table.sort(found, function(a, b)
     if a[2] ~= b[2] then return a[2] < b[2] end
-    return less(a[1], b[1])
+    return queues.less(a[1], b[1])
   end)
   for i = #found, limit + 1, -1 do found[i] = nil end
   return found

@@ -46,7 +46,9 @@ end
 
 -- As much of it as is needed to know what a run that has ended owes.
 function rows.glance_at_end(id)
-  local row = {id = id, orphans = '0', pending = '0', observer_last = '0', unsettled = '0', ended_at = '', prune_at = ''}
+  local row = {
+    id = id, orphans = '0', pending = '0', observer_last = '0', unsettled = '0', ended_at = '', prune_at = '',
+  }
   return fill(row, {'status', 'orphans', 'pending', 'observer_last', 'unsettled', 'ended_at', 'prune_at'}) and row
 end
 

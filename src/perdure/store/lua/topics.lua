@@ -12,6 +12,10 @@
 
 local EVENT_FIELDS = {'id', 'delivery', 'consume', 'sent', 'expires', 'sender', 'bound', 'body', 'fan', 'gone', 'own'}
 
+local function expired(expires_at, now)
+  return expires_at ~= '' and tonumber(expires_at) <= tonumber(now)
+end
+
 function topics.event_key(topic, place) return key('event', topic, place) end
 
 function topics.read_event(topic, place)
@@ -90,7 +94,7 @@ local function assign(event, waiter, now)
   else
     call('SADD', key('seen', topic, place), waiter[1])
   end
-  post(waiter[2], {
+  posts.add(waiter[2], {
     'assign', waiter[1], waiter[3], topic, SLICE, place, serial,
     event.body, event.sender, event.sent, event.expires, now, event.own,
   })

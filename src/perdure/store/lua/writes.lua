@@ -123,6 +123,6 @@ end
 
 -- A post from another slice.
 function writes.post(write)
-  handle_post(cmsgpack.unpack(write[2]))
+  posts.handle(cmsgpack.unpack(write[2]))
   return COMMITTED
 end
