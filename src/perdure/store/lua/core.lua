@@ -9,8 +9,6 @@ local call = redis.call
 local NUL = '\0'
 local EMPTY = '\144' -- MessagePack's array of nothing
 local TERMINAL = {succeeded = true, failed = true, cancelled = true}
-local COUNTED = {event = true, assignment = true} -- mail that has a limit, and that somebody must deal with at the end
-local WAKES_HELD = {resume = true, cancel = true}
 
 -- Answers that say yes or no only are numbers. The rest are arrays: a word, and what belongs to it.
 local COMMITTED = 0 -- and one more if there is mail that the turn has not seen
@@ -51,18 +49,15 @@ end
 
 -- Hints: the runs that others will want to know of.
 
-local changed, changed_count = {}, 0
+local changed = {}
 
 local function tell(id)
-  if not changed[id] then
-    changed[id] = true
-    changed_count = changed_count + 1
-  end
+  changed[id] = true
 end
 
 local function publish_hints(channel, sender)
-  if changed_count == 0 then return {} end
   local ids = {}
+  if not next(changed) then return ids end
   for id in pairs(changed) do ids[#ids + 1] = id end
   call('PUBLISH', channel, cmsgpack.pack({sender, #ids <= 200 and ids or false}))
   return ids

@@ -27,7 +27,7 @@ function course.create(write)
     local message_id, kind, value, topic, slice, place = unpack(given)
     call('HSET', key('mail', id), number, value)
     call('HSET', key('message-numbers', id), message_id, number)
-    if COUNTED[kind] then pending = pending + 1 end
+    if mail.COUNTED[kind] then pending = pending + 1 end
     if kind == 'assignment' then
       call('HSET', key('serials', id), message_id, '0:' .. slice)
       posts.add(slice, {'saw', topic, place, id})

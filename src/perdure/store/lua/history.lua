@@ -10,7 +10,7 @@ function history.unseen(row, seen, held)
   for _, number in ipairs(call('HKEYS', name)) do
     if tonumber(number) > seen then
       if not held then return true end
-      if WAKES_HELD[header_of(call('HGET', name, number))[1]] then return true end
+      if mail.WAKES_HELD[header_of(call('HGET', name, number))[1]] then return true end
     end
   end
   return false

@@ -1,5 +1,8 @@
 -- Mail of runs, and their subscriptions.
 
+mail.COUNTED = {event = true, assignment = true} -- has a limit, and somebody must deal with it when its run ends
+mail.WAKES_HELD = {resume = true, cancel = true}
+
 -- The opposite of `header_of`.
 local function framed(header, blob)
   local packed = cmsgpack.pack(header)
@@ -8,7 +11,7 @@ end
 
 -- A held run stays asleep, and one that has yet to begin, for the first time or anew, waits for its time.
 local function wakes(row, kind)
-  return (row.held_kind == '' and row.begun_at ~= '') or row.owner ~= '' or WAKES_HELD[kind]
+  return (row.held_kind == '' and row.begun_at ~= '') or row.owner ~= '' or mail.WAKES_HELD[kind]
 end
 
 -- Put a message that is fresh into the inbox; answers its number.
@@ -17,7 +20,7 @@ function mail.add(row, message_id, kind, value, now)
   call('HSET', key('mail', row.id), number, value)
   call('HSET', key('message-numbers', row.id), message_id, number)
   local fields = {inbox_last = number}
-  if COUNTED[kind] then fields.pending = tonumber(row.pending) + 1 end
+  if mail.COUNTED[kind] then fields.pending = tonumber(row.pending) + 1 end
   if wakes(row, kind) then
     local sooner = row.wake_at == '' or tonumber(row.wake_at) > tonumber(now)
     local mailed = row.owner ~= '' and '1' or '0'
@@ -39,7 +42,7 @@ local function take_out(row, number, now, verb)
   local kind, message_id, topic, slice, place, serial = unpack(header_of(value))
   if verb == 'returned' and kind ~= 'assignment' then return false end
   call('HDEL', name, number)
-  if COUNTED[kind] then
+  if mail.COUNTED[kind] then
     row.pending = tostring(tonumber(row.pending) - 1)
     call('HSET', RUN .. row.id, 'pending', row.pending)
   end
@@ -130,7 +133,7 @@ function mail.take_again(row, messages, now)
     end
     call('ZREM', key('consumed'), cmsgpack.pack({row.id, message_id}))
     call('HSET', key('message-numbers', row.id), message_id, number)
-    if call('HSET', key('mail', row.id), number, value) == 1 and COUNTED[kind] then
+    if call('HSET', key('mail', row.id), number, value) == 1 and mail.COUNTED[kind] then
       row.pending = tostring(tonumber(row.pending) + 1)
       call('HSET', RUN .. row.id, 'pending', row.pending)
     end

@@ -1,7 +1,8 @@
 -- The row of a run, and the indexes over it.
 
 local queued = {} -- as `stale_queues`, but all that were looked at
-local changes = {} -- used again and again: a table that grows costs more than what is put into it
+-- Used again and again, and large enough: a table that grows costs more than what is put into it.
+local changes = {'', '', '', '', '', '', '', '', '', '', '', '', '', '', '', ''}
 
 -- A row as far as Lua judges by it. A field that the hash lacks says what it says here.
 local function blank(id)

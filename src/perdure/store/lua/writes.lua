@@ -9,7 +9,7 @@ function writes.deliver(write)
   local number = call('HGET', key('message-numbers', id), message_id)
   if number then return {'delivered', tonumber(number), 0, row.owner} end
   if TERMINAL[row.status] then return {'ended', row.status} end
-  if limit >= 0 and COUNTED[kind] and tonumber(row.pending) >= limit then return {'full', tonumber(row.pending)} end
+  if limit >= 0 and mail.COUNTED[kind] and tonumber(row.pending) >= limit then return {'full', tonumber(row.pending)} end
   return {'delivered', mail.add(row, message_id, kind, value, now), 1, row.owner}
 end
 
