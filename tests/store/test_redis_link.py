@@ -175,3 +175,27 @@ async def test_what_the_server_says_unasked_is_no_answer() -> None:
         await asyncio.sleep(0.05)  # it has been told that what it knows of the key is old
         assert await link.execute("ECHO", "mine") == b"mine"
         assert len(pool.made) == 1
+
+
+class Cut(ConnectionPool):
+    """Its connections are closed by the time that somebody has them."""
+
+    def make_connection(self):
+        connection = super().make_connection()
+        connect = connection.connect
+
+        async def cut() -> None:
+            await connect()
+            connection._writer.transport.abort()
+            await asyncio.sleep(0.01)
+
+        connection.connect = cut
+        return connection
+
+
+@on_a_link
+async def test_a_connection_that_is_cut_while_it_is_made_is_known_at_once() -> None:
+    link = Link(Cut.from_url(shared_url()), 4, 30.0)
+    async with asyncio.timeout(10):
+        with pytest.raises(failures.ConnectionError, match="as soon as it was made"):
+            await link.execute("ECHO", "lost")

@@ -84,9 +84,8 @@ class Ear(Wire):
     def heard(self, answer: Any) -> None:
         if isinstance(answer, Exception):
             self.lost(answer)
-        else:
-            kind, _, data = answer
-            self._hear(kind, data)
+        elif answer[0] in (b"subscribe", b"message"):  # a server may have other news, of which nothing is wanted
+            self._hear(answer[0], answer[2])
 
     def lost(self, error: Exception) -> None:
         if not self.deaf.done():

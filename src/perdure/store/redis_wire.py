@@ -35,6 +35,8 @@ class Wire(asyncio.Protocol):
         try:
             await connection.connect()  # type: ignore[no-untyped-call]
             transport: Any = connection._writer.transport  # type: ignore[union-attr]
+            if transport.is_closing():  # nobody would tell us later
+                raise failures.ConnectionError("the connection was lost as soon as it was made")
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
