@@ -4,9 +4,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from redis.exceptions import NoPermissionError
 
 from perdure.store.hints import Hints
-from perdure.store.redis_hints import Listener
+from perdure.store.redis_hints import Ear, Listener
 
 
 class Deaf(Listener):
@@ -43,5 +44,20 @@ def test_stopping_ends_a_listener_that_did_not_hear_the_first_time(begun):
         async with asyncio.timeout(10):
             await listener.stop()
         assert listener.asked == (2 if begun else 0)
+
+    asyncio.run(main())
+
+
+def test_only_what_is_published_is_heard():
+    async def main() -> None:
+        heard: list[tuple[bytes, bytes]] = []
+        nothing: Any = None
+        ear = Ear(nothing, nothing, lambda kind, data: heard.append((kind, data)))
+        ear.data_received(b"*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$2\r\nh")
+        ear.data_received(b"i\r\n>2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n")
+        assert heard == [(b"subscribe", 1), (b"message", b"hi")]
+        ear.data_received(b"-NOPERM you may not\r\n")
+        with pytest.raises(NoPermissionError):
+            await ear.deaf
 
     asyncio.run(main())

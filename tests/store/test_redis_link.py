@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from urllib.parse import urlencode, urlsplit
 
 import pytest
 from redis import exceptions as failures
 from redis.asyncio import ConnectionPool
 
 from perdure.store.redis_link import Link
-from tests.servers.redis import new_prefix, shared_url
+from tests.servers.redis import new_prefix, shared_url, with_options
+
+NO_CERTIFICATES = "aNULL:@SECLEVEL=0"
 
 
 class Counted(ConnectionPool):
@@ -24,14 +28,43 @@ class Counted(ConnectionPool):
 
 
 @asynccontextmanager
-async def linked(most: int = 4, patience: float = 30.0) -> AsyncIterator[tuple[Link, Counted]]:
-    pool = Counted.from_url(shared_url())
+async def linked(most: int = 4, patience: float = 30.0, url: str = "") -> AsyncIterator[tuple[Link, Counted]]:
+    pool = Counted.from_url(url or shared_url())
     link = Link(pool, most, patience)
     try:
         yield link, pool
     finally:
         await link.close()
         assert not any(connection.is_connected for connection in pool.made)
+
+
+@asynccontextmanager
+async def behind_tls() -> AsyncIterator[str]:
+    """The URL of a door to the server that speaks TLS, without certificates."""
+    parts, words = urlsplit(shared_url()), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    words.maximum_version = ssl.TLSVersion.TLSv1_2
+    words.set_ciphers(NO_CERTIFICATES)
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while some := await reader.read(1 << 16):
+                writer.write(some)
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+    async def open_door(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, questions = await asyncio.open_connection(parts.hostname, parts.port)
+        passing.extend(map(asyncio.create_task, (pass_on(reader, questions), pass_on(answers, writer))))
+
+    passing: list[asyncio.Task[None]] = []
+    server = await asyncio.start_server(open_door, "127.0.0.1", ssl=words)
+    host = parts.netloc.rpartition(":")[0]
+    options = {"ssl_cert_reqs": "none", "ssl_check_hostname": "false", "ssl_ciphers": NO_CERTIFICATES}
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        yield f"rediss://{host}:{port}{parts.path}?{urlencode(options)}"
+        await asyncio.gather(*passing)
 
 
 def on_a_link(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
@@ -87,9 +120,22 @@ async def test_a_connection_that_was_cut_is_not_used_again() -> None:
         id = await link.execute("CLIENT", "ID")
         async with linked() as (other, _):
             await other.execute("CLIENT", "KILL", "ID", id)
-        with pytest.raises(failures.ConnectionError):
-            await link.execute("ECHO", "lost")
+        await asyncio.sleep(0.05)  # it is known
         assert await link.execute("ECHO", "again") == b"again"
+        assert await link.execute("CLIENT", "ID") != id
+
+
+@on_a_link
+async def test_a_call_whose_connection_is_cut_fails() -> None:
+    async with linked() as (link, pool):
+        id = await link.execute("CLIENT", "ID")
+        waiting = asyncio.create_task(link.execute("BLPOP", new_prefix(), 60))
+        async with linked() as (other, _):
+            await asyncio.sleep(0.05)
+            await other.execute("CLIENT", "KILL", "ID", id)
+        with pytest.raises(failures.ConnectionError, match="lost"):
+            await waiting
+        assert not any(connection.is_connected for connection in pool.made)
 
 
 @on_a_link
@@ -103,3 +149,53 @@ async def test_a_call_that_is_under_way_when_it_is_closed_leaves_no_connection()
             await other.execute("LPUSH", key, "here")
         assert await waiting == [key.encode(), b"here"]
         assert not any(connection.is_connected for connection in pool.made)
+
+
+@on_a_link
+async def test_a_long_answer_comes_in_pieces() -> None:
+    async with linked() as (link, _):
+        assert await link.execute("EVAL", "return string.rep('x', 5000000)", 0) == b"x" * 5000000
+
+
+@on_a_link
+async def test_over_tls() -> None:
+    async with behind_tls() as url, linked(url=url) as (link, pool):
+        answers = await asyncio.gather(*(link.execute("ECHO", "x" * n) for n in (1, 100, 100000)))
+        assert answers == [b"x" * n for n in (1, 100, 100000)]
+        assert len(pool.made) == 3
+
+
+@on_a_link
+async def test_what_the_server_says_unasked_is_no_answer() -> None:
+    key = new_prefix()
+    async with linked(url=with_options(shared_url(), protocol=3)) as (link, pool), linked() as (other, _):
+        await link.execute("CLIENT", "TRACKING", "ON")
+        assert await link.execute("GET", key) is None
+        await other.execute("SET", key, "news", "EX", 1)
+        await asyncio.sleep(0.05)  # it has been told that what it knows of the key is old
+        assert await link.execute("ECHO", "mine") == b"mine"
+        assert len(pool.made) == 1
+
+
+class Cut(ConnectionPool):
+    """Its connections are closed by the time that somebody has them."""
+
+    def make_connection(self):
+        connection = super().make_connection()
+        connect = connection.connect
+
+        async def cut() -> None:
+            await connect()
+            connection._writer.transport.abort()
+            await asyncio.sleep(0.01)
+
+        connection.connect = cut
+        return connection
+
+
+@on_a_link
+async def test_a_connection_that_is_cut_while_it_is_made_is_known_at_once() -> None:
+    link = Link(Cut.from_url(shared_url()), 4, 30.0)
+    async with asyncio.timeout(10):
+        with pytest.raises(failures.ConnectionError, match="as soon as it was made"):
+            await link.execute("ECHO", "lost")

@@ -14,6 +14,7 @@ import pytest
 
 from perdure.errors import StoreError
 from perdure.records import RunStatus, TurnExtras
+from perdure.store import redis_server
 from perdure.store.base import Committed, Created, Delivered, Gone, Moved, Published, Replay, Write
 from perdure.store.redis import RedisStore
 from perdure.store.redis_server import address_of
@@ -78,21 +79,19 @@ async def patiently(commit: Callable[[], Awaitable[object]]) -> object:
 # --- what is sent and stored -----------------------------------------------------------------------------------------
 
 
-def test_a_batch_that_only_adds_to_histories_is_a_smaller_script() -> None:
+def test_a_run_that_begins_goes_on_and_ends_needs_few_rooms_of_lua(monkeypatch: pytest.MonkeyPatch) -> None:
+    lua, closed = redis_server._lua, {"queues", "writes", "mail", "topics", "shown", "letters"}
+    monkeypatch.setattr(redis_server, "_lua", lambda name: "error('opened')" if name in closed else lua(name))
+    monkeypatch.setattr(redis_server, "script", redis_server.script.__wrapped__)
+
     async def scenario(url: str) -> None:
         async with opened(url) as store:
-            called: list[str] = []
-            call = store._server.call
-
-            async def noted(name: str, tag: str, *arguments: bytes | str | int) -> object:
-                called.append(name)
-                return await call(name, tag, *arguments)
-
-            store._server.call = noted  # type: ignore[method-assign]
-            await store.commit([run("r", owner="a"), run("s", owner="a")])
-            await store.commit([turn(0, entry()), turn(0, entry(), id="s")])
-            await store.commit([turn(1, entry("x", 1)), turn(1, id="s", patch=succeeded())])
-            assert called == ["commit", "steps", "commit"]
+            assert await store.commit([run("r", owner="a")]) == [Created(owned=True)]
+            assert (
+                await store.commit([turn(0, entry()), turn(1, entry("x", 1), patch=succeeded())]) == [Committed()] * 2
+            )
+            with pytest.raises(StoreError, match="opened"):
+                await store.commit([mail()])
 
     with prefix_of_its_own() as url:
         asyncio.run(scenario(url))

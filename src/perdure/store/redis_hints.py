@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from redis.asyncio import Redis
+from redis.asyncio import Connection, Redis
 from redis.exceptions import RedisError
 
 from perdure.clock import SYSTEM_CLOCK, pause
 from perdure.store.hints import Hints
 from perdure.store.redis_server import RedisServer
+from perdure.store.redis_wire import Wire
 
 PAUSE = 0.5  # seconds before the channel is tried again
 STOP_AGAIN = 0.1  # seconds
@@ -53,16 +55,38 @@ class Listener:
             await client.aclose()
 
     async def _follow(self, client: Redis) -> None:
-        async with client.pubsub() as channel:
-            await channel.subscribe(self._channel)
-            while True:
-                message: dict[str, Any] | None = await channel.get_message(timeout=None)
-                if message is not None and message["type"] == "subscribe":
-                    self._hints.tell(None)
-                elif message is not None:
-                    self._pass_on(message["data"])
+        ear = await Ear.made(client.connection_pool, self._hear)
+        try:
+            ear.send("SUBSCRIBE", self._channel)
+            await ear.deaf
+        finally:
+            await ear.close()
 
-    def _pass_on(self, data: bytes) -> None:
+    def _hear(self, kind: bytes, data: bytes) -> None:
+        if kind == b"subscribe":
+            self._hints.tell(None)
+            return
         sender, ids = _note.decode(data)
         if sender != self._name:
             self._hints.tell(frozenset(ids) if isinstance(ids, list) else None)
+
+
+class Ear(Wire):
+    """A connection that is only listened to, until it is `deaf`."""
+
+    def __init__(
+        self, connection: Connection, transport: asyncio.Transport, hear: Callable[[bytes, bytes], None]
+    ) -> None:
+        super().__init__(connection, transport)
+        self._hear = hear
+        self.deaf: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def heard(self, answer: Any) -> None:
+        if isinstance(answer, Exception):
+            self.lost(answer)
+        elif answer[0] in (b"subscribe", b"message"):  # a server may have other news, of which nothing is wanted
+            self._hear(answer[0], answer[2])
+
+    def lost(self, error: Exception) -> None:
+        if not self.deaf.done():
+            self.deaf.set_exception(error)

@@ -7,12 +7,11 @@ here; a lost connection is a retryable `StoreError`, and the engine sends the sa
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import importlib.resources
 import logging
-from collections.abc import AsyncIterator
-from functools import cache
+from collections.abc import Awaitable, Callable
+from functools import cache, partial
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -32,13 +31,12 @@ CONNECTIONS = 32  # of one store object to one server
 CALL_TIMEOUT = 30.0  # seconds until a server that says nothing counts as lost
 
 ROOMS = {
-    "commit": ("core", "history", "mail", "topics", "streams", "writes", "letters", "commit"),
-    "steps": ("core", "history", "steps"),
-    "fleet": ("core", "fleet"),
-    "upkeep": ("core", "mail", "topics", "streams", "upkeep"),
-    "reads": ("core", "reads"),
+    "commit": ("rows", "queues", "history", "course", "writes", "mail", "posts", "topics", "shown", "letters"),
+    "fleet": ("rows", "queues", "letters"),
+    "upkeep": ("rows", "queues", "mail", "posts", "topics", "shown"),
+    "reads": ("rows", "queues"),
 }
-"""The scripts, each made of files of `lua/`."""
+"""The scripts, and the rooms that each one has between `lua/core.lua` and the file of its own name."""
 
 # How a server says that it cannot now, but may later: by classes of the client, or by a word that it has no class for.
 _LATER = (
@@ -59,9 +57,14 @@ class Script(Struct, frozen=True):
 
 @cache
 def script(name: str) -> Script:
-    folder = importlib.resources.files("perdure.store") / "lua"
-    text = "\n".join((folder / f"{room}.lua").read_text("utf-8") for room in ROOMS[name])
+    """A room is a table of the name of its file; the file says what is put into it once something in it is wanted."""
+    rooms = (f"{room} = room(function({room})\n{_lua(room)}\nend)\n" for room in ROOMS[name])
+    text = "".join((f"local {', '.join(ROOMS[name])}\n", _lua("core"), *rooms, _lua(name)))
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+def _lua(name: str) -> str:
+    return (importlib.resources.files("perdure.store") / "lua" / f"{name}.lua").read_text("utf-8")
 
 
 class Address(Struct, frozen=True):
@@ -118,10 +121,8 @@ class RedisServer:
         """Connect, and refuse a server that would lose what it has acknowledged."""
         alone = self._alone()
         try:
-            async with self._explained(alone):
-                found = await alone.info("everything")
-                fsync = await _appendfsync(alone)
-            self._check(found, fsync)
+            found = await self._explained(alone, alone.info, "everything")
+            self._check(found, await self._explained(alone, _appendfsync, alone))
             self.cluster = bool(int(found.get("cluster_enabled", 0)))
             if not self.cluster:
                 self._client = alone
@@ -132,8 +133,7 @@ class RedisServer:
             raise
         await alone.aclose()
         self._client = RedisCluster.from_url(self.address.url, **_settings(self.address.url))
-        async with self._explained(self._client):
-            pass  # but find the other nodes
+        await self._explained(self._client, self._client.initialize)  # finds the other nodes
 
     def _alone(self) -> Redis:
         settings = {"max_connections": CONNECTIONS, "timeout": CALL_TIMEOUT, **_settings(self.address.url)}
@@ -159,25 +159,23 @@ class RedisServer:
 
     async def call(self, name: str, tag: str, *arguments: bytes | str | int) -> Any:
         """Run a script in the slice of this tag. A server that has not seen it, or was restarted, is given its text."""
-        client, wanted = self.client, script(name)
-        async with self._explained(client):
-            execute = self._link.execute if self._link is not None else client.execute_command
-            try:
-                return await execute("EVALSHA", wanted.sha, 1, tag, *arguments)
-            except failures.NoScriptError:
-                return await execute("EVAL", wanted.text, 1, tag, *arguments)
+        return await self._explained(self.client, self._run, script(name), tag, *arguments)
+
+    async def _run(self, wanted: Script, tag: str, *arguments: bytes | str | int) -> Any:
+        execute = self._link.execute if self._link is not None else self.client.execute_command
+        try:
+            return await execute("EVALSHA", wanted.sha, 1, tag, *arguments)
+        except failures.NoScriptError:
+            return await execute("EVAL", wanted.text, 1, tag, *arguments)
 
     async def ask(self, *command: bytes | str | int) -> Any:
         """A plain command; the first key in it decides which node of a cluster is asked."""
-        client = self.client
-        async with self._explained(client):
-            return await client.execute_command(*command)
+        return await self._explained(self.client, self.client.execute_command, *command)
 
     async def now(self) -> float:
         client = self.client
-        async with self._explained(client):
-            node = {"target_nodes": RedisCluster.DEFAULT_NODE} if isinstance(client, RedisCluster) else {}
-            seconds, micros = await client.execute_command("TIME", **node)
+        node = {"target_nodes": RedisCluster.DEFAULT_NODE} if isinstance(client, RedisCluster) else {}
+        seconds, micros = await self._explained(client, partial(client.execute_command, "TIME", **node))
         return int(seconds) + int(micros) / 1e6
 
     @property
@@ -223,8 +221,10 @@ class RedisServer:
 
     # errors
 
-    @contextlib.asynccontextmanager
-    async def _explained(self, client: Redis | RedisCluster) -> AsyncIterator[None]:
+    async def _explained(
+        self, client: Redis | RedisCluster, call: Callable[..., Awaitable[Any]], *arguments: Any
+    ) -> Any:
+        """What the call answers; how the client fails as a `StoreError`."""
         task = asyncio.current_task()
         cancelled = task.cancelling() if task is not None else 0
         try:
@@ -232,9 +232,10 @@ class RedisServer:
                 # One that does not know its nodes would send a script to any of them, and close all its connections
                 # when it hears too often that it was the wrong one: after a failover it might never find back.
                 await client.initialize()
-            yield
+            answer = await call(*arguments)
             if task is not None and task.cancelling() > cancelled:
                 raise asyncio.CancelledError  # the driver has lost it: `wait_for` of 3.11 prefers an answer to a cancel
+            return answer
         except (failures.ConnectionError, failures.TimeoutError, OSError) as error:
             await self._drop_connections(client)
             raise StoreError(f"{self.name} cannot be reached ({error})", retryable=not _denied(error)) from error

@@ -1,7 +1,7 @@
 """Writes as Lua takes them, and its answers as the records that the engine expects.
 
-A write becomes an array: its name, then what the function of that name in `lua/writes.lua` unpacks. Nothing in it is
-None, which Lua's arrays cannot hold: empty text, -1 or False stand for it.
+A write becomes an array: its name, then what the function of that name in `lua/course.lua` or `lua/writes.lua` unpacks.
+Nothing in it is None, which Lua's arrays cannot hold: empty text, -1 or False stand for it.
 """
 
 from __future__ import annotations

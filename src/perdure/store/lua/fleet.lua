@@ -2,10 +2,15 @@
 
 local calls = {}
 
+local function fence_worker(worker)
+  call('ZADD', key('gone'), call('TIME')[1], worker)
+  call('SREM', key('alive'), worker)
+end
+
 calls.claim = function(worker, now, due_by, wanted, pool, shards, limit)
   if not alive(worker) then return {} end
   local claimed = {}
-  for i, due in ipairs(rows.due(due_by, wanted, pool, shards, limit)) do
+  for i, due in ipairs(queues.due(due_by, wanted, pool, shards, limit)) do
     local row = rows.read(due[1])
     rows.change(row, {
       owner = worker, status = 'running', wake_at = '', mailed = '0', updated_at = now,
@@ -94,7 +99,7 @@ calls.add_key = function(name, blob, only_if_none)
   return call('LRANGE', keys, 0, -1)
 end
 
-calls.remove_letter = remove_letter
+function calls.remove_letter(id) return letters.remove(id) end
 
 calls.settle_posts = function(numbers)
   return call('HDEL', key('outbox'), unpack(numbers))
@@ -109,6 +114,4 @@ calls.found = function(format, shards, slices)
 end
 
 local given = cmsgpack.unpack(ARGV[1])
-local answer = calls[given[1]](unpack(given, 2))
-rows.refresh_heads()
-return {answer, {}, publish_hints(ARGV[3], ARGV[4])}
+return done(calls[given[1]](unpack(given, 2)))

@@ -1,39 +1,17 @@
--- Mail of runs, and posts: what a slice has to tell another one about topics.
---
--- A post to this very slice is handled before the write is answered. One to another slice is kept in this slice's
--- outbox until whoever made the call, or a later sweep, has handed it over; every handler knows one that comes twice.
+-- Mail of runs, and their subscriptions.
 
-local posts, handlers, mail = {}, {}, {}
-local outgoing = {}
+mail.COUNTED = {event = true, assignment = true} -- has a limit, and somebody must deal with it when its run ends
+mail.WAKES_HELD = {resume = true, cancel = true}
 
-local function post(slice, message)
-  if slice == SLICE then
-    posts[#posts + 1] = message
-    return
-  end
-  local number = call('INCR', key('outbox-last'))
-  local sent = message[1] == 'assign' and message[10] or ''
-  local packed = slice .. ':' .. sent .. ':' .. cmsgpack.pack(message)
-  call('HSET', key('outbox'), number, packed)
-  outgoing[#outgoing + 1] = {tostring(number), packed}
-end
-
--- Whether there were any.
-local function handle_posts()
-  if #posts == 0 then return false end
-  local at = 1
-  while at <= #posts do -- handlers may post more
-    local message = posts[at]
-    handlers[message[1]](message)
-    at = at + 1
-  end
-  posts = {}
-  return true
+-- The opposite of `header_of`.
+local function framed(header, blob)
+  local packed = cmsgpack.pack(header)
+  return struct.pack('>I4', #packed) .. packed .. blob
 end
 
 -- A held run stays asleep, and one that has yet to begin, for the first time or anew, waits for its time.
 local function wakes(row, kind)
-  return (row.held_kind == '' and row.begun_at ~= '') or row.owner ~= '' or WAKES_HELD[kind]
+  return (row.held_kind == '' and row.begun_at ~= '') or row.owner ~= '' or mail.WAKES_HELD[kind]
 end
 
 -- Put a message that is fresh into the inbox; answers its number.
@@ -42,7 +20,7 @@ function mail.add(row, message_id, kind, value, now)
   call('HSET', key('mail', row.id), number, value)
   call('HSET', key('message-numbers', row.id), message_id, number)
   local fields = {inbox_last = number}
-  if COUNTED[kind] then fields.pending = tonumber(row.pending) + 1 end
+  if mail.COUNTED[kind] then fields.pending = tonumber(row.pending) + 1 end
   if wakes(row, kind) then
     local sooner = row.wake_at == '' or tonumber(row.wake_at) > tonumber(now)
     local mailed = row.owner ~= '' and '1' or '0'
@@ -64,7 +42,7 @@ local function take_out(row, number, now, verb)
   local kind, message_id, topic, slice, place, serial = unpack(header_of(value))
   if verb == 'returned' and kind ~= 'assignment' then return false end
   call('HDEL', name, number)
-  if COUNTED[kind] then
+  if mail.COUNTED[kind] then
     row.pending = tostring(tonumber(row.pending) - 1)
     call('HSET', RUN .. row.id, 'pending', row.pending)
   end
@@ -73,7 +51,7 @@ local function take_out(row, number, now, verb)
   elseif kind == 'event' then
     call('ZADD', key('consumed'), now, cmsgpack.pack({row.id, message_id}))
   end
-  if kind == 'assignment' then post(slice, {verb, topic, place, serial, row.id, now}) end
+  if kind == 'assignment' then posts.add(slice, {verb, topic, place, serial, row.id, now}) end
   return true
 end
 
@@ -89,7 +67,7 @@ end
 function mail.move(row, moved, now)
   for _, given in ipairs(moved) do
     local number, slice, name, publish, letter = unpack(given)
-    if take_out(row, number, now, 'consumed') then post(slice, {'send', name, now, publish, letter}) end
+    if take_out(row, number, now, 'consumed') then posts.add(slice, {'send', name, now, publish, letter}) end
   end
 end
 
@@ -101,7 +79,7 @@ function mail.unsubscribe(row, target)
   if not found then return end
   call('HDEL', name, target)
   for _, group in ipairs(cmsgpack.unpack(found)) do
-    post(group[1], {'unsubscribe', group, row.id, SLICE, target, row.created_at})
+    posts.add(group[1], {'unsubscribe', group, row.id, SLICE, target, row.created_at})
   end
 end
 
@@ -115,7 +93,7 @@ function mail.subscribe(row, subscriptions, now)
     local target, groups = given[1], given[2]
     if call('HSETNX', key('subscriptions', row.id), target, cmsgpack.pack(groups)) == 1 then
       for _, group in ipairs(groups) do
-        post(group[1], {'subscribe', group, row.id, SLICE, target, row.created_at, now})
+        posts.add(group[1], {'subscribe', group, row.id, SLICE, target, row.created_at, now})
       end
     end
   end
@@ -123,7 +101,7 @@ end
 
 -- A topic gives an event to a receive. One that is not open any more sends it back; by serials a post that comes twice
 -- is known.
-handlers.assign = function(message)
+function mail.assign(message)
   local _, id, target, topic, slice, place, serial, body, sender, sent, expires, now, own = unpack(message)
   local message_id = 'topic/' .. topic .. '/' .. place
   local last = string.match(call('HGET', key('serials', id), message_id) or '0', '^%d+')
@@ -131,7 +109,7 @@ handlers.assign = function(message)
   local row = rows.read(id)
   local open = row and not TERMINAL[row.status] and call('HEXISTS', key('subscriptions', id), target) == 1
   if not open then
-    post(slice, {'returned', topic, place, serial, id, now})
+    posts.add(slice, {'returned', topic, place, serial, id, now})
     return
   end
   call('HSET', key('serials', id), message_id, serial .. ':' .. slice)
@@ -151,11 +129,11 @@ function mail.take_again(row, messages, now)
       local header = header_of(value)
       header[4], header[6] = slice, serial
       value = framed(header, body)
-      post(slice, {'retaken', topic, place, serial, row.id, body})
+      posts.add(slice, {'retaken', topic, place, serial, row.id, body})
     end
     call('ZREM', key('consumed'), cmsgpack.pack({row.id, message_id}))
     call('HSET', key('message-numbers', row.id), message_id, number)
-    if call('HSET', key('mail', row.id), number, value) == 1 and COUNTED[kind] then
+    if call('HSET', key('mail', row.id), number, value) == 1 and mail.COUNTED[kind] then
       row.pending = tostring(tonumber(row.pending) + 1)
       call('HSET', RUN .. row.id, 'pending', row.pending)
     end
@@ -167,7 +145,7 @@ function mail.forget(id)
   local found = call('HGETALL', key('serials', id))
   for i = 1, #found, 2 do
     local topic, place = string.match(found[i], '^topic/(.*)/(%d+)$')
-    post(tonumber(string.match(found[i + 1], ':(%d+)$')), {'forget', topic, tonumber(place), id})
+    posts.add(tonumber(string.match(found[i + 1], ':(%d+)$')), {'forget', topic, tonumber(place), id})
   end
   call('DEL', key('serials', id), key('mail', id), key('message-numbers', id), key('subscriptions', id))
 end

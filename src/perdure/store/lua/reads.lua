@@ -33,7 +33,7 @@ local function newest(index, before, id, limit)
   while #found < 2 * limit do
     local page = call('ZREVRANGEBYSCORE', name, before, '-inf', 'WITHSCORES', 'LIMIT', offset, limit)
     for i = 1, #page, 2 do
-      if id == '' or tonumber(page[i + 1]) < tonumber(before) or less(page[i], id) then
+      if id == '' or tonumber(page[i + 1]) < tonumber(before) or queues.less(page[i], id) then
         found[#found + 1] = page[i]
         found[#found + 1] = page[i + 1]
       end
@@ -53,7 +53,7 @@ end
 
 reads.due = function(now, wanted, pool, shards, limit)
   local found = {}
-  for i, due in ipairs(rows.due(now, wanted, pool, shards, limit)) do
+  for i, due in ipairs(queues.due(now, wanted, pool, shards, limit)) do
     found[i] = {due[1], string.format('%.17g', due[2])}
   end
   return found

@@ -10,13 +10,16 @@
 -- A receive that is given up sends word of it and of what it returns from its own slice, by posts that are kept until
 -- they are taken; an assignment that crosses them on its way meets no open receive, and comes back.
 
-local topics = {}
 local EVENT_FIELDS = {'id', 'delivery', 'consume', 'sent', 'expires', 'sender', 'bound', 'body', 'fan', 'gone', 'own'}
 
-local function event_key(topic, place) return key('event', topic, place) end
+local function expired(expires_at, now)
+  return expires_at ~= '' and tonumber(expires_at) <= tonumber(now)
+end
 
-local function read_event(topic, place)
-  local found = call('HMGET', event_key(topic, place), unpack(EVENT_FIELDS))
+function topics.event_key(topic, place) return key('event', topic, place) end
+
+function topics.read_event(topic, place)
+  local found = call('HMGET', topics.event_key(topic, place), unpack(EVENT_FIELDS))
   if not found[1] or found[10] then return nil end
   return {
     topic = topic, place = tonumber(place), id = found[1], delivery = found[2], lasting = found[2] ~= 'after_wait',
@@ -40,21 +43,21 @@ local function set_fan(event, fan)
   local unfinished = key('unfinished', event.topic)
   event.fan = fan
   if fan then
-    call('HSET', event_key(event.topic, event.place), 'fan', fan)
+    call('HSET', topics.event_key(event.topic, event.place), 'fan', fan)
     call('ZADD', unfinished, event.place, event.place)
     call('ZADD', key('unfinished-topics'), 0, event.topic)
   else
-    call('HDEL', event_key(event.topic, event.place), 'fan')
+    call('HDEL', topics.event_key(event.topic, event.place), 'fan')
     call('ZREM', unfinished, event.place)
     if call('EXISTS', unfinished) == 0 then call('ZREM', key('unfinished-topics'), event.topic) end
   end
 end
 
-local function leave(event, now)
+function topics.leave(event, now)
   dequeue(event)
   set_fan(event, nil)
-  call('HDEL', event_key(event.topic, event.place), 'body')
-  call('HSET', event_key(event.topic, event.place), 'gone', now)
+  call('HDEL', topics.event_key(event.topic, event.place), 'body')
+  call('HSET', topics.event_key(event.topic, event.place), 'gone', now)
   call('DEL', key('seen', event.topic, event.place))
   call('ZREM', key('events', event.topic), event.place)
   call('ZREM', key('expiring'), cmsgpack.pack({event.topic, event.place}))
@@ -63,7 +66,7 @@ local function leave(event, now)
 end
 
 local function outstanding(event)
-  for _, field in ipairs(call('HKEYS', event_key(event.topic, event.place))) do
+  for _, field in ipairs(call('HKEYS', topics.event_key(event.topic, event.place))) do
     if string.sub(field, 1, 2) == 'h:' then return true end
   end
   return false
@@ -71,7 +74,7 @@ end
 
 -- What those who come later may not have is gone once nobody has it before them.
 local function leave_if_over(event, now)
-  if not event.lasting and not event.fan and not outstanding(event) then leave(event, now) end
+  if not event.lasting and not event.fan and not outstanding(event) then topics.leave(event, now) end
 end
 
 local function may_have(event, run, created)
@@ -84,14 +87,14 @@ local function assign(event, waiter, now)
   local topic, place = event.topic, event.place
   local serial = call('HINCRBY', key('topic', topic), 'serial', 1)
   call('ZREM', key('waiting', topic), cmsgpack.pack(waiter))
-  call('HSET', event_key(topic, place), 'h:' .. waiter[1], serial)
+  call('HSET', topics.event_key(topic, place), 'h:' .. waiter[1], serial)
   if event.consume then
     dequeue(event)
     set_fan(event, nil)
   else
     call('SADD', key('seen', topic, place), waiter[1])
   end
-  post(waiter[2], {
+  posts.add(waiter[2], {
     'assign', waiter[1], waiter[3], topic, SLICE, place, serial,
     event.body, event.sender, event.sent, event.expires, now, event.own,
   })
@@ -134,7 +137,7 @@ end
 -- Offer the event to the next page of those who stood when it came; how many got it.
 local function offer_page(event, now, page)
   if expired(event.expires, now) then
-    leave(event, now)
+    topics.leave(event, now)
     return 0
   end
   local woken, visited, last = 0, 0, event.fan
@@ -165,7 +168,7 @@ end
 
 local function keep_event(event)
   local topic, place = event.topic, event.place
-  call('HSET', event_key(topic, place), 'id', event.id, 'delivery', event.delivery, 'sent', event.sent,
+  call('HSET', topics.event_key(topic, place), 'id', event.id, 'delivery', event.delivery, 'sent', event.sent,
     'consume', event.consume and '1' or '0', 'expires', event.expires, 'sender', event.sender, 'bound', event.bound,
     'body', event.body, 'own', event.own)
   call('HSET', key('event-ids', topic), event.id, place)
@@ -177,7 +180,7 @@ end
 function topics.publish(write)
   local _, topic, id, delivery, consume, sent, expires, sender, body, now, limit, page, own = unpack(write)
   local known = call('HGET', key('event-ids', topic), id)
-  if known then return {'published', tonumber(known), 0, call('HEXISTS', event_key(topic, known), 'fan'), 0} end
+  if known then return {'published', tonumber(known), 0, call('HEXISTS', topics.event_key(topic, known), 'fan'), 0} end
   local event = {
     topic = topic, id = id, delivery = delivery, lasting = delivery ~= 'after_wait', consume = consume, sent = sent,
     expires = expires, sender = sender, body = body, own = own,
@@ -199,9 +202,9 @@ end
 -- The page is that of the earliest event of the topic that is unfinished.
 function topics.fan_out(write)
   local _, topic, place, now, page = unpack(write)
-  local asked = read_event(topic, place)
+  local asked = topics.read_event(topic, place)
   if not asked or not asked.fan then return {'published', place, 0, 0, 1} end
-  local first = read_event(topic, call('ZRANGE', key('unfinished', topic), 0, 0)[1])
+  local first = topics.read_event(topic, call('ZRANGE', key('unfinished', topic), 0, 0)[1])
   local woken = offer_page(first, now, page)
   if first.place ~= asked.place then return {'published', place, 0, 1, 1} end
   return {'published', place, woken, first.fan and 1 or 0, 1}
@@ -213,7 +216,7 @@ local function first_queued(topic, kind, after, run, created, now)
   while true do
     local page = call('ZRANGEBYSCORE', key(kind, topic), '(' .. last, '+inf', 'LIMIT', 0, size)
     for _, place in ipairs(page) do
-      local event = read_event(topic, place)
+      local event = topics.read_event(topic, place)
       local turn_has_come = not (event.consume and event.fan) -- those who stand in line come first
       if turn_has_come and not expired(event.expires, now) and may_have(event, run, created) then return event, last end
       last = place
@@ -234,7 +237,7 @@ local function first_of_topic(topic, run, created, now)
 end
 
 -- Of several topics the event that was sent first is taken; if there is none the run stands in line in all of them.
-handlers.subscribe = function(message)
+function topics.subscribe(message)
   local _, group, run, slice, target, created, now = unpack(message)
   local waiter, found = {run, slice, target, created}, nil
   local member = cmsgpack.pack(waiter)
@@ -253,7 +256,7 @@ handlers.subscribe = function(message)
   end
 end
 
-handlers.unsubscribe = function(message)
+function topics.unsubscribe(message)
   local _, group, run, slice, target, created = unpack(message)
   local member = cmsgpack.pack({run, slice, target, created})
   for i = 2, #group do call('ZREM', key('waiting', group[i]), member) end
@@ -261,16 +264,16 @@ end
 
 local function close_assignment(message)
   local _, topic, place, serial, run = unpack(message)
-  local name, holder = event_key(topic, place), 'h:' .. run
+  local name, holder = topics.event_key(topic, place), 'h:' .. run
   if tonumber(call('HGET', name, holder) or '-1') ~= serial then return nil end
   call('HDEL', name, holder)
-  return read_event(topic, place)
+  return topics.read_event(topic, place)
 end
 
-handlers.consumed = function(message)
+function topics.consumed(message)
   local event, now = close_assignment(message), message[6]
   if not event then return end
-  if event.consume then leave(event, now) else leave_if_over(event, now) end
+  if event.consume then topics.leave(event, now) else leave_if_over(event, now) end
 end
 
 local function unsee(event, run)
@@ -281,12 +284,12 @@ local function unsee(event, run)
   end
 end
 
-handlers.returned = function(message)
+function topics.returned(message)
   local event, run, now = close_assignment(message), message[5], message[6]
   if not event then return end
   if not event.consume then unsee(event, run) end
   if expired(event.expires, now) then
-    leave(event, now)
+    topics.leave(event, now)
     return
   end
   local waiter = first_in_line(event, not event.consume and run)
@@ -300,9 +303,9 @@ handlers.returned = function(message)
 end
 
 -- A run that was rewound has not read this assignment after all: an event that was gone by it is back.
-handlers.retaken = function(message)
+function topics.retaken(message)
   local _, topic, place, serial, run, body = unpack(message)
-  local name = event_key(topic, place)
+  local name = topics.event_key(topic, place)
   local found = call('HMGET', name, 'gone', 'consume', 'expires')
   if not found[2] then return end
   if found[1] then
@@ -318,14 +321,14 @@ handlers.retaken = function(message)
 end
 
 -- A copy of the assignment lies in the inbox of a run that was forked: it has seen the event.
-handlers.saw = function(message)
+function topics.saw(message)
   local _, topic, place, run = unpack(message)
-  local event = read_event(topic, place)
+  local event = topics.read_event(topic, place)
   if event and not event.consume then call('SADD', key('seen', topic, place), run) end
 end
 
-handlers.forget = function(message)
+function topics.forget(message)
   local _, topic, place, run = unpack(message)
-  local event = read_event(topic, place)
+  local event = topics.read_event(topic, place)
   if event and not event.consume then unsee(event, run) end
 end

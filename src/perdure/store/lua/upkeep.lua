@@ -30,8 +30,8 @@ end
 
 calls.forget_expired = function(now, remembered_since, limit)
   each_until(key('expiring'), now, limit, function(at)
-    local event = read_event(at[1], at[2])
-    if event then leave(event, now) end
+    local event = topics.read_event(at[1], at[2])
+    if event then topics.leave(event, now) end
   end)
   each_until(key('values-until'), now, limit, function(at) call('HDEL', key('published', at[1]), at[2]) end)
   each_until(key('consumed'), remembered_since, limit, function(at)
@@ -39,7 +39,7 @@ calls.forget_expired = function(now, remembered_since, limit)
   end)
   each_until(key('sent-since'), remembered_since, limit, function(at) call('HDEL', key('sent'), at[1]) end)
   each_until(key('event-tombs'), remembered_since, limit, function(at)
-    local name = event_key(at[1], at[2])
+    local name = topics.event_key(at[1], at[2])
     call('HDEL', key('event-ids', at[1]), call('HGET', name, 'id') or '')
     call('DEL', name)
   end)
@@ -50,5 +50,4 @@ end
 local given = cmsgpack.unpack(ARGV[1])
 local answer = calls[given[1]](unpack(given, 2))
 handle_posts()
-rows.refresh_heads()
-return {answer, outgoing, publish_hints(ARGV[3], ARGV[4])}
+return done(answer)

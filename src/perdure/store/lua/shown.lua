@@ -3,8 +3,6 @@
 -- A stream is a list of framed items ({location, writer} before the rest). `written` of a location says which items it
 -- wrote, so that they can be marked (`superseded`) without a look at all the others.
 
-local shown = {}
-
 function shown.publish(row, values)
   for _, given in ipairs(values) do
     local name, value, expires = given[1], given[2], given[3]
