@@ -86,7 +86,16 @@ class TestOneByOne(_InASchema, TurnCases, HistoryCases, MailCases, EndingCases, 
 
     @pytest.fixture(autouse=True)
     def _nothing_is_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(postgres_batch, "is_carried_out_alone", lambda write: False)
         monkeypatch.setattr(postgres_batch._Gathered, "_is_alone", lambda self, run_id: False)
+
+
+class TestAllAtOnce(_InASchema, StoreContract):
+    """A write that is alone in its batch obeys the same rules as the many of a large one."""
+
+    @pytest.fixture(autouse=True)
+    def _no_write_is_carried_out_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(postgres_batch, "is_carried_out_alone", lambda write: False)
 
 
 def on(url: str, test: Callable[[PostgresStore], Awaitable[None]]) -> None:
@@ -109,6 +118,12 @@ async def opened(url: str) -> PostgresStore:
     store = PostgresStore(url)
     await store.open(shards=16)
     return store
+
+
+async def carry_out(connection: Connection, target: Target, batch: Sequence[Write]) -> None:
+    """A commit over a connection of the test's own."""
+    statement, given = postgres_batch.call(batch)
+    await connection.fetch(sql(statement, target), *given)
 
 
 def schema_in(url: str) -> str:
@@ -272,7 +287,7 @@ def test_what_the_functions_ask_is_answered_by_indexes(postgres_url: str) -> Non
         connection.add_log_listener(lambda _, message: plans.append(str(message)))
         await connection.execute(EXPLAIN_ALL)
         for batch in batches:
-            await connection.fetch(sql(postgres_batch.COMMIT, target), *postgres_batch.arguments(batch))
+            await carry_out(connection, target, batch)
         await connection.fetch(
             sql(postgres_fleet.CLAIM, target), "a", 900.0, 900.0, "default", ["flow"], [1], [0, 1], 10
         )
@@ -311,7 +326,7 @@ def test_much_mail_and_many_children_are_looked_up_one_by_one(postgres_url: str)
         connection.add_log_listener(lambda _, message: plans.append(str(message)))
         await connection.execute(EXPLAIN_ALL + "; SET auto_explain.log_analyze = on")
         for batch in batches:
-            await connection.fetch(sql(postgres_batch.COMMIT, target), *postgres_batch.arguments(batch))
+            await carry_out(connection, target, batch)
         await connection.close()
         passed_over = [(int(rows), plan) for plan in plans for rows in re.findall(r"Rows Removed by[^:]*: (\d+)", plan)]
         assert [plan for rows, plan in passed_over if rows > many] == []
@@ -343,7 +358,7 @@ def test_many_who_begin_to_wait_for_a_topic_are_looked_up_one_by_one(postgres_ur
         connection.add_log_listener(lambda _, message: plans.append(str(message)))
         await connection.execute(EXPLAIN_ALL + "; SET auto_explain.log_analyze = on")
         for number, batch in enumerate(batches):
-            await connection.fetch(sql(postgres_batch.COMMIT, target), *postgres_batch.arguments(batch))
+            await carry_out(connection, target, batch)
             if number == 0:
                 await connection.execute("ANALYZE")
         await connection.close()
@@ -558,8 +573,7 @@ def test_a_worker_that_is_just_given_a_run_is_not_forgotten(postgres_url: str) -
         giving = await asyncpg.connect(target_of(postgres_url).dsn)
         transaction = giving.transaction()
         await transaction.start()
-        given = postgres_batch.arguments([run("new", owner="b")])
-        await giving.fetch(sql(postgres_batch.COMMIT, target_of(postgres_url)), *given)
+        await carry_out(giving, target_of(postgres_url), [run("new", owner="b")])
         retiring = asyncio.ensure_future(store.retire("b"))
         while not await ask(postgres_url, WAITS_FOR_A_LOCK, "retiring"):
             assert not retiring.done(), "it must wait for who gives the worker a run"
