@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -30,7 +31,7 @@ from perdure.store.base import (
     Write,
 )
 from perdure.store.postgres import PostgresStore
-from perdure.store.postgres_link import as_store_error, sql, target_of
+from perdure.store.postgres_link import Connection, Target, as_store_error, sql, target_of
 from perdure.testing.contract.duties import ABOVE, DutyCases, ObservingCases
 from perdure.testing.contract.ending import EndingCases
 from perdure.testing.contract.histories import HistoryCases
@@ -623,22 +624,19 @@ def test_a_listener_that_went_dead_without_a_word_is_replaced(
     monkeypatch.setattr(postgres_news, "ASK_EVERY", 0.05)
 
     async def test(store: PostgresStore) -> None:
-        assert store._news is not None
-        dead = store._news._connection
-        assert dead is not None
-
-        execute = asyncpg.Connection.execute
+        dead = ear_of(store)._connection
+        fetchval = asyncpg.Connection.fetchval
 
         async def no_answer(connection: Any, *given: Any) -> Any:
             if connection is dead:
                 raise TimeoutError
-            return await execute(connection, *given)
+            return await fetchval(connection, *given)
 
-        monkeypatch.setattr(asyncpg.Connection, "execute", no_answer)
+        monkeypatch.setattr(asyncpg.Connection, "fetchval", no_answer)
         told = asyncio.Event()
         store.on_change(lambda ids: told.set() if ids is None else None)
         await asyncio.wait_for(told.wait(), 20)
-        assert store._news._connection is not dead
+        assert ear_of(store)._connection is not dead
         assert dead.is_closed()
 
     on(postgres_url, test)
@@ -728,7 +726,8 @@ def test_ones_own_news_are_heard_once(postgres_url: str) -> None:
         store.on_change(told.append)
         other.on_change(heard.put_nowait)
         await store.commit([run("mine")])
-        assert await asyncio.wait_for(heard.get(), 20) == frozenset(["mine"])
+        while (ids := await asyncio.wait_for(heard.get(), 20)) != frozenset(["mine"]):
+            assert ids is None, "whoever comes is told to look around, and nothing else"
         await other.commit([run("theirs")])
         while frozenset(["theirs"]) not in told:
             await asyncio.sleep(0)
@@ -752,6 +751,125 @@ def test_a_store_need_not_listen(postgres_url: str) -> None:
         await other.close()
 
     on(named(postgres_url, "deaf") + "&listen=no", test)
+
+
+def ear_of(store: PostgresStore) -> postgres_news._Ear:
+    assert store._news is not None
+    assert store._news._ear is not None
+    return store._news._ear
+
+
+class Wire:
+    """Hears what is notified, without being one of those who listen for a store."""
+
+    def __init__(self, connection: Connection, channel: str) -> None:
+        self._connection = connection
+        self._channel = channel
+        self._said: asyncio.Queue[str] = asyncio.Queue()
+
+    def hear(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+        self._said.put_nowait(str(payload))
+
+    async def so_far(self) -> list[str]:
+        """All that was notified since the last time."""
+        await self._connection.execute(f"NOTIFY {self._channel}, 'now'")
+        said = []
+        while (each := await asyncio.wait_for(self._said.get(), 20)) != "now":
+            said.append(each)
+        return said
+
+
+@asynccontextmanager
+async def tapped(store: PostgresStore) -> AsyncIterator[Wire]:
+    assert store._news is not None
+    connection = await asyncpg.connect(store._target.dsn)
+    wire = Wire(connection, store._news._channel)
+    await connection.add_listener(store._news._channel, wire.hear)
+    yield wire
+    await connection.close()
+
+
+async def sent(store: PostgresStore) -> None:
+    """Until all news are out that a store has begun to tell."""
+    assert store._news is not None
+    while store._news._sending:
+        await asyncio.sleep(0)
+
+
+async def until(store: PostgresStore, *, alone: bool) -> None:
+    async with asyncio.timeout(20):
+        while ear_of(store).alone is not alone:
+            await asyncio.sleep(0.001)
+
+
+def test_who_listens_alone_tells_nobody_and_whoever_comes_later_everything(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_news, "ASK_EVERY", 0.05)
+
+    async def test(store: PostgresStore) -> None:
+        async with tapped(store) as wire:
+            assert ear_of(store).alone
+            await store.commit([run("unheard")])
+            await sent(store)
+            assert await wire.so_far() == []
+            other = await opened(postgres_url)
+            assert not ear_of(other).alone
+            await until(store, alone=False)
+            await wire.so_far()
+            await store.commit([run("heard")])
+            await sent(store)
+            assert [each for each in await wire.so_far() if "heard" in each]
+            await other.close()
+            await until(store, alone=True)
+            await store.commit([run("unheard again")])
+            await sent(store)
+            assert await wire.so_far() == []
+
+    on(postgres_url, test)
+
+
+def test_whoever_comes_looks_for_what_was_told_to_nobody(postgres_url: str) -> None:
+    async def test(store: PostgresStore) -> None:
+        other = PostgresStore(postgres_url)
+        told: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
+        other.on_change(told.put_nowait)
+        await other.open(shards=16)
+        assert await asyncio.wait_for(told.get(), 20) is None
+        third = await opened(postgres_url)
+        await third.commit([run("next")])
+        assert await asyncio.wait_for(told.get(), 20) == frozenset(["next"]), "once is enough"
+        await third.close()
+        await other.close()
+
+    on(postgres_url, test)
+
+
+def test_who_does_not_hear_himself_cannot_know_that_he_is_alone(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a pooler in transaction mode, or while the connection is made again."""
+    monkeypatch.setattr(postgres_news.News, "_heard", lambda *told: None)
+
+    async def test(store: PostgresStore) -> None:
+        async with tapped(store) as wire:
+            await store.commit([run("told")])
+            await sent(store)
+            assert [each for each in await wire.so_far() if "told" in each]
+
+    on(postgres_url, test)
+
+
+def test_listeners_of_another_schema_are_no_company(postgres_url: str) -> None:
+    with schema_of_its_own() as elsewhere:
+
+        async def test(store: PostgresStore) -> None:
+            other = await opened(elsewhere)
+            assert ear_of(other).alone
+            assert ear_of(store).alone
+            await other.close()
+
+        on(postgres_url, test)
 
 
 # --- values and options ----------------------------------------------------------------------------------------------
