@@ -17,8 +17,9 @@ from msgspec.structs import replace
 from perdure.clock import SYSTEM_CLOCK, pause
 from perdure.errors import StoreError
 from perdure.records import ErrorRecord, Message, RunQuery, RunStatus, TurnExtras
-from perdure.store import postgres_batch, postgres_fleet, postgres_news, postgres_queries, postgres_schema
+from perdure.store import postgres_batch, postgres_fleet, postgres_news, postgres_queries, postgres_schema, rules
 from perdure.store.base import (
+    Answer,
     Committed,
     Created,
     Delivered,
@@ -125,6 +126,18 @@ async def carry_out(connection: Connection, target: Target, batch: Sequence[Writ
     """A commit over a connection of the test's own."""
     statement, given = postgres_batch.call(batch)
     await connection.fetch(sql(statement, target), *given)
+
+
+@asynccontextmanager
+async def halfway(url: str, batch: Sequence[Write]) -> AsyncIterator[None]:
+    """While a batch is carried out, but not committed yet."""
+    connection = await asyncpg.connect(target_of(url).dsn)
+    try:
+        async with connection.transaction():
+            await carry_out(connection, target_of(url), batch)
+            yield
+    finally:
+        connection.terminate()
 
 
 def schema_in(url: str) -> str:
@@ -568,23 +581,49 @@ def test_batches_in_opposite_order_do_not_wait_for_each_other_in_a_circle(postgr
     on(postgres_url, test)
 
 
-def test_a_worker_that_is_just_given_a_run_is_not_forgotten(postgres_url: str) -> None:
+@pytest.mark.parametrize("company", [(), (run("other"),)], ids=["alone", "in a batch"])
+@pytest.mark.parametrize(
+    "gives",
+    [run("given", owner="b"), turn(0, id="r", patch=RunPatch(status=RunStatus.RUNNING, owner="b"))],
+    ids=["new", "turn"],
+)
+def test_a_worker_that_is_just_given_a_run_is_not_forgotten(
+    postgres_url: str, gives: Write, company: tuple[Write, ...]
+) -> None:
     async def test(store: PostgresStore) -> None:
         await store.join(worker("b"))
-        giving = await asyncpg.connect(target_of(postgres_url).dsn)
-        transaction = giving.transaction()
-        await transaction.start()
-        await carry_out(giving, target_of(postgres_url), [run("new", owner="b")])
-        retiring = asyncio.ensure_future(store.retire("b"))
-        while not await ask(postgres_url, WAITS_FOR_A_LOCK, "retiring"):
-            assert not retiring.done(), "it must wait for who gives the worker a run"
-        await transaction.commit()
+        async with halfway(postgres_url, [gives, *company]):
+            retiring = asyncio.ensure_future(store.retire("b"))
+            while not await ask(postgres_url, WAITS_FOR_A_LOCK, "retiring"):
+                assert not retiring.done(), "it must wait for who gives the worker a run"
         await retiring
         assert [(each.id, each.gone) for each in await store.workers()] == [("a", False), ("b", True)]
-        assert await store.release("b", 130.0, recovered=True) == ["new"]
-        await giving.close()
+        assert await store.release("b", 130.0, recovered=True) == [rules.run_of(gives)]
 
     on(named(postgres_url, "retiring"), test)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "answer"),
+    [
+        (turn(0, entry(), turn_id="first"), turn(0, entry(), turn_id="second"), Superseded()),
+        (mail("m1"), mail("m2"), Delivered(2, fresh=True, owner="a")),
+    ],
+    ids=["turns", "mail"],
+)
+def test_writes_that_come_at_the_same_time_are_judged_one_after_the_other(
+    postgres_url: str, first: Write, second: Write, answer: Answer
+) -> None:
+    """Each alone in its batch: the second waits for the first, and then knows of it."""
+
+    async def test(store: PostgresStore) -> None:
+        async with halfway(postgres_url, [first]):
+            committing = asyncio.ensure_future(store.commit([second]))
+            while not await ask(postgres_url, WAITS_FOR_A_LOCK, "racing"):
+                assert not committing.done(), "it must wait for the one that was first"
+        assert await committing == [answer]
+
+    on(named(postgres_url, "racing"), test)
 
 
 # --- connections that break ------------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ notification. A process that dies in between, or whose connection breaks, loses 
 and everyone who needs to know looks around by himself now and then. Waiting for a network is real time, whatever clock
 an engine goes by.
 
-Who listens alone tells nothing, which is a tenth of what a short run takes. Every listener holds an advisory lock of the
-schema, shared, by which the others can be counted, and says hello once he holds it. So whoever comes later is heard,
-and whoever came before is found.
+Who listens alone tells nothing, which saves a tenth of what a short run takes. Every listener holds an advisory lock of
+the schema, shared, by which all can be counted, and says hello once he holds it. So whoever comes later is heard, and
+whoever came before is found.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _news = msgspec.json.Decoder(tuple[str, tuple[str, ...] | None])
 class _Ear:
     """A connection that listens. One that goes dead without a word is found out by asking now and then.
 
-    What is asked is whether anybody else listens. Hellos come over the same connection, so that one which is heard after
-    an answer is of somebody who was not counted.
+    What is asked is whether anybody else listens. Hellos come over the same connection, so that one which is heard
+    after an answer is of somebody who was not counted.
     """
 
     def __init__(self, connection: Connection, lock: int) -> None:

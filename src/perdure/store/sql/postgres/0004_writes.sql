@@ -1,5 +1,5 @@
--- The writes of a batch, one function each, which gets the row of its run. They are called while those rows are locked,
--- by `commit_batch`.
+-- Writes, one function each. The row of the run that one is about is locked here, for one that comes by itself; in a
+-- batch all are locked before the first is carried out, in order, and are not waited for again.
 
 -- Make runs, which come in the order of their ids, unless these are taken: those that were made, and which of them
 -- nobody owns. A worker owns one only if it is not gone, and is not forgotten meanwhile. Only those that are made are
@@ -126,7 +126,7 @@ BEGIN
     END IF;
     last := append_entries(run.no, base, w->>'turn_id', added, now);
     IF w ? 'consumed' THEN
-        last := consume_mail(run.no, w->'consumed', now);
+        PERFORM consume_mail(run.no, w->'consumed', now);
     END IF;
     IF leaves THEN
         DELETE FROM subscriptions s WHERE s.run_no = run.no;
@@ -233,7 +233,7 @@ BEGIN
         waits = patch->>'waits', held = patch->>'held', held_kind = patch->>'held_kind', drift = patch->>'drift',
         recoveries = (patch->>'recoveries')::integer, result = decode(patch->>'result', 'base64'),
         error = patch->>'error', ended_at = (patch->>'ended_at')::float8, prune_at = (patch->>'prune_at')::float8,
-        updated_at = now, unsettled = ended AND (
+        updated_at = now, unsettled = ended AND (  -- as `owes` says, which need not be asked about mail of most
             EXISTS (SELECT FROM observers o WHERE o.run_no = of_run) OR (r.inbox_last > 0 AND owes(r.no)))
     WHERE r.no = of_run;
     RETURN CASE WHEN ended OR (new_owner IS NULL AND wake IS NOT NULL) THEN w->>'run_id' END;
