@@ -94,6 +94,7 @@ class _Gathered:
         self._turns_at: list[int] = []
         for at, write in enumerate(batch):
             self._add(at, write)
+        self._creates.sort(key=itemgetter("id"))  # the order in which two batches may meet in them
         self._document = _document(self._turns)
 
     @property
@@ -128,7 +129,7 @@ class _Gathered:
             sorted(self._workers) or None,
             sorted(self._topics) if self._topical else None,
             list(self._locked),
-            _document(sorted(self._creates, key=itemgetter("id"))),
+            _document(self._creates),
             _document(self._mail),
             _document(self._writes),
             _document(self._turns_at),
