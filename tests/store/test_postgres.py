@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -579,6 +580,12 @@ def test_batches_in_opposite_order_do_not_wait_for_each_other_in_a_circle(postgr
         await other.close()
 
     on(postgres_url, test)
+
+
+def test_new_runs_are_made_in_the_order_of_their_ids() -> None:
+    """Two batches that make the same ones then do not wait for each other, which only the server's patience would end."""
+    _, given = postgres_batch.call([run("b"), run("c"), run("a")])
+    assert [each["id"] for each in json.loads(given[3])] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("company", [(), (run("other"),)], ids=["alone", "in a batch"])
