@@ -583,7 +583,7 @@ def test_batches_in_opposite_order_do_not_wait_for_each_other_in_a_circle(postgr
 
 
 def test_new_runs_are_made_in_the_order_of_their_ids() -> None:
-    """Two batches that make the same ones then do not wait for each other, which only the server's patience would end."""
+    """Two batches that make the same ones do not wait for each other, which only the server would end."""
     _, given = postgres_batch.call([run("b"), run("c"), run("a")])
     assert [each["id"] for each in json.loads(given[3])] == ["a", "b", "c"]
 
