@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -16,8 +18,9 @@ from msgspec.structs import replace
 from perdure.clock import SYSTEM_CLOCK, pause
 from perdure.errors import StoreError
 from perdure.records import ErrorRecord, Message, RunQuery, RunStatus, TurnExtras
-from perdure.store import postgres_batch, postgres_fleet, postgres_news, postgres_queries, postgres_schema
+from perdure.store import postgres_batch, postgres_fleet, postgres_news, postgres_queries, postgres_schema, rules
 from perdure.store.base import (
+    Answer,
     Committed,
     Created,
     Delivered,
@@ -30,7 +33,7 @@ from perdure.store.base import (
     Write,
 )
 from perdure.store.postgres import PostgresStore
-from perdure.store.postgres_link import as_store_error, sql, target_of
+from perdure.store.postgres_link import Connection, Target, as_store_error, sql, target_of
 from perdure.testing.contract.duties import ABOVE, DutyCases, ObservingCases
 from perdure.testing.contract.ending import EndingCases
 from perdure.testing.contract.histories import HistoryCases
@@ -86,7 +89,16 @@ class TestOneByOne(_InASchema, TurnCases, HistoryCases, MailCases, EndingCases, 
 
     @pytest.fixture(autouse=True)
     def _nothing_is_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(postgres_batch, "is_carried_out_alone", lambda write: False)
         monkeypatch.setattr(postgres_batch._Gathered, "_is_alone", lambda self, run_id: False)
+
+
+class TestAllAtOnce(_InASchema, StoreContract):
+    """A write that is alone in its batch obeys the same rules as the many of a large one."""
+
+    @pytest.fixture(autouse=True)
+    def _no_write_is_carried_out_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(postgres_batch, "is_carried_out_alone", lambda write: False)
 
 
 def on(url: str, test: Callable[[PostgresStore], Awaitable[None]]) -> None:
@@ -109,6 +121,24 @@ async def opened(url: str) -> PostgresStore:
     store = PostgresStore(url)
     await store.open(shards=16)
     return store
+
+
+async def carry_out(connection: Connection, target: Target, batch: Sequence[Write]) -> None:
+    """A commit over a connection of the test's own."""
+    statement, given = postgres_batch.call(batch)
+    await connection.fetch(sql(statement, target), *given)
+
+
+@asynccontextmanager
+async def halfway(url: str, batch: Sequence[Write]) -> AsyncIterator[None]:
+    """While a batch is carried out, but not committed yet."""
+    connection = await asyncpg.connect(target_of(url).dsn)
+    try:
+        async with connection.transaction():
+            await carry_out(connection, target_of(url), batch)
+            yield
+    finally:
+        connection.terminate()
 
 
 def schema_in(url: str) -> str:
@@ -272,7 +302,7 @@ def test_what_the_functions_ask_is_answered_by_indexes(postgres_url: str) -> Non
         connection.add_log_listener(lambda _, message: plans.append(str(message)))
         await connection.execute(EXPLAIN_ALL)
         for batch in batches:
-            await connection.fetch(sql(postgres_batch.COMMIT, target), *postgres_batch.arguments(batch))
+            await carry_out(connection, target, batch)
         await connection.fetch(
             sql(postgres_fleet.CLAIM, target), "a", 900.0, 900.0, "default", ["flow"], [1], [0, 1], 10
         )
@@ -311,7 +341,7 @@ def test_much_mail_and_many_children_are_looked_up_one_by_one(postgres_url: str)
         connection.add_log_listener(lambda _, message: plans.append(str(message)))
         await connection.execute(EXPLAIN_ALL + "; SET auto_explain.log_analyze = on")
         for batch in batches:
-            await connection.fetch(sql(postgres_batch.COMMIT, target), *postgres_batch.arguments(batch))
+            await carry_out(connection, target, batch)
         await connection.close()
         passed_over = [(int(rows), plan) for plan in plans for rows in re.findall(r"Rows Removed by[^:]*: (\d+)", plan)]
         assert [plan for rows, plan in passed_over if rows > many] == []
@@ -343,7 +373,7 @@ def test_many_who_begin_to_wait_for_a_topic_are_looked_up_one_by_one(postgres_ur
         connection.add_log_listener(lambda _, message: plans.append(str(message)))
         await connection.execute(EXPLAIN_ALL + "; SET auto_explain.log_analyze = on")
         for number, batch in enumerate(batches):
-            await connection.fetch(sql(postgres_batch.COMMIT, target), *postgres_batch.arguments(batch))
+            await carry_out(connection, target, batch)
             if number == 0:
                 await connection.execute("ANALYZE")
         await connection.close()
@@ -552,24 +582,55 @@ def test_batches_in_opposite_order_do_not_wait_for_each_other_in_a_circle(postgr
     on(postgres_url, test)
 
 
-def test_a_worker_that_is_just_given_a_run_is_not_forgotten(postgres_url: str) -> None:
+def test_new_runs_are_made_in_the_order_of_their_ids() -> None:
+    """Two batches that make the same ones do not wait for each other, which only the server would end."""
+    _, given = postgres_batch.call([run("b"), run("c"), run("a")])
+    assert [each["id"] for each in json.loads(given[3])] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("company", [(), (run("other"),)], ids=["alone", "in a batch"])
+@pytest.mark.parametrize(
+    "gives",
+    [run("given", owner="b"), turn(0, id="r", patch=RunPatch(status=RunStatus.RUNNING, owner="b"))],
+    ids=["new", "turn"],
+)
+def test_a_worker_that_is_just_given_a_run_is_not_forgotten(
+    postgres_url: str, gives: Write, company: tuple[Write, ...]
+) -> None:
     async def test(store: PostgresStore) -> None:
         await store.join(worker("b"))
-        giving = await asyncpg.connect(target_of(postgres_url).dsn)
-        transaction = giving.transaction()
-        await transaction.start()
-        given = postgres_batch.arguments([run("new", owner="b")])
-        await giving.fetch(sql(postgres_batch.COMMIT, target_of(postgres_url)), *given)
-        retiring = asyncio.ensure_future(store.retire("b"))
-        while not await ask(postgres_url, WAITS_FOR_A_LOCK, "retiring"):
-            assert not retiring.done(), "it must wait for who gives the worker a run"
-        await transaction.commit()
+        async with halfway(postgres_url, [gives, *company]):
+            retiring = asyncio.ensure_future(store.retire("b"))
+            while not await ask(postgres_url, WAITS_FOR_A_LOCK, "retiring"):
+                assert not retiring.done(), "it must wait for who gives the worker a run"
         await retiring
         assert [(each.id, each.gone) for each in await store.workers()] == [("a", False), ("b", True)]
-        assert await store.release("b", 130.0, recovered=True) == ["new"]
-        await giving.close()
+        assert await store.release("b", 130.0, recovered=True) == [rules.run_of(gives)]
 
     on(named(postgres_url, "retiring"), test)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "answer"),
+    [
+        (turn(0, entry(), turn_id="first"), turn(0, entry(), turn_id="second"), Superseded()),
+        (mail("m1"), mail("m2"), Delivered(2, fresh=True, owner="a")),
+    ],
+    ids=["turns", "mail"],
+)
+def test_writes_that_come_at_the_same_time_are_judged_one_after_the_other(
+    postgres_url: str, first: Write, second: Write, answer: Answer
+) -> None:
+    """Each alone in its batch: the second waits for the first, and then knows of it."""
+
+    async def test(store: PostgresStore) -> None:
+        async with halfway(postgres_url, [first]):
+            committing = asyncio.ensure_future(store.commit([second]))
+            while not await ask(postgres_url, WAITS_FOR_A_LOCK, "racing"):
+                assert not committing.done(), "it must wait for the one that was first"
+        assert await committing == [answer]
+
+    on(named(postgres_url, "racing"), test)
 
 
 # --- connections that break ------------------------------------------------------------------------------------------
@@ -609,22 +670,19 @@ def test_a_listener_that_went_dead_without_a_word_is_replaced(
     monkeypatch.setattr(postgres_news, "ASK_EVERY", 0.05)
 
     async def test(store: PostgresStore) -> None:
-        assert store._news is not None
-        dead = store._news._connection
-        assert dead is not None
-
-        execute = asyncpg.Connection.execute
+        dead = ear_of(store)._connection
+        fetchval = asyncpg.Connection.fetchval
 
         async def no_answer(connection: Any, *given: Any) -> Any:
             if connection is dead:
                 raise TimeoutError
-            return await execute(connection, *given)
+            return await fetchval(connection, *given)
 
-        monkeypatch.setattr(asyncpg.Connection, "execute", no_answer)
+        monkeypatch.setattr(asyncpg.Connection, "fetchval", no_answer)
         told = asyncio.Event()
         store.on_change(lambda ids: told.set() if ids is None else None)
         await asyncio.wait_for(told.wait(), 20)
-        assert store._news._connection is not dead
+        assert ear_of(store)._connection is not dead
         assert dead.is_closed()
 
     on(postgres_url, test)
@@ -714,7 +772,8 @@ def test_ones_own_news_are_heard_once(postgres_url: str) -> None:
         store.on_change(told.append)
         other.on_change(heard.put_nowait)
         await store.commit([run("mine")])
-        assert await asyncio.wait_for(heard.get(), 20) == frozenset(["mine"])
+        while (ids := await asyncio.wait_for(heard.get(), 20)) != frozenset(["mine"]):
+            assert ids is None, "whoever comes is told to look around, and nothing else"
         await other.commit([run("theirs")])
         while frozenset(["theirs"]) not in told:
             await asyncio.sleep(0)
@@ -738,6 +797,125 @@ def test_a_store_need_not_listen(postgres_url: str) -> None:
         await other.close()
 
     on(named(postgres_url, "deaf") + "&listen=no", test)
+
+
+def ear_of(store: PostgresStore) -> postgres_news._Ear:
+    assert store._news is not None
+    assert store._news._ear is not None
+    return store._news._ear
+
+
+class Wire:
+    """Hears what is notified, without being one of those who listen for a store."""
+
+    def __init__(self, connection: Connection, channel: str) -> None:
+        self._connection = connection
+        self._channel = channel
+        self._said: asyncio.Queue[str] = asyncio.Queue()
+
+    def hear(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+        self._said.put_nowait(str(payload))
+
+    async def so_far(self) -> list[str]:
+        """All that was notified since the last time."""
+        await self._connection.execute(f"NOTIFY {self._channel}, 'now'")
+        said = []
+        while (each := await asyncio.wait_for(self._said.get(), 20)) != "now":
+            said.append(each)
+        return said
+
+
+@asynccontextmanager
+async def tapped(store: PostgresStore) -> AsyncIterator[Wire]:
+    assert store._news is not None
+    connection = await asyncpg.connect(store._target.dsn)
+    wire = Wire(connection, store._news._channel)
+    await connection.add_listener(store._news._channel, wire.hear)
+    yield wire
+    await connection.close()
+
+
+async def sent(store: PostgresStore) -> None:
+    """Until all news are out that a store has begun to tell."""
+    assert store._news is not None
+    while store._news._sending:
+        await asyncio.sleep(0)
+
+
+async def until(store: PostgresStore, *, alone: bool) -> None:
+    async with asyncio.timeout(20):
+        while ear_of(store).alone is not alone:
+            await asyncio.sleep(0.001)
+
+
+def test_who_listens_alone_tells_nobody_and_whoever_comes_later_everything(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_news, "ASK_EVERY", 0.05)
+
+    async def test(store: PostgresStore) -> None:
+        async with tapped(store) as wire:
+            assert ear_of(store).alone
+            await store.commit([run("unheard")])
+            await sent(store)
+            assert await wire.so_far() == []
+            other = await opened(postgres_url)
+            assert not ear_of(other).alone
+            await until(store, alone=False)
+            await wire.so_far()
+            await store.commit([run("heard")])
+            await sent(store)
+            assert [each for each in await wire.so_far() if "heard" in each]
+            await other.close()
+            await until(store, alone=True)
+            await store.commit([run("unheard again")])
+            await sent(store)
+            assert await wire.so_far() == []
+
+    on(postgres_url, test)
+
+
+def test_whoever_comes_looks_for_what_was_told_to_nobody(postgres_url: str) -> None:
+    async def test(store: PostgresStore) -> None:
+        other = PostgresStore(postgres_url)
+        told: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
+        other.on_change(told.put_nowait)
+        await other.open(shards=16)
+        assert await asyncio.wait_for(told.get(), 20) is None
+        third = await opened(postgres_url)
+        await third.commit([run("next")])
+        assert await asyncio.wait_for(told.get(), 20) == frozenset(["next"]), "once is enough"
+        await third.close()
+        await other.close()
+
+    on(postgres_url, test)
+
+
+def test_who_does_not_hear_himself_cannot_know_that_he_is_alone(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a pooler in transaction mode, or while the connection is made again."""
+    monkeypatch.setattr(postgres_news.News, "_heard", lambda *told: None)
+
+    async def test(store: PostgresStore) -> None:
+        async with tapped(store) as wire:
+            await store.commit([run("told")])
+            await sent(store)
+            assert [each for each in await wire.so_far() if "told" in each]
+
+    on(postgres_url, test)
+
+
+def test_listeners_of_another_schema_are_no_company(postgres_url: str) -> None:
+    with schema_of_its_own() as elsewhere:
+
+        async def test(store: PostgresStore) -> None:
+            other = await opened(elsewhere)
+            assert ear_of(other).alone
+            assert ear_of(store).alone
+            await other.close()
+
+        on(postgres_url, test)
 
 
 # --- values and options ----------------------------------------------------------------------------------------------

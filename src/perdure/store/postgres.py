@@ -105,9 +105,9 @@ class PostgresStore:
         if not batch:
             return []
         with explained():
-            given = postgres_batch.arguments(batch)
-        found = await self._open.fetch(sql(postgres_batch.COMMIT, self._target), *given)
-        answers = postgres_batch.answers(batch, found)
+            statement, given = postgres_batch.call(batch)
+        found = await self._open.fetch(sql(statement, self._target), *given)
+        answers = postgres_batch.answers(statement, batch, found)
         self._tell(answers.changed)
         if answers.taken:
             await self._name_those_that_exist(batch, answers.given, answers.taken)

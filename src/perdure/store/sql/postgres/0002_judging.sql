@@ -54,22 +54,22 @@ BEGIN
 END;
 $$;
 
-CREATE FUNCTION turn_at(run runs, at bigint) RETURNS text LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION turn_at(of_run bigint, at bigint) RETURNS text LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN (SELECT e.turn_id FROM entries e WHERE e.run_no = run.no AND e.position = at);
+    RETURN (SELECT e.turn_id FROM entries e WHERE e.run_no = of_run AND e.position = at);
 END;
 $$;
 
--- Whether there is mail after this number; with `held`, only such as wakes a held run. By this the race between a send
--- and a suspension is decided, and cannot be lost: both hold the lock on the run's row, so that one comes first. Mail
--- that comes before the turn is found here and leaves the run due; mail that comes after it finds the run suspended and
--- makes it due (`mail_came`).
-CREATE FUNCTION unread_after(run runs, seen bigint, held boolean DEFAULT false) RETURNS boolean
+-- Whether there is mail after this number, which can only be if the run's `inbox_last` is higher; with `held`, only
+-- such as wakes a held run. By this the race between a send and a suspension is decided, and cannot be lost: both hold
+-- the lock on the run's row, so that one comes first. Mail that comes before the turn is found here and leaves the run
+-- due; mail that comes after it finds the run suspended and makes it due (`mail_came`).
+CREATE FUNCTION unread_after(of_run bigint, seen bigint, held boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN run.inbox_last > seen AND EXISTS (
+    RETURN EXISTS (
         SELECT FROM inbox i
-        WHERE i.run_no = run.no AND i.number > seen AND i.consumed_at IS NULL AND (NOT held OR wakes_held(i.kind)));
+        WHERE i.run_no = of_run AND i.number > seen AND i.consumed_at IS NULL AND (NOT held OR wakes_held(i.kind)));
 END;
 $$;
 
@@ -81,27 +81,26 @@ BEGIN
 END;
 $$;
 
--- Append a turn's entries after `base`, or the marker of one that has none.
-CREATE FUNCTION append_entries(run_no bigint, base bigint, turn text, added jsonb, now float8) RETURNS void
+-- Append a turn's entries after `base`, or the marker of one that has none. The position of the last.
+CREATE FUNCTION append_entries(run_no bigint, base bigint, turn text, added jsonb, now float8) RETURNS bigint
 LANGUAGE plpgsql AS $$
+DECLARE
+    many integer := coalesce(jsonb_array_length(added), 0);
 BEGIN
-    IF jsonb_array_length(coalesce(added, '[]')) = 0 THEN
+    IF many = 0 THEN
         INSERT INTO entries (run_no, position, turn_id, location, kind, name, status, asked, ordinal, attempts,
                              generation, started_at)
         VALUES (append_entries.run_no, base + 1, turn, '', 'marker', '', 'succeeded', 0, -1, 0, 0, now);
-        RETURN;
+        RETURN base + 1;
     END IF;
     INSERT INTO entries
-    SELECT append_entries.run_no, base + e.nth, CASE WHEN e.nth = 1 THEN turn END, e.location, e.kind, e.name,
-        e.status,
-           e.asked, e.ordinal, e.seq, decode(e.value, 'base64'), e.error, e.attempts, e.generation, e.started_at,
-           e.settled_at, e.due_at, decode(e.fingerprint, 'base64'), decode(e.detail, 'base64')
-    FROM ROWS FROM (jsonb_to_recordset(added) AS (
-            location text, kind text, name text, status text, asked bigint, ordinal bigint, seq bigint, value text,
-            error text, attempts integer, generation integer, started_at float8, settled_at float8, due_at float8,
-            fingerprint text, detail text)) WITH ORDINALITY
-         AS e (location, kind, name, status, asked, ordinal, seq, value, error, attempts, generation, started_at,
-               settled_at, due_at, fingerprint, detail, nth);
+    SELECT append_entries.run_no, base + e.nth, CASE WHEN e.nth = 1 THEN turn END, e.v->>'location', e.v->>'kind',
+           e.v->>'name', e.v->>'status', (e.v->>'asked')::bigint, (e.v->>'ordinal')::bigint, (e.v->>'seq')::bigint,
+           decode(e.v->>'value', 'base64'), e.v->>'error', (e.v->>'attempts')::integer,
+           (e.v->>'generation')::integer, (e.v->>'started_at')::float8, (e.v->>'settled_at')::float8,
+           (e.v->>'due_at')::float8, decode(e.v->>'fingerprint', 'base64'), decode(e.v->>'detail', 'base64')
+    FROM jsonb_array_elements(added) WITH ORDINALITY AS e (v, nth);
+    RETURN base + many;
 END;
 $$;
 

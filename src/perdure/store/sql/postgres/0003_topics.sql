@@ -327,8 +327,13 @@ DECLARE
 BEGIN
     FOR message IN
         UPDATE inbox i SET consumed_at = now, body = NULL
-        WHERE i.run_no = of_run AND i.consumed_at IS NULL
-              AND i.number IN (SELECT n::bigint FROM jsonb_array_elements_text(numbers) AS n)
+        FROM jsonb_array_elements_text(numbers) AS x
+        CROSS JOIN LATERAL (  -- each is looked up by itself, as in `message_number`
+            SELECT m.ctid, m.number FROM inbox m
+            WHERE m.run_no = of_run AND m.number >= x::bigint AND m.consumed_at IS NULL
+            ORDER BY m.number LIMIT 1
+        ) AS m (row, number)
+        WHERE i.ctid = m.row AND m.number = x::bigint
         RETURNING i.kind, i.name, i.place
     LOOP
         unread := unread + 1;

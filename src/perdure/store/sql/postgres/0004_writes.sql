@@ -1,136 +1,172 @@
--- The writes of a batch, one function each, which gets the row of its run. They are called while those rows are locked,
--- by `commit_batch`.
+-- Writes, one function each. The row of the run that one is about is locked here, for one that comes by itself; in a
+-- batch all are locked before the first is carried out, in order, and are not waited for again.
 
--- Make runs unless their ids are taken: 'made', or 'created' before by the same call, or 'exists'. New runs that
--- nobody owns are named in rows at -1. Only those that are made are observed: the others are not locked.
-CREATE FUNCTION create_runs(given jsonb)
-RETURNS TABLE (at integer, verdict text, number bigint, flag boolean, label text, body bytea, note text)
-LANGUAGE plpgsql AS $$
-DECLARE
-    made text[];
-    all_made boolean;
+-- Make runs, which come in the order of their ids, unless these are taken: those that were made, and which of them
+-- nobody owns. A worker owns one only if it is not gone, and is not forgotten meanwhile. Only those that are made are
+-- observed: the others are not locked.
+CREATE FUNCTION add_runs(given jsonb, OUT made text[], OUT unowned text[]) LANGUAGE plpgsql AS $$
 BEGIN
     WITH added AS (
         INSERT INTO runs AS r (
             id, workflow, version, input, created_at, created_by, seed, pool, shard, status, generation, epoch,
             run_attempt, first_workflow, first_input, parent, attached, tags, begun_at, updated_at, wake_at, owner,
             deadline_at, retention)
-        SELECT c.id, c.workflow, c.version, decode(c.input, 'base64'), c.created_at, c.created_by, c.seed, c.pool,
-            c.shard,
-               CASE WHEN o.owner IS NULL THEN 'pending' ELSE 'running' END, c.generation, c.epoch, c.run_attempt,
-               c.first_workflow, decode(c.first_input, 'base64'), c.parent, c.attached, c.tags,
-               CASE WHEN o.owner IS NOT NULL THEN c.created_at END, c.created_at,
-               CASE WHEN o.owner IS NULL THEN coalesce(c.wake_at, c.created_at) END, o.owner, c.deadline_at,
-                   c.retention
-        FROM jsonb_to_recordset(given) AS c (
-            id text, workflow text, version bigint, input text, created_at float8, created_by text, seed text,
-                pool text,
-            shard integer, generation integer, epoch integer, run_attempt integer, first_workflow text,
-                first_input text,
-            parent text, attached boolean, tags jsonb, wake_at float8, owner text, deadline_at float8,
-                retention float8)
-        LEFT JOIN LATERAL (SELECT w.id FROM workers w WHERE w.id = c.owner AND NOT w.gone) AS o (owner) ON true
-        ORDER BY c.id COLLATE "C"
+        SELECT c->>'id', c->>'workflow', (c->>'version')::bigint, decode(c->>'input', 'base64'),
+               (c->>'created_at')::float8, c->>'created_by', c->>'seed', c->>'pool', (c->>'shard')::integer,
+               CASE WHEN o.owner IS NULL THEN 'pending' ELSE 'running' END, (c->>'generation')::integer,
+               (c->>'epoch')::integer, (c->>'run_attempt')::integer, c->>'first_workflow',
+               decode(c->>'first_input', 'base64'), c->>'parent', (c->>'attached')::boolean, c->'tags',
+               CASE WHEN o.owner IS NOT NULL THEN (c->>'created_at')::float8 END, (c->>'created_at')::float8,
+               CASE WHEN o.owner IS NULL THEN coalesce(c->>'wake_at', c->>'created_at')::float8 END, o.owner,
+               (c->>'deadline_at')::float8, (c->>'retention')::float8
+        FROM jsonb_array_elements(given) AS c
+        LEFT JOIN LATERAL (
+            SELECT w.id FROM workers w WHERE w.id = c->>'owner' AND NOT w.gone FOR KEY SHARE) AS o (owner) ON true
         ON CONFLICT (id) DO NOTHING
-        RETURNING r.id
+        RETURNING r.id, r.owner
     )
-    SELECT array_agg(added.id) INTO made FROM added;
-    all_made := coalesce(cardinality(made), 0) = jsonb_array_length(given);  -- spares looking for each among all
+    SELECT array_agg(a.id), array_agg(a.id) FILTER (WHERE a.owner IS NULL) INTO made, unowned FROM added a;
     IF given @? '$[*].observer' THEN
         INSERT INTO observers (run_no, observer, target)
         SELECT r.no, c.observer, c.target
         FROM jsonb_to_recordset(given) AS c (id text, observer text, target text)
         CROSS JOIN LATERAL (SELECT x.no, x.id FROM runs x WHERE x.id = c.id OFFSET 0) AS r  -- each by itself
-        WHERE c.observer IS NOT NULL AND (all_made OR r.id = ANY (made));
+        WHERE c.observer IS NOT NULL AND (cardinality(made) = jsonb_array_length(given) OR r.id = ANY (made));
     END IF;
-    RETURN QUERY
-    SELECT c.at,
-           CASE WHEN all_made OR r.id = ANY (made) THEN 'made'
-                WHEN r.created_by = c.created_by THEN 'created'
-                ELSE 'exists' END,
-           NULL::bigint, c.owner IS NOT NULL AND coalesce(r.owner = c.owner, false), NULL, NULL::bytea, NULL
-    FROM jsonb_to_recordset(given) AS c (at integer, id text, created_by text, owner text)
-    LEFT JOIN runs r ON r.id = c.id  -- unless it was pruned just now
-    UNION ALL
-    SELECT -1, NULL, NULL, NULL, r.id, NULL, NULL FROM runs r WHERE r.id = ANY (made) AND r.owner IS NULL;
 END;
 $$;
 
--- A run with a history and an inbox of its own from the beginning.
+-- Make runs, all at once. One that is made and owned gets no row; the others are 'made', or were 'created' before by
+-- the same call, or one 'exists'. New runs that nobody owns are named in rows at -1.
+CREATE FUNCTION create_runs(given jsonb)
+RETURNS TABLE (at integer, verdict text, number bigint, flag boolean, label text, body bytea, note text)
+LANGUAGE plpgsql AS $$
+DECLARE
+    n record := add_runs(given);
+    all_made boolean := coalesce(cardinality(n.made), 0) = jsonb_array_length(given);  -- spares looking for each
+BEGIN
+    IF NOT all_made OR n.unowned IS NOT NULL THEN
+        RETURN QUERY
+        SELECT c.at,
+               CASE WHEN all_made OR r.id = ANY (n.made) THEN 'made'
+                    WHEN r.created_by = c.created_by THEN 'created'
+                    ELSE 'exists' END,
+               NULL::bigint, c.owner IS NOT NULL AND coalesce(r.owner = c.owner, false), NULL, NULL::bytea, NULL
+        FROM jsonb_to_recordset(given) AS c (at integer, id text, created_by text, owner text)
+        LEFT JOIN runs r ON r.id = c.id  -- unless it was pruned just now
+        UNION ALL
+        SELECT -1, NULL, NULL, NULL, u.id, NULL, NULL FROM unnest(n.unowned) AS u (id);
+    END IF;
+END;
+$$;
+
+-- Make one run, perhaps with a history and an inbox of its own from the beginning.
 CREATE FUNCTION write_create(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
 DECLARE
-    made answer;
+    n record := add_runs(jsonb_build_array(w));
     r runs;
 BEGIN
-    SELECT c.verdict, c.number, c.flag, c.label, c.body, c.note, CASE WHEN NOT c.flag THEN ARRAY[w->>'id'] END
-    INTO made FROM create_runs(jsonb_build_array(w)) AS c WHERE c.at >= 0;
-    IF made.verdict <> 'made' OR NOT (w ? 'entries' OR w ? 'inbox') THEN
-        RETURN made;
+    IF n.made IS NULL THEN
+        SELECT * INTO r FROM runs x WHERE x.id = w->>'id';
+        RETURN answered(CASE WHEN r.created_by = w->>'created_by' THEN 'created' ELSE 'exists' END,
+                        flag => coalesce(r.owner = w->>'owner', false));
     END IF;
-    SELECT * INTO r FROM runs WHERE id = w->>'id';
-    IF w ? 'entries' THEN
-        PERFORM append_entries(r.no, 0, NULL, w->'entries', r.created_at);
-    END IF;
-    IF w ? 'inbox' THEN
+    IF w ?| '{entries, inbox}' THEN
+        SELECT * INTO r FROM runs x WHERE x.id = w->>'id';
+        IF w ? 'entries' THEN
+            PERFORM append_entries(r.no, 0, NULL, w->'entries', r.created_at);
+        END IF;
         PERFORM put_message(r.no, m.number, m.message)
-        FROM jsonb_array_elements(w->'inbox') WITH ORDINALITY AS m (message, number);
-        UPDATE runs x SET inbox_last = jsonb_array_length(w->'inbox') WHERE x.no = r.no;
+        FROM jsonb_array_elements(coalesce(w->'inbox', '[]')) WITH ORDINALITY AS m (message, number);
+        UPDATE runs x SET inbox_last = coalesce(jsonb_array_length(w->'inbox'), 0) WHERE x.no = r.no;
     END IF;
-    RETURN made;
+    RETURN answered('made', flag => n.unowned IS NULL, changed => n.unowned);
 END;
 $$;
 
-CREATE FUNCTION write_turn(w jsonb, r runs) RETURNS answer LANGUAGE plpgsql AS $$
+-- Turns that are not alone in their batch come here only if they are more than entries, read mail and a patch. One that
+-- is alone does whatever it is, so this is to be cheap if there is little to do: a statement costs some 15 us, and an
+-- expression of this language 1.
+CREATE FUNCTION write_turn(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
 DECLARE
     base bigint := (w->>'base')::bigint;
     seen bigint := (w->>'seen')::bigint;
     now float8 := (w->>'now')::float8;
-    extras jsonb := coalesce(w->'extras', '{}');
-    restart jsonb := w->'restart';
-    added jsonb := coalesce(w->'restart'->'entries', CASE WHEN w ? 'restart' THEN '[]' ELSE w->'entries' END);
+    added jsonb := w->'entries';
     leaves boolean := w ? 'restart' OR terminal(coalesce(w->'patch'->>'status', ''));
+    run record;
+    before runs;
     last bigint;
+    lives boolean;
+    unread boolean;
     changed text[];
 BEGIN
-    last := position_of(r);
-    IF last > base AND turn_at(r, base + 1) = w->>'turn_id' THEN
-        RETURN answered('committed', flag => unread_after(r, seen));
-    ELSIF terminal(r.status) THEN
-        RETURN answered('ended', label => r.status);
-    ELSIF base <> last OR NOT alive(w->>'worker')
-          OR (r.owner IS DISTINCT FROM w->>'worker' AND ((w->>'owned')::boolean OR r.owner IS NOT NULL)) THEN
+    IF w->'patch' ? 'owner' THEN  -- who must not be forgotten while it gets a run
+        PERFORM FROM workers x WHERE x.id = w->'patch'->>'owner' FOR KEY SHARE;
+    END IF;
+    SELECT r.no, r.status, r.owner, r.fence, r.inbox_last, r.mailed INTO run
+    FROM runs r WHERE r.id = w->>'run_id' FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN answered('missing');
+    END IF;
+    SELECT greatest(run.fence, (SELECT max(e.position) FROM entries e WHERE e.run_no = run.no), 0),
+           EXISTS (SELECT FROM workers x WHERE x.id = w->>'worker' AND NOT x.gone)
+    INTO last, lives;
+    IF last > base AND turn_at(run.no, base + 1) = w->>'turn_id' THEN
+        RETURN answered('committed', flag => run.inbox_last > seen AND unread_after(run.no, seen));
+    ELSIF terminal(run.status) THEN
+        RETURN answered('ended', label => run.status);
+    ELSIF base <> last OR NOT lives
+          OR (run.owner IS DISTINCT FROM w->>'worker' AND ((w->>'owned')::boolean OR run.owner IS NOT NULL)) THEN
         RETURN answered('superseded');
     END IF;
-    IF w ? 'restart' THEN
-        PERFORM begin_anew(r, restart);
-    ELSIF extras ? 'dropped' THEN
-        DELETE FROM entries e
-        USING jsonb_array_elements_text('[""]'::jsonb || (extras->'dropped')) AS dropped (location)
-        WHERE e.run_no = r.no AND (e.location = dropped.location
-                                   OR (dropped.location <> '' AND starts_with(e.location, dropped.location || '/')))
-              AND (dropped.location <> '' OR e.kind = 'marker');
+    IF w ?| '{restart, extras}' THEN
+        SELECT * INTO before FROM runs r WHERE r.no = run.no;
+        added := make_way(before, w);
     END IF;
-    PERFORM append_entries(r.no, base, w->>'turn_id', added, now);
-    IF w ? 'restart' OR extras ? 'dropped' THEN
-        last := base + greatest(1, jsonb_array_length(coalesce(w->'entries', '[]')), jsonb_array_length(added));
-        UPDATE runs x SET fence = last WHERE x.no = r.no;
-    END IF;
+    last := append_entries(run.no, base, w->>'turn_id', added, now);
     IF w ? 'consumed' THEN
-        PERFORM consume_mail(r.no, w->'consumed', now);
+        PERFORM consume_mail(run.no, w->'consumed', now);
     END IF;
     IF leaves THEN
-        DELETE FROM subscriptions s WHERE s.run_no = r.no;
+        DELETE FROM subscriptions s WHERE s.run_no = run.no;
     END IF;
-    IF extras <> '{}' THEN
-        changed := write_extras(r, extras, leaves, now);
+    IF w ? 'extras' THEN
+        changed := write_extras(before, w->'extras', leaves, now);
+        SELECT r.no, r.inbox_last, r.mailed INTO run FROM runs r WHERE r.no = run.no;  -- it may have got mail
     END IF;
-    SELECT * INTO r FROM runs WHERE id = r.id;
+    unread := run.inbox_last > seen AND unread_after(run.no, seen);
     IF w ? 'patch' THEN
-        changed := changed || patch_run(r, w->'patch', seen, now, w ? 'restart' AND r.begun_at IS NULL);
-    ELSIF r.mailed AND NOT unread_after(r, seen) THEN
-        UPDATE runs x SET wake_at = NULL, mailed = false WHERE x.no = r.no;
+        changed := changed || patch_run(run.no, w, unread, now);
+    ELSIF run.mailed AND NOT unread THEN
+        UPDATE runs x SET wake_at = NULL, mailed = false WHERE x.no = run.no;
     END IF;
-    RETURN answered('committed', flag => unread_after(r, seen), changed => changed);
+    RETURN answered('committed', flag => unread, changed => changed);
+END;
+$$;
+
+-- Drop what a turn that begins anew, or rewinds a part, leaves behind. What it appends.
+CREATE FUNCTION make_way(run runs, w jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+    dropped jsonb := w->'extras'->'dropped';
+    added jsonb := coalesce(w->'entries', '[]');
+BEGIN
+    IF w ? 'restart' THEN
+        PERFORM begin_anew(run, w->'restart');
+        added := coalesce(w->'restart'->'entries', '[]');
+    ELSIF dropped IS NULL THEN
+        RETURN added;
+    END IF;
+    DELETE FROM entries e
+    USING jsonb_array_elements_text('[""]'::jsonb || dropped) AS gone (location)
+    WHERE e.run_no = run.no AND (e.location = gone.location
+                                 OR (gone.location <> '' AND starts_with(e.location, gone.location || '/')))
+          AND (gone.location <> '' OR e.kind = 'marker');
+    UPDATE runs r
+    SET fence = (w->>'base')::bigint
+            + greatest(1, coalesce(jsonb_array_length(w->'entries'), 0), jsonb_array_length(added))
+    WHERE r.no = run.no;
+    RETURN added;
 END;
 $$;
 
@@ -181,14 +217,15 @@ BEGIN
 END;
 $$;
 
--- The run's row after a turn; `anew`: it waits for the time to begin again. Returns its id if others want to hear of
--- it.
-CREATE FUNCTION patch_run(run runs, patch jsonb, seen bigint, now float8, anew boolean) RETURNS text
-LANGUAGE plpgsql AS $$
+-- The run's row after a turn; `unread`: there is mail that it has not seen. Returns its id if others want to hear of it.
+CREATE FUNCTION patch_run(of_run bigint, w jsonb, unread boolean, now float8) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
+    patch jsonb := w->'patch';
     ended boolean := terminal(patch->>'status');
     new_owner text := CASE WHEN NOT ended THEN patch->>'owner' END;
-    unseen boolean := unread_after(run, seen, (patch ? 'held' OR anew) AND new_owner IS NULL);
+    asleep boolean := new_owner IS NULL AND (
+        patch->>'held' IS NOT NULL OR (w ? 'restart' AND w->'restart'->>'begun_at' IS NULL));
+    unseen boolean := unread AND (NOT asleep OR unread_after(of_run, (w->>'seen')::bigint, true));
     wake float8 := CASE WHEN ended THEN NULL WHEN unseen THEN now ELSE (patch->>'wake_at')::float8 END;
 BEGIN
     UPDATE runs r
@@ -196,9 +233,10 @@ BEGIN
         waits = patch->>'waits', held = patch->>'held', held_kind = patch->>'held_kind', drift = patch->>'drift',
         recoveries = (patch->>'recoveries')::integer, result = decode(patch->>'result', 'base64'),
         error = patch->>'error', ended_at = (patch->>'ended_at')::float8, prune_at = (patch->>'prune_at')::float8,
-        updated_at = now, unsettled = ended AND owes(r.no)
-    WHERE r.no = run.no;
-    RETURN CASE WHEN ended OR (new_owner IS NULL AND wake IS NOT NULL) THEN run.id END;
+        updated_at = now, unsettled = ended AND (  -- as `owes` says, which need not be asked about mail of most
+            EXISTS (SELECT FROM observers o WHERE o.run_no = of_run) OR (r.inbox_last > 0 AND owes(r.no)))
+    WHERE r.no = of_run;
+    RETURN CASE WHEN ended OR (new_owner IS NULL AND wake IS NOT NULL) THEN w->>'run_id' END;
 END;
 $$;
 
@@ -290,7 +328,7 @@ DECLARE
     last bigint;
 BEGIN
     last := position_of(r);
-    IF turn_at(r, last) = w->>'turn_id' THEN
+    IF turn_at(r.no, last) = w->>'turn_id' THEN
         RETURN answered('committed');
     ELSIF terminal(r.status) THEN
         RETURN answered('ended', label => r.status);
@@ -345,7 +383,7 @@ DECLARE
     last bigint;
 BEGIN
     last := position_of(r);
-    IF last > base AND turn_at(r, base + 1) = w->>'turn_id' THEN
+    IF last > base AND turn_at(r.no, base + 1) = w->>'turn_id' THEN
         RETURN answered('committed');
     ELSIF last <> base THEN
         RETURN answered('superseded');
@@ -511,17 +549,17 @@ DECLARE
     r runs;
 BEGIN
     CASE w->>'kind'
+        WHEN 'turn' THEN RETURN write_turn(w);
         WHEN 'create' THEN RETURN write_create(w);
         WHEN 'publish' THEN RETURN write_publish(w);
         WHEN 'fan_out' THEN RETURN write_fan_out(w);
         WHEN 'replay' THEN RETURN write_replay(w);
-        ELSE SELECT * INTO r FROM runs WHERE id = w->>'run_id';
+        ELSE SELECT * INTO r FROM runs WHERE id = w->>'run_id' FOR NO KEY UPDATE;
     END CASE;
     IF r.no IS NULL THEN
         RETURN answered(CASE w->>'kind' WHEN 'release' THEN 'superseded' ELSE 'missing' END);
     END IF;
     CASE w->>'kind'
-        WHEN 'turn' THEN RETURN write_turn(w, r);
         WHEN 'mail' THEN RETURN write_mail(w, r);
         WHEN 'end' THEN RETURN write_end(w, r);
         WHEN 'release' THEN RETURN write_release(w, r);
