@@ -33,11 +33,10 @@ class SystemClock:
     """The machine's wall clock, advanced by its monotonic clock so that it never jumps within a process."""
 
     def __init__(self) -> None:
-        self._monotonic = time.monotonic
         self._offset = time.time() - time.monotonic()
 
     def now(self) -> float:
-        return self._monotonic() + self._offset
+        return time.monotonic() + self._offset
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
         return asyncio.get_running_loop().call_later(max(0.0, when - self.now()), callback)
@@ -51,11 +50,10 @@ class OffsetClock:
 
     def __init__(self, clock: Clock, offset: float) -> None:
         self._clock = clock
-        self._now = clock.now
         self._offset = offset
 
     def now(self) -> float:
-        return self._now() + self._offset
+        return self._clock.now() + self._offset
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
         return self._clock.call_at(when - self._offset, callback)

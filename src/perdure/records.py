@@ -28,7 +28,7 @@ class RunStatus(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
 
-    terminal: bool
+    terminal: bool  # an attribute and no property: it is asked of every turn
 
     def __init__(self, value: str) -> None:
         self.terminal = value in ("succeeded", "failed", "cancelled")

@@ -18,7 +18,7 @@ class Hub:
     """Waiters by run id. Those who wait for the end are not woken by every step."""
 
     def __init__(self) -> None:
-        self.watched: dict[str, set[News]] = {}  # by who waits for more than the end of a run
+        self.watched: dict[str, set[News]] = {}  # who waits for more than the end of a run, by its id
         self._for_end: dict[str, set[News]] = {}
         self.expects: Callable[[str], bool] = lambda run_id: False  # whether more will be known of a run in a moment
 

@@ -70,9 +70,8 @@ DROP_BELOW = "DELETE FROM entries WHERE run_no = ? AND (location = ? OR (locatio
 DROP_MARKERS = "DELETE FROM entries WHERE run_no = ? AND kind = 'marker'"
 ADD_RUN = f"INSERT INTO runs ({rows.RUN_COLUMNS}) VALUES ({','.join('?' * 33)})"
 ADD_OBSERVED_RUN = f"INSERT INTO runs ({rows.RUN_COLUMNS}, observed) VALUES ({','.join('?' * 33)}, 1)"
-ADD_ENTRY = (
-    f"INSERT INTO entries VALUES ({','.join('?' * 19)})"  # the driver hashes the text for every row: 2 % of a step
-)
+# Without its columns, which are those of the table: the driver hashes the text for every row, 2 % of a step.
+ADD_ENTRY = f"INSERT INTO entries VALUES ({','.join('?' * 19)})"
 RESTART = """
     UPDATE runs SET first_workflow = coalesce(first_workflow, workflow), workflow = ?, version = ?,
            first_input = coalesce(first_input, input), input = ?, begun_at = ?,
@@ -222,12 +221,8 @@ class BatchWriter:
             return False
         if run.inbox_last > turn.seen or not turn.entries or not self._is_alive(turn.worker):
             return False
-        entries = turn.entries
-        if len(entries) == 1:
-            self._pending[ADD_ENTRY].append(sqlite_rows.entry_row(run.no, turn.base + 1, turn.turn_id, entries[0]))
-        else:
-            self._add_entries(run.no, turn.base + 1, turn.turn_id, entries)
-        run.position = turn.base + len(entries)
+        self._add_entries(run.no, turn.base + 1, turn.turn_id, turn.entries)
+        run.position = turn.base + len(turn.entries)
         return True
 
     def _flush(self) -> None:

@@ -76,14 +76,14 @@ def entry_row(run_no: int, position: int, turn_id: str | None, entry: Entry) -> 
         entry.ordinal,
         entry.seq,
         pack(entry.value),
-        None if entry.error is None else as_json(entry.error),
+        as_json(entry.error),
         entry.attempts,
         entry.generation,
         entry.started_at,
         entry.settled_at,
         entry.due_at,
         entry.fingerprint,  # never text: to find that out would cost more than to write it
-        None if entry.detail is None else pack(entry.detail),
+        pack(entry.detail),
     )
 
 
