@@ -44,6 +44,8 @@ ROOMS = [
     "runner/pending.py",
     "runner/runner.py",
     "runner/taking.py",
+    "store/sqlite_commit.py",
+    "store/sqlite_rows.py",
 ]
 
 

@@ -55,10 +55,11 @@ async def _for_a_while(engine: Adapter, seconds: float, at_once: int) -> tuple[f
 
 
 async def latency(engine: Adapter, setting: Setting) -> Measures:
-    """One run at a time, for so many runs or so many seconds."""
+    """One run at a time, for so many runs or so many seconds, in a process that has been at work for a while."""
     sizes = setting.sizes
-    for number in range(sizes["warm_up"]):
-        await engine.timed("one_step", number)
+    began = perf_counter()
+    while perf_counter() - began < sizes["warm_up_ms"] / 1000:
+        await engine.timed("one_step", 0)
     seconds: list[float] = []
     began = perf_counter()
     while len(seconds) < sizes["runs"] and (len(seconds) < 20 or perf_counter() - began < sizes["most_ms"] / 1000):

@@ -1,5 +1,8 @@
 """The rounds of a workload: every subject once, each in a fresh process; then again.
 
+Nobody pays for his neighbours: what a subject has left to write is on the disk before the next one begins, and each
+round begins with another engine.
+
 A subject of ours that fails ends the measurement. A peer that cannot be installed, needs a server that is not there, or
 fails, is left out, and the result says why.
 """
@@ -114,7 +117,7 @@ class Course:
     def engines(self, entrants: list[Entrant], missing: dict[str, str]) -> dict[str, Measures]:
         """Every engine once; one of the peers that fails is struck off the list."""
         measured = {}
-        for entrant in list(entrants):
+        for entrant in _rotated(entrants, self.number - 1):
             self._tell(entrant.name)
             python = python_of(entrant.peer_name, entrant.peer)
             source = SOURCE if entrant.peer_name == "plain" else self.rig.source
@@ -155,6 +158,11 @@ class Course:
 
     def _tell(self, subject: str) -> None:
         self.rig.progress(f"{self.name}: round {self.number} of {self.rig.rounds}, {subject}")
+
+
+def _rotated(entrants: Sequence[Entrant], by: int) -> list[Entrant]:
+    first = by % max(1, len(entrants))
+    return [*entrants[first:], *entrants[:first]]
 
 
 def _ready(name: str, chosen: Workload, rig: Rig, missing: dict[str, str]) -> Iterator[Entrant]:
@@ -203,6 +211,7 @@ def _servers_of(subjects: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
 def _run(python: str, source: Path, module: str, name: str, subject: str, setting: Setting) -> Measures:
     """The measures that a subject prints in its last line."""
     path = os.pathsep.join(filter(None, [str(ROOT), str(source), os.environ.get("PYTHONPATH")]))
+    os.sync()
     try:
         done = subprocess.run(
             [python, "-m", f"benchmarks.{module}", name, subject, setting.to_json()],

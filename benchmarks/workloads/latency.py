@@ -101,6 +101,6 @@ WORKLOAD = Workload(
         Figure("in memory, p99", "ms", partial(_of, "memory", "p99_ms")),
         Figure("commits per run", "", partial(_of, "raw", "commits_per_run"), at_most=2),
     ],
-    sizes={"runs": 500, "warm_up": 20, "most_ms": 1_500},
-    quick={"runs": 20, "warm_up": 5, "most_ms": 100},
+    sizes={"runs": 500, "warm_up": 20, "warm_up_ms": 1_000, "most_ms": 1_500},
+    quick={"runs": 20, "warm_up": 5, "warm_up_ms": 20, "most_ms": 100},
 )

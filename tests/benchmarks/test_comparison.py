@@ -1,6 +1,8 @@
 """The comparison with peers, without peers: what is installed, left out, compared and drawn. No test asks how fast."""
 
 import asyncio
+import os
+import subprocess
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -159,6 +161,24 @@ def test_perdure_that_fails_ends_the_measurement(rig, monkeypatch):
     monkeypatch.setattr(rounds, "_run", fail)
     with pytest.raises(SystemExit, match="perdure-sqlite: failed\na defect"):
         measure("noop10", rig)
+
+
+def test_nobody_pays_for_his_neighbours(rig, monkeypatch):
+    """What the one before has left to write is on the disk, and no engine always follows the same other."""
+    variants = {name: Variant(name, ("noop10",)) for name in ("a", "b", "c")}
+    rig.entrants = [Entrant("pretended", name, pretended(variants=variants)) for name in variants]
+    happened = []
+
+    def run(command, **given):
+        happened.append(command[4])
+        return subprocess.CompletedProcess(command, 0, stdout='{"steps_per_s": 1}\n')
+
+    monkeypatch.setattr(rounds, "install", lambda name, peer: "pretended 1.0")
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(os, "sync", lambda: happened.append("sync"))
+    measure("noop10", rig)
+    a, b, c = (entrant.name for entrant in rig.entrants)
+    assert happened == ["sync", a, "sync", b, "sync", c, "sync", b, "sync", c, "sync", a]
 
 
 def test_an_engine_is_measured_through_its_adapter(tmp_path):

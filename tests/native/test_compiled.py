@@ -24,7 +24,9 @@ ENGINE = """
     residency rewind_and_fork shutdown steps store_away
 """
 ALIKE = ["tests/runner", *(f"tests/engine/test_{name}.py" for name in ENGINE.split())]
-WHERE = "import perdure.engine.coordinator as c, perdure.runner.ledger as l; print(c.__file__, l.__file__, sep='\\n')"
+SQLITE = [*(f"tests/store/test_{name}.py" for name in ("agreement", "sqlite")), "tests/engine/test_crash_everywhere.py"]
+ROOMS = ("engine.coordinator", "runner.ledger", "store.sqlite_commit")
+WHERE = f"import importlib; [print(importlib.import_module('perdure.' + room).__file__) for room in {ROOMS}]"
 
 
 @pytest.fixture(scope="module")
@@ -44,21 +46,29 @@ def compiled(tmp_path_factory):
 
 def test_what_is_imported_is_compiled(compiled):
     places = run("-c", WHERE, cwd=compiled, PYTHONPATH=str(compiled)).split()
-    assert [Path(each).suffix for each in places] == [sysconfig.get_config_var("EXT_SUFFIX")[-3:]] * 2
+    assert [Path(each).suffix for each in places] == [sysconfig.get_config_var("EXT_SUFFIX")[-3:]] * len(ROOMS)
 
 
 def test_it_behaves_alike(compiled):
     """The tests of the runner, and those of the engine that begin and end many runs, on the compiled one."""
-    choice = ["-k", "not sqlite and not postgres and not redis"]
-    path = ["-o", f"pythonpath={ROOT} {compiled}"]
-    shown = run("-m", "pytest", "-q", "-p", "no:cacheprovider", *path, *choice, *ALIKE, cwd=ROOT)
-    assert " passed" in shown.splitlines()[-1]
+    check(compiled, "not sqlite and not postgres and not redis", ALIKE)
+
+
+def test_its_sqlite_store_behaves_alike(compiled):
+    """The store's contract and its rules beside those of the memory store, and crashes around every commit."""
+    check(compiled, "sqlite and not postgres and not redis", SQLITE)
 
 
 def test_without_being_asked_nothing_is_compiled(tmp_path):
     run("pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(ROOT), cwd=tmp_path)
     [wheel] = tmp_path.iterdir()
     assert wheel.name.endswith("-py3-none-any.whl")
+
+
+def check(compiled: Path, choice: str, tests: list[str]) -> None:
+    path = ["-o", f"pythonpath={ROOT} {compiled}"]
+    shown = run("-m", "pytest", "-q", "-p", "no:cacheprovider", *path, "-k", choice, *tests, cwd=ROOT)
+    assert " passed" in shown.splitlines()[-1]
 
 
 def run(*command: str, cwd: Path, **variables: str) -> str:

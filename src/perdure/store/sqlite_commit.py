@@ -180,7 +180,7 @@ class BatchWriter:
         self._known = memory.begin(connection)
         self._pending: dict[str, list[rows.Row]] = {sql: [] for sql in _ORDER}
         self._born: dict[str, list[RunRecord]] = {ADD_RUN: [], ADD_OBSERVED_RUN: []}
-        self._alive: dict[str, bool] = {}
+        self._alive = memory.alive
         self._topics = Topics(connection)
         self._posted: dict[tuple[int, str], int] = {}  # messages that are not written yet, by run and id
         self.changed: set[str] = set()

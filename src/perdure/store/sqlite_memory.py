@@ -1,4 +1,4 @@
-"""What the last commits have shown of runs, so that the next turn of a run need not read its row again.
+"""What the last commits have shown of runs and workers, so that the next turn of a run need not read their rows again.
 
 Good only as long as nobody else has written. SQLite tells: `PRAGMA data_version`, asked within our own transaction, is
 the same as after our last one if and only if no other connection has committed in between. Whatever else this
@@ -55,14 +55,14 @@ def _known_of_row(row: rows.Row) -> tuple[str, Known]:
         position=max(last or 0, fence),
         inbox_last=inbox_last,
         wake_at=wake_at,
-        mailed=mailed,
-        held=held,
-        begun=has_begun or generation > 0,
+        mailed=bool(mailed),
+        held=bool(held),
+        begun=bool(has_begun) or generation > 0,
         waits_to_begin=not has_begun,
         no=no,
-        observed=observed,
-        listens=listens,
-        unsettled=unsettled,
+        observed=bool(observed),
+        listens=bool(listens),
+        unsettled=bool(unsettled),
     )
     return id, known
 
@@ -91,6 +91,7 @@ class StandingMemory:
     """The standings of runs by id, as of the last commit of one connection."""
 
     def __init__(self) -> None:
+        self.alive: dict[str, bool] = {}  # workers, since `begin`
         self._known: dict[Key, Known] = {}
         self._connection: apsw.Connection | None = None
         self._version: int | None = None
@@ -99,7 +100,7 @@ class StandingMemory:
         """What is still true, in a transaction that has just begun."""
         version = connection.execute("PRAGMA data_version").get
         if connection is not self._connection or version != self._version or len(self._known) > MOST:
-            self._known = {}
+            self._known, self.alive = {}, {}
             self._connection, self._version = connection, version
         return self._known
 
