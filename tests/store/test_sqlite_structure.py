@@ -10,7 +10,7 @@ import apsw
 import pytest
 
 from perdure.records import PublishedValue, RunStatus, StreamItem, TurnExtras
-from perdure.store.base import AppendStream, Committed, CreateRun, Published, RewindRun, RunPatch, Write
+from perdure.store.base import AppendStream, Committed, CreateRun, Published, RewindRun, RunPatch, Superseded, Write
 from perdure.store.sqlite import SqliteStore
 from perdure.testing.contract.kit import (
     assigned,
@@ -93,10 +93,24 @@ def test_a_step_of_a_run_that_is_known_is_one_insert_and_nothing_else(path: str)
         assert await statements_of(store, turn(1, entry("b", 1))) == [
             "BEGIN IMMEDIATE",
             "PRAGMA data_version",
-            "SELECT 1 FROM",  # whether its worker is alive
             "INSERT INTO entries",
             "COMMIT",
         ]
+
+    on(path, test)
+
+
+def test_a_worker_that_others_declare_gone_is_not_remembered_as_alive(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.commit([run(owner="a")])
+        assert await store.commit([turn(0, entry())]) == [Committed()]
+        other = SqliteStore(path, synchronous="off")
+        await other.open(shards=16)
+        try:
+            await other.declare_gone("a")
+        finally:
+            await other.close()
+        assert await store.commit([turn(1, entry("b", 1))]) == [Superseded()]
 
     on(path, test)
 
@@ -114,7 +128,7 @@ def test_the_end_of_a_plain_run_asks_for_nothing(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         await store.commit([run(owner="a")])
         await store.commit([turn(0, entry())])
-        assert (await statements_of(store, turn(1, entry("b", 1), patch=succeeded())))[3:] == [
+        assert (await statements_of(store, turn(1, entry("b", 1), patch=succeeded())))[2:] == [
             "INSERT INTO entries",
             "UPDATE runs SET",
             "COMMIT",
