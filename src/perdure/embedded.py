@@ -72,7 +72,11 @@ class Engine(Client):
             owner = core.owner_for(workflow)
             if owner is not None:
                 ours = born_here(record, owner)
-                return await self._open.committer.put(CreateRun(ours), then=core.adopting(ours, workflow))
+                committer = self._open.committer
+                creating = committer.ask(CreateRun(ours), core.adopting(ours, workflow), patient=False)
+                if order.unique and committer.has_one:
+                    core.coordinator.newborns.expect(ours, workflow)
+                return await creating
         answer = await super()._create(order)
         if core is not None:
             core.look(record.id)

@@ -28,6 +28,7 @@ from perdure.definition import Workflow
 from perdure.engine.errands import Errands, Here
 from perdure.engine.executor import Executor
 from perdure.engine.link import Link
+from perdure.engine.newborns import Newborns
 from perdure.engine.patience import read_patiently
 from perdure.engine.residents import Resident, Residents
 from perdure.engine.reviving import as_failure, give_one_by_one, is_first, resident_of, start_of
@@ -96,6 +97,7 @@ class Coordinator:
         self._claimed_early: dict[str, tuple[ClaimedRun, float | None]] = {}
         self._seclusion = Seclusion(link.clock, self._let_suspect_begin, freed)
         self._load_again: set[str] = set()  # became ours while being loaded: what is read may be from before
+        self.newborns = Newborns(link.clock, self._newborn, self._next_turn)
         steps = link.config.max_concurrent_steps
         writing = Writing(link, lambda: self.worker)
         self.executor = Executor(link.clock, link.codec, steps, self.settled, writing)
@@ -106,10 +108,24 @@ class Coordinator:
     def created(self, record: RunRecord, definition: Workflow[Any, Any]) -> None:
         """A run was started here and is ours: no need to load what was just written."""
         resident = self.residents.get(record.id)
-        if resident is not None and not resident.active:
-            self.found((record.id,))  # the copy is of a run that was pruned, and whose id is used again
-        elif resident is None:
-            self._adopt(Snapshot(record, 0, (), ()), definition, fresh=True)
+        if resident is not None:
+            self.newborns.forget(record.id)  # it was found in the store before its creation was answered
+            if not resident.active:
+                self.found((record.id,))  # the copy is of a run that was pruned, and whose id is used again
+        elif (ahead := self.newborns.take(record.id)) is not None:
+            resident, turn, now = ahead
+            self.residents.add(resident)
+            self._submit(resident, turn, now, ())
+        else:
+            resident = self._newborn(record, definition)
+            self.residents.add(resident)
+            self._advance(resident)
+
+    def _newborn(self, record: RunRecord, definition: Workflow[Any, Any]) -> Resident:
+        snapshot = Snapshot(record, 0, (), ())
+        resident = resident_of(snapshot, start_of(snapshot, definition, self._codec, self.keys))
+        resident.fresh = True
+        return resident
 
     def claimed(self, runs: Sequence[ClaimedRun], at: float | None = None) -> None:
         """These runs are ours now. Copies in memory that still are the run go on; the others are loaded together.
@@ -205,6 +221,7 @@ class Coordinator:
         """Nothing in memory counts any longer: close all runs and cancel all steps, without a word to the store."""
         self._claimed_early.clear()
         self._seclusion.forget()
+        self.newborns.forget_all()
         for resident in self.residents:
             self._drop(resident)
 
@@ -351,15 +368,22 @@ class Coordinator:
         resident.inputs = resident.inputs[1:] if resident.one_by_one else []
         now = self._clock.now()
         try:
-            turn = resident.runner.advance(now, taken)
-        except InvalidPayload as misfit:  # the payload no longer fits the code's annotations
-            turn = Turn(held=Held("diverged", str(misfit), recorded="the payload", asked="one of another type"))
-        except Exception as error:
-            LOGGER.exception("run %s: advancing it failed", resident.id)
-            turn = Turn(held=Held("defect", f"{type(error).__name__}: {error}"))
+            turn = self._next_turn(resident, now, taken)
         except BaseException:  # KeyboardInterrupt: the turn is abandoned, the run is whoever's is next
             self._give_back(resident)
             raise
+        self._submit(resident, turn, now, taken)
+
+    def _next_turn(self, resident: Resident, now: float, taken: Sequence[Input]) -> Turn:
+        try:
+            return resident.runner.advance(now, taken)
+        except InvalidPayload as misfit:  # the payload no longer fits the code's annotations
+            return Turn(held=Held("diverged", str(misfit), recorded="the payload", asked="one of another type"))
+        except Exception as error:
+            LOGGER.exception("run %s: advancing it failed", resident.id)
+            return Turn(held=Held("defect", f"{type(error).__name__}: {error}"))
+
+    def _submit(self, resident: Resident, turn: Turn, now: float, taken: Sequence[Input]) -> None:
         commit = commit_of(resident, turn, self.worker, now, self._config)
         if commit is None:
             self._act(resident, turn)

@@ -141,7 +141,9 @@ class Core:
         def adopt(answer: Answer | StoreError) -> None:
             if isinstance(answer, Created) and answer.owned:
                 self.coordinator.created(record, workflow)
-            elif isinstance(answer, StoreError) and answer.retryable:  # given up on; it may be there all the same
+                return
+            self.coordinator.newborns.forget(record.id)
+            if isinstance(answer, StoreError) and answer.retryable:  # given up on; it may be there all the same
                 self._due.unsure = True
                 self._claiming.poke()
 
