@@ -127,7 +127,7 @@ def test_postgres_ten_steps_are_eleven_statements(postgres_server, queries):
         queries.clear()
         run = await h.drive(engine.start(ten_puts))
         await h.settle()
-        assert kinds_of(queries) == {"commit_write": 1 + STEPS}
+        assert kinds_of(queries) == {"create_plainly": 1, "turn_plainly": STEPS}
         assert await h.drive(run.result()) == 45
 
     on_postgres(postgres_server, "statements", test)

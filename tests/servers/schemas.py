@@ -107,10 +107,13 @@ class BorrowedStore(PostgresStore):
         return self._clock.now()
 
     async def _prepare(self, link: Link, shards: int) -> None:
-        async with link.borrowed() as connection:
+        connection = await link.lend()
+        try:
             if self.schema.dirty:
                 await self.schema.clean(connection, shards)
             await postgres_schema.prepare(connection, self._target, shards)
+        finally:
+            link.take_back(connection)
         self.schema.made = True
 
 

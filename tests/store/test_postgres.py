@@ -18,7 +18,15 @@ from msgspec.structs import replace
 from perdure.clock import SYSTEM_CLOCK, pause
 from perdure.errors import StoreError
 from perdure.records import ErrorRecord, Message, RunQuery, RunStatus, TurnExtras
-from perdure.store import postgres_batch, postgres_fleet, postgres_news, postgres_queries, postgres_schema, rules
+from perdure.store import (
+    postgres_batch,
+    postgres_fleet,
+    postgres_news,
+    postgres_plainly,
+    postgres_queries,
+    postgres_schema,
+    rules,
+)
 from perdure.store.base import (
     Answer,
     Committed,
@@ -89,6 +97,7 @@ class TestOneByOne(_InASchema, TurnCases, HistoryCases, MailCases, EndingCases, 
 
     @pytest.fixture(autouse=True)
     def _nothing_is_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(postgres_plainly, "call", lambda write: None)
         monkeypatch.setattr(postgres_batch, "is_carried_out_alone", lambda write: False)
         monkeypatch.setattr(postgres_batch._Gathered, "_is_alone", lambda self, run_id: False)
 
@@ -98,7 +107,16 @@ class TestAllAtOnce(_InASchema, StoreContract):
 
     @pytest.fixture(autouse=True)
     def _no_write_is_carried_out_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(postgres_plainly, "call", lambda write: None)
         monkeypatch.setattr(postgres_batch, "is_carried_out_alone", lambda write: False)
+
+
+class TestNothingIsPlain(_InASchema, TurnCases, HistoryCases, EndingCases, ObservingCases):
+    """What is left to the rules of a write that is alone obeys the same ones as what is plain."""
+
+    @pytest.fixture(autouse=True)
+    def _nothing_is_plain(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(postgres_plainly, "call", lambda write: None)
 
 
 def on(url: str, test: Callable[[PostgresStore], Awaitable[None]]) -> None:
@@ -125,6 +143,9 @@ async def opened(url: str) -> PostgresStore:
 
 async def carry_out(connection: Connection, target: Target, batch: Sequence[Write]) -> None:
     """A commit over a connection of the test's own."""
+    plain = postgres_plainly.call(batch[0]) if len(batch) == 1 else None
+    if plain is not None and await connection.fetchval(sql(plain.statement, target), *plain.given):
+        return
     statement, given = postgres_batch.call(batch)
     await connection.fetch(sql(statement, target), *given)
 

@@ -1,9 +1,9 @@
 """The store in a PostgreSQL database: any number of machines, over the server that they already have.
 
-A batch of writes is one statement (`postgres_batch`), carried out by functions of the store's own schema, so that no
-lock is held while a client is awaited; every other call is one statement too. News travel by LISTEN and NOTIFY
-(`postgres_news`). The time of the store is the server's. What a commit has acknowledged is as durable as the server's
-`synchronous_commit` makes it: on by default, which means on its disk.
+A batch of writes is one statement (`postgres_batch`; `postgres_plainly` for most that are alone), carried out by
+functions of the store's own schema, so that no lock is held while a client is awaited; every other call is one
+statement too. News travel by LISTEN and NOTIFY (`postgres_news`). The time of the store is the server's. What a commit
+has acknowledged is as durable as the server's `synchronous_commit` makes it: on by default, which means on its disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from perdure.records import (
     TopicEvent,
     WorkerRecord,
 )
-from perdure.store import postgres_batch, postgres_fleet, postgres_queries, postgres_schema, rules
+from perdure.store import postgres_batch, postgres_fleet, postgres_plainly, postgres_queries, postgres_schema, rules
 from perdure.store.base import (
     Answer,
     Claim,
@@ -104,6 +104,10 @@ class PostgresStore:
         rules.check_batch(batch)
         if not batch:
             return []
+        plain = postgres_plainly.call(batch[0]) if len(batch) == 1 else None
+        if plain is not None and await self._open.value(sql(plain.statement, self._target), *plain.given):
+            self._tell(plain.changed)
+            return [plain.answer]
         with explained():
             statement, given = postgres_batch.call(batch)
         found = await self._open.fetch(sql(statement, self._target), *given)

@@ -112,7 +112,7 @@ def _entries(entries: Sequence[Entry]) -> tuple[Json, ...]:
 
 
 def _entry(entry: Entry) -> Json:
-    return dict(zip(_ENTRY_NAMES, _entry_row(entry), strict=True))
+    return dict(zip(_ENTRY_NAMES, entry_row(entry), strict=True))
 
 
 def _messages(messages: Sequence[Message]) -> tuple[Json, ...]:
@@ -161,7 +161,7 @@ def told(at: int, write: Settle) -> list[Json]:
     return [{**run, "observer": each.run_id, "target": each.target} for each in write.told] or [run]
 
 
-def _entry_row(entry: Entry) -> rows.Row:
+def entry_row(entry: Entry) -> rows.Row:
     """An entry's columns, in the order of `rows.ENTRY_COLUMNS`."""
     return (
         entry.location,
