@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from redis.exceptions import NoPermissionError
 
+from perdure.store import redis_hints
 from perdure.store.hints import Hints
 from perdure.store.redis_hints import Ear, Listener
 
@@ -38,12 +39,33 @@ def test_stopping_ends_a_listener_that_did_not_hear_the_first_time(begun):
     async def main() -> None:
         server: Any = NoServer()
         listener = Deaf(server, "channel", "name", Hints())
-        listener.start()
-        if begun:
+        starting = asyncio.create_task(listener.start())
+        for _ in range(2 if begun else 1):  # what is started begins to listen a moment later
             await asyncio.sleep(0)
         async with asyncio.timeout(10):
             await listener.stop()
         assert listener.asked == (2 if begun else 0)
+        starting.cancel()
+
+    asyncio.run(main())
+
+
+class Refused(Listener):
+    async def _follow(self, client: Any) -> None:
+        raise NoPermissionError("you may not")
+
+
+@pytest.mark.parametrize("kind", [Refused, Deaf])
+def test_a_store_that_cannot_hear_is_opened_all_the_same(kind: type[Listener], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hints only make things faster: whether the channel is refused, or nothing comes of it, is no reason to wait."""
+    monkeypatch.setattr(redis_hints, "HEAR_WITHIN", 0.05 if kind is Deaf else 60.0)
+
+    async def main() -> None:
+        server: Any = NoServer()
+        listener = kind(server, "channel", "name", Hints())
+        async with asyncio.timeout(10):
+            await listener.start()
+            await listener.stop()
 
     asyncio.run(main())
 

@@ -211,6 +211,20 @@ async def cut_line(port: int) -> AsyncIterator[tuple[int, Line]]:
         await line.close()
 
 
+def test_who_has_opened_a_store_hears_all_that_others_do_from_then_on(own_server: Server) -> None:
+    async def scenario() -> None:
+        async with opened(own_server.url) as other:
+            for n in range(20):
+                async with opened(own_server.url) as store:
+                    told: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
+                    store.on_change(told.put_nowait)
+                    await other.commit([run(f"r{n}")])
+                    first = await asyncio.wait_for(told.get(), 10)
+                    assert first == frozenset([f"r{n}"]), "not that it began to listen, and knows nothing of before"
+
+    asyncio.run(scenario())
+
+
 def test_those_who_listen_hear_again_after_their_line_was_cut(own_server: Server) -> None:
     async def scenario() -> None:
         async with opened(own_server.url) as store, opened(own_server.url) as other:
@@ -221,7 +235,6 @@ def test_those_who_listen_hear_again_after_their_line_was_cut(own_server: Server
                 while await asyncio.wait_for(told.get(), 10) != what:
                     pass
 
-            await hears(None)  # from now on it listens
             await other.commit([run("first")])
             await hears(frozenset(["first"]))
             own_server.command("CLIENT", "KILL", "TYPE", "pubsub")

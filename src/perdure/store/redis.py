@@ -77,8 +77,7 @@ class RedisStore:
             if self._opened == 1:
                 await self._server.connect()
             await self._slices.found(shards)
-            if self._hints:
-                self._listener.start()
+            await self._listener.start()
         except BaseException:
             await self.close()
             raise
@@ -96,10 +95,7 @@ class RedisStore:
         return await self._server.now() if self._clock is None else self._clock.now()
 
     def on_change(self, hint: Hint) -> Callable[[], None]:
-        leave = self._hints.listen(hint)
-        if self._opened:
-            self._listener.start()
-        return leave
+        return self._hints.listen(hint)
 
     # commit and load
 

@@ -17,6 +17,7 @@ from perdure.store.redis_server import RedisServer
 from perdure.store.redis_wire import Wire
 
 PAUSE = 0.5  # seconds before the channel is tried again
+HEAR_WITHIN = 5.0  # seconds until a store that is being opened does without
 STOP_AGAIN = 0.1  # seconds
 
 _note = msgspec.msgpack.Decoder(tuple[str, list[str] | bool])
@@ -31,10 +32,16 @@ class Listener:
         self._name = name
         self._hints = hints
         self._task: asyncio.Task[None] | None = None
+        self._tried = asyncio.Event()
 
-    def start(self) -> None:
+    async def start(self) -> None:
+        """It hears when this returns, so that nothing is missed from here on; or it goes on trying to."""
         if self._task is None:
+            self._tried = asyncio.Event()  # each time: it belongs to the loop on which it was first waited for
             self._task = asyncio.create_task(self._listen(), name="perdure-redis-listener")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HEAR_WITHIN):
+                await self._tried.wait()
 
     async def stop(self) -> None:
         """End it, and say so again until it has: the client library may mistake a cancellation for a time-out."""
@@ -50,6 +57,7 @@ class Listener:
             while True:
                 with contextlib.suppress(RedisError, OSError):
                     await self._follow(client)
+                self._tried.set()
                 await pause(SYSTEM_CLOCK, PAUSE)
         finally:
             await client.aclose()
@@ -64,6 +72,7 @@ class Listener:
 
     def _hear(self, kind: bytes, data: bytes) -> None:
         if kind == b"subscribe":
+            self._tried.set()
             self._hints.tell(None)
             return
         sender, ids = _note.decode(data)
