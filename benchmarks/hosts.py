@@ -1,7 +1,8 @@
 """Servers for a measurement: a PostgreSQL and a Redis of our own, with their files beside the results.
 
 They are the ones that tests start, but durable as in production: PostgreSQL with its defaults, Redis with an
-append-only file that is on the disk before it answers. Each subject finds a database, or a Redis, that is empty.
+append-only file that is on the disk before it answers (`redis`), or within a second, as is its own default
+(`redis-everysec`). Each subject finds a database, or a Redis, that is empty.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from urllib.parse import urlsplit
 
 SETTINGS = {
     "postgres": {"deadlock_timeout": "1s"},  # PostgreSQL's own; tests want to know sooner
-    "redis": {"appendfsync": "always"},
+    "redis": {},
 }
+FLUSHES = {"redis": "always", "redis-everysec": "everysec"}
 
 
 class Hosts:
@@ -43,13 +45,14 @@ class Hosts:
 
     def need(self, names: tuple[str, ...]) -> str | None:
         """Have these servers running. None, or why one of them does not."""
-        for name in names:
+        servers = ["redis" if name in FLUSHES else name for name in names]
+        for name in servers:
             if name not in self._urls and name not in self.missing:
                 try:
                     {"postgres": self._start_postgres, "redis": self._start_redis}[name]()
                 except (ImportError, OSError, RuntimeError) as error:
                     self.missing[name] = str(error).strip().splitlines()[-1]
-        return next((f"no {name}: {self.missing[name]}" for name in names if name in self.missing), None)
+        return next((f"no {name}: {self.missing[name]}" for name in servers if name in self.missing), None)
 
     @contextlib.contextmanager
     def fresh(self, names: tuple[str, ...]) -> Iterator[dict[str, str]]:
@@ -58,10 +61,11 @@ class Hosts:
             urls = {}
             if "postgres" in names:
                 urls["postgres"] = afterwards.enter_context(self._database())
-            if "redis" in names:
+            for name in FLUSHES.keys() & set(names):
+                self._redis.command("CONFIG", "SET", "appendfsync", FLUSHES[name])
                 self._redis.command("FLUSHALL")
                 afterwards.callback(self._redis.command, "FLUSHALL")
-                urls["redis"] = self._urls["redis"]
+                urls[name] = self._urls["redis"]
             yield urls
 
     def _start_postgres(self) -> None:

@@ -83,6 +83,8 @@ PEER = Peer(
         "sqlite": Variant("SQLite", _ALL),
         "postgres": Variant("PostgreSQL", _ALL, needs=("postgres",)),
         "redis": Variant("Redis", _ALL, needs=("redis",)),
+        "redis-everysec": Variant("Redis flushing every second", ("latency",), needs=("redis-everysec",)),
     },
-    settings="defaults: a commit is on the disk when it is answered, on Redis because of appendfsync=always",
+    settings="defaults: a commit is on the disk when it is answered, on Redis because of appendfsync=always; "
+    "with everysec, which is Redis's own default, within a second",
 )

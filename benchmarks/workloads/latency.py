@@ -88,6 +88,7 @@ WORKLOAD = Workload(
                 ("postgres", "dbos"): 4,
                 ("postgres", "restate"): 4,
                 ("redis", "dbos"): 8,
+                ("redis-everysec", "dbos"): 8,
             },
         ),
         Comparison("p99_ms", "p99", "ms", more_is_better=False),
