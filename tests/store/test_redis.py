@@ -2,12 +2,17 @@
 
 import pytest
 
+from perdure.store import redis_plainly
 from perdure.store.redis import RedisStore
 from perdure.testing import StoreContract
+from perdure.testing.contract.duties import ObservingCases
+from perdure.testing.contract.ending import EndingCases
+from perdure.testing.contract.histories import HistoryCases
+from perdure.testing.contract.turns import TurnCases
 from tests.servers.redis import prefix_of_its_own
 
 
-class TestRedisStore(StoreContract):
+class _UnderAPrefix:
     @pytest.fixture(autouse=True)
     def _server(self):
         with prefix_of_its_own() as self._url:
@@ -18,6 +23,18 @@ class TestRedisStore(StoreContract):
 
     async def again(self, store):
         return RedisStore(self._url)
+
+
+class TestRedisStore(_UnderAPrefix, StoreContract):
+    pass
+
+
+class TestNothingIsPlain(_UnderAPrefix, TurnCases, HistoryCases, EndingCases, ObservingCases):
+    """What is left to the rules of all writes obeys the same ones as what is plain."""
+
+    @pytest.fixture(autouse=True)
+    def _nothing_is_plain(self, monkeypatch):
+        monkeypatch.setattr(redis_plainly, "call", lambda *_: None)
 
 
 class TestRedisStoreInSlices(TestRedisStore):

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from perdure.records import RunRecord
-from perdure.store import rows
+from perdure.store import rows, rules
 from perdure.store.base import Answer, Committed, CommitTurn, Created, CreateRun, RunPatch, Write
 from perdure.store.postgres_writes import entry_row
 
@@ -37,29 +37,19 @@ class Call(Struct, frozen=True):
 
 def call(write: Write) -> Call | None:
     """The call for a write that has been checked; None if it is no plain one."""
-    if isinstance(write, CommitTurn):
-        return _turn(write)
+    if not rules.is_plain(write):
+        return None
     if isinstance(write, CreateRun):
-        return _create(write)
-    return None
+        return Call(_CREATE_PLAINLY, _new_run(write.record), _MADE)
+    assert isinstance(write, CommitTurn)
+    return _turn(write, write.patch)
 
 
-def _create(write: CreateRun) -> Call | None:
-    if write.record.owner is None or write.entries or write.inbox or write.observer is not None:
-        return None
-    return Call(_CREATE_PLAINLY, _new_run(write.record), _MADE)
-
-
-def _turn(turn: CommitTurn) -> Call | None:
-    patch = turn.patch
-    if len(turn.entries) != 1 or not turn.owned or turn.consumed or turn.restart is not None or turn.extras is not None:
-        return None
+def _turn(turn: CommitTurn, patch: RunPatch | None) -> Call:
     standing = (turn.run_id, turn.worker, turn.base, turn.seen, turn.turn_id)
     entry = entry_row(turn.entries[0])
     if patch is None:
         return Call(_TURN_PLAINLY, (*standing, *entry, *_GOES_ON), _COMMITTED)
-    if not patch.status.terminal or turn.seen:
-        return None
     return Call(_TURN_PLAINLY, (*standing, *entry, *_end(patch, turn.now)), _COMMITTED, frozenset((turn.run_id,)))
 
 

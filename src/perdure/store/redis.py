@@ -1,9 +1,10 @@
 """The store in Redis or Valkey: any number of machines, a single server or a cluster.
 
 Everything that is decided is decided in Lua on the server (`lua/`), where nothing comes in between: a batch is one
-call for each slice that it touches, and a call checks a write before it changes anything. `redis_slices` says what a
-slice is, how one gets news to another, and why nothing is lost when a process dies in the middle. `docs/redis.md` says
-which settings of the server keep what it has acknowledged.
+call for each slice that it touches, and a call checks a write before it changes anything; most writes that are alone
+have a script of their own (`redis_plainly`). `redis_slices` says what a slice is, how one gets news to another, and why
+nothing is lost when a process dies in the middle. `docs/redis.md` says which settings of the server keep what it has
+acknowledged.
 
 Moments come from the engine, as for every store, except `now()`, which is the server's clock unless one is given.
 """
@@ -27,9 +28,9 @@ from perdure.records import (
     TopicEvent,
     WorkerRecord,
 )
+from perdure.store import redis_plainly, rules
 from perdure.store import redis_queries as queries
 from perdure.store import redis_rows as rows
-from perdure.store import rules
 from perdure.store.base import (
     Answer,
     Claim,
@@ -101,12 +102,24 @@ class RedisStore:
 
     async def commit(self, batch: Sequence[Write]) -> list[Answer]:
         rules.check_batch(batch)
+        if len(batch) == 1 and (answer := await self._commit_plainly(batch[0])) is not None:
+            return [answer]
         with refusing_bad_text():  # all of it is turned into bytes before any of it is sent
             arrays = [array_of(write, self._slices.of) for write in batch]
             homes = [self._slices.of(name_of(write)) for write in batch] if self._slices.count > 1 else []
         if homes:
             return await self._commit_in_slices(batch, arrays, homes)
         return [answer_of(given) for given in await self._slices.write(0, arrays)] if arrays else []
+
+    async def _commit_plainly(self, write: Write) -> Answer | None:
+        """None if nothing has happened: this write goes the way of all others."""
+        with refusing_bad_text():
+            plain = redis_plainly.call(write, self._slices.channel, self._name)
+            if plain is None or not await self._slices.call_plainly(plain.script, plain.run_id, plain.given):
+                return None
+        if plain.changed:
+            self._hints.tell(plain.changed)
+        return plain.answer
 
     async def _commit_in_slices(
         self, batch: Sequence[Write], arrays: Sequence[Array], homes: Sequence[int]

@@ -8,7 +8,7 @@ must not hold the type `bin`, which its decoder does not know: `raw` passes byte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -76,9 +76,9 @@ def raw(value: bytes) -> Raw:
     return Raw(b"\xdb" + size.to_bytes(4) + value)
 
 
-def framed(header: tuple[Any, ...], blob: bytes) -> Raw:
+def framed(header: tuple[Any, ...], blob: bytes) -> bytes:
     packed = encode(header)
-    return raw(len(packed).to_bytes(4) + packed + blob)
+    return len(packed).to_bytes(4) + packed + blob
 
 
 def unframed(value: bytes) -> tuple[list[Any], bytes]:
@@ -126,8 +126,8 @@ _AT_FIRST = {
 """What a field that a hash lacks would say."""
 
 
-def born(run: RunRecord) -> list[Any]:
-    """The fields of a new run; Lua adds those that it is given anyway, or that depend on whether its owner is alive."""
+def born(run: RunRecord, raw: Callable[[bytes], Any]) -> list[Any]:
+    """The fields of a new run, but for those that others depend on; `raw` is how bytes are passed."""
     fields = [
         *("workflow", run.workflow, "version", str(run.version), "input", raw(run.input)),
         *("seed", str(run.seed), "shard", str(run.shard)),
@@ -201,10 +201,10 @@ def orphans_of(pairs: Pairs) -> bool:
     return any(field == b"orphans" and value == b"1" for field, value in pairs_of(pairs))
 
 
-def standing(waits: tuple[Wait, ...], held: Held | None, result: bytes | None, error: ErrorRecord | None) -> Raw:
+def standing(waits: tuple[Wait, ...], held: Held | None, result: bytes | None, error: ErrorRecord | None) -> bytes:
     """Empty if there is nothing to say."""
     parts = (waits, held, result, error)
-    return raw(b"" if parts == _NOTHING else encode(parts))
+    return b"" if parts == _NOTHING else encode(parts)
 
 
 def _standing_of(value: bytes) -> Standing:
@@ -219,12 +219,12 @@ def ending_of(status: RunStatus, standing: bytes) -> Ending:
 # --- histories and mail ----------------------------------------------------------------------------------------------
 
 
-def entry_value(turn_id: str, entry: Entry) -> Raw:
+def entry_value(turn_id: str, entry: Entry) -> bytes:
     """A row of a history; the first one of a turn has its id, by which a repeated call is known."""
     return framed((turn_id, entry.location), encode(astuple(entry)))
 
 
-def marker(turn_id: str) -> Raw:
+def marker(turn_id: str) -> bytes:
     """The row of a turn without entries: nobody reads it, but its position is taken and its turn can be found."""
     return framed((turn_id, "", True), b"")
 
@@ -236,7 +236,7 @@ def history_of(pairs: Pairs) -> list[tuple[int, Entry]]:
     return [(position, Entry(*astuple(_entry.decode(blob)))) for position, blob in blobs if blob]
 
 
-def message_value(message: Message, topic_slice: int) -> Raw:
+def message_value(message: Message, topic_slice: int) -> bytes:
     """An assignment is kept as its topic would have made it: the event's body, and all else in the header."""
     if message.kind != "assignment":
         return framed((message.kind, message.id), encode(message))

@@ -36,7 +36,8 @@ ROOMS = {
     "upkeep": ("rows", "queues", "mail", "posts", "topics", "shown"),
     "reads": ("rows", "queues"),
 }
-"""The scripts, and the rooms that each one has between `lua/core.lua` and the file of its own name."""
+"""The rooms that a script has between `lua/core.lua` and the file of its own name. One that is not here has no rooms,
+and nothing but `lua/keys.lua` before it."""
 
 # How a server says that it cannot now, but may later: by classes of the client, or by a word that it has no class for.
 _LATER = (
@@ -58,8 +59,10 @@ class Script(Struct, frozen=True):
 @cache
 def script(name: str) -> Script:
     """A room is a table of the name of its file; the file says what is put into it once something in it is wanted."""
-    rooms = (f"{room} = room(function({room})\n{_lua(room)}\nend)\n" for room in ROOMS[name])
-    text = "".join((f"local {', '.join(ROOMS[name])}\n", _lua("core"), *rooms, _lua(name)))
+    wanted = ROOMS.get(name, ())
+    rooms = (f"{room} = room(function({room})\n{_lua(room)}\nend)\n" for room in wanted)
+    opening = (f"local {', '.join(wanted)}\n", _lua("core")) if wanted else ()
+    text = "".join((_lua("keys"), *opening, *rooms, _lua(name)))
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

@@ -77,6 +77,10 @@ class Slices:
         answers: list[Any] = await self._call("commit", number, encoded(arrays))
         return answers
 
+    async def call_plainly(self, script: str, run_id: str, arguments: tuple[bytes | str | int, ...]) -> bool:
+        """Call a script that needs nothing but what it is given, in the slice of a run; whether it did anything."""
+        return bool(await self._server.call(script, self.tag(self.of(run_id)), *arguments))
+
     async def change(self, number: int, *call: Any) -> Any:
         """A call of `lua/fleet.lua` in one slice."""
         return await self._call("fleet", number, encoded(call))

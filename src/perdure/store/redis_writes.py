@@ -108,7 +108,7 @@ def array_of(write: Write, slice_of: SliceOf) -> Array:
             return _create(write, slice_of)
         case Deliver():
             message = write.message
-            value = message_value(message, slice_of(message.name))
+            value = raw(message_value(message, slice_of(message.name)))
             limit = -1 if write.limit is None else write.limit
             return ("deliver", write.run_id, message.id, message.kind, value, moment(write.now), limit)
         case EndRun():
@@ -148,12 +148,12 @@ def _create(write: CreateRun, slice_of: SliceOf) -> Array:
     for message in write.inbox:
         topic_slice = slice_of(message.name)
         topic = (message.name, topic_slice, message.place)
-        inbox.append((message.id, message.kind, message_value(message, topic_slice), *topic))
+        inbox.append((message.id, message.kind, raw(message_value(message, topic_slice)), *topic))
     created_at = moment(record.created_at)
     due_at = created_at if record.wake_at is None else moment(record.wake_at)
     made = (record.id, record.created_by, record.owner or "", created_at, due_at)
     observer = [] if write.observer is None else [write.observer.run_id, write.observer.target]
-    return ("create", *made, born(record), entries, inbox, observer)
+    return ("create", *made, born(record, raw), entries, inbox, observer)
 
 
 def _turn(turn: CommitTurn, slice_of: SliceOf) -> Array:
@@ -176,14 +176,14 @@ def _rows(turn_id: str, base: int, entries: Sequence[Entry]) -> list[Any]:
     """Position, value, position, value ...; the first row has the id."""
     added: list[Any] = []
     for position, entry in enumerate(entries, base + 1):
-        added += (str(position), entry_value("" if added else turn_id, entry))
-    return added or [str(base + 1), marker(turn_id)]
+        added += (str(position), raw(entry_value("" if added else turn_id, entry)))
+    return added or [str(base + 1), raw(marker(turn_id))]
 
 
 def _patch(turn: CommitTurn, patch: RunPatch) -> Array:
     return (
         *(patch.status.value, patch.owner or "", moment(patch.wake_at)),
-        standing(patch.waits, patch.held, patch.result, patch.error),
+        raw(standing(patch.waits, patch.held, patch.result, patch.error)),
         *(patch.held.kind if patch.held else "", raw(encode(patch.drift)), str(patch.recoveries)),
         *(moment(patch.ended_at), moment(patch.prune_at), rules.sleeps_on(turn, patch)),
     )
@@ -240,7 +240,7 @@ def _end(write: EndRun) -> Array:
         *("status", write.status.value, "owner", "", "wake_at", "", "mailed", "0", "standing", ""),
         *("held_kind", "", "ended_at", now, "updated_at", now, "prune_at", prune_at),
     ]
-    return ("end", write.run_id, write.turn_id, now, write.unless_begun, marker(write.turn_id), fields)
+    return ("end", write.run_id, write.turn_id, now, write.unless_begun, raw(marker(write.turn_id)), fields)
 
 
 def _rewind(write: RewindRun, slice_of: SliceOf) -> Array:
@@ -257,7 +257,7 @@ def _rewind(write: RewindRun, slice_of: SliceOf) -> Array:
 
 
 def _returned(message: Message, slice_of: SliceOf) -> Array:
-    value = message_value(message, slice_of(message.name))
+    value = raw(message_value(message, slice_of(message.name)))
     return (message.number, message.id, message.kind, value, raw(encode(message.body)))
 
 

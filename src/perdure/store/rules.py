@@ -105,6 +105,21 @@ def only_tells(write: Settle) -> bool:
     return not (write.consumed or write.returned or write.moved or write.dead_letters or write.orphans)
 
 
+def is_plain(write: Write) -> bool:
+    """Whether a write is what almost all are that are alone in their batch: a new run of its worker's own, or a turn
+    that adds one entry and does nothing else, except that it may end a run which has read no mail.
+    """
+    match write:
+        case CommitTurn():
+            if len(write.entries) != 1 or not write.owned or write.consumed or write.restart or write.extras:
+                return False
+            return write.patch is None or (write.patch.status.terminal and not write.seen)
+        case CreateRun():
+            return write.record.owner is not None and not write.entries and not write.inbox and write.observer is None
+        case _:
+            return False
+
+
 def check_batch(batch: Sequence[Write]) -> None:
     """Refuse malformed writes before the first one is carried out, so that nothing of their batch stays."""
     for write in batch:

@@ -1,13 +1,6 @@
--- What every script begins with: names of keys, framed values, hints, who is alive, posts, and how rooms are opened.
---
--- A script touches the keys of one slice only, all of which begin with its hash tag (KEYS[1]). Numbers that are moments
--- travel as text, because Lua would round them when it writes them out. Empty text stands for None.
+-- What every script begins with that has rooms: framed values, hints, who is alive, posts, and how rooms are opened.
 
-local TAG = KEYS[1]
 local SLICE = tonumber(ARGV[2] or '0')
-local call = redis.call
-local NUL = '\0'
-local EMPTY = '\144' -- MessagePack's array of nothing
 local TERMINAL = {succeeded = true, failed = true, cancelled = true}
 
 -- Answers that say yes or no only are numbers. The rest are arrays: a word, and what belongs to it.
@@ -25,15 +18,6 @@ end}
 local function room(open)
   return setmetatable({open = open}, CLOSED)
 end
-
-local function key(kind, name, second, third)
-  local made = TAG .. ':' .. kind .. ':' .. (name or '')
-  if second then made = made .. NUL .. second end
-  return third and made .. NUL .. third or made
-end
-
--- Those that are wanted most, ready made but for the id.
-local RUN, ENTRIES = TAG .. ':run:', TAG .. ':entries:'
 
 -- A framed value: what Lua reads (MessagePack), then what only Python reads. This is the first part.
 local function header_of(value)
