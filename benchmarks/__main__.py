@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -103,27 +103,35 @@ def _result(name: str, outcome: Outcome, rig: Rig) -> Result:
 
 
 def make_page(kept: Path, page: Path) -> None:
-    """Figures and their chart, from kept results."""
-    results = read(kept)
-    if not results:
+    """Figures and their chart, from kept results, which are put beside them. What was not measured again stays."""
+    measured = read(kept)
+    if not measured:
         raise SystemExit(f"there are no results in {kept}; measure first: python -m benchmarks")
+    beside = page.with_suffix(".json")
+    results = _newest([*read(beside), *measured])
     put_between_markers(page, markdown_of(results, page.with_suffix(".svg").name))
     page.with_suffix(".svg").write_text(chart_of(results), encoding="utf-8")
+    _write(beside, results)
 
 
 def read(path: Path) -> list[Result]:
     """The kept results, in the order of the workloads."""
-    if not path.exists():
-        return []
-    found = {given["workload"]: Result.from_dict(given) for given in json.loads(path.read_text())["results"]}
-    return [found[name] for name in NAMES if name in found]
+    return _newest(map(Result.from_dict, json.loads(path.read_text())["results"])) if path.exists() else []
 
 
 def keep(path: Path, result: Result) -> None:
     """Put a result in the place of the last one of its workload; the others stay."""
-    results = {kept.workload: kept for kept in read(path)}
-    results[result.workload] = result
-    text = json.dumps({"results": [kept.to_dict() for kept in results.values()]}, indent=2)
+    _write(path, _newest([*read(path), result]))
+
+
+def _newest(results: Iterable[Result]) -> list[Result]:
+    """The last of each workload, in their order."""
+    found = {each.workload: each for each in results}
+    return [found[name] for name in NAMES if name in found]
+
+
+def _write(path: Path, results: Sequence[Result]) -> None:
+    text = json.dumps({"results": [each.to_dict() for each in results]}, indent=2)
     path.write_text(text + "\n", encoding="utf-8")
 
 

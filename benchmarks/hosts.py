@@ -20,9 +20,10 @@ from urllib.parse import urlsplit
 
 SETTINGS = {
     "postgres": {"deadlock_timeout": "1s"},  # PostgreSQL's own; tests want to know sooner
-    "redis": {},
+    "redis": {"appendfsync": "always"},
+    "redis-everysec": {"appendfsync": "everysec"},  # the same server, set so while it is used
 }
-FLUSHES = {"redis": "always", "redis-everysec": "everysec"}
+REDIS = ("redis", "redis-everysec")
 
 
 class Hosts:
@@ -45,7 +46,7 @@ class Hosts:
 
     def need(self, names: tuple[str, ...]) -> str | None:
         """Have these servers running. None, or why one of them does not."""
-        servers = ["redis" if name in FLUSHES else name for name in names]
+        servers = ["redis" if name in REDIS else name for name in names]
         for name in servers:
             if name not in self._urls and name not in self.missing:
                 try:
@@ -61,8 +62,8 @@ class Hosts:
             urls = {}
             if "postgres" in names:
                 urls["postgres"] = afterwards.enter_context(self._database())
-            for name in FLUSHES.keys() & set(names):
-                self._redis.command("CONFIG", "SET", "appendfsync", FLUSHES[name])
+            for name in set(REDIS) & set(names):
+                self._redis.command("CONFIG", "SET", "appendfsync", SETTINGS[name]["appendfsync"])
                 self._redis.command("FLUSHALL")
                 afterwards.callback(self._redis.command, "FLUSHALL")
                 urls[name] = self._urls["redis"]

@@ -113,6 +113,23 @@ def test_the_page_gets_the_latest_results_between_its_markers(tmp_path):
     assert "old" not in text
 
 
+def test_what_was_not_measured_again_stays_on_the_page(tmp_path):
+    """Also on another machine, which has none of the older results but those beside the page."""
+    page = tmp_path / "page.md"
+    page.write_text(f"{BEGIN}\n{END}\n")
+    for machine, name, median in (("one", "noop10", 111.0), ("one", "latency", 222.0), ("other", "noop10", 333.0)):
+        (tmp_path / machine).mkdir(exist_ok=True)
+        keep(tmp_path / machine / "latest.json", result(name, median))
+    for machine in ("one", "other"):
+        main(["--markdown", str(page), "--results", str(tmp_path / machine)])
+    text = page.read_text()
+    assert [n for n in (111, 222, 333) if f" {n} steps/s" in text] == [222, 333]
+    assert [(each.workload, each.figures[0].median) for each in read(tmp_path / "page.json")] == [
+        ("noop10", 333.0),
+        ("latency", 222.0),
+    ]
+
+
 def test_a_page_without_results_or_markers_is_left_alone(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("words\n")
@@ -122,6 +139,7 @@ def test_a_page_without_results_or_markers_is_left_alone(tmp_path):
     with pytest.raises(SystemExit, match="no place for the figures"):
         main(["--markdown", str(page), "--results", str(tmp_path)])
     assert page.read_text() == "words\n"
+    assert not (tmp_path / "page.json").exists()
 
 
 def test_the_docs_explain_every_workload_and_figure():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perdure.records import ErrorRecord, Held, RunStatus, TurnExtras, Wait
-from perdure.store.base import Claim, CreateRun, Restart, RunPatch, Write
+from perdure.store.base import Claim, CreateRun, Restart, RunPatch, Store, Write
 from perdure.testing.contract.kit import (
     claim,
     end,
@@ -18,6 +18,7 @@ from perdure.testing.contract.kit import (
     succeeded,
     suspended,
     turn,
+    worker,
 )
 
 ANEW = Restart(workflow="flow", version=1, input=b"{}", begun_at=None)
@@ -110,3 +111,12 @@ SITUATIONS: dict[str, tuple[Sequence[Write | Claim], Write]] = {
     "an end that somebody waits for": ((observe(),), turn(0, entry(), patch=succeeded())),
     "an end of who waits for an event": ((receive(0, "t", patch=None),), turn(1, entry(), patch=succeeded())),
 }
+
+
+async def set_scene(store: Store, before: Sequence[Write | Claim]) -> None:
+    """Worker "a" has run "r", this has been, and worker "b" is gone."""
+    await store.join(worker("a"))
+    await store.join(worker("b"))
+    for each in (run(owner="a"), *before):
+        await (store.claim(each) if isinstance(each, Claim) else store.commit([each]))
+    await store.declare_gone("b")

@@ -22,10 +22,9 @@ from perdure.testing.contract.kit import (
     settle,
     succeeded,
     turn,
-    worker,
 )
 from tests.servers.postgres import postgres_url, schema_of_its_own
-from tests.store.plain_writes import NOT_PLAIN, PLAIN, SITUATIONS
+from tests.store.plain_writes import NOT_PLAIN, PLAIN, SITUATIONS, set_scene
 from tests.store.test_postgres import WAITS_FOR_A_LOCK, ask, halfway, named, on
 
 __all__ = ["postgres_url"]  # a fixture
@@ -61,17 +60,13 @@ class Heard(PostgresStore):
 
 
 def play(before: Sequence[Write | Claim], write: Write) -> tuple[list[Answer], list[Any], list[str]]:
-    """The answer to a write, what it has left and told, and the functions that it called. Worker "b" is gone."""
+    """The answer to a write, what it has left and told, and the functions that it called."""
 
     async def life(url: str) -> tuple[list[Answer], list[Any], list[str]]:
         store = Heard(url)
         await store.open(shards=16)
         try:
-            await store.join(worker("a"))
-            await store.join(worker("b"))
-            for each in (run(owner="a"), *before):
-                await (store.claim(each) if isinstance(each, Claim) else store.commit([each]))
-            await store.declare_gone("b")
+            await set_scene(store, before)
             told: list[Any] = []
             store.on_change(told.append)
             answers = await store.commit([write])

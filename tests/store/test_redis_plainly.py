@@ -14,7 +14,7 @@ from perdure.store.base import Answer, Claim, CreateRun, Write
 from perdure.store.redis import RedisStore
 from perdure.testing.contract.kit import entry, run, turn, worker
 from tests.servers.redis import prefix_of_its_own
-from tests.store.plain_writes import NOT_PLAIN, PLAIN, SITUATIONS
+from tests.store.plain_writes import NOT_PLAIN, PLAIN, SITUATIONS, set_scene
 
 CHILD = "a new child"  # is in its parent's indexes, too: not plain here
 
@@ -41,7 +41,7 @@ async def everything(store: RedisStore) -> dict[bytes, Any]:
 
 
 def play(before: Sequence[Write | Claim], write: Write) -> tuple[list[Answer], list[Any], list[str]]:
-    """The answer to a write, what it has left and told, and the scripts that it called. Worker "b" is gone."""
+    """The answer to a write, what it has left and told, and the scripts that it called."""
 
     async def life(url: str) -> tuple[list[Answer], list[Any], list[str]]:
         store, other = RedisStore(url), RedisStore(url)
@@ -57,11 +57,7 @@ def play(before: Sequence[Write | Claim], write: Write) -> tuple[list[Answer], l
             return [news async for news in until(frozenset([last]), heard)]
 
         try:
-            await store.join(worker("a"))
-            await store.join(worker("b"))
-            for each in (run(owner="a"), *before):
-                await (store.claim(each) if isinstance(each, Claim) else store.commit([each]))
-            await store.declare_gone("b")
+            await set_scene(store, before)
             await news_until("before")
             leave = store.on_change(told.append)
             called = called_by(store)
