@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import keep, main, read
+from benchmarks.chart import chart_of
 from benchmarks.harness import Figure, FigureResult, Result, Workload, figures_of, workload
 from benchmarks.machine import facts
 from benchmarks.report import BEGIN, END, markdown_of, number, row_of, tables_of
@@ -140,6 +141,14 @@ def test_a_page_without_results_or_markers_is_left_alone(tmp_path):
         main(["--markdown", str(page), "--results", str(tmp_path)])
     assert page.read_text() == "words\n"
     assert not (tmp_path / "page.json").exists()
+
+
+def test_page_and_chart_are_what_the_results_beside_them_make():
+    results = read(PAGE.with_suffix(".json"))
+    assert [each.workload for each in results] == list(NAMES)
+    figures = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+    assert figures.strip() == markdown_of(results, "performance.svg").strip()
+    assert PAGE.with_suffix(".svg").read_text(encoding="utf-8") == chart_of(results)
 
 
 def test_the_docs_explain_every_workload_and_figure():
