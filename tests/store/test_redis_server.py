@@ -86,7 +86,7 @@ def test_a_run_that_begins_goes_on_and_ends_needs_few_rooms_of_lua(monkeypatch: 
 
     async def scenario(url: str) -> None:
         async with opened(url) as store:
-            assert await store.commit([run("r", owner="a")]) == [Created(owned=True)]
+            assert await store.commit([run("r", owner="a"), run("s", owner="a")]) == [Created(owned=True)] * 2
             assert (
                 await store.commit([turn(0, entry()), turn(1, entry("x", 1), patch=succeeded())]) == [Committed()] * 2
             )

@@ -127,7 +127,7 @@ _AT_FIRST = {
 
 
 def born(run: RunRecord, raw: Callable[[bytes], Any]) -> list[Any]:
-    """The fields of a new run, but for those that others depend on; `raw` is how bytes are passed."""
+    """The fields of a new run, but for those that depend on its owner; `raw` is how bytes are passed."""
     fields = [
         *("workflow", run.workflow, "version", str(run.version), "input", raw(run.input)),
         *("seed", str(run.seed), "shard", str(run.shard)),
@@ -192,7 +192,7 @@ def run_of(pairs: Pairs) -> RunRecord:
 
 
 def position_of(pairs: Pairs, history: Pairs) -> int:
-    """As `rows.position` of `lua/core.lua` has it."""
+    """As `rows.position` of `lua/rows.lua` has it."""
     skipped = next((int(value) for field, value in pairs_of(pairs) if field == b"skipped"), 0)
     return skipped + len(history) // 2
 
