@@ -63,8 +63,10 @@ def test_a_store_that_cannot_hear_is_opened_all_the_same(kind: type[Listener], m
     async def main() -> None:
         server: Any = NoServer()
         listener = kind(server, "channel", "name", Hints())
-        async with asyncio.timeout(10):
-            await listener.start()
+        try:
+            async with asyncio.timeout(10):
+                await listener.start()
+        finally:
             await listener.stop()
 
     asyncio.run(main())
