@@ -23,6 +23,8 @@ LOOK_AGAIN = 0.25  # of the time that one has waited already
 class Connection:
     """Opened and closed by `async with`; used from one event loop."""
 
+    _patient = False  # whether opening waits for a store that is away however long it takes
+
     def __init__(self, url: str | Store, *, config: EngineConfig | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         if config is not None and not isinstance(config, EngineConfig):
             raise InvalidArgument(f"config must be an EngineConfig, not {config!r}")
@@ -41,10 +43,10 @@ class Connection:
         await self.shutdown()
 
     async def open(self) -> None:
-        """Open the store; `async with` does it."""
+        """Open the store; `async with` does it. `StoreError` if it stays away for all tries of `store_retry`."""
         if self._link is None:
             link = Link(self._store, self._clock, self._config)
-            await link.open()
+            await link.open(for_ever=self._patient)
             self._link = link
 
     async def shutdown(self, grace: float | timedelta | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,7 +28,7 @@ class Worker:
         *,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._engine = Engine(url, workflows, config, pool=pool, clock=clock, concurrency=concurrency)
+        self._engine = _PatientEngine(url, workflows, config, pool=pool, clock=clock, concurrency=concurrency)
 
     async def __aenter__(self) -> Self:
         await self._engine.open()
@@ -47,8 +47,29 @@ class Worker:
         for number in signals:
             loop.add_signal_handler(number, stop.set)
         try:
-            async with self:
-                await stop.wait()
+            await self.run_until(stop)
         finally:
             for number in signals:
                 loop.remove_signal_handler(number)
+
+    async def run_until(self, stop: asyncio.Event, up: Callable[[], None] = lambda: None) -> None:
+        """The same until `stop` is set, also while the store is still waited for; `up` is called once it executes."""
+        opening = asyncio.ensure_future(self._engine.open())
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if opening.done():
+                await opening
+                up()
+                await stopping
+        finally:
+            for waiting in (opening, stopping):
+                waiting.cancel()
+            await asyncio.gather(opening, stopping, return_exceptions=True)
+            await self._engine.shutdown()
+
+
+class _PatientEngine(Engine):
+    """A worker may be started before its store."""
+
+    _patient = True

@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from perdure import Context, EngineConfig, Retry, RunStatus, StoreError, current_step, step, workflow
+from perdure import Client, Context, EngineConfig, Retry, RunStatus, StoreError, current_step, step, workflow
+from perdure.store.memory import MemoryStore
 from tests.engine.kit import everything_in, on_every_store
 
 EFFECTS: Counter[str] = Counter()
@@ -176,3 +177,30 @@ async def test_a_lease_outlives_a_short_absence_of_the_store(h):
     engine.faults.away(2, calls=["renew"])
     await h.clock.advance(60)
     assert engine.worker == worker
+
+
+class Timeless(MemoryStore):
+    opened = 0
+
+    async def open(self, *, shards: int) -> None:
+        await super().open(shards=shards)
+        self.opened += 1
+
+    async def close(self) -> None:
+        await super().close()
+        self.opened -= 1
+
+    async def now(self) -> float:
+        raise StoreError("the store does not know the time")
+
+
+def test_a_store_that_cannot_be_used_is_closed_again():
+    store = Timeless()
+
+    async def main() -> None:
+        async with Client(store):
+            pass
+
+    with pytest.raises(StoreError, match="does not know the time"):
+        asyncio.run(main())
+    assert store.opened == 0

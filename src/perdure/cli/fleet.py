@@ -87,9 +87,7 @@ def _work(
 
     async def main() -> None:
         stop = told_to_stop()
-        async with Worker(url, workflows, pool, concurrency, EngineConfig(grace=grace)):
-            up()
-            await stop.wait()
+        await Worker(url, workflows, pool, concurrency, EngineConfig(grace=grace)).run_until(stop, up)
 
     run_on_fastest_loop(main())
 

@@ -70,7 +70,7 @@ class Core:
             Duty("keys", self._read_keys, clock, interval),
         ]
         self._rejoining: asyncio.Task[None] | None = None
-        self._leave_hints = link.store.on_change(self._hinted)
+        self._leave_hints = link.on_change(self._hinted)
         link.hub.expects = self.coordinator.commits
         member.listen(lost=self._lost, more=self._claiming.poke)
 

@@ -51,7 +51,9 @@ class Hub:
     def hinted(self, run_ids: Iterable[str] | None) -> None:
         """The store says that these runs have changed. A turn that is being committed here most often is the reason:
         the answer to it tells more, so that those who wait for the end need not ask the store."""
-        self.changed(None if run_ids is None else [run_id for run_id in run_ids if not self.expects(run_id)])
+        unexpected = None if run_ids is None else [run_id for run_id in run_ids if not self.expects(run_id)]
+        if unexpected != []:
+            self.changed(unexpected)
 
     def finished(self, record: RunRecord) -> None:
         """This run has ended, here and like this."""

@@ -11,6 +11,7 @@ from perdure.config import EngineConfig
 from perdure.engine.committer import Committer
 from perdure.engine.hub import Hub
 from perdure.engine.patience import read_patiently
+from perdure.records import Hint
 from perdure.store.base import Store
 
 T = TypeVar("T")
@@ -28,17 +29,36 @@ class Link:
         self.hub = Hub()
         self.committer = Committer(store, clock, config.store_retry)
         self.fanning: set[tuple[str, str]] = set()  # events (topic and id) that are being published from here
+        self._listeners: tuple[Hint, ...] = ()
         self._leave: Callable[[], None] | None = None
         self._sweeper: Timer | None = None
 
-    async def open(self) -> None:
-        await read_patiently(lambda: self.store.open(shards=self.config.shards), self.clock, self.config.store_retry)
-        offset = await self.store.now() - self.clock.now()
+    async def open(self, *, for_ever: bool) -> None:
+        await self.read(lambda: self.store.open(shards=self.config.shards), for_ever=for_ever)
+        try:
+            offset = await self.store.now() - self.clock.now()
+        except BaseException:
+            await self.store.close()
+            raise
         if abs(offset) > 0.001:
             self.clock = OffsetClock(self.clock, offset)
         self.committer.start()
-        self._leave = self.store.on_change(self.hub.hinted)
+        self._leave = self.store.on_change(self._hinted)
         self._sweep()
+
+    def on_change(self, hint: Hint) -> Callable[[], None]:
+        """Pass on to one more what the store tells of changes; call what comes back to be rid of it."""
+        self._listeners = (*self._listeners, hint)
+
+        def leave() -> None:
+            self._listeners = tuple(each for each in self._listeners if each is not hint)
+
+        return leave
+
+    def _hinted(self, run_ids: frozenset[str] | None) -> None:
+        self.hub.hinted(run_ids)
+        for hint in self._listeners:
+            hint(run_ids)
 
     def _sweep(self) -> None:
         """Whoever waits looks again now and then, even if every notification got lost."""
