@@ -87,10 +87,8 @@ class Client(Streams):
     async def start(self, wf: Any, /, *args: Any, **given: Any) -> Run[Any]:
         """Start a run, or observe the one that has this id; returns once it is durable."""
         order = await self._order(wf, args, given)
-        answer = await self._create(order)
-        if isinstance(answer, Exists):
-            check_same_run(order, answer.record, self._open.codec)
-        return Run(order.record.id, self, order.workflow, created=isinstance(answer, Created))
+        created = self._check_created(order, await self._create(order))
+        return Run(order.record.id, self, order.workflow, created=created)
 
     @overload
     async def execute(self, wf: Callable[[Context], Body[R]], /, **options: Unpack[StartKeywords]) -> R: ...
@@ -114,8 +112,7 @@ class Client(Streams):
     async def execute(self, wf: str, /, *args: Any, **options: Unpack[StartKeywords]) -> Any: ...
     async def execute(self, wf: Any, /, *args: Any, **given: Any) -> Any:
         """Start a run, or observe the one that has this id, and wait for its result."""
-        run: Run[Any] = await self.start(wf, *args, **given)
-        return await run.result()
+        return await self._execute(await self._order(wf, args, given))
 
     async def _order(self, wf: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Order:
         if isinstance(wf, str) and REGISTRY.latest(check_name("a workflow's name", wf)) is None:
@@ -138,6 +135,16 @@ class Client(Streams):
 
     async def _create(self, order: Order) -> Answer:
         return await self._open.committer.put(CreateRun(order.record))
+
+    def _check_created(self, order: Order, answer: Answer) -> bool:
+        """Whether the run was made; if not, it is observed, or `RunConflict`."""
+        if isinstance(answer, Exists):
+            check_same_run(order, answer.record, self._open.codec)
+        return isinstance(answer, Created)
+
+    async def _execute(self, order: Order) -> Any:
+        self._check_created(order, await self._create(order))
+        return await self.result_of(order.record.id, order.workflow, None)
 
     # --- looking
 
@@ -170,13 +177,16 @@ class Client(Streams):
         self, run_id: str, definition: Workflow[Any, Any] | None, timeout: float | timedelta | None
     ) -> Any:
         seconds = None if timeout is None else check_seconds("timeout", timeout)
-        record = await self._ended(check_name("a run's id", run_id), seconds)
+        return self._outcome(await self._ended(check_name("a run's id", run_id), seconds), definition)
+
+    def _outcome(self, record: RunRecord, definition: Workflow[Any, Any] | None) -> Any:
+        """What a run that has ended returned, or the error that says how else it has ended."""
         if record.status is RunStatus.CANCELLED:
-            raise RunCancelled(run_id)
+            raise RunCancelled(record.id)
         if record.status is RunStatus.FAILED:
             assert record.error is not None
             error = record.error
-            raise RunFailed(run_id, error.type, error.message, error.traceback, error.location)
+            raise RunFailed(record.id, error.type, error.message, error.traceback, error.location)
         return self._decode_result(record, definition)
 
     async def describe(self, run_id: str) -> RunDescription:

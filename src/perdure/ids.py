@@ -10,13 +10,15 @@ from perdure.errors import InvalidArgument
 from perdure.names import MAX_NAME
 
 MAX_READABLE_KEY = 128
+_VERSION_AND_VARIANT = 7 << 76 | 2 << 62
+_CHANCE = (2**12 - 1) << 64 | 2**62 - 1  # the bits of a UUID of version 7 that mean nothing
 
 
 def new_run_id(now: float) -> str:
     """A new id that sorts by time of creation: a UUID of version 7."""
-    time, chance = f"{int(now * 1000) & (2**48 - 1):012x}", os.urandom(10).hex()
-    variant = "89ab"[int(chance[3], 16) & 3]
-    return f"{time[:8]}-{time[8:]}-7{chance[:3]}-{variant}{chance[4:7]}-{chance[7:19]}"
+    time, chance = int(now * 1000) & (2**48 - 1), int.from_bytes(os.urandom(10))
+    text = f"{time << 80 | chance & _CHANCE | _VERSION_AND_VARIANT:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def new_token() -> str:

@@ -1,13 +1,16 @@
 """Starting runs: ids, identity, payloads, options."""
 
 import asyncio
+import gc
+import uuid
 from dataclasses import dataclass
 from datetime import timedelta
 
 import pytest
 
-from perdure import Context, InvalidPayload, RunConflict, RunStatus, WorkflowMisuse, step, workflow
-from perdure.ids import keyed_run_id
+from perdure import Context, InvalidPayload, RunConflict, RunStatus, StoreError, WorkflowMisuse, step, workflow
+from perdure.ids import keyed_run_id, new_run_id
+from perdure.store.base import CreateRun
 from tests.engine.kit import another_handle, on_every_store
 
 
@@ -41,6 +44,26 @@ async def keyed(ctx: Context, order: Order) -> str:
     return await note(order.id)
 
 
+GATES: list[asyncio.Event] = []  # one for each test, as it belongs to its loop
+
+
+@step
+async def pass_gate(n: int) -> int:
+    await GATES[-1].wait()
+    return n
+
+
+@workflow
+async def gated(ctx: Context, n: int) -> int:
+    return await pass_gate(n)
+
+
+@workflow
+async def patient(ctx: Context) -> str:
+    await ctx.receive("go")
+    return "gone"
+
+
 @pytest.fixture(autouse=True)
 def forget_calls():
     CALLS.clear()
@@ -55,6 +78,13 @@ async def test_a_new_run_gets_a_time_ordered_id(h):
     assert first.created
     assert second.created
     assert first.id < second.id
+
+
+def test_a_new_id_is_a_uuid_of_version_7():
+    ids = [uuid.UUID(new_run_id(1.7e9)) for _ in range(100)]
+    assert {(id.version, id.variant, id.int >> 80) for id in ids} == {(7, uuid.RFC_4122, 1_700_000_000_000)}
+    assert len(set(ids)) == 100
+    assert [new_run_id(now)[:13] for now in (0.0, 2.0**40)] == ["00000000-0000", "e8000000-0000"]
 
 
 @on_every_store
@@ -89,6 +119,70 @@ async def test_execute_starts_or_observes_and_returns_the_result(h):
     both = asyncio.gather(engine.execute(order, Order("a", 1), id="o"), engine.execute(order, Order("a", 1), id="o"))
     assert await h.drive(both) == ["a/False", "a/False"]
     assert CALLS == ["a/False"]
+
+
+@on_every_store
+async def test_execute_of_a_run_that_has_ended_or_waits_here_observes_it(h):
+    engine = await h.engine(order, patient)
+    assert await h.drive(engine.execute(order, Order("a", 1), id="o")) == "a/False"
+    assert await h.drive(engine.execute(order, Order("a", 1), id="o"), within=1) == "a/False"
+    first = await engine.start(patient, id="p")
+    second = h.background(engine.execute(patient, id="p"))
+    await h.settle()
+    await engine.send("p", "go")
+    assert [await h.run_to_end(first), await h.drive(second)] == ["gone", "gone"]
+    assert CALLS == ["a/False"]
+
+
+@on_every_store
+async def test_execute_with_another_payload_is_a_conflict(h):
+    engine = await h.engine(order)
+    await h.drive(engine.execute(order, Order("a", 1), id="o"))
+    with pytest.raises(RunConflict, match=r"'o' exists already with another payload"):
+        await h.drive(engine.execute(order, Order("a", 2), id="o"), within=1)
+
+
+@on_every_store
+async def test_execute_is_not_answered_by_another_run_of_this_id_that_ends_just_then(h):
+    engine = await h.engine(gated)
+    GATES.append(asyncio.Event())
+    first = await engine.start(gated, 1, id="g")
+    await h.settle()
+    engine.faults.pause()
+    GATES[-1].set()
+    await h.settle()  # its end is on its way to the store
+    again = h.background(asyncio.gather(*(engine.execute(gated, n, id="g") for n in (1, 2)), return_exceptions=True))
+    await h.settle()
+    engine.faults.go_on()
+    assert await h.run_to_end(first) == 1
+    same, conflict = await h.drive(again)
+    assert same == 1
+    assert isinstance(conflict, RunConflict)
+
+
+@on_every_store
+async def test_execute_says_that_the_store_refuses(h):
+    engine = await h.engine(order)
+    engine.faults.refuse(lambda write: isinstance(write, CreateRun))
+    with pytest.raises(StoreError, match="planned"):
+        await h.drive(engine.execute(order, Order("a", 1)), within=1)
+    assert (await engine.runs()).runs == ()
+
+
+@on_every_store
+async def test_nobody_is_told_of_a_refusal_who_has_stopped_waiting(h, caplog):
+    engine = await h.engine(order)
+    engine.faults.pause()
+    engine.faults.refuse(lambda write: isinstance(write, CreateRun))
+    waiting = h.background(engine.execute(order, Order("a", 1)))
+    await h.settle()
+    waiting.cancel()
+    await h.settle()
+    engine.faults.go_on()
+    await h.settle()
+    del waiting
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 @on_every_store

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from perdure.clock import moment
 from perdure.config import EngineConfig
@@ -28,11 +28,14 @@ from perdure.handle import Run
 from perdure.names import check_seconds
 from perdure.records import RunRecord, RunStep
 from perdure.runner.blocking import blocking_refused
+from perdure.starting import Order
 from perdure.steps import UNSET, Step
 from perdure.testing.harness import Harness, WatchedEngine, unhurried, unswept
 from perdure.testing.mocks import StepMock, Target
 from perdure.testing.passing import AGES, NothingDue, Passing, TooMany
 from perdure.views import HistoryEntry
+
+T = TypeVar("T")
 
 
 class Recorded(NamedTuple):
@@ -142,8 +145,15 @@ class TestEngine(WatchedEngine):
         return await self._passing.until(super()._await_hint(news, deadline))
 
     async def _ended(self, run_id: str, timeout: float | None) -> RunRecord:
+        return await self._saying_why(run_id, super()._ended(run_id, timeout))
+
+    async def _execute(self, order: Order) -> Any:
+        return await self._saying_why(order.record.id, super()._execute(order))
+
+    async def _saying_why(self, run_id: str, ending: Awaitable[T]) -> T:
+        """Wait for the end of a run; if it will not come, say what the run waits for."""
         try:
-            return await super()._ended(run_id, timeout)
+            return await ending
         except NothingDue:
             what = f"run {run_id!r} will not end by itself: it waits for {await self._reasons(run_id)}"
         except TooMany:
