@@ -16,7 +16,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from perdure import Context, step, workflow
+from perdure import Context, event, step, workflow
 from perdure.clock import Clock
 from perdure.store.postgres import PostgresStore
 from perdure.store.redis import RedisStore
@@ -42,6 +42,21 @@ async def ten_puts(ctx: Context) -> int:
     for number in range(STEPS):
         total += await put(number)
     return total
+
+
+@event(delivery="after_wait", consume=False)
+class Heard:
+    pass
+
+
+@workflow
+async def hears(ctx: Context) -> None:
+    await ctx.receive(Heard)
+
+
+@workflow
+async def one_child(ctx: Context) -> int:
+    return await ctx.run_child(ten_puts)
 
 
 # --- PostgreSQL ----------------------------------------------------------------------------------------------------
@@ -133,6 +148,20 @@ def test_postgres_ten_steps_are_eleven_statements(postgres_server, queries):
     on_postgres(postgres_server, "statements", test)
 
 
+def test_postgres_the_end_of_a_child_does_not_try_the_short_way(postgres_server, queries):
+    """Somebody is told of it: that is known, and another round trip would be in vain."""
+
+    async def test(h):
+        engine = await h.engine(one_child, ten_puts)
+        await h.drive(engine.execute(one_child))
+        queries.clear()
+        await h.drive(engine.execute(one_child))
+        await h.settle()
+        assert kinds_of(queries)["turn_plainly"] == STEPS - 1
+
+    on_postgres(postgres_server, "children", test)
+
+
 def test_postgres_a_step_writes_one_row_and_leaves_the_row_of_its_run_alone(postgres_server):
     async def test(h):
         engine = await h.engine(ten_puts)
@@ -196,38 +225,62 @@ def on_redis(server: redis.Server, prefix: str, test: Callable[[Harness], Awaita
     asyncio.run(on(store, test))
 
 
-def commands(server: redis.Server) -> Counter[str]:
-    """How often each command was carried out, by clients and by scripts."""
-    lines = server.command("INFO", "commandstats").decode().splitlines()
-    pairs = (line.removeprefix("cmdstat_").split(":calls=") for line in lines if ":calls=" in line)
-    return Counter({name: int(rest.partition(",")[0]) for name, rest in pairs})
-
-
 def test_redis_ten_steps_are_eleven_round_trips(redis_server):
     """Each is a script, which writes a step with one command; the rest makes and ends the run."""
 
     async def test(h):
         engine = await h.engine(ten_puts)
         await h.drive(engine.execute(ten_puts))
-        before = commands(redis_server)
+        before = redis_server.commands()
         await h.drive(engine.execute(ten_puts))
-        done = commands(redis_server) - before
+        done = redis_server.commands() - before
         assert done["evalsha"] == 1 + STEPS
         assert sum(done[name] for name in WRITING) <= COMMANDS_PER_RUN
 
     on_redis(redis_server, "trips", test)
 
 
+def test_redis_the_end_of_a_child_does_not_try_the_short_way(redis_server):
+    async def test(h):
+        engine = await h.engine(one_child, ten_puts)
+        await h.drive(engine.execute(one_child))
+        calls_before, before = engine.faults.calls.copy(), redis_server.commands()
+        await h.drive(engine.execute(one_child))
+        await h.settle()
+        done, calls = redis_server.commands() - before, engine.faults.calls - calls_before
+        assert done["evalsha"] == sum(calls[name] for name in ("commit", "claim", "next_wake", "unsettled"))
+
+    on_redis(redis_server, "children", test)
+
+
 def test_redis_a_batch_of_turns_is_one_round_trip(redis_server):
     async def test(h):
         engine = await h.engine(ten_puts)
-        before, calls_before = commands(redis_server), engine.faults.calls.copy()
+        before, calls_before = redis_server.commands(), engine.faults.calls.copy()
         await h.drive(asyncio.gather(*(engine.execute(ten_puts, id=f"run-{n}") for n in range(100))))
         calls = engine.faults.calls - calls_before
         assert set(calls) == {"commit"}
-        assert (commands(redis_server) - before)["evalsha"] == calls["commit"] < 100
+        assert (redis_server.commands() - before)["evalsha"] == calls["commit"] < 100
 
     on_redis(redis_server, "batches", test)
+
+
+def test_redis_who_has_read_an_event_does_not_look_at_all_others_who_have_it(redis_server):
+    """Else a broadcast to many would take the square of their number."""
+
+    async def test(h):
+        engine = await h.engine(hears)
+        runs = [await engine.start(hears) for _ in range(20)]
+        await h.settle()
+        before = redis_server.commands()
+        assert await h.drive(engine.broadcast(Heard())) == 20
+        for run in runs:
+            await h.run_to_end(run)
+        done = redis_server.commands() - before
+        assert not {"hkeys", "hvals", "hscan"} & set(done)
+        assert await h.store.topic("Heard") == [], "it is over once all have read it"
+
+    on_redis(redis_server, "topics", test)
 
 
 def test_redis_bytes_in_the_file_per_run(redis_server):

@@ -16,6 +16,7 @@ import os
 import platform
 import shutil
 import socket
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -118,6 +119,12 @@ class Server(ServerProcess):
             while part := line.recv(65536):
                 answer += part
         return answer.partition(b"+OK\r\n")[2]
+
+    def commands(self) -> Counter[str]:
+        """How often each command was carried out, by clients and by scripts."""
+        lines = self.command("INFO", "commandstats").decode().splitlines()
+        pairs = (line.removeprefix("cmdstat_").split(":calls=") for line in lines if ":calls=" in line)
+        return Counter({name: int(rest.partition(",")[0]) for name, rest in pairs})
 
     def _make(self, password: str | None = None) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

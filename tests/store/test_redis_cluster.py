@@ -128,6 +128,26 @@ def _misdirected(cluster: Cluster) -> list[bytes]:
     return [line for node in cluster.nodes for line in node.command("INFO", "errorstats").split() if b"MOVED" in line]
 
 
+def test_who_listens_to_another_node_is_told(cluster: Cluster) -> None:
+    prefix = new_prefix()
+
+    async def scenario() -> None:
+        store, other = (RedisStore(with_options(node.url, prefix=prefix)) for node in cluster.nodes[:2])
+        await store.open(shards=SHARDS)
+        await other.open(shards=SHARDS)
+        told: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
+        other.on_change(told.put_nowait)
+        try:
+            for n in range(20):  # on all nodes, that of `store` too, where nobody else listens
+                await store.commit([run(f"r{n}")])
+                assert await asyncio.wait_for(told.get(), 10) == frozenset([f"r{n}"])
+        finally:
+            await store.close()
+            await other.close()
+
+    asyncio.run(scenario())
+
+
 def test_runs_are_spread_over_the_primaries(cluster: Cluster) -> None:
     async def scenario() -> None:
         store = RedisStore(with_options(cluster.url, prefix="spread"))

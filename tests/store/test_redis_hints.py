@@ -4,11 +4,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from redis.exceptions import NoPermissionError
+from redis.exceptions import ConnectionError, NoPermissionError
 
 from perdure.store import redis_hints
 from perdure.store.hints import Hints
-from perdure.store.redis_hints import Ear, Listener
+from perdure.store.redis_hints import Ear, Listener, Sender
+
+ME = Sender("channel", "channel:name", "name")
 
 
 class Deaf(Listener):
@@ -38,8 +40,8 @@ class NoServer:
 def test_stopping_ends_a_listener_that_did_not_hear_the_first_time(begun):
     async def main() -> None:
         server: Any = NoServer()
-        listener = Deaf(server, "channel", "name", Hints())
-        starting = asyncio.create_task(listener.start())
+        listener = Deaf(server, Hints())
+        starting = asyncio.create_task(listener.start(ME))
         for _ in range(2 if begun else 1):  # what is started begins to listen a moment later
             await asyncio.sleep(0)
         async with asyncio.timeout(10):
@@ -62,10 +64,10 @@ def test_a_store_that_cannot_hear_is_opened_all_the_same(kind: type[Listener], m
 
     async def main() -> None:
         server: Any = NoServer()
-        listener = kind(server, "channel", "name", Hints())
+        listener = kind(server, Hints())
         try:
             async with asyncio.timeout(10):
-                await listener.start()
+                await listener.start(ME)
         finally:
             await listener.stop()
 
@@ -74,14 +76,44 @@ def test_a_store_that_cannot_hear_is_opened_all_the_same(kind: type[Listener], m
 
 def test_only_what_is_published_is_heard():
     async def main() -> None:
-        heard: list[tuple[bytes, bytes]] = []
+        heard: list[bytes] = []
         nothing: Any = None
-        ear = Ear(nothing, nothing, lambda kind, data: heard.append((kind, data)))
+        ear = Ear(nothing, nothing, heard.append)
         ear.data_received(b"*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$2\r\nh")
+        await ear.hears
         ear.data_received(b"i\r\n>2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n")
-        assert heard == [(b"subscribe", 1), (b"message", b"hi")]
+        ear.data_received(b"-NOPERM you may not listen to the second channel\r\n")
+        ear.data_received(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$2\r\nho\r\n")
+        assert heard == [b"hi", b"ho"]
+        ear.connection_lost(None)
+        with pytest.raises(ConnectionError, match="closed by the server"):
+            await ear.deaf
+
+    asyncio.run(main())
+
+
+def test_nobody_is_told_that_a_line_is_closed_that_nobody_listens_to():
+    class Nothing:
+        def abort(self) -> None: ...
+        async def disconnect(self, nowait: bool) -> None: ...
+
+    async def main() -> None:
+        nothing: Any = Nothing()
+        ear = Ear(nothing, nothing, nothing)
+        await ear.close()
+        ear.connection_lost(None)
+        assert ear.hears.cancelled()
+        assert ear.deaf.cancelled(), "an error that nobody asks for is logged"
+
+    asyncio.run(main())
+
+
+def test_who_is_not_let_in_is_told():
+    async def main() -> None:
+        nothing: Any = None
+        ear = Ear(nothing, nothing, nothing)
         ear.data_received(b"-NOPERM you may not\r\n")
         with pytest.raises(NoPermissionError):
-            await ear.deaf
+            await ear.hears
 
     asyncio.run(main())

@@ -115,6 +115,17 @@ async def test_a_server_that_says_nothing_counts_as_lost() -> None:
 
 
 @on_a_link
+async def test_each_call_has_the_whole_time() -> None:
+    async with linked(patience=0.4) as (link, pool):
+        assert await link.execute("ECHO", "first") == b"first"
+        await asyncio.sleep(0.25)
+        assert await link.execute("BLPOP", new_prefix(), "0.25") is None  # over 0.4 seconds after the first
+        with pytest.raises(failures.TimeoutError):
+            await link.execute("BLPOP", new_prefix(), 60)
+        assert len(pool.made) == 1
+
+
+@on_a_link
 async def test_a_connection_that_was_cut_is_not_used_again() -> None:
     async with linked() as (link, _):
         id = await link.execute("CLIENT", "ID")
@@ -199,3 +210,30 @@ async def test_a_connection_that_is_cut_while_it_is_made_is_known_at_once() -> N
     async with asyncio.timeout(10):
         with pytest.raises(failures.ConnectionError, match="as soon as it was made"):
             await link.execute("ECHO", "lost")
+
+
+class Stubborn(ConnectionPool):
+    """Its connections are made even if nobody wants them any more."""
+
+    def make_connection(self):
+        connection = super().make_connection()
+        connect = connection.connect
+
+        async def insist() -> None:
+            await connect()
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+        connection.connect = insist
+        return connection
+
+
+@on_a_link
+async def test_a_cancel_that_is_lost_while_a_connection_is_made_is_heard_all_the_same() -> None:
+    link = Link(Stubborn.from_url(shared_url()), 4, 30.0)
+    waiting = asyncio.create_task(link.execute("ECHO", "nobody wants it"))
+    await asyncio.sleep(0.05)  # it is being made
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await link.close()

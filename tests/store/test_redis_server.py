@@ -246,6 +246,67 @@ def test_those_who_listen_hear_again_after_their_line_was_cut(own_server: Server
     asyncio.run(scenario())
 
 
+async def told_of(store: RedisStore, listener: RedisStore, name: str) -> None:
+    """Two runs that `store` makes in a batch are heard of by who listens, and one that ends plainly."""
+    told: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
+    leave = listener.on_change(told.put_nowait)
+    pair = [f"{name} {n}" for n in range(2)]
+    await store.commit([run(id) for id in pair])
+    await store.commit([run(name, owner="a")])
+    await store.commit([turn(0, entry(), id=name, patch=succeeded())])
+    for changed in (pair, [name]):
+        while await asyncio.wait_for(told.get(), 10) != frozenset(changed):
+            pass
+    leave()
+
+
+async def listens_alone(server: Server, store: RedisStore) -> None:
+    me = store._slices.me
+    async with asyncio.timeout(10):
+        while server.command("PUBSUB", "NUMSUB", me.channel, me.mine).count(b":1\r\n") < 2:
+            await asyncio.sleep(0.01)
+
+
+def test_who_listens_alone_publishes_nothing(own_server: Server) -> None:
+    async def scenario() -> None:
+        async with opened(own_server.url) as store:
+            await listens_alone(own_server, store)
+            before = own_server.commands()
+            await told_of(store, store, "alone")  # others in this process are told all the same
+            assert (own_server.commands() - before)["publish"] == 0
+            async with opened(own_server.url) as other:
+                await told_of(store, other, "with another")
+                assert (own_server.commands() - before)["publish"] == 2
+            await listens_alone(own_server, store)
+            await store.commit([run("alone again")])
+            assert (own_server.commands() - before)["publish"] == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_store_that_is_deaf_tells_another_that_listens_alone(own_server: Server) -> None:
+    async def scenario() -> None:
+        async with opened(own_server.url) as store, opened(own_server.url) as other:
+            await store._listener.stop()
+            await listens_alone(own_server, other)
+            await told_of(store, other, "r")
+
+    asyncio.run(scenario())
+
+
+def test_a_user_who_may_not_know_who_listens_tells_everybody(own_server: Server) -> None:
+    rules = ("+@all", "-pubsub", "~*", "resetchannels", "&perdure:changes")
+    own_server.command("ACL", "SETUSER", "shop", "on", ">secret", *rules)
+    as_shop = urlsplit(own_server.url)._replace(netloc=f"shop:secret@127.0.0.1:{own_server.port}").geturl()
+
+    async def scenario() -> None:
+        async with opened(as_shop) as store, opened(own_server.url) as other:
+            await told_of(store, other, "r")
+            await told_of(other, store, "s")
+
+    asyncio.run(scenario())
+
+
 # --- servers that lose data, or cannot write -------------------------------------------------------------------------
 
 

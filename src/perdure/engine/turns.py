@@ -51,6 +51,7 @@ def commit_of(resident: Resident, turn: Turn, worker: str, now: float, config: E
         consumed=turn.consumed,
         restart=restart,
         extras=turn.extras,
+        observed=resident.record.parent is not None,
     )
 
 

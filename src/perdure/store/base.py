@@ -121,8 +121,7 @@ class CommitTurn(Struct, frozen=True, gc=False, kw_only=True):
     the topic named first). A target that stands already keeps its standing. Subscriptions of a run that ends or begins
     anew go, before anything is returned, and it makes none. An assignment that is returned is as if it had never been
     in the inbox; given again it has a new number. Published values replace those of the same key. Streamed items get
-    the next offsets of their streams.
-    Answers `Committed`, `Superseded`, `Ended` or `Missing`.
+    the next offsets of their streams. Answers `Committed`, `Superseded`, `Ended` or `Missing`.
     """
 
     run_id: str
@@ -137,6 +136,7 @@ class CommitTurn(Struct, frozen=True, gc=False, kw_only=True):
     consumed: tuple[int, ...] = ()
     restart: Restart | None = None
     extras: TurnExtras | None = None
+    observed: bool = False  # that somebody is told of its end is known to its worker; no store need look at this
 
 
 class Deliver(Struct, frozen=True, kw_only=True):

@@ -62,11 +62,10 @@ class RedisStore:
 
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
         self._clock = clock
-        self._name = secrets.token_hex(8)
         self._hints = Hints()
         self._server = RedisServer(address_of(url))
-        self._slices = Slices(self._server, self._name, self._hints.tell)
-        self._listener = Listener(self._server, self._slices.channel, self._name, self._hints)
+        self._slices = Slices(self._server, secrets.token_hex(8), self._hints.tell)
+        self._listener = Listener(self._server, self._hints)
         self._opened = 0
         self._announced: set[str] = set()
 
@@ -78,7 +77,7 @@ class RedisStore:
             if self._opened == 1:
                 await self._server.connect()
             await self._slices.found(shards)
-            await self._listener.start()
+            await self._listener.start(self._slices.me)
         except BaseException:
             await self.close()
             raise
@@ -114,7 +113,7 @@ class RedisStore:
     async def _commit_plainly(self, write: Write) -> Answer | None:
         """None if nothing has happened: this write goes the way of all others."""
         with refusing_bad_text():
-            plain = redis_plainly.call(write, self._slices.channel, self._name)
+            plain = redis_plainly.call(write, self._slices.me)
             if plain is None or not await self._slices.call_plainly(plain.script, plain.run_id, plain.given):
                 return None
         if plain.changed:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from perdure.records import RunRecord
 from perdure.store import rules
 from perdure.store.base import Answer, Committed, CommitTurn, Created, CreateRun, RunPatch, Write
+from perdure.store.redis_hints import Sender
 from perdure.store.redis_rows import born, encode, entry_value, moment, standing
 
 _MADE = Created(owned=True)
@@ -31,41 +32,32 @@ class Call(Struct, frozen=True):
     changed: frozenset[str] = _NOBODY
 
 
-def call(write: Write, channel: str, sender: str) -> Call | None:
-    """The call for a write that has been checked; None if it is no plain one. Others hear of it from `sender`."""
+def call(write: Write, me: Sender) -> Call | None:
+    """The call for a write that has been checked; None if it is no plain one. Others hear of it from `me`."""
     if not rules.is_plain(write):
         return None
     if isinstance(write, CreateRun):
         record = write.record  # a child is in its parent's indexes, too
         return Call("create_plainly", record.id, _new_run(record), _MADE) if record.parent is None else None
     assert isinstance(write, CommitTurn)
-    return _turn(write, write.patch, channel, sender)
+    return _turn(write, write.patch, me)
 
 
-def _turn(turn: CommitTurn, patch: RunPatch | None, channel: str, sender: str) -> Call:
+def _turn(turn: CommitTurn, patch: RunPatch | None, me: Sender) -> Call:
     run_id = turn.run_id
     given = (run_id, turn.worker, turn.base, turn.seen, entry_value(turn.turn_id, turn.entries[0]))
     if patch is None:
         return Call("turn_plainly", run_id, given, _COMMITTED)
-    hint = encode((sender, (run_id,)))
-    end = (patch.status.value, moment(patch.prune_at), channel, hint, *_ended(patch, moment(turn.now)))
+    end = (patch.status.value, moment(patch.prune_at), *me, *_ended(patch, turn.now))
     return Call("turn_plainly", run_id, (*given, *end), _COMMITTED, frozenset((run_id,)))
 
 
 def _new_run(record: RunRecord) -> tuple[Any, ...]:
-    owner, created_at = record.owner, moment(record.created_at)
-    return (
-        *(record.id, owner, created_at, *born(record, bytes)),
-        *("id", record.id, "created_by", record.created_by, "created_at", created_at),
-        *("status", "running", "owner", owner, "begun_at", created_at),
-    )
+    return (record.id, record.owner, moment(record.created_at), record.created_by, *born(record, bytes))
 
 
-def _ended(patch: RunPatch, now: str) -> list[Any]:
-    fields = [
-        *("owner", "", "standing", standing((), None, patch.result, patch.error)),
-        *("ended_at", moment(patch.ended_at), "updated_at", now),
-    ]
+def _ended(patch: RunPatch, now: float) -> list[Any]:
+    fields: list[Any] = [standing((), None, patch.result, patch.error), moment(patch.ended_at), moment(now)]
     if patch.prune_at is not None:
         fields += ("prune_at", moment(patch.prune_at))
     if patch.drift:

@@ -26,6 +26,7 @@ from typing import Any
 
 from perdure.errors import StoreError
 from perdure.ids import shard_of
+from perdure.store.redis_hints import sender_of
 from perdure.store.redis_rows import encode, pairs_of, raw
 from perdure.store.redis_server import RedisServer
 
@@ -42,11 +43,10 @@ class Slices:
     def __init__(self, server: RedisServer, name: str, tell: Callable[[frozenset[str]], None]) -> None:
         self._server = server
         self._prefix = server.address.prefix
-        self._sender = name
         self._tell = tell
         self._shards = 1
         self.count = 1
-        self.channel = f"{self._prefix}:changes"
+        self.me = sender_of(self._prefix, name, cluster=True)  # as long as it may be one
 
     async def found(self, shards: int) -> None:
         """Make the store if there is none, and refuse what is not ours, newer than us, or cut into other shards."""
@@ -62,6 +62,7 @@ class Slices:
                 f"open it with shards={int(stored[1])}"
             )
         self._shards, self.count = shards, int(stored[2])
+        self.me = sender_of(self._prefix, self.me.name, cluster=self._server.cluster)
 
     def of(self, name: str) -> int:
         """The slice of a run's id or a topic's name."""
@@ -118,9 +119,7 @@ class Slices:
 
     async def _call_alone(self, script: str, number: int, request: bytes) -> tuple[Any, list[Post]]:
         """The answer, and what is to be handed over."""
-        answer, posts, changed = await self._server.call(
-            script, self.tag(number), request, number, self.channel, self._sender
-        )
+        answer, posts, changed = await self._server.call(script, self.tag(number), request, number, *self.me)
         if changed:
             self._tell(frozenset(id.decode() for id in changed))
         return answer, [_post_of(number, id, packed) for id, packed in posts]

@@ -7,6 +7,7 @@ streams are left out, with which a small call takes 40 us of this process; so it
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
 import hiredis
@@ -16,6 +17,16 @@ from redis.asyncio.connection import DefaultParser
 
 PUSHED: Any = getattr(hiredis, "PushNotification", ())  # what a server says unasked, if that can be told
 _MORE = object()  # has yet to come
+
+
+async def hearing_cancels(call: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+    """What a call of redis-py answers, unless it was cancelled: `wait_for` of 3.11 prefers an answer to a cancel."""
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    answer = await call(*arguments)
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
+    return answer
 
 
 class Wire(asyncio.Protocol):
@@ -33,7 +44,7 @@ class Wire(asyncio.Protocol):
         """A new connection of the kind that the pool has; `more` is for the constructor."""
         connection: Connection = pool.make_connection()  # type: ignore[no-untyped-call]
         try:
-            await connection.connect()  # type: ignore[no-untyped-call]
+            await hearing_cancels(connection.connect)
             transport: Any = connection._writer.transport  # type: ignore[union-attr]
             if transport.is_closing():  # nobody would tell us later
                 raise failures.ConnectionError("the connection was lost as soon as it was made")

@@ -107,13 +107,16 @@ def only_tells(write: Settle) -> bool:
 
 def is_plain(write: Write) -> bool:
     """Whether a write is what almost all are that are alone in their batch: a new run of its worker's own, or a turn
-    that adds one entry and does nothing else, except that it may end a run which has read no mail.
+    that adds one entry and does nothing else, except that it may end a run which has read no mail, and of whose end
+    nobody is told.
     """
     match write:
         case CommitTurn():
             if len(write.entries) != 1 or not write.owned or write.consumed or write.restart or write.extras:
                 return False
-            return write.patch is None or (write.patch.status.terminal and not write.seen)
+            if write.patch is None:
+                return True
+            return write.patch.status.terminal and not write.seen and not write.observed
         case CreateRun():
             return write.record.owner is not None and not write.entries and not write.inbox and write.observer is None
         case _:

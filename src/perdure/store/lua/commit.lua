@@ -1,5 +1,5 @@
--- A batch: ARGV is the writes (MessagePack), this slice's number, the channel of hints and the name of who calls.
--- Answers the writes' answers (and what `done` adds).
+-- A batch: ARGV is the writes (MessagePack), this slice's number, the channel of hints, that of who calls
+-- (`publish`) and his name. Answers the writes' answers (and what `done` adds).
 
 local answers = {}
 for i, write in ipairs(cmsgpack.unpack(ARGV[1])) do

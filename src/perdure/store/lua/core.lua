@@ -39,11 +39,11 @@ local function tell(id)
   changed[id] = true
 end
 
-local function publish_hints(channel, sender)
+local function publish_hints(channel, mine, sender)
   local ids = {}
   if not next(changed) then return ids end
   for id in pairs(changed) do ids[#ids + 1] = id end
-  call('PUBLISH', channel, cmsgpack.pack({sender, #ids <= 200 and ids or false}))
+  publish(channel, mine, sender, ids)
   return ids
 end
 
@@ -76,5 +76,5 @@ local mailed_row -- the run that the last message of a batch went to, as long as
 -- What a script that may have changed something answers: what was asked, the posts for other slices, who changed.
 local function done(answer)
   if next(stale_queues) then queues.refresh_heads() end
-  return {answer, outgoing, publish_hints(ARGV[3], ARGV[4])}
+  return {answer, outgoing, publish_hints(ARGV[3], ARGV[4], ARGV[5])}
 end

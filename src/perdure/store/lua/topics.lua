@@ -10,6 +10,7 @@
 -- A receive that is given up sends word of it and of what it returns from its own slice, by posts that are kept until
 -- they are taken; an assignment that crosses them on its way meets no open receive, and comes back.
 
+local KEPT_FIELDS = 9
 local EVENT_FIELDS = {'id', 'delivery', 'consume', 'sent', 'expires', 'sender', 'bound', 'body', 'fan', 'gone', 'own'}
 
 local function expired(expires_at, now)
@@ -65,11 +66,10 @@ function topics.leave(event, now)
   if call('EXISTS', key('shared', event.topic)) == 0 then call('DEL', key('cursors', event.topic)) end
 end
 
+-- Whether somebody has it, and neither consumed nor returned it: then it has more fields than `keep_event` gave it. (What
+-- is unfinished or gone has others, and is not asked about.) To read them all would be to read all who have it.
 local function outstanding(event)
-  for _, field in ipairs(call('HKEYS', topics.event_key(event.topic, event.place))) do
-    if string.sub(field, 1, 2) == 'h:' then return true end
-  end
-  return false
+  return call('HLEN', topics.event_key(event.topic, event.place)) > KEPT_FIELDS
 end
 
 -- What those who come later may not have is gone once nobody has it before them.
@@ -166,6 +166,7 @@ local function pending_if_full(topic, limit, now)
   return queued >= limit and queued or nil
 end
 
+-- What is kept of every event: KEPT_FIELDS.
 local function keep_event(event)
   local topic, place = event.topic, event.place
   call('HSET', topics.event_key(topic, place), 'id', event.id, 'delivery', event.delivery, 'sent', event.sent,

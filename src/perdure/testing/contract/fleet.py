@@ -8,6 +8,7 @@ from perdure.records import RunStatus
 from perdure.store.base import ClaimedRun, Committed, Store
 from perdure.testing.contract.kit import (
     FLOW,
+    SHARDS,
     Kit,
     case,
     claim,
@@ -62,6 +63,14 @@ class FleetCases(Kit):
         assert await take(store, claim(now=150.0, limit=2)) == ["z", "a#10"]
         assert await take(store, claim(now=150.0, limit=10)) == ["a#9", "b", "c"]
         assert await take(store, claim(now=150.0)) == []
+
+    @case
+    async def test_earliest_first_over_all_shards_page_by_page(self, store: Store) -> None:
+        moments = {f"r{n * 7 % 200:03}": 100.0 + n * 37 % 50 for n in range(200)}
+        shards = {id: n % SHARDS if n % 2 else 0 for n, id in enumerate(moments)}  # half of them in the first
+        await store.commit([run(id, wake_at=at, shard=shards[id]) for id, at in moments.items()])
+        taken = [id for limit in (1, 7, 40, 100, 500) for id in await take(store, claim(limit=limit))]
+        assert taken == sorted(moments, key=lambda id: (moments[id], id))
 
     @case
     async def test_earliest_first_across_workflows(self, store: Store) -> None:
