@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure import EngineConfig, Worker
+from perdure.engine.coordinator import Coordinator
 from tests.chaos import flows
 
 WORKFLOWS: list[Any] = [
@@ -25,12 +26,27 @@ async def main(url: str, lease: float, report: Path) -> None:
     config = EngineConfig(lease=lease, sweep_interval=1.0, grace=5.0, max_recoveries=1_000)
     worker = Worker(url, WORKFLOWS, config=config)
     working = asyncio.create_task(worker.run())
-    while (core := worker._engine._core) is None and not working.done():
+    while (core := worker._engine._core) is None:
+        if working.done():
+            return await working  # it could not begin: say why
         await asyncio.sleep(0.01)
+    left = _count_what_is_left_undone(core.coordinator)
     await working
-    assert core is not None
     with report.open("a") as file:
-        file.write(json.dumps({"pid": os.getpid(), "refused": core.coordinator.refused}) + "\n")
+        file.write(json.dumps({"pid": os.getpid(), "refused": core.coordinator.refused, "left": sum(left)}) + "\n")
+
+
+def _count_what_is_left_undone(coordinator: Coordinator) -> list[int]:
+    """How many runs it was executing whenever it heard, before it could commit any more, that it was declared gone."""
+    left: list[int] = []
+    drop = coordinator.dropped
+
+    def count_and_drop() -> None:
+        left.append(len(coordinator.residents.all_active()))
+        drop()
+
+    coordinator.dropped = count_and_drop  # type: ignore[method-assign]
+    return left
 
 
 if __name__ == "__main__":
