@@ -164,10 +164,10 @@ class Storm:
                 continue
             self.engines.remove(engine)
             self.deaths += 1
-            if engine.faults.crashed.is_set():
+            if not engine.faults.crashed.is_set():
+                await self.h.drive_until_crash(engine, engine.shutdown(grace=1.0))
+            if engine.faults.crashed.is_set():  # before, or while it was leaving
                 await self.h.crash(engine)
-            else:
-                await self.h.drive(engine.shutdown(grace=1.0))
             self.engines.append(await self._engine())
 
     async def _engine(self) -> Any:
