@@ -38,8 +38,14 @@ def _missing(result: Result) -> Table:
 
 
 def markdown_of(results: Sequence[Result], chart: str) -> str:
-    """All workloads, each with where and when it was measured; and once, what the engines are."""
+    """What there is a target for; all workloads, each with where and when it was measured; what the engines are."""
     parts = [f"![The engines beside each other, as bars]({chart})\n"] if any(each.engines for each in results) else []
+    if aims := [(result.workload, figure) for result in results for figure in result.figures if target_of(figure)]:
+        lines = ["### Where it stands", "", "| work | figure | median | target |", "| --- | --- | ---: | ---: |"]
+        for workload, figure in aims:
+            title, median, _, target = row_of(figure)
+            lines.append(f"| `{workload}` | {title} | {median} | {target} |")
+        parts.append("\n".join([*lines, ""]))
     for result in results:
         lines = [f"### `{result.workload}`: {result.title}", ""]
         lines += ["| " + " | ".join(COLUMNS) + " |", "| --- | ---: | ---: | ---: |"]

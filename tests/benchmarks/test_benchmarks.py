@@ -165,6 +165,17 @@ def test_what_was_not_measured_is_shown_with_its_reason():
     assert len(tables_of(told)) == 2
 
 
+def test_what_there_is_a_target_for_is_shown_first():
+    aside = FigureResult("in memory", "ms", 1.0, 1.0, 1.0)
+    told = replace(result("noop10", 16_000.0), figures=[aside, *result("noop10", 16_000.0).figures])
+    missed = result("latency", 1.0)
+    first = markdown_of([told, missed], "chart.svg").partition("### `noop10`")[0].splitlines()
+    assert [line for line in first if line.startswith("| `")] == [
+        "| `noop10` | durable steps | 16,000 steps/s | at least 15,000 |",
+        "| `latency` | durable steps | 1 steps/s | at least 15,000, missed |",
+    ]
+
+
 def test_every_workload_says_what_it_is_for():
     for name in NAMES:
         workload(name)
