@@ -2,7 +2,8 @@
 
 They are the ones that tests start, but durable as in production: PostgreSQL with its defaults, Redis with an
 append-only file that is on the disk before it answers (`redis`), or within a second, as is its own default
-(`redis-everysec`). Each subject finds a database, or a Redis, that is empty.
+(`redis-everysec`). Both are reached by a socket in their folder. Each subject finds a database, or a Redis, that is
+empty.
 """
 
 from __future__ import annotations
@@ -86,10 +87,11 @@ class Hosts:
     def _start_redis(self) -> None:
         from tests.servers.redis import Server
 
-        self._redis = Server(self._folder / "redis", **SETTINGS["redis"])
+        folder = self._folder / "redis"
+        self._redis = Server(folder, unixsocket=str(folder / "socket"), **SETTINGS["redis"])
         self._servers.callback(self._redis.remove)
         self._redis.start()
-        self._urls["redis"] = self._redis.url
+        self._urls["redis"] = self._redis.socket_url
         told = self._redis.command("INFO", "server").decode().splitlines()
         facts = dict(line.split(":", 1) for line in told if ":" in line)
         self.versions["redis"] = (

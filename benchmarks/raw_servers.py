@@ -99,7 +99,7 @@ async def _rows_of(connection: Any, batches: Sequence[Sequence[Write]], recorded
 
 async def write_raw_redis(url: str, batches: Sequence[Sequence[Write]]) -> list[float]:
     """Send again the bytes of the recorded writes; seconds per batch."""
-    client = Redis.from_url(url)
+    client = Redis.from_url(url.removeprefix("redis+"))  # unix://, as redis-py has it
     try:
         seconds = []
         for commands in [list(_commands(batch)) for batch in batches]:

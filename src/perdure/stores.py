@@ -32,7 +32,7 @@ def store_at(url: str | Store, clock: Clock) -> Store:
             return _sqlite(url, clock)
         case "postgresql" | "postgres":
             return _postgres(url)
-        case "redis" | "rediss":
+        case "redis" | "rediss" | "redis+unix":
             return _redis(url)
         case _:
             raise InvalidArgument(f"unknown store scheme {scheme!r}; use one of {SCHEMES}")

@@ -107,6 +107,11 @@ class Server(ServerProcess):
         return f"redis://:{self._password}@127.0.0.1:{self.port}/0"
 
     @property
+    def socket_url(self) -> str:
+        """The same server by its socket, for one that was given a `unixsocket`, whose path must be short."""
+        return f"redis+unix://:{self._password}@{self.settings['unixsocket']}"
+
+    @property
     def _password(self) -> str:
         return (self.folder / "password").read_text()
 

@@ -1,9 +1,13 @@
 """A store by its URL: which one it is, what is wrong with it, and that no password is ever shown."""
 
 import asyncio
+import contextlib
 import logging
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +49,34 @@ def test_an_engine_and_a_client_over_redis():
         run_over(url)
 
 
+def test_an_engine_and_a_client_over_the_socket_of_a_redis_on_this_machine():
+    with redis_with_socket() as server:
+        run_over(server.socket_url)
+        run_over(f"{server.socket_url}?db=2&prefix=shop")
+        keys = server.command("INFO", "keyspace").decode()
+        assert "db0:" in keys
+        assert "db2:" in keys
+
+
+def test_a_node_of_a_cluster_is_not_opened_by_its_socket():
+    """The others would be looked for at its address."""
+    with redis_with_socket(cluster_enabled="yes") as server, pytest.raises(StoreError) as caught:
+        run_over(server.socket_url)
+    assert "is a node of a cluster; give its host and port" in str(caught.value)
+    assert f"redis+unix://{server.settings['unixsocket']}?prefix=perdure" in str(caught.value), "and no password"
+
+
+@contextlib.contextmanager
+def redis_with_socket(**settings: str) -> Iterator[redis.Server]:
+    with tempfile.TemporaryDirectory(prefix="perdure-") as folder:  # the path of a socket must be short
+        server = redis.Server(Path(folder) / "redis", unixsocket=f"{folder}/socket", **settings)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.remove()
+
+
 def test_redis_with_tls_is_redis():
     assert isinstance(store_at("rediss://host:6380/0?prefix=shop", SYSTEM_CLOCK), RedisStore)
     assert isinstance(store_at("postgresql://a,b/shop?target_session_attrs=primary", SYSTEM_CLOCK), PostgresStore)
@@ -60,6 +92,9 @@ def test_redis_with_tls_is_redis():
         ("postgresql://shop:hunter2@db/shop?schema=", "name of a schema"),
         ("postgresql://shop:hunter2[@db/shop", "Invalid"),
         ("redis://:hunter2@/0", "no Redis URL"),
+        ("redis+unix://:hunter2@", "name a server's socket"),
+        ("redis+unix://:hunter2@cache/0", "name a server's socket"),
+        ("redis+unix://:hunter2@/run/redis.sock?colour=red", "colour"),
         ("redis://:hunter2@cache/0?prefix=a:b", "without braces and colons"),
         ("redis://:hunter2@cache/0?durability=some", "full or relaxed"),
         ("redis://:hunter2@cache/0?slices=0", "at least 1"),
@@ -88,6 +123,7 @@ def test_what_is_wrong_with_a_url_is_said_without_its_password(url, words):
         ),
         ("redis://:secret@cache/0", "redis://:***@cache/0"),
         ("redis://cache/0?password=secret", "redis://cache/0?password=***"),
+        ("redis+unix://:secret@/run/redis.sock", "redis+unix://:***@/run/redis.sock"),
         ("sqlite:////var/lib/shop.db", "sqlite:////var/lib/shop.db"),
     ],
 )

@@ -427,6 +427,8 @@ def test_what_the_url_says() -> None:
     assert (address.prefix, address.relaxed, address.slices) == ("shop", True, 8)
     assert address.url == "rediss://me:pw@host:7000/2?socket_timeout=3"
     assert urlsplit(address_of("redis://host").url).hostname == "host"
+    assert address_of("redis+unix://me:pw@/run/redis.sock?db=2&slices=4").url == "unix://me:pw@/run/redis.sock?db=2"
+    assert address_of("redis+unix:///run/redis.sock").url == "unix:///run/redis.sock"
 
 
 def test_a_connection_that_another_call_closed_is_worth_another_try(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import cache, partial
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from msgspec import Struct
 from redis import exceptions as failures
@@ -29,6 +29,7 @@ Call = Callable[..., Awaitable[Any]]
 
 LOGGER = logging.getLogger("perdure.store")
 OLDEST = (6, 2)
+SOCKET_SCHEME = "redis+unix"
 CONNECTIONS = 32  # of one store object to one server
 CALL_TIMEOUT = 30.0  # seconds until a server that says nothing counts as lost
 
@@ -83,9 +84,17 @@ class Address(Struct, frozen=True):
 
 
 def address_of(url: str) -> Address:
-    """redis://[user:password@]host[:port][/db][?prefix=name&durability=relaxed&slices=n], or rediss:// for TLS."""
+    """redis://[user:password@]host[:port][/db][?prefix=name&durability=relaxed&slices=n], or rediss:// for TLS.
+
+    Or redis+unix://[user:password@]/path/of/the/socket[?db=n&...], for a server on this machine.
+    """
     parts = urlsplit(url)
-    if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+    if parts.scheme == SOCKET_SCHEME:
+        if parts.hostname or len(parts.path) < 2:
+            raise StoreError(
+                f"it should name a server's socket on this machine: {SOCKET_SCHEME}:///run/redis.sock?db=0"
+            )
+    elif parts.scheme not in ("redis", "rediss") or not parts.hostname:
         raise StoreError("this is no Redis URL; it should look like redis://host:6379/0?prefix=perdure")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     prefix = options.pop("prefix", "perdure")
@@ -97,7 +106,9 @@ def address_of(url: str) -> Address:
         raise StoreError(f"durability is full or relaxed, not {durability!r}")
     if slices and (not slices.isdigit() or int(slices) < 1):
         raise StoreError(f"slices is how many parts the keys are cut into, at least 1, not {slices!r}")
-    plain = urlunsplit(parts._replace(query=urlencode(options)))
+    scheme = "unix" if parts.scheme == SOCKET_SCHEME else parts.scheme  # as redis-py has it
+    query = f"?{urlencode(options)}" if options else ""
+    plain = f"{scheme}://{parts.netloc}{parts.path}{query}"
     _check_options(plain)
     return Address(plain, prefix, durability == "relaxed", int(slices) if slices else None)
 
@@ -134,6 +145,8 @@ class RedisServer:
                 self._client = alone
                 self._link = self._linked(alone)
                 return
+            if _is_socket(self.address.url):
+                raise StoreError(f"{self.name} is a node of a cluster; give its host and port, as the others have them")
         except BaseException:
             await alone.aclose()
             raise
@@ -200,7 +213,8 @@ class RedisServer:
     def name(self) -> str:
         """The URL without a password."""
         parts = urlsplit(self.address.url)
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}?prefix={self.address.prefix}"
+        scheme = SOCKET_SCHEME if _is_socket(self.address.url) else parts.scheme
+        return f"{scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}?prefix={self.address.prefix}"
 
     # what the server must be set to
 
@@ -283,6 +297,11 @@ async def _appendfsync(client: Redis) -> str | None:
 
 def _denied(error: BaseException) -> bool:
     return isinstance(error, (failures.AuthenticationError, failures.AuthorizationError))
+
+
+def _is_socket(url: str) -> bool:
+    """Whether a URL of redis-py's names a socket on this machine."""
+    return url.startswith("unix://")
 
 
 def _settings(url: str) -> dict[str, Any]:
