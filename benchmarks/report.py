@@ -40,12 +40,7 @@ def _missing(result: Result) -> Table:
 def markdown_of(results: Sequence[Result], chart: str) -> str:
     """What there is a target for; all workloads, each with where and when it was measured; what the engines are."""
     parts = [f"![The engines beside each other, as bars]({chart})\n"] if any(each.engines for each in results) else []
-    if aims := [(result.workload, figure) for result in results for figure in result.figures if target_of(figure)]:
-        lines = ["### Where it stands", "", "| work | figure | median | target |", "| --- | --- | ---: | ---: |"]
-        for workload, figure in aims:
-            title, median, _, target = row_of(figure)
-            lines.append(f"| `{workload}` | {title} | {median} | {target} |")
-        parts.append("\n".join([*lines, ""]))
+    parts += _standing(results)
     for result in results:
         lines = [f"### `{result.workload}`: {result.title}", ""]
         lines += ["| " + " | ".join(COLUMNS) + " |", "| --- | ---: | ---: | ---: |"]
@@ -60,6 +55,14 @@ def markdown_of(results: Sequence[Result], chart: str) -> str:
     if engines:
         parts.append("\n".join(["### The engines", "", *(f"- {each}." for each in engines.values()), ""]))
     return "\n".join(parts)
+
+
+def _standing(results: Sequence[Result]) -> list[str]:
+    """One table of what there is a target for, if there is any."""
+    lines = ["### Where it stands", "", "| work | figure | median | target |", "| --- | --- | ---: | ---: |"]
+    rows = [(result.workload, *row_of(figure)) for result in results for figure in result.figures]
+    aims = [f"| `{work}` | {title} | {median} | {target} |" for work, title, median, _, target in rows if target]
+    return ["\n".join([*lines, *aims, ""])] if aims else []
 
 
 def row_of(figure: FigureResult) -> tuple[str, str, str, str]:

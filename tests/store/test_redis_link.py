@@ -188,20 +188,30 @@ async def test_what_the_server_says_unasked_is_no_answer() -> None:
         assert len(pool.made) == 1
 
 
-class Cut(ConnectionPool):
-    """Its connections are closed by the time that somebody has them."""
+class MeddledWith(ConnectionPool):
+    """Something happens to its connections once they are made, before anybody has them."""
 
     def make_connection(self):
         connection = super().make_connection()
         connect = connection.connect
 
-        async def cut() -> None:
+        async def connect_and_meddle() -> None:
             await connect()
-            connection._writer.transport.abort()
-            await asyncio.sleep(0.01)
+            await self.meddle(connection)
 
-        connection.connect = cut
+        connection.connect = connect_and_meddle
         return connection
+
+    async def meddle(self, connection) -> None:
+        raise NotImplementedError
+
+
+class Cut(MeddledWith):
+    """They are closed."""
+
+    async def meddle(self, connection) -> None:
+        connection._writer.transport.abort()
+        await asyncio.sleep(0.01)
 
 
 @on_a_link
@@ -212,20 +222,12 @@ async def test_a_connection_that_is_cut_while_it_is_made_is_known_at_once() -> N
             await link.execute("ECHO", "lost")
 
 
-class Stubborn(ConnectionPool):
-    """Its connections are made even if nobody wants them any more."""
+class Stubborn(MeddledWith):
+    """They are made even if nobody wants them any more."""
 
-    def make_connection(self):
-        connection = super().make_connection()
-        connect = connection.connect
-
-        async def insist() -> None:
-            await connect()
-            with suppress(asyncio.CancelledError):
-                await asyncio.sleep(60)
-
-        connection.connect = insist
-        return connection
+    async def meddle(self, connection) -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
 
 
 @on_a_link
