@@ -14,7 +14,7 @@ import pytest
 
 from perdure.errors import StoreError
 from perdure.store import sqlite_file, sqlite_thread
-from perdure.store.sqlite_thread import FEW, MANY, ConnectionThread
+from perdure.store.sqlite_thread import FEW, LATE, MANY, ConnectionThread
 
 HERE = threading.get_ident
 
@@ -185,6 +185,32 @@ def test_the_log_is_written_back_by_the_thread(tmp_path: Path, monkeypatch: pyte
             for n in range(300):
                 await it.insert(n, size)
             assert Path(f"{it.path}-wal").stat().st_size < 100 * 4096
+
+    asyncio.run(scenario())
+
+
+def test_a_log_that_callers_always_forestall_is_written_back_before_one_of_them_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_thread, "LOG_PAGES", 10)
+
+    async def scenario() -> None:
+        async with traced(tmp_path) as it:
+            go_on, write_back, answered = it.thread._go_on, it.thread._write_back, threading.Event()
+
+            def go_on_and_tell(job: Any) -> list[Callable[[], None]]:
+                answered.clear()
+                return [*go_on(job), answered.set]
+
+            def write_back_unless_forestalled() -> None:
+                if not answered.is_set():
+                    write_back()
+
+            monkeypatch.setattr(it.thread, "_go_on", go_on_and_tell)
+            monkeypatch.setattr(it.thread, "_write_back", write_back_unless_forestalled)
+            for n in range(300):
+                await it.insert(n, FEW + 1)
+            assert Path(f"{it.path}-wal").stat().st_size < (LATE + 1) * 10 * 4096
 
     asyncio.run(scenario())
 

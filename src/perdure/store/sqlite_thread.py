@@ -35,6 +35,7 @@ _POLL_AFTER_JOBS = 16  # a thread that is never idle still looks around now and 
 FEW = 8  # writes: the next batch is not waiting yet
 MANY = 200  # writes that would keep the event loop from everything else for too long
 LOG_PAGES = 4000  # after so many the log is written back into the file
+LATE = 2  # times as many: callers have been first each time, and the next of them waits for it
 QUICK = 0.002  # seconds for which a commit may hold up the caller's event loop
 AFTER_A_SLOW_ONE = 200  # commits that are left to the thread
 
@@ -209,6 +210,8 @@ class ConnectionThread:
                 break
             with self._in_use:
                 answers = self._go_on(job)
+            if self._log_pages > LATE * LOG_PAGES:
+                self._write_back()
             for answer in answers:  # those who get them find the connection free
                 answer()
             if self._log_pages > LOG_PAGES:
