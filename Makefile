@@ -63,7 +63,7 @@ SEEDS := 1000
 START := 0
 STORE := memory
 simulate: $(VENV)/core
-	$(BIN)/python -m tests.simulate --seeds $(SEEDS) --start $(START) --store $(STORE)
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --start $(START) --store $(STORE)
 
 #   make clean   remove .venv, caches and build products
 clean:

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import engines, machine
+from benchmarks import machine_info as machine
+from benchmarks import peer_protocol as engines
 from benchmarks.chart import chart_of
 from benchmarks.harness import ROOT, Result, figures_of, workload
-from benchmarks.hosts import SETTINGS, Hosts
 from benchmarks.report import markdown_of, put_between_markers, tables_of
 from benchmarks.rounds import Outcome, Rig, measure
-from benchmarks.workloads import NAMES
+from benchmarks.servers import SETTINGS, Hosts
+from benchmarks.workloads import MODULES
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = ROOT / "docs" / "performance.md"
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rig = Rig(options.results, hosts, options.engines, options.rounds, options.scale, log.print)
         if options.scale > 0:  # tiny sizes show that it works: for that nothing need be compiled
             rig.compile()
-        for name in options.names or NAMES:
+        for name in options.names or MODULES:
             outcome = measure(name, rig)
             if not any(outcome.rounds) and not outcome.missing:
                 log.print(f"{name}: nothing to measure with these engines")
@@ -58,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure what perdure costs.")
-    parser.add_argument("names", nargs="*", metavar="name", help=f"which workloads: {', '.join(NAMES)} (default: all)")
+    which = f"which workloads: {', '.join(MODULES)} (default: all)"
+    parser.add_argument("names", nargs="*", metavar="name", help=which)
     parser.add_argument("--engines", default="", metavar="A,B", help="which engines, by name or its beginning: dbos")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one round: shows that it works, not how fast")
     parser.add_argument("--scale", type=float, help="sizes as a share of the full ones, to try things out: 0.1")
@@ -67,9 +69,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--page", action="store_true", help="put the results into docs/performance.md when all is done")
     parser.add_argument("--markdown", type=Path, metavar="PAGE", help="measure nothing; put the latest results there")
     options = parser.parse_args(argv)
-    unknown = [name for name in options.names if name not in NAMES]
+    unknown = [name for name in options.names if name not in MODULES]
     if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}; choose from {', '.join(NAMES)}")
+        parser.error(f"unknown: {', '.join(unknown)}; choose from {', '.join(MODULES)}")
     if options.scale is None:
         options.scale = 0.0 if options.quick else 1.0
     if options.rounds is None:
@@ -127,7 +129,7 @@ def keep(path: Path, result: Result) -> None:
 def _newest(results: Iterable[Result]) -> list[Result]:
     """The last of each workload, in their order."""
     found = {each.workload: each for each in results}
-    return [found[name] for name in NAMES if name in found]
+    return [found[name] for name in MODULES if name in found]
 
 
 def _write(path: Path, results: Sequence[Result]) -> None:

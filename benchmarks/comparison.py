@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from benchmarks.engines import Entrant
 from benchmarks.harness import Figure, Round
+from benchmarks.peer_protocol import Entrant
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-from benchmarks.environments import PATIENCE, PLACE
 from benchmarks.harness import ROOT
+from benchmarks.peer_environments import PATIENCE, PLACE
 
 SOURCE = ROOT / "src"
 

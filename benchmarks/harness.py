@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.workloads import MODULES
+
 if TYPE_CHECKING:
     from benchmarks.comparison import Comparison
 
@@ -156,7 +158,7 @@ class Result:
 
 def workload(name: str) -> Workload:
     """The workload in the file of this name."""
-    found: Workload = importlib.import_module(f"benchmarks.workloads.{name}").WORKLOAD
+    found: Workload = importlib.import_module(f"benchmarks.workloads.{MODULES[name]}").WORKLOAD
     return found
 
 

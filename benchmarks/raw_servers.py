@@ -15,13 +15,13 @@ from typing import Any
 import asyncpg
 from redis.asyncio import Redis
 
-from benchmarks.watched import Remembering
+from benchmarks.recording_stores import Remembering
 from perdure import EngineConfig
-from perdure.store.base import CommitTurn, CreateRun, Write
-from perdure.store.postgres import PostgresStore
-from perdure.store.redis import RedisStore
-from perdure.store.redis_rows import encode
-from perdure.store.redis_writes import array_of
+from perdure.stores.postgres.store import PostgresStore
+from perdure.stores.protocol import CommitTurn, CreateRun, Write
+from perdure.stores.redis.encoding import encode
+from perdure.stores.redis.store import RedisStore
+from perdure.stores.redis.write_encoding import array_of
 
 SHARDS = EngineConfig().shards
 

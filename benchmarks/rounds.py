@@ -20,10 +20,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.compiled import SOURCE, compiled_source
-from benchmarks.engines import Entrant
-from benchmarks.environments import NotInstallable, install, python_of
 from benchmarks.harness import ROOT, Measures, Round, Setting, Sizes, Workload, workload
-from benchmarks.hosts import Hosts
+from benchmarks.peer_environments import NotInstallable, install, python_of
+from benchmarks.peer_protocol import Entrant
+from benchmarks.servers import Hosts
 
 PATIENCE = 900.0  # seconds until a subject is given up
 
@@ -124,7 +124,7 @@ class Course:
             try:
                 with self._round_folder() as own, self.rig.hosts.fresh(entrant.variant.needs) as urls:
                     setting = Setting(own, self.prepared, self.sizes, urls)
-                    measured[entrant.name] = _run(python, source, "versus", self.name, entrant.name, setting)
+                    measured[entrant.name] = _run(python, source, "run_peer", self.name, entrant.name, setting)
             except SubjectFailed as error:
                 if entrant.peer_name == "perdure":
                     raise SystemExit(f"{self.name}, {entrant.name}: failed\n{error.output}") from error
@@ -147,7 +147,7 @@ class Course:
 
     def _ours(self, subject: str, setting: Setting) -> Measures:
         try:
-            return _run(sys.executable, self.rig.source, "round", self.name, subject, setting)
+            return _run(sys.executable, self.rig.source, "run_subject", self.name, subject, setting)
         except SubjectFailed as error:
             raise SystemExit(f"{self.name}, {subject}: failed\n{error.output}") from error
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tests.servers import prefixes, schemas
+from tests.servers import postgres_schemas as schemas
+from tests.servers import redis_prefixes as prefixes
 
 # No deadlines: no test asserts on elapsed time. CI takes the same examples every time, so that it fails only for a
 # reason in the change; elsewhere each run looks at new ones.

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chores import STEPS, noop
-from benchmarks.engines import Adapter, Peer, Variant
+from benchmarks.peer_protocol import Adapter, Peer, Variant
+from benchmarks.step_bodies import STEPS, noop
 
 AT_ONCE = 100  # tasks that the worker takes at a time; its default is one
 QUEUE = "bench"

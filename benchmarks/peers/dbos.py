@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from benchmarks.chores import STEPS, Gate, noop
-from benchmarks.engines import Adapter, Peer, Variant
+from benchmarks.peer_protocol import Adapter, Peer, Variant
+from benchmarks.step_bodies import STEPS, Gate, noop
 
 AT_ONCE = 100  # threads that call workflows, in the variants without coroutines
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.chores import STEPS, Gate, noop
-from benchmarks.engines import Adapter, Peer, Variant
+from benchmarks.peer_protocol import Adapter, Peer, Variant
+from benchmarks.step_bodies import STEPS, Gate, noop
 
 if TYPE_CHECKING:
     from perdure import Context, Engine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.engines import Peer, Variant
+from benchmarks.peer_protocol import Peer, Variant
 from benchmarks.peers.perdure import Perdure
 
 _ALL = ("noop10", "latency", "recovery", "fanout")

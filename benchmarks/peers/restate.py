@@ -20,11 +20,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from benchmarks.chores import STEPS, Gate, noop
-from benchmarks.engines import Adapter, Peer, Variant
-from benchmarks.environments import node_program
+from benchmarks.event_loop import use_the_quick_loop
 from benchmarks.harness import Setting
-from benchmarks.loops import use_the_quick_loop
+from benchmarks.peer_environments import node_program
+from benchmarks.peer_protocol import Adapter, Peer, Variant
+from benchmarks.step_bodies import STEPS, Gate, noop
 
 PATIENCE = 60.0  # seconds until the server must answer
 SERVICE = "bench"

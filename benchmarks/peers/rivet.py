@@ -12,8 +12,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines import Adapter, Peer, Variant
-from benchmarks.environments import PLACE
+from benchmarks.peer_environments import PLACE
+from benchmarks.peer_protocol import Adapter, Peer, Variant
 
 PROGRAM = Path(__file__).with_suffix(".mjs")
 

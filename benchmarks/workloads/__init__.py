@@ -1,3 +1,13 @@
-"""The workloads, in the order in which they are run. Each is a file with a `WORKLOAD`; add its name here."""
+"""The workloads, in the order in which they run: workload id -> module of this package that has its `WORKLOAD`."""
 
-NAMES = ("noop10", "latency", "recovery", "fanout", "history", "sleepers", "evicted", "events", "fleet")
+MODULES = {
+    "noop10": "throughput",
+    "latency": "latency",
+    "recovery": "recovery",
+    "fanout": "fan_out",
+    "history": "long_history",
+    "sleepers": "sleeping_runs",
+    "evicted": "suspended_memory",
+    "events": "events",
+    "fleet": "multiple_workers",
+}

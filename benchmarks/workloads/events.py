@@ -20,7 +20,7 @@ from itertools import pairwise
 from time import perf_counter
 
 from benchmarks.harness import Figure, Measures, Round, Setting, Subject, Workload
-from benchmarks.sleeping import News, fall_asleep, waiter, woken
+from benchmarks.waiting_workflows import News, fall_asleep, waiter, woken
 from perdure import Context, Engine, workflow
 
 STORES = {"sqlite": "SQLite", "postgres": "PostgreSQL", "redis": "Redis"}

@@ -14,11 +14,11 @@ from time import perf_counter
 
 from benchmarks.comparison import Comparison
 from benchmarks.harness import Figure, Measures, Round, Setting, Workload
-from benchmarks.raw import rows_of, write_raw
-from benchmarks.watched import WatchedStore
+from benchmarks.raw_sqlite import rows_of, write_raw
+from benchmarks.recording_stores import WatchedStore
 from perdure import Context, Engine, step, workflow
-from perdure.store.base import Store
-from perdure.store.memory import MemoryStore
+from perdure.stores.memory.store import MemoryStore
+from perdure.stores.protocol import Store
 
 COMMITS = 2  # of each run
 

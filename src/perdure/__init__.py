@@ -7,12 +7,11 @@ asks does not load what executes.
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
-    from perdure.attempt import current_step
-    from perdure.client import Client
+    from perdure.client.client import Client
+    from perdure.client.run_handle import Run
+    from perdure.client.views import Suspended
     from perdure.config import EngineConfig
-    from perdure.context import Context, current_context
-    from perdure.definition import workflow
-    from perdure.embedded import Engine
+    from perdure.engine import Engine
     from perdure.errors import (
         ChildFailed,
         CriticalError,
@@ -34,15 +33,16 @@ if _TYPE_CHECKING:
         StoreError,
         WorkflowMisuse,
     )
-    from perdure.events import event
-    from perdure.handle import Run
-    from perdure.records import RunQuery, RunStatus
+    from perdure.model.records import RunQuery, RunStatus
     from perdure.retry import Retry
-    from perdure.scripting import run
-    from perdure.steps import step
-    from perdure.structure import Break, Complete, Continue, WorkQueue
-    from perdure.views import Suspended
+    from perdure.script import run
     from perdure.worker import Worker
+    from perdure.workflows.context import Context, current_context
+    from perdure.workflows.definition import workflow
+    from perdure.workflows.events import event
+    from perdure.workflows.step_context import current_step
+    from perdure.workflows.steps import step
+    from perdure.workflows.types import Break, Complete, Continue, WorkQueue
 
 __all__ = [
     "Break",
@@ -87,15 +87,15 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "perdure.attempt": ("current_step",),
-    "perdure.client": ("Client",),
+    "perdure.workflows.step_context": ("current_step",),
+    "perdure.client.client": ("Client",),
     "perdure.config": ("EngineConfig",),
-    "perdure.context": (
+    "perdure.workflows.context": (
         "Context",
         "current_context",
     ),
-    "perdure.definition": ("workflow",),
-    "perdure.embedded": ("Engine",),
+    "perdure.workflows.definition": ("workflow",),
+    "perdure.engine": ("Engine",),
     "perdure.errors": (
         "ChildFailed",
         "CriticalError",
@@ -117,22 +117,22 @@ _ROOMS = {
         "StoreError",
         "WorkflowMisuse",
     ),
-    "perdure.events": ("event",),
-    "perdure.handle": ("Run",),
-    "perdure.records": (
+    "perdure.workflows.events": ("event",),
+    "perdure.client.run_handle": ("Run",),
+    "perdure.model.records": (
         "RunQuery",
         "RunStatus",
     ),
     "perdure.retry": ("Retry",),
-    "perdure.scripting": ("run",),
-    "perdure.steps": ("step",),
-    "perdure.structure": (
+    "perdure.script": ("run",),
+    "perdure.workflows.steps": ("step",),
+    "perdure.workflows.types": (
         "Break",
         "Complete",
         "Continue",
         "WorkQueue",
     ),
-    "perdure.views": ("Suspended",),
+    "perdure.client.views": ("Suspended",),
     "perdure.worker": ("Worker",),
 }
 _ROOM_OF = {_name: _room for _room, _names in _ROOMS.items() for _name in _names}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from perdure.errors import InvalidArgument
-from perdure.names import check_count, check_seconds
+from perdure.model.validation import check_count, check_seconds
 from perdure.retry import Retry
 
 Duration = float | timedelta

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from perdure.errors import CriticalError, InvalidArgument
-from perdure.names import check_count, check_seconds
+from perdure.model.validation import check_count, check_seconds
 
 RetryOn = type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
 

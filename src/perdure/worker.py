@@ -10,9 +10,9 @@ from typing import Any, Self
 
 from perdure.clock import SYSTEM_CLOCK, Clock
 from perdure.config import EngineConfig
-from perdure.definition import Workflow
-from perdure.embedded import Engine
-from perdure.store.base import Store
+from perdure.engine import Engine
+from perdure.stores.protocol import Store
+from perdure.workflows.definition import Workflow
 
 
 class Worker:

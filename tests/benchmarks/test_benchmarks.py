@@ -12,9 +12,9 @@ import pytest
 from benchmarks.__main__ import keep, main, read
 from benchmarks.chart import chart_of
 from benchmarks.harness import Figure, FigureResult, Result, Workload, figures_of, workload
-from benchmarks.machine import facts
+from benchmarks.machine_info import facts
 from benchmarks.report import BEGIN, END, markdown_of, number, row_of, tables_of
-from benchmarks.workloads import NAMES
+from benchmarks.workloads import MODULES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "performance.md"
@@ -29,7 +29,7 @@ ON_SERVERS = {
 def test_all_workloads_run_and_print_their_tables(tmp_path):
     shown = quick(tmp_path, "--engines", "perdure-sqlite")
     results = {result.workload: result for result in read(tmp_path / "quick.json")}
-    assert list(results) == [name for name in NAMES if name not in ONLY_ON_SERVERS]
+    assert list(results) == [name for name in MODULES if name not in ONLY_ON_SERVERS]
     for name, result in results.items():
         assert f"{name}: {result.title}" in shown
         for figure in result.figures:
@@ -145,7 +145,7 @@ def test_a_page_without_results_or_markers_is_left_alone(tmp_path):
 
 def test_page_and_chart_are_what_the_results_beside_them_make():
     results = read(PAGE.with_suffix(".json"))
-    assert [each.workload for each in results] == list(NAMES)
+    assert [each.workload for each in results] == list(MODULES)
     figures = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
     assert figures.strip() == markdown_of(results, "performance.svg").strip()
     assert PAGE.with_suffix(".svg").read_text(encoding="utf-8") == chart_of(results)
@@ -156,7 +156,7 @@ def test_the_docs_explain_every_workload_and_figure():
     explained, begin, _ = text.partition(BEGIN)
     assert begin
     assert text.count(END) == 1
-    assert [name for name in NAMES if f"`{name}`" not in explained] == []
+    assert [name for name in MODULES if f"`{name}`" not in explained] == []
 
 
 def test_what_was_not_measured_is_shown_with_its_reason():
@@ -177,9 +177,9 @@ def test_what_there_is_a_target_for_is_shown_first():
 
 
 def test_every_workload_says_what_it_is_for():
-    for name in NAMES:
+    for name in MODULES:
         workload(name)
-        assert sys.modules[f"benchmarks.workloads.{name}"].__doc__
+        assert sys.modules[f"benchmarks.workloads.{MODULES[name]}"].__doc__
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,16 @@ import pytest
 
 from benchmarks import rounds
 from benchmarks.chart import chart_of
-from benchmarks.chores import WORKFLOWS, Gate
 from benchmarks.comparison import Comparison, rivals
-from benchmarks.engines import PEERS, Adapter, Entrant, Peer, Variant, chosen, entrants, peer, peer_names
-from benchmarks.environments import NotInstallable, python_of
 from benchmarks.harness import FigureResult, Result, Setting, Workload, figures_of, workload
-from benchmarks.hosts import Hosts
-from benchmarks.machine import facts
+from benchmarks.machine_info import facts
+from benchmarks.peer_environments import NotInstallable, python_of
+from benchmarks.peer_protocol import PEERS, Adapter, Entrant, Peer, Variant, chosen, entrants, peer, peer_names
 from benchmarks.rounds import Rig, SubjectFailed, measure
-from benchmarks.workloads import NAMES
-from benchmarks.workloads.noop10 import WORKLOAD as NOOP10
+from benchmarks.servers import Hosts
+from benchmarks.step_bodies import WORKFLOWS, Gate
+from benchmarks.workloads import MODULES
+from benchmarks.workloads.throughput import WORKLOAD as NOOP10
 
 
 class Pretended(Adapter):
@@ -54,7 +54,7 @@ def test_every_file_of_peers_is_an_engine_and_perdure_is_the_first():
 
 
 def test_a_peer_measures_or_explains_every_workload_that_is_compared():
-    compared = [name for name in NAMES if workload(name).compared]
+    compared = [name for name in MODULES if workload(name).compared]
     for name in peer_names():
         able = {each for variant in peer(name).variants.values() for each in variant.workloads}
         assert able | set(peer(name).cannot) == set(compared)
@@ -75,7 +75,7 @@ def test_peers_have_environments_of_their_own():
 
 def test_what_peers_import_here_is_in_the_standard_library():
     """They are read in each other's environments, where nothing else is installed."""
-    for name in ("engines", "driving", "chores", "harness", "environments", "versus"):
+    for name in ("peer_protocol", "measurements", "step_bodies", "harness", "peer_environments", "run_peer"):
         text = (PEERS.parent / f"{name}.py").read_text()
         assert not [word for word in ("apsw", "msgspec", "rich", "asyncpg", "from perdure") if f"import {word}" in text]
         assert "from perdure" not in text
@@ -182,7 +182,7 @@ def test_nobody_pays_for_his_neighbours(rig, monkeypatch):
 
 
 def test_an_engine_is_measured_through_its_adapter(tmp_path):
-    from benchmarks.driving import _with_engine, latency, noop10
+    from benchmarks.measurements import _with_engine, latency, noop10
 
     sizes = {"warm_up_ms": 0, "measured_ms": 1, "at_once": 2, "warm_up": 1, "runs": 20, "most_ms": 1}
     setting = Setting(tmp_path, tmp_path, sizes)
@@ -231,7 +231,7 @@ def test_stores_are_compared_with_what_their_users_would_take_instead():
 
 
 def test_targets_name_stores_and_peers_that_there_are():
-    for name in NAMES:
+    for name in MODULES:
         for comparison in workload(name).compared:
             for store, rival in comparison.targets:
                 assert store in peer("perdure").variants

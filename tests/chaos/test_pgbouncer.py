@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from perdure import Client, EngineConfig, StoreError
-from perdure.records import RunQuery
-from perdure.store.base import Store
-from perdure.store.postgres import PostgresStore
+from perdure.model.records import RunQuery
+from perdure.stores.postgres.store import PostgresStore
+from perdure.stores.protocol import Store
 from perdure.testing import StoreContract
-from perdure.testing.contract.kit import run, worker
-from tests.chaos.fleet import Fleet
-from tests.chaos.flows import plan
-from tests.chaos.places import Place
+from perdure.testing.contract.builders import run, worker
+from tests.chaos.store_servers import Place
+from tests.chaos.worker_fleet import Fleet
+from tests.chaos.workflows import plan
 from tests.servers.pgbouncer import PgBouncer, version
 from tests.servers.postgres import Server, with_schema
 

@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 from perdure import Client, EngineConfig
-from tests.chaos.fleet import Fleet
-from tests.chaos.flows import plan
-from tests.chaos.places import Place
+from tests.chaos.store_servers import Place
+from tests.chaos.worker_fleet import Fleet
+from tests.chaos.workflows import plan
 from tests.servers.redis import Cluster, with_options
 
 LEASE = 2.0

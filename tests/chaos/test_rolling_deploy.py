@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from perdure import Client, EngineConfig, RunStatus
-from tests.chaos.fleet import Fleet
-from tests.chaos.flows import Planned
-from tests.chaos.places import PLACES, Place
-from tests.chaos.programs.deployed import AFTER, BEFORE, first_release
+from tests.chaos.programs.deployed_worker import AFTER, BEFORE, first_release
+from tests.chaos.store_servers import PLACES, Place
+from tests.chaos.worker_fleet import Fleet
+from tests.chaos.workflows import Planned
 
 LEASE = 2.0
 WORKERS = 3

@@ -1,5 +1,5 @@
 """Fixtures of the command line's tests."""
 
-from tests.cli.kit import shop, shop_anywhere, shop_everywhere
+from tests.cli.cli_runner import shop, shop_anywhere, shop_everywhere
 
 __all__ = ["shop", "shop_anywhere", "shop_everywhere"]

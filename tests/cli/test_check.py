@@ -2,10 +2,10 @@
 
 import pytest
 
-from perdure.cli.shapes import MISFIT
-from perdure.records import Entry, EntryStatus, Held
-from perdure.rehearsal import remedy_of
-from tests.cli.kit import SHOP, Shop, shape_of
+from perdure.admin.compatibility import remedy_of
+from perdure.cli.json_output import MISFIT
+from perdure.model.records import Entry, EntryStatus, Held
+from tests.cli.cli_runner import SHOP, Shop, shape_of
 
 CHARGE = "    receipt = await charge(order)\n"
 JOIN = "    await ctx.join(left=ship(order), right=ship(order))\n"

@@ -6,7 +6,7 @@ import signal
 import threading
 
 from perdure.cli.dev import stamps
-from tests.cli.kit import PATIENCE, SHOP
+from tests.cli.cli_runner import PATIENCE, SHOP
 
 
 def lines_until(process, found):

@@ -8,7 +8,7 @@ import pytest
 
 from perdure import Context, RunStatus, step, workflow
 from perdure.cluster import membership
-from tests.engine.kit import on_every_store
+from tests.engine.store_matrix import on_every_store
 
 RUNS = [f"t{n}" for n in range(5)]
 LEASE = 15.0

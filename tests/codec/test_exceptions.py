@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from perdure.codec import JSON, MSGPACK
+from perdure.codec.parameters import decode_exception, encode_exception
 from perdure.errors import InvalidPayload
-from perdure.payloads import decode_exception, encode_exception
-from tests.codec.samples import Foreign, Order, Refund
+from tests.codec.sample_types import Foreign, Order, Refund
 
 both = pytest.mark.parametrize("codec", [JSON, MSGPACK], ids=lambda codec: codec.name)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.codec import JSON, MSGPACK, fingerprint
-from tests.codec.samples import Foreign, Order
+from tests.codec.sample_types import Foreign, Order
 
 both = pytest.mark.parametrize("codec", [JSON, MSGPACK], ids=lambda codec: codec.name)
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, Unpack
 import pytest
 
 from perdure.codec import JSON, MSGPACK
+from perdure.codec.parameters import Parameters, returns_of
 from perdure.errors import InvalidPayload
-from perdure.payloads import Parameters, returns_of
-from tests.codec.samples import Foreign, Incomparable, Order, Refund
+from tests.codec.sample_types import Foreign, Incomparable, Order, Refund
 
 if TYPE_CHECKING:
     from nowhere import Unseen  # type: ignore[import-not-found]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.codec import JSON, MSGPACK, Codec
-from tests.codec.samples import (
+from tests.codec.sample_types import (
     Box,
     Branch,
     Cart,

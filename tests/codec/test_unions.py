@@ -9,7 +9,7 @@ import pytest
 
 from perdure.codec import JSON, MSGPACK
 from perdure.errors import InvalidPayload
-from tests.codec.samples import Colour, Movie, Order, Point, Refund, T
+from tests.codec.sample_types import Colour, Movie, Order, Point, Refund, T
 
 both = pytest.mark.parametrize("codec", [JSON, MSGPACK], ids=lambda codec: codec.name)
 

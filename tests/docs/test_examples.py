@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKSPACE = ROOT / "examples" / "shared_workspace.py"
-REVIEW = ROOT / "examples" / "review_gate.py"
+REVIEW = ROOT / "examples" / "human_approval.py"
 PATH = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
 SECTIONS = ["facts", "structure", "style", "summary"]
 
@@ -139,4 +139,4 @@ def test_a_call_that_makes_no_sense_explains_itself():
     asked = program(REVIEW, "aprove")
     _, err = asked.communicate(timeout=60)
     assert asked.returncode == 1
-    assert "review_gate.py approve STORE TOKEN NOTES" in err
+    assert "human_approval.py approve STORE TOKEN NOTES" in err

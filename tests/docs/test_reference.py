@@ -8,14 +8,14 @@ import pytest
 
 import perdure
 from perdure import Client, Context, Engine, EngineConfig, Retry, Run, RunStatus
-from perdure.attempt import CurrentStep
-from perdure.children import Child
-from perdure.deferreds import Deferred
-from perdure.definition import WorkflowOptions
-from perdure.events import EventOptions
-from perdure.receiving import Request
-from perdure.showing import Stream
-from perdure.steps import StepOptions
+from perdure.workflows.children import Child
+from perdure.workflows.deferreds import Deferred
+from perdure.workflows.definition import WorkflowOptions
+from perdure.workflows.events import EventOptions
+from perdure.workflows.messages import Request
+from perdure.workflows.step_context import CurrentStep
+from perdure.workflows.steps import StepOptions
+from perdure.workflows.streams import Stream
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]

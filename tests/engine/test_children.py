@@ -19,9 +19,9 @@ from perdure import (
     workflow,
 )
 from perdure.clock import pause
-from perdure.store.base import CreateRun, Deliver
+from perdure.stores.protocol import CreateRun, Deliver
 from perdure.testing import crash_everywhere
-from tests.engine.kit import STORES, another_handle, make_store, on_every_store
+from tests.engine.store_matrix import STORES, another_handle, make_store, on_every_store
 
 LOG: list[str] = []
 SUCCEEDED, FAILED, CANCELLED = RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED

@@ -23,7 +23,7 @@ from perdure import (
 )
 from perdure.clock import pause
 from perdure.testing import crash_everywhere
-from tests.engine.kit import STORES, another_handle, make_store, on_every_store
+from tests.engine.store_matrix import STORES, another_handle, make_store, on_every_store
 
 LOG: list[str] = []
 GATES: dict[str, asyncio.Event] = {}

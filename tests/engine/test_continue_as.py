@@ -7,7 +7,7 @@ import pytest
 
 from perdure import Context, EngineConfig, RunConflict, RunStatus, current_step, step, workflow
 from perdure.testing import Harness, VirtualClock
-from tests.engine.kit import STORES, another_handle, make_store, on_every_store
+from tests.engine.store_matrix import STORES, another_handle, make_store, on_every_store
 
 EFFECTS: list[int] = []
 

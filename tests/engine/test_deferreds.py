@@ -10,8 +10,8 @@ import pytest
 
 from perdure import Context, InvalidToken, RunFailed, RunNotFound, RunStatus, step, workflow
 from perdure.testing import crash_everywhere
-from perdure.tokens import make_token
-from tests.engine.kit import STORES, another_handle, everything_in, make_store, on_every_store
+from perdure.workflows.tokens import make_token
+from tests.engine.store_matrix import STORES, another_handle, everything_in, make_store, on_every_store
 
 TOKENS: list[str] = []
 

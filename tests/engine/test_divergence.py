@@ -3,7 +3,7 @@
 import pytest
 
 from perdure import Context, RunCancelled, RunStatus, step, workflow
-from tests.engine.kit import everything_in, on_every_store
+from tests.engine.store_matrix import everything_in, on_every_store
 
 SEEN: list[str] = []
 

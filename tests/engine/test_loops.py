@@ -11,7 +11,7 @@ import pytest
 from perdure import Break, Context, Continue, EngineConfig, RunStatus, event, step, workflow
 from perdure.clock import pause
 from perdure.testing import crash_everywhere
-from tests.engine.kit import SERVERS, STORES, another_handle, make_store, on_every_store
+from tests.engine.store_matrix import SERVERS, STORES, another_handle, make_store, on_every_store
 
 LOG: list[str] = []
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from perdure import Context, EngineConfig, Retry, RunStatus, StepInterrupted, current_step, step, workflow
-from tests.engine.kit import another_handle, on_every_store
+from tests.engine.store_matrix import another_handle, on_every_store
 
 
 @step

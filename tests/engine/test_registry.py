@@ -5,9 +5,9 @@ import types
 import pytest
 
 from perdure import Context, RunStatus, WorkflowMisuse, workflow
-from perdure.definition import REGISTRY
 from perdure.errors import InvalidArgument
-from tests.engine.kit import on_every_store
+from perdure.workflows.definition import REGISTRY
+from tests.engine.store_matrix import on_every_store
 
 
 def defined_in(module: str, answer: str, name: str = "twice", version: int = 1):

@@ -19,8 +19,8 @@ from perdure import (
     step,
     workflow,
 )
-from tests.engine.crashing import crash_script
-from tests.engine.kit import STORES, another_handle, everything_in, on_every_store
+from tests.engine.crash_points import crash_script
+from tests.engine.store_matrix import STORES, another_handle, everything_in, on_every_store
 
 LOG: list[str] = []
 KEYS: list[str] = []

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from perdure import Context, RunStatus, StepInterrupted, WorkflowMisuse, step, workflow
-from tests.engine.kit import on_every_store
+from tests.engine.store_matrix import on_every_store
 
 
 def gated():

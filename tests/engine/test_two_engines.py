@@ -6,10 +6,10 @@ from collections import Counter
 import pytest
 
 from perdure import Context, EngineConfig, Retry, RunStatus, current_step, step, workflow
-from perdure.cluster.assignment import assigned
-from perdure.ids import shard_of
-from perdure.store.base import CommitTurn, Superseded
-from tests.engine.kit import another_handle, everything_in, on_every_store
+from perdure.cluster.shard_assignment import assigned
+from perdure.model.ids import shard_of
+from perdure.stores.protocol import CommitTurn, Superseded
+from tests.engine.store_matrix import another_handle, everything_in, on_every_store
 
 
 @step

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from perdure import Context, RunFailed, RunStatus, StoreError, step, workflow
-from perdure.runner import closing
-from perdure.store.base import CreateRun
-from tests.engine.kit import on_every_store
+from perdure.runner import eviction as closing
+from perdure.stores.protocol import CreateRun
+from tests.engine.store_matrix import on_every_store
 
 ENTERED: list[int] = []
 

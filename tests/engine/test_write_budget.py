@@ -14,7 +14,7 @@ import apsw
 import pytest
 
 from perdure import Context, step, workflow
-from perdure.store.sqlite import SqliteStore
+from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing import Harness, VirtualClock
 
 STEPS = 10

@@ -18,8 +18,8 @@ import pytest
 
 from perdure import Context, event, step, workflow
 from perdure.clock import Clock
-from perdure.store.postgres import PostgresStore
-from perdure.store.redis import RedisStore
+from perdure.stores.postgres.store import PostgresStore
+from perdure.stores.redis.store import RedisStore
 from perdure.testing import Harness, VirtualClock
 from tests.servers import postgres, redis
 

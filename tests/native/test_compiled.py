@@ -19,13 +19,31 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = (sysconfig.get_config_var("CC") or "cc").split()[0]
 HEADERS = Path(sysconfig.get_path("include")) / "Python.h"
-ENGINE = """
-    bad_input children committer compensation continue_as crash_everywhere errands limits loops recovery refused_values
-    residency rewind_and_fork shutdown steps store_away
-"""
-ALIKE = ["tests/runner", *(f"tests/engine/test_{name}.py" for name in ENGINE.split())]
-SQLITE = [*(f"tests/store/test_{name}.py" for name in ("agreement", "sqlite")), "tests/engine/test_crash_everywhere.py"]
-ROOMS = ("engine.coordinator", "runner.ledger", "store.sqlite_commit")
+ALIKE = [
+    "tests/runner",
+    "tests/client/test_invalid_input.py",
+    "tests/engine/test_children.py",
+    "tests/execution/test_committer.py",
+    "tests/engine/test_compensation.py",
+    "tests/engine/test_continue_as.py",
+    "tests/engine/test_crash_at_every_commit.py",
+    "tests/execution/test_external_effects.py",
+    "tests/engine/test_run_timeouts.py",
+    "tests/engine/test_loops.py",
+    "tests/engine/test_recovery.py",
+    "tests/engine/test_unstorable_turns.py",
+    "tests/execution/test_run_cache.py",
+    "tests/engine/test_rewind_and_fork.py",
+    "tests/engine/test_shutdown.py",
+    "tests/execution/test_step_executor.py",
+    "tests/engine/test_store_unavailable.py",
+]
+SQLITE = [
+    "tests/stores/test_model_equivalence.py",
+    "tests/stores/sqlite/test_store.py",
+    "tests/engine/test_crash_at_every_commit.py",
+]
+ROOMS = ("execution.coordinator", "runner.entry_tracker", "stores.sqlite.batch")
 WHERE = f"import importlib; [print(importlib.import_module('perdure.' + room).__file__) for room in {ROOMS}]"
 
 

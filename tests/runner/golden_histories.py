@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from perdure.records import Entry, ErrorRecord
-from tests.runner.driver import Play
+from perdure.model.records import Entry, ErrorRecord
+from tests.runner.turn_driver import Play
 from tests.runner.workflows import WORKFLOWS
 
 FOLDER = Path(__file__).parent / "golden"

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from perdure import CriticalError, JoinError, RaceError, step
-from tests.runner.driver import Play, note
+from tests.runner.turn_driver import Play, note
 
 
 @step(retry=None)

@@ -7,12 +7,12 @@ import logging
 
 import pytest
 
-from perdure.records import EntryStatus, Failed, Mail, Message
+from perdure.model.records import EntryStatus, Failed, Mail, Message
 from perdure.retry import Retry
-from perdure.runner import closing
-from perdure.runner.loop import WorkflowLoop
-from perdure.steps import step
-from tests.runner.driver import BEGUN_AT, Play, note
+from perdure.runner import eviction as closing
+from perdure.runner.event_loop import WorkflowLoop
+from perdure.workflows.steps import step
+from tests.runner.turn_driver import BEGUN_AT, Play, note
 from tests.runner.workflows import fetch, helper
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from perdure import ChildFailed, Context, RunConflict, workflow
 from perdure.codec import JSON
-from perdure.names import MAX_NAME
-from perdure.records import (
+from perdure.model.records import (
     Ending,
     EntryStatus,
     Errand,
@@ -24,8 +23,9 @@ from perdure.records import (
     StopChildren,
     StopRun,
 )
-from tests.runner.crashing import check_cold, crashed, play_everywhere
-from tests.runner.driver import CLOCK, Play, note
+from perdure.model.validation import MAX_NAME
+from tests.runner.crash_after_every_turn import check_cold, crashed, play_everywhere
+from tests.runner.turn_driver import CLOCK, Play, note
 from tests.runner.workflows import fetch
 
 SEEDS = range(12)

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from perdure import Context
-from perdure.records import Ending, EntryStatus, Mail
-from perdure.tokens import read_token
-from tests.runner.crashing import check_cold, crashed, play_everywhere
-from tests.runner.driver import Play, TestKey, note
+from perdure.model.records import Ending, EntryStatus, Mail
+from perdure.workflows.tokens import read_token
+from tests.runner.crash_after_every_turn import check_cold, crashed, play_everywhere
+from tests.runner.turn_driver import Play, TestKey, note
 from tests.runner.workflows import fetch
 
 SEEDS = range(12)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.driver import Play
 from tests.runner.golden_histories import FOLDER, faults_of, read
+from tests.runner.turn_driver import Play
 from tests.runner.workflows import fetch, helper
 
 ROOT = Path(__file__).parents[2]

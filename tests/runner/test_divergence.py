@@ -5,8 +5,8 @@ import inspect
 
 import pytest
 
-from perdure.steps import step
-from tests.runner.driver import Play, definition, note, step_row
+from perdure.workflows.steps import step
+from tests.runner.turn_driver import Play, definition, note, step_row
 from tests.runner.workflows import fetch, helper
 
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import InvalidArgument
-from perdure.names import escape
-from perdure.runner.locations import Scope, scope_of, segment_of
-from tests.runner.driver import Play
+from perdure.model.validation import escape
+from perdure.runner.scopes import Scope, scope_of, segment_of
+from tests.runner.turn_driver import Play
 from tests.runner.workflows import fetch, helper
 
 

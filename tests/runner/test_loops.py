@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from perdure import Break, Context, Continue, step
-from perdure.records import CancelStep, EntryStatus
-from tests.runner.crashing import check_asked, check_cold, crashed, play_everywhere
-from tests.runner.driver import Play, note
+from perdure.model.records import CancelStep, EntryStatus
+from tests.runner.crash_after_every_turn import check_asked, check_cold, crashed, play_everywhere
+from tests.runner.turn_driver import Play, note
 from tests.runner.workflows import fetch
 
 SEEDS = range(12)

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from tests.runner.driver import Play
+from tests.runner.turn_driver import Play
 from tests.runner.workflows import fetch, helper
 
 
@@ -252,7 +252,7 @@ def test_a_run_that_spins_is_held_with_the_line():
 
 
 def test_a_run_that_spins_on_sleeps_of_nothing_is_held(monkeypatch):
-    monkeypatch.setattr("perdure.runner.loop.MAX_CALLBACKS", 1000)
+    monkeypatch.setattr("perdure.runner.event_loop.MAX_CALLBACKS", 1000)
 
     async def spinning(ctx):
         while True:

@@ -7,8 +7,8 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from perdure.records import ErrorRecord
-from tests.runner.driver import CLOCK, Play
+from perdure.model.records import ErrorRecord
+from tests.runner.turn_driver import CLOCK, Play
 from tests.runner.workflows import WORKFLOWS, fetch
 
 SEEDS = range(12)
@@ -173,7 +173,7 @@ async def two_by_two(ctx):
 
 @pytest.mark.parametrize("fn", [one_after_the_other, two_by_two])
 def test_a_long_history_is_no_spinning(fn, monkeypatch):
-    monkeypatch.setattr("perdure.runner.loop.MAX_CALLBACKS", 100)
+    monkeypatch.setattr("perdure.runner.event_loop.MAX_CALLBACKS", 100)
     live = Play(fn).run()
     assert live.value == "end"
     assert live.replayed_by(fn).begin().value == "end"

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from perdure.codec import JSON
+from perdure.codec.failures import describe
 from perdure.errors import CriticalError, InvalidArgument, RollbackError, StepFailed, StepInterrupted, WorkflowMisuse
-from perdure.failures import describe
-from perdure.records import EntryStatus, StepDone
+from perdure.model.records import EntryStatus, StepDone
 from perdure.retry import Retry
 from perdure.runner.runner import Runner, RunStart
-from perdure.steps import step
-from tests.runner.driver import BEGUN_AT, Play, execute, note
+from perdure.workflows.steps import step
+from tests.runner.turn_driver import BEGUN_AT, Play, execute, note
 
 FIXED = Retry(max_attempts=3, initial=10, factor=3, jitter=0)
 

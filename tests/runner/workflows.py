@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from perdure.context import Context
 from perdure.errors import JoinError, StepFailed
 from perdure.retry import Retry
-from perdure.steps import step
-from tests.runner.driver import note
+from perdure.workflows.context import Context
+from perdure.workflows.steps import step
+from tests.runner.turn_driver import note
 
 
 @step(retry=None)

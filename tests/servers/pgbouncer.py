@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from tests.servers.launching import ServerProcess
 from tests.servers.postgres import Server, unprivileged
+from tests.servers.server_process import ServerProcess
 
 PORT = 6432  # of a socket in a directory of its own: nobody else can have it
 SETTINGS = {

@@ -4,8 +4,8 @@ Where it comes from, in this order: the environment (PERDURE_TEST_POSTGRES, a UR
 server's binaries on this machine; else an error that says what to install. A server that merely listens on this
 machine is never used: it may hold someone's data.
 
-`shared_url()` is what tests want: one server for the session (`tests/servers/launching.py`). Tests that stop, kill or
-restart a server make a `Server` of their own, and those about failover a `Standby` beside it.
+`shared_url()` is what tests want: one server for the session (`tests/servers/server_process.py`). Tests that stop,
+kill or restart a server make a `Server` of their own, and those about failover a `Standby` beside it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from urllib.parse import quote
 import asyncpg
 import pytest
 
-from tests.servers.launching import ServerProcess, shared
+from tests.servers.server_process import ServerProcess, shared
 
 ENVIRONMENT = "PERDURE_TEST_POSTGRES"
 PROGRAMS = ("initdb", "postgres", "pg_isready")

@@ -4,8 +4,8 @@ Where it comes from, in this order: the environment (PERDURE_TEST_REDIS, a URL),
 `valkey-server` or `redis-server` on the PATH; else an error that says what to install. A server that merely listens on
 this machine is never used: it may hold someone's data. Ours has a password that nobody else knows.
 
-`shared_url()` is what tests want: one server for the session (`tests/servers/launching.py`). Tests that stop, kill or
-restart a server make a `Server` or a `Cluster` of their own.
+`shared_url()` is what tests want: one server for the session (`tests/servers/server_process.py`). Tests that stop,
+kill or restart a server make a `Server` or a `Cluster` of their own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import redis
 
-from tests.servers.launching import ServerProcess, shared, wait_until
+from tests.servers.server_process import ServerProcess, shared, wait_until
 
 ENVIRONMENT = "PERDURE_TEST_REDIS"
 PROGRAMS = ("valkey-server", "redis-server")

@@ -16,7 +16,7 @@ _WRITTEN_DIRS = ("src", "tests", "docs", "examples", "benchmarks", ".ci", ".gith
 @dataclass(frozen=True)
 class Module:
     name: str
-    """Dotted, as it is imported: `perdure.store.base`; a package's `__init__` has the package's name."""
+    """Dotted, as it is imported: `perdure.stores.protocol`; a package's `__init__` has the package's name."""
     path: Path
     source: str
     tree: ast.Module

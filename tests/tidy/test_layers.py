@@ -12,80 +12,44 @@ import pytest
 
 from tests.tidy.sources import Module, package_modules, read_modules
 
-# Room -> layer, after ARCHITECTURE.md. The longest name that fits a module decides; a name stands for all below it.
+# Package or module -> layer, after ARCHITECTURE.md. The longest matching name decides; a name stands for all below it.
 LAYERS = {
     "perdure.errors": 1,
-    "perdure.records": 1,
-    "perdure.codec": 1,
-    "perdure.payloads": 1,
     "perdure.clock": 1,
-    "perdure.names": 1,
-    "perdure.failures": 1,
-    "perdure.config": 2,
-    "perdure.attempt": 2,
+    "perdure.model": 1,
+    "perdure.codec": 1,
     "perdure.retry": 2,
-    "perdure.durable": 2,
-    "perdure.branches": 2,
-    "perdure.steps": 2,
-    "perdure.events": 2,
-    "perdure.structure": 2,
-    "perdure.definition": 2,
-    "perdure.children": 2,
-    "perdure.deferreds": 2,
-    "perdure.loops": 2,
-    "perdure.questions": 2,
-    "perdure.receiving": 2,
-    "perdure.rollback": 2,
-    "perdure.showing": 2,
-    "perdure.context": 2,
+    "perdure.config": 2,
+    "perdure.workflows": 2,
     "perdure.runner": 2,
-    "perdure.starting": 2,
-    "perdure.tokens": 2,
-    "perdure.store.base": 3,
-    "perdure.store": 4,
-    "perdure.engine": 4,
+    "perdure.stores.protocol": 3,
+    "perdure.stores": 4,
+    "perdure.execution": 4,
     "perdure.cluster": 4,
-    "perdure.ids": 1,
-    "perdure.views": 5,
-    "perdure.handle": 5,
-    "perdure.rewinding": 5,
-    "perdure.connection": 5,
-    "perdure.messaging": 5,
-    "perdure.letters": 5,
-    "perdure.streams": 5,
     "perdure.client": 5,
+    "perdure.admin": 5,
+    "perdure.engine": 5,
     "perdure.worker": 5,
-    "perdure.embedded": 5,
-    "perdure.stores": 5,
-    "perdure.scripting": 5,
-    "perdure.inspection": 5,
-    "perdure.mending": 5,
-    "perdure.rehearsal": 5,
-    "perdure.exported": 5,
-    "perdure.transfer": 5,
-    "perdure.http": 6,
+    "perdure.script": 5,
     "perdure.cli": 6,
-    "perdure.observe": 6,
     "perdure.testing": 6,
 }
 
-# `store/__init__.py` runs whenever `store.base` is imported, so it may know no more than the seam does.
-EXACT_LAYERS = {"perdure.store": 3}
+# `stores/__init__.py` runs whenever `stores.protocol` is imported, so it may import no more than the protocol does.
+EXACT_LAYERS = {"perdure.stores": 3}
 
-# No room of a group imports a room of another one in the same group.
+# No package of a group imports a package of another one in the same group.
 BLIND = [
-    ("perdure.store", "perdure.engine", "perdure.cluster"),
-    ("perdure.store.memory", "perdure.store.sqlite", "perdure.store.postgres", "perdure.store.redis"),
+    ("perdure.stores", "perdure.execution", "perdure.cluster"),
+    ("perdure.stores.memory", "perdure.stores.sqlite", "perdure.stores.postgres", "perdure.stores.redis"),
 ]
-# The seam belongs to the layer below: everyone may see it.
-SEAM = ("perdure.store", "perdure.store.base")
+# The store interface belongs to the layer below: every package may import it.
+STORE_INTERFACE = ("perdure.stores", "perdure.stores.protocol")
 
-# Who -> whom, why.
+# Importer, imported, reason.
 FORBIDDEN = [
-    ("perdure.http", "perdure.store", "the edges speak to the client, never to a store"),
-    ("perdure.cli", "perdure.store", "the edges speak to the client, never to a store"),
-    ("perdure.observe", "perdure.store", "the edges speak to the client, never to a store"),
-    ("perdure.runner", "perdure.clock", "the runner is given the time with its inputs"),
+    ("perdure.cli", "perdure.stores", "the outer layer uses the client, never a store"),
+    ("perdure.runner", "perdure.clock", "the runner gets the time with its inputs"),
 ]
 
 
@@ -94,7 +58,7 @@ def test_imports_point_down():
     assert not faults, "\n".join(faults)
 
 
-def test_no_room_imports_what_it_must_not_know():
+def test_no_package_imports_what_it_must_not_know():
     faults = list(knowledge_faults(package_modules()))
     assert not faults, "\n".join(faults)
 
@@ -107,7 +71,7 @@ def layer_faults(modules: Mapping[str, Module]) -> Iterator[str]:
     for module in _inside(modules):
         layer = layer_of(module.name)
         if layer is None:
-            yield f"{module.name} has no layer; give it one in LAYERS, or put it into a room that has"
+            yield f"{module.name} has no layer; give it one in LAYERS, or move it into a package that has one"
             continue
         for target in imported(module, modules):
             target_layer = layer_of(target)
@@ -119,15 +83,15 @@ def knowledge_faults(modules: Mapping[str, Module]) -> Iterator[str]:
     for module in _inside(modules):
         for target in imported(module, modules):
             if target == "perdure":
-                yield f"{module.name} imports perdure itself; import from the room that defines the name"
+                yield f"{module.name} imports perdure itself; import from the module that defines the name"
             if within(target, "perdure.testing") and not within(module.name, "perdure.testing"):
                 yield f"{module.name} imports {target}; nothing in the package imports testing"
             for who, whom, why in FORBIDDEN:
                 if within(module.name, who) and within(target, whom):
                     yield f"{module.name} imports {target}: {why}"
             for group in BLIND:
-                mine, theirs = _room(module.name, group), _room(target, group)
-                if mine and theirs and mine != theirs and target not in SEAM:
+                mine, theirs = _package_in(module.name, group), _package_in(target, group)
+                if mine and theirs and mine != theirs and target not in STORE_INTERFACE:
                     yield f"{module.name} imports {target}: they must not know each other"
 
 
@@ -135,7 +99,7 @@ def cycle(modules: Mapping[str, Module]) -> str | None:
     """A cycle of imports, as `a -> b -> a`, or None."""
     graph = {module.name: imported(module, modules) for module in modules.values()}
     for module in _inside(modules):
-        # To import `a.b.c` runs `a.b` first: a dependency of everyone who is not in `a.b` himself.
+        # To import `a.b.c` runs `a.b` first: a dependency of every module outside `a.b`.
         graph[module.name] = graph[module.name] | {
             package
             for target in graph[module.name]
@@ -152,12 +116,12 @@ def cycle(modules: Mapping[str, Module]) -> str | None:
 def layer_of(name: str) -> int | None:
     if name in EXACT_LAYERS:
         return EXACT_LAYERS[name]
-    room = _room(name, LAYERS)
-    return LAYERS[room] if room else None
+    package = _package_in(name, LAYERS)
+    return LAYERS[package] if package else None
 
 
 def imported(module: Module, modules: Mapping[str, Module]) -> set[str]:
-    """The modules of the package that this one names in an import, whoever executes it."""
+    """The modules of the package that this one names in an import, executed or not."""
     return {name for name in _import_names(module, modules) if within(name, "perdure")} - {module.name}
 
 
@@ -196,12 +160,12 @@ def _packages(name: str) -> Iterator[str]:
         yield name
 
 
-def _room(name: str, rooms: Iterable[str]) -> str | None:
-    return max((room for room in rooms if within(name, room)), key=len, default=None)
+def _package_in(name: str, packages: Iterable[str]) -> str | None:
+    return max((package for package in packages if within(name, package)), key=len, default=None)
 
 
-def within(name: str, room: str) -> bool:
-    return name == room or name.startswith(room + ".")
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
 
 
 # The checks themselves, on small packages that break the rules.
@@ -222,98 +186,104 @@ def package(tmp_path):
 @pytest.mark.parametrize(
     "statement",
     [
-        "import perdure.client",
-        "from perdure import client",
-        "from perdure.client import Client",
-        "from . import client",
-        "from .client import Client",
-        "def later():\n    from perdure.client import Client",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from perdure.client import Client",
-        "import importlib\nimportlib.import_module('perdure.client')",
+        "import perdure.engine",
+        "from perdure import engine",
+        "from perdure.engine import Engine",
+        "from .. import engine",
+        "from ..engine import Engine",
+        "def later():\n    from perdure.engine import Engine",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from perdure.engine import Engine",
+        "import importlib\nimportlib.import_module('perdure.engine')",
     ],
 )
-def test_an_import_that_points_up_is_found(package, statement):
-    modules = package({"records.py": statement, "client.py": ""})
-    assert list(layer_faults(modules)) == ["perdure.records (layer 1) imports perdure.client (layer 5)"]
+def test_upward_import_is_found(package, statement):
+    modules = package({"model/records.py": statement, "engine.py": ""})
+    assert list(layer_faults(modules)) == ["perdure.model.records (layer 1) imports perdure.engine (layer 5)"]
 
 
 def test_relative_imports_are_resolved_in_packages_too(package):
     modules = package(
-        {"runner/__init__.py": "from ..client import x", "runner/loop.py": "from ..client import x", "client.py": ""}
+        {"runner/__init__.py": "from ..engine import x", "runner/tasks.py": "from ..engine import x", "engine.py": ""}
     )
     assert len(list(layer_faults(modules))) == 2
 
 
-def test_a_module_without_a_layer_is_found(package):
+def test_module_without_layer_is_found(package):
     assert "perdure.stray has no layer" in next(layer_faults(package({"stray.py": ""})))
 
 
-def test_the_store_package_itself_knows_only_the_seam(package):
-    files = {"store/__init__.py": "from perdure.store.memory import x", "store/memory.py": "", "store/base.py": ""}
-    assert list(layer_faults(package(files))) == ["perdure.store (layer 3) imports perdure.store.memory (layer 4)"]
+def test_stores_package_imports_only_the_protocol(package):
+    files = {
+        "stores/__init__.py": "from perdure.stores.memory.store import x",
+        "stores/memory/store.py": "",
+        "stores/protocol.py": "",
+    }
+    assert list(layer_faults(package(files))) == [
+        "perdure.stores (layer 3) imports perdure.stores.memory.store (layer 4)"
+    ]
 
 
 @pytest.mark.parametrize(
-    ("who", "whom", "allowed"),
+    ("importer", "imported", "allowed"),
     [
-        ("engine/committer.py", "store/sqlite.py", False),
-        ("engine/committer.py", "store/base.py", True),
-        ("engine/committer.py", "cluster/shards.py", False),
-        ("engine/committer.py", "engine/executor.py", True),
-        ("cluster/shards.py", "engine/executor.py", False),
-        ("store/sqlite/commit.py", "engine/executor.py", False),
-        ("store/sqlite/commit.py", "store/memory.py", False),
-        ("store/sqlite/commit.py", "store/sqlite/schema.py", True),
-        ("store/sqlite/commit.py", "store/pages.py", True),
-        ("stores.py", "store/sqlite.py", True),
-        ("http/app.py", "store/base.py", False),
-        ("cli/app.py", "store/sqlite.py", False),
-        ("testing/contract.py", "store/base.py", True),
+        ("execution/committer.py", "stores/sqlite/store.py", False),
+        ("execution/committer.py", "stores/protocol.py", True),
+        ("execution/committer.py", "cluster/shard_assignment.py", False),
+        ("execution/committer.py", "execution/step_executor.py", True),
+        ("cluster/membership.py", "execution/step_executor.py", False),
+        ("stores/sqlite/batch.py", "execution/step_executor.py", False),
+        ("stores/sqlite/batch.py", "stores/memory/store.py", False),
+        ("stores/sqlite/batch.py", "stores/sqlite/schema.py", True),
+        ("stores/sqlite/batch.py", "stores/paging.py", True),
+        ("client/store_urls.py", "stores/sqlite/store.py", True),
+        ("cli/app.py", "stores/sqlite/store.py", False),
+        ("testing/contract/inbox.py", "stores/protocol.py", True),
         ("worker.py", "testing/clock.py", False),
-        ("testing/plugin.py", "testing/clock.py", True),
-        ("runner/loop.py", "clock.py", False),
-        ("client.py", "__init__.py", False),
+        ("testing/engine.py", "testing/clock.py", True),
+        ("runner/event_loop.py", "clock.py", False),
+        ("client/client.py", "__init__.py", False),
     ],
 )
-def test_who_may_know_whom(package, who, whom, allowed):
-    target = "perdure." + whom.removesuffix(".py").replace("/", ".")
-    modules = package({whom: "", who: f"import {target.removesuffix('.__init__')}"})
+def test_forbidden_imports_are_found(package, importer, imported, allowed):
+    target = "perdure." + imported.removesuffix(".py").replace("/", ".")
+    modules = package({imported: "", importer: f"import {target.removesuffix('.__init__')}"})
     assert (list(knowledge_faults(modules)) == []) is allowed
 
 
-def test_a_cycle_is_found_and_named(package):
+def test_cycle_is_found_and_named(package):
     modules = package(
         {
-            "client.py": "import perdure.worker",
-            "worker.py": "def f():\n    import perdure.stores",
-            "stores.py": "import perdure.client",
+            "engine.py": "import perdure.worker",
+            "worker.py": "def f():\n    import perdure.client.session",
+            "client/session.py": "import perdure.engine",
         }
     )
     found = cycle(modules)
     assert found is not None
     names = found.split(" -> ")
     assert names[0] == names[-1]
-    assert set(names) == {"perdure.client", "perdure.worker", "perdure.stores"}
+    assert set(names) == {"perdure.engine", "perdure.worker", "perdure.client.session"}
 
 
-def test_a_cycle_through_a_package_that_is_run_on_the_way_is_found(package):
+def test_cycle_through_an_imported_package_is_found(package):
     modules = package(
         {
-            "runner/__init__.py": "from perdure.runner.loop import Loop",
-            "runner/loop.py": "from perdure.context import Context",
-            "runner/names.py": "",
-            "context.py": "import perdure.runner.names",
+            "runner/__init__.py": "from perdure.runner.event_loop import Loop",
+            "runner/event_loop.py": "from perdure.workflows.context import Context",
+            "runner/scopes.py": "",
+            "workflows/__init__.py": "",
+            "workflows/context.py": "import perdure.runner.scopes",
         }
     )
     assert cycle(modules) is not None
 
 
-def test_a_package_that_shows_names_of_its_own_modules_is_no_cycle(package):
+def test_package_that_reexports_its_own_modules_is_no_cycle(package):
     modules = package(
         {
-            "runner/__init__.py": "from perdure.runner.loop import Loop",
-            "runner/loop.py": "from perdure.runner.names import x",
-            "runner/names.py": "",
+            "runner/__init__.py": "from perdure.runner.event_loop import Loop",
+            "runner/event_loop.py": "from perdure.runner.scopes import x",
+            "runner/scopes.py": "",
         }
     )
     assert cycle(modules) is None

@@ -1,6 +1,6 @@
 """Types reach the user: mypy knows what `await charge(order)` is, and refuses wrong arguments.
 
-`right.py` must pass, and in `wrong.py` every line with a `type: ignore[code]` must be refused with that code: strict
+`valid.py` must pass, and in `invalid.py` every line with a `type: ignore[code]` must be refused with that code: strict
 checking reports an ignore that is not needed.
 """
 
@@ -24,13 +24,13 @@ def check(*files: Path, cache: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_right_code_passes_and_wrong_code_is_refused(tmp_path: Path) -> None:
-    done = check(HERE / "right.py", HERE / "wrong.py", cache=ROOT / ".mypy_cache" / "tests-typing")
+    done = check(HERE / "valid.py", HERE / "invalid.py", cache=ROOT / ".mypy_cache" / "tests-typing")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_without_its_comments_every_wrong_line_is_an_error(tmp_path: Path) -> None:
     """Guards the guard: that mypy was asked to look, and looks strictly."""
-    source = (HERE / "wrong.py").read_text()
+    source = (HERE / "invalid.py").read_text()
     wrong = {number for number, line in enumerate(source.splitlines(), 1) if "# type: ignore" in line}
     assert len(wrong) > 20
     file = tmp_path / "wrong_bare.py"

@@ -7,7 +7,13 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli import acting, check, demo, dev, doctor, fleet, letters, moving, runs, starting, telling
+from perdure.cli import check, demo, dev, doctor, runs
+from perdure.cli import control as acting
+from perdure.cli import dead_letters as letters
+from perdure.cli import messages as telling
+from perdure.cli import start as starting
+from perdure.cli import transfer as moving
+from perdure.cli import workers as fleet
 
 RUNS, EVENTS, WORK, STORE = "Runs", "Events and deferreds", "Working", "The store"
 
@@ -30,7 +36,7 @@ def _print_version(asked: bool) -> None:
 
         from perdure.cli.output import say
 
-        spec = find_spec("perdure.runner.ledger")  # one of the rooms that may be compiled
+        spec = find_spec("perdure.runner.entry_tracker")  # one of the rooms that may be compiled
         compiled = spec is not None and not (spec.origin or "").endswith(".py")
         try:
             say(f"perdure {version('perdure')}{', compiled' if compiled else ''}")

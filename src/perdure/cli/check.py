@@ -10,14 +10,14 @@ import typer
 
 from perdure.cli import options
 from perdure.cli.output import counted, plain, print_json, progress, say
-from perdure.cli.reading import query_of
+from perdure.cli.parsing import query_of
 from perdure.cli.session import DONE, FAILED, ask, reported
 from perdure.cli.settings import existing_store, store_url
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from perdure.rehearsal import Misfit, Rehearsal
+    from perdure.admin.compatibility import Misfit, Rehearsal
 
 NAMED = 5
 
@@ -35,8 +35,8 @@ def check(
     Lists the runs that would be held, with the place, the line and the call that would make the change safe. Exits with
     1 if there is any.
     """
+    from perdure.admin.compatibility import rehearse
     from perdure.cli.target import load, parse_target
-    from perdure.rehearsal import rehearse
 
     with reported(json):
         url = existing_store(store_url(store))
@@ -45,7 +45,7 @@ def check(
         with progress("replay") as more:
             found = ask(url, lambda client: rehearse(client, definitions, asked, more))
         if json:
-            from perdure.cli.shapes import rehearsal_shape
+            from perdure.cli.json_output import rehearsal_shape
 
             print_json(rehearsal_shape(found))
         else:

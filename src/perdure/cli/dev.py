@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perdure.cli import options
-from perdure.cli.fleet import Concurrency, Pool
 from perdure.cli.output import plain, print_json, say
 from perdure.cli.session import reported, told_to_stop
 from perdure.cli.settings import DEV_STORE, store_url
+from perdure.cli.workers import Concurrency, Pool
 from perdure.errors import RunNotFound
 
 if TYPE_CHECKING:
     from perdure.cli.target import Target
-    from perdure.client import Client
-    from perdure.views import HistoryEntry, RunDescription
+    from perdure.client.client import Client
+    from perdure.client.views import HistoryEntry, RunDescription
 
 SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv"}
 LOOK_EVERY = 0.4  # seconds
@@ -55,7 +55,7 @@ def dev(
     import asyncio
 
     from perdure.cli.target import parse_target
-    from perdure.stores import without_password
+    from perdure.client.store_urls import without_password
 
     with reported(json):
         url, parsed = store_url(store, default=DEV_STORE), parse_target(target)
@@ -128,7 +128,7 @@ def _python_files(folder: Path) -> Iterator[str]:
 async def _dev(url: str, command: list[str], folders: list[Path], *, json: bool) -> None:
     import asyncio
 
-    from perdure.client import Client
+    from perdure.client.client import Client
 
     child, voice, stop = Child(command, json=json), Voice(json=json), told_to_stop()
     async with Client(url) as client:
@@ -190,7 +190,7 @@ class Voice:
 
     def entry(self, run: RunDescription, entry: HistoryEntry) -> None:
         if self._json:
-            from perdure.cli.shapes import entry_shape
+            from perdure.cli.json_output import entry_shape
 
             print_json({"run": run.id, "entry": entry_shape(entry)}, indent=False)
         else:
@@ -202,7 +202,7 @@ class Voice:
 
     def run(self, run: RunDescription) -> None:
         if self._json:
-            from perdure.cli.shapes import run_shape
+            from perdure.cli.json_output import run_shape
 
             print_json({"run": run_shape(run)}, indent=False)
         else:
@@ -239,8 +239,8 @@ async def _tell(client: Client, voice: Voice) -> None:
 
 async def _news(client: Client, since: datetime) -> list[RunDescription]:
     """Open runs, and what was started of late: a short run may begin and end between two looks."""
-    from perdure.inspection import OPEN
-    from perdure.records import RunQuery
+    from perdure.admin.health_check import OPEN
+    from perdure.model.records import RunQuery
 
     queries = (RunQuery(status=OPEN, limit=TOLD_OF), RunQuery(created_after=since, limit=TOLD_OF))
     found = {run.id: run for query in queries for run in await client.runs(query)}

@@ -15,8 +15,8 @@ from perdure.cli.settings import existing_store, store_url
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from perdure.client import Client
-    from perdure.inspection import Examination, Finding
+    from perdure.admin.health_check import Examination, Finding
+    from perdure.client.client import Client
 
 GROUNDS = {
     "owner": "a live worker is at it",
@@ -41,7 +41,7 @@ def doctor(
     Exits with 1 if an error is found (and left, with --repair); warnings alone are 0. A repair that would cancel more
     than one run asks first.
     """
-    from perdure.inspection import examine
+    from perdure.admin.health_check import examine
 
     with reported(json):
         url, deeds = existing_store(store_url(store)), list[str]()
@@ -52,11 +52,11 @@ def doctor(
                 _ask_to_cancel([finding for finding in found.findings if finding.mends == "cancel"])
             found, deeds = ask(url, lambda client: _mended(client, found.findings, deep=deep))
         if json:
-            from perdure.cli.shapes import examination_shape
+            from perdure.cli.json_output import examination_shape
 
             print_json(examination_shape(found, deeds))
         else:
-            from perdure.stores import without_password
+            from perdure.client.store_urls import without_password
 
             _print(found, deeds, without_password(url), repair=repair)
     raise typer.Exit(FAILED if found.errors else DONE)
@@ -72,8 +72,8 @@ def _ask_to_cancel(findings: Sequence[Finding]) -> None:
 
 async def _mended(client: Client, findings: Sequence[Finding], *, deep: bool) -> tuple[Examination, list[str]]:
     """What is left after the repair, and what was done."""
-    from perdure.inspection import examine
-    from perdure.mending import mend
+    from perdure.admin.health_check import examine
+    from perdure.admin.repair import mend
 
     deeds = await mend(client, findings)
     return await examine(client, deep=deep), deeds

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from perdure.records import RunStatus
+from perdure.model.records import RunStatus
 
 Store = Annotated[
     str | None,

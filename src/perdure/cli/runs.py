@@ -10,13 +10,13 @@ import typer
 
 from perdure.cli import options
 from perdure.cli.output import age, coloured, console, length, plain, print_json, say, say_aside, short, table_of
-from perdure.cli.reading import query_of
+from perdure.cli.parsing import query_of
 from perdure.cli.session import DONE, FAILED, ask, reported
 from perdure.cli.settings import existing_store, store_url
 
 if TYPE_CHECKING:
-    from perdure.client import Client
-    from perdure.views import HistoryEntry, RunDescription, RunList
+    from perdure.client.client import Client
+    from perdure.client.views import HistoryEntry, RunDescription, RunList
 
 
 def ls(
@@ -40,7 +40,7 @@ def ls(
         asked = query_of(status, workflow, tag, prefix, parent, since, until, limit=limit, after=after)
         page = ask(existing_store(store_url(store)), lambda client: client.runs(asked))
         if json:
-            from perdure.cli.shapes import page_shape
+            from perdure.cli.json_output import page_shape
 
             print_json(page_shape(page))
         else:
@@ -57,7 +57,7 @@ def show(
     with reported(json):
         run, history = ask(existing_store(store_url(store)), lambda client: _whole(client, id))
         if json:
-            from perdure.cli.shapes import entry_shape, run_shape
+            from perdure.cli.json_output import entry_shape, run_shape
 
             print_json({"run": run_shape(run), "history": [entry_shape(entry) for entry in history]})
         else:
@@ -88,7 +88,7 @@ def watch(id: options.RunId, store: options.Store = None, json: options.Json = F
 
 
 async def _follow_as_json(client: Client, run_id: str) -> RunDescription:
-    from perdure.cli.shapes import entry_shape, run_shape
+    from perdure.cli.json_output import entry_shape, run_shape
 
     async for entry in client.watch(run_id):
         print_json({"entry": entry_shape(entry)}, indent=False)

@@ -34,7 +34,7 @@ from perdure.errors import (
 if TYPE_CHECKING:
     import asyncio
 
-    from perdure.client import Client
+    from perdure.client.client import Client
 
 T = TypeVar("T")
 DONE, FAILED, USAGE, NOT_FOUND, CONFLICT = range(5)
@@ -73,7 +73,7 @@ def ask(url: str, question: Callable[[Client], Awaitable[T]]) -> T:
     """Open the store, ask, close."""
     import asyncio
 
-    from perdure.client import Client
+    from perdure.client.client import Client
 
     async def main() -> T:
         with _listening() as ear:
@@ -91,7 +91,7 @@ async def _open(client: Client, url: str, ear: Ear) -> None:
     """A worker waits for its store however long it is away; whoever sits at a terminal wants to know."""
     import asyncio
 
-    from perdure.stores import without_password
+    from perdure.client.store_urls import without_password
 
     opening = asyncio.create_task(client.open())
     while not (await asyncio.wait({opening}, timeout=AWAY))[0]:

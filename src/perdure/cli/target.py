@@ -20,7 +20,7 @@ from perdure.cli.session import FAILED, Usage
 from perdure.cli.settings import find_settings
 
 if TYPE_CHECKING:
-    from perdure.definition import Workflow
+    from perdure.workflows.definition import Workflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def by_name(workflows: Iterable[Workflow[Any, Any]], name: str) -> Workflow[Any,
 
 def event_type(name: str) -> type | None:
     """The @event class of this name in the modules that are loaded, if there is just one."""
-    from perdure.events import options_of
+    from perdure.workflows.events import options_of
 
     found: set[type] = set()
     for module in list(sys.modules.values()):
@@ -110,7 +110,7 @@ def _user_part(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _workflows(target: Target, module: ModuleType) -> list[Workflow[Any, Any]]:
-    from perdure.definition import REGISTRY, Workflow
+    from perdure.workflows.definition import REGISTRY, Workflow
 
     if target.attribute is None:
         return list(REGISTRY.unambiguous().values())

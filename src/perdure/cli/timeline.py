@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from perdure.records import ErrorRecord
-    from perdure.views import HistoryEntry, RunDescription
+    from perdure.client.views import HistoryEntry, RunDescription
+    from perdure.model.records import ErrorRecord
 
 BAR = 24
 MARKS = {"succeeded": "✓", "failed": "✗", "cancelled": "~", "pending": "…"}

@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from perdure.clock import Clock
-from perdure.cluster.assignment import Pairs, Share, shares_of
-from perdure.records import Takeover, WorkerRecord
-from perdure.store.base import Store
+from perdure.cluster.shard_assignment import Pairs, Share, shares_of
+from perdure.model.records import Takeover, WorkerRecord
+from perdure.stores.protocol import Store
 
 LOGGER = logging.getLogger("perdure.cluster")
 RELEASE_PAGE = 500

@@ -32,8 +32,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from perdure.codec.shapes import Native, Shape, shape_of
-from perdure.codec.values import (
+from perdure.codec.converters import Native, Shape, shape_of
+from perdure.codec.plain_values import (
     SCALARS,
     SUPPORTED,
     Misfit,

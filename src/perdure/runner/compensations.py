@@ -17,12 +17,12 @@ import msgspec
 from msgspec import Struct
 
 from perdure.codec import Codec
+from perdure.codec.parameters import Parameters
 from perdure.errors import WorkflowMisuse
-from perdure.payloads import Parameters
-from perdure.records import Entry, EntryStatus
-from perdure.rollback import BLOCKS
+from perdure.model.records import Entry, EntryStatus
 from perdure.runner.history import History
-from perdure.steps import Step, StepCall, StepOptions, body_of
+from perdure.workflows.rollback import BLOCKS
+from perdure.workflows.steps import Step, StepCall, StepOptions, body_of
 
 NOTES = "~compensation"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from asyncio import Future
 from typing import TYPE_CHECKING, Any
 
-from perdure.records import Entry, EntryStatus, ErrorRecord, Work
+from perdure.model.records import Entry, EntryStatus, ErrorRecord, Work
 
 if TYPE_CHECKING:
-    from perdure.questions import Question
-    from perdure.steps import StepCall
+    from perdure.workflows.commands import Question
+    from perdure.workflows.steps import StepCall
 
 PENDING = EntryStatus.PENDING  # by the name of its class a member costs 850 instructions on 3.11
 

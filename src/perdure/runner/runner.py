@@ -20,8 +20,8 @@ import logging
 from collections.abc import Sequence
 from contextvars import Context as VariableContext
 
-from perdure.failures import INTERRUPTED
-from perdure.records import (
+from perdure.codec.failures import INTERRUPTED
+from perdure.model.records import (
     CancelStep,
     Continued,
     ErrorRecord,
@@ -34,13 +34,13 @@ from perdure.records import (
     Succeeded,
     Turn,
 )
-from perdure.runner import closing
-from perdure.runner.completing import MANY
-from perdure.runner.facade import RunStart
-from perdure.runner.finale import finale
-from perdure.runner.ledger import EXHAUSTED
-from perdure.runner.outcome import failed, outcome_of
-from perdure.runner.taking import PENDING, Taking
+from perdure.runner import eviction as closing
+from perdure.runner.cleanup import finale
+from perdure.runner.completions import MANY
+from perdure.runner.context_api import RunStart
+from perdure.runner.entry_tracker import EXHAUSTED
+from perdure.runner.inputs import PENDING, Taking
+from perdure.runner.outcomes import failed, outcome_of
 
 __all__ = ["RunStart", "Runner"]
 

@@ -5,12 +5,12 @@ it without importing perdure.
 """
 
 from perdure.testing.clock import VirtualClock
-from perdure.testing.crashes import Crash, CrashReport, crash_everywhere
+from perdure.testing.crash_everywhere import Crash, CrashReport, crash_everywhere
 from perdure.testing.engine import Recorded, TestEngine
 from perdure.testing.faults import FaultyStore
 from perdure.testing.harness import Execution, Harness, WatchedEngine, on_virtual_time
 from perdure.testing.mocks import MockCall, StepMock
-from perdure.testing.replaying import replay
+from perdure.testing.replay import replay
 from perdure.testing.store_contract import StoreContract
 
 __all__ = [

@@ -17,23 +17,23 @@ from collections.abc import Awaitable, Iterable
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
+from perdure.client.run_handle import Run
+from perdure.client.views import HistoryEntry
 from perdure.clock import moment
 from perdure.config import EngineConfig
-from perdure.definition import Workflow
-from perdure.engine.core import Core
-from perdure.engine.hub import News
-from perdure.engine.link import Link
 from perdure.errors import WorkflowMisuse
-from perdure.handle import Run
-from perdure.names import check_seconds
-from perdure.records import RunRecord, RunStep
-from perdure.runner.blocking import blocking_refused
-from perdure.starting import Order
-from perdure.steps import UNSET, Step
+from perdure.execution.runtime import Core
+from perdure.execution.store_session import Link
+from perdure.execution.waiters import News
+from perdure.model.records import RunRecord, RunStep
+from perdure.model.validation import check_seconds
+from perdure.runner.blocking_guard import blocking_refused
 from perdure.testing.harness import Harness, WatchedEngine, unhurried, unswept
 from perdure.testing.mocks import StepMock, Target
-from perdure.testing.passing import AGES, NothingDue, Passing, TooMany
-from perdure.views import HistoryEntry
+from perdure.testing.time_skipping import AGES, NothingDue, Passing, TooMany
+from perdure.workflows.definition import Workflow
+from perdure.workflows.start_request import Order
+from perdure.workflows.steps import UNSET, Step
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypeVar
 
 from perdure.errors import StoreError
-from perdure.records import (
+from perdure.model.records import (
     DeadLetter,
     Hint,
     Message,
@@ -19,7 +19,7 @@ from perdure.records import (
     TopicEvent,
     WorkerRecord,
 )
-from perdure.store.base import (
+from perdure.stores.protocol import (
     Answer,
     Claim,
     ClaimedRun,

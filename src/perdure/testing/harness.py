@@ -15,21 +15,21 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from perdure.client import Client
+from perdure.client.client import Client
+from perdure.client.run_handle import Run
 from perdure.clock import Clock
 from perdure.config import EngineConfig
-from perdure.definition import Workflow
-from perdure.embedded import Engine, core_over
-from perdure.engine.core import Core
-from perdure.engine.executor import Attempt, Executor
-from perdure.engine.upkeep import EXPOSE_AFTER
-from perdure.handle import Run
-from perdure.records import RunStep
-from perdure.store.base import Store
-from perdure.store.memory import MemoryStore
+from perdure.engine import Engine, core_over
+from perdure.execution.maintenance import EXPOSE_AFTER
+from perdure.execution.runtime import Core
+from perdure.execution.step_executor import Attempt, Executor
+from perdure.model.records import RunStep
+from perdure.stores.memory.store import MemoryStore
+from perdure.stores.protocol import Store
 from perdure.testing.clock import VirtualClock, let_the_loop_settle
 from perdure.testing.faults import FaultyStore
-from perdure.testing.passing import AGES, Unhurried
+from perdure.testing.time_skipping import AGES, Unhurried
+from perdure.workflows.definition import Workflow
 
 R = TypeVar("R")
 HOUR = 3600.0

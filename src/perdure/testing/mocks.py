@@ -15,11 +15,11 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from perdure.attempt import current_step
 from perdure.errors import CriticalError, InvalidArgument
-from perdure.names import check_name
-from perdure.records import RunStep
-from perdure.steps import Body, Step, Unset
+from perdure.model.records import RunStep
+from perdure.model.validation import check_name
+from perdure.workflows.step_context import current_step
+from perdure.workflows.steps import Body, Step, Unset
 
 Target = Step[Any, Any] | Callable[..., Any] | str
 

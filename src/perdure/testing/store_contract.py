@@ -7,27 +7,27 @@
         async def again(self, store):
             return MyStore(same data)     # a second handle; for a store in memory, `store` itself
 
-Every promise of `perdure.store.base` has a case here: what is refused and what is recognised, races through two
+Every promise of `perdure.stores.protocol` has a case here: what is refused and what is recognised, races through two
 handles, lost answers, wake-ups, pages, and values. Cases are plain methods that run their own event loop; no plugin is
 needed.
 """
 
 from __future__ import annotations
 
-from perdure.testing.contract.creating import CreatingCases
-from perdure.testing.contract.duties import DutyCases, ObservingCases
-from perdure.testing.contract.ending import EndingCases
-from perdure.testing.contract.families import FamilyCases, ForkCases
-from perdure.testing.contract.fanning import FanOutCases, ReturningCases
-from perdure.testing.contract.fleet import FleetCases
-from perdure.testing.contract.histories import HistoryCases
-from perdure.testing.contract.letters import KeyCases, LetterCases, ReplayCases
-from perdure.testing.contract.mail import MailCases
+from perdure.testing.contract.children_and_forks import FamilyCases, ForkCases
+from perdure.testing.contract.commit_turn import TurnCases
+from perdure.testing.contract.create_run import CreatingCases
+from perdure.testing.contract.dead_letters import KeyCases, LetterCases, ReplayCases
+from perdure.testing.contract.end_run import EndingCases
+from perdure.testing.contract.fan_out import FanOutCases, ReturningCases
+from perdure.testing.contract.finalization import DutyCases, ObservingCases
+from perdure.testing.contract.history import HistoryCases
+from perdure.testing.contract.inbox import MailCases
 from perdure.testing.contract.queries import HintCases, ListCases, ValueCases
-from perdure.testing.contract.rewinding import RewindingCases
+from perdure.testing.contract.rewind import RewindingCases
 from perdure.testing.contract.streams import PublishedCases, StreamCases
 from perdure.testing.contract.topics import PublishingCases, QueueCases
-from perdure.testing.contract.turns import TurnCases
+from perdure.testing.contract.workers import FleetCases
 
 __all__ = ["StoreContract"]
 

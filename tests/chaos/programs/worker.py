@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from perdure import EngineConfig, Worker
-from perdure.engine.coordinator import Coordinator
-from tests.chaos import flows
+from perdure.execution.coordinator import Coordinator
+from tests.chaos import workflows as flows
 
 WORKFLOWS: list[Any] = [
     flows.chaos_listener,

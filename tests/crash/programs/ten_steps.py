@@ -4,7 +4,7 @@ import asyncio
 import sys
 
 from perdure import Context, Engine, EngineConfig, step, workflow
-from tests.crash.effects import effect
+from tests.crash.effect_log import effect
 
 RUNS = 200
 STEPS = 10

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from perdure import Context, EngineConfig, Worker, step, workflow
-from tests.crash.effects import effect
+from tests.crash.effect_log import effect
 
 STEPS = 8
 

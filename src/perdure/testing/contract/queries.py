@@ -6,9 +6,9 @@ import asyncio
 
 from msgspec.structs import replace
 
-from perdure.records import EntryStatus, ErrorRecord, RunQuery, RunStatus
-from perdure.store.base import EndRun, Store
-from perdure.testing.contract.kit import (
+from perdure.model.records import EntryStatus, ErrorRecord, RunQuery, RunStatus
+from perdure.stores.protocol import EndRun, Store
+from perdure.testing.contract.builders import (
     SHARDS,
     Kit,
     case,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from perdure.records import PublishedValue, RunStatus, StreamItem, TurnExtras
-from perdure.store.base import (
+from perdure.model.records import PublishedValue, RunStatus, StreamItem, TurnExtras
+from perdure.stores.protocol import (
     AppendStream,
     Committed,
     Ended,
@@ -17,7 +17,7 @@ from perdure.store.base import (
     Superseded,
     SupersedeStream,
 )
-from perdure.testing.contract.kit import Kit, case, end, refused, run, settle, succeeded, suspended, turn
+from perdure.testing.contract.builders import Kit, case, end, refused, run, settle, succeeded, suspended, turn
 
 
 def item(value: bytes = b"1", stream: str = "log", **fields: Any) -> StreamItem:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from perdure.records import Held, Message, RunStatus, Subscription, TurnExtras
-from perdure.store.base import Committed, Full, Published, Restart, RunPatch, Store
-from perdure.testing.contract.kit import (
+from perdure.model.records import Held, Message, RunStatus, Subscription, TurnExtras
+from perdure.stores.protocol import Committed, Full, Published, Restart, RunPatch, Store
+from perdure.testing.contract.builders import (
     Kit,
     assigned,
     case,

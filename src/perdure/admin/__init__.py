@@ -1,0 +1,1 @@
+"""Operations on a whole store: health check, repair, compatibility check, import."""

@@ -1,0 +1,182 @@
+"""dead-letters ls, show, replay, rm: what could not be delivered or carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perdure.cli import options
+from perdure.cli.output import SHOWN, age, counted, plain, print_json, progress, say, say_aside, short, table_of
+from perdure.cli.session import NOT_FOUND, Refusal, Usage, agree_to, ask, reported
+from perdure.cli.settings import existing_store, store_url
+
+if TYPE_CHECKING:
+    from perdure.admin.health_check import Progress
+    from perdure.client.client import Client
+    from perdure.client.views import DeadLetterView
+
+PAGE = 500
+
+Kind = Annotated[
+    str | None,
+    typer.Option("--kind", metavar="KIND", help="Only of this kind: event, compensation, poison.", show_default=False),
+]
+Event = Annotated[str | None, typer.Option("--event", metavar="NAME", help="Only of this event.", show_default=False)]
+LetterId = Annotated[str, typer.Argument(metavar="ID", help="The dead letter's id.", show_default=False)]
+
+dead_letters = typer.Typer(no_args_is_help=True, help="Look at dead letters, send them again, throw them away.")
+
+
+@dead_letters.command("ls")
+def list_letters(
+    kind: Kind = None,
+    event: Event = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="Letters per page.")] = 20,
+    after: Annotated[
+        str | None,
+        typer.Option("--after", metavar="ID", help="Go on after this letter.", show_default=False),
+    ] = None,
+    store: options.Store = None,
+    json: options.Json = False,
+) -> None:
+    """List dead letters in the order in which they came."""
+    with reported(json):
+        found = ask(
+            existing_store(store_url(store)),
+            lambda client: client.dead_letters(event, kind=kind, limit=limit, after=after),
+        )
+        more = found[-1].id if len(found) == limit else None
+        if json:
+            from perdure.cli.json_output import letter_shape
+
+            print_json({"dead_letters": [letter_shape(letter) for letter in found], "next": more})
+        else:
+            _print_letters(found)
+            if more is not None:
+                say_aside(plain(f"more: the same command with --after {more}"))
+
+
+@dead_letters.command("show", epilog="Example: perdure dead-letters show ID")
+def show_letter(id: LetterId, store: options.Store = None, json: options.Json = False) -> None:
+    """Show one dead letter with its value."""
+    with reported(json):
+        letter = ask(existing_store(store_url(store)), lambda client: _letter(client, id))
+        from perdure.cli.json_output import letter_shape
+
+        shape = letter_shape(letter)
+        if json:
+            print_json({"dead_letter": shape})
+            return
+        for name, value in shape.items():
+            if value is not None:
+                text = short(value, 2_000) if name == "value" else value
+                say(plain(f"{name.replace('_', ' '):<16} {text}"))
+
+
+@dead_letters.command("replay", epilog="Example: perdure dead-letters replay ID --to order-43")
+def replay_letter(
+    id: LetterId,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="RUN", help="Send it to this run; else to its topic.", show_default=False),
+    ] = None,
+    store: options.Store = None,
+    json: options.Json = False,
+) -> None:
+    """Send an undelivered event again; then the letter is gone."""
+    with reported(json):
+        if not ask(existing_store(store_url(store)), lambda client: client.replay_dead_letter(id, to)):
+            raise _no_letter(id)
+        if json:
+            print_json({"id": id, "to": to})
+        else:
+            say(plain(f"sent {id} again, to " + (f"run {to}" if to is not None else "its topic")))
+
+
+@dead_letters.command("rm", epilog="Example: perdure dead-letters rm --event Approved")
+def remove_letters(
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="ID", help="Ids of dead letters.", show_default=False)
+    ] = None,
+    kind: Kind = None,
+    event: Event = None,
+    yes: options.Yes = False,
+    store: options.Store = None,
+    json: options.Json = False,
+) -> None:
+    """Throw dead letters away: these, or all of a kind or an event."""
+    with reported(json):
+        if bool(ids) == bool(kind or event):
+            raise Usage("which letters?", "ids, or --kind and --event")
+        url = existing_store(store_url(store))
+        named = list(dict.fromkeys(ids or ())) or ask(url, lambda client: _matching(client, kind, event))
+        if len(named) > 1 and not yes:
+            _print_letters(ask(url, lambda client: _first(client, named)), say_aside)
+            agree_to(f"throw these {len(named)} dead letters away", len(named) - SHOWN)
+        with progress("remove", total=len(named)) as more:
+            gone = ask(url, lambda client: _remove(client, named, more))
+        if ids and not gone:
+            raise _no_letter(ids[0])
+        if json:
+            print_json({"removed": gone})
+        else:
+            say(f"{counted(len(gone), 'dead letter')} removed")
+
+
+async def _matching(client: Client, kind: str | None, event: str | None) -> list[str]:
+    found: list[str] = []
+    while True:
+        after = found[-1] if found else None
+        page = await client.dead_letters(event, kind=kind, limit=PAGE, after=after)
+        found.extend(letter.id for letter in page)
+        if len(page) < PAGE:
+            return found
+
+
+async def _remove(client: Client, ids: list[str], more: Progress) -> list[str]:
+    gone = []
+    for letter_id in ids:
+        if await client.remove_dead_letter(letter_id):
+            gone.append(letter_id)
+        more(1)
+    return gone
+
+
+async def _first(client: Client, ids: list[str]) -> list[DeadLetterView]:
+    """Those that are shown before the question, but for ids that nobody has."""
+    from perdure.admin.health_check import letter_of
+
+    found = [await letter_of(client, letter_id) for letter_id in ids[:SHOWN]]
+    return [letter for letter in found if letter is not None]
+
+
+async def _letter(client: Client, letter_id: str) -> DeadLetterView:
+    from perdure.admin.health_check import letter_of
+
+    letter = await letter_of(client, letter_id)
+    if letter is None:
+        raise _no_letter(letter_id)
+    return letter
+
+
+def _no_letter(letter_id: str) -> Refusal:
+    return Refusal(f"there is no dead letter {letter_id!r}", "perdure dead-letters ls", code=NOT_FOUND)
+
+
+def _print_letters(letters: list[DeadLetterView], tell: Callable[[Any], None] = say) -> None:
+    if not letters:
+        tell("no dead letters")
+        return
+    rows = [
+        (
+            plain(each.id),
+            each.kind,
+            plain(each.event_name or each.original_target or ""),
+            age(each.sent_at),
+            plain(each.reason),
+        )
+        for each in letters
+    ]
+    tell(table_of(("letter", "kind", "of", "sent", "reason"), rows))

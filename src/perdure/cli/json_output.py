@@ -1,0 +1,119 @@
+"""Shapes: what `--json` prints. Documented in docs/cli.md and held by golden tests: fields are added, never changed.
+
+Times are ISO 8601 in UTC, durations seconds, payloads the JSON that they are. An absent value is null, never left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perdure.admin.compatibility import Misfit, Rehearsal
+    from perdure.admin.health_check import Examination, Finding, WorkerView
+    from perdure.client.views import DeadLetterView, HistoryEntry, Reason, RunDescription, RunList
+    from perdure.model.records import ErrorRecord
+
+Shape = dict[str, Any]
+
+# The fields of each value, in the order in which they are printed. Named here and not read from the values, which may
+# get more of them: what programs rely on changes only where this is changed.
+RUN = (
+    *("id", "workflow", "version", "status", "input", "result", "error", "parent", "tags"),
+    *("created_at", "updated_at", "ended_at", "generation", "recoveries", "owner", "waiting_for", "drift", "published"),
+)
+REASON = ("kind", "text", "location", "name", "until")
+ENTRY = (
+    *("location", "kind", "name", "status", "value", "error", "attempts", "seq"),
+    *("started_at", "settled_at"),
+)
+ERROR = ("type", "message", "traceback", "location", "cause")
+LETTER = (
+    *("id", "kind", "reason", "event_id", "event_name", "value", "original_target"),
+    *("target_status", "target_ended_at", "sent_at"),
+)
+WORKER = ("id", "pool", "alive", "runs", "pid", "node", "started_at", "lease_until", "workflows")
+FINDING = ("kind", "severity", "text", "advice", "subject", "repairable")
+MISFIT = ("run", "workflow", "version", "kind", "reason", "location", "recorded", "asked", "line", "remedy")
+
+
+def run_shape(run: RunDescription) -> Shape:
+    reasons = [reason_shape(reason) for reason in run.waiting_for]
+    return _shape(run, RUN, error=error_shape(run.error), waiting_for=reasons)
+
+
+def page_shape(page: RunList) -> Shape:
+    return {"runs": [run_shape(run) for run in page], "next": page.next}
+
+
+def reason_shape(reason: Reason) -> Shape:
+    return _shape(reason, REASON)
+
+
+def entry_shape(entry: HistoryEntry) -> Shape:
+    return _shape(entry, ENTRY, error=error_shape(entry.error))
+
+
+def error_shape(error: ErrorRecord | None) -> Shape | None:
+    return None if error is None else _shape(error, ERROR, cause=error_shape(error.cause))
+
+
+def letter_shape(letter: DeadLetterView) -> Shape:
+    return _shape(letter, LETTER)
+
+
+def worker_shape(worker: WorkerView) -> Shape:
+    return _shape(worker, WORKER, workflows=[workflow_shape(*each) for each in worker.workflows])
+
+
+def workflow_shape(name: str, version: int) -> Shape:
+    return {"name": name, "version": version}
+
+
+def examination_shape(found: Examination, deeds: list[str]) -> Shape:
+    return {
+        "healthy": found.errors == 0,
+        "at": _plain(found.at),
+        "open_runs": found.open_runs,
+        "grounds": dict(found.grounds),
+        "findings": [finding_shape(finding) for finding in found.findings],
+        "repaired": deeds,
+    }
+
+
+def finding_shape(finding: Finding) -> Shape:
+    return _shape(finding, FINDING, repairable=finding.mends is not None)
+
+
+def rehearsal_shape(rehearsal: Rehearsal) -> Shape:
+    return {
+        "fits": not rehearsal.misfits,
+        "fitting": rehearsal.fitting,
+        "misfits": [misfit_shape(misfit) for misfit in rehearsal.misfits],
+        "foreign": dict(rehearsal.foreign),
+    }
+
+
+def misfit_shape(misfit: Misfit) -> Shape:
+    return _shape(misfit, MISFIT, run=misfit.run_id)
+
+
+def _shape(value: object, names: tuple[str, ...], **other: Any) -> Shape:
+    """These fields of a value, but those that are shaped on their own."""
+    return {name: other[name] if name in other else _plain(getattr(value, name)) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case datetime():
+            return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        case Enum():
+            return value.value
+        case tuple():
+            return list(value)
+        case Mapping():
+            return dict(value)
+        case _:
+            return value

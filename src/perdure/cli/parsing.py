@@ -1,0 +1,120 @@
+"""Reading what was given on the command line: payloads, tags, times, and which runs are meant."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from perdure.cli.output import now, short
+from perdure.cli.session import Usage
+
+if TYPE_CHECKING:
+    from perdure.model.records import RunQuery, RunStatus
+    from perdure.workflows.definition import Workflow
+
+_LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def arguments_of(workflow: Workflow[Any, Any], payload: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that a JSON text stands for, as values of the workflow's own types."""
+    from perdure.codec import JSON
+
+    names = list(workflow.parameters.hints)
+    given = {} if payload is None else _by_parameter(workflow.name, names, json_value(payload))
+    missing = set(given) - set(names)
+    if missing:
+        there = f"it takes {', '.join(names)}" if names else "it takes nothing"
+        raise Usage(f"workflow {workflow.name} has no parameter {', '.join(sorted(missing))}", there)
+    what = f"payload of workflow {workflow.name!r}"
+    return workflow.parameters.decode(JSON, JSON.encode(given), what)
+
+
+def json_value(text: str) -> Any:
+    """JSON, from the command line or, for `-`, from stdin."""
+    import msgspec
+
+    source = sys.stdin.read() if text == "-" else text
+    try:
+        return msgspec.json.decode(source)
+    except msgspec.DecodeError as error:
+        advice = """quote it for the shell: '{"id": 42}' or '"text"'"""
+        raise Usage(f"{source[:40]} is no JSON: {error}", advice) from None
+
+
+def _by_parameter(workflow: str, names: list[str], value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping) and value and set(value) <= set(names):
+        return dict(value)
+    if len(names) == 1:
+        return {names[0]: value}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, list) and len(value) <= len(names):
+        return dict(zip(names, value, strict=False))
+    expected = f"an object with {', '.join(names)}, or a list of them in this order" if names else "no payload"
+    raise Usage(f"workflow {workflow} cannot be started with {short(value)}", f"give it {expected}")
+
+
+def query_of(
+    status: Sequence[RunStatus] | None,
+    workflow: str | None,
+    tag: Sequence[str] | None,
+    prefix: str | None,
+    parent: str | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    *,
+    limit: int = 100,
+    after: str | None = None,
+) -> RunQuery:
+    """The runs that these options mean."""
+    from perdure.model.records import RunQuery
+
+    return RunQuery(
+        status=tuple(status) if status else None,
+        workflow=workflow,
+        tags=tags_of(tag),
+        parent=parent,
+        id_prefix=prefix,
+        created_after=None if since is None else time_of(since),
+        created_before=None if until is None else time_of(until),
+        limit=limit,
+        after=after,
+    )
+
+
+def tags_of(given: Sequence[str] | None) -> dict[str, str] | None:
+    if not given:
+        return None
+    tags = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise Usage(f"{text!r} is no tag", "--tag KEY=VALUE")
+        tags[key] = value
+    return tags
+
+
+def duration(text: str) -> timedelta:
+    """`90s`, `2h`, `7d`, `1h30m`, or seconds."""
+    found = _LENGTH.findall(text)
+    if found and _LENGTH.sub("", text).strip() == "":
+        return sum((timedelta(**{_UNITS[unit]: float(number)}) for number, unit in found), timedelta(0))
+    try:
+        return timedelta(seconds=float(text))
+    except (ValueError, OverflowError):
+        raise Usage(f"{text!r} is no duration", "90s, 30m, 2h or 7d") from None
+
+
+def time_of(text: str) -> datetime:
+    """A moment: so long ago, or ISO 8601 (UTC if it names no zone)."""
+    if _LENGTH.match(text) and _LENGTH.sub("", text).strip() == "":
+        return now() - duration(text)
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise Usage(f"{text!r} is no time", "2h, 7d, or 2026-01-31T12:00Z") from None
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)

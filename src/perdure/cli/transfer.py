@@ -1,0 +1,71 @@
+"""export and import: one run with its history, as a file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from perdure.cli import options
+from perdure.cli.output import counted, plain, print_json, say
+from perdure.cli.session import Usage, ask, reported
+from perdure.cli.settings import existing_store, store_url
+
+
+def export(
+    id: options.RunId,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Else to stdout.", show_default=False)
+    ] = None,
+    store: options.Store = None,
+    json: options.Json = False,
+) -> None:
+    """Write one run with its whole history as JSON."""
+    with reported(json):
+        data = ask(existing_store(store_url(store)), lambda client: client.export_history(id))
+        if output is None:
+            print_json(data)
+            return
+        import msgspec
+
+        output.write_bytes(msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
+        if json:
+            print_json({"run": id, "file": str(output), "entries": len(data["entries"])})
+        else:
+            say(plain(f"run {id} is in {output}, with a history of {counted(len(data['entries']), 'row')}"))
+
+
+def import_(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="What `export` wrote; `-` is stdin.", show_default=False)
+    ],
+    new_id: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="The run's id here; else its own.", show_default=False)
+    ] = None,
+    store: options.Store = None,
+    json: options.Json = False,
+) -> None:
+    """Put an exported run into a store. One that was open is held there until it is resumed."""
+    from perdure.admin.run_import import import_run
+
+    with reported(json):
+        url, data = store_url(store), _read(file)
+        run_id = ask(url, lambda client: import_run(client, data, run_id=new_id))
+        if json:
+            print_json({"run": run_id})
+        else:
+            say(plain(run_id))
+
+
+def _read(file: Path) -> Any:
+    import msgspec
+
+    try:
+        text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        return msgspec.json.decode(text)
+    except OSError as error:
+        raise Usage(f"{file} cannot be read: {error.strerror}", code=3) from None
+    except msgspec.DecodeError as error:
+        raise Usage(f"{file} is no JSON: {error}", "perdure export ID -o FILE writes such a file") from None

@@ -1,0 +1,194 @@
+"""worker, workers, migrate, prune: the processes that execute runs, and the upkeep of the store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perdure.cli import options
+from perdure.cli.output import SHOWN, age, coloured, counted, plain, print_json, progress, say, say_aside, table_of
+from perdure.cli.session import agree_to, ask, reported, told_to_stop
+from perdure.cli.settings import existing_store, find_settings, store_url
+
+if TYPE_CHECKING:
+    from perdure.admin.health_check import Progress, Prunable
+    from perdure.client.client import Client
+    from perdure.workflows.definition import Workflow
+
+PAGE = 500
+
+Pool = Annotated[
+    str | None, typer.Option("--pool", "-p", metavar="NAME", help="The pool to work for.", show_default="default")
+]
+Concurrency = Annotated[
+    int | None,
+    typer.Option("--concurrency", "-c", metavar="N", min=1, help="Runs active at once.", show_default=False),
+]
+
+
+def worker(
+    target: options.Target = None,
+    pool: Pool = None,
+    concurrency: Concurrency = None,
+    grace: Annotated[
+        float, typer.Option("--grace", metavar="SECONDS", min=0, help="How long steps may finish on SIGTERM.")
+    ] = 10.0,
+    refuse_blocking: Annotated[
+        bool,
+        typer.Option("--refuse-blocking", help="Refuse calls in workflow code that block, as `dev` and tests do."),
+    ] = False,
+    store: options.Store = None,
+    json: options.Json = False,
+) -> None:
+    """Execute runs until SIGTERM or SIGINT; then finish steps, give the runs back and leave."""
+    from perdure.cli.target import load, parse_target
+
+    with reported(json):
+        url = store_url(store)
+        workflows = load(parse_target(target))
+        name = pool or find_settings().pool or "default"
+        with _guard(refuse_blocking):
+            _work(url, workflows, name, concurrency, grace, up=lambda: _announce(workflows, name, url, json=json))
+        if json:
+            print_json({"worker": "stopped", "pid": os.getpid()}, indent=False)
+        else:
+            say("worker stopped; its runs were given back")
+
+
+def _guard(refuse_blocking: bool) -> AbstractContextManager[None]:
+    """Only if asked for: every event that the interpreter announces passes through the guard."""
+    if not refuse_blocking:
+        return nullcontext()
+    from perdure.runner.blocking_guard import blocking_refused
+
+    return blocking_refused()
+
+
+def _work(
+    url: str,
+    workflows: list[Workflow[Any, Any]],
+    pool: str,
+    concurrency: int | None,
+    grace: float,
+    up: Callable[[], None],
+) -> None:
+    """Until it is told to stop; `up` is called once it works."""
+    import logging
+
+    from perdure.config import EngineConfig
+    from perdure.script import run_on_fastest_loop
+    from perdure.worker import Worker
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    async def main() -> None:
+        stop = told_to_stop()
+        await Worker(url, workflows, pool, concurrency, EngineConfig(grace=grace)).run_until(stop, up)
+
+    run_on_fastest_loop(main())
+
+
+def _announce(workflows: list[Workflow[Any, Any]], pool: str, url: str, *, json: bool) -> None:
+    from perdure.client.store_urls import without_password
+
+    named, place = sorted({(each.name, each.version) for each in workflows}), without_password(url)
+    if json:
+        from perdure.cli.json_output import workflow_shape
+
+        pairs = [workflow_shape(name, version) for name, version in named]
+        shape = {"worker": "started", "pid": os.getpid(), "pool": pool, "store": place, "workflows": pairs}
+        print_json(shape, indent=False)
+        return
+    list_of = ", ".join(name if version == 1 else f"{name} v{version}" for name, version in named)
+    say(plain(f"worker {os.getpid()} of pool {pool} on {place}: {list_of}"))
+
+
+def workers(store: options.Store = None, json: options.Json = False) -> None:
+    """List workers: what they have, what they do, and whether they are alive."""
+    from perdure.admin.health_check import workers_of
+
+    with reported(json):
+        found = ask(existing_store(store_url(store)), workers_of)
+        if json:
+            from perdure.cli.json_output import worker_shape
+
+            print_json({"workers": [worker_shape(each) for each in found]})
+            return
+        if not found:
+            say("no workers")
+            return
+        colours = {"alive": "green", "gone": "red"}
+        rows = [
+            (
+                each.id,
+                coloured("alive" if each.alive else "gone", colours),
+                each.pool,
+                str(each.pid),
+                str(each.runs),
+                age(each.started_at),
+                plain(", ".join(f"{name} v{version}" for name, version in each.workflows)),
+            )
+            for each in found
+        ]
+        headings = ("worker", "state", "pool", "pid", "runs", "started", "workflows")
+        say(table_of(headings, rows, right=("pid", "runs")))
+
+
+def migrate(store: options.Store = None, json: options.Json = False) -> None:
+    """Make the store, or bring it up to the schema of this version. Opening it does the same."""
+    from perdure.client.store_urls import without_password
+
+    with reported(json):
+        url = store_url(store)
+        ask(url, _nothing)
+        if json:
+            print_json({"store": without_password(url), "migrated": True})
+        else:
+            say(plain(f"{without_password(url)} is up to date"))
+
+
+async def _nothing(client: Client) -> None:
+    """Opening the store was all."""
+
+
+def prune(yes: options.Yes = False, store: options.Store = None, json: options.Json = False) -> None:
+    """Delete finished runs whose retention is over, and what has expired. Workers do the same once a minute."""
+    with reported(json):
+        url = existing_store(store_url(store))
+        with progress("look") as more:
+            due = ask(url, lambda client: _due(client, more))
+        if due.count > 1 and not yes:
+            _show_and_ask(due)
+        with progress("prune", total=due.count) as more:
+            pruned = ask(url, lambda client: _prune(client, more))
+        if json:
+            print_json({"pruned": pruned})
+        else:
+            say(f"{counted(pruned, 'run')} pruned")
+
+
+def _show_and_ask(due: Prunable) -> None:
+    from perdure.cli.runs import print_runs
+
+    print_runs(due.first, say_aside)
+    agree_to(f"delete these {due.count} finished runs with their histories", due.count - len(due.first))
+
+
+async def _due(client: Client, more: Progress) -> Prunable:
+    from perdure.admin.health_check import prunable
+
+    return await prunable(client, first=SHOWN, progress=more)
+
+
+async def _prune(client: Client, more: Progress) -> int:
+    from perdure.admin.repair import prune as prune_page
+
+    pruned = 0
+    while page := await prune_page(client, PAGE):
+        pruned += page
+        more(page)
+    return pruned

@@ -1,0 +1,1 @@
+"""Client: calls about runs, without executing any."""

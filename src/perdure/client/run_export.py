@@ -1,0 +1,97 @@
+"""A run with its history as JSON that people can read, and back.
+
+    {"perdure": 1, "run": {...}, "entries": [...], "inbox": [...]}
+
+The fields are those of `RunRecord`, `Entry` and `Message`, without those that have their default. Payloads are JSON in
+JSON; bytes that are no JSON are `{"$base64": "..."}`. What is read back is what was written.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import fields, replace
+
+from perdure.errors import InvalidArgument
+from perdure.model.records import Entry, Message, RunRecord
+from perdure.stores.protocol import Snapshot
+
+FORMAT = 1
+PAYLOADS = ("input", "first_input", "result", "value", "detail", "body", "fields")
+OWN = ("created_by", "owner", "wake_at", "shard", "inbox_last", "fence")  # mean something in their own store only
+T = TypeVar("T", bound=Struct)
+
+
+def plain_of(snapshot: Snapshot) -> dict[str, Any]:
+    """A run as plain data."""
+    run = {name: value for name, value in _plain(snapshot.record).items() if name not in OWN}
+    return {
+        "perdure": FORMAT,
+        "run": run,
+        "entries": [_plain(entry) for entry in snapshot.entries],
+        "inbox": [_plain(message) for message in snapshot.inbox],
+    }
+
+
+def snapshot_of(data: object) -> Snapshot:
+    """An exported run again; `InvalidArgument` in words if it is none."""
+    if not isinstance(data, Mapping) or not isinstance(data.get("run"), Mapping):
+        raise InvalidArgument("this is no exported run: there is no object with a `run` in it")
+    if data.get("perdure") != FORMAT:
+        raise InvalidArgument(f"this version reads exports of format {FORMAT}, not {data.get('perdure')!r}")
+    try:
+        record = _struct({**data["run"], "created_by": ""}, RunRecord)
+        entries = tuple(_struct(each, Entry) for each in data.get("entries", ()))
+        inbox = tuple(_struct(each, Message) for each in data.get("inbox", ()))
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"this is no exported run: {error}") from None
+    numbered = tuple(replace(message, number=number) for number, message in enumerate(inbox, 1))
+    return Snapshot(record, len(entries), entries, numbered)
+
+
+def _plain(struct: Struct) -> dict[str, Any]:
+    given = {field.name: (getattr(struct, field.name), field.default) for field in fields(struct)}
+    return {name: _plain_value(name, value) for name, (value, default) in given.items() if _says(value, default)}
+
+
+def _says(value: Any, default: Any) -> bool:
+    return value is not None and value != default and value not in ((), {})
+
+
+def _plain_value(name: str, value: Any) -> Any:
+    if isinstance(value, bytes):
+        return _payload(value) if name in PAYLOADS else {"$base64": base64.b64encode(value).decode()}
+    if isinstance(value, Struct):
+        return _plain(value)
+    if isinstance(value, tuple):
+        return [_plain_value("", each) for each in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _payload(data: bytes) -> Any:
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        value = {"$base64": ""}
+    if isinstance(value, dict) and set(value) == {"$base64"}:  # not JSON, or JSON that looks as if it were not
+        return {"$base64": base64.b64encode(data).decode()}
+    return value
+
+
+def _struct(given: Mapping[str, Any], kind: type[T]) -> T:
+    """The fields as msgspec reads them: bytes in base64."""
+    return msgspec.convert({name: _convertible(name, value) for name, value in given.items()}, kind)
+
+
+def _convertible(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping) and set(value) == {"$base64"}:
+        return value["$base64"]
+    if name in PAYLOADS:
+        return base64.b64encode(msgspec.json.encode(value)).decode()
+    if name in ("error", "cause") and isinstance(value, Mapping):
+        return {key: _convertible(key, each) for key, each in value.items()}
+    return value

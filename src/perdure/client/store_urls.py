@@ -1,0 +1,111 @@
+"""Opening a store by its URL. The only room that knows which stores there are, and no error of it shows a password."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from perdure.clock import Clock
+from perdure.errors import InvalidArgument, StoreError
+from perdure.stores.protocol import Store
+
+SCHEMES = (
+    "memory://, sqlite:///relative.db, sqlite:////absolute.db, postgresql://user@host/database, redis://host:6379/0"
+)
+
+
+def store_at(url: str | Store, clock: Clock) -> Store:
+    """The store that a URL names; nothing is opened or created yet."""
+    if not isinstance(url, str):
+        if isinstance(url, Store):
+            return url
+        raise InvalidArgument(f"a store is a URL ({SCHEMES}) or a Store, not {url!r}")
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        raise InvalidArgument(f"{without_password(url)!r} is no store URL; it should look like one of {SCHEMES}")
+    match scheme:
+        case "memory":
+            return _memory(url, rest, clock)
+        case "sqlite":
+            return _sqlite(url, clock)
+        case "postgresql" | "postgres":
+            return _postgres(url)
+        case "redis" | "rediss" | "redis+unix":
+            return _redis(url)
+        case _:
+            raise InvalidArgument(f"unknown store scheme {scheme!r}; use one of {SCHEMES}")
+
+
+def without_password(url: str) -> str:
+    """The URL as it may be shown."""
+    url = re.sub(r"(password=)[^&#]*", r"\1***", url, flags=re.IGNORECASE)
+    login, at, rest = url.rpartition("@")
+    scheme, separator, login = login.rpartition("://")
+    user, colon, _ = login.partition(":")
+    return f"{scheme}{separator}{user}{':***' if colon else ''}{at}{rest}"
+
+
+def _memory(url: str, rest: str, clock: Clock) -> Store:
+    from perdure.stores.memory.store import MemoryStore
+
+    if rest:
+        raise InvalidArgument(f"{url!r}: a memory store has no name; write memory://")
+    return MemoryStore(clock)
+
+
+def _sqlite(url: str, clock: Clock) -> Store:
+    from perdure.stores.sqlite.store import SqliteStore
+
+    parts = urlsplit(url)
+    path = unquote(parts.path)[1:]
+    if parts.netloc or not path or path == ":memory:":
+        raise InvalidArgument(
+            f"{url!r} names no file; write sqlite:///relative.db or sqlite:////absolute.db (memory:// keeps nothing)"
+        )
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    synchronous = options.pop("synchronous", "full").lower()
+    if options or synchronous not in ("full", "normal", "off"):
+        raise InvalidArgument(f"{url!r}: the only option is synchronous=full|normal|off")
+    return SqliteStore(path, clock=clock, synchronous=synchronous)
+
+
+# The stores of servers have no clock of ours: their time is the server's, by which all workers agree.
+
+
+def _postgres(url: str) -> Store:
+    with _extra("postgres", driver="asyncpg"):
+        from perdure.stores.postgres.store import PostgresStore
+    with _refusing(url):
+        return PostgresStore(url)
+
+
+def _redis(url: str) -> Store:
+    with _extra("redis", driver="redis"):
+        from perdure.stores.redis.store import RedisStore
+    with _refusing(url):
+        return RedisStore(url)
+
+
+@contextlib.contextmanager
+def _extra(name: str, driver: str) -> Iterator[None]:
+    """Say which extra brings a driver that is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != driver:
+            raise
+        raise InvalidArgument(
+            f"the {name} store needs {driver}, which is not installed: pip install 'perdure[{name}]'"
+        ) from error
+
+
+@contextlib.contextmanager
+def _refusing(url: str) -> Iterator[None]:
+    """What is wrong with a URL is the caller's error, and shown without its password."""
+    try:
+        urlsplit(url)
+        yield
+    except (StoreError, ValueError) as error:
+        raise InvalidArgument(f"{without_password(url)!r}: {error}") from None

@@ -1,0 +1,247 @@
+"""What callers see of runs, entries and dead letters: stored records with times as datetimes and payloads decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from perdure.clock import maybe_moment, moment
+from perdure.codec import Codec
+from perdure.model.records import (
+    DeadLetter,
+    Entry,
+    EntryStatus,
+    ErrorRecord,
+    PublishedValue,
+    RunRecord,
+    RunStatus,
+    StreamItem,
+    Wait,
+)
+from perdure.stores.protocol import StoredEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """A run waits, for these reasons."""
+
+    waiting_for: tuple[Reason, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One reason why a run waits, as data; `str()` of it is a sentence."""
+
+    kind: str  # "timer", "retry", "event", "child", "deferred", "held", "no_worker", "start"
+    text: str
+    location: str | None = None
+    name: str | None = None
+    until: datetime | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class RunDescription:
+    """Everything about a run but its history."""
+
+    id: str
+    workflow: str
+    version: int
+    status: RunStatus
+    input: Any
+    result: Any
+    error: ErrorRecord | None
+    parent: str | None
+    tags: Mapping[str, str]
+    created_at: datetime
+    updated_at: datetime
+    ended_at: datetime | None
+    recoveries: int
+    generation: int
+    owner: str | None
+    waiting_for: tuple[Reason, ...] = ()
+    drift: tuple[str, ...] = ()  # entries that a replay asked for with other arguments
+    published: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """One entry of a run's history."""
+
+    location: str
+    kind: str
+    name: str
+    status: EntryStatus
+    value: Any
+    error: ErrorRecord | None
+    attempts: int
+    seq: int | None
+    started_at: datetime
+    settled_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunList:
+    """A page of runs, newest first; `next` is the `after` of the page that follows, None at the end."""
+
+    runs: tuple[RunDescription, ...]
+    next: str | None
+
+    def __iter__(self) -> Iterator[RunDescription]:
+        return iter(self.runs)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterView:
+    """Something that could not be delivered or carried out."""
+
+    id: str
+    kind: str
+    reason: str
+    event_id: str | None
+    event_name: str | None
+    value: Any
+    original_target: str | None
+    target_status: str | None
+    target_ended_at: datetime | None
+    sent_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamItemView:
+    """One item of a stream. `superseded`: written by an attempt of a step that another attempt has replaced."""
+
+    offset: int
+    value: Any
+    superseded: bool
+    location: str
+    attempt: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """What `recover` did: workers found dead, runs released from them, and runs taken up by this engine."""
+
+    workers_gone: int
+    runs_released: int
+    runs_claimed: int
+
+
+def describe_run(
+    record: RunRecord, codec: Codec, reasons: Sequence[Reason] = (), published: Mapping[str, Any] | None = None
+) -> RunDescription:
+    return RunDescription(
+        id=record.id,
+        workflow=record.workflow,
+        version=record.version,
+        status=record.status,
+        input=codec.decode(record.input),
+        result=None if record.result is None else codec.decode(record.result),
+        error=record.error,
+        parent=record.parent,
+        tags=dict(record.tags),
+        created_at=moment(record.created_at),
+        updated_at=moment(record.updated_at or record.created_at),
+        ended_at=maybe_moment(record.ended_at),
+        recoveries=record.recoveries,
+        generation=record.generation,
+        owner=record.owner,
+        waiting_for=tuple(reasons),
+        drift=record.drift,
+        published=published or {},
+    )
+
+
+def published_values(values: Iterable[PublishedValue], codec: Codec, now: float) -> dict[str, Any]:
+    """What a run's workflow shows: not what perdure keeps for itself there, nor what has expired."""
+    mine = (each for each in values if not each.key.startswith("~"))
+    return {each.key: codec.decode(each.value) for each in mine if each.expires_at is None or each.expires_at > now}
+
+
+def reasons_of(record: RunRecord, served: bool) -> tuple[Reason, ...]:
+    """Why a run waits, from its row and whether any live worker has its workflow."""
+    if record.status.terminal:
+        return ()
+    reasons = [_reason(wait) for wait in record.waits] if record.status is RunStatus.SUSPENDED else []
+    if not served and record.owner is None and record.held is None:
+        name = f"{record.workflow} v{record.version}"
+        reasons.append(Reason("no_worker", f"no live worker has workflow {name}", name=name))
+    elif record.status is RunStatus.PENDING:
+        until = maybe_moment(record.wake_at)
+        reasons.append(Reason("start", "waits to be taken up by a worker", until=until))
+    return tuple(reasons)
+
+
+def _reason(wait: Wait) -> Reason:
+    until = maybe_moment(wait.until)
+    match wait.kind:
+        case "timer":
+            text = f"timer {wait.location} until {until:%Y-%m-%d %H:%M:%S} UTC"
+        case "retry" if wait.location is None:
+            text = f"the run is tried again at {until:%Y-%m-%d %H:%M:%S} UTC"
+        case "retry":
+            text = f"step {wait.location} is tried again at {until:%Y-%m-%d %H:%M:%S} UTC"
+        case "event":
+            text = f"event {wait.name}{_by(until)}"
+        case "child":
+            text = f"the end of run {wait.name}"
+        case "deferred":
+            text = f"deferred {wait.name}, to be completed with its token"
+        case "held":
+            text = f"held: {wait.name}"
+        case _:
+            text = f"{wait.kind} {wait.name or wait.location or ''}".strip()
+    return Reason(wait.kind, text, wait.location, wait.name, until)
+
+
+def _by(until: datetime | None) -> str:
+    return "" if until is None else f" until {until:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def history_of(rows: Sequence[StoredEntry], codec: Codec) -> list[HistoryEntry]:
+    """The latest row of each entry, in the order in which they were asked for."""
+    latest: dict[str, Entry] = {row.entry.location: row.entry for row in rows}
+    return [entry_view(entry, codec) for entry in sorted(latest.values(), key=lambda entry: entry.asked)]
+
+
+def entry_view(entry: Entry, codec: Codec) -> HistoryEntry:
+    return HistoryEntry(
+        location=entry.location,
+        kind=entry.kind,
+        name=entry.name,
+        status=entry.status,
+        value=None if entry.value is None else codec.decode(entry.value),
+        error=entry.error,
+        attempts=entry.attempts,
+        seq=entry.seq,
+        started_at=moment(entry.started_at),
+        settled_at=maybe_moment(entry.settled_at),
+    )
+
+
+def dead_letter_view(letter: DeadLetter, codec: Codec) -> DeadLetterView:
+    return DeadLetterView(
+        id=letter.id,
+        kind=letter.kind,
+        reason=letter.reason,
+        event_id=letter.event_id,
+        event_name=letter.event_name,
+        value=None if letter.value is None else codec.decode(letter.value),
+        original_target=letter.original_target,
+        target_status=letter.target_status,
+        target_ended_at=maybe_moment(letter.target_ended_at),
+        sent_at=maybe_moment(letter.sent_at),
+    )
+
+
+def stream_item_view(item: StreamItem, codec: Codec) -> StreamItemView:
+    value = codec.decode(item.value)
+    return StreamItemView(item.offset, value, item.superseded, item.location, item.attempt, moment(item.at))

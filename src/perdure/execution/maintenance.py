@@ -1,0 +1,40 @@
+"""Small duties: showing steps that take long, and deleting finished runs whose retention is over."""
+
+from __future__ import annotations
+
+from perdure.config import EngineConfig
+from perdure.execution.coordinator import Coordinator
+from perdure.stores.protocol import Store
+
+EXPOSE_AFTER = 1.0
+PRUNE_EVERY = 60.0
+PRUNE_PAGE = 500
+
+
+class Exposure:
+    """A plain step that has run for a second is written as pending, so that people see what is running."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    async def tick(self, now: float) -> float | None:
+        slow: dict[str, list[str]] = {}
+        for attempt in self._coordinator.executor.running_since(now - EXPOSE_AFTER):
+            attempt.exposed = True
+            slow.setdefault(attempt.run_id, []).append(attempt.step.location)
+        for run_id, locations in slow.items():
+            self._coordinator.exposed_soon(run_id, tuple(locations))
+        return now + EXPOSE_AFTER
+
+
+class Retention:
+    """Finished runs go when their time is over, in pages, so that a store does not grow without bound."""
+
+    def __init__(self, store: Store, config: EngineConfig) -> None:
+        self._store = store
+        self._remember = config.seconds("event_retention")
+
+    async def tick(self, now: float) -> float | None:
+        while await self._store.prune(now, PRUNE_PAGE, remember=self._remember) >= PRUNE_PAGE:
+            pass
+        return now + PRUNE_EVERY

@@ -1,0 +1,40 @@
+"""What the engine needs of its membership in the fleet; `perdure.cluster` provides it, and neither knows the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from perdure.execution.catalog import Pairs
+from perdure.model.records import Takeover
+
+Share = tuple[Pairs, frozenset[int] | None]  # of these workflows the runs of these shards; None: of all
+
+
+class Member(Protocol):
+    """A worker's place among the others."""
+
+    id: str
+    lease_until: float  # of the latest renewal that is known to have arrived
+
+    def listen(self, *, lost: Callable[[], None], more: Callable[[], None]) -> None:
+        """Whom to tell that this worker was declared gone, and that there may be more runs to take."""
+
+    async def join(self) -> None: ...
+
+    async def renew(self, now: float) -> float | None: ...
+
+    async def look_after_others(self, now: float) -> float | None: ...
+
+    async def take_over(self, now: float) -> Takeover: ...
+
+    def shares(self, workflows: Pairs) -> tuple[Share, ...]:
+        """Which runs of these workflows this worker should take, as far as it knows who is alive."""
+
+    async def look_around(self, now: float) -> bool:
+        """See who is alive. Whether that has changed what this worker should take."""
+
+    async def withdraw(self) -> None:
+        """Say that this worker takes no more runs; it stays a member until it leaves."""
+
+    async def leave(self) -> None: ...

@@ -1,0 +1,82 @@
+"""From what is stored to a run in memory. Pure: what its runner is made of, and what is known of who executed it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perdure.codec import Codec
+from perdure.codec.failures import describe
+from perdure.errors import InvalidPayload, StoreError
+from perdure.execution.run_cache import Resident
+from perdure.model.records import Input, Mail, StepDone
+from perdure.runner.runner import Runner, RunStart
+from perdure.stores.protocol import Snapshot
+from perdure.workflows.context import RunFacts
+from perdure.workflows.definition import Workflow
+from perdure.workflows.tokens import SigningKey
+
+
+def start_of(
+    snapshot: Snapshot,
+    definition: Workflow[Any, Any],
+    codec: Codec,
+    keys: tuple[SigningKey, ...],
+    *,
+    strict: bool = False,
+    under_way: frozenset[str] = frozenset(),
+) -> RunStart:
+    """Everything that the run is replayed from. `under_way`: what is being done for it in this process, from before."""
+    record = snapshot.record
+    return RunStart(
+        definition=definition,
+        facts=RunFacts(
+            id=record.id,
+            workflow=record.workflow,
+            version=record.version,
+            generation=record.generation,
+            tags=record.tags,
+            parent=record.parent,
+        ),
+        input=record.input,
+        seed=record.seed,
+        begun_at=record.begun_at if record.begun_at is not None else record.created_at,
+        history=snapshot.entries,
+        deadline_at=record.deadline_at,
+        codec=codec,
+        strict=strict,
+        under_way=under_way,
+        run_attempt=record.run_attempt,
+        epoch=record.epoch,
+        keys=keys,
+        waits=record.waits,
+    )
+
+
+def resident_of(snapshot: Snapshot, start: RunStart) -> Resident:
+    """The run in memory, as its history has it."""
+    return Resident(snapshot.record, start.definition, Runner(start), snapshot.position)
+
+
+def is_first(snapshot: Snapshot, claimed_at: float) -> bool:
+    """Whether nobody has executed this generation before the claim: that sets `begun_at` then.
+
+    Another may have begun it in the same instant, and died: then a recovery is counted, or there is a trace of a step.
+    """
+    record = snapshot.record
+    begun_now = record.begun_at == claimed_at and record.recoveries == 0
+    return begun_now and not any(entry.kind == "step" for entry in snapshot.entries)
+
+
+def give_one_by_one(resident: Resident, inputs: list[Input]) -> None:
+    """Let a revived run take the inputs of a turn that could not be stored, each in a turn of its own."""
+    resident.seen = max((given.message.number for given in inputs if isinstance(given, Mail)), default=0)
+    resident.inputs = inputs
+    resident.one_by_one = True
+
+
+def as_failure(given: Input, error: StoreError, codec: Codec) -> Input:
+    """What is to happen instead of an input that leads to what the store cannot take: the step fails."""
+    if isinstance(given, StepDone) and given.value is not None:
+        refused = InvalidPayload(f"result of step {given.location}: the store cannot take it: {error}")
+        return StepDone(given.location, given.attempt, error=describe(refused, codec, location=given.location))
+    return given

@@ -1,0 +1,85 @@
+"""Link: an open store, the engine's time, the committer and the hub: what asking and executing both stand on."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from perdure.clock import Clock, OffsetClock, Timer
+from perdure.codec import JSON, Codec
+from perdure.config import EngineConfig
+from perdure.execution.committer import Committer
+from perdure.execution.store_retry import read_patiently
+from perdure.execution.waiters import Hub
+from perdure.model.records import Hint
+from perdure.stores.protocol import Store
+
+T = TypeVar("T")
+LAST_WORDS = 5.0  # how long leaving and closing wait for the store to answer what was submitted before
+
+
+class Link:
+    """Made in a running event loop, and used from that one only."""
+
+    def __init__(self, store: Store, clock: Clock, config: EngineConfig, codec: Codec = JSON) -> None:
+        self.store = store
+        self.config = config
+        self.codec = codec
+        self.clock = clock
+        self.hub = Hub()
+        self.committer = Committer(store, clock, config.store_retry)
+        self.fanning: set[tuple[str, str]] = set()  # events (topic and id) that are being published from here
+        self._listeners: tuple[Hint, ...] = ()
+        self._leave: Callable[[], None] | None = None
+        self._sweeper: Timer | None = None
+
+    async def open(self, *, for_ever: bool) -> None:
+        await self.read(lambda: self.store.open(shards=self.config.shards), for_ever=for_ever)
+        try:
+            offset = await self.store.now() - self.clock.now()
+        except BaseException:
+            await self.store.close()
+            raise
+        if abs(offset) > 0.001:
+            self.clock = OffsetClock(self.clock, offset)
+        self.committer.start()
+        self._leave = self.store.on_change(self._hinted)
+        self._sweep()
+
+    def on_change(self, hint: Hint) -> Callable[[], None]:
+        """Pass on to one more what the store tells of changes; call what comes back to be rid of it."""
+        self._listeners = (*self._listeners, hint)
+
+        def leave() -> None:
+            self._listeners = tuple(each for each in self._listeners if each is not hint)
+
+        return leave
+
+    def _hinted(self, run_ids: frozenset[str] | None) -> None:
+        self.hub.hinted(run_ids)
+        for hint in self._listeners:
+            hint(run_ids)
+
+    def _sweep(self) -> None:
+        """Whoever waits looks again now and then, even if every notification got lost."""
+        self.hub.changed(None)
+        self._sweeper = self.clock.call_at(self.clock.now() + self.config.seconds("sweep_interval"), self._sweep)
+
+    async def read(self, question: Callable[[], Awaitable[T]], *, for_ever: bool = False) -> T:
+        """Ask the store on behalf of a caller, who gives up after some attempts while it is away."""
+        return await read_patiently(question, self.clock, self.config.store_retry, for_ever=for_ever)
+
+    async def close(self) -> None:
+        """Let what was submitted be answered, then close the store."""
+        await self.committer.drained(LAST_WORDS)
+        await self.abandon()
+        await self.store.close()
+
+    async def abandon(self) -> None:
+        """Stop at once, as a crash would: what is queued is lost, and the store is left as it is."""
+        if self._leave is not None:
+            self._leave()
+            self._leave = None
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await self.committer.stop()

@@ -1,0 +1,1 @@
+"""Frozen records, ids and validation shared by all layers."""

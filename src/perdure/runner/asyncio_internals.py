@@ -1,0 +1,50 @@
+"""What must be known of asyncio's inside, per version of Python.
+
+`as_completed` makes its tasks in set order, `wait_for` makes one on 3.11 only, `wait` keeps what it is given in a set:
+to come out alike on every replay and every version, the loop must see who is asking.
+"""
+
+from __future__ import annotations
+
+import sys
+from asyncio import tasks
+from typing import Any
+
+from perdure.errors import WorkflowMisuse
+from perdure.runner.tasks import WorkflowFuture, WorkflowTask
+
+TASKS_FILE = tasks.create_task.__code__.co_filename
+WAIT_FOR = tasks.wait_for.__code__
+WAIT = tasks._wait.__code__  # type: ignore[attr-defined]
+RELEASE = tasks._release_waiter if sys.version_info < (3, 12) else None  # type: ignore[attr-defined]  # wakes a `wait_for`
+AS_COMPLETED = {tasks.as_completed.__code__: "fs"}
+if hasattr(tasks, "_AsCompletedIterator"):  # 3.13 and later
+    AS_COMPLETED[tasks._AsCompletedIterator.__init__.__code__] = "aws"
+
+
+class AsCompletedBatch:
+    """The tasks of one `as_completed` call while they are being made."""
+
+    __slots__ = ("expected", "first", "of", "started")
+
+    def __init__(self, of: Any, first: int, expected: int) -> None:
+        self.of = of
+        self.first = first
+        self.expected = expected
+        self.started: dict[int, Any] = {}
+
+
+def check_waited_for(awaited: set[Any]) -> None:
+    if len(awaited) > 1 and not all(isinstance(each, (WorkflowFuture, WorkflowTask)) for each in awaited):
+        raise WorkflowMisuse(
+            "asyncio.wait in a workflow takes tasks; what gather() gives has no known place in a set: put it in a task"
+        )
+
+
+def asyncio_caller(frame: Any) -> tuple[Any, Any]:
+    """The function of asyncio.tasks that asked for a task, seen through its helpers; and its frame."""
+    while frame is not None and frame.f_code.co_filename == TASKS_FILE:
+        if frame.f_code is WAIT_FOR or frame.f_code in AS_COMPLETED:
+            return frame.f_code, frame
+        frame = frame.f_back
+    return None, None

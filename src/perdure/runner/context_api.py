@@ -1,0 +1,366 @@
+"""What a run answers to its workflow and to its loop: the calls behind `Context`, and what the loop reports.
+
+Each hands over to the ledger, which knows what is recorded, or to the loop, which knows who is asking. Driving the run
+is the runner's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from perdure.codec import JSON, Codec
+from perdure.codec.failures import describe
+from perdure.errors import InvalidArgument, WorkflowMisuse
+from perdure.model.ids import keyed_run_id
+from perdure.model.records import Continued, DeadLetter, Entry, ErrorRecord, StopChildren, Wait
+from perdure.model.validation import check_name, escape
+from perdure.runner.cleanup import roll_back, uncancelled
+from perdure.runner.compensations import Compensations, Undo, call_of
+from perdure.runner.entry_tracker import Ledger
+from perdure.runner.event_loop import WorkflowLoop
+from perdure.runner.history import History
+from perdure.runner.scopes import Scope
+from perdure.runner.tasks import Closed, WorkflowTask
+from perdure.workflows.children import Order
+from perdure.workflows.commands import Question
+from perdure.workflows.context import Context, RunFacts
+from perdure.workflows.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow
+from perdure.workflows.rollback import BLOCKS
+from perdure.workflows.steps import StepCall
+from perdure.workflows.tokens import SigningKey
+
+LOGGER = logging.getLogger("perdure.workflow")
+CHILDREN = "~children"
+
+
+class RunStart(Struct, frozen=True):
+    """Everything that a run is replayed from."""
+
+    definition: Workflow[Any, Any]
+    facts: RunFacts
+    input: bytes
+    seed: int
+    begun_at: float
+    history: Sequence[Entry] = ()
+    deadline_at: float | None = None
+    codec: Codec = JSON
+    strict: bool = False
+    under_way: frozenset[str] = frozenset()  # steps that are executing in this process, from before a reload
+    run_attempt: int = 1
+    epoch: int = 0
+    keys: tuple[SigningKey, ...] = ()
+    waits: tuple[Wait, ...] = ()  # what it was last suspended for: who is to tell it of a run's end knows so already
+
+
+class Facade:
+    """See the module's docstring."""
+
+    __slots__ = ("_context", "_continued", "_family", "_history", "_ledger", "_loop", "_start", "facts", "replaying")
+
+    def __init__(self, start: RunStart) -> None:
+        self.facts = start.facts
+        self.replaying = len(start.history) > 0
+        self._start = start
+        self._history = History(start.history)
+        first = self._history.begun_at
+        begun_at = max(start.begun_at if first is None else first, self._history.rewound.get(0, 0.0))
+        self._loop = WorkflowLoop(self, start.seed, begun_at, self.open_scope(""))
+        strict = start.strict or start.definition.settings.strict
+        self._ledger = Ledger(start.facts, self._history, self._loop, start.codec, strict)
+        for wait in start.waits:
+            if wait.kind == "child" and wait.location is not None and wait.name is not None:
+                self._ledger.standing.setdefault(wait.location, set()).add(wait.name)
+        self._continued: Continued | None = None
+        self._family = start.epoch > 0  # whether there may be attached children
+        self._context: Context | None = Context(self)
+
+    # --- what the context asks and reads
+
+    @property
+    def context(self) -> Context:
+        if self._context is None:
+            raise Closed
+        return self._context
+
+    @property
+    def codec(self) -> Codec:
+        return self._start.codec
+
+    @property
+    def id(self) -> str:
+        return self.facts.id
+
+    def ask_step(self, call: StepCall) -> Any:
+        step = call.step
+        if step.settings.compensate is not None:
+            self._ledger.compensations.check(step.settings.compensate, self._loop.scope().path)
+            call.blocks = BLOCKS.get()
+        return self._ledger.ask("step", step.name, step.segment, call=call)
+
+    def ask_sleep(self, due_at: float) -> Any:
+        if due_at > self._loop.now or self._ledger.has_asked_for_sleep(due_at):
+            return self._ledger.ask("sleep", "sleep", "sleep", due_at=due_at)
+        self._loop.callbacks += 1  # it does not wait, and so could spin
+        if not self._ledger.may_ask() or self._loop.spinning:
+            return self._ledger.never()
+        done = self._loop.create_future()
+        done.set_result(None)
+        return done
+
+    def pose(self, question: Question) -> Any:
+        if question.kind in ("child", "start_child"):
+            self._family = True
+        return self._ledger.pose(question)
+
+    def place(self, segment: str) -> str:
+        """Take the next place of this (escaped) segment in the current scope."""
+        return self._loop.scope().place(segment)
+
+    def escape(self, name: str) -> str:
+        return escape(name)
+
+    def open_block(self, name: str) -> str:
+        return self._loop.scope().place(escape(name))
+
+    def start_branch(self, path: str, branch: str | int, work: Any) -> WorkflowTask:
+        label = escape(branch) if isinstance(branch, str) else f"~{branch}"
+        return self._loop.start_branch(work, label, self.open_scope(f"{path}/{label}"))
+
+    def note(self, kind: str, location: str, value: Any) -> None:
+        self._ledger.note(kind, location, self._start.codec.encode(value))
+
+    def continue_as(self, workflow: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Nothing more of this generation happens: the call never returns, and the drain stops."""
+        if self._ledger.may_ask():
+            definition = self._successor(workflow)
+            what = f"payload of workflow {definition.name!r}"
+            payload = definition.parameters.encode(self._start.codec, args, kwargs, what=what)
+            carried = self._ledger.compensations.carried()
+            self._continued = Continued(
+                definition.name, definition.version, payload, pool=definition.settings.pool, carried=carried
+            )
+            self._loop.halted = True
+        return self._ledger.never()
+
+    def _successor(self, workflow: Any) -> Workflow[Any, Any]:
+        if workflow is None:
+            own = self._start.definition
+            newest = REGISTRY.latest(own.name)
+            return newest if newest is not None and newest.version > own.version else own
+        if not isinstance(workflow, Workflow):
+            raise WorkflowMisuse(f"continue_as takes a @workflow function, not {workflow!r}")
+        return workflow
+
+    def child_order(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None) -> Order:
+        """Check everything about a child before it is asked for."""
+        self._ledger.check_inside()
+        if isinstance(target, BoundWorkflow):
+            given = target.start
+            if id is not None or given != StartOptions(id=given.id):
+                raise InvalidArgument("a child takes an id only: give it once, and no other option of a start")
+            target, id = target.workflow, given.id
+        definition = REGISTRY.latest(target) if isinstance(target, str) else target
+        if not isinstance(definition, Workflow):
+            raise WorkflowMisuse(f"a child is started with a @workflow function or its name, not {target!r}")
+        what = f"payload of workflow {definition.name!r}"
+        payload = definition.parameters.encode(self._start.codec, args, kwargs, what=what)
+        key = definition.settings.idempotency_key
+        if id is None and key is not None:
+            id = keyed_run_id(definition.name, key(*args, **kwargs))
+        return Order(definition, payload, None if id is None else check_name("a run's id", id))
+
+    def pin_version(self, gate: str, latest: int) -> int:
+        return self._ledger.pin_version(gate, latest, self.replaying)
+
+    def account_removed(self, name: str, kind: str) -> None:
+        self._ledger.account_removed(name, kind, self.replaying)
+
+    def now(self) -> float:
+        return self._loop.now
+
+    def here(self) -> str:
+        return self._loop.scope().path
+
+    def next_number(self) -> int:
+        self._loop.number += 1
+        return self._loop.number
+
+    def scope_random(self, purpose: str) -> random.Random:
+        self._ledger.check_inside()
+        return self._loop.scope().random(purpose, f"{self._start.seed}/{self._start.epoch}")
+
+    @property
+    def epoch(self) -> int:
+        return self._start.epoch
+
+    @property
+    def signing(self) -> tuple[tuple[SigningKey, ...], float]:
+        """The keys for tokens, and the moment by which one of them is chosen: the same on every replay."""
+        return self._start.keys, self._start.begun_at
+
+    @property
+    def module(self) -> str:
+        """Where the workflow is defined."""
+        return self._start.definition.fn.__module__
+
+    # --- loops
+
+    def last_iteration(self, location: str) -> int:
+        return self._history.iterations.get(location, 0)
+
+    def first_kept(self, location: str) -> int:
+        return self._history.kept_from.get(location, 0)
+
+    def loop_ended(self, location: str) -> bool:
+        """Whether the record says that the loop at this location has come to its end."""
+        entry = self._history.by_location.get(location)
+        if entry is None or entry.seq is None:
+            return False
+        self._ledger.asked_before(self._history.last_asked.get(location, entry))
+        return True
+
+    def end_loop(self, location: str, value: bytes) -> None:
+        self._ledger.settle_soon(location, value)
+
+    def leave_loop(self, location: str, error: BaseException | None) -> None:
+        """The body raised, or the loop was cancelled."""
+        record: ErrorRecord | None = None
+        if isinstance(error, Exception):
+            record = describe(error, self._start.codec)
+        self._ledger.gave_up(location, record)
+
+    @contextlib.contextmanager
+    def iteration(self, path: str) -> Iterator[None]:
+        """Make everything that the current task asks for part of this iteration."""
+        iterations = self._ledger.compensations.iterations
+        iterations.add(path)
+        try:
+            with self.inside(path):
+                yield
+        finally:
+            iterations.discard(path)
+
+    @contextlib.contextmanager
+    def inside(self, path: str) -> Iterator[None]:
+        """Make everything that the current task asks for part of this scope."""
+        task = self._loop.running_task()
+        assert isinstance(task, WorkflowTask)
+        outer, task.scope = task.scope, self.open_scope(path)
+        try:
+            yield
+        finally:
+            task.scope = outer
+
+    def tasks_inside(self, path: str) -> list[WorkflowTask]:
+        """Tasks that were opened in a scope, or below it, and are not done."""
+        below = f"{path}/"
+        return [
+            task
+            for task in self._loop.live
+            if not task.done() and (task.parent.path == path or task.parent.path.startswith(below))
+        ]
+
+    def prune(self, location: str, first: int, end: int) -> int:
+        """Let go of these iterations of a loop, up to one that has something pending. Gives the first that is left.
+
+        The entries of attached children that may be running, and of settled deferreds, outlast their iterations.
+        """
+        ledger = self._ledger
+        for iteration in range(first, end):
+            path = f"{location}/~{iteration}"
+            below = f"{path}/"
+            if any(pending.startswith(below) for waiting in (ledger.pending, ledger.stops) for pending in waiting):
+                end = iteration
+                break
+            for spent in (path, *ledger.compensations.spent_in(path)):
+                ledger.forget(spent)
+            if ledger.deferreds:
+                ledger.keep_deferreds(path)
+        ledger.nursery.outlast(location, end)
+        return end
+
+    # --- compensation
+
+    @property
+    def compensations(self) -> Compensations:
+        return self._ledger.compensations
+
+    def register(self, kind: str, fn: Any, args: tuple[Any, ...]) -> None:
+        if not callable(fn):
+            raise WorkflowMisuse(f"on_{kind} takes a function to call, not {fn!r}")
+        if self._ledger.may_ask():
+            scope = self._loop.scope()
+            self._ledger.compensations.check(fn, scope.path)
+            self._ledger.compensations.add(kind, scope.place(f"~on_{kind}"), fn, args)
+
+    def ask_undo(self, undo: Undo) -> Any:
+        call = call_of(undo)
+        detail = msgspec.json.encode({"of": undo.of})
+        call.close()  # it is asked for here and not awaited itself
+        return self._ledger.ask("step", call.step.name, escape(call.step.name), call=call, detail=detail)
+
+    def ask_stop_children(self) -> Any:
+        if not self._family:
+            return None
+        question = Question(kind="children", name="children", segment=CHILDREN, work=StopChildren, outside=True)
+        return self._ledger.pose(question)
+
+    def bury(self, undo: Undo, error: BaseException) -> None:
+        """A compensation or exit that could not be carried out."""
+        if self.replaying:
+            return
+        facts = self.facts
+        what = "compensation" if undo.kind == "rollback" else "exit"
+        name = undo.path or getattr(undo.fn, "__name__", repr(undo.fn))
+        LOGGER.error("run %s: %s %s failed: %s", facts.id, what, name, error)
+        self._ledger.extras.bury(
+            DeadLetter(
+                id=f"{what}/{facts.id}/{facts.generation}/{undo.key}",
+                kind="compensation",
+                at=self._loop.now,
+                reason=f"{what} {name} for {undo.of or undo.key}: {error}",
+                original_target=facts.id,
+                target_status="running",
+            )
+        )
+
+    async def roll_back(self, block: str) -> None:
+        """Carry out what was registered in this rollback scope. Cannot be cancelled."""
+        if self._loop.closing:
+            self._loop.refuse()
+            return
+        undos = self._ledger.compensations.take("rollback", block)
+        if undos:
+            scope = self.open_scope(self.place("~rollback"))
+            task = self._loop.start_branch(roll_back(self, undos), "~rollback", scope)
+            self._ledger.closers.add(task)
+            await uncancelled(task)
+
+    # --- what the loop tells
+
+    def open_scope(self, path: str) -> Scope:
+        return Scope(path, self._history.scope(path))
+
+    def timer_set(self, location: str, when: float) -> None:
+        self._ledger.alarms.set(location, when)
+
+    def timer_cancelled(self, location: str) -> None:
+        self._ledger.alarms.remove(location)
+
+    def given_up(self, location: str) -> None:
+        self._ledger.given_up(location)
+
+    def wary(self) -> None:
+        """A task that is running has been cancelled, most often by itself."""
+        self._ledger.wary = True
+
+    def report_lost(self, scope: str, message: str, error: BaseException | None) -> None:
+        if not self.replaying:
+            LOGGER.error("run %s at %s: %s", self.facts.id, scope or "its own scope", message, exc_info=error)

@@ -1,0 +1,356 @@
+"""A deterministic event loop: asyncio inside a workflow, with the same interleaving live and on every replay.
+
+It drives the tasks of one run and nothing else. It never waits: `drain` runs what is ready and returns. Its time is
+the recorded time of the last completion. Whatever would reach the world (I/O, threads, signals, subprocesses) is
+refused. It is driven from a plain call-back of the real loop, never from inside one of its tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from asyncio import events, tasks
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextvars import Context as VariableContext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from perdure.errors import WorkflowMisuse
+from perdure.runner.asyncio_internals import (
+    AS_COMPLETED,
+    RELEASE,
+    WAIT,
+    WAIT_FOR,
+    AsCompletedBatch,
+    asyncio_caller,
+    check_waited_for,
+)
+from perdure.runner.scopes import Scope
+from perdure.runner.tasks import Closed, LoopOwner, Ready, TaskStart, Timer, WorkflowFuture, WorkflowTask, label
+from perdure.workflows.durable_call import DurableCall
+
+LOGGER = logging.getLogger("perdure.workflow")
+MAX_CALLBACKS = 100_000  # between two completions; a workflow that needs more spins
+MAX_REFUSED = 100  # calls that a closing run may make before it gets no answer at all
+
+NO_TASK = "asyncio.Task(...) and eager tasks cannot be used in a workflow: use create_task"
+
+if TYPE_CHECKING:
+    _RefusingLoop = Any  # its methods are made below, one by one; to a type checker they would be missing
+else:
+
+    class _RefusingLoop(asyncio.AbstractEventLoop):
+        """Every method of an event loop, refused: what a workflow may use is defined below."""
+
+
+def _refuser(name: str) -> Callable[..., Any]:
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for arg in args:
+            if asyncio.iscoroutine(arg):
+                arg.close()
+        raise WorkflowMisuse(f"{name}() cannot be called in a workflow: move it into a step")
+
+    refuse.__name__ = name
+    return refuse
+
+
+for _name in dir(asyncio.AbstractEventLoop):
+    if not _name.startswith("__"):
+        setattr(_RefusingLoop, _name, _refuser(_name))
+
+
+class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
+    """See the module's docstring. `open` while the run is being advanced: calls from anywhere else are refused."""
+
+    def __init__(self, owner: LoopOwner, seed: int, now: float, root: Scope) -> None:
+        self.perdure_run: Any = owner
+        self.ready: deque[Any] = deque()
+        self.timers: dict[str, Timer] = {}
+        self.live: dict[WorkflowTask, None] = {}  # strong references, in order of creation
+        self.now = now
+        self.root = root
+        self.main: WorkflowTask | None = None
+        self.open = False
+        self.halted = False
+        self.closing = False
+        self.callbacks = 0
+        # By it futures, tasks and calls hash alike on every replay; spread over all bits: asyncio keeps tasks in sets.
+        self.number = (seed * 0x9E3779B97F4A7C15) & ((1 << 60) - 1)
+        self._inner_number = self.number  # for what asyncio makes for itself, which differs between Python versions
+        self._hurrying = False
+        self._refused = 0
+        self._batch: AsCompletedBatch | None = None
+
+    # --- driving
+
+    def drain(self, *, to_the_end: bool = False) -> bool:
+        """Run what is ready, until nothing is, the workflow function has ended, or the run was halted.
+
+        False if the run simply waits now; True if it has ended, was halted, or spins.
+        """
+        outer = events._get_running_loop()
+        hooks = sys.get_asyncgen_hooks()
+        events._set_running_loop(self)
+        sys.set_asyncgen_hooks(None, self.finalize)  # by place: by name they cost twice as much
+        ready, main = self.ready, self.main
+        try:
+            while ready and not self.halted and self.callbacks < MAX_CALLBACKS:
+                if main is not None and main.done() and not to_the_end:
+                    break
+                self.callbacks += 1
+                handle = ready.popleft()
+                if not handle._cancelled:
+                    handle._run()
+        finally:
+            events._set_running_loop(outer)
+            sys.set_asyncgen_hooks(*hooks)
+        return self.halted or self.callbacks >= MAX_CALLBACKS or (main is not None and main.done())
+
+    @property
+    def stopped(self) -> bool:
+        """Nothing more is to be applied: the workflow function has ended, or the run was halted."""
+        return self.halted or (self.main is not None and self.main.done())
+
+    @property
+    def spinning(self) -> bool:
+        return self.callbacks >= MAX_CALLBACKS
+
+    def pass_time(self, until: float | None) -> None:
+        """Time never goes back."""
+        if until is not None and until > self.now:
+            self.now = until
+
+    def running_task(self) -> asyncio.Task[Any] | None:
+        return tasks.current_task(self)
+
+    def scope(self) -> Scope:
+        """The scope of the task that is running."""
+        task = tasks.current_task(self)
+        if task is None:
+            return self.root
+        if not isinstance(task, WorkflowTask) or task.scope is None:
+            raise WorkflowMisuse(NO_TASK)
+        return task.scope
+
+    def next_number(self) -> int:
+        self.number += 1
+        return self.number
+
+    def fire(self, location: str) -> bool:
+        """Make a timer's call-back ready. False if no such timer stands."""
+        handle = self.timers.pop(location, None)
+        if handle is None:
+            return False
+        handle._scheduled = False
+        self.ready.append(handle)
+        return True
+
+    def finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
+        """Close an async generator that was dropped unexhausted; durable calls in its `finally` are refused."""
+        self.perdure_run.report_lost("", f"async generator {generator.__name__} was not closed; use aclosing()", None)  # type: ignore[attr-defined]
+        outer, closing = events._get_running_loop(), self.closing
+        events._set_running_loop(self)
+        self.closing = True
+        try:
+            generator.aclose().send(None)
+        except BaseException as error:
+            if not isinstance(error, (StopIteration, StopAsyncIteration, Closed)):
+                LOGGER.warning("closing async generator raised %r", error)
+        finally:
+            self.closing = closing
+            events._set_running_loop(outer)
+
+    # --- what asyncio needs of a loop
+
+    def time(self) -> float:
+        return self.now
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> Ready:
+        if self.closing:  # a handler that releases a lock does no harm: nobody is woken any more
+            return Ready(callback, args, self, context)
+        if not self.open or type(getattr(callback, "__self__", None)) is not WorkflowTask:
+            self._check_open(callback)
+        if RELEASE is not None and type(callback) is partial and callback.func is RELEASE:
+            return self._release_soon(callback, args, context)
+        handle = Ready(callback, args, self, context)
+        if self._hurrying:
+            self.ready.appendleft(handle)
+        else:
+            self.ready.append(handle)
+        return handle
+
+    def _release_soon(self, callback: partial[Any], args: tuple[Any, ...], context: Any) -> Ready:
+        """Let `wait_for` of 3.11 go on exactly when that of later versions does, which has no task and no waiter."""
+
+        def release() -> None:
+            self._hurrying = True
+            try:
+                callback(*args)
+            finally:
+                self._hurrying = False
+
+        handle = Ready(release, (), self, context)
+        if getattr(args[0], "inline", False):
+            self.ready.appendleft(handle)
+        else:
+            self.ready.append(handle)
+        return handle
+
+    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
+        self._check_open(callback)
+        location = self.scope().place("~timer")
+        handle = Timer(location, when, callback, args, self, context)
+        if self.closing:
+            return handle
+        self.timers[location] = handle
+        self.perdure_run.timer_set(location, when)
+        return handle
+
+    def _timer_handle_cancelled(self, handle: Timer) -> None:
+        if self.timers.pop(handle.location, None) is not None:
+            self.perdure_run.timer_cancelled(handle.location)
+
+    def create_future(self) -> WorkflowFuture:
+        self._check_open(None)
+        frame = sys._getframe(1)
+        if frame.f_code is WAIT:
+            check_waited_for(frame.f_locals["fs"])
+        future = WorkflowFuture(loop=self)
+        self._inner_number += 1
+        future.number = self._inner_number
+        return future
+
+    def create_task(self, coro: Any, *, name: str | None = None, context: Any = None, **refused: Any) -> Any:
+        if self.closing or not self.open:
+            coro.close()
+        self._check_open(None)
+        if self.closing:
+            return self.create_future()
+        if any(refused.values()):
+            coro.close()
+            raise WorkflowMisuse("eager tasks cannot be used in a workflow: they would run before they are scheduled")
+        parent = self.scope()
+        caller, frame = asyncio_caller(sys._getframe(1))
+        batch, index = self._as_completed_batch(frame, coro) if caller in AS_COMPLETED else (None, 0)
+        inline = caller is WAIT_FOR
+        own_scope = not isinstance(coro, DurableCall) and not inline
+        if inline:
+            self._inner_number += 1
+            number = self._inner_number
+        else:
+            number = batch.first + index if batch is not None else self.next_number()
+        task = WorkflowTask(
+            coro,
+            loop=self,
+            name=name or label(coro),
+            context=context,
+            scope=None if own_scope else parent,
+            parent=parent,
+            number=number,
+            inline=inline,
+        )
+        self._track(task)
+        if inline:
+            self.ready.appendleft(self.ready.pop())  # later versions run it within the caller, before anything else
+        if own_scope:
+            self.ready.append(TaskStart(self.ready.pop(), task, self.perdure_run))
+        if batch is not None:
+            batch.started[index] = (task, self.ready.pop())
+            if len(batch.started) == batch.expected:
+                self._start_in_order(batch)
+        return task
+
+    def start_branch(self, work: Any, label: str, scope: Scope) -> WorkflowTask:
+        """A task for a branch of a block, in a scope that is named already."""
+        self._check_open(None)
+        coro = work if asyncio.iscoroutine(work) else _awaiting(work)
+        task = WorkflowTask(
+            coro, loop=self, name=label, context=None, scope=scope, parent=scope, number=self.next_number()
+        )
+        self._track(task)
+        return task
+
+    def start_main(self, coro: Coroutine[Any, Any, Any], name: str, context: VariableContext) -> WorkflowTask:
+        """The task of the workflow function itself, in the run's own scope."""
+        task = WorkflowTask(
+            coro, loop=self, name=name, context=context, scope=self.root, parent=self.root, number=self.next_number()
+        )
+        self._track(task)
+        self.main = task
+        return task
+
+    def _track(self, task: WorkflowTask) -> None:
+        self.live[task] = None
+        task.add_done_callback(self._untrack, context=VariableContext())
+
+    def _untrack(self, task: Any) -> None:
+        self.live.pop(task, None)
+
+    def _as_completed_batch(self, frame: Any, coro: Any) -> tuple[AsCompletedBatch, int]:
+        """`as_completed` makes its tasks in set order; they are numbered and started by their place in its list."""
+        awaitables = frame.f_locals.get(AS_COMPLETED[frame.f_code])
+        if not isinstance(awaitables, (list, tuple)):
+            coro.close()
+            raise WorkflowMisuse("as_completed in a workflow takes a list or tuple, whose order is known")
+        if self._batch is None or self._batch.of is not awaitables:
+            waiting = {id(item) for item in awaitables if not asyncio.isfuture(item)}
+            self._batch = AsCompletedBatch(awaitables, self.number + 1, len(waiting))
+            self.number += len(awaitables)
+        return self._batch, next(i for i, item in enumerate(awaitables) if item is coro)
+
+    def _start_in_order(self, batch: AsCompletedBatch) -> None:
+        self._batch = None
+        for index in sorted(batch.started):
+            task, handle = batch.started[index]
+            self.live[task] = self.live.pop(task)
+            self.ready.append(handle)
+
+    def _check_open(self, callback: Any) -> None:
+        if self.closing:
+            self.refuse()
+        elif not self.open:
+            raise WorkflowMisuse(
+                "an asyncio object of one run was used from outside of it; send an event, or complete a deferred"
+            )
+        task = getattr(callback, "__self__", None)
+        if isinstance(task, asyncio.Task) and not isinstance(task, WorkflowTask):
+            task.get_coro().close()  # type: ignore[union-attr, unused-ignore] # "None" from 3.12 on: eager ones
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            raise WorkflowMisuse(NO_TASK)
+
+    def refuse(self) -> None:
+        """Raise in a run that is being closed; but a handler that will not hear of it is left waiting in the end."""
+        self._refused += 1
+        if self._refused <= MAX_REFUSED:
+            raise Closed
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def get_task_factory(self) -> None:
+        return None
+
+    def get_exception_handler(self) -> None:
+        return None
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        task = context.get("task") or context.get("future")
+        scope = task.scope.path if isinstance(task, WorkflowTask) and task.scope is not None else ""
+        self.perdure_run.report_lost(scope, str(context.get("message")), context.get("exception"))
+
+    default_exception_handler = call_exception_handler
+
+
+async def _awaiting(work: Any) -> Any:
+    return await work

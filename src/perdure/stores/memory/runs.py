@@ -1,0 +1,303 @@
+"""The runs of the memory store, and the indexes over them that keep every question from looking at all runs."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Iterable
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from perdure.model.records import Entry, Message, PublishedValue, RunRecord
+from perdure.stores import semantics as rules
+from perdure.stores.memory.due_queue import Due
+from perdure.stores.memory.streams import Shown
+from perdure.stores.paging import Key
+from perdure.stores.protocol import Claim, Observer, Snapshot, StoredEntry, Unsettled
+
+DUTY_PAGE = 500
+"""How many observers, and how much mail, of a run that has ended are given at once."""
+
+
+class Row(Struct, frozen=True):
+    """One position of a history: an entry, or the marker of a turn that had none. A turn's first row has its id."""
+
+    turn_id: str | None
+    entry: Entry | None
+
+
+class Standing(Struct, frozen=True):
+    """A subscription; `number` says since when it stands, compared with others and with events."""
+
+    number: int
+    run_id: str
+    target: str
+    topics: tuple[str, ...]
+
+
+class MemoryRun(Struct):
+    """A run with all that it owns."""
+
+    record: RunRecord
+    position: int = 0
+    rows: dict[int, Row] = field(default_factory=dict)  # by position, in order
+    inbox: dict[int, Message] = field(default_factory=dict)  # unread, by number
+    numbers: dict[str, int] = field(default_factory=dict)  # of every message ever accepted, by its id
+    mailed: bool = False
+    prune_at: float | None = None
+    observers: dict[Observer, None] = field(default_factory=dict)
+    orphans: bool = False  # it was terminated, and its attached children have not been told
+    standing: dict[str, Standing] = field(default_factory=dict)  # by target
+    shown: Shown = field(default_factory=Shown)
+
+    def judged(self) -> rules.Standing:
+        record = self.record
+        return rules.Standing(
+            status=record.status,
+            owner=record.owner,
+            position=self.position,
+            inbox_last=record.inbox_last,
+            wake_at=record.wake_at,
+            mailed=self.mailed,
+            held=record.held is not None,
+            begun=record.begun_at is not None or record.generation > 0,
+            waits_to_begin=record.begun_at is None,
+        )
+
+    def turn_at(self, position: int) -> str | None:
+        row = self.rows.get(position)
+        return row.turn_id if row else None
+
+    def append(self, base: int, turn_id: str | None, entries: Iterable[Entry]) -> None:
+        """Write these at the positions after `base`; without any, a marker."""
+        self.rows[base + 1] = Row(turn_id, None)
+        for at, entry in enumerate(entries, base + 1):
+            self.rows[at] = Row(turn_id if at == base + 1 else None, entry)
+
+    def unread_events(self) -> list[Message]:
+        return [message for message in self.inbox.values() if message.kind in rules.EVENTS]
+
+    @property
+    def owes(self) -> bool:
+        """Whether something is to be done because the run has ended."""
+        return self.record.status.terminal and bool(self.observers or self.orphans or self.unread_events())
+
+
+class MemoryRuns:
+    """All runs by id. `put` is the only way to change a row: it keeps the indexes in step.
+
+    `changed` gathers the runs that others will want to know of.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[str, MemoryRun] = {}
+        self._due: dict[tuple[str, str, int], Due] = defaultdict(Due)  # by pool, workflow and version
+        self._prunable = Due()
+        self._unsettled: set[str] = set()
+        self._held: dict[str, None] = {}
+        self._children: dict[str, set[str]] = defaultdict(set)  # attached and open, by parent
+        self._consumed: list[tuple[float, str, str]] = []  # when, run and id of every event that was read
+        self._expiring: list[tuple[float, str, str]] = []  # when, run and key of published values
+        self.owned: dict[str, set[str]] = defaultdict(set)
+        self.mailed: dict[str, set[str]] = defaultdict(set)
+        self.by_age: list[Key] = []
+        self.changed: set[str] = set()
+
+    def __getitem__(self, id: str) -> MemoryRun:
+        return self._runs[id]
+
+    def get(self, id: str) -> MemoryRun | None:
+        return self._runs.get(id)
+
+    # changing
+
+    def add(self, record: RunRecord) -> MemoryRun:
+        run = self._runs[record.id] = MemoryRun(record)
+        insort(self.by_age, (record.created_at, record.id))
+        self._index(run)
+        return run
+
+    def put(self, run: MemoryRun, record: RunRecord, *, mailed: bool = False) -> None:
+        """Give the run this row. Unless said otherwise its owner, if any, has no mail to look at."""
+        self._unindex(run)
+        run.record = record
+        run.mailed = mailed
+        self._index(run)
+
+    def release(self, run: MemoryRun, now: float, *, recovered: bool = False) -> None:
+        """Take the run from its owner and make it due."""
+        record = run.record
+        self.put(
+            run,
+            replace(
+                record,
+                owner=None,
+                status=rules.status_released(run.judged().begun),
+                wake_at=now,
+                recoveries=record.recoveries + recovered,
+                updated_at=now,
+            ),
+        )
+
+    def mail(self, run: MemoryRun, message: Message, now: float) -> int:
+        """Put a message into the run's inbox and wake it; the message's number."""
+        number = run.record.inbox_last + 1
+        woken = rules.wakes(message, run.judged())
+        run.inbox[number] = replace(message, number=number)
+        run.numbers[message.id] = number
+        wake_at = rules.earliest(run.record.wake_at, now) if woken else run.record.wake_at
+        mailed = run.mailed or (woken and run.record.owner is not None)
+        self.put(run, replace(run.record, inbox_last=number, wake_at=wake_at), mailed=mailed)
+        self.changed.add(run.record.id)
+        return number
+
+    def read(self, run: MemoryRun, number: int, now: float) -> Message | None:
+        """Take a message out of the inbox, if it is there; its id is remembered."""
+        message = run.inbox.pop(number, None)
+        if message is not None and message.kind == "event":
+            heapq.heappush(self._consumed, (now, run.record.id, message.id))
+        return message
+
+    def publish(self, run: MemoryRun, value: PublishedValue) -> None:
+        run.shown.publish(value)
+        if value.expires_at is not None:
+            heapq.heappush(self._expiring, (value.expires_at, run.record.id, value.key))
+
+    def take_changed(self) -> set[str]:
+        changed, self.changed = self.changed, set()
+        return changed
+
+    def _unindex(self, run: MemoryRun) -> None:
+        record = run.record
+        self._due[record.pool, record.workflow, record.version].put(record.id, None)
+        self._prunable.put(record.id, None)
+        self._unsettled.discard(record.id)
+        self._held.pop(record.id, None)
+        if record.owner is not None:
+            self.owned[record.owner].discard(record.id)
+            self.mailed[record.owner].discard(record.id)
+        if record.attached and record.parent is not None:
+            self._children[record.parent].discard(record.id)
+
+    def _index(self, run: MemoryRun) -> None:
+        record = run.record
+        if record.status.terminal:
+            if run.owes:
+                self._unsettled.add(record.id)
+            else:
+                self._prunable.put(record.id, run.prune_at)
+            return
+        if record.attached and record.parent is not None:
+            self._children[record.parent].add(record.id)
+        if record.owner is not None:
+            self.owned[record.owner].add(record.id)
+            if run.mailed:
+                self.mailed[record.owner].add(record.id)
+        else:
+            self._due[record.pool, record.workflow, record.version].put(record.id, record.wake_at)
+            if record.held is not None:
+                self._held[record.id] = None
+
+    # forgetting
+
+    def prune(self, now: float, limit: int) -> int:
+        """Forget up to `limit` finished runs whose time has come, and whose parent is not open."""
+        pruned = 0
+        passed: list[tuple[float, str]] = []
+        while pruned < limit and (head := self._prunable.head()) is not None and head[0] <= now:
+            self._prunable.put(head[1], None)
+            if self._has_open_parent(self._runs[head[1]].record):
+                passed.append(head)
+            else:
+                self._forget(self._runs.pop(head[1]))
+                pruned += 1
+        for at, id in passed:
+            self._prunable.put(id, at)
+        return pruned
+
+    def _has_open_parent(self, record: RunRecord) -> bool:
+        parent = self._runs.get(record.parent) if record.parent is not None else None
+        return parent is not None and not parent.record.status.terminal
+
+    def _forget(self, run: MemoryRun) -> None:
+        self._unindex(run)
+        del self.by_age[bisect_left(self.by_age, (run.record.created_at, run.record.id))]
+
+    def forget_shown(self, now: float) -> None:
+        """Forget published values that have expired."""
+        while self._expiring and self._expiring[0][0] <= now:
+            _, run_id, key = heapq.heappop(self._expiring)
+            if (run := self._runs.get(run_id)) is not None:
+                run.shown.forget_expired(key, now)
+
+    def forget_read(self, until: float) -> None:
+        """Forget the ids of events that were read before or at this moment."""
+        while self._consumed and self._consumed[0][0] <= until:
+            _, run_id, message_id = heapq.heappop(self._consumed)
+            run = self._runs.get(run_id)
+            if run is not None and run.numbers.get(message_id) not in run.inbox:  # else it was returned by a rewind
+                run.numbers.pop(message_id, None)
+
+    # asking
+
+    def take_due(self, claim: Claim) -> list[str]:
+        """The ids of due runs that fit the claim, earliest first."""
+        queues = [self._due[claim.pool, workflow, version] for workflow, version in set(claim.workflows)]
+        due_by = claim.now if claim.due_by is None else claim.due_by
+        taken: list[str] = []
+        passed: list[tuple[Due, float, str]] = []
+        while len(taken) < claim.limit:
+            heads = [(*head, queue) for queue in queues if (head := queue.head()) is not None]
+            at, id, queue = min(heads, key=lambda head: head[:2], default=(due_by + 1.0, "", Due()))
+            if at > due_by:
+                break
+            queue.put(id, None)
+            if claim.shards is None or self._runs[id].record.shard in claim.shards:
+                taken.append(id)
+            else:
+                passed.append((queue, at, id))
+        for queue, at, id in passed:
+            queue.put(id, at)
+        return taken
+
+    def next_wake(self, pool: str) -> float | None:
+        heads = (due.head() for (of_pool, _, _), due in self._due.items() if of_pool == pool)
+        return min((head[0] for head in heads if head is not None), default=None)
+
+    def held_for(self, kind: str, workflows: frozenset[tuple[str, int]]) -> list[MemoryRun]:
+        """Runs that nobody owns and that are held for this reason."""
+        return [run for run in map(self._runs.__getitem__, self._held) if _held_for(run.record, kind, workflows)]
+
+    def unsettled(self, limit: int) -> list[Unsettled]:
+        """Runs that have ended and owe something, those that ended first first."""
+        owing = heapq.nsmallest(limit, ((self._runs[id].record.ended_at or 0.0, id) for id in self._unsettled))
+        return [_owed_by(self._runs[id]) for _, id in owing]
+
+    def open_children(self, parent: str, limit: int, after: str | None) -> list[str]:
+        return heapq.nsmallest(limit, (id for id in self._children.get(parent, ()) if after is None or id > after))
+
+    def snapshot(self, id: str) -> Snapshot | None:
+        run = self._runs.get(id)
+        if run is None:
+            return None
+        return Snapshot(run.record, run.position, _entries(run.rows.values()), tuple(run.inbox.values()))
+
+    def history(self, id: str, after: int) -> list[StoredEntry]:
+        run = self._runs.get(id)
+        rows = run.rows.items() if run else ()
+        return [StoredEntry(at, row.entry) for at, row in rows if at > after and row.entry is not None]
+
+
+def _held_for(record: RunRecord, kind: str, workflows: frozenset[tuple[str, int]]) -> bool:
+    return record.held is not None and record.held.kind == kind and (record.workflow, record.version) in workflows
+
+
+def _owed_by(run: MemoryRun) -> Unsettled:
+    observers, mail = tuple(run.observers)[:DUTY_PAGE], tuple(run.unread_events())[:DUTY_PAGE]
+    return Unsettled(run.record, observers, mail, run.orphans)
+
+
+def _entries(rows: Iterable[Row]) -> tuple[Entry, ...]:
+    return tuple(row.entry for row in rows if row.entry is not None)

@@ -1,0 +1,306 @@
+"""The store in memory: the model of what every store does, and the one that tests run on.
+
+It outlives engines: several may open the same object, and closing keeps the data, so that a test can crash an engine
+and go on with another. Every method runs without awaiting in the middle, which makes each call atomic; a batch is
+checked before its first change, so that one which raises leaves nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+
+from msgspec.structs import replace
+
+from perdure.clock import SYSTEM_CLOCK, Clock
+from perdure.errors import StoreError
+from perdure.model.records import (
+    DeadLetter,
+    Hint,
+    Message,
+    PublishedValue,
+    RunQuery,
+    RunRecord,
+    RunStatus,
+    StreamItem,
+    TopicEvent,
+    WorkerRecord,
+)
+from perdure.stores import semantics as rules
+from perdure.stores.change_listeners import Hints
+from perdure.stores.memory.state import MemoryState
+from perdure.stores.memory.writes import carry_out
+from perdure.stores.paging import Key as Place
+from perdure.stores.paging import check_limit, created_between, cursor_after, key_of, statuses_of
+from perdure.stores.protocol import (
+    Answer,
+    Claim,
+    ClaimedRun,
+    Key,
+    RunPage,
+    Snapshot,
+    StoredEntry,
+    Unsettled,
+    Write,
+)
+
+
+class MemoryStore:
+    """Dictionaries behind the `Store` protocol; see there for the promises."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._hints = Hints()
+        self._opened = 0
+        self._shards: int | None = None
+        self._state = MemoryState()
+        self._runs = self._state.runs
+        self._workers = self._state.workers
+        self._keys: dict[str, list[Key]] = {}
+
+    # opening and closing
+
+    async def open(self, *, shards: int) -> None:
+        with self._lock:
+            if self._shards not in (None, shards):
+                raise StoreError(
+                    f"this store has {self._shards} shards, not {shards}; open it with shards={self._shards}"
+                )
+            self._shards = shards
+            self._opened += 1
+
+    async def close(self) -> None:
+        with self._lock:
+            self._opened = max(0, self._opened - 1)
+
+    async def now(self) -> float:
+        return self._clock.now()
+
+    def on_change(self, hint: Hint) -> Callable[[], None]:
+        return self._hints.listen(hint)
+
+    # commit and load
+
+    async def commit(self, batch: Sequence[Write]) -> list[Answer]:
+        rules.check_batch(batch)
+        with self._lock:
+            answers = [carry_out(self._state, write) for write in batch]
+            changed = self._runs.take_changed()
+        self._tell(changed)
+        return answers
+
+    async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
+        with self._lock:
+            return [self._runs.snapshot(id) for id in ids]
+
+    async def records(self, ids: Sequence[str]) -> list[RunRecord | None]:
+        with self._lock:
+            return [run.record if (run := self._runs.get(id)) else None for id in ids]
+
+    async def inbox(self, run_id: str, after: int = 0) -> list[Message]:
+        with self._lock:
+            run = self._runs.get(run_id)
+            return [message for number, message in run.inbox.items() if number > after] if run else []
+
+    async def history(self, run_id: str, after: int = 0) -> list[StoredEntry]:
+        with self._lock:
+            return self._runs.history(run_id, after)
+
+    # due and claim
+
+    async def claim(self, claim: Claim) -> list[ClaimedRun]:
+        with self._lock:
+            worker = self._workers.get(claim.worker)
+            if worker is None or worker.gone:
+                return []
+            taken = self._runs.take_due(claim)
+            for id in taken:
+                run = self._runs[id]
+                begun_at = claim.now if run.record.begun_at is None else run.record.begun_at
+                self._runs.put(
+                    run,
+                    replace(
+                        run.record,
+                        owner=claim.worker,
+                        status=RunStatus.RUNNING,
+                        wake_at=None,
+                        begun_at=begun_at,
+                        updated_at=claim.now,
+                    ),
+                )
+            return [ClaimedRun(id, self._runs[id].record.inbox_last, self._runs[id].position) for id in taken]
+
+    async def next_wake(self, pool: str) -> float | None:
+        with self._lock:
+            return self._runs.next_wake(pool)
+
+    async def owned(self, worker: str) -> list[str]:
+        with self._lock:
+            return sorted(self._runs.owned.get(worker, ()))
+
+    async def mailed(self, worker: str, limit: int = 100) -> list[str]:
+        with self._lock:
+            return sorted(self._runs.mailed.get(worker, ()))[:limit]
+
+    async def wake_held(self, workflows: Sequence[tuple[str, int]], kind: str, now: float) -> int:
+        with self._lock:
+            woken = [run for run in self._runs.held_for(kind, frozenset(workflows)) if _later(run.record.wake_at, now)]
+            for run in woken:
+                self._runs.put(run, replace(run.record, wake_at=now))
+        self._tell({run.record.id for run in woken})
+        return len(woken)
+
+    # workers
+
+    async def join(self, worker: WorkerRecord) -> bool:
+        with self._lock:
+            if worker.id in self._workers:
+                return False
+            self._workers[worker.id] = replace(worker, gone=False)
+            return True
+
+    async def renew(self, worker: WorkerRecord) -> bool:
+        with self._lock:
+            known = self._workers.get(worker.id)
+            if known is None or known.gone:
+                return False
+            self._workers[worker.id] = replace(worker, gone=False)
+            return True
+
+    async def workers(self) -> list[WorkerRecord]:
+        with self._lock:
+            return sorted(self._workers.values(), key=lambda worker: worker.id)
+
+    async def declare_gone(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
+        with self._lock:
+            worker = self._workers.get(worker_id)
+            if worker is None:
+                return False
+            if not worker.gone and unless_renewed_after is not None and worker.lease_until > unless_renewed_after:
+                return False
+            self._workers[worker_id] = replace(worker, gone=True)
+            return True
+
+    async def release(self, worker_id: str, now: float, *, recovered: bool, limit: int = 500) -> list[str]:
+        with self._lock:
+            released = sorted(self._runs.owned.get(worker_id, ()))[:limit]
+            for id in released:
+                self._runs.release(self._runs[id], now, recovered=recovered)
+        self._tell(set(released))
+        return released
+
+    async def retire(self, worker_id: str) -> None:
+        with self._lock:
+            worker = self._workers.get(worker_id)
+            if worker is not None and self._runs.owned.get(worker_id):
+                self._workers[worker_id] = replace(worker, gone=True)  # forgetting it would lose its runs
+            else:
+                self._workers.pop(worker_id, None)
+
+    # queries and upkeep
+
+    async def runs(self, query: RunQuery) -> RunPage:
+        limit = check_limit(query.limit)
+        last = key_of(query.after) if query.after is not None else None
+        with self._lock:
+            page: list[RunRecord] = []
+            for record in self._newest_first(last):
+                if _matches(query, record):
+                    if len(page) == limit:
+                        return RunPage(tuple(page), cursor_after(page[-1].created_at, page[-1].id))
+                    page.append(record)
+            return RunPage(tuple(page))
+
+    def _newest_first(self, last: Place | None) -> Iterator[RunRecord]:
+        keys = self._runs.by_age
+        end = len(keys) if last is None else bisect_left(keys, last)
+        return (self._runs[keys[i][1]].record for i in range(end - 1, -1, -1))
+
+    async def prune(self, now: float, limit: int = 500, *, remember: float = 0.0) -> int:
+        with self._lock:
+            self._runs.forget_shown(now)
+            self._runs.forget_read(now - remember)
+            self._state.topics.forget(now, remember)
+            return self._runs.prune(now, limit)
+
+    async def keys(self, name: str, now: float) -> list[Key]:
+        with self._lock:
+            if name not in self._keys:
+                self._add_key(name, now)
+            return list(self._keys[name])
+
+    async def add_key(self, name: str, now: float) -> Key:
+        with self._lock:
+            return self._add_key(name, now)
+
+    def _add_key(self, name: str, now: float) -> Key:
+        keys = self._keys.setdefault(name, [])
+        keys.append(Key(len(keys) + 1, now, secrets.token_bytes(32)))
+        return keys[-1]
+
+    # finished runs, families, topics and what runs show
+
+    async def unsettled(self, limit: int = 100) -> list[Unsettled]:
+        with self._lock:
+            return self._runs.unsettled(check_limit(limit))
+
+    async def open_children(self, run_id: str, limit: int = 500, after: str | None = None) -> list[str]:
+        with self._lock:
+            return self._runs.open_children(run_id, check_limit(limit), after)
+
+    async def unfinished(self, limit: int = 100) -> list[TopicEvent]:
+        with self._lock:
+            return self._state.topics.unfinished(check_limit(limit))
+
+    async def topic(self, name: str, limit: int = 100, after: int = 0) -> list[TopicEvent]:
+        with self._lock:
+            return self._state.topics.held(name, check_limit(limit), after)
+
+    async def published(self, run_id: str) -> list[PublishedValue]:
+        with self._lock:
+            run = self._runs.get(run_id)
+            return run.shown.values() if run is not None else []
+
+    async def stream(self, run_id: str, name: str, start: int = 0, limit: int = 500) -> list[StreamItem]:
+        with self._lock:
+            run = self._runs.get(run_id)
+            return run.shown.stream(name, start, check_limit(limit)) if run is not None else []
+
+    async def dead_letters(
+        self, limit: int = 100, after: str | None = None, *, kind: str | None = None, event: str | None = None
+    ) -> list[DeadLetter]:
+        with self._lock:
+            return self._state.letters_after(after, limit, kind, event)
+
+    async def dead_letter(self, letter_id: str) -> DeadLetter | None:
+        with self._lock:
+            return self._state.letters.get(letter_id)
+
+    async def remove_dead_letter(self, letter_id: str) -> bool:
+        with self._lock:
+            return self._state.letters.pop(letter_id, None) is not None
+
+    def _tell(self, changed: set[str]) -> None:
+        if changed:
+            self._hints.tell(frozenset(changed))
+
+
+def _later(wake_at: float | None, now: float) -> bool:
+    return wake_at is None or wake_at > now
+
+
+def _matches(query: RunQuery, record: RunRecord) -> bool:
+    statuses = statuses_of(query)
+    since, until = created_between(query)
+    return (
+        (statuses is None or record.status in statuses)
+        and query.workflow in (None, record.workflow)
+        and query.parent in (None, record.parent)
+        and (query.id_prefix is None or record.id.startswith(query.id_prefix))
+        and (since is None or record.created_at >= since)
+        and (until is None or record.created_at < until)
+        and all(record.tags.get(key) == value for key, value in (query.tags or {}).items())
+    )

@@ -1,0 +1,116 @@
+"""Carrying out a turn on a run of the memory store: its entries, its mail, what else it changes, and the new row."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from perdure.model.records import RunRecord, TurnExtras
+from perdure.stores import semantics as rules
+from perdure.stores.memory.runs import MemoryRun
+from perdure.stores.memory.state import MemoryState
+from perdure.stores.protocol import Answer, Committed, CommitTurn, Missing, RunPatch
+
+NOTHING = TurnExtras()
+
+
+def commit_turn(state: MemoryState, turn: CommitTurn) -> Answer:
+    run = state.runs.get(turn.run_id)
+    if run is None:
+        return Missing()
+    if run.turn_at(turn.base + 1) == turn.turn_id:
+        return Committed(mail=_unseen(run, turn, held=False))
+    refused = rules.refuse_turn(turn, run.judged(), state.alive(turn.worker))
+    if refused is not None:
+        return refused
+    extras = turn.extras or NOTHING
+    _append(run, turn, extras)
+    read(state, run, turn.consumed, turn.now)
+    _change_more(state, run, turn, extras)
+    mail = _unseen(run, turn, held=False)
+    record = run.record
+    if turn.restart is not None:
+        record = rules.restarted(record, turn.restart)
+    if turn.restart is not None or extras.dropped:
+        record = replace(record, fence=run.position)
+    if turn.patch is not None:
+        _patch(state, run, record, turn, turn.patch)
+    elif run.mailed and not mail:
+        state.runs.put(run, replace(record, wake_at=None))
+    elif record is not run.record:
+        state.runs.put(run, record, mailed=run.mailed)
+    return Committed(mail=mail)
+
+
+def read(state: MemoryState, run: MemoryRun, numbers: tuple[int, ...], now: float) -> None:
+    """Take messages out of the run's inbox for good."""
+    for number in numbers:
+        message = state.runs.read(run, number, now)
+        if message is not None and message.kind == rules.ASSIGNMENT:
+            state.topics.read(run, message.name, message.place, now)
+
+
+def _append(run: MemoryRun, turn: CommitTurn, extras: TurnExtras) -> None:
+    run.position = rules.last_position(turn)
+    if turn.restart is not None:
+        run.rows.clear()
+        run.append(turn.base, turn.turn_id, turn.restart.entries)
+        return
+    if extras.dropped:  # markers go as well: the fence stands for them
+        run.rows = {
+            at: row
+            for at, row in run.rows.items()
+            if row.entry is not None and not rules.is_dropped(row.entry.location, extras.dropped)
+        }
+    run.append(turn.base, turn.turn_id, turn.entries)
+
+
+def _change_more(state: MemoryState, run: MemoryRun, turn: CommitTurn, extras: TurnExtras) -> None:
+    """Subscriptions and what the turn shows. A run that ends or begins anew waits for nothing."""
+    stays = turn.restart is None and not (turn.patch is not None and turn.patch.status.terminal)
+    if not stays:
+        state.topics.unsubscribe_all(run)
+    for target in extras.unsubscribe:
+        state.topics.unsubscribe(run, target)
+    for number in extras.returned:
+        state.topics.give_back(run, number, turn.now)
+    for subscription in extras.subscribe if stays else ():
+        state.topics.subscribe(run, subscription, turn.now)
+    run.shown.append(extras.streamed)
+    if turn.restart is not None:
+        run.shown.begin_anew()
+    for value in extras.published:
+        state.runs.publish(run, value)
+    if extras.streamed or extras.published:
+        state.runs.changed.add(turn.run_id)
+    state.keep_letters(extras.dead_letters)
+
+
+def _patch(state: MemoryState, run: MemoryRun, record: RunRecord, turn: CommitTurn, patch: RunPatch) -> None:
+    ended = patch.status.terminal
+    unseen = _unseen(run, turn, held=rules.sleeps_on(turn, patch))
+    run.prune_at = patch.prune_at
+    patched = replace(
+        record,
+        status=patch.status,
+        owner=None if ended else patch.owner,
+        wake_at=rules.wake_after(patch, turn.now, unseen),
+        waits=patch.waits,
+        held=patch.held,
+        drift=patch.drift,
+        recoveries=patch.recoveries,
+        result=patch.result,
+        error=patch.error,
+        ended_at=patch.ended_at,
+        updated_at=turn.now,
+    )
+    state.runs.put(run, patched, mailed=unseen and patched.owner is not None)
+    if ended or (patched.owner is None and patched.wake_at is not None):
+        state.runs.changed.add(record.id)
+
+
+def _unseen(run: MemoryRun, turn: CommitTurn, *, held: bool) -> bool:
+    """Whether mail is left that the turn did not know of; with `held`, only such as wakes a held run."""
+    if run.record.inbox_last <= turn.seen:
+        return False
+    unread = (message for number, message in run.inbox.items() if number > turn.seen and number not in turn.consumed)
+    return any(not held or message.kind in rules.WAKES_HELD for message in unread)

@@ -1,0 +1,256 @@
+"""Reading the PostgreSQL store: each question is one statement, and so sees one moment."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from perdure.errors import StoreError
+from perdure.model.records import (
+    DeadLetter,
+    Message,
+    PublishedValue,
+    RunQuery,
+    RunRecord,
+    StreamItem,
+    TopicEvent,
+    WorkerRecord,
+)
+from perdure.stores import sql_rows as rows
+from perdure.stores.paging import check_limit, created_between, cursor_after, key_of, statuses_of
+from perdure.stores.postgres.pool import Link, sql
+from perdure.stores.protocol import Observer, RunPage, Snapshot, StoredEntry, Unsettled
+
+OWED_PAGE = 500  # of what one run owes
+
+
+def _of(columns: str, table: str) -> str:
+    return ", ".join(f"{table}.{column}" for column in columns.split(", "))
+
+
+def _arrays(columns: str, table: str) -> str:
+    """Each column of a table's rows as an array: many rows travel as one."""
+    return ", ".join(f"array_agg({table}.{column})" for column in columns.split(", "))
+
+
+_RUN = _of(rows.RUN_COLUMNS, "r")
+_EVENT = "t.name, e.id, e.body, e.sent_at, e.delivery, e.consume, e.expires_at, e.sender, e.place, e.event_id"
+_ITEM = "s.stream, s.value, s.location, s.at, s.attempt, s.writer, s.at_offset, s.superseded"
+_ENTRY_ARRAYS = _arrays(rows.ENTRY_COLUMNS, "x")
+_MESSAGE_ARRAYS = _arrays(rows.MESSAGE_COLUMNS, "x")
+_RUN_WIDTH = len(rows.RUN_COLUMNS.split(", "))
+_ENTRY_WIDTH = len(rows.ENTRY_COLUMNS.split(", "))
+_MESSAGE_WIDTH = len(rows.MESSAGE_COLUMNS.split(", "))
+
+RECORDS = f"SELECT {_RUN} FROM {{schema}}.runs r WHERE r.id = ANY ($1)"
+LOAD = f"""
+    SELECT {_RUN}, greatest(r.fence, (SELECT max(e.position) FROM {{schema}}.entries e WHERE e.run_no = r.no), 0),
+           history.*, mail.*
+    FROM {{schema}}.runs r
+    CROSS JOIN LATERAL (
+        SELECT {_ENTRY_ARRAYS} FROM (
+            SELECT * FROM {{schema}}.entries e WHERE e.run_no = r.no AND e.kind <> 'marker' ORDER BY e.position
+        ) AS x
+    ) AS history
+    CROSS JOIN LATERAL (
+        SELECT {_MESSAGE_ARRAYS} FROM (
+            SELECT * FROM {{schema}}.inbox i WHERE i.run_no = r.no AND i.consumed_at IS NULL ORDER BY i.number
+        ) AS x
+    ) AS mail
+    WHERE r.id = ANY ($1)"""
+INBOX = f"""
+    SELECT {_of(rows.MESSAGE_COLUMNS, "i")} FROM {{schema}}.inbox i
+    WHERE i.run_no = (SELECT r.no FROM {{schema}}.runs r WHERE r.id = $1) AND i.number > $2 AND i.consumed_at IS NULL
+    ORDER BY i.number"""
+HISTORY = f"""
+    SELECT e.position, {_of(rows.ENTRY_COLUMNS, "e")} FROM {{schema}}.entries e
+    WHERE e.run_no = (SELECT r.no FROM {{schema}}.runs r WHERE r.id = $1) AND e.position > $2 AND e.kind <> 'marker'
+    ORDER BY e.position"""
+WORKERS = f"SELECT {rows.WORKER_COLUMNS} FROM {{schema}}.workers ORDER BY id"
+UNSETTLED = f"""
+    SELECT {_RUN}, r.orphans, owed.*, mail.*
+    FROM {{schema}}.runs r
+    CROSS JOIN LATERAL (
+        SELECT array_agg(x.observer), array_agg(x.target) FROM (
+            SELECT * FROM {{schema}}.observers o WHERE o.run_no = r.no ORDER BY o.observer, o.target LIMIT $2
+        ) AS x
+    ) AS owed
+    CROSS JOIN LATERAL (
+        SELECT {_MESSAGE_ARRAYS} FROM (
+            SELECT * FROM {{schema}}.inbox i
+            WHERE i.run_no = r.no AND i.consumed_at IS NULL AND i.kind IN ('event', 'assignment')
+            ORDER BY i.number LIMIT $2
+        ) AS x
+    ) AS mail
+    WHERE r.unsettled ORDER BY r.ended_at, r.id LIMIT $1"""
+OPEN_CHILDREN = """
+    SELECT r.id FROM {schema}.runs r
+    WHERE r.parent = $1 AND r.attached AND r.ended_at IS NULL AND r.id > $2 ORDER BY r.id LIMIT $3"""
+UNFINISHED = f"""
+    SELECT {_EVENT} FROM {{schema}}.topic_events e JOIN {{schema}}.topics t ON t.no = e.topic_no
+    WHERE e.fan_from IS NOT NULL ORDER BY t.name, e.place LIMIT $1"""
+TOPIC = f"""
+    SELECT {_EVENT} FROM {{schema}}.topics t JOIN {{schema}}.topic_events e ON e.topic_no = t.no
+    WHERE t.name = $1 AND e.place > $2 AND e.gone_at IS NULL ORDER BY e.place LIMIT $3"""
+PUBLISHED = """
+    SELECT p.key, p.value, p.expires_at FROM {schema}.published p
+    WHERE p.run_no = (SELECT r.no FROM {schema}.runs r WHERE r.id = $1) ORDER BY p.key"""
+STREAM = f"""
+    SELECT {_ITEM} FROM {{schema}}.stream_items s
+    WHERE s.run_no = (SELECT r.no FROM {{schema}}.runs r WHERE r.id = $1) AND s.stream = $2 AND s.at_offset >= $3
+    ORDER BY s.at_offset LIMIT $4"""
+LETTERS = f"""
+    SELECT {_of(rows.LETTER_COLUMNS, "d")} FROM {{schema}}.dead_letters d
+    WHERE d.no > $1 AND ($2::text IS NULL OR d.kind = $2) AND ($3::text IS NULL OR d.event_name = $3)
+    ORDER BY d.no LIMIT $4"""
+LETTER = f"SELECT {_of(rows.LETTER_COLUMNS, 'd')} FROM {{schema}}.dead_letters d WHERE d.id = $1"
+LETTER_NO = "SELECT d.no FROM {schema}.dead_letters d WHERE d.id = $1"
+
+
+# --- runs with what they own -----------------------------------------------------------------------------------------
+
+
+async def records(link: Link, ids: Sequence[str]) -> list[RunRecord | None]:
+    found = {row[0]: rows.run_of_row(row) for row in await link.fetch(sql(RECORDS, link.target), list(ids))}
+    return [found.get(id) for id in ids]
+
+
+async def load(link: Link, ids: Sequence[str]) -> list[Snapshot | None]:
+    found = {row[0]: _snapshot(row) for row in await link.fetch(sql(LOAD, link.target), list(ids))}
+    return [found.get(id) for id in ids]
+
+
+def _snapshot(row: rows.Row) -> Snapshot:
+    entries = row[_RUN_WIDTH + 1 : _RUN_WIDTH + 1 + _ENTRY_WIDTH]
+    return Snapshot(
+        record=rows.run_of_row(row),
+        position=row[_RUN_WIDTH],
+        entries=tuple(map(rows.entry_of_row, _transposed(entries))),
+        inbox=tuple(map(rows.message_of_row, _transposed(row[_RUN_WIDTH + 1 + _ENTRY_WIDTH :]))),
+    )
+
+
+def _transposed(columns: rows.Row) -> list[rows.Row]:
+    """The rows of which these are the columns; no rows are NULLs."""
+    return [] if columns[0] is None else list(zip(*columns, strict=True))
+
+
+async def inbox(link: Link, run_id: str, after: int) -> list[Message]:
+    return [rows.message_of_row(row) for row in await link.fetch(sql(INBOX, link.target), run_id, after)]
+
+
+async def history(link: Link, run_id: str, after: int) -> list[StoredEntry]:
+    found = await link.fetch(sql(HISTORY, link.target), run_id, after)
+    return [StoredEntry(row[0], rows.entry_of_row(row[1:])) for row in found]
+
+
+async def unsettled(link: Link, limit: int) -> list[Unsettled]:
+    found = await link.fetch(sql(UNSETTLED, link.target), check_limit(limit), OWED_PAGE)
+    return [_owing(row) for row in found]
+
+
+def _owing(row: rows.Row) -> Unsettled:
+    observers = _transposed(row[_RUN_WIDTH + 1 : _RUN_WIDTH + 3])
+    return Unsettled(
+        record=rows.run_of_row(row),
+        observers=tuple(Observer(*each) for each in observers),
+        mail=tuple(map(rows.message_of_row, _transposed(row[_RUN_WIDTH + 3 :]))),
+        orphans=row[_RUN_WIDTH],
+    )
+
+
+async def open_children(link: Link, run_id: str, limit: int, after: str | None) -> list[str]:
+    found = await link.fetch(sql(OPEN_CHILDREN, link.target), run_id, after or "", check_limit(limit))
+    return [row[0] for row in found]
+
+
+# --- topics, and what runs show --------------------------------------------------------------------------------------
+
+
+async def unfinished(link: Link, limit: int) -> list[TopicEvent]:
+    return [rows.event_of_row(row) for row in await link.fetch(sql(UNFINISHED, link.target), check_limit(limit))]
+
+
+async def topic(link: Link, name: str, limit: int, after: int) -> list[TopicEvent]:
+    found = await link.fetch(sql(TOPIC, link.target), name, after, check_limit(limit))
+    return [rows.event_of_row(row) for row in found]
+
+
+async def published(link: Link, run_id: str) -> list[PublishedValue]:
+    return [PublishedValue(*row) for row in await link.fetch(sql(PUBLISHED, link.target), run_id)]
+
+
+async def stream(link: Link, run_id: str, name: str, start: int, limit: int) -> list[StreamItem]:
+    found = await link.fetch(sql(STREAM, link.target), run_id, name, start, check_limit(limit))
+    return [rows.item_of_row(row) for row in found]
+
+
+# --- workers and dead letters ----------------------------------------------------------------------------------------
+
+
+async def workers(link: Link) -> list[WorkerRecord]:
+    return [rows.worker_of_row(row) for row in await link.fetch(sql(WORKERS, link.target))]
+
+
+async def dead_letters(
+    link: Link, limit: int, after: str | None, kind: str | None, event: str | None
+) -> list[DeadLetter]:
+    """In the order in which they came."""
+    no = 0 if after is None else await link.value(sql(LETTER_NO, link.target), after)
+    if no is None:
+        raise StoreError(f"dead letter {after!r}, where the page before ended, is gone; begin with the first page")
+    found = await link.fetch(sql(LETTERS, link.target), no, kind, event, check_limit(limit))
+    return [rows.letter_of_row(row) for row in found]
+
+
+async def dead_letter(link: Link, letter_id: str) -> DeadLetter | None:
+    found = await link.fetch(sql(LETTER, link.target), letter_id)
+    return rows.letter_of_row(found[0]) if found else None
+
+
+# --- pages of runs -------------------------------------------------------------------------------------------------
+
+
+async def runs(link: Link, query: RunQuery) -> RunPage:
+    """Asks for one more than the page holds, to know whether there is a next one."""
+    limit = check_limit(query.limit)
+    where, values = conditions(query)
+    text = f"SELECT {_RUN} FROM {{schema}}.runs r WHERE {where} ORDER BY r.created_at DESC, r.id DESC LIMIT {limit + 1}"
+    found = [rows.run_of_row(row) for row in await link.fetch(sql(text, link.target), *values)]
+    page = tuple(found[:limit])
+    more = len(found) > limit
+    return RunPage(page, cursor_after(page[-1].created_at, page[-1].id) if more else None)
+
+
+def conditions(query: RunQuery) -> tuple[str, list[Any]]:
+    """A query as the terms of a WHERE and their values."""
+    terms: list[str] = ["TRUE"]
+    values: list[Any] = []
+
+    def term(text: str, *given: Any) -> None:
+        numbers = [f"${len(values) + n}" for n in range(1, len(given) + 1)]
+        terms.append(text.format(*numbers))
+        values.extend(given)
+
+    statuses = statuses_of(query)
+    if statuses is not None:
+        term("r.status = ANY ({}::text[])", [*statuses])
+    if query.workflow is not None:
+        term("r.workflow = {}", query.workflow)
+    if query.parent is not None:
+        term("r.parent = {}", query.parent)
+    if query.id_prefix:
+        term("r.id >= {} AND r.id < {}", query.id_prefix, query.id_prefix + chr(sys.maxunicode))
+    since, until = created_between(query)
+    if since is not None:
+        term("r.created_at >= {}", since)
+    if until is not None:
+        term("r.created_at < {}", until)
+    if query.tags:
+        term("r.tags @> {}::jsonb", msgspec.json.encode(query.tags).decode())
+    if query.after is not None:
+        term("(r.created_at, r.id) < ({}, {})", *key_of(query.after))
+    return " AND ".join(terms), values

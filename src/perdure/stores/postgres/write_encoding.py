@@ -1,0 +1,200 @@
+"""Writes as JSON, as the functions of the schema take them: payloads as base64, structured columns as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from perdure.model.records import DeadLetter, Entry, Message, RunRecord, TurnExtras
+from perdure.stores import sql_rows as rows
+from perdure.stores.protocol import (
+    AppendStream,
+    CommitTurn,
+    CreateRun,
+    Deliver,
+    EndRun,
+    FanOut,
+    Moved,
+    Observe,
+    Publish,
+    ReleaseRun,
+    Replay,
+    Restart,
+    RewindRun,
+    RunPatch,
+    Settle,
+    SupersedeStream,
+    Write,
+)
+
+Json = dict[str, Any]
+
+
+def as_json(write: Write) -> Json:
+    """A write as `carry_out` takes it: what is empty is left out."""
+    match write:
+        case CommitTurn():
+            return _turn(write)
+        case CreateRun():
+            history = _given(entries=_entries(write.entries), inbox=_messages(write.inbox))
+            return {"kind": "create", **new_run(0, write), **history}
+        case Deliver():
+            return _tagged("mail", write, message=_message(write.message))
+        case EndRun():
+            return _tagged("end", write)
+        case ReleaseRun():
+            return _tagged("release", write)
+        case Observe():
+            return _tagged("observe", write)
+        case RewindRun():
+            return _tagged("rewind", write, entries=_entries(write.entries), returned=_messages(write.returned))
+        case Settle():
+            return _tagged("settle", write, moved=_moved(write.moved), dead_letters=_letters(write.dead_letters))
+        case Publish():
+            return _tagged("publish", write, event=_fields(write.event))
+        case FanOut():
+            return _tagged("fan_out", write)
+        case Replay():
+            return _tagged("replay", write, send=as_json(write.send))
+        case AppendStream():
+            return _tagged("append_stream", write)
+        case SupersedeStream():
+            return _tagged("supersede_stream", write)
+
+
+def _tagged(kind: str, write: msgspec.Struct, **replaced: Any) -> Json:
+    return {"kind": kind, **_given(**{**_fields(write), **replaced})}
+
+
+def _fields(struct: msgspec.Struct) -> Json:
+    return {name: getattr(struct, name) for name in struct.__struct_fields__}
+
+
+def _given(**fields: Any) -> Json:
+    return {name: value for name, value in fields.items() if value is not None and value != ()}
+
+
+def _turn(turn: CommitTurn) -> Json:
+    return _tagged(
+        "turn",
+        turn,
+        entries=tuple(entry if entry.error is None else _entry(entry) for entry in turn.entries),
+        patch=_patch(turn.patch) if turn.patch is not None else None,
+        restart=_restart(turn.restart) if turn.restart is not None else None,
+        extras=_extras(turn.extras) if turn.extras is not None else None,
+    )
+
+
+_PATCHED = "status, owner, wake_at, waits, held, held_kind, drift, recoveries, result, error, ended_at, prune_at"
+_PATCH_NAMES = _PATCHED.split(", ")
+
+
+def _patch(patch: RunPatch) -> Json:
+    return _given(**dict(zip(_PATCH_NAMES, _patch_row(patch), strict=True)))
+
+
+def _restart(restart: Restart) -> Json:
+    return _given(**{**_fields(restart), "entries": _entries(restart.entries)})
+
+
+def _extras(extras: TurnExtras) -> Json:
+    return _given(**{**_fields(extras), "dead_letters": _letters(extras.dead_letters)})
+
+
+_ENTRY_NAMES = rows.ENTRY_COLUMNS.split(", ")
+
+
+def _entries(entries: Sequence[Entry]) -> tuple[Json, ...]:
+    return tuple(map(_entry, entries))
+
+
+def _entry(entry: Entry) -> Json:
+    return dict(zip(_ENTRY_NAMES, entry_row(entry), strict=True))
+
+
+def _messages(messages: Sequence[Message]) -> tuple[Json, ...]:
+    return tuple(_message(message) for message in messages)
+
+
+def _message(message: Message) -> Json:
+    return _given(**_fields(message))
+
+
+def _letters(letters: Sequence[DeadLetter]) -> tuple[Json, ...]:
+    """The reason is for people, and may quote anything; a NUL is the one thing that PostgreSQL cannot hold."""
+    return tuple(
+        {**_fields(letter), "reason": letter.reason.replace("\0", "\N{REPLACEMENT CHARACTER}")} for letter in letters
+    )
+
+
+def _moved(moved: Sequence[Moved]) -> tuple[Json, ...]:
+    return tuple(
+        {"number": each.number, "to": as_json(each.to), "otherwise": _letters((each.otherwise,))[0]} for each in moved
+    )
+
+
+_GIVEN_TO_NEW_RUNS = (
+    "id, workflow, version, input, created_at, created_by, pool, shard, generation, epoch, run_attempt, "
+    "first_workflow, first_input, parent, attached, tags, wake_at, owner, deadline_at, retention"
+)
+_NEW_RUN = _GIVEN_TO_NEW_RUNS.split(", ")
+_given_to_a_new_run = attrgetter(*_NEW_RUN)
+
+
+def new_run(at: int, write: CreateRun) -> Json:
+    record: RunRecord = write.record
+    observer = write.observer
+    observed = {} if observer is None else {"observer": observer.run_id, "target": observer.target}
+    given = zip(_NEW_RUN, _given_to_a_new_run(record), strict=True)
+    return {"at": at, "seed": str(record.seed), **dict(given), **observed}
+
+
+def mail(at: int, write: Deliver) -> Json:
+    return {**_message(write.message), "at": at, "run_id": write.run_id, "now": write.now, "room": write.limit}
+
+
+def told(at: int, write: Settle) -> list[Json]:
+    run = {"at": at, "run_id": write.run_id}
+    return [{**run, "observer": each.run_id, "target": each.target} for each in write.told] or [run]
+
+
+def entry_row(entry: Entry) -> rows.Row:
+    """An entry's columns, in the order of `rows.ENTRY_COLUMNS`."""
+    return (
+        entry.location,
+        entry.kind,
+        entry.name,
+        entry.status,
+        entry.asked,
+        entry.ordinal,
+        entry.seq,
+        entry.value,
+        None if entry.error is None else rows.as_json(entry.error),
+        entry.attempts,
+        entry.generation,
+        entry.started_at,
+        entry.settled_at,
+        entry.due_at,
+        entry.fingerprint,
+        entry.detail,
+    )
+
+
+def _patch_row(patch: RunPatch) -> rows.Row:
+    return (
+        patch.status,
+        patch.owner,
+        patch.wake_at,
+        rows.as_json(patch.waits),
+        rows.as_json(patch.held),
+        patch.held.kind if patch.held is not None else None,
+        rows.as_json(patch.drift),
+        patch.recoveries,
+        patch.result,
+        rows.as_json(patch.error),
+        patch.ended_at,
+        patch.prune_at,
+    )

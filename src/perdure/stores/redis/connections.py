@@ -1,0 +1,120 @@
+"""Connections to one Redis server that a store's scripts go over.
+
+They do without what redis-py's client does around a command (a pool with a lock, a retry, a task for each time-out).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from redis import exceptions as failures
+from redis.asyncio import Connection, ConnectionPool
+
+from perdure.clock import SYSTEM_CLOCK, Timer
+from perdure.stores.redis.protocol import PUSHED, Wire
+
+
+class Link:
+    """As many connections as are in use at once, up to `most`; `pool` says how one is made."""
+
+    def __init__(self, pool: ConnectionPool, most: int, patience: float) -> None:
+        self._pool = pool
+        self._idle: list[Line] = []
+        self._room = asyncio.Semaphore(most)
+        self._closed = False
+        self._patience = pool.connection_kwargs.get("socket_timeout") or patience
+
+    async def execute(self, *command: bytes | str | int) -> Any:
+        """What the server answers; its refusals are raised as redis-py does."""
+        await self._room.acquire()
+        try:
+            line = self._idle.pop() if self._idle else None
+            if line is None or line.closed:
+                line = await self._another(line)
+            try:
+                return await line.ask(command)
+            finally:
+                if line.busy or self._closed:  # an answer may still be on its way
+                    await line.close()
+                else:
+                    self._idle.append(line)
+        finally:
+            self._room.release()
+
+    async def _another(self, line: Line | None) -> Line:
+        """In place of one that was closed meanwhile, if there was one: the next that is not, or a new one."""
+        while line is not None and line.closed:
+            await line.close()
+            line = self._idle.pop() if self._idle else None
+        return line or await Line.made(self._pool, self._patience)
+
+    async def close(self) -> None:
+        """Calls that are under way close their connections themselves."""
+        self._closed = True
+        await self.drop_idle()
+
+    async def drop_idle(self) -> None:
+        idle, self._idle = self._idle, []
+        for line in idle:
+            await line.close()
+
+
+class Line(Wire):
+    """One connection, and one call at a time, which fails if the server says nothing for `patience` seconds."""
+
+    def __init__(self, connection: Connection, transport: asyncio.Transport, patience: float) -> None:
+        super().__init__(connection, transport)
+        self._patience = patience
+        self._loop = asyncio.get_running_loop()
+        self._asked: asyncio.Future[Any] | None = None
+        self._asked_at = 0.0
+        self._watch: Timer | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is still to come, though nobody may wait for it any more."""
+        return self._asked is not None
+
+    def ask(self, command: tuple[bytes | str | int, ...]) -> asyncio.Future[Any]:
+        """Send a command at once; its answer can be awaited."""
+        asked = self._asked = self._loop.create_future()
+        self._asked_at = SYSTEM_CLOCK.now()
+        if self._watch is None:  # it outlasts the call: to make one for each and cancel it would take 2 us
+            self._watch = SYSTEM_CLOCK.call_at(self._asked_at + self._patience, self._look)
+        self.send(*command)
+        return asked
+
+    def _look(self) -> None:
+        """Some call had begun so long ago; the one that is under way, if there is one, may have begun later."""
+        self._watch = None
+        if self._asked is None:
+            return
+        if SYSTEM_CLOCK.now() < self._asked_at + self._patience:
+            self._watch = SYSTEM_CLOCK.call_at(self._asked_at + self._patience, self._look)
+        else:
+            _fail(self._asked, failures.TimeoutError(f"no answer within {self._patience:g} seconds"))
+
+    async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        await super().close()
+
+    def heard(self, answer: Any) -> None:
+        if isinstance(answer, PUSHED):
+            return
+        asked, self._asked = self._asked, None
+        assert asked is not None, f"the server answers what nobody has asked: {answer!r}"
+        if isinstance(answer, Exception):
+            _fail(asked, answer)
+        elif not asked.done():
+            asked.set_result(answer)
+
+    def lost(self, error: Exception) -> None:
+        if self._asked is not None:
+            _fail(self._asked, error)
+
+
+def _fail(asked: asyncio.Future[Any], error: Exception) -> None:
+    if not asked.done():
+        asked.set_exception(error)

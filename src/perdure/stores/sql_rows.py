@@ -1,0 +1,239 @@
+"""Records as rows of tables, and back: what the stores with tables have in common.
+
+Payloads are bytes of some codec; a store may give them as text where they are readable. Structured columns are JSON as
+text, NULL where empty. A row may be longer than what is read from it here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from perdure.model.records import (
+    DeadLetter,
+    Entry,
+    EntryStatus,
+    ErrorRecord,
+    Held,
+    Message,
+    RunRecord,
+    RunStatus,
+    StreamItem,
+    TopicEvent,
+    Wait,
+    WorkerRecord,
+)
+
+Row = Sequence[Any]
+
+_encode = msgspec.json.Encoder().encode
+_errors = msgspec.json.Decoder(ErrorRecord)
+_waits = msgspec.json.Decoder(tuple[Wait, ...])
+_held = msgspec.json.Decoder(Held)
+_drift = msgspec.json.Decoder(tuple[str, ...])
+_tags = msgspec.json.Decoder(dict[str, str])
+_workflows = msgspec.json.Decoder(tuple[tuple[str, int], ...])
+_run_status = {status.value: status for status in RunStatus}
+run_status = _run_status.__getitem__
+_entry_status = {status.value: status for status in EntryStatus}
+
+
+def unpack(stored: str | bytes | None) -> bytes | None:
+    """A payload, whether it is kept as text or as bytes."""
+    return stored.encode() if isinstance(stored, str) else stored
+
+
+def as_json(value: Any) -> str | None:
+    """A structured column; NULL for what is empty."""
+    return _encode(value).decode() if value else None
+
+
+def error_of(stored: str | None) -> ErrorRecord | None:
+    return _errors.decode(stored) if stored else None
+
+
+# --- runs and their histories -----------------------------------------------------------------------------------------
+
+RUN_COLUMNS = (
+    "id, workflow, version, input, created_at, created_by, seed, pool, shard, status, generation, epoch, "
+    "run_attempt, first_workflow, first_input, result, error, parent, attached, tags, begun_at, updated_at, ended_at, "
+    "wake_at, owner, recoveries, deadline_at, retention, waits, held, drift, inbox_last, fence"
+)
+
+
+def run_of_row(row: Row) -> RunRecord:
+    """A run from a row that begins with `RUN_COLUMNS`."""
+    (id, workflow, version, input, created_at, created_by, seed, pool, shard, status, generation, epoch) = row[:12]
+    (run_attempt, first_workflow, first_input, result, error, parent, attached, tags, begun_at) = row[12:21]
+    (updated_at, ended_at, wake_at, owner, recoveries, deadline_at, retention, waits, held, drift) = row[21:31]
+    inbox_last, fence = row[31:33]
+    return RunRecord(
+        id=id,
+        workflow=workflow,
+        version=version,
+        input=unpack(input) or b"",
+        created_at=created_at,
+        created_by=created_by,
+        seed=int(seed),
+        pool=pool,
+        shard=shard,
+        status=_run_status[status],
+        generation=generation,
+        epoch=epoch,
+        run_attempt=run_attempt,
+        first_workflow=first_workflow,
+        first_input=unpack(first_input),
+        result=unpack(result),
+        error=error_of(error),
+        parent=parent,
+        attached=bool(attached),
+        tags=_tags.decode(tags) if tags else {},
+        begun_at=begun_at,
+        updated_at=updated_at,
+        ended_at=ended_at,
+        wake_at=wake_at,
+        owner=owner,
+        recoveries=recoveries,
+        deadline_at=deadline_at,
+        retention=retention,
+        waits=_waits.decode(waits) if waits else (),
+        held=_held.decode(held) if held else None,
+        drift=_drift.decode(drift) if drift else (),
+        inbox_last=inbox_last,
+        fence=fence,
+    )
+
+
+ENTRY_COLUMNS = (
+    "location, kind, name, status, asked, ordinal, seq, value, error, attempts, generation, started_at, settled_at, "
+    "due_at, fingerprint, detail"
+)
+
+
+def entry_of_row(row: Row) -> Entry:
+    """An entry from its columns, in the order of `ENTRY_COLUMNS`."""
+    location, kind, name, status, asked, ordinal, seq, value, error, *rest = row
+    attempts, generation, started_at, settled_at, due_at, fingerprint, detail = rest
+    return Entry(
+        location,
+        kind,
+        name,
+        _entry_status[status],
+        asked,
+        ordinal,
+        seq,
+        value.encode() if isinstance(value, str) else value,
+        _errors.decode(error) if error else None,
+        attempts,
+        generation,
+        started_at,
+        settled_at,
+        due_at,
+        unpack(fingerprint),
+        unpack(detail),
+    )
+
+
+# --- mail, topics, and what runs show ---------------------------------------------------------------------------------
+
+MESSAGE_COLUMNS = (
+    "number, id, kind, name, body, sender, sent_at, expires_at, policy, target, place, wants_reply, event_id"
+)
+
+
+def message_of_row(row: Row) -> Message:
+    number, id, kind, name, body, sender, sent_at, expires_at, policy, target, place, wants_reply, event_id = row
+    return Message(
+        id=id,
+        kind=kind,
+        number=number,
+        name=name,
+        body=unpack(body),
+        sender=sender,
+        sent_at=sent_at,
+        expires_at=expires_at,
+        policy=policy,
+        target=target,
+        place=place,
+        wants_reply=bool(wants_reply),
+        event_id=event_id,
+    )
+
+
+def event_of_row(row: Row) -> TopicEvent:
+    """An event from a row that begins with its topic, then as the record has it."""
+    topic, id, body, sent_at, delivery, consume, expires_at, sender, place, event_id = row[:10]
+    return TopicEvent(
+        topic=topic,
+        id=id,
+        body=unpack(body),
+        sent_at=sent_at,
+        delivery=delivery,
+        consume=bool(consume),
+        expires_at=expires_at,
+        sender=sender,
+        place=place,
+        event_id=event_id,
+    )
+
+
+def item_of_row(row: Row) -> StreamItem:
+    stream, value, location, at, attempt, writer, offset, superseded = row
+    return StreamItem(
+        stream=stream,
+        value=unpack(value) or b"",
+        location=location,
+        at=at,
+        attempt=attempt,
+        writer=writer,
+        offset=offset,
+        superseded=bool(superseded),
+    )
+
+
+# --- dead letters and workers -----------------------------------------------------------------------------------------
+
+LETTER_COLUMNS = (
+    "id, kind, at, reason, event_id, event_name, value, original_target, target_status, target_ended_at, sent_at"
+)
+
+
+def letter_of_row(row: Row) -> DeadLetter:
+    id, kind, at, reason, event_id, event_name, value, original_target, target_status, target_ended_at, sent_at = row
+    return DeadLetter(
+        id=id,
+        kind=kind,
+        at=at,
+        reason=reason,
+        event_id=event_id,
+        event_name=event_name,
+        value=unpack(value),
+        original_target=original_target,
+        target_status=target_status,
+        target_ended_at=target_ended_at,
+        sent_at=sent_at,
+    )
+
+
+WORKER_COLUMNS = "id, pool, workflows, lease_until, started_at, node, pid, gone"
+
+
+def worker_row(worker: WorkerRecord) -> Row:
+    pairs = _encode(worker.workflows).decode()
+    return (worker.id, worker.pool, pairs, worker.lease_until, worker.started_at, worker.node, worker.pid)
+
+
+def worker_of_row(row: Row) -> WorkerRecord:
+    id, pool, workflows, lease_until, started_at, node, pid, gone = row
+    return WorkerRecord(
+        id=id,
+        pool=pool,
+        workflows=_workflows.decode(workflows),
+        lease_until=lease_until,
+        started_at=started_at,
+        node=node,
+        pid=pid,
+        gone=bool(gone),
+    )

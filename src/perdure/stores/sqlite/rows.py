@@ -1,0 +1,147 @@
+"""Records as rows that the SQLite store writes; how rows are read is `rows`' business.
+
+Payloads are kept as text where they are readable (most are JSON), as blobs where not, and the same bytes come back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perdure.model.records import DeadLetter, Entry, Message, RunRecord
+from perdure.stores.semantics import MARKER
+from perdure.stores.sql_rows import as_json
+
+Stored = str | int | float | bytes | None
+Row = tuple[Any, ...]
+
+
+def pack(payload: bytes | None) -> str | bytes | None:
+    """Text if it is any that SQLite's own functions can show whole, else a blob."""
+    if payload is None or 0 in payload:
+        return payload
+    try:
+        return payload.decode()
+    except UnicodeDecodeError:
+        return payload
+
+
+def run_row(run: RunRecord) -> Row:
+    return (
+        run.id,
+        run.workflow,
+        run.version,
+        pack(run.input),
+        run.created_at,
+        run.created_by,
+        str(run.seed),
+        run.pool,
+        run.shard,
+        run.status,
+        run.generation,
+        run.epoch,
+        run.run_attempt,
+        run.first_workflow,
+        pack(run.first_input),
+        pack(run.result),
+        as_json(run.error),
+        run.parent,
+        run.attached,
+        as_json(run.tags),
+        run.begun_at,
+        run.updated_at,
+        run.ended_at,
+        run.wake_at,
+        run.owner,
+        run.recoveries,
+        run.deadline_at,
+        run.retention,
+        as_json(run.waits),
+        as_json(run.held),
+        as_json(run.drift),
+        run.inbox_last,
+        run.fence,
+    )
+
+
+def entry_row(run_no: int, position: int, turn_id: str | None, entry: Entry) -> Row:
+    return (
+        run_no,
+        position,
+        turn_id,
+        entry.location,
+        entry.kind,
+        entry.name,
+        entry.status,
+        entry.asked,
+        entry.ordinal,
+        entry.seq,
+        pack(entry.value),
+        as_json(entry.error),
+        entry.attempts,
+        entry.generation,
+        entry.started_at,
+        entry.settled_at,
+        entry.due_at,
+        entry.fingerprint,  # never text: to find that out would cost more than to write it
+        pack(entry.detail),
+    )
+
+
+def marker_row(run_no: int, position: int, turn_id: str, at: float) -> Row:
+    """The row of a turn without entries: nobody reads it, but its position is taken and its turn can be found."""
+    return (
+        run_no,
+        position,
+        turn_id,
+        "",
+        MARKER,
+        "",
+        "succeeded",
+        0,
+        -1,
+        None,
+        None,
+        None,
+        0,
+        0,
+        at,
+        None,
+        None,
+        None,
+        None,
+    )
+
+
+def message_row(run_no: int, number: int, message: Message) -> Row:
+    return (
+        run_no,
+        number,
+        message.id,
+        message.kind,
+        message.name,
+        pack(message.body),
+        message.sender,
+        message.sent_at,
+        message.expires_at,
+        message.policy,
+        message.target,
+        message.place,
+        message.wants_reply,
+        message.event_id,
+    )
+
+
+def letter_row(letter: DeadLetter) -> Row:
+    return (
+        letter.id,
+        letter.kind,
+        letter.at,
+        letter.reason,
+        letter.event_id,
+        letter.event_name,
+        pack(letter.value),
+        letter.original_target,
+        letter.target_status,
+        letter.target_ended_at,
+        letter.sent_at,
+    )

@@ -1,0 +1,263 @@
+"""Dead letters are kept for a person, once each; keys are the same for everyone."""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec.structs import replace
+
+from perdure.model.records import DeadLetter, RunStatus, TurnExtras
+from perdure.stores.protocol import (
+    Answer,
+    CommitTurn,
+    Deliver,
+    Delivered,
+    Ended,
+    Full,
+    Gone,
+    Key,
+    Missing,
+    Publish,
+    Published,
+    Replay,
+    Store,
+    Write,
+)
+from perdure.testing.contract.builders import (
+    Kit,
+    assigned,
+    case,
+    held_by,
+    letter,
+    mail,
+    publish,
+    refused,
+    run,
+    succeeded,
+    turn,
+    waiting,
+)
+
+
+def leaving(base: int, *letters: DeadLetter, worker: str = "a") -> CommitTurn:
+    return turn(base, worker=worker, extras=TurnExtras(dead_letters=letters))
+
+
+class LetterCases(Kit):
+    @case
+    async def test_dead_letters_are_kept_once_and_in_order(self, store: Store) -> None:
+        letters = [
+            DeadLetter(
+                id=f"d{9 - n}",
+                kind="event",
+                at=5.0,
+                reason="nobody there",
+                event_id="e",
+                event_name="paid",
+                value=b"\x00\xff",
+                original_target="r",
+                target_status="failed",
+                target_ended_at=4.0,
+                sent_at=3.0,
+            )
+            for n in range(5)
+        ]
+        await store.commit([run(owner="a"), leaving(0, *letters[:3], letters[0])])
+        await store.commit([leaving(1, replace(letters[1], reason="again"), *letters[3:])])
+        assert await store.dead_letters() == letters
+        assert await store.dead_letters(limit=2) == letters[:2]
+        assert await store.dead_letters(limit=2, after=letters[1].id) == letters[2:4]
+        assert await store.dead_letters(after=letters[4].id) == []
+        await refused(store.dead_letters(after="unknown"))
+        await refused(store.dead_letters(limit=0))
+
+    @case
+    async def test_a_refused_turn_leaves_no_dead_letter(self, store: Store) -> None:
+        await store.commit([run(owner="a"), leaving(0, letter(), worker="b")])
+        assert await store.dead_letters() == []
+
+    @case
+    async def test_dead_letters_are_found_by_kind_and_event(self, store: Store) -> None:
+        letters = [
+            letter("d1", kind="event", event_name="paid"),
+            letter("d2"),
+            letter("d3", kind="event", event_name="shipped"),
+            letter("d4", kind="schedule", event_name="paid"),
+            letter("d5", kind="event", event_name="paid"),
+        ]
+        await store.commit([run(owner="a"), leaving(0, *letters)])
+
+        async def found(**asked: str) -> list[str]:
+            return [each.id for each in await store.dead_letters(**asked)]  # type: ignore[arg-type]
+
+        assert await found(kind="event") == ["d1", "d3", "d5"]
+        assert await found(event="paid") == ["d1", "d4", "d5"]
+        assert await found(kind="event", event="paid") == ["d1", "d5"]
+        assert await found(kind="compensation") == []
+        assert await found(kind="event", after="d1") == ["d3", "d5"]
+        assert await found(kind="event", after="d2") == ["d3", "d5"]
+        assert [each.id for each in await store.dead_letters(2, kind="event")] == ["d1", "d3"]
+
+    @case
+    async def test_a_dead_letter_is_read_and_removed_once(self, store: Store) -> None:
+        other = await self.second(store)
+        await store.commit([run(owner="a"), leaving(0, letter("d1"), letter("d2"))])
+        assert await store.dead_letter("d1") == letter("d1")
+        assert await store.dead_letter("unknown") is None
+        handles = [(store, other)[n % 2] for n in range(6)]
+        removed = await asyncio.gather(*(handle.remove_dead_letter("d1") for handle in handles))
+        assert removed.count(True) == 1
+        assert await store.dead_letter("d1") is None
+        assert await store.dead_letters() == [letter("d2")]
+        assert await store.remove_dead_letter("unknown") is False
+
+    @case
+    async def test_a_dead_letter_outlives_its_run(self, store: Store) -> None:
+        await store.commit([run(owner="a"), leaving(0, letter())])
+        await store.prune(9e9)
+        assert await store.dead_letters() == [letter()]
+
+
+def replay(send: Deliver | Publish, letter_id: str = "d") -> Replay:
+    return Replay(letter_id=letter_id, send=send)
+
+
+def some_letters(count: int = 1) -> list[Write]:
+    """A run that leaves the letters "d", "d1", "d2" ..."""
+    letters = [letter(f"d{n}" if n else "d", kind="event", event_name="t") for n in range(count)]
+    return [run("dead", owner="a"), turn(0, id="dead", extras=TurnExtras(dead_letters=tuple(letters)))]
+
+
+async def only(store: Store, write: Write) -> Answer:
+    (answer,) = await store.commit([write])
+    return answer
+
+
+class ReplayCases(Kit):
+    @case
+    async def test_a_letter_is_sent_to_a_run_and_gone(self, store: Store) -> None:
+        await store.commit([*some_letters(2), run("r"), run("s")])
+        assert await only(store, replay(mail("x", event_id="e"))) == Delivered(1, fresh=True)
+        (message,) = await store.inbox("r")
+        assert (message.id, message.event_id, message.body) == ("x", "e", b'{"by":"ada"}')
+        assert [each.id for each in await store.dead_letters()] == ["d1"]
+        assert await store.dead_letter("d") is None
+        assert await only(store, replay(mail("y", id="s"))) == Gone()
+        assert await only(store, replay(mail("y", id="s"), "never")) == Gone()
+        assert await store.inbox("s") == []
+
+    @case
+    async def test_a_letter_is_sent_to_a_topic_and_gone(self, store: Store) -> None:
+        await store.commit([*some_letters(2), *waiting("r")])
+        assert await only(store, replay(publish("x"))) == Published(1, 1)
+        assert await only(store, replay(publish("y"))) == Gone()
+        assert await only(store, replay(publish("z"), "d1")) == Published(2, 0)
+        assert await assigned(store, "r") == [["topic/t/1"]]
+        assert await held_by(store) == ["x", "z"]
+        assert await store.dead_letters() == []
+
+    @case
+    async def test_a_replay_whose_answer_was_lost_is_recognised(self, store: Store) -> None:
+        await store.commit([*some_letters(2), run("r")])
+        to_run, to_topic = replay(mail("x")), replay(publish("y"), "d1")
+        await store.commit([to_run, to_topic])
+        for again in await store.commit([to_run, to_topic]):
+            assert isinstance(again, Delivered | Published)
+            assert (again.number if isinstance(again, Delivered) else again.place) == 1
+        assert await only(store, replay(mail("other"))) == Gone(), "somebody else's call is not the same"
+        assert [message.id for message in await store.inbox("r")] == ["x"]
+        assert await held_by(store) == ["y"]
+
+    @case
+    async def test_a_letter_stays_in_its_place_if_its_target_refuses_it(self, store: Store) -> None:
+        await store.commit([*some_letters(3), run("r", owner="a"), run("full"), mail("m", id="full"), publish("e")])
+        await store.commit([turn(0, patch=succeeded())])
+        before = await store.dead_letters()
+        refusals: list[tuple[Deliver | Publish, Answer]] = [
+            (mail("x"), Ended(RunStatus.SUCCEEDED)),
+            (mail("x", id="missing"), Missing()),
+            (mail("x", id="full", limit=1), Full(1)),
+            (publish("x", limit=1), Full(1)),
+        ]
+        for number, (send, answer) in enumerate(refusals):
+            mine = replay(_named(send, f"x{number}"), "d1")
+            assert await only(store, mine) == answer
+            assert await store.dead_letters() == before
+        assert await only(store, replay(mail("y", id="full"), "d1")) == Delivered(2, fresh=True)
+        assert [each.id for each in await store.dead_letters()] == ["d", "d2"]
+
+    @case
+    async def test_of_many_who_replay_or_remove_a_letter_one_does(self, store: Store) -> None:
+        """Whatever they race for: runs, topics or nothing at all."""
+        other = await self.second(store)
+        runs = [f"r{n}" for n in range(4)]
+        await store.commit([run(id) for id in runs])
+        for round in range(5):
+            home, lost = f"dead{round}", letter(f"d{round}", kind="event", event_name="t")
+            await store.commit([run(home, owner="a"), turn(0, id=home, extras=TurnExtras(dead_letters=(lost,)))])
+            sends = [
+                *(_named(mail(id=id), f"x{round}-{id}") for id in runs),
+                *(_named(publish(topic=topic), f"x{round}-{topic}") for topic in ("t", "u")),
+            ]
+            calls = [only((store, other)[n % 2], replay(send, lost.id)) for n, send in enumerate(sends)]
+            answers, removed = await asyncio.gather(asyncio.gather(*calls), store.remove_dead_letter(lost.id))
+            sent = [answer for answer in answers if answer != Gone()]
+            assert all(isinstance(answer, Delivered | Published) for answer in sent)
+            assert len(sent) + removed == 1
+            came = [message.id for id in runs for message in await store.inbox(id)]
+            came += [id for topic in ("t", "u") for id in await held_by(store, topic)]
+            assert len([id for id in came if id.startswith(f"x{round}-")]) == len(sent)
+        assert await store.dead_letters() == []
+
+    @case
+    async def test_a_replay_is_one_write_among_others_of_its_batch(self, store: Store) -> None:
+        await store.commit([*some_letters(), run("r", owner="a")])
+        answers = await store.commit([mail("m"), replay(mail("x")), mail("n"), turn(0, seen=1, consumed=(1,))])
+        numbers = [answer.number for answer in answers[:3] if isinstance(answer, Delivered)]
+        assert numbers == [1, 2, 3]
+        assert [message.id for message in await store.inbox("r")] == ["x", "n"]
+
+    @case
+    async def test_a_replay_that_says_nothing_is_refused(self, store: Store) -> None:
+        await store.commit([*some_letters(), run("r")])
+        await refused(store.commit([replay(mail("x"), "")]))
+        await refused(store.commit([replay(mail(""))]))
+        await refused(store.commit([replay(publish("x", delivery="sometimes"))]))
+        assert len(await store.dead_letters()) == 1
+
+
+def _named(send: Deliver | Publish, id: str) -> Deliver | Publish:
+    if isinstance(send, Publish):
+        return replace(send, event=replace(send.event, id=id))
+    return replace(send, message=replace(send.message, id=id))
+
+
+class KeyCases(Kit):
+    @case
+    async def test_the_first_key_is_made_once_and_the_same_for_everyone(self, store: Store) -> None:
+        other = await self.second(store)
+        asked = await asyncio.gather(*((store, other)[n % 2].keys("tokens", 100.0 + n) for n in range(8)))
+        assert all(keys == asked[0] for keys in asked)
+        (key,) = asked[0]
+        assert len(key.secret) >= 32
+        assert 100.0 <= key.made_at <= 107.0
+        (another,) = await store.keys("other", 100.0)
+        assert another.secret != key.secret
+
+    @case
+    async def test_another_key_is_the_newest_from_then_on(self, store: Store) -> None:
+        (first,) = await store.keys("tokens", 100.0)
+        second = await store.add_key("tokens", 200.0)
+        assert second == Key(first.number + 1, 200.0, second.secret)
+        assert len(second.secret) >= 32
+        assert second.secret != first.secret
+        third = await store.add_key("tokens", 200.0)
+        assert await store.keys("tokens", 300.0) == [first, second, third]
+        assert len(await store.keys("other", 300.0)) == 1
+
+    @case
+    async def test_keys_that_are_added_at_once_are_all_kept(self, store: Store) -> None:
+        other = await self.second(store)
+        added = await asyncio.gather(*((store, other)[n % 2].add_key("tokens", 100.0) for n in range(6)))
+        assert len({key.number for key in added}) == len({key.secret for key in added}) == 6
+        assert await other.keys("tokens", 100.0) == sorted(added, key=lambda key: key.number)

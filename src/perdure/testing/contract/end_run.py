@@ -1,0 +1,146 @@
+"""Ending runs from outside, giving them back, and forgetting them."""
+
+from __future__ import annotations
+
+from perdure.model.records import Held, RunStatus, Wait
+from perdure.stores.protocol import (
+    Begun,
+    Committed,
+    Created,
+    Ended,
+    Missing,
+    ReleaseRun,
+    Restart,
+    RunPatch,
+    Store,
+    Superseded,
+)
+from perdure.testing.contract.builders import (
+    Kit,
+    case,
+    claim,
+    end,
+    entry,
+    load,
+    mail,
+    record,
+    run,
+    settle,
+    succeeded,
+    suspended,
+    take,
+    turn,
+)
+
+
+class EndingCases(Kit):
+    @case
+    async def test_a_run_is_ended_from_outside_at_once(self, store: Store) -> None:
+        held = Held("diverged", "why")
+        await store.commit(
+            [run(owner="a"), turn(0, entry(), patch=suspended(500.0, held=held, waits=(Wait("timer"),)))]
+        )
+        assert await store.commit([end()]) == [Committed()]
+        row = await record(store)
+        assert (row.status, row.ended_at, row.updated_at) == (RunStatus.CANCELLED, 150.0, 150.0)
+        assert (row.owner, row.wake_at, row.waits, row.held) == (None, None, (), None)
+        assert await take(store, claim(now=900.0)) == []
+
+    @case
+    async def test_a_turn_in_the_making_is_refused_after_the_end(self, store: Store) -> None:
+        await store.commit([run(owner="a"), turn(0, entry()), end(status=RunStatus.FAILED)])
+        assert await store.commit([turn(1, entry("b", 1))]) == [Ended(RunStatus.FAILED)]
+        snapshot = await load(store)
+        assert (snapshot.position, snapshot.record.fence, len(snapshot.entries)) == (2, 2, 1)
+        assert len(await store.history("r")) == 1
+
+    @case
+    async def test_ending_is_idempotent_by_its_turn(self, store: Store) -> None:
+        await store.commit([run(), end()])
+        before = await load(store)
+        assert await store.commit([end(now=190.0)]) == [Committed()], "its answer was lost"
+        assert await store.commit([end("another")]) == [Ended(RunStatus.CANCELLED)]
+        assert await load(store) == before
+
+    @case
+    async def test_what_ended_or_is_missing_is_not_ended(self, store: Store) -> None:
+        assert await store.commit([end()]) == [Missing()]
+        await store.commit([run(owner="a"), turn(0, entry(), patch=succeeded())])
+        assert await store.commit([end()]) == [Ended(RunStatus.SUCCEEDED)]
+
+    @case
+    async def test_only_a_run_that_never_executed_is_ended_unless_begun(self, store: Store) -> None:
+        await store.commit([run()])
+        assert await store.commit([end(unless_begun=True)]) == [Committed()]
+        assert await store.commit([end(unless_begun=True)]) == [Committed()]
+
+    @case
+    async def test_a_run_that_has_executed_is_not_ended_unless_begun(self, store: Store) -> None:
+        await store.commit([run()])
+        await take(store, claim("a"))
+        assert await store.commit([end(unless_begun=True)]) == [Begun()]
+        await store.release("a", 210.0, recovered=False)
+        assert await store.commit([end(unless_begun=True)]) == [Begun()]
+        assert (await record(store)).status is RunStatus.RUNNING
+
+    @case
+    async def test_a_later_generation_has_executed_even_before_it_begins(self, store: Store) -> None:
+        restart = Restart(workflow="flow", version=1, input=b"", begun_at=None)
+        patch = RunPatch(status=RunStatus.PENDING, wake_at=500.0)
+        await store.commit([run(owner="a"), turn(0, restart=restart, patch=patch)])
+        assert await store.commit([end(unless_begun=True)]) == [Begun()]
+
+    @case
+    async def test_an_ended_run_is_not_owned(self, store: Store) -> None:
+        await store.commit([run(owner="a"), mail(), end()])
+        assert await store.mailed("a") == []
+        assert await store.release("a", 160.0, recovered=True) == []
+
+    # giving back
+
+    @case
+    async def test_a_run_given_back_is_due_at_once(self, store: Store) -> None:
+        await store.commit([run("r", owner="a")])
+        write = ReleaseRun(run_id="r", worker="a", now=130.0)
+        assert await store.commit([write]) == [Committed()]
+        row = await record(store)
+        assert (row.owner, row.wake_at, row.recoveries, row.status) == (None, 130.0, 0, RunStatus.RUNNING)
+        assert await store.commit([write]) == [Committed()], "its answer was lost"
+        assert await take(store, claim("b", 130.0)) == ["r"]
+        assert await store.commit([write]) == [Superseded()]
+        assert (await record(store)).owner == "b"
+
+    @case
+    async def test_only_ones_own_run_can_be_given_back(self, store: Store) -> None:
+        await store.commit([run("r", owner="b"), run("r2", owner="a"), turn(0, id="r2", patch=succeeded())])
+        for id in ("r", "r2", "missing"):
+            assert await store.commit([ReleaseRun(run_id=id, worker="a", now=130.0)]) == [Superseded()]
+
+    # forgetting
+
+    @case
+    async def test_finished_runs_are_pruned_when_their_time_has_come(self, store: Store) -> None:
+        await store.commit([run("r1", owner="a"), turn(0, entry(), id="r1", patch=succeeded(prune_at=300.0))])
+        await store.commit([run("r"), mail(kind="resume"), end(prune_after=100.0)])
+        await store.commit([run("r3", owner="a"), turn(0, entry(), id="r3", patch=succeeded())])
+        await store.commit([run("r4", owner="a"), turn(0, entry(), id="r4", patch=suspended(prune_at=200.0))])
+        assert await store.prune(249.0) == 0
+        assert await store.prune(250.0) == 1
+        assert await store.prune(300.0) == 1
+        assert await store.prune(9e9) == 0, "r3 is kept for ever, r4 has not ended"
+        found = await store.records(["r", "r1", "r3", "r4"])
+        assert [row.id if row else None for row in found] == [None, None, "r3", "r4"]
+
+    @case
+    async def test_pruning_is_paged_and_forgets_all_that_a_run_owned(self, store: Store) -> None:
+        for n in range(5):
+            id = f"r{n}"
+            await store.commit(
+                [run(id, owner="a"), mail(id=id), turn(0, entry(), id=id, patch=succeeded(prune_at=200.0))]
+            )
+            await store.commit([settle(id, consumed=(1,))])
+        assert [await store.prune(200.0, limit=2) for _ in range(4)] == [2, 2, 1, 0]
+        assert await store.history("r0") == []
+        assert await store.commit([run("r0", created_by="anew", owner="a")]) == [Created(owned=True)]
+        snapshot = await load(store, "r0")
+        assert (snapshot.position, snapshot.entries, snapshot.inbox) == (0, (), ())

@@ -1,0 +1,123 @@
+"""The way from one process to the store: calls take time, fail, lose their answers or never come back, as planned."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from perdure.errors import StoreError
+from perdure.model.records import Hint
+from perdure.stores.protocol import Answer, Claim, ClaimedRun, Store, Write
+from perdure.testing.faults import FaultyStore
+from perdure.testing.simulation.fault_plan import Fault, Plan
+from perdure.testing.simulation.process import Process
+from perdure.testing.simulation.randomness import dice
+
+T = TypeVar("T")
+SLOW = 2.0  # seconds
+DELAYS = (0.0, 0.0, 0.001, 0.002, 0.005, 0.02)  # seconds that a call may take, there or back
+
+
+class Door(FaultyStore):
+    """One for each process. `seed` decides how long calls and hints are under way."""
+
+    def __init__(self, store: Store, process: Process, plan: Plan, seed: object) -> None:
+        super().__init__(store)
+        self.process = process
+        self.plan = plan
+        self.healed = False
+        self._seed = seed
+        self._fails = 0
+        self._hints_until = {"hints lost": 0.0, "hints doubled": 0.0, "hints late": 0.0}
+
+    # --- calls
+
+    async def _through(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        process, n = self.process, self.process.count("calls")
+        chance = zlib.crc32(f"{self._seed}/{process.name}/{n}".encode())
+        fault = None if self.healed else self.plan.at_call(process.name, n)
+        if fault is not None:
+            process.trace(f"{fault} [{name}]")
+        await process.awake()
+        await self._travel(DELAYS[chance % len(DELAYS)] + (SLOW if fault is not None and fault.kind == "slow" else 0.0))
+        self._fail_if_away(name, fault)
+        answer = await call()
+        await self._travel(DELAYS[chance // 97 % len(DELAYS)])
+        if fault is not None and fault.kind == "answer lost to a call":
+            raise StoreError(f"the answer got lost (planned, {name})", retryable=True)
+        return answer
+
+    def _fail_if_away(self, name: str, fault: Fault | None) -> None:
+        if fault is not None and fault.kind == "error":
+            self._fails = int(fault.amount)
+        if self._fails and not self.healed:
+            self._fails -= 1
+            raise StoreError(f"the store is away (planned, {name})", retryable=True)
+
+    async def _travel(self, seconds: float) -> None:
+        if seconds:
+            await self.process.wait(seconds)
+        await self.process.awake()
+
+    async def claim(self, claim: Claim) -> list[ClaimedRun]:
+        claimed = await super().claim(claim)
+        if (
+            claimed
+            and not self.healed
+            and (fault := self.plan.at_claim(self.process.name, self.process.count("claims")))
+        ):
+            self.process.trace(str(fault))
+            raise StoreError("the answer got lost (planned, claim)", retryable=True)
+        return claimed
+
+    async def commit(self, batch: Sequence[Write]) -> list[Answer]:
+        n = self.process.count("commits")
+        fault = None if self.healed else self.plan.at_commit(self.process.name, n)
+        if fault is None:
+            return await self._through("commit", lambda: self.inner.commit(batch))
+        self.process.trace(f"{fault}, of {len(batch)} writes")
+        answers = await self._through("commit", lambda: self._commit_with(fault, batch))
+        if fault.kind.startswith("dies"):
+            self.process.die()
+            await self.process.awake()
+        elif "lost" in fault.kind:
+            raise StoreError(f"the answer got lost (planned, commit {n})", retryable=True)
+        return answers
+
+    async def _commit_with(self, fault: Fault, batch: Sequence[Write]) -> list[Answer]:
+        """A store that is spread over several databases may have done a part of a batch: each write is for itself."""
+        if fault.kind == "dies before":
+            return []
+        part = fault.kind in ("dies within", "half done, answer lost")
+        return await self.inner.commit(batch[: len(batch) // 2] if part else batch)
+
+    # --- hints
+
+    def disturb_hints(self, kind: str, seconds: float) -> None:
+        """For so long hints are lost, doubled or late."""
+        self._hints_until[kind] = self.process.loop.moment + seconds
+
+    def on_change(self, hint: Hint) -> Callable[[], None]:
+        process, chance = self.process, dice(self._seed, self.process.name, "hints", self.process.count("listeners"))
+        listening = [True]
+
+        def deliver(run_ids: frozenset[str] | None) -> None:
+            if listening[0] and not process.dead.is_set():
+                hint(run_ids)
+
+        def hinted(run_ids: frozenset[str] | None) -> None:
+            now, until = process.loop.moment, self._hints_until
+            if process.frozen or until["hints lost"] > now:
+                return
+            delay = chance.choice((0.0, 0.001, 0.01)) + (chance.uniform(0.5, 3.0) if until["hints late"] > now else 0.0)
+            for _ in range(2 if until["hints doubled"] > now else 1):
+                process.loop.call_later(delay, deliver, run_ids)
+
+        leave = self.inner.on_change(hinted)
+
+        def left() -> None:
+            listening[0] = False
+            leave()
+
+        return left

@@ -1,0 +1,1 @@
+"""The authoring API: what workflow and step code imports and calls."""

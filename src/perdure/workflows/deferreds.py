@@ -1,0 +1,84 @@
+"""Deferreds: one-shot values that are completed from outside, by whoever holds the token."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from perdure.codec import Codec
+from perdure.codec.failures import told_error
+from perdure.errors import InvalidArgument, WorkflowMisuse
+from perdure.model.validation import check_name
+from perdure.workflows.commands import Question
+from perdure.workflows.durable_call import Asking
+from perdure.workflows.tokens import SigningKey, make_token
+
+T = TypeVar("T")
+
+
+class Defers(Protocol):
+    """What a deferred asks of the run."""
+
+    @property
+    def codec(self) -> Codec: ...
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def module(self) -> str: ...
+
+    @property
+    def signing(self) -> tuple[Sequence[SigningKey], float]: ...
+
+    def escape(self, name: str) -> str: ...
+
+    def next_number(self) -> int: ...
+
+    def pose(self, question: Question) -> Any: ...
+
+
+class Deferred(Generic[T]):
+    """`await` it for the value, or for the failure to be raised. All of one name in a run are the same deferred."""
+
+    def __init__(self, run: Defers, name: str, kind: Any, raises: Any) -> None:
+        kinds = raises if isinstance(raises, tuple) else (raises,)
+        if any(not (isinstance(each, type) and issubclass(each, Exception)) for each in kinds):
+            raise InvalidArgument(f"raises must name exception types, not {raises!r}")
+        self._run = run
+        self._kind = kind
+        self._raises = kinds
+        self.name = check_name("a deferred's name", name)
+
+    @property
+    def token(self) -> str:
+        """Who holds it can complete this deferred; URL-safe, signed, and the same on every replay."""
+        keys, at = self._run.signing
+        if not keys:
+            raise WorkflowMisuse("this engine has no keys to sign tokens with: it runs without a store")
+        return make_token(keys, self._run.id, self._run.epoch, self.name, at=at)
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        run = self._run
+
+        def ask() -> Any:
+            what = f"the value of deferred {self.name!r}"
+            return run.pose(
+                Question(
+                    kind="deferred",
+                    name=self.name,
+                    segment=run.escape(self.name),
+                    read=lambda entry: run.codec.decode(entry.value or b"null", self._kind, what=what),
+                    fail=lambda entry: told_error(entry.error, run.codec, self._raises, run.module),  # type: ignore[arg-type]
+                    deferred=self.name,
+                )
+            )
+
+        asking: Asking[T] = Asking(self.name, ask, run.next_number())
+        return asking.__await__()
+
+    def __repr__(self) -> str:
+        return f"<deferred {self.name}>"

@@ -1,0 +1,228 @@
+"""`@workflow`, and the registry in which workflows are found by name and version.
+
+A definition is a value with a function in it. It knows nothing of runs, engines or stores.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property, update_wrapper
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+
+from msgspec import Struct
+
+from perdure.codec.parameters import Parameters, enclosing_names, returns_of
+from perdure.errors import InvalidArgument, WorkflowMisuse
+from perdure.model.validation import check_count, check_name, check_seconds
+from perdure.retry import Retry
+from perdure.workflows.context import Context
+from perdure.workflows.steps import Raises
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowOptions:
+    """How runs of a workflow behave; durations in seconds."""
+
+    idempotency_key: Callable[..., str] | None = None
+    retry: Retry | None = None
+    timeout: float | None = None
+    max_suspend: float | None = None
+    suspend_on_failure: bool = False
+    pool: str = "default"
+    tags: Mapping[str, str] = field(default_factory=dict)
+    retention: float | None = None
+    raises: Raises = ()
+    strict: bool = False
+
+
+class Workflow(Generic[P, R_co]):
+    """A definition: name, version, function, types and options. Calling it runs the function inline."""
+
+    def __init__(self, fn: Callable[..., Any], name: str, version: int, options: WorkflowOptions) -> None:
+        self.fn = fn
+        self.name = name
+        self.version = version
+        self.settings = options
+        self.parameters = Parameters.of(fn, skip=1)
+        self._nearby = enclosing_names(fn)
+        update_wrapper(self, fn)
+
+    @cached_property
+    def returns(self) -> Any:
+        """The type of its result; found when first needed, so that it may name what is defined later."""
+        return returns_of(self.fn, self._nearby)
+
+    @property
+    def origin(self) -> tuple[str, str]:
+        """The place that defines it: a second definition from there replaces the first."""
+        return (self.fn.__module__, self.fn.__qualname__)
+
+    def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]:
+        return cast("Coroutine[Any, Any, R_co]", self.fn(ctx, *args, **kwargs))
+
+    def options(
+        self,
+        *,
+        id: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        queue: str | None = None,
+        delay: float | timedelta | None = None,
+        retention: float | timedelta | None = None,
+    ) -> BoundWorkflow[P, R_co]:
+        """The workflow with options for one start, so that its own keyword arguments stay free."""
+        return BoundWorkflow(self, StartOptions(id=id, tags=tags, queue=queue, delay=delay, retention=retention))
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.name} v{self.version}>"
+
+
+class StartOptions(Struct, frozen=True):
+    """What a caller may say about one run."""
+
+    id: str | None = None
+    tags: Mapping[str, str] | None = None
+    queue: str | None = None
+    delay: float | timedelta | None = None
+    retention: float | timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BoundWorkflow(Generic[P, R_co]):
+    """A workflow together with the options of one start."""
+
+    workflow: Workflow[P, R_co]
+    start: StartOptions
+
+
+class WorkflowDecorator(Protocol):
+    """What `workflow(...)` with options returns."""
+
+    def __call__(self, fn: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
+
+
+@overload
+def workflow(fn: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
+@overload
+def workflow(
+    *,
+    name: str | None = None,
+    version: int = 1,
+    idempotency_key: Callable[..., str] | None = None,
+    retry: Retry | None = None,
+    timeout: float | timedelta | None = None,
+    max_suspend: float | timedelta | None = None,
+    suspend_on_failure: bool = False,
+    pool: str = "default",
+    tags: Mapping[str, str] | None = None,
+    retention: float | timedelta | None = None,
+    raises: type[Exception] | Raises = (),
+    strict: bool = False,
+) -> WorkflowDecorator: ...
+def workflow(fn: Any = None, /, *, name: str | None = None, version: int = 1, **options: Any) -> Any:
+    """Make an `async def` a workflow. Its first parameter is the Context, the rest is the payload."""
+    settings = _workflow_options(options)
+    check_count("a workflow's version", version)
+
+    def decorate(fn: Any) -> Workflow[Any, Any]:
+        _check_workflow_function(fn)
+        made = Workflow[Any, Any](fn, check_name("a workflow's name", name or fn.__name__), version, settings)
+        REGISTRY.add(made)
+        return made
+
+    return decorate if fn is None else decorate(fn)
+
+
+def _workflow_options(options: dict[str, Any]) -> WorkflowOptions:
+    unknown = set(options) - {option.name for option in dataclasses.fields(WorkflowOptions)}
+    if unknown:
+        raise InvalidArgument(f"@workflow has no option {', '.join(sorted(unknown))}")
+    if options.get("retry") is not None and not isinstance(options["retry"], Retry):
+        raise InvalidArgument(f"retry must be a Retry or None, not {options['retry']!r}")
+    for duration in ("timeout", "max_suspend", "retention"):
+        if options.get(duration) is not None:
+            options[duration] = check_seconds(
+                f"a workflow's {duration}", options[duration], zero=duration == "retention"
+            )
+    if "raises" in options and not isinstance(options["raises"], tuple):
+        options["raises"] = (options["raises"],)
+    if "pool" in options:
+        check_name("a workflow's pool", options["pool"])
+    options["tags"] = check_tags(options.get("tags"))
+    return WorkflowOptions(**options)
+
+
+def check_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
+    """Tags are a small dict of strings."""
+    if tags is None:
+        return {}
+    if not isinstance(tags, Mapping):
+        raise InvalidArgument(f"tags must be a dict of strings, not {type(tags).__name__}")
+    for key, value in tags.items():
+        check_name("a tag's key", key)
+        if not isinstance(value, str):
+            raise InvalidArgument(f"tag {key!r} must be a string, not {type(value).__name__}")
+        if value:
+            check_name(f"the value of tag {key!r}", value)
+    return dict(tags)
+
+
+def _check_workflow_function(fn: Any) -> None:
+    name = getattr(fn, "__name__", repr(fn))
+    if not inspect.iscoroutinefunction(fn):
+        raise WorkflowMisuse(f"workflow {name!r} must be an `async def`; put blocking work into steps")
+    parameters = list(inspect.signature(fn).parameters.values())
+    if not parameters or parameters[0].kind not in (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    ):
+        raise WorkflowMisuse(
+            f"workflow {name!r} must take the Context as its first parameter: async def {name}(ctx, ...)"
+        )
+    annotation = parameters[0].annotation
+    named = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    if annotation is not inspect.Parameter.empty and named.rpartition(".")[2] not in ("Context", "Any"):
+        raise WorkflowMisuse(
+            f"the first parameter of workflow {name!r} is annotated {named or annotation!r}; it must be the Context"
+        )
+
+
+class Registry:
+    """Workflows by name and version. Two places may define the same one; that is an error only for who must choose."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, int], dict[tuple[str, str], Workflow[Any, Any]]] = {}
+        self.revision = 0  # goes up with every definition
+
+    def add(self, made: Workflow[Any, Any]) -> None:
+        self.revision += 1
+        self._found.setdefault((made.name, made.version), {})[made.origin] = made
+
+    def find(self, name: str, version: int) -> Workflow[Any, Any] | None:
+        """The one definition of this name and version; `WorkflowMisuse` if there are several."""
+        places = self._found.get((name, version), {})
+        if len(places) > 1:
+            where = " and ".join(f"{module}.{qualname}" for module, qualname in places)
+            raise WorkflowMisuse(
+                f"workflow {name!r} version {version} is defined in {where}; name one in Engine(workflows=[...])"
+            )
+        return next(iter(places.values()), None)
+
+    def latest(self, name: str) -> Workflow[Any, Any] | None:
+        """The highest version of this name."""
+        versions = [version for found, version in self._found if found == name]
+        return self.find(name, max(versions)) if versions else None
+
+    def unambiguous(self) -> dict[tuple[str, int], Workflow[Any, Any]]:
+        """Everything for which nobody must choose."""
+        return {key: next(iter(places.values())) for key, places in self._found.items() if len(places) == 1}
+
+
+REGISTRY = Registry()

@@ -1,0 +1,132 @@
+"""ctx.receive and its relatives: what events a workflow waits for, and what it gets.
+
+Which message answers which receive is the runner's business (its mailroom); here are the questions and their answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from perdure.codec import Codec
+from perdure.errors import InvalidArgument
+from perdure.model.records import Entry, Message, PublishedValue
+from perdure.model.validation import check_count, check_seconds
+from perdure.workflows.commands import Question, Wants
+from perdure.workflows.durable_call import Asking
+from perdure.workflows.events import event_name
+
+T = TypeVar("T")
+
+REPLY_KEPT = 7 * 86_400.0  # seconds for which an answer can be fetched
+
+
+class Receives(Protocol):
+    """What receiving asks of the run."""
+
+    @property
+    def codec(self) -> Codec: ...
+
+    def escape(self, name: str) -> str: ...
+
+    def now(self) -> float: ...
+
+    def next_number(self) -> int: ...
+
+    def pose(self, question: Question) -> Any: ...
+
+
+class Request(Generic[T]):
+    """A received event that its sender may wait for an answer to."""
+
+    def __init__(self, run: Receives, value: T, message: Message) -> None:
+        self._run = run
+        self._message = message
+        self.value = value
+        self.event_id = message.event_id or message.id
+
+    def reply(self, value: Any = None) -> Coroutine[None, None, None]:
+        """Answer it: durable once it returns, and given to the sender whenever it asks."""
+        run, name = self._run, self._message.name
+
+        def ask() -> Any:
+            encoded = run.codec.encode(value, what=f"the reply to {name!r}")
+            shown = PublishedValue(f"~reply/{self.event_id}", encoded, run.now() + REPLY_KEPT)
+            return run.pose(
+                Question(
+                    kind="reply",
+                    name=name,
+                    segment=run.escape(f"{name}:reply"),
+                    instant=encoded,
+                    shows=shown if self._message.wants_reply else None,
+                )
+            )
+
+        return Asking("reply", ask, run.next_number())
+
+    def __repr__(self) -> str:
+        return f"<request {self._message.name} {self.event_id}>"
+
+
+def receive(run: Receives, kinds: Sequence[Any], timeout: Any) -> Any:
+    """The next event of any of these types or names."""
+    return _receiving(run, "receive", kinds, timeout, 1, lambda values, messages: values[0])
+
+
+def receive_batch(run: Receives, kinds: Sequence[Any], most: int, timeout: Any) -> Any:
+    """What is there, at least one and at most so many; nothing once the time is over."""
+    check_count("max", most)
+    return _receiving(run, "receive_batch", kinds, timeout, most, lambda values, messages: values)
+
+
+def receive_request(run: Receives, kinds: Sequence[Any], timeout: Any) -> Any:
+    """The next event, as something that can be answered."""
+    return _receiving(
+        run, "receive_request", kinds, timeout, 1, lambda values, messages: Request(run, values[0], messages[0])
+    )
+
+
+def _receiving(
+    run: Receives,
+    kind: str,
+    kinds: Sequence[Any],
+    timeout: Any,
+    most: int,
+    give: Callable[[list[Any], list[Message]], Any],
+) -> Asking[Any]:
+    if not kinds:
+        raise InvalidArgument(f"{kind} takes at least one event type or name")
+    types = {event_name(each): Any if isinstance(each, str) else each for each in kinds}
+    seconds = None if timeout is None else check_seconds("timeout", timeout)
+    name = ",".join(types)
+
+    def read(entry: Entry) -> Any:
+        messages = messages_of(entry)
+        values = [_value_of(run, each, types[each.name]) for each in messages]
+        return give(values, messages)
+
+    def ask() -> Any:
+        return run.pose(
+            Question(
+                kind=kind,
+                name=name,
+                segment=run.escape(name),
+                read=read,
+                fail=lambda entry: TimeoutError(f"no {name} came within {seconds} seconds"),
+                wants=Wants(types, most, kind == "receive_batch"),
+                due_at=None if seconds is None else run.now() + seconds,
+            )
+        )
+
+    return Asking(kind, ask, run.next_number())
+
+
+def _value_of(run: Receives, message: Message, kind: Any) -> Any:
+    return run.codec.decode(message.body or b"null", kind, what=f"event {message.name!r}")
+
+
+def messages_of(entry: Entry) -> list[Message]:
+    """What a receive was answered with, as its entry keeps it."""
+    return [] if entry.detail is None else msgspec.json.decode(entry.detail, type=list[Message])

@@ -1,0 +1,165 @@
+"""Four workers under fire: killed, paused, their server restarted, their lines cut. All runs finish right all the same.
+
+Recorded effects happen once, whatever happened to those who made them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from perdure import Client, EngineConfig
+from perdure.model.records import EntryStatus, WorkerRecord
+from tests.chaos.store_servers import PLACES, Place
+from tests.chaos.worker_fleet import Fleet, Process
+from tests.chaos.workflows import Planned, leaves, plan
+
+LEASE = 1.5
+WORKERS = 4
+WAVE = 100
+WAVES = 5
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_all_runs_finish_right_and_recorded_effects_happen_once(
+    where: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    async def main(place: Place) -> dict[str, float]:
+        config = EngineConfig(sweep_interval=1.0)
+        async with Client(place.url, config=config) as client:
+            fleet = Fleet(tmp_path, place, client, "worker", LEASE)
+            try:
+                return await Storm(fleet, place, seed=7).rage()
+            finally:
+                fleet.close()
+
+    with PLACES[where](tmp_path) as place:
+        for name, seconds in asyncio.run(main(place)).items():
+            record_property(name, round(seconds, 2))
+
+
+class Storm:
+    """What happens to a fleet, one thing after the other, while waves of runs come in."""
+
+    def __init__(self, fleet: Fleet, place: Place, seed: int) -> None:
+        self._fleet = fleet
+        self._place = place
+        self._chance = random.Random(seed)
+        self._runs: list[Planned] = []
+        self._zombies: list[int] = []
+        self._came_back_at = 0  # how many effects there were then
+        self._times: dict[str, float] = {}
+
+    async def rage(self) -> dict[str, float]:
+        fleet = self._fleet
+        await asyncio.gather(*(fleet.start() for _ in range(WORKERS)))
+        for trouble in (self._kill_some, self._pause_one, self._restart_server, self._cut_lines, self._hold_up_lines):
+            wave = plan(range(len(self._runs), len(self._runs) + WAVE), str(fleet.log))
+            self._runs += wave
+            coming = asyncio.create_task(fleet.begin(wave))
+            await asyncio.sleep(0.3)
+            await trouble()
+            await coming
+        assert len(self._runs) == WAVE * WAVES
+        everyone = self._runs + leaves(self._runs)
+        await fleet.all_ended(everyone)
+        await fleet.see_off(everyone, zombies=self._zombies)
+        reported = fleet.reported()
+        for pid in self._zombies:  # which of the two comes first is a matter of luck
+            late = reported[pid]
+            assert late["refused"] + late["left"] > 0, "what it brings too late is refused, or it hears that it is gone"
+            assert any(line.pid == pid for line in fleet.effects()[self._came_back_at :]), "it works again"
+        return self._times
+
+    async def _kill_some(self) -> None:
+        for _ in range(3):
+            victim = self._chance.choice([each for each in self._fleet.living() if each.pid not in self._zombies])
+            row = await self._fleet.row_of(victim)
+            assert row is not None
+            began = time.monotonic()
+            await self._fleet.kill(victim)
+            await self._fleet.until(partial(self._let_go, row.id), "the runs of a killed worker are released")
+            self._longest("takeover from a killed neighbour", began)
+            await self._fleet.start()
+
+    async def _pause_one(self) -> None:
+        paused, row = await self._fleet.until(self._stopped, "a worker can be paused in the middle of a step")
+        began = time.monotonic()
+        self._zombies.append(paused.pid)
+        await self._fleet.until(lambda: self._let_go(row.id), "the runs of a paused worker are released")
+        self._longest("takeover when a lease has run out", began)
+        await asyncio.sleep(3 * LEASE - (time.monotonic() - began))
+        self._came_back_at = len(self._fleet.effects())
+        paused.send_signal(signal.SIGCONT)
+        joined = await self._fleet.until(lambda: self._fleet.row_of(paused), "it joins again")
+        assert joined.id != row.id, "an id that was declared gone does not come back"
+
+    async def _stopped(self) -> tuple[Process, WorkerRecord] | None:
+        """Stop the busiest worker; let it go on if that was no moment to do so."""
+        worker = await self._busiest()
+        row = await self._fleet.row_of(worker)
+        if row is None:
+            return None
+        worker.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, worker.pid, os.WSTOPPED)
+        # One that is stopped in the middle of a transaction keeps SQLite's lock, and one whose steps were all recorded
+        # just now brings back nothing that could be refused. What it had sent before it was stopped may still arrive.
+        if self._place.can_write() and await self._has_work_in_hand(worker, row.id):
+            await asyncio.sleep(0.1)
+            if await self._has_work_in_hand(worker, row.id):
+                return worker, row
+        worker.send_signal(signal.SIGCONT)
+        return None
+
+    async def _has_work_in_hand(self, worker: Process, id: str) -> bool:
+        """Whether it has begun a step that is not recorded."""
+        last = {line.run: line for line in self._fleet.effects() if line.pid == worker.pid}
+        for run in await self._fleet.owned_by(id):
+            entries = await self._fleet.client.history(run)
+            recorded = {entry.location for entry in entries if entry.status is not EntryStatus.PENDING}
+            if run in last and last[run].location not in recorded:
+                return True
+        return False
+
+    async def _restart_server(self) -> None:
+        if self._place.restart is not None:
+            await asyncio.to_thread(self._place.restart)
+        await self._kill_some()
+
+    async def _cut_lines(self) -> None:
+        if self._place.proxy is not None:
+            for seconds in (0.2, 0.5, 2 * LEASE):
+                self._place.proxy.cut()
+                await asyncio.sleep(seconds)
+                self._place.proxy.heal()
+                await asyncio.sleep(0.5)
+
+    async def _hold_up_lines(self) -> None:
+        if self._place.proxy is not None:
+            self._place.proxy.hold_up()
+            await asyncio.sleep(2 * LEASE)
+            self._place.proxy.heal()
+
+    async def _busiest(self) -> Process:
+        """The worker that owns most runs: it is in the middle of something."""
+        counts = []
+        for worker in self._fleet.living():
+            row = await self._fleet.row_of(worker)
+            counts.append((len(await self._fleet.owned_by(row.id)) if row is not None else 0, worker.pid, worker))
+        return max(counts)[2]
+
+    async def _let_go(self, worker: str) -> bool:
+        """Whether a worker was found to be gone, and owns nothing any more."""
+        rows = await self._fleet.client._open.store.workers()
+        return all(row.id != worker for row in rows) and not await self._fleet.owned_by(worker)
+
+    def _longest(self, what: str, began: float) -> None:
+        self._times[what] = max(self._times.get(what, 0.0), time.monotonic() - began)

@@ -1,0 +1,194 @@
+"""A fleet of worker processes, a client that gives it runs, and the effect log in which all of them meet."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import Client, RunConflict, RunStatus
+from perdure.admin.health_check import examine
+from perdure.model.records import WorkerRecord
+from perdure.testing import replay
+from tests.chaos.store_servers import Place
+from tests.chaos.workflows import Item, Planned, chaos_listener, leaves
+from tests.crash.effect_log import Effect, effects
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 120.0  # seconds until a test is given up; none waits that long on purpose
+POLL = 0.02
+
+Process = subprocess.Popen[bytes]
+
+
+class Fleet:
+    """`client` is the test's own line to the store, which nobody cuts."""
+
+    def __init__(self, folder: Path, place: Place, client: Client, program: str, *args: object) -> None:
+        self.log = folder / "effects.log"
+        self.report = folder / "report.jsonl"
+        self.client = client
+        self.workers: list[Process] = []
+        self._errors = folder / "stderr.log"
+        self._place = place
+        self._program = program
+        self._args = args
+
+    # --- processes
+
+    async def start(self, *more: object) -> Process:
+        """A worker that has joined."""
+        path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+        args = [self._place.worker_url, *self._args, self.report, *more]
+        with self._errors.open("ab") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", f"tests.chaos.programs.{self._program}", *map(str, args)],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+                stderr=errors,
+            )
+        self.workers.append(process)
+        await self.until(lambda: self.row_of(process), "the worker joins")
+        return process
+
+    async def kill(self, process: Process) -> None:
+        process.send_signal(signal.SIGKILL)
+        await asyncio.to_thread(process.wait, PATIENCE)
+
+    async def ends(self, process: Process) -> None:
+        """Tell a worker to stop, and wait until it has, well."""
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, PATIENCE) == 0, self.explanation()
+
+    def living(self) -> list[Process]:
+        return [process for process in self.workers if process.poll() is None]
+
+    def close(self) -> None:
+        for process in self.living():
+            process.send_signal(signal.SIGKILL)  # ends a stopped one too
+            process.wait(PATIENCE)
+
+    # --- looking
+
+    async def row_of(self, process: Process) -> WorkerRecord | None:
+        """The row under which a worker is a member now."""
+        assert process.poll() is None, self.explanation()
+        rows = await self.client._open.read(self.client._open.store.workers)
+        return next((row for row in rows if row.pid == process.pid and not row.gone), None)
+
+    async def owned_by(self, worker: str) -> list[str]:
+        return await self.client._open.read(lambda: self.client._open.store.owned(worker))
+
+    def effects(self) -> list[Effect]:
+        return effects(self.log)
+
+    def reported(self) -> dict[int, dict[str, Any]]:
+        """What workers that ended well have counted, by process."""
+        lines = self.report.read_text().splitlines() if self.report.exists() else []
+        return {each["pid"]: each for each in map(json.loads, lines)}
+
+    def explanation(self) -> str:
+        return self._errors.read_text()[-8000:] if self._errors.exists() else ""
+
+    async def until(self, condition: Callable[[], Any], what: str) -> Any:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            found = condition()
+            if asyncio.iscoroutine(found):
+                found = await found
+            if found:
+                return found
+            if time.monotonic() > deadline:
+                pytest.fail(f"waited in vain: {what}\n{await self._unfinished()}\n{self.explanation()}")
+            await asyncio.sleep(POLL)
+
+    async def _unfinished(self) -> list[str]:
+        lines = []
+        page = await self.client.runs()
+        for run in page.runs:
+            if run.ended_at is None:
+                told = await self.client.describe(run.id)
+                lines.append(f"{run.id} {run.status} owner={run.owner} {[each.text for each in told.waiting_for]}")
+        rows = await self.client._open.store.workers()
+        return [*lines[:30], *(f"{row.id} pid={row.pid} gone={row.gone} until={row.lease_until}" for row in rows)]
+
+    # --- runs
+
+    async def begin(self, runs: Iterable[Planned]) -> None:
+        """Start runs and send what listeners wait for, each under an id, so that it may be tried again."""
+        for run in runs:
+            await self.client.start(run.workflow, *run.args, id=run.id)
+            if run.workflow is chaos_listener:
+                for n in range(2):
+                    await self.client.send(run.id, Item(n), event_id=f"{run.id}-{n}")
+
+    async def carry(self, runs: list[Planned], trouble: Callable[[], Awaitable[object]]) -> None:
+        """Give runs to the workers that are there, make trouble in the middle of it, and see all of them through."""
+        coming = asyncio.create_task(self.begin(runs))
+        await self.until(lambda: len(self.effects()) > len(runs) // 4, "they get on")
+        await trouble()
+        await coming
+        everyone = runs + leaves(runs)
+        await self.all_ended(everyone)
+        await self.see_off(everyone)
+
+    async def all_ended(self, runs: Iterable[Planned]) -> None:
+        for run in runs:
+            await self.until(partial(self._has_ended, run.id), f"run {run.id} ends")
+
+    async def _has_ended(self, run_id: str) -> bool:
+        status = await self.client.status(run_id)
+        return status is not None and status.terminal
+
+    async def see_off(self, runs: list[Planned], *, zombies: Iterable[int] = ()) -> None:
+        """All runs have ended: let the workers go, and hold what is left against what is guaranteed."""
+        await self.until(self._nothing_is_owed, "nobody waits for anything any more")
+        before = await self._exported(runs)
+        for run in runs[:10]:
+            with pytest.raises(RunConflict):
+                await self.client.start(run.workflow, "another log", *run.args[1:], id=run.id)
+        await asyncio.gather(*(self.ends(worker) for worker in self.living()))
+        assert await self._exported(runs) == before, "what has ended is final, and a refused call leaves nothing"
+        assert not await self.client.dead_letters()
+        for run in runs:
+            replay(before[run.id], run.workflow)  # one history, which the code alone explains
+        await self.check(runs, zombies=zombies)
+
+    async def _nothing_is_owed(self) -> bool:
+        return not (await examine(self.client)).findings
+
+    async def _exported(self, runs: Iterable[Planned]) -> dict[str, dict[str, Any]]:
+        return {run.id: await self.client.export_history(run.id) for run in runs}
+
+    async def check(self, runs: Iterable[Planned], *, zombies: Iterable[int] = ()) -> None:
+        """Every run came to what it must; nothing that was recorded was done again.
+
+        `zombies` are processes that were paused: a step that one was about to begin when it was stopped begins when it
+        goes on, and no store can prevent it.
+        """
+        paused = frozenset(zombies)
+        seen: dict[str, list[Effect]] = {}
+        for line in self.effects():
+            seen.setdefault(line.run, []).append(line)
+        for run in runs:
+            described = await self.client.describe(run.id)
+            assert (described.status, described.result) == (RunStatus(run.status), run.result), run.id
+            latest = -1
+            lines = seen.pop(run.id, [])
+            assert {line.what for line in lines} == set(run.places), f"{run.id}: {lines}"
+            for line in lines:
+                place = run.places.index(line.what)
+                assert place >= latest or line.pid in paused, f"{line} was recorded, and was done again: {lines}"
+                latest = max(latest, place)
+        assert not seen, f"nobody asked for these: {sorted(seen)}"

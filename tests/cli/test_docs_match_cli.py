@@ -1,0 +1,126 @@
+"""docs/cli.md has every command with every option, the fields of every shape, and nothing that is not there."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import typer.main
+
+from perdure import RunStatus
+from perdure.cli import json_output as shapes
+from perdure.cli.app import app
+from tests.cli.cli_runner import ROOT
+
+PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+SECTIONS = {
+    heading.split("[")[0].rstrip(" ID"): text
+    for heading, text in re.findall(r"^### `perdure ([^`]+)`\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+}
+
+
+SHAPES = ("run", "reason", "entry", "error", "letter", "worker", "finding", "misfit")
+PROGRAM: Any = typer.main.get_command(app)
+
+
+def commands(group: Any = PROGRAM, above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{above}{name} ")
+        else:
+            yield f"{above}{name}", command
+
+
+def section(name: str) -> str:
+    found = [text for heading, text in SECTIONS.items() if heading == name or heading.startswith(f"{name} ")]
+    assert len(found) == 1, f"{name} has {len(found)} sections"
+    return found[0]
+
+
+def test_every_command_has_a_section_and_every_section_a_command():
+    names = [name for name, _ in commands()]
+    for name in names:
+        section(name)
+    assert len(SECTIONS) == len(names)
+
+
+def test_every_option_is_in_the_section_of_its_command():
+    missing = [
+        f"perdure {name} {option}"
+        for name, command in commands()
+        for parameter in command.params
+        for option in parameter.opts
+        if option.startswith("-") and not re.search(rf"(?<![\w-]){option}(?![\w-])", section(name))
+    ]
+    assert [each for each in missing if not each.endswith((" --help", " -h"))] == []
+
+
+def test_options_of_the_program_itself_are_there():
+    options = [option for parameter in PROGRAM.params for option in parameter.opts]
+    assert [option for option in options if option not in PAGE] == []
+
+
+def test_every_option_and_command_says_what_it_is_for():
+    silent = [
+        f"{name} {parameter.name}"
+        for name, command in commands()
+        for parameter in command.params
+        if not getattr(parameter, "help", None)
+    ]
+    assert silent == []
+    assert [name for name, command in commands() if not command.help] == []
+
+
+def test_every_option_that_a_section_names_is_one_of_its_command():
+    unknown = [
+        f"perdure {name} {option}"
+        for name, command in commands()
+        for option in re.findall(r"`(--?[a-z][a-z-]*)", section(name))
+        if option not in [each for parameter in command.params for each in parameter.opts]
+    ]
+    assert unknown == []
+
+
+COMMAND_LINE = re.compile(r"^\$ perdure ([^\n#]*)|`perdure ((?!COMMAND)[^`]+)`", re.MULTILINE)
+
+
+def test_every_command_line_in_the_docs_is_one():
+    """A command that there is, with options that it has."""
+    known = dict(commands())
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        for line in COMMAND_LINE.finditer(page.read_text(encoding="utf-8")):
+            words = (line[1] or line[2]).split()
+            name = " ".join(words[:2]) if words[0] == "dead-letters" else words[0]
+            if words[0].startswith("-") or name == "dead-letters":
+                continue
+            assert name in known, f"{page.name}: {line[0]}"
+            options = {each for parameter in known[name].params for each in parameter.opts} | {"--help"}
+            wrong = [word for word in words if re.fullmatch(r"--[a-z-]+|-[a-z]", word) and word not in options]
+            assert wrong == [], f"{page.name}: {line[0]}"
+
+
+def test_the_fields_of_the_shapes_are_there():
+    table = PAGE.partition("| value | fields |")[2]
+    for name in SHAPES:
+        [line] = re.findall(rf"^\| {name} \|(.*)\|$", table, re.MULTILINE)
+        without_values = re.sub(r"\([^)]*\)", "", line)
+        assert tuple(re.findall(r"`(\w+)`", without_values)) == getattr(shapes, name.upper()), name
+    assert [status for status in RunStatus if f"`{status}`" not in section("ls")] == []
+
+
+def test_every_command_has_its_shape_in_the_table():
+    table = PAGE.partition("| command | prints |")[2].partition("| value | fields |")[0]
+    rows = {
+        name for cells in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE) for name in re.findall(r"`(.*?)`", cells)
+    }
+    assert rows == {name for name, command in commands() if any("--json" in each.opts for each in command.params)}
+
+
+def test_the_page_tells_the_exit_codes():
+    assert [code for code in "01234" if f"| {code} | " not in PAGE] == []
+
+
+def test_every_command_with_arguments_has_an_example():
+    for name, command in commands():
+        takes_something = any(not parameter.opts[0].startswith("-") for parameter in command.params)
+        if takes_something:
+            assert f"perdure {name}" in (command.epilog or ""), name

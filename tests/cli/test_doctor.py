@@ -1,0 +1,379 @@
+"""Guarantee 5 over a store: each way in which an open run may be stuck is found, and mended where it can be."""
+
+import apsw
+import pytest
+
+from perdure import Context, EngineConfig, workflow
+from perdure.admin.health_check import Facts, Finding, Prunable, examine, ground_of, prunable, workers_of
+from perdure.admin.repair import mend, prune
+from perdure.cli.json_output import FINDING
+from perdure.model.records import (
+    Entry,
+    EntryStatus,
+    Held,
+    Message,
+    RunRecord,
+    RunStatus,
+    Subscription,
+    TopicEvent,
+    TurnExtras,
+    Wait,
+    WorkerRecord,
+)
+from perdure.stores.protocol import CommitTurn, CreateRun, Deliver, EndRun, Observe, Publish, RunPatch
+from tests.engine.store_matrix import on_every_store
+
+NOW = 1000.0
+EVENT, CHILD = Wait("event", "e", "paid"), Wait("child", "c", "kid")
+
+
+@workflow(name="inspected")
+async def inspected(ctx: Context) -> None:
+    await ctx.sleep(1)
+
+
+def row(run_id: str = "r", **fields) -> RunRecord:
+    given = {"workflow": "inspected", "version": 1, "input": b"{}", "created_at": NOW, "created_by": run_id, "seed": 1}
+    return RunRecord(id=run_id, **{**given, **fields})
+
+
+def worker(worker_id: str, lease_until: float, **fields) -> WorkerRecord:
+    pairs = (("inspected", 1),)
+    return WorkerRecord(
+        id=worker_id, pool="default", workflows=pairs, lease_until=lease_until, started_at=NOW, pid=1, **fields
+    )
+
+
+FACTS = Facts(NOW, {"alive": worker("alive", NOW + 1), "late": worker("late", NOW - 1)}, frozenset({"owing"}))
+KIDS = {
+    "open": row("open"),
+    "told": row("told", status=RunStatus.FAILED),
+    "owing": row("owing", status=RunStatus.SUCCEEDED),
+    "gone": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "ground"),
+    [
+        ({"owner": "alive"}, "owner"),
+        ({"owner": "late"}, "no owner"),
+        ({"owner": "unheard-of"}, "no owner"),
+        ({"wake_at": NOW + 5}, "due"),
+        ({"held": Held("deadlock", "because")}, "held"),
+        ({"waits": (EVENT,)}, "event"),
+        ({"waits": (Wait("event", "e", "unread"),)}, "no look at its mail"),
+        ({"waits": (Wait("deferred", "d", "verdict"),)}, "deferred"),
+        ({"waits": (Wait("child", "c", "open"),)}, "child"),
+        ({"waits": (Wait("child", "c", "owing"),)}, "child"),
+        ({"waits": (Wait("child", "c", "told"),)}, "no news of a run that has ended"),
+        ({"waits": (Wait("child", "c", "gone"),)}, "no news of a run that has ended"),
+        ({"waits": (Wait("timer", "t", until=NOW + 5),)}, "no ground"),
+        ({}, "no ground"),
+    ],
+)
+def test_what_makes_a_run_go_on(fields, ground):
+    assert ground_of(row(**fields), FACTS, KIDS, frozenset({"unread"})) == ground
+
+
+async def kinds(client) -> set[tuple[str, str]]:
+    return {(finding.kind, finding.severity) for finding in (await examine(client)).findings}
+
+
+async def committed(client, *writes) -> None:
+    for write in writes:
+        await client._open.store.commit([write])
+
+
+async def suspended(client, run_id: str, *waits: Wait, **fields) -> None:
+    """A run that was left like this by a worker that has gone since."""
+    store, now = client._open.store, client._open.clock.now()
+    maker = WorkerRecord(id=f"maker-{run_id}", pool="x", workflows=(), lease_until=now + 60, started_at=now)
+    await store.join(maker)
+    record = row(run_id, owner=maker.id, **fields)
+    patch = RunPatch(status=RunStatus.SUSPENDED, waits=waits)
+    turn = CommitTurn(run_id=run_id, base=0, turn_id="t", worker=maker.id, owned=True, now=now, patch=patch)
+    await committed(client, CreateRun(record), turn)
+    await store.retire(maker.id)
+
+
+@on_every_store
+async def test_a_store_in_which_all_is_well(h):
+    client = await h.client()
+    await suspended(client, "e", EVENT)
+    found = await examine(client)
+    assert (found.open_runs, dict(found.grounds), found.findings) == (1, {"event": 1}, ())
+
+
+@on_every_store
+async def test_a_run_that_nothing_will_wake_is_found_and_resumed(h):
+    client = await h.client()
+    await suspended(client, "stuck", Wait("timer", "t", until=5.0))
+    await suspended(client, "lonely", Wait("child", "c", "pruned-since"))
+    found = await examine(client)
+    assert [(finding.kind, finding.subject) for finding in found.findings if finding.severity == "error"] == [
+        ("stuck", "lonely"),
+        ("stuck", "stuck"),
+    ]
+    assert found.grounds == {"nothing": 2}
+    assert sorted(await mend(client, found.findings)) == ["resumed run lonely", "resumed run stuck"]
+    assert (await examine(client)).errors == 0
+
+
+@on_every_store
+async def test_unread_mail_that_is_awaited_is_found(h):
+    client = await h.client()
+    store, now = client._open.store, client._open.clock.now()
+    await suspended(client, "m", EVENT)
+    await committed(client, Deliver(run_id="m", message=Message(id="1", kind="event", name="paid"), now=now))
+    assert ("stuck", "error") not in await kinds(client), "mail has made it due"
+    [record] = await store.records(["m"])
+    assert record is not None
+    facts = Facts(now)
+    quiet = row("m", waits=(EVENT,), status=RunStatus.SUSPENDED)
+    assert ground_of(quiet, facts, {}, frozenset({"paid"})) == "no look at its mail"
+
+
+@on_every_store
+async def test_runs_of_dead_workers_are_found_and_released(h):
+    client = await h.client()
+    store, now = client._open.store, client._open.clock.now()
+    for name in ("w1", "w2"):
+        await store.join(worker(name, now + 10))
+    for name in ("a", "b"):
+        await committed(client, CreateRun(row(name, owner="w1")))
+    assert await kinds(client) == set()
+    await h.clock.advance(20)
+    assert await kinds(client) == {("expired_lease", "error"), ("dead_worker", "warning")}
+    assert [(view.id, view.alive, view.runs) for view in await workers_of(client)] == [
+        ("w1", False, 2),
+        ("w2", False, 0),
+    ]
+    deeds = await mend(client, (await examine(client)).findings)
+    assert sorted(deeds) == [
+        "declared worker w1 gone and released 2 runs",
+        "declared worker w2 gone and released 0 runs",
+    ]
+    assert await kinds(client) == {("no_worker", "warning")}
+    assert await workers_of(client) == []
+    assert [record.recoveries for record in await store.records(["a", "b"]) if record] == [1, 1]
+
+
+@on_every_store
+async def test_runs_of_a_worker_that_nobody_knows_are_found_and_released(h, monkeypatch):
+    """A store keeps the row of a worker that has runs, so that one must be taken away by hand."""
+    client = await h.client()
+    store, now = client._open.store, client._open.clock.now()
+
+    async def nobody() -> list[WorkerRecord]:
+        return []
+
+    await store.join(worker("w1", now + 10))
+    await committed(client, CreateRun(row("a", owner="w1")))
+    monkeypatch.setattr(store, "workers", nobody)
+    found = await examine(client)
+    assert [(finding.kind, finding.subject) for finding in found.findings] == [("orphans", "w1")]
+    assert await mend(client, found.findings) == ["released 1 run of w1, which is not there"]
+    assert await kinds(client) == {("no_worker", "warning")}
+
+
+@on_every_store
+async def test_a_worker_that_is_back_is_left_alone(h):
+    client = await h.client()
+    store, now = client._open.store, client._open.clock.now()
+    await store.join(worker("w1", now + 10))
+    await committed(client, CreateRun(row("a", owner="w1")))
+    await h.clock.advance(20)
+    found = await examine(client)
+    await store.renew(worker("w1", client._open.clock.now() + 10))
+    assert await mend(client, found.findings) == ["worker w1 is back, and was left alone"]
+    assert await kinds(client) == set()
+
+
+@on_every_store
+async def test_what_is_due_and_not_taken_up_is_told(h):
+    client = await h.client()
+    now = client._open.clock.now()
+    await committed(client, CreateRun(row("late", created_at=now, wake_at=now)))
+    assert await kinds(client) == {("no_worker", "warning")}
+    await h.clock.advance(100)
+    await client._open.store.join(worker("w", client._open.clock.now() + 10))
+    assert await kinds(client) == {("overdue", "warning")}
+
+
+@on_every_store
+async def test_ended_runs_that_still_owe_are_settled(h):
+    client = await h.client()
+    store, now = client._open.store, client._open.clock.now()
+    await suspended(client, "parent", CHILD)
+    await committed(
+        client,
+        CreateRun(row("kid", created_at=now)),
+        Observe(run_id="kid", observer="parent", target="0:c"),
+        EndRun(run_id="kid", turn_id="t", now=now),
+    )
+    found = await examine(client)
+    assert found.grounds == {"child": 1}
+    assert found.errors == 0, "a worker has not had a minute"
+    await h.clock.advance(100)
+    assert ("unsettled", "error") in await kinds(client)
+    assert "settled 1 run that had ended" in await mend(client, (await examine(client)).findings)
+    assert [message.kind for message in await store.inbox("parent")] == ["child"]
+    assert ("unsettled", "error") not in await kinds(client)
+
+
+@on_every_store
+async def test_broadcasts_that_were_not_finished_are_finished(h):
+    client = await h.client()
+    store, now = client._open.store, client._open.clock.now()
+    maker = WorkerRecord(id="maker", pool="x", workflows=(), lease_until=now + 600, started_at=now)
+    await store.join(maker)
+    for name in ("a", "b", "c"):
+        extras = TurnExtras(subscribe=(Subscription("0:e", ("news",)),))
+        patch = RunPatch(status=RunStatus.SUSPENDED, waits=(Wait("event", "e", "news"),))
+        turn = CommitTurn(
+            run_id=name, base=0, turn_id="t", worker="maker", owned=True, now=now, patch=patch, extras=extras
+        )
+        await committed(client, CreateRun(row(name, owner="maker")), turn)
+    event = TopicEvent(topic="news", id="n", body=b"1", sent_at=now, consume=False)
+    await committed(client, Publish(event=event, now=now, page=1))
+    await h.clock.advance(100)
+    found = await examine(client)
+    assert ("unfinished_broadcast", "error") in {(each.kind, each.severity) for each in found.findings}
+    assert "gave 1 event to the rest of those who waited" in await mend(client, found.findings)
+    assert [len(await store.inbox(name)) for name in ("a", "b", "c")] == [1, 1, 1]
+
+
+@on_every_store
+async def test_large_payloads_and_skewed_clocks_are_told(h):
+    client = await h.client()
+    store, now = client._open.store, client._open.clock.now()
+    await suspended(client, "big", EVENT, input=b'"' + b"x" * 1_000_000 + b'"')
+    await suspended(client, "future", EVENT, created_at=now + 100)
+    ahead = WorkerRecord(id="w", pool="p", workflows=(), lease_until=now + 1000, started_at=now + 500)
+    await store.join(ahead)
+    assert {(finding.kind, finding.subject) for finding in (await examine(client)).findings} == {
+        ("large_payload", "big"),
+        ("clock_skew", None),
+        ("clock_skew", "w"),
+    }
+
+
+@on_every_store
+async def test_large_values_in_histories_are_told_if_one_looks_that_deep(h):
+    client = await h.client()
+    store, now = client._open.store, client._open.clock.now()
+    await store.join(worker("w1", now + 10))
+    large = Entry("load", "step", "load", EntryStatus.SUCCEEDED, 1, 0, 1, b'"' + b"x" * 1_000_000 + b'"')
+    await committed(client, CreateRun(row("r", owner="w1"), (large,)))
+    assert await kinds(client) == set()
+    [finding] = (await examine(client, deep=True)).findings
+    assert (finding.kind, finding.subject) == ("large_payload", "r")
+    assert "at load" in finding.text
+
+
+@on_every_store
+async def test_a_mailbox_that_is_nearly_full_is_told(h):
+    client = await h.client()
+    now = client._open.clock.now()
+    client._config = EngineConfig(max_pending_events=5)
+    await suspended(client, "m", EVENT)
+    for number in range(4):
+        message = Message(id=str(number), kind="event", name="unread")
+        await committed(client, Deliver(run_id="m", message=message, now=now))
+    [finding] = [each for each in (await examine(client)).findings if each.kind == "full_mailbox"]
+    assert finding.subject == "m"
+    assert "4 unread events; from 5 on it refuses more" in finding.text
+
+
+@on_every_store
+async def test_a_worker_whose_clock_is_ahead_of_the_others_is_told(h):
+    client = await h.client()
+    store, now = client._open.store, client._open.clock.now()
+    await store.join(worker("ahead", now + 300))
+    assert await kinds(client) == set(), "alone it may have a long lease"
+    await store.join(worker("b", now + 15))
+    [finding] = (await examine(client)).findings
+    assert (finding.kind, finding.subject) == ("clock_skew", "ahead")
+    assert "285.0 s later" in finding.text
+
+
+@on_every_store
+async def test_a_child_that_outlived_a_parent_that_failed_is_told_and_cancelled(h):
+    client = await h.client()
+    now = client._open.clock.now()
+    await committed(client, CreateRun(row("mother", created_at=now)), EndRun(run_id="mother", turn_id="t", now=now))
+    await mend(client, [Finding("unsettled", "error", "", "", "mother", "settle")])
+    await suspended(client, "kid", EVENT, parent="mother", attached=True)
+    found = await examine(client)
+    assert [(finding.kind, finding.subject) for finding in found.findings] == [("orphan_child", "kid")]
+    await mend(client, found.findings)
+    assert await client.status("kid") is RunStatus.CANCELLED or await client._open.store.inbox("kid")
+
+
+@on_every_store
+async def test_pruning_deletes_what_has_outlived_its_retention(h):
+    client = await h.client()
+    now = client._open.clock.now()
+    for name in ("a", "b"):
+        end = EndRun(run_id=name, turn_id="t", now=now, prune_after=50.0)
+        await committed(client, CreateRun(row(name, created_at=now, retention=50.0)), end)
+    assert (await prunable(client, first=1), await prune(client, 10)) == (Prunable(0, ()), 0)
+    await h.clock.advance(60)
+    due = await prunable(client, first=1)
+    assert (due.count, len(due.first)) == (2, 1)
+    assert await prune(client, 10) == 2
+    assert await client.status("a") is None
+
+
+def test_the_program_says_it_and_exits_for_a_monitor(shop_anywhere):
+    shop = shop_anywhere
+    shop.start("naps", None, "--id", "nap")
+    told = shop.json("doctor")
+    assert (told["healthy"], told["open_runs"], told["grounds"], told["repaired"]) == (True, 1, {"due": 1}, [])
+    assert list(told) == ["healthy", "at", "open_runs", "grounds", "findings", "repaired"]
+    [finding] = told["findings"]
+    assert (list(finding), finding["kind"]) == (list(FINDING), "no_worker")
+    shop.ask(lambda client: suspended(client, "stuck"))
+    text = shop.run("doctor", code=1).stdout
+    assert "nothing will wake it" in text
+    assert "stuck" in text
+    assert "--repair" in text
+    mended = shop.run("doctor", "--repair", "--deep").stdout
+    assert "mended resumed run stuck" in mended
+    assert shop.json("prune") == {"pruned": 0}
+    assert shop.json("terminate", "nap", "stuck", "--yes")["runs"][1]["done"]
+
+    async def outlive(client):
+        await committed(client, *(CreateRun(row(name, retention=0.0)) for name in ("old", "older")))
+        for name in ("old", "older"):
+            await committed(client, EndRun(run_id=name, turn_id="t", now=NOW, prune_after=0.0))
+
+    shop.ask(outlive)
+    asked = shop.run("prune", code=2).stderr
+    for word in ("old", "older", "inspected", "--yes"):
+        assert word in asked
+    assert shop.json("prune", "--yes") == {"pruned": 2}
+
+
+def test_a_repair_that_would_cancel_several_runs_asks(shop):
+    async def orphan(client):
+        now = client._open.clock.now()
+        await committed(client, CreateRun(row("mother", created_at=now)), EndRun(run_id="mother", turn_id="t", now=now))
+        await mend(client, [Finding("unsettled", "error", "", "", "mother", "settle")])
+        for name in ("kid", "twin"):
+            await suspended(client, name, EVENT, parent="mother", attached=True)
+
+    shop.ask(orphan)
+    asked = shop.run("doctor", "--repair", code=2)
+    for word in ("kid", "twin", "--yes"):
+        assert word in asked.stderr
+    assert {run["status"] for run in shop.json("ls", "--parent", "mother")["runs"]} == {"suspended"}
+    assert "asked run kid to stop" in shop.run("doctor", "--repair", "--yes").stdout
+
+
+def test_a_schema_of_a_later_version_is_refused(shop):
+    connection = apsw.Connection(str(shop.folder / "shop.db"))
+    connection.pragma("user_version", 999)
+    connection.close()
+    assert "upgrade perdure" in shop.run("doctor", code=1).stderr

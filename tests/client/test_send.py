@@ -1,0 +1,332 @@
+"""Events, requests and deferreds as callers send them."""
+
+import asyncio
+from dataclasses import dataclass
+from datetime import timedelta
+
+import msgspec
+import pytest
+
+from perdure import (
+    Context,
+    EngineConfig,
+    InvalidPayload,
+    InvalidToken,
+    QueueFull,
+    RunNotFound,
+    RunStatus,
+    RunTerminated,
+    WorkflowMisuse,
+    event,
+    workflow,
+)
+from perdure.codec import JSON
+from perdure.model.records import Ending, PublishedValue, Subscription, TurnExtras
+from perdure.stores.protocol import Restart, RunPatch
+from perdure.workflows.events import message_of, outgoing, topic_event_of
+from tests.engine.store_matrix import on_every_store
+from tests.engine.store_setup import Stage
+
+
+@event
+class Approved:
+    by: str
+
+
+@event(name="paid.out", delivery="first", expire_after=30.0, on_target_terminated="dead_letter")
+class PaidOut:
+    cents: int
+
+
+@event(delivery="after_wait", consume=False)
+class Noticed:
+    what: str
+
+
+@dataclass
+class NoEvent:
+    by: str
+
+
+@workflow
+async def sending_sleeper(ctx: Context) -> None:
+    await ctx.sleep(100_000)
+
+
+# --- one run
+
+
+@on_every_store
+async def test_an_event_is_mail_of_its_name_with_its_options(h):
+    stage, client = Stage(h), await h.client()
+    await stage.run("r")
+    now = h.clock.now()
+    await client.send("r", Approved("ada"))
+    await client.get("r").send(PaidOut(7), event_id="p")
+    await client.send("r", "orders.paid", {"cents": 7})
+    first, second, third = await h.store.inbox("r")
+    assert (first.kind, first.name, first.body, first.policy) == ("event", "Approved", b'{"by":"ada"}', "discard")
+    assert (first.sent_at, first.expires_at, first.wants_reply) == (now, None, False)
+    assert (second.id, second.event_id, second.name) == ("event/p", "p", "paid.out")
+    assert (second.policy, second.expires_at) == ("dead_letter", now + 30.0)
+    assert (third.name, third.body) == ("orders.paid", b'{"cents":7}')
+
+
+@on_every_store
+async def test_an_event_id_makes_a_send_idempotent(h):
+    stage, client = Stage(h), await h.client()
+    await stage.run("r")
+    for _ in range(2):
+        await client.send("r", Approved("ada"), event_id="once")
+    await client.send("r", Approved("ada"))
+    await client.send("r", Approved("ada"))
+    assert len(await stage.inbox("r")) == 3
+
+
+@on_every_store
+async def test_sending_where_nobody_can_receive_is_refused(h):
+    stage, client = Stage(h), await h.client(config=EngineConfig(max_pending_events=1))
+    await stage.run("ended")
+    await stage.end("ended")
+    await stage.run("r")
+    with pytest.raises(RunNotFound):
+        await client.send("nobody", Approved("ada"))
+    with pytest.raises(RunTerminated):
+        await client.send("ended", Approved("ada"))
+    await client.send("r", Approved("ada"))
+    with pytest.raises(QueueFull, match="1 unread"):
+        await client.send("r", Approved("bob"))
+    await client.resume("r")  # which is no event, and never refused
+
+
+@on_every_store
+async def test_what_is_no_event_is_refused_in_words(h):
+    stage, client = Stage(h), await h.client()
+    await stage.run("r")
+    for wrong in (NoEvent("ada"), {"by": "ada"}, 7, None):
+        with pytest.raises(WorkflowMisuse, match="@event"):
+            await client.send("r", wrong)
+    with pytest.raises(WorkflowMisuse, match=r"Approved\(\.\.\.\)"):
+        await client.send("r", Approved)
+    with pytest.raises(WorkflowMisuse, match="payload"):
+        await client.send("r", Approved("ada"), {"by": "bob"})
+    with pytest.raises(WorkflowMisuse, match="512"):
+        await client.send("r", "n" * 513, 1)
+    with pytest.raises(WorkflowMisuse):
+        await client.send("r", "n", 1, event_id="")
+    with pytest.raises(WorkflowMisuse, match="emit"):
+        await client.broadcast("paid")
+    with pytest.raises(InvalidPayload):
+        await client.send("r", Approved(7))  # type: ignore[arg-type]
+    with pytest.raises(InvalidPayload):
+        await client.send("r", "topic", object())
+    assert await stage.inbox("r") == []
+
+
+@on_every_store
+async def test_an_event_reaches_a_run_that_is_executed_here_without_a_sweep(h):
+    engine = await h.engine(sending_sleeper, config=EngineConfig(sweep_interval=1000.0, lease=5000.0))
+    run = await engine.start(sending_sleeper)
+    await h.settle()
+    position = (await h.store.load([run.id]))[0].position
+    await run.send(Approved("ada"))
+    await h.settle()
+    (snapshot,) = await h.store.load([run.id])
+    assert snapshot.record.inbox_last == 1
+    assert snapshot.position >= position
+    assert snapshot.record.wake_at > h.clock.now()  # it was looked at, and sleeps on
+
+
+# --- requests
+
+
+@on_every_store
+async def test_a_request_waits_for_what_the_run_answers(h):
+    stage, client = Stage(h), await h.client()
+    await stage.run("r")
+    asking = h.background(client.request("r", Approved("ada"), timeout=timedelta(hours=1)))
+    await h.settle()
+    (message,) = await h.store.inbox("r")
+    assert message.wants_reply
+    await h.clock.advance(10)
+    assert not asking.done()
+    reply = PublishedValue(f"~reply/{message.event_id}", b'{"ok":true}', None)
+    await stage.turn("r", consumed=(1,), extras=TurnExtras(published=(reply,)))
+    await h.clock.advance(6)
+    assert asking.result() == {"ok": True}
+    assert await client.published("r") == {}
+
+
+@on_every_store
+async def test_an_answer_that_comes_with_the_end_is_not_missed(h):
+    stage, client = Stage(h), await h.client()
+    await stage.run("r")
+    asking = h.background(client.request("r", "ask", 60, payload=1))
+    await h.settle()
+    (message,) = await h.store.inbox("r")
+    reply = PublishedValue(f"~reply/{message.event_id}", b"1", None)
+    patch = RunPatch(status=RunStatus.SUCCEEDED, result=b"null", ended_at=h.clock.now())
+    await stage.turn("r", patch=patch, extras=TurnExtras(published=(reply,)))
+    await h.clock.advance(6)
+    assert asking.result() == 1
+
+
+@on_every_store
+async def test_a_request_that_nobody_answers_ends(h):
+    stage, client = Stage(h), await h.client()
+    await stage.run("slow")
+    await stage.run("ending")
+    slow = h.background(client.request("slow", Approved("ada"), 3.0))
+    ending = h.background(client.request("ending", Approved("ada"), 60.0))
+    await h.settle()
+    await stage.end("ending")
+    await h.clock.advance(10)
+    with pytest.raises(TimeoutError, match="slow"):
+        await slow
+    with pytest.raises(RunTerminated):
+        await ending
+    with pytest.raises(RunNotFound):
+        await client.request("nobody", Approved("ada"), 1.0)
+
+
+# --- topics
+
+
+@on_every_store
+async def test_a_broadcast_says_how_many_runs_it_woke(h):
+    stage, client = Stage(h), await h.client()
+    assert await client.broadcast(Noticed("nobody waits")) == 0
+    for n in range(3):
+        await stage.waiting(f"w-{n}", "Noticed", "Approved")
+    assert await client.broadcast(Noticed("all"), event_id="n") == 3
+    assert await client.broadcast(Noticed("all"), event_id="n") == 0
+    assert await stage.inbox("w-1") == [("assignment", "Noticed", b'{"what":"all"}')]
+
+
+@on_every_store
+async def test_an_emitted_value_waits_in_its_topic_for_one_reader(h):
+    stage, client = Stage(h), await h.client(config=EngineConfig(event_retention=100.0, max_pending_events=1))
+    assert await client.emit("orders.paid", {"cents": 7}, event_id="a") == 0
+    (queued,) = await h.store.topic("orders.paid")
+    assert (queued.delivery, queued.consume, queued.body) == ("all", True, b'{"cents":7}')
+    assert queued.expires_at == h.clock.now() + 100.0
+    with pytest.raises(QueueFull, match="topic"):
+        await client.emit("orders.paid", 8)
+    await stage.waiting("w", "orders.paid")
+    assert await stage.inbox("w") == [("assignment", "orders.paid", b'{"cents":7}')]
+
+
+@on_every_store
+async def test_a_broadcast_reaches_a_run_that_is_executed_here_without_a_sweep(h):
+    engine = await h.engine(sending_sleeper, config=EngineConfig(sweep_interval=1000.0, lease=5000.0))
+    stage = Stage(h)
+    await stage.waiting("w", "Noticed")
+    sleeper = Restart(workflow="sending_sleeper", version=1, input=b"{}", begun_at=h.clock.now())
+    await stage.turn("w", patch=RunPatch(status=RunStatus.SUSPENDED), restart=sleeper)
+    await stage.turn("w", patch=RunPatch(status=RunStatus.SUSPENDED), extras=NOTICED)
+    await h.settle()
+    assert await engine.broadcast(Noticed("x")) == 1
+    await h.settle()
+    assert "w" in engine.resident
+
+
+def test_first_is_all_and_consumed_by_its_reader():
+    options, body = outgoing(PaidOut(7), None, JSON)
+    sent = topic_event_of(options, body, event_id="e", sent_at=10.0)
+    assert (sent.topic, sent.delivery, sent.consume, sent.expires_at) == ("paid.out", "all", True, 40.0)
+    options, body = outgoing(Noticed("x"), None, JSON)
+    sent = topic_event_of(options, body, event_id="e", sent_at=10.0, sender="r")
+    assert (sent.delivery, sent.consume, sent.expires_at, sent.sender) == ("after_wait", False, None, "r")
+    assert message_of(options, body, event_id="m", sent_at=1.0, sender="r").sender == "r"
+
+
+NOTICED = TurnExtras(subscribe=(Subscription("1/receive", ("Noticed",)),))
+
+
+# --- deferreds
+
+
+def ending_of(message) -> Ending:
+    return msgspec.json.decode(message.body, type=Ending)
+
+
+@on_every_store
+async def test_the_first_to_complete_a_deferred_wins(h):
+    stage, client = Stage(h), await h.client()
+    await stage.run("r", begun=False)
+    token = await client.deferred_token("r", "review")
+    answers = await h.drive(asyncio.gather(client.complete(token, {"ok": True}), client.fail(token, "no")))
+    assert sorted(answers) == [False, True]
+    assert await client.complete(token, None) is False
+    (message,) = await h.store.inbox("r")
+    assert (message.id, message.kind, message.name) == ("deferred/0/review", "deferred", "review")
+    assert ending_of(message) == Ending(result=b'{"ok":true}')
+
+
+@on_every_store
+async def test_a_deferred_fails_with_the_error_itself_or_with_words(h):
+    stage, client = Stage(h), await h.client()
+    await stage.run("r")
+    await client.fail(await client.deferred_token("r", "a"), KeyError("lost"))
+    await client.fail(await client.deferred_token("r", "b"), "not today")
+    one, other = (ending_of(message) for message in await h.store.inbox("r"))
+    assert one.error is not None
+    assert other.error is not None
+    assert (one.status, one.error.type, one.error.fields is not None) == (RunStatus.FAILED, "KeyError", True)
+    assert (other.error.type, other.error.message) == ("Exception", "not today")
+    with pytest.raises(WorkflowMisuse):
+        await client.fail(await client.deferred_token("r", "c"), 7)
+
+
+@on_every_store
+async def test_a_deferred_of_a_run_that_has_gone_on_is_not_completed(h):
+    stage, client = Stage(h), await h.client()
+    await stage.run("ended")
+    await stage.run("anew")
+    tokens = [await client.deferred_token(run_id, "d") for run_id in ("ended", "anew")]
+    await stage.end("ended")
+    restart = Restart(workflow="staged", version=1, input=b"{}", begun_at=None)
+    await stage.turn("anew", patch=RunPatch(status=RunStatus.SUSPENDED), restart=restart)
+    assert [await client.complete(token, 1) for token in tokens] == [False, False]
+    assert await client.complete(await client.deferred_token("anew", "d"), 1) is True
+
+
+@on_every_store
+async def test_tokens_that_were_not_made_here_are_refused(h):
+    stage, client = Stage(h), await h.client()
+    await stage.run("r")
+    token = await client.deferred_token("r", "d")
+    for wrong in ("", "x", token[:-2] + ("AA" if not token.endswith("AA") else "BB"), token + "A"):
+        with pytest.raises(InvalidToken):
+            await client.complete(wrong, 1)
+    with pytest.raises(RunNotFound):
+        await client.deferred_token("nobody", "d")
+    await stage.end("r", prune_at=h.clock.now())
+    await h.store.prune(h.clock.now() + 1.0)
+    with pytest.raises(InvalidToken, match="pruned"):
+        await client.complete(token, 1)
+
+
+@on_every_store
+async def test_tokens_outlive_a_rotation_of_the_keys(h):
+    stage, client = Stage(h), await h.client()
+    await stage.run("old")
+    token = await client.deferred_token("old", "d")
+    await client.rotate_keys()
+    assert await client.deferred_token("old", "d") == token
+    await h.clock.advance(600)
+    await stage.run("new")
+    newer = await client.deferred_token("new", "d")
+    assert await client.complete(token, 1)
+    assert await client.complete(newer, 1)
+    assert len(await h.store.keys("deferred", h.clock.now())) == 2
+
+
+@on_every_store
+async def test_workers_learn_of_new_keys_before_these_sign(h):
+    engine, client = await h.engine(sending_sleeper), await h.client()
+    assert len(engine._core.coordinator.keys) == 1
+    await client.rotate_keys()
+    await h.clock.advance(119)
+    old, new = engine._core.coordinator.keys
+    assert old.made_at < h.clock.now() < new.made_at

@@ -1,0 +1,352 @@
+"""Starting runs: ids, identity, payloads, options."""
+
+import asyncio
+import gc
+import uuid
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pytest
+
+from perdure import Context, InvalidPayload, RunConflict, RunStatus, StoreError, WorkflowMisuse, step, workflow
+from perdure.model.ids import keyed_run_id, new_run_id
+from perdure.stores.protocol import CreateRun
+from tests.engine.store_matrix import another_handle, on_every_store
+
+
+@dataclass
+class Order:
+    id: str
+    cents: int
+
+
+CALLS: list[str] = []
+
+
+@step
+async def note(what: str) -> str:
+    CALLS.append(what)
+    return what
+
+
+@workflow
+async def order(ctx: Context, order: Order, gift: bool = False) -> str:
+    return await note(f"{order.id}/{gift}")
+
+
+@workflow
+async def other(ctx: Context, order: Order, gift: bool = False) -> str:
+    return await note("other")
+
+
+@workflow(idempotency_key=lambda order: order.id)
+async def keyed(ctx: Context, order: Order) -> str:
+    return await note(order.id)
+
+
+GATES: list[asyncio.Event] = []  # one for each test, as it belongs to its loop
+
+
+@step
+async def pass_gate(n: int) -> int:
+    await GATES[-1].wait()
+    return n
+
+
+@workflow
+async def gated(ctx: Context, n: int) -> int:
+    return await pass_gate(n)
+
+
+@workflow
+async def patient(ctx: Context) -> str:
+    await ctx.receive("go")
+    return "gone"
+
+
+@pytest.fixture(autouse=True)
+def forget_calls():
+    CALLS.clear()
+
+
+@on_every_store
+async def test_a_new_run_gets_a_time_ordered_id(h):
+    engine = await h.engine(order)
+    first = await engine.start(order, Order("a", 1))
+    await h.clock.advance(0.01)
+    second = await engine.start(order, Order("a", 1))
+    assert first.created
+    assert second.created
+    assert first.id < second.id
+
+
+def test_a_new_id_is_a_uuid_of_version_7():
+    ids = [uuid.UUID(new_run_id(1.7e9)) for _ in range(100)]
+    assert {(id.version, id.variant, id.int >> 80) for id in ids} == {(7, uuid.RFC_4122, 1_700_000_000_000)}
+    assert len(set(ids)) == 100
+    assert [new_run_id(now)[:13] for now in (0.0, 2.0**40)] == ["00000000-0000", "e8000000-0000"]
+
+
+@on_every_store
+async def test_the_same_id_and_payload_observe_one_run(h):
+    engine = await h.engine(order)
+    first = await engine.start(order, Order("a", 1), id="o")
+    again = await engine.start(order, Order("a", 1), id="o")
+    assert (first.created, again.created) == (True, False)
+    assert await h.run_to_end(again) == "a/False"
+    late = await engine.start(order, Order("a", 1), id="o")
+    assert not late.created
+    assert await late.result() == "a/False"
+    assert CALLS == ["a/False"]
+
+
+@on_every_store
+async def test_one_run_whoever_asks_also_across_engines(h):
+    one = await h.engine(order)
+    two = await h.engine(order, store=another_handle(h.store, h.clock))
+    client = await h.client()
+    runs = await h.drive(
+        asyncio.gather(*(each.start(order, Order("a", 1), id="o") for each in (one, two, client) for _ in range(5)))
+    )
+    assert sum(run.created for run in runs) == 1
+    assert await h.drive(asyncio.gather(*(run.result() for run in runs))) == ["a/False"] * 15
+    assert CALLS == ["a/False"]
+
+
+@on_every_store
+async def test_execute_starts_or_observes_and_returns_the_result(h):
+    engine = await h.engine(order)
+    both = asyncio.gather(engine.execute(order, Order("a", 1), id="o"), engine.execute(order, Order("a", 1), id="o"))
+    assert await h.drive(both) == ["a/False", "a/False"]
+    assert CALLS == ["a/False"]
+
+
+@on_every_store
+async def test_execute_of_a_run_that_has_ended_or_waits_here_observes_it(h):
+    engine = await h.engine(order, patient)
+    assert await h.drive(engine.execute(order, Order("a", 1), id="o")) == "a/False"
+    assert await h.drive(engine.execute(order, Order("a", 1), id="o"), within=1) == "a/False"
+    first = await engine.start(patient, id="p")
+    second = h.background(engine.execute(patient, id="p"))
+    await h.settle()
+    await engine.send("p", "go")
+    assert [await h.run_to_end(first), await h.drive(second)] == ["gone", "gone"]
+    assert CALLS == ["a/False"]
+
+
+@on_every_store
+async def test_execute_with_another_payload_is_a_conflict(h):
+    engine = await h.engine(order)
+    await h.drive(engine.execute(order, Order("a", 1), id="o"))
+    with pytest.raises(RunConflict, match=r"'o' exists already with another payload"):
+        await h.drive(engine.execute(order, Order("a", 2), id="o"), within=1)
+
+
+@on_every_store
+async def test_execute_is_not_answered_by_another_run_of_this_id_that_ends_just_then(h):
+    engine = await h.engine(gated)
+    GATES.append(asyncio.Event())
+    first = await engine.start(gated, 1, id="g")
+    await h.settle()
+    engine.faults.pause()
+    GATES[-1].set()
+    await h.settle()  # its end is on its way to the store
+    again = h.background(asyncio.gather(*(engine.execute(gated, n, id="g") for n in (1, 2)), return_exceptions=True))
+    await h.settle()
+    engine.faults.go_on()
+    assert await h.run_to_end(first) == 1
+    same, conflict = await h.drive(again)
+    assert same == 1
+    assert isinstance(conflict, RunConflict)
+
+
+@on_every_store
+async def test_execute_says_that_the_store_refuses(h):
+    engine = await h.engine(order)
+    engine.faults.refuse(lambda write: isinstance(write, CreateRun))
+    with pytest.raises(StoreError, match="planned"):
+        await h.drive(engine.execute(order, Order("a", 1)), within=1)
+    assert (await engine.runs()).runs == ()
+
+
+@on_every_store
+async def test_nobody_is_told_of_a_refusal_who_has_stopped_waiting(h, caplog):
+    engine = await h.engine(order)
+    engine.faults.pause()
+    engine.faults.refuse(lambda write: isinstance(write, CreateRun))
+    waiting = h.background(engine.execute(order, Order("a", 1)))
+    await h.settle()
+    waiting.cancel()
+    await h.settle()
+    engine.faults.go_on()
+    await h.settle()
+    del waiting
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+@on_every_store
+async def test_another_payload_or_workflow_is_a_conflict(h):
+    engine = await h.engine(order, other)
+    await engine.start(order, Order("a", 1), id="o")
+    with pytest.raises(RunConflict, match=r"'o' exists already with another payload"):
+        await engine.start(order, Order("a", 2), id="o")
+    with pytest.raises(RunConflict, match="another workflow"):
+        await engine.start(other, Order("a", 1), id="o")
+    await h.settle()
+    assert CALLS == ["a/False"]
+
+
+@on_every_store
+async def test_payloads_are_compared_as_values_and_options_do_not_count(h):
+    engine = await h.engine(order)
+    await engine.start(order, Order("a", 1), id="o", tags={"x": "1"})
+    again = await engine.start(order.options(id="o", tags={"x": "2"}, delay=5), Order(cents=1, id="a"), gift=False)
+    assert not again.created
+    assert (await again.describe()).tags == {"x": "1"}
+
+
+@on_every_store
+async def test_keywords_go_through_options(h):
+    engine = await h.engine(order)
+    run = await engine.start(order.options(id="kw"), Order("a", 1), gift=True)
+    assert await h.run_to_end(run) == "a/True"
+    assert run.id == "kw"
+
+
+@on_every_store
+async def test_an_idempotency_key_is_readable_where_it_can_be(h):
+    engine = await h.engine(keyed)
+    run = await engine.start(keyed, Order("42", 1))
+    assert run.id == "keyed:42"
+    again = await engine.start(keyed, Order("42", 1))
+    assert not again.created
+    with pytest.raises(RunConflict):
+        await engine.start(keyed, Order("42", 2))
+
+
+@pytest.mark.parametrize("key", ["x" * 300, "tab\there", "", "line\nbreak", "\ud800"])
+@on_every_store
+async def test_an_idempotency_key_is_hashed_where_it_cannot_be_read(h, key):
+    @workflow(name="hashed", idempotency_key=lambda n: key)
+    async def hashed(ctx: Context, n: int) -> int:
+        return n
+
+    engine = await h.engine(hashed)
+    run = await engine.start(hashed, 1)
+    assert run.id.startswith("hashed:")
+    assert run.id.isprintable()
+    assert len(run.id) < 60
+    assert (await engine.start(hashed, 1)).id == run.id
+
+
+@on_every_store
+async def test_an_idempotency_key_must_be_a_string(h):
+    @workflow(name="badly_keyed", idempotency_key=lambda n: n)
+    async def badly_keyed(ctx: Context, n: int) -> int:
+        return n
+
+    engine = await h.engine(badly_keyed)
+    with pytest.raises(ValueError, match="must return a string"):
+        await engine.start(badly_keyed, 1)
+    assert engine.faults.commits == 0
+
+
+@on_every_store
+async def test_a_payload_that_does_not_fit_is_refused_with_the_path_and_nothing_is_stored(h):
+    engine = await h.engine(order)
+    with pytest.raises(InvalidPayload, match="cents"):
+        await engine.start(order, Order("a", "much"), id="bad")  # type: ignore[arg-type]
+    with pytest.raises(InvalidPayload, match="order"):
+        await engine.start(order, id="bad")
+    with pytest.raises(InvalidPayload):
+        await engine.start(order, Order("a", 1), True, "extra", id="bad")
+    assert engine.faults.commits == 0
+    assert await engine.status("bad") is None
+    assert (await engine.runs()).runs == ()
+
+
+@on_every_store
+async def test_an_option_that_does_not_exist_is_refused(h):
+    engine = await h.engine(order)
+    with pytest.raises(WorkflowMisuse, match="no option colour"):
+        await engine.start(order, Order("a", 1), colour="red")
+    with pytest.raises(InvalidPayload, match="id"):
+        await engine.start(order.options(id="x"), Order("a", 1), id="y")
+    with pytest.raises(WorkflowMisuse, match="@workflow"):
+        await engine.start(note, "x")
+    assert engine.faults.commits == 0
+
+
+@on_every_store
+async def test_starting_by_name(h):
+    engine = await h.engine(order)
+    run = await engine.start("order", Order("a", 1), id="by-name")
+    assert await h.run_to_end(run) == "a/False"
+    with pytest.raises(WorkflowMisuse, match="no workflow named 'nonesuch'"):
+        await engine.start("nonesuch", 1)
+
+
+@on_every_store
+async def test_delay(h):
+    engine = await h.engine(order)
+    run = await engine.start(order, Order("a", 1), id="later", delay=timedelta(minutes=1))
+    assert await run.status() is RunStatus.PENDING
+    await h.clock.advance(59)
+    assert CALLS == []
+    (reason,) = (await run.describe()).waiting_for
+    assert reason.kind == "start"
+    await h.clock.advance(1.1)
+    assert CALLS == ["a/False"]
+    assert await run.result() == "a/False"
+
+
+@on_every_store
+async def test_tags_of_workflow_and_start_are_merged(h):
+    @workflow(tags={"team": "shop", "kind": "x"})
+    async def tagged(ctx: Context) -> dict[str, str]:
+        return dict(ctx.tags)
+
+    engine = await h.engine(tagged)
+    run = await engine.start(tagged, tags={"kind": "y"})
+    assert await h.run_to_end(run) == {"team": "shop", "kind": "y"}
+
+
+@on_every_store
+async def test_runs_of_an_engine_that_does_not_have_the_workflow_wait_visibly(h):
+    engine = await h.engine(other)
+    run = await engine.start(order, Order("a", 1), id="o")
+    await h.clock.advance(60)
+    assert await run.status() is RunStatus.PENDING
+    (reason,) = (await run.describe()).waiting_for
+    assert reason.kind == "no_worker"
+    assert "order v1" in str(reason)
+    await h.engine(order)
+    assert await h.run_to_end(run) == "a/False"
+
+
+@on_every_store
+async def test_a_client_starts_what_a_worker_executes(h):
+    client = await h.client()
+    run = await client.start(order, Order("a", 1))
+    await h.clock.advance(60)
+    assert CALLS == []
+    await h.engine(order)
+    assert await h.run_to_end(run) == "a/False"
+
+
+@on_every_store
+async def test_identity_lasts_until_the_run_is_pruned(h):
+    engine = await h.engine(order)
+    run = await engine.start(order, Order("a", 1), id="o", retention=100)
+    await h.run_to_end(run)
+    await h.clock.advance(50)
+    assert not (await engine.start(order, Order("a", 1), id="o")).created
+    await h.clock.advance(200)
+    assert await engine.status("o") is None
+    assert (await engine.start(order, Order("b", 9), id="o")).created
+
+
+def test_ids_made_of_keys_never_mean_two_workflows():
+    assert keyed_run_id("a:b", "c") != keyed_run_id("a", "b:c")
+    assert keyed_run_id("a", "") != keyed_run_id("b", "")

@@ -1,0 +1,128 @@
+"""A worker that was out of touch for longer than its lease: it begins nothing that may be another's by now."""
+
+from __future__ import annotations
+
+import asyncio
+
+from perdure import Context, RunStatus, step, workflow
+from tests.engine.store_matrix import on_every_store
+
+
+@on_every_store
+async def test_an_answer_found_again_after_a_takeover_begins_no_step_again(h):
+    """Its turn was committed and the answer was lost; it asks again once another has gone on from there and beyond."""
+    done: list[str] = []
+
+    @step
+    async def first_leg() -> int:
+        done.append("first")
+        return 1
+
+    @step
+    async def second_leg() -> int:
+        done.append("second")
+        return 2
+
+    @workflow
+    async def two_legs(ctx: Context) -> int:
+        return await first_leg() + await second_leg()
+
+    cut_off = await h.engine(two_legs)
+    commit = cut_off.faults.commit
+
+    async def commit_and_lose(batch):
+        answers = await commit(batch)
+        if any(getattr(write, "entries", ()) for write in batch):
+            cut_off.faults.commit = commit
+            cut_off.faults.away(10**9)  # the turn with the first leg is stored, and that is the last it hears
+            return await commit(batch)
+        return answers
+
+    cut_off.faults.commit = commit_and_lose
+    run = await cut_off.start(two_legs, id="legs")
+    await h.settle()
+    assert done == ["first"]
+    other = await h.engine(two_legs)
+    await h.clock.advance(30)
+    assert await other.status("legs") is RunStatus.SUCCEEDED
+    assert done == ["first", "second"]
+    cut_off.faults.away(10**9, calls=("renew", "workers"))  # its commit gets through before it can ask how it stands
+    await h.clock.advance(30)
+    assert done == ["first", "second"], "what was recorded ran again"
+    cut_off.faults.away(0)
+    assert await h.run_to_end(run) == 3
+
+
+@on_every_store
+async def test_a_worker_by_itself_goes_on_after_a_cut_that_was_longer_than_its_lease(h):
+    @step
+    async def leg(n: int) -> int:
+        return n
+
+    @workflow
+    async def long_way(ctx: Context) -> int:
+        return sum([await leg(n) for n in range(4)])
+
+    engine = await h.engine(long_way)
+    commit = engine.faults.commit
+
+    async def cut_once(batch):
+        if any(getattr(write, "entries", ()) for write in batch):
+            engine.faults.commit = commit
+            engine.faults.away(60)
+        return await commit(batch)
+
+    engine.faults.commit = cut_once
+    worker = engine.worker
+    run = await engine.start(long_way)
+    assert await h.run_to_end(run, 600) == 6
+    assert h.executed() == [("leg", 1), ("leg#1", 1), ("leg#2", 1), ("leg#3", 1)]
+    assert engine.worker == worker, "nobody was there to declare it gone"
+
+
+@on_every_store
+async def test_late_turns_are_refused_and_counted(h):
+    gate = asyncio.Event()
+
+    @step
+    async def hold_back() -> int:
+        await gate.wait()
+        return 1
+
+    @workflow
+    async def held_back(ctx: Context) -> int:
+        return await hold_back()
+
+    late = await h.engine(held_back)
+    for n in range(3):
+        await late.start(held_back, id=f"h{n}")
+    await h.settle()
+    await h.store.declare_gone(late.worker)
+    await h.store.release(late.worker, h.clock.now(), recovered=True)
+    gate.set()
+    await h.settle()
+    assert late._core.coordinator.refused == 3
+    await h.clock.advance(10)
+    assert [await late.status(f"h{n}") for n in range(3)] == [RunStatus.SUCCEEDED] * 3
+
+
+@on_every_store
+async def test_a_renewal_that_was_on_its_way_does_not_bring_back_an_id_that_has_died(h):
+    @workflow
+    async def nap(ctx: Context) -> str:
+        await ctx.sleep(60)
+        return "rested"
+
+    frozen = await h.engine(nap)
+    run = await frozen.start(nap)
+    await h.settle()
+    old = frozen.worker
+    frozen.faults.pause()  # its next renewal is sent while its lease is good, and arrives when its row is no more
+    other = await h.engine(nap)
+    await h.clock.advance(40)
+    assert [worker.id for worker in await h.store.workers()] == [other.worker]
+    frozen.faults.go_on()
+    await h.settle()
+    assert frozen.worker != old
+    assert {worker.id for worker in await h.store.workers()} == {frozen.worker, other.worker}
+    assert await h.run_to_end(run) == "rested"

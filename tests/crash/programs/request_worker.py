@@ -1,0 +1,52 @@
+"""A worker until SIGTERM that answers requests and shows what it does: `answering URL LOG SWEEP LEASE`."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from perdure import Context, EngineConfig, Worker, event, step, workflow
+from tests.crash.effect_log import effect
+
+
+@event(name="across.ask")
+class Ask:
+    word: str
+
+
+@step
+async def who_works(log: str) -> int:
+    effect(log)
+    return os.getpid()
+
+
+@workflow(name="across.answering")
+async def answering(ctx: Context, log: str, rounds: int) -> int:
+    """Between two requests nothing wakes it, and nothing about it changes."""
+    for _ in range(rounds):
+        ask = await ctx.receive_request(Ask)
+        await ctx.stream("words").write(ask.value.word)
+        await ask.reply(f"{ask.value.word}!")
+    return await who_works(log)
+
+
+@step
+async def stay_until_open(log: str, gate: str) -> int:
+    effect(log, "begun")
+    while not await asyncio.to_thread(Path(gate).exists):
+        await asyncio.sleep(0.01)
+    return os.getpid()
+
+
+@workflow(name="across.staying")
+async def staying(ctx: Context, log: str, gate: str) -> int:
+    return await stay_until_open(log, gate)
+
+
+async def main(url: str, sweep: float, lease: float) -> None:
+    config = EngineConfig(sweep_interval=sweep, lease=lease, grace=0.2)
+    await Worker(url, [answering, staying], config=config).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], float(sys.argv[3]), float(sys.argv[4])))

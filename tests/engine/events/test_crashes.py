@@ -1,0 +1,111 @@
+"""Guarantee 4 with the process dying before and after every commit: events of workflows are sent and received once."""
+
+import asyncio
+from itertools import count
+from typing import Any
+
+import pytest
+
+from perdure import Context, event, step, workflow
+from perdure.testing import crash_everywhere
+from tests.engine.store_matrix import STORES, another_handle, make_store
+
+
+@event
+class Item:
+    n: int
+
+
+@event(consume=False)
+class Bulletin:
+    n: int
+
+
+@event
+class Finished:
+    sent: int
+
+
+@step
+async def crash_note(n: int) -> int:
+    return n
+
+
+@workflow
+async def crash_of_senders(ctx: Context, role: str) -> Any:
+    """One of three: the parent sends what the collector receives, and the listeners hear what it broadcasts."""
+    if role == "collector":
+        return await _collected(ctx)
+    if role == "listener":
+        heard = [(await ctx.receive(Bulletin)).n for _ in range(2)]
+        try:
+            heard.append((await ctx.receive(Bulletin, timeout=60)).n)
+        except TimeoutError:
+            heard.append(-1)
+        return heard
+    names = ["collector", "listener", "listener"]
+    children = [await ctx.start_child(crash_of_senders, name, id=f"{name}-{n}") for n, name in enumerate(names)]
+    for n in range(2):
+        await ctx.send("collector-0", Item(n))
+        await crash_note(n)
+    await ctx.broadcast(Bulletin(1))
+    await ctx.sleep(5)
+    await asyncio.gather(ctx.send("collector-0", Item(2)), ctx.broadcast(Bulletin(2)), ctx.broadcast(Item(3)))
+    await ctx.sleep(5)
+    await ctx.send("collector-0", Finished(4))
+    return [await child.result() for child in children]
+
+
+async def _collected(ctx: Context) -> list[int]:
+    """Everything until the end is announced, and what is there after it."""
+    found: list[int] = []
+    while not isinstance(got := await ctx.receive(Item, Finished), Finished):
+        found.append(got.n)
+    found += [each.n for each in await ctx.receive_batch(Item, max=10, timeout=30)]
+    return sorted(found)
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_what_a_workflow_sends_and_broadcasts_comes_once_whatever_crashes(kind, tmp_path):
+    names = count()
+    report = asyncio.run(
+        crash_everywhere(
+            crash_of_senders,
+            "parent",
+            make_store=lambda clock: make_store(kind, tmp_path, clock, f"store-{next(names)}"),
+            reopen=another_handle,
+        )
+    )
+    assert report.outcome == ("returned", [[0, 1, 2, 3], [1, 2, -1], [1, 2, -1]])
+    assert len(report.crashes) > 1.5 * report.commits  # how many writes share a commit is a matter of timing
+
+
+@workflow
+async def crash_of_a_receiver(ctx: Context, role: str) -> Any:
+    """Sends to itself, so that every commit around each kind of receive is met by a crash."""
+    for n in range(6):
+        await ctx.send(ctx.run_id, Item(n))
+    first = (await ctx.receive(Item)).n
+    batch = [each.n for each in await ctx.receive_batch(Item, max=2)]
+    winner, value = await ctx.race(item=ctx.receive(Item), never=ctx.receive("never"))
+    asked = await ctx.receive_request(Item)
+    await asked.reply("thanks")
+    await crash_note(asked.value.n)
+    last = (await ctx.receive(Item, timeout=5)).n
+    rest = await ctx.receive_batch(Item, timeout=5)
+    return [first, batch, winner, value.n, asked.value.n, last, rest]
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_every_kind_of_receive_takes_each_event_once_whatever_crashes(kind, tmp_path):
+    names = count()
+    report = asyncio.run(
+        crash_everywhere(
+            crash_of_a_receiver,
+            "alone",
+            make_store=lambda clock: make_store(kind, tmp_path, clock, f"store-{next(names)}"),
+            reopen=another_handle,
+            calls=("commit", "claim"),
+        )
+    )
+    assert report.outcome == ("returned", [0, [1, 2], "item", 3, 4, 5, []])

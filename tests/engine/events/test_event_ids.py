@@ -1,0 +1,198 @@
+"""An event keeps its own id whichever way it goes, and no id that a user chooses can meet one of perdure's own."""
+
+from typing import Any
+
+from perdure import Context, EngineConfig, RunStatus, event, workflow
+from tests.engine.store_matrix import on_every_store
+
+LONG = EngineConfig(sweep_interval=1000.0, lease=5000.0)  # nothing in these tests is found by a sweep
+
+
+@event(on_target_terminated="dead_letter")
+class Named:
+    n: int
+
+
+@event(on_target_terminated="broadcast")
+class Passed:
+    n: int
+
+
+@workflow
+async def identity_reader(ctx: Context, *names: str) -> list[Any]:
+    """The ids and values of one event of each of these names."""
+    asked = [await ctx.receive_request(name) for name in names]
+    return [(each.event_id, each.value) for each in asked]
+
+
+@workflow
+async def identity_typed(ctx: Context) -> int:
+    named: Named = await ctx.receive(Named)
+    return named.n
+
+
+@workflow
+async def identity_target(ctx: Context) -> None:
+    await ctx.receive("end")
+
+
+@on_every_store
+async def test_a_reader_sees_the_id_that_the_sender_gave_by_mail_and_by_topic(h):
+    engine = await h.engine(identity_reader, config=LONG)
+    run = await engine.start(identity_reader, "a", "b", "c")
+    await h.settle()
+    await engine.send(run.id, "a", 1, event_id="mailed")
+    await h.settle()
+    await engine.emit("b", 2, event_id="emitted")
+    await h.settle()
+    await engine.emit("c", 3)
+    (a, b, c) = await h.run_to_end(run)
+    assert (a, b) == (["mailed", 1], ["emitted", 2])
+    assert c[0]
+    assert not c[0].startswith(("topic/", "event/"))
+
+
+@on_every_store
+async def test_a_misfit_of_a_topic_is_a_letter_with_its_own_id(h):
+    engine = await h.engine(identity_typed, config=LONG)
+    run = await engine.start(identity_typed)
+    await h.settle()
+    await engine.emit("Named", "no object", event_id="misfit-7")
+    await h.settle()
+    (letter,) = await engine.dead_letters(Named)
+    assert (letter.event_id, letter.original_target) == ("misfit-7", run.id)
+    assert await run.status() is RunStatus.SUSPENDED
+
+
+@on_every_store
+async def test_an_event_keeps_its_id_through_a_dead_letter_and_its_replay(h):
+    engine = await h.engine(identity_target, identity_reader, config=LONG)
+    first = await engine.start(identity_target, id="first")
+    await first.send(Named(1), event_id="paid-7")
+    await first.send("end")
+    await h.settle()
+    second = await engine.start(identity_target, id="second")
+    for to in ("second", None):
+        (letter,) = await engine.dead_letters()
+        assert letter.event_id == "paid-7"
+        assert await engine.replay_dead_letter(letter.id, to=to)
+        if to is not None:
+            await second.send("end")
+            await h.settle()
+    assert await h.run_to_end(await engine.start(identity_reader, "Named")) == [["paid-7", {"n": 1}]]
+
+
+@on_every_store
+async def test_an_event_that_moves_to_its_topic_keeps_its_id(h):
+    engine = await h.engine(identity_target, identity_reader, config=LONG)
+    run = await engine.start(identity_target)
+    await run.send(Passed(1), event_id="paid-7")
+    await run.send("end")
+    await h.settle()
+    assert await h.run_to_end(await engine.start(identity_reader, "Passed")) == [["paid-7", {"n": 1}]]
+
+
+@on_every_store
+async def test_a_reply_is_found_under_the_id_of_the_request_also_if_a_topic_has_one_of_that_id(h):
+    @workflow
+    async def identity_answers(ctx: Context) -> None:
+        for _ in range(2):
+            asked = await ctx.receive_request("question")
+            await asked.reply(f"about {asked.value}")
+
+    engine = await h.engine(identity_answers, config=LONG)
+    run = await engine.start(identity_answers)
+    await h.settle()
+    await engine.emit("question", "the topic's", event_id="q")
+    await h.settle()
+    asking = h.background(engine.request(run.id, "question", 60, payload="mine", event_id="q"))
+    await h.run_to_end(run)
+    assert await asking == "about mine"
+
+
+INTERNAL = (
+    "cancel/r",
+    "resume/r",
+    "deferred/0/review",
+    "child/c/0/0/child",
+    "topic/news/1",
+    "undelivered/r/1/1.0",
+    "letter/r",
+    "sent/r/0/news",
+    "event/r",
+)
+
+
+@on_every_store
+async def test_ids_like_perdures_own_are_ids_like_any_others(h):
+    """Nothing that a user sends is taken for something that was there, or keeps something from coming."""
+
+    @workflow
+    async def identity_crowded(ctx: Context) -> list[Any]:
+        mailed = [await ctx.receive("mail") for _ in INTERNAL]
+        await ctx.send(ctx.run_id, "own", "sent")
+        own = await ctx.receive("own")
+        news = [await ctx.receive("news") for _ in range(len(INTERNAL) + 1)]
+        review = await ctx.deferred("review", str)
+        return [mailed, own, news, review]
+
+    engine = await h.engine(identity_crowded, config=LONG)
+    run = await engine.start(identity_crowded, id="r")
+    await h.settle()
+    for each in INTERNAL:
+        await run.send("mail", each, event_id=each)
+        await engine.emit("news", each, event_id=each)
+    for each in ("sent/r/0/own", "r/0/own"):  # which is what the workflow's own send is called
+        await run.send("unread", event_id=each)
+    await engine.emit("news", "last")
+    assert await engine.complete(await engine.deferred_token("r", "review"), "reviewed") is True
+    mailed, own, news, review = await h.run_to_end(run)
+    assert (mailed, own, review) == ([*INTERNAL], "sent", "reviewed")
+    assert news == [*INTERNAL, "last"]
+
+
+@on_every_store
+async def test_an_id_like_that_of_a_cancel_does_not_keep_a_run_from_being_cancelled(h):
+    engine = await h.engine(identity_target, config=LONG)
+    before = await engine.start(identity_target, id="before")
+    await h.settle()
+    await before.cancel()
+    await h.settle()
+    (cancelled,) = [
+        write.message.id
+        for batch in engine.faults.committed
+        for write in batch
+        if getattr(write, "message", None) is not None and write.message.kind == "cancel"
+    ]
+    run = await engine.start(identity_target, id="after")
+    await h.settle()
+    await run.send("unread", event_id=cancelled.replace("before", "after"))
+    assert await run.cancel()
+    await h.settle()
+    assert await run.status() is RunStatus.CANCELLED
+
+
+@on_every_store
+async def test_an_event_id_that_is_used_again_after_its_time_loses_no_letter(h):
+    """What was unfit once under an id, and again when the id had been forgotten, are two letters."""
+    config = EngineConfig(event_retention=100.0)
+    engine = await h.engine(identity_typed, config=config)
+    run = await engine.start(identity_typed)
+    await h.settle()
+    for n in range(2):
+        await run.send("Named", {"m": n}, event_id="same")
+        await h.clock.advance(500)
+    assert [letter.value for letter in await engine.dead_letters()] == [{"m": 0}, {"m": 1}]
+
+
+@on_every_store
+async def test_a_run_id_that_is_used_again_loses_no_letter(h):
+    """The mail of a run, and of another one that got its id when the first had been pruned, are two letters."""
+    engine = await h.engine(identity_target, config=EngineConfig(run_retention=10.0))
+    for n in range(2):
+        run = await engine.start(identity_target, id="again")
+        await run.send(Named(n), event_id="same")
+        await run.send("end")
+        await h.clock.advance(100)
+        assert await engine.status("again") is None
+    assert [letter.value for letter in await engine.dead_letters()] == [{"n": 0}, {"n": 1}]

@@ -1,0 +1,160 @@
+"""Events that move: a dead letter that several replay, and the mail of a run that is rewound while it is settled.
+
+Each scene is played in every order in which its parties can reach the store.
+"""
+
+import asyncio
+from collections import Counter
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import Context, EngineConfig, workflow
+from perdure.model.records import DeadLetter, Message, TurnExtras
+from perdure.stores.protocol import Committed, RewindRun
+from perdure.testing import Harness, VirtualClock
+from tests.engine.interleaving import Choose, Doorkeeper, in_every_order
+from tests.engine.store_matrix import STORES, make_store
+from tests.engine.store_setup import Stage
+
+LONG = EngineConfig(sweep_interval=100_000.0, lease=500_000.0)  # nothing is found by a sweep
+REPLAYING = frozenset(("dead_letter", "remove_dead_letter", "commit"))
+
+
+@workflow
+async def once_nothing(ctx: Context) -> None:
+    """What an engine executes that is there for the mail of others."""
+
+
+@pytest.fixture(params=STORES)
+def orders(request, tmp_path: Path):
+    """Plays a scene on fresh stores in every order, and counts how often it came to what."""
+    names = count()
+
+    def play(scene) -> Counter[Any]:
+        came_to: Counter[Any] = Counter()
+
+        async def once(choose: Choose) -> None:
+            clock = VirtualClock()
+            store = make_store(request.param, tmp_path, clock, f"store-{next(names)}")
+            async with Harness(store, clock=clock) as harness:
+                door = Doorkeeper(harness, choose)
+                try:
+                    came_to[await scene(harness, door)] += 1
+                except BaseException as error:
+                    error.add_note("\n".join(["in this order:", *door.passed]))
+                    raise
+
+        in_every_order(once)
+        return came_to
+
+    return play
+
+
+async def at_once(h: Harness, door: Doorkeeper, *actions: Any) -> list[Any]:
+    """Let these happen in the chosen order. What each came to."""
+    tasks = [h.background(action) for action in actions]
+    await door.play()
+    door.leave()
+    return list(await h.drive(asyncio.gather(*tasks, return_exceptions=True)))
+
+
+async def a_letter(h: Harness) -> None:
+    """A dead letter, and two runs that wait for nothing."""
+    stage = Stage(h)
+    letter = DeadLetter(id="d", kind="event", at=1.0, reason="why", event_name="lost", event_id="e", value=b"7")
+    for id in ("a", "b"):
+        await stage.run(id)
+    await stage.turn("a", extras=TurnExtras(dead_letters=(letter,)))
+
+
+async def where_it_is(h: Harness, client: Any) -> list[str]:
+    """Everywhere that the event now is."""
+    found = [id for id in ("a", "b") for message in await h.store.inbox(id) if message.event_id == "e"]
+    found += ["topic" for each in await h.store.topic("lost") if each.event_id == "e"]
+    return found + ["letter" for _ in await client.dead_letters()]
+
+
+def test_of_two_who_replay_a_letter_to_different_places_one_does(orders):
+    async def scene(h: Harness, door: Doorkeeper) -> tuple[Any, ...]:
+        await a_letter(h)
+        one, other = [await h.client(config=LONG) for _ in range(2)]
+        door.hold("one", one, REPLAYING)
+        door.hold("the other", other, REPLAYING)
+        answers = await at_once(h, door, one.replay_dead_letter("d", to="a"), other.replay_dead_letter("d", to="b"))
+        assert sorted(answers) == [False, True]
+        assert await where_it_is(h, one) == ["a" if answers[0] else "b"]
+        return tuple(answers)
+
+    assert set(orders(scene)) == {(True, False), (False, True)}
+
+
+def test_of_one_who_replays_a_letter_to_its_topic_and_one_who_removes_it_one_does(orders):
+    async def scene(h: Harness, door: Doorkeeper) -> tuple[Any, ...]:
+        await a_letter(h)
+        one, other = [await h.client(config=LONG) for _ in range(2)]
+        door.hold("one", one, REPLAYING)
+        door.hold("the other", other, REPLAYING)
+        answers = await at_once(h, door, one.replay_dead_letter("d"), other.remove_dead_letter("d"))
+        assert sorted(answers) == [False, True]
+        assert await where_it_is(h, one) == (["topic"] if answers[0] else [])
+        return tuple(answers)
+
+    assert set(orders(scene)) == {(True, False), (False, True)}
+
+
+def test_a_letter_whose_target_ends_meanwhile_is_sent_and_buried_again_or_stays(orders):
+    async def scene(h: Harness, door: Doorkeeper) -> str:
+        await a_letter(h)
+        one, other = [await h.client(config=LONG) for _ in range(2)]
+        door.hold("one", one, REPLAYING)
+        door.hold("the other", other, frozenset(("commit",)), answers=False)
+        answer, stopped = await at_once(h, door, one.replay_dead_letter("d", to="b"), other.terminate("b"))
+        assert stopped is True
+        await settled(h)
+        (letter,) = await one.dead_letters()
+        assert (letter.event_id, letter.value) == ("e", 7)
+        assert letter.original_target == ("b" if answer is True else None)
+        return "sent" if answer is True else type(answer).__name__
+
+    assert set(orders(scene)) == {"sent", "RunTerminated"}
+
+
+async def settled(h: Harness) -> None:
+    """Let a worker of its own see to what ended runs still owe."""
+    await h.engine(once_nothing)
+    await h.clock.advance(6)
+    assert await h.store.unsettled() == []
+
+
+def test_mail_of_a_run_that_is_rewound_while_it_is_settled_stays_or_moves_and_never_both(orders):
+    async def scene(h: Harness, door: Doorkeeper) -> str:
+        stage = Stage(h)
+        await stage.run("e")
+        await stage.run("r")
+        await stage.observe("r", "e")  # so that settling takes two commits
+        message = Message(id="event/e", event_id="e", kind="event", name="lost", body=b"7", policy="broadcast")
+        await stage.mail("r", message)
+        engine = await h.engine(once_nothing, config=LONG)
+        client: Any = await h.client(config=LONG)
+        await stage.end("r")
+        door.hold("the engine", engine, frozenset(("commit", "unsettled")), answers=False)
+        door.hold("who rewinds", client, frozenset(("commit",)), answers=False)
+        door.let_pass(1.0)
+        ((rewound,),) = await at_once(h, door, client._link.store.commit([await rewinding(h, "r")]))
+        assert rewound == Committed()
+        await settled(h)
+        unread = [each.event_id for each in await h.store.inbox("r")]
+        moved = [each.event_id for each in await h.store.topic("lost")]
+        assert unread + moved == ["e"]
+        return "unread" if unread else "moved"
+
+    assert set(orders(scene)) == {"unread", "moved"}
+
+
+async def rewinding(h: Harness, run_id: str) -> RewindRun:
+    (snapshot,) = await h.store.load([run_id])
+    assert snapshot is not None
+    return RewindRun(run_id=run_id, base=snapshot.position, turn_id="back", now=h.clock.now(), dropped=())

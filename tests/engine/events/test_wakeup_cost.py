@@ -1,0 +1,144 @@
+"""Waking is cheap: what one event costs does not depend on how many runs wait. Counted in SQLite, not timed."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from perdure import Context, EngineConfig, RunQuery, event, workflow
+from perdure.stores.sqlite.store import SqliteStore
+from perdure.testing import Harness, VirtualClock
+
+LONG = EngineConfig(sweep_interval=100_000.0, lease=500_000.0, resident_runs=20_000)
+FEW, MANY = 10, 100_000
+BEGUN = 5  # of those that wait by an engine, the others being copies of their rows
+
+
+@event
+class Ping:
+    n: int
+
+
+@event(delivery="after_wait")
+class Wanted:
+    n: int
+
+
+@workflow
+async def waking_waiter(ctx: Context) -> int:
+    return (await ctx.receive(Ping, Wanted)).n
+
+
+class Work:
+    """What SQLite did on all connections: statements, and steps of its virtual machine."""
+
+    def __init__(self) -> None:
+        self.statements = 0
+        self.steps = 0
+
+    def hook(self, connection: apsw.Connection) -> None:
+        connection.exec_trace = self._trace
+        connection.set_progress_handler(self._step, 10)
+
+    def _trace(self, cursor: apsw.Cursor, sql: str, values: object) -> bool:
+        if not sql.startswith("PRAGMA"):  # a thread asks now and then whether other processes have written
+            self.statements += 1
+        return True
+
+    def _step(self) -> bool:
+        self.steps += 10
+        return False
+
+    def begin(self) -> None:
+        self.statements, self.steps = 0, 0
+
+
+@pytest.fixture
+def work():
+    watching = Work()
+    apsw.connection_hooks.append(watching.hook)
+    yield watching
+    apsw.connection_hooks.remove(watching.hook)
+
+
+async def send(engine: Any, one: str) -> None:
+    await engine.send(one, Ping(1))
+
+
+async def broadcast(engine: Any, one: str) -> None:
+    assert await engine.broadcast(Ping(1)) == 1
+
+
+async def broadcast_to_those_who_wait(engine: Any, one: str) -> None:
+    assert await engine.broadcast(Wanted(1)) == 1
+
+
+async def send_what_nobody_awaits(engine: Any, one: str) -> None:
+    await engine.send(one, "something else", 1)
+
+
+ACTIONS = (send, broadcast, broadcast_to_those_who_wait, send_what_nobody_awaits)
+
+
+def multiply(path: Path, waiting: int) -> None:
+    """Let so many runs wait: copies of one that does, with all that it has."""
+    connection = apsw.Connection(str(path))
+    connection.set_busy_timeout(60_000)
+    columns = ", ".join(
+        name for _, name, *_ in connection.execute("PRAGMA table_info(runs)") if name not in ("no", "id")
+    )
+    with connection:
+        first = connection.execute("SELECT no FROM runs WHERE id = 'run-000000'").get
+        others = "WITH RECURSIVE others (n) AS (SELECT ?1 UNION ALL SELECT n + 1 FROM others WHERE n < ?2 - 1)"
+        connection.execute(
+            f"""INSERT INTO runs (id, {columns})
+                {others} SELECT printf('run-%06d', n), {columns} FROM others, runs WHERE no = ?3""",
+            (BEGUN, waiting, first),
+        )
+        for table in ("entries", "subscriptions"):
+            found = connection.execute(f"PRAGMA table_info({table})")
+            owned = ", ".join(name for _, name, *_ in found if name not in ("no", "run_no"))
+            connection.execute(
+                f"""INSERT INTO {table} (run_no, {owned})
+                    SELECT copy.no, {", ".join(f"own.{name}" for name in owned.split(", "))}
+                    FROM runs AS copy CROSS JOIN {table} AS own
+                    WHERE own.run_no = ?1 AND copy.id >= ?2 ORDER BY copy.no""",
+                (first, f"run-{BEGUN:06}"),
+            )
+    connection.close()
+
+
+def costs(folder: Path, work: Work, waiting: int) -> dict[str, tuple[int, int]]:
+    """Statements and steps of each action with so many runs waiting, and of all that follows from it."""
+
+    async def main() -> dict[str, tuple[int, int]]:
+        clock = VirtualClock()
+        store = SqliteStore(str(folder / f"runs-{waiting}.db"), clock=clock, synchronous="off")
+        found = {}
+        async with Harness(store, clock=clock, config=LONG) as h:
+            engine = await h.engine(waking_waiter)
+            await asyncio.gather(*(engine.start(waking_waiter, id=f"run-{n:06}") for n in range(BEGUN)))
+            await h.clock.advance(1.0)
+            multiply(folder / f"runs-{waiting}.db", waiting)
+            await h.clock.advance(1.0)
+            for action in ACTIONS:
+                work.begin()
+                one = f"run-{waiting - 2 if action is send else waiting - 3:06}"
+                await action(engine, one)
+                await h.settle()
+                found[action.__name__] = (work.statements, work.steps)
+            ended = [run.id for run in await engine.runs(RunQuery(status="succeeded"))]
+            assert sorted(ended) == ["run-000000", "run-000001", f"run-{waiting - 2:06}"]
+        return found
+
+    return asyncio.run(main())
+
+
+def test_an_event_costs_the_same_however_many_runs_wait(tmp_path, work):
+    """How often the engine looks for work in between depends on threads; a look at each run would cost thousands."""
+    few, many = costs(tmp_path, work, FEW), costs(tmp_path, work, MANY)
+    for action, (statements, steps) in few.items():
+        assert many[action][0] <= statements + 15, action
+        assert many[action][1] <= steps + 500, action

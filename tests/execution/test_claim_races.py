@@ -1,0 +1,84 @@
+"""A run may be due again, and claimed, before its worker has heard that the turn which suspended it is committed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from perdure import Client, Context, Engine, EngineConfig, Retry, RunStatus, workflow
+from perdure.stores.memory.store import MemoryStore
+from perdure.stores.protocol import Answer, Claim, ClaimedRun, CommitTurn, Write
+
+
+class LateAnswers(MemoryStore):
+    """Answers a turn that suspends a run only once the run has been claimed again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.claimed_again = asyncio.Event()
+        self.late = 0
+
+    async def commit(self, batch: Sequence[Write]) -> list[Answer]:
+        answers = await super().commit(batch)
+        if any(_suspends(write) for write in batch):
+            await asyncio.wait_for(self.claimed_again.wait(), 30)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            self.late += 1
+        return answers
+
+    async def claim(self, claim: Claim) -> list[ClaimedRun]:
+        found = await super().claim(claim)
+        if found:
+            self.claimed_again.set()
+        return found
+
+
+class PassesOver(MemoryStore):
+    """Gives one run at a time, as if others were at the rest: less than was asked for, although more is due."""
+
+    async def claim(self, claim: Claim) -> list[ClaimedRun]:
+        return await super().claim(replace(claim, limit=1))
+
+
+def _suspends(write: Write) -> bool:
+    return isinstance(write, CommitTurn) and write.patch is not None and write.patch.status is RunStatus.SUSPENDED
+
+
+@workflow
+async def naps(ctx: Context) -> str:
+    await ctx.sleep(0.01)
+    return "rested"
+
+
+@workflow(retry=Retry(initial=0.01))
+async def fails_once(ctx: Context) -> int:
+    if ctx.generation == 0:
+        raise ConnectionError("once")
+    return ctx.generation
+
+
+@pytest.mark.parametrize(("definition", "result"), [(naps, "rested"), (fails_once, 1)])
+def test_a_run_that_is_claimed_before_its_suspension_is_answered_goes_on(definition, result) -> None:
+    async def main() -> None:
+        store = LateAnswers()
+        async with Engine(store, [definition], EngineConfig(sweep_interval=0.05)) as engine:
+            run = await engine.start(definition)
+            assert await run.result(timeout=30) == result
+        assert store.late == 1
+
+    asyncio.run(main())
+
+
+def test_a_run_that_a_claim_passed_over_is_not_left_to_the_sweep() -> None:
+    async def main() -> None:
+        store = PassesOver()
+        async with Client(store) as client:
+            runs = [await client.start(naps) for _ in range(5)]
+            async with Engine(store, [naps], EngineConfig(sweep_interval=1000.0, lease=5000.0)):
+                assert [await run.result(timeout=30) for run in runs] == ["rested"] * 5
+
+    asyncio.run(main())

@@ -1,0 +1,612 @@
+"""Receiving: which message answers which receive, and what becomes of the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from perdure import Context, event
+from perdure.codec import JSON
+from perdure.errors import InvalidArgument, WorkflowMisuse
+from perdure.model.records import EntryStatus, Mail, Subscription
+from perdure.workflows.messages import messages_of
+from tests.runner.crash_after_every_turn import crashed, play_everywhere
+from tests.runner.turn_driver import CLOCK, Play, note
+from tests.runner.workflows import fetch
+
+SEEDS = range(12)
+
+
+@event
+class Paid:
+    cents: int
+
+
+@event(name="orders.shipped")
+@dataclass
+class Shipped:
+    by: str
+
+
+async def one_of_two(ctx: Context) -> Any:
+    got = await ctx.receive(Paid, Shipped)
+    return [type(got).__name__, got]
+
+
+async def three_in_a_row(ctx: Context) -> Any:
+    return [await ctx.receive("a", "b") for _ in range(3)]
+
+
+def subscribed(play: Play) -> list[Subscription]:
+    return list(play.turn.extras.subscribe) if play.turn.extras else []
+
+
+def unsubscribed(play: Play) -> list[str]:
+    return list(play.turn.extras.unsubscribe) if play.turn.extras else []
+
+
+def returned(play: Play) -> list[int]:
+    return list(play.turn.extras.returned) if play.turn.extras else []
+
+
+def letters(play: Play) -> list[Any]:
+    return [letter for extras in play.extras for letter in extras.dead_letters]
+
+
+# --- one receive
+
+
+@pytest.mark.parametrize(
+    ("sent", "value", "got"),
+    [("Paid", {"cents": 5}, ["Paid", {"cents": 5}]), ("orders.shipped", {"by": "sea"}, ["Shipped", {"by": "sea"}])],
+)
+def test_a_receive_takes_an_event_of_any_of_its_types_and_gives_an_instance_of_it(sent, value, got):
+    play = Play(one_of_two).begin()
+    assert [(wait.kind, wait.name) for wait in play.turn.waits] == [("event", "Paid,orders.shipped")]
+    play.send(sent, value)
+    assert play.value == got
+
+
+def test_a_plain_name_gives_the_json_value():
+    async def plain(ctx):
+        return await ctx.receive("orders.paid")
+
+    play = Play(plain).begin()
+    play.send("orders.paid", {"cents": [1, 2]})
+    assert play.value == {"cents": [1, 2]}
+
+
+def test_receiving_and_consuming_are_one_turn():
+    async def two(ctx):
+        got = await ctx.receive("a")
+        await ctx.receive("b")
+        return got
+
+    play = Play(two).begin()
+    turn = play.send("a", 1)
+    assert turn.consumed == (1,)
+    assert [(row.location, row.status, row.value) for row in turn.entries] == [
+        ("a", EntryStatus.SUCCEEDED, b"1"),
+        ("b", EntryStatus.PENDING, None),
+    ]
+    assert [message.number for message in messages_of(play.entries["a"])] == [1]
+    assert play.entries["a"].seq == 1
+
+
+def test_an_event_that_nobody_asks_for_stays_in_the_mailbox_and_writes_nothing():
+    async def other(ctx):
+        await ctx.receive("b")
+
+    play = Play(other).begin()
+    turn = play.send("a", 1)
+    assert (turn.entries, turn.consumed, turn.extras) == ((), (), None)
+    assert play.inbox.keys() == {1}
+
+
+def test_a_receive_is_subscribed_in_the_turn_that_suspends_it_and_unsubscribed_in_the_turn_that_answers_it():
+    play = Play(three_in_a_row).begin()
+    assert subscribed(play) == [Subscription("0/a,b", ("a", "b"))]
+    play.send("a", 1)
+    assert (unsubscribed(play), subscribed(play)) == (["0/a,b"], [Subscription("0/a,b#1", ("a", "b"))])
+    play.send("b", 2)
+    play.send("a", 3)
+    assert (unsubscribed(play), subscribed(play)) == (["0/a,b#2"], [])
+    assert play.value == [1, 2, 3]
+
+
+def test_a_receive_that_is_answered_in_the_turn_in_which_it_is_asked_never_subscribes():
+    play = Play(three_in_a_row)
+    play.letter("event", "b", 1)
+    play.letter("event", "a", 2)
+    play.begin()
+    assert play.turn.consumed == (1, 2)
+    assert [each.target for each in subscribed(play)] == ["0/a,b#2"]
+    assert unsubscribed(play) == []
+
+
+def test_a_receive_that_is_asked_and_answered_in_one_turn_changes_nothing_else():
+    async def both(ctx):
+        got = await ctx.receive("a")
+        await ctx.sleep(5)
+        return got
+
+    play = Play(both)
+    play.letter("event", "a", 1)
+    assert play.begin().turn.extras is None
+
+
+def test_a_replay_subscribes_to_nothing_again():
+    play = Play(three_in_a_row).begin()
+    play.send("a", 1)
+    cold = play.crash().begin()
+    assert cold.turn.extras is None
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_mail_is_received_in_order_of_sending_whatever_it_is_called(seed):
+    events = [("b", 1), ("a", 2), ("c", 9), ("a", 3)]
+    play = play_everywhere(three_in_a_row, seed=seed, events=events)
+    assert play.value == [1, 2, 3]
+    assert [message.name for message in play.inbox.values()] in (["c"], [])
+
+
+def test_several_receives_of_one_name_are_served_from_the_one_that_has_been_open_longest():
+    async def open_three(ctx):
+        async def waiting(number):
+            note([number, await ctx.receive("a")])
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(3):
+                group.create_task(waiting(number))
+
+    play = Play(open_three).begin()
+    play.send("a", "first")
+    play = crashed(play)
+    play.advance(Mail(play.letter("event", "a", "second")), Mail(play.letter("event", "a", "third")))
+    assert play.notes == [[0, "first"], [1, "second"], [2, "third"]]
+
+
+def test_a_receive_with_other_names_in_between_does_not_take_what_is_for_another():
+    async def two(ctx):
+        return await ctx.join(a=ctx.receive("a"), b=ctx.receive("b"), any=ctx.receive("a", "b"))
+
+    play = Play(two).begin()
+    play.send("b", 1)
+    play.send("b", 2)
+    play.send("a", 3)
+    assert play.value == {"a": 3, "b": 1, "any": 2}
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_of_two_receives_in_a_race_the_one_wins_whose_event_was_sent_first(when):
+    async def raced(ctx):
+        await fetch("work")
+        return await ctx.race(a=ctx.receive("a"), b=ctx.receive("b"))
+
+    play = Play(raced).begin()
+    if when == "meanwhile":
+        play.complete()
+    first, second = play.letter("event", "b", 1), play.letter("event", "a", 2)
+    play.advance(Mail(first), Mail(second))
+    if when == "before":
+        play.complete()
+    assert play.value == ["b", 1]
+    assert play.inbox.keys() == {2}
+
+
+def test_each_receive_gets_a_new_object():
+    async def same(ctx):
+        first, second = await ctx.receive("a"), await ctx.receive("a")
+        first.append("mine")
+        return second
+
+    play = Play(same).begin()
+    play.send("a", [])
+    play.send("a", [])
+    assert play.value == []
+
+
+def test_what_is_no_event_cannot_be_received():
+    async def wrong(ctx):
+        await ctx.receive(int)
+
+    async def nothing(ctx):
+        await ctx.receive()
+
+    assert Play(wrong).begin().failure.type == WorkflowMisuse.__name__
+    assert Play(nothing).begin().failure.type == InvalidArgument.__name__
+
+
+# --- time
+
+
+async def in_time(ctx: Context, seconds: float) -> Any:
+    try:
+        return await ctx.receive("a", timeout=seconds)
+    except TimeoutError as error:
+        return str(error)
+
+
+def test_a_receive_times_out_and_its_time_is_durable():
+    play = Play(in_time, 30.0).begin()
+    assert play.turn.wake_at == 1_030.0
+    assert [(wait.kind, wait.name, wait.until) for wait in play.turn.waits] == [("event", "a", 1_030.0)]
+    cold = crashed(play)
+    assert cold.turn.wake_at == 1_030.0
+    cold.advance(now=1_030.0)
+    assert cold.value == "no a came within 30.0 seconds"
+    assert unsubscribed(cold) == ["0/a"]
+    assert cold.replayed_by(in_time, 30.0).begin().value == cold.value
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_comes_too_late_stays_in_the_mailbox(seed):
+    async def twice(ctx):
+        try:
+            first = await ctx.receive("a", timeout=5)
+        except TimeoutError:
+            first = "nothing"
+        return [first, await ctx.receive("a")]
+
+    play = play_everywhere(twice, seed=seed, events=[("a", 1), ("a", 2)])
+    assert play.value in (["nothing", 1], [1, 2])
+
+
+def test_with_no_time_at_all_it_gives_what_is_there():
+    play = Play(in_time, 0.0)
+    play.letter("event", "a", 1)
+    assert play.begin().value == 1
+
+
+def test_with_no_time_at_all_and_nothing_there_it_times_out_once_its_topics_were_asked():
+    play = Play(in_time, 0.0).begin()
+    assert play.alive
+    assert play.turn.wake_at == play.now
+    assert (subscribed(play), unsubscribed(play)) == ([Subscription("0/a", ("a",))], [])
+    play.move(CLOCK)
+    assert play.value == "no a came within 0.0 seconds"
+    assert unsubscribed(play) == ["0/a"]
+
+
+def test_mail_of_the_same_turn_comes_before_the_time_out():
+    play = Play(in_time, 30.0).begin()
+    play.send("a", 1, now=1_030.0)
+    assert play.value == 1
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), "soon"])
+def test_a_bad_time_is_refused(timeout):
+    async def bad(ctx):
+        await ctx.receive("a", timeout=timeout)
+
+    assert Play(bad).begin().failure.type == InvalidArgument.__name__
+
+
+# --- topics
+
+
+def test_an_assignment_answers_the_receive_that_it_is_for():
+    play = Play(three_in_a_row).begin()
+    turn = play.post("assignment", "b", "from the topic", target="0/a,b", place=4)
+    assert turn.consumed == (1,)
+    assert returned(play) == []
+    assert unsubscribed(play) == ["0/a,b"]
+    assert messages_of(play.entries["a,b"])[0].place == 4
+    assert crashed(play).waits == [("a,b#1", None)]
+
+
+def test_the_mailbox_comes_before_the_topic():
+    play = Play(three_in_a_row).begin()
+    topic = play.letter("assignment", "a", "topic", target="0/a,b")
+    mail = play.letter("event", "a", "mail")
+    turn = play.advance(Mail(topic), Mail(mail))
+    assert (turn.consumed, returned(play)) == ((2,), [1]), "the receive was answered by mail"
+    assert subscribed(play) == [Subscription("0/a,b#1", ("a", "b"))]
+
+
+@pytest.mark.parametrize("how", ["given up", "timed out", "answered", "another generation", "nothing there"])
+def test_an_assignment_that_no_receive_wants_goes_back(how):
+    async def giving_up(ctx):
+        try:
+            await ctx.race(mail=ctx.receive("a", timeout=5), stop=ctx.receive("stop"))
+        except Exception as error:
+            note(type(error).__name__)
+        await ctx.receive("end")
+
+    play = Play(giving_up).begin()
+    if how == "given up":
+        play.send("stop")
+    if how == "answered":
+        play.send("a")
+    if how == "timed out":
+        play.advance(now=1_005.0)
+    target = {"another generation": "3/race/mail/a", "nothing there": "0/b"}.get(how, "0/race/mail/a")
+    number = play.mail + 1
+    turn = play.post("assignment", "a", 1, target=target)
+    assert (turn.consumed, returned(play)) == ((), [number])
+    assert play.inbox == {}
+
+
+def test_an_assignment_that_comes_with_the_giving_up_goes_back_in_the_same_turn():
+    async def giving_up(ctx):
+        await ctx.race(mail=ctx.receive("a"), stop=ctx.receive("stop"))
+        await ctx.receive("end")
+
+    play = Play(giving_up).begin()
+    stop, late = play.letter("event", "stop"), play.letter("assignment", "a", 1, target="0/race/mail/a")
+    turn = play.advance(Mail(stop), Mail(late))
+    assert (turn.consumed, returned(play)) == ((1,), [2])
+
+
+def test_an_assignment_that_comes_with_the_end_of_the_run_goes_back():
+    async def ends(ctx):
+        async def other():
+            await ctx.receive("a")
+
+        asyncio.create_task(other())  # noqa: RUF006 - left open on purpose
+        return await ctx.receive("stop")
+
+    play = Play(ends).begin()
+    stop, late = play.letter("event", "stop", 1), play.letter("assignment", "a", 1, target="0/other/a")
+    play.advance(Mail(stop), Mail(late))
+    assert play.value == 1
+    assert (play.turn.consumed, returned(play)) == ((1,), [2])
+    assert unsubscribed(play) == ["0/stop", "0/other/a"]
+
+
+def test_an_assignment_that_waits_for_a_crashed_run_answers_it_when_it_is_loaded():
+    play = Play(three_in_a_row).begin()
+    play.letter("assignment", "a", "topic", target="0/a,b")
+    cold = crashed(play)
+    assert cold.turn.consumed == (1,)
+
+
+# --- what cannot be received
+
+
+def test_expired_mail_is_dropped_and_consumed():
+    play = Play(three_in_a_row).begin()
+    play.advance(now=1_010.0)
+    turn = play.send("a", "old", expires_at=1_010.0)
+    assert (turn.consumed, turn.entries) == ((1,), ())
+    turn = play.send("a", "fresh", expires_at=1_010.5)
+    assert turn.consumed == (2,)
+    assert play.entries["a,b"].value == b'"fresh"'
+    assert letters(play) == []
+
+
+def test_an_expired_assignment_is_consumed_and_the_receive_subscribes_again():
+    play = Play(three_in_a_row).begin()
+    turn = play.post("assignment", "a", "old", target="0/a,b", expires_at=999.0)
+    assert (turn.consumed, returned(play)) == ((1,), [])
+    assert subscribed(play) == [Subscription("0/a,b", ("a", "b"))]
+    assert play.waits == [("a,b", None)]
+
+
+def test_a_payload_that_does_not_fit_becomes_a_dead_letter_and_the_run_waits_on():
+    play = Play(one_of_two).begin()
+    turn = play.send("Paid", {"cents": "many"}, id="e-1", sent_at=990.0)
+    assert (turn.consumed, turn.entries) == ((1,), ())
+    [letter] = letters(play)
+    assert (letter.kind, letter.event_id, letter.event_name, letter.sent_at) == ("event", "e-1", "Paid", 990.0)
+    assert (letter.original_target, letter.value) == ("run-1", JSON.encode({"cents": "many"}))
+    assert "cents" in letter.reason
+    assert subscribed(play) == [], "its subscription stands"
+    play = crashed(play)
+    play.send("Paid", {"cents": 1})
+    assert play.value == ["Paid", {"cents": 1}]
+    assert len(letters(play)) == 1
+
+
+def test_an_assignment_that_does_not_fit_becomes_a_dead_letter_and_the_receive_subscribes_again():
+    play = Play(one_of_two).begin()
+    turn = play.post("assignment", "Paid", "nonsense", target="0/Paid,orders.shipped")
+    assert (turn.consumed, returned(play)) == ((1,), [])
+    assert [letter.event_name for letter in letters(play)] == ["Paid"]
+    assert subscribed(play) == [Subscription("0/Paid,orders.shipped", ("Paid", "orders.shipped"))]
+
+
+def test_what_does_not_fit_is_passed_over_for_what_does():
+    play = Play(one_of_two)
+    for value in ({"cents": None}, {"cents": 7}):
+        play.letter("event", "Paid", value)
+    play.begin()
+    assert play.value == ["Paid", {"cents": 7}]
+    assert play.turn.consumed == (1, 2)
+    assert len(letters(play)) == 1
+
+
+# --- races
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_losing_receive_of_a_race_consumes_nothing(seed):
+    async def raced(ctx):
+        winner, value = await ctx.race(mail=ctx.receive("a"), other=ctx.receive("b"), limit=ctx.sleep(5))
+        return [winner, value, await ctx.receive_batch("a", "b", timeout=0)]
+
+    play = play_everywhere(raced, seed=seed, events=[("a", 1), ("b", 2)])
+    winner, value, rest = play.value
+    got = ([value] if winner != "limit" else []) + rest
+    assert sorted(got + [JSON.decode(message.body or b"") for message in play.inbox.values()]) == sorted(
+        [1, 2][: play.mail]
+    )
+
+
+def test_a_receive_in_wait_for_that_ran_out_of_time_consumes_nothing():
+    async def waited(ctx):
+        try:
+            await asyncio.wait_for(ctx.receive("a"), 5)
+        except TimeoutError:
+            note("too late")
+        return await ctx.receive("a")
+
+    play = Play(waited).begin()
+    play.advance(now=1_005.0)
+    assert unsubscribed(play) == ["0/a"]
+    play = crashed(play)
+    play.send("a", 1)
+    assert (play.notes, play.value) == (["too late"], 1)
+
+
+def test_a_cancelled_receive_is_unsubscribed():
+    async def waiting(ctx):
+        await ctx.receive("a")
+
+    play = Play(waiting).begin()
+    play.cancel()
+    assert unsubscribed(play) == ["0/a"]
+    assert play.entries["a"].status is EntryStatus.CANCELLED
+
+
+# --- batches
+
+
+async def batch_of_three(ctx: Context) -> Any:
+    await fetch("work")
+    return await ctx.receive_batch("a", "b", max=3, timeout=60)
+
+
+def test_a_batch_is_what_is_there_up_to_max_in_order():
+    play = Play(batch_of_three).begin()
+    for number, name in enumerate("abaab"):
+        play.send(name, number)
+    turn = play.complete("fetch")
+    assert play.value == [0, 1, 2]
+    assert turn.consumed == (1, 2, 3)
+    assert [message.number for message in messages_of(play.entries["a,b"])] == [1, 2, 3]
+
+
+def test_a_batch_waits_for_the_first_and_is_empty_when_time_is_over():
+    play = Play(batch_of_three).begin()
+    play.complete("fetch")
+    assert subscribed(play) == [Subscription("0/a,b", ("a", "b"))]
+    late = play.replayed_by(batch_of_three).begin()
+    play.send("b", 1)
+    assert play.value == [1]
+    late.advance(now=late.turn.wake_at)
+    assert late.value == []
+    assert late.replayed_by(batch_of_three).begin().value == []
+
+
+def test_a_batch_takes_from_a_topic_what_the_mailbox_does_not_have():
+    play = Play(batch_of_three).begin()
+    play.complete("fetch")
+    play.post("assignment", "b", "topic", target="0/a,b")
+    assert play.value == ["topic"]
+
+
+def test_a_batch_leaves_out_what_does_not_fit():
+    async def typed(ctx):
+        return [each.cents for each in await ctx.receive_batch(Paid)]
+
+    play = Play(typed)
+    for value in ({"cents": 1}, {"cents": "x"}, {"cents": 3}):
+        play.letter("event", "Paid", value)
+    play.begin()
+    assert (play.value, sorted(play.turn.consumed), len(letters(play))) == ([1, 3], [1, 2, 3], 1)
+
+
+def test_a_batch_of_none_is_refused():
+    async def none(ctx):
+        await ctx.receive_batch("a", max=0)
+
+    assert Play(none).begin().failure.type == InvalidArgument.__name__
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_batches_neither_lose_nor_repeat_anything(seed):
+    async def batches(ctx):
+        got: list[Any] = []
+        while len(got) < 7:
+            got += await ctx.receive_batch("a", max=3, timeout=2)
+        return got
+
+    play = play_everywhere(batches, seed=seed, events=[("a", number) for number in range(7)])
+    if play.turn.outcome is not None:
+        assert play.value == list(range(7))
+
+
+# --- requests
+
+
+async def answering(ctx: Context) -> Any:
+    request = await ctx.receive_request(Paid, timeout=10)
+    note(request.event_id)
+    await request.reply({"thanks": request.value.cents})
+    return repr(request)
+
+
+def test_a_request_has_a_value_and_is_answered_where_its_sender_looks():
+    play = Play(answering).begin()
+    turn = play.send("Paid", {"cents": 3}, id="r-1", wants_reply=True)
+    assert play.value == "<request Paid r-1>"
+    assert turn.extras is not None
+    [shown] = turn.extras.published
+    assert (shown.key, JSON.decode(shown.value)) == ("~reply/r-1", {"thanks": 3})
+    assert shown.expires_at == 1_000.0 + 7 * 86_400
+    assert [(row.location, row.kind) for row in play.entries.values()] == [
+        ("Paid", "receive_request"),
+        ("Paid:reply", "reply"),
+    ]
+
+
+def test_nobody_looks_for_the_answer_to_a_plain_event():
+    play = Play(answering).begin()
+    play.send("Paid", {"cents": 3})
+    assert play.turn.extras is not None
+    assert play.turn.extras.published == ()
+
+
+def test_a_request_that_nobody_makes_times_out():
+    play = Play(answering).begin()
+    play.advance(now=1_010.0)
+    assert play.failure.type == "TimeoutError"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_reply_is_given_once_whatever_crashes(seed):
+    async def serving(ctx):
+        for _ in range(2):
+            request = await ctx.receive_request("ask")
+            await fetch(request.value)
+            await request.reply(request.value)
+            await fetch("after")
+
+    def asks(number: int) -> Callable[[Play], Any]:
+        return lambda play: play.send("ask", number, wants_reply=True)
+
+    play = play_everywhere(serving, seed=seed, events=[asks(number) for number in range(2)])
+    shown = [(each.key, each.value) for extras in play.extras for each in extras.published]
+    assert shown == [("~reply/m1", b"0"), ("~reply/m2", b"1")]
+
+
+# --- a mixture
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_event_is_received_once_or_still_there(seed):
+    async def mixture(ctx):
+        got = []
+
+        async def single(name):
+            try:
+                got.append(await ctx.receive(name, timeout=3))
+            except TimeoutError:
+                note("nothing")
+            await fetch(name)
+
+        for _ in range(2):
+            await ctx.join(single("a"), single("b"), single("a"))
+            winner, value = await ctx.race(ctx.receive("a", "b"), ctx.sleep(2))
+            got += [value] if winner == 0 else await ctx.receive_batch("a", "b", max=2, timeout=0)
+        return got
+
+    events = [("ab"[number % 2], number) for number in range(6)]
+    play = play_everywhere(mixture, seed=seed, events=events)
+    left = [JSON.decode(message.body or b"") for message in play.inbox.values()]
+    assert sorted(play.value + left) == list(range(play.mail))

@@ -1,0 +1,273 @@
+"""Planted bugs: each breaks one rule that perdure stands on, and the simulator has to find it."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+from unittest import mock
+
+from msgspec.structs import replace
+
+from perdure.client import rewind as rewinding
+from perdure.cluster.membership import Membership
+from perdure.errors import StoreError
+from perdure.execution import coordinator as coordinator_room
+from perdure.execution import turn_commit as turns_room
+from perdure.execution.claimer import Due
+from perdure.execution.committer import Committer
+from perdure.execution.finalizer import Plan as SettlingPlan
+from perdure.model.records import Message, RunStatus, RunStep
+from perdure.runner import runner as runner_room
+from perdure.runner.cleanup import finale
+from perdure.runner.context_api import Facade
+from perdure.runner.history import History
+from perdure.runner.inputs import Taking
+from perdure.runner.runner import Runner
+from perdure.runner.turn_builder import Outgoing
+from perdure.stores import semantics as rules
+from perdure.stores.memory import turns as memory_turns
+from perdure.stores.memory.runs import MemoryRuns
+from perdure.stores.protocol import CommitTurn, Ended, Superseded
+
+Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def act_before_commit() -> Any:
+    """The effects of a turn are carried out when it is submitted, not when it is committed."""
+    submit = Committer.submit
+
+    def submit_and_act(self: Committer, write: Any, answered: Any, *, patient: bool = True) -> None:
+        if isinstance(write, CommitTurn) and isinstance(answered, partial) and answered.func.__name__ == "_answered":
+            resident, turn, commit, taken = answered.args
+            coordinator: Any = answered.func
+            coordinator.__self__._carry_out(resident, turn)
+            answered = partial(answered.func, resident, replace(turn, effects=()), commit, taken)
+        submit(self, write, answered, patient=patient)
+
+    return mock.patch.object(Committer, "submit", submit_and_act)
+
+
+def skip_the_position_check() -> Any:
+    """A turn is taken wherever the history stands by now."""
+
+    def refuse(turn: Any, run: Any, alive: bool) -> Any:
+        if run.status.terminal:
+            return Ended(run.status)
+        owned = run.owner == turn.worker or (run.owner is None and not turn.owned)
+        return None if alive and owned else Superseded()
+
+    return mock.patch.object(rules, "refuse_turn", refuse)
+
+
+def skip_the_owner_check() -> Any:
+    """A turn is taken from anyone who has the position right."""
+
+    def refuse(turn: Any, run: Any, alive: bool) -> Any:
+        if run.status.terminal:
+            return Ended(run.status)
+        return None if turn.base == run.position else Superseded()
+
+    return mock.patch.object(rules, "refuse_turn", refuse)
+
+
+def overwrite_the_wake_up() -> Any:
+    """A commit sets `wake_at` as it likes, whatever mail it has not seen."""
+    return mock.patch.object(rules, "wake_after", lambda patch, now, unseen: patch.wake_at)
+
+
+def drop_mail_on_suspend() -> Any:
+    """A run that suspends throws away the mail that it has not received."""
+    commit_of = turns_room.commit_of
+
+    def commit_without_mail(resident: Any, turn: Any, *rest: Any) -> Any:
+        commit = commit_of(resident, turn, *rest)
+        if commit is None or commit.patch is None or commit.patch.status is not RunStatus.SUSPENDED:
+            return commit
+        mailroom = resident.runner._mailroom
+        unread = [each.number for queue in mailroom._by_name.values() for each in queue]
+        mailroom._by_name.clear()
+        return replace(commit, consumed=(*commit.consumed, *unread))
+
+    return mock.patch.object(coordinator_room, "commit_of", commit_without_mail)
+
+
+def forget_the_generation_check() -> Any:
+    """Mail for a generation that is gone is taken for the present one's."""
+    take_mail = Runner._take_mail
+
+    def take_any(self: Any, message: Message, now: float) -> None:
+        location = (message.target or "").partition("/")[2]
+        pending = self._ledger.pending.get(location)
+        if message.kind in ("child", "assignment") and pending is not None:
+            message = replace(message, target=pending.target)
+        elif message.kind == "deferred":
+            message = replace(message, id=f"deferred/{self._start.epoch}/{message.name}")
+        take_mail(self, message, now)
+
+    return mock.patch.object(Runner, "_take_mail", take_any)
+
+
+@contextlib.contextmanager
+def emit_effects_during_replay() -> Iterator[None]:
+    """Steps that a replay asks for are executed, on record or not."""
+    replay, hand_out = Runner._replay, Runner._hand_out
+    again: dict[int, list[RunStep]] = {}
+
+    def replay_and_note(self: Any, now: float) -> None:
+        asked = list(self._ledger.to_start.values())
+        replay(self, now)
+        again[id(self)] = [
+            RunStep(
+                each.location, each.attempt, each.name, each.call, f"{self.facts.id}/{each.generation}/{each.location}"
+            )
+            for each in asked
+            if each.location not in self._ledger.pending
+        ]
+
+    def hand_out_more(self: Any) -> Any:
+        return (*again.pop(id(self), ()), *hand_out(self))
+
+    with mock.patch.object(Runner, "_replay", replay_and_note), mock.patch.object(Runner, "_hand_out", hand_out_more):
+        yield
+
+
+def apply_completions_out_of_order() -> Any:
+    """A replay applies completions in the order in which they were asked for."""
+    arrange = History._arrange
+
+    def arrange_wrongly(self: History) -> None:
+        arrange(self)
+        self._settled.sort(key=lambda entry: entry.asked)
+
+    return mock.patch.object(History, "_arrange", arrange_wrongly)
+
+
+def take_a_lost_answer_for_a_failure() -> Any:
+    """A batch whose answer is lost, or that the store could not take just now, is given up."""
+
+    async def commit_once(self: Any, batch: Sequence[Any]) -> list[Any]:
+        try:
+            return list(await self._store.commit([write for write, _, _ in batch]))
+        except StoreError as error:
+            return [error for _ in batch]
+
+    return mock.patch.object(Committer, "_commit", commit_once)
+
+
+def forget_lost_claims() -> Any:
+    """After a claim whose answer was lost nobody looks what has become ours."""
+
+    async def claim(self: Any, claim: Any) -> Any:
+        return await self._store.claim(claim)
+
+    return mock.patch.object(Due, "_claim", claim)
+
+
+def never_take_over() -> Any:
+    """A worker whose lease has run out is not declared gone."""
+
+    async def is_gone(self: Any, worker: Any, now: float) -> bool:
+        return bool(worker.gone)
+
+    return mock.patch.object(Membership, "_is_gone", is_gone)
+
+
+def forget_own_turns() -> Any:
+    """The store does not recognise a turn that it has taken already, and takes it once more, where it belongs now."""
+    commit_turn = memory_turns.commit_turn
+
+    def commit_again(state: Any, turn: Any) -> Any:
+        run = state.runs.get(turn.run_id)
+        if run is not None and run.turn_at(turn.base + 1) == turn.turn_id and not run.record.status.terminal:
+            return commit_turn(state, replace(turn, base=run.position, turn_id=f"{turn.turn_id}/again"))
+        return commit_turn(state, turn)
+
+    return mock.patch("perdure.stores.memory.writes.commit_turn", commit_again)
+
+
+def forget_the_dead_letters() -> Any:
+    """Unread events of a run that has ended are ticked off, and none is kept."""
+    settle = SettlingPlan.settle
+    return mock.patch.object(SettlingPlan, "settle", lambda self: replace(settle(self), dead_letters=()))
+
+
+def let_forks_keep_children() -> Any:
+    """A fork takes the children of the run that it was made from for its own."""
+    return mock.patch.object(rewinding, "_of_another", lambda row: row)
+
+
+def try_again_without_undoing() -> Any:
+    """A run that failed is tried again, and what it had done stays done."""
+
+    def finale_of_the_last(run: Any, rolling: Any, *, unhappy: bool, last: bool) -> Any:
+        return finale(run, rolling, unhappy=unhappy and last, last=last)
+
+    return mock.patch.object(runner_room, "finale", finale_of_the_last)
+
+
+def let_limits_pass() -> Any:
+    """Nothing happens when a run has exceeded its timeout or was suspended for too long."""
+    return mock.patch.object(Outgoing, "_limit", return_value=None)
+
+
+def forget_the_pins() -> Any:
+    """What a gate has answered is not written down."""
+    return mock.patch.object(Outgoing, "_take_pins", return_value=())
+
+
+def fail_instead_of_holding() -> Any:
+    """A step without attempts left fails, also where it is to hold the run."""
+    return mock.patch.object(Taking, "_exhaust", return_value=False)
+
+
+def stay_in_the_old_version() -> Any:
+    """A run continues in the version that it has."""
+    successor = Facade._successor
+
+    def own(self: Any, workflow: Any) -> Any:
+        return self._start.definition if workflow is None else successor(self, workflow)
+
+    return mock.patch.object(Facade, "_successor", own)
+
+
+def prune_too_early() -> Any:
+    """Finished runs go before their time has come."""
+    prune = MemoryRuns.prune
+    return mock.patch.object(MemoryRuns, "prune", lambda self, now, limit: prune(self, now + 1.0, limit))
+
+
+MUTANTS: dict[str, Mutant] = {
+    mutant.__name__: mutant
+    for mutant in (
+        act_before_commit,
+        skip_the_position_check,
+        skip_the_owner_check,
+        overwrite_the_wake_up,
+        drop_mail_on_suspend,
+        forget_the_generation_check,
+        emit_effects_during_replay,
+        apply_completions_out_of_order,
+        take_a_lost_answer_for_a_failure,
+        forget_lost_claims,
+        never_take_over,
+        forget_own_turns,
+        forget_the_dead_letters,
+        let_forks_keep_children,
+        try_again_without_undoing,
+        let_limits_pass,
+        forget_the_pins,
+        fail_instead_of_holding,
+        stay_in_the_old_version,
+        prune_too_early,
+    )
+}
+
+AMONG: dict[str, str] = {
+    "try_again_without_undoing": "sim.again",
+    "let_limits_pass": "sim.hasty",
+    "forget_the_pins": "sim.gated",
+    "fail_instead_of_holding": "sim.patient",
+    "stay_in_the_old_version": "sim.grown",
+    "prune_too_early": "sim.brief",
+}
+"""Bugs in what a single option does are looked for among runs that have it."""

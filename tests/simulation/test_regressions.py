@@ -1,0 +1,354 @@
+"""What the simulator has found, played again without chance: each of these went wrong once."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from perdure import Break, Context, Continue, Retry, StoreError, step, workflow
+from perdure.errors import InvalidArgument
+from perdure.stores.protocol import EndRun
+from perdure.testing import Harness, on_virtual_time
+
+
+@workflow(name="found.pair")
+async def pair(ctx: Context) -> None:
+    await ctx.join(first=ctx.receive("found.first"), second=ctx.receive("found.second"))
+
+
+def test_what_was_asked_for_and_given_up_in_one_turn_can_be_rewound_to_before_it_was_given_up():
+    """A rewind, then a cancel, then the run goes on: the second receive is asked for anew and cancelled at once.
+
+    To go back to the cancel then left a receive that was on record as cancelled, and that nobody cancels: divergence.
+    """
+
+    async def scene(harness: Harness) -> None:
+        first = await harness.engine(pair)
+        await first.start(pair, id="pair")
+        await harness.settle()
+        await harness.drive(first.shutdown())
+        client: Any = await harness.client()
+        await client.rewind("pair", "join/second/found.second")
+        await client.cancel("pair")
+        engine = await harness.engine(pair)
+        await harness.settle()
+        assert await client.status("pair") == "cancelled"
+        await client.rewind("pair", "~cancel")
+        await harness.settle()
+        described = await engine.describe("pair")
+        assert [reason.kind for reason in described.waiting_for] == ["event", "event"]
+        await client.emit("found.first", 1)
+        await client.emit("found.second", 2)
+        await harness.run_to_end(engine.get("pair"))
+
+    on_virtual_time(scene)
+
+
+@workflow(name="found.nap")
+async def nap(ctx: Context) -> list[Any]:
+    async def patiently() -> str:
+        try:
+            return str(await ctx.receive("found.late", timeout=40))
+        except TimeoutError:
+            return "nothing came"
+
+    return list(await ctx.join(ctx.receive("found.first"), ctx.sleep(30), patiently()))
+
+
+def test_a_sleep_that_was_asked_for_and_given_up_in_one_turn_has_its_deadline_when_it_is_opened_again():
+    """Its only row says that it was given up, and not until when it was to last: it was left so, and the run was held.
+
+    A receive was opened, and would have waited for ever.
+    """
+
+    async def scene(harness: Harness) -> None:
+        first = await harness.engine(nap)
+        await first.start(nap, id="nap")
+        await harness.settle()
+        await harness.drive(first.shutdown())
+        client: Any = await harness.client()
+        await client.rewind("nap", "join/~1/sleep")
+        await client.cancel("nap")
+        engine = await harness.engine(nap)
+        await harness.settle()
+        assert await client.status("nap") == "cancelled"
+        await client.rewind("nap", "~cancel")
+        await harness.settle()
+        described = await engine.describe("nap")
+        assert sorted(reason.kind for reason in described.waiting_for) == ["event", "event", "timer"]
+        await client.emit("found.first", 1)
+        assert await harness.run_to_end(engine.get("nap")) == [1, None, "nothing came"]
+
+    on_virtual_time(scene)
+
+
+@workflow(name="found.sleeper")
+async def sleeper(ctx: Context) -> str:
+    await ctx.sleep(10)
+    return "awake"
+
+
+def test_a_claim_whose_answer_got_lost_is_taken_up_although_the_run_sleeps_in_memory():
+    """The worker looks up what it owns, found the run in its memory, and left it there: asleep, owned, for ever."""
+
+    async def scene(harness: Harness) -> None:
+        engine = await harness.engine(sleeper)
+        run = await engine.start(sleeper, id="sleeper")
+        await harness.settle()
+        claim, lost = engine.faults.claim, [True]
+
+        async def claim_and_lose(asked: Any) -> Any:
+            claimed = await claim(asked)
+            if claimed and lost.pop():
+                raise StoreError("the answer got lost", retryable=True)
+            return claimed
+
+        engine.faults.claim = claim_and_lose  # type: ignore[method-assign, assignment]
+        assert await harness.run_to_end(run) == "awake"
+        assert lost == []
+
+    on_virtual_time(scene)
+
+
+async def nothing(value: int) -> None:
+    return
+
+
+@step(compensate=nothing)
+async def compensated() -> int:
+    return 1
+
+
+@workflow(name="found.noted")
+async def noted(ctx: Context) -> None:
+    async def body(ctx: Context, count: int) -> Continue[int]:
+        await compensated()
+        await ctx.sleep(100)
+        return Continue(count + 1)
+
+    await ctx.loop("rounds", body, 0)
+
+
+def test_the_note_of_a_compensation_is_no_place_to_rewind_to():
+    """It is kept beside the order of asking: the step of which it tells was then on record, and never asked for."""
+
+    async def scene(harness: Harness) -> None:
+        engine = await harness.engine(noted)
+        await engine.start(noted, id="noted")
+        await harness.settle()
+        with pytest.raises(InvalidArgument, match="has no entry at"):
+            await engine.rewind("noted", "~compensation/rounds/~0/compensated")
+        await engine.rewind("noted", "rounds/~0/compensated")
+
+    on_virtual_time(scene)
+
+
+@workflow(name="found.late")
+async def late(ctx: Context) -> None:
+    moment = ctx.now() + timedelta(seconds=50)
+    await compensated()
+    await ctx.join(ctx.sleep_until(moment), compensated())
+
+
+def test_a_sleep_until_a_moment_that_has_passed_since_is_asked_for_again_after_a_rewind():
+    """The replay asks for it at the time of the rewind, when there is nothing to wait for: its record was left over."""
+
+    async def scene(harness: Harness) -> None:
+        engine = await harness.engine(late)
+        run = await engine.start(late, id="late")
+        await harness.settle()
+        await engine.cancel("late")
+        await harness.settle()
+        await harness.clock.advance(100)
+        await engine.rewind("late", "join/~1/compensated")
+        await harness.run_to_end(run)
+
+    on_virtual_time(scene)
+
+
+@workflow(name="found.waits")
+async def waits(ctx: Context) -> None:
+    await ctx.receive("found.never")
+
+
+@workflow(name="found.parent")
+async def parent(ctx: Context) -> None:
+    await ctx.run_child(waits)
+
+
+def test_a_child_that_a_rewind_has_started_anew_is_stopped_by_the_next_one():
+    """Its entry went on telling of the first child, and the second one ran for ever."""
+
+    async def scene(harness: Harness) -> None:
+        engine = await harness.engine(parent, waits)
+        await engine.start(parent, id="parent")
+        await harness.settle()
+        await engine.cancel("parent")
+        await harness.settle()
+        await engine.rewind("parent", "~cancel")
+        await harness.settle()
+        assert await engine.status("parent/found.waits@1") == "suspended"
+        await engine.rewind("parent", "found.waits")
+        await harness.settle()
+        assert await engine.status("parent/found.waits@1") == "cancelled"
+        assert await engine.status("parent/found.waits@2") == "suspended"
+
+    on_virtual_time(scene)
+
+
+@workflow(name="found.starts")
+async def starts(ctx: Context) -> None:
+    await ctx.start_child(waits)
+    await ctx.join(ctx.run_child(waits), ctx.receive("found.never"))
+
+
+def test_who_rewinds_a_fork_leaves_the_children_of_the_old_run_alone():
+    """What a fork has copied named them as its own, and going back to before they were started cancelled them."""
+
+    async def scene(harness: Harness) -> None:
+        engine = await harness.engine(starts, waits)
+        await engine.start(starts, id="old")
+        await harness.settle()
+        await engine.fork("old", "join/~1/found.never", id="new")
+        await harness.settle()
+        await engine.rewind("new", "found.waits")
+        await harness.settle()
+        for child in ("old/found.waits", "old/join/~0/found.waits"):
+            assert await engine.status(child) == "suspended"
+        assert await engine.status("new/join/~0/found.waits") == "cancelled"
+
+    on_virtual_time(scene)
+
+
+@workflow(name="found.rounds")
+async def rounds(ctx: Context) -> list[Any]:
+    async def body(ctx: Context, count: int) -> Continue[int] | Break[int]:
+        await compensated()
+        return Continue(count + 1) if count < 3 else Break(count)
+
+    looping = ctx.loop("rounds", body, 0, commit_every=2, prune_every=1, keep=1)
+    return list(await ctx.join(looping, compensated(), name="both"))
+
+
+def test_a_rewind_is_no_place_to_rewind_to():
+    """Its mark has the number of the last ask that was kept: that went too, and here it was the state of a loop."""
+
+    async def scene(harness: Harness) -> None:
+        engine = await harness.engine(rounds)
+        await harness.run_to_end(await engine.start(rounds, id="rounds"))
+        await engine.rewind("rounds", "both/~0/rounds/~2/compensated")
+        await harness.run_to_end(engine.get("rounds"))
+        with pytest.raises(InvalidArgument, match="has no entry at"):
+            await engine.rewind("rounds", "~rewind/1")
+
+    on_virtual_time(scene)
+
+
+def test_a_cut_through_a_loop_beside_it_is_refused_where_the_loop_was_pruned():
+    """The loop was then at an iteration to which nothing leads: it began anew, and met records of later iterations."""
+
+    async def scene(harness: Harness) -> None:
+        engine = await harness.engine(rounds)
+        await harness.run_to_end(await engine.start(rounds, id="beside"))
+        assert "both/~0/rounds/~0/compensated" not in [entry.location for entry in await engine.history("beside")]
+        with pytest.raises(InvalidArgument, match="loop 'both/~0/rounds' had done by then have been pruned"):
+            await engine.rewind("beside", "both/~1/compensated")
+        await engine.rewind("beside", "both/~0/rounds")
+        assert await harness.run_to_end(engine.get("beside")) == [3, 1]
+
+    on_virtual_time(scene)
+
+
+@workflow(name="found.again")
+async def again(ctx: Context) -> list[int]:
+    async def body(ctx: Context, count: int) -> Continue[int] | Break[int]:
+        await ctx.receive("found.next")
+        value = await ctx.deferred("word", int)
+        return Continue(count + 1) if count < 2 else Break(value)
+
+    return [await ctx.loop("rounds", body, 0, prune_every=1, keep=0), await ctx.deferred("word", int)]
+
+
+def test_a_deferred_that_was_awaited_in_a_loop_is_known_when_it_is_awaited_again():
+    """It was forgotten with its iteration, or with the loop: who waited for it after a crash waited for ever."""
+
+    async def scene(harness: Harness) -> None:
+        engine = await harness.engine(again)
+        await engine.start(again, id="again")
+        await engine.complete(await engine.deferred_token("again", "word"), 7)
+        for _ in range(3):
+            await harness.settle()
+            await harness.drive(engine.shutdown())
+            engine = await harness.engine(again)
+            await engine.send("again", "found.next", 1)
+        assert await harness.run_to_end(engine.get("again")) == [7, 7]
+
+    on_virtual_time(scene)
+
+
+@workflow(name="found.brief", retention=1.0)
+async def brief(ctx: Context) -> Any:
+    return await ctx.receive("found.word")
+
+
+def test_an_id_that_is_used_again_is_not_taken_for_the_run_that_had_it_before():
+    """A copy of that slept in a worker that had not heard of its end: the new run was owned, and left asleep."""
+
+    async def scene(harness: Harness) -> None:
+        first = await harness.engine(brief)
+        client: Any = await harness.client()
+        await first.start(brief, id="brief")
+        await harness.settle()
+        await harness.store.commit([EndRun(run_id="brief", turn_id="t", now=harness.clock.now(), prune_after=1.0)])
+        await harness.clock.advance(20)
+        await harness.settle()
+        await harness.store.prune(harness.clock.now())
+        assert await client.status("brief") is None
+        await first.start(brief, id="brief")
+        await client.send("brief", "found.word", "new")
+        assert await harness.run_to_end(first.get("brief")) == "new"
+
+    on_virtual_time(scene)
+
+
+def test_a_copy_that_has_slept_for_longer_than_its_run_is_kept_is_not_woken():
+    """Another run may have its id by now, and stand at the same position."""
+
+    async def scene(harness: Harness) -> None:
+        engine = await harness.engine(brief)
+        run = await engine.start(brief, id="copy")
+        await harness.settle()
+        await harness.clock.advance(20)
+        loads = engine.faults.calls["load"]
+        await engine.send("copy", "found.word", "late")
+        assert await harness.run_to_end(run) == "late"
+        assert engine.faults.calls["load"] == loads + 1
+
+    on_virtual_time(scene)
+
+
+@step(retry=Retry(max_attempts=2, initial=20.0, jitter=0.0))
+async def refuse() -> None:
+    raise ConnectionError
+
+
+@workflow(name="found.slow_end", timeout=5.0)
+async def slow_end(ctx: Context) -> None:
+    ctx.on_rollback(refuse)
+    await compensated()
+    raise LookupError
+
+
+def test_a_run_that_rolls_back_beyond_its_timeout_waits_for_its_next_attempt():
+    """Its limit could not stop it any more, and was still its next moment: it was due at once, again and again."""
+
+    async def scene(harness: Harness) -> None:
+        engine = await harness.engine(slow_end)
+        await engine.start(slow_end, id="slow")
+        await harness.settle()
+        described = await engine.describe("slow")
+        assert [reason.kind for reason in described.waiting_for] == ["retry"]
+        record = (await harness.store.load(["slow"]))[0].record  # type: ignore[union-attr]
+        assert record.wake_at == pytest.approx(record.created_at + 20.0, abs=1.0)
+
+    on_virtual_time(scene)

@@ -1,0 +1,154 @@
+"""Seeds, played as the command line plays them, in a process of their own: what fails here fails there too."""
+
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perdure.testing.simulation.fault_plan import (
+    AT_CALLS,
+    AT_CLAIMS,
+    AT_COMMITS,
+    IN_TIME,
+    Fault,
+    Plan,
+    draw_plan,
+    shrink,
+)
+from perdure.testing.simulation.randomness import dice
+from tests.simulation.mutations import MUTANTS
+from tests.simulation.reference_model import expected_of_run
+from tests.simulation.run_seed import CLIENTS, WORKERS, _deploy, _program, simulate
+from tests.simulation.stores import sqlite
+from tests.simulation.workflows import FLOWS
+
+ROOT = Path(__file__).parents[2]
+SEEDS, SHARDS = 200, 4
+ENOUGH = 100  # seeds within which a mutant is caught
+
+
+def play(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.simulation", *options],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT / "src"), "PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_all_guarantees_hold_for_many_seeds(shard):
+    size = SEEDS // SHARDS
+    played = play("--start", str(shard * size), "--seeds", str(size))
+    assert played.returncode == 0, played.stdout + played.stderr
+
+
+def test_all_guarantees_hold_on_sqlite():
+    played = play("--store", "sqlite", "--seeds", "10", "--start", "10000")
+    assert played.returncode == 0, played.stdout + played.stderr
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_planted_bug_is_caught(mutant):
+    hunt = play("--mutant", mutant, "--seeds", str(ENOUGH))
+    assert hunt.returncode == 0, hunt.stdout + hunt.stderr
+
+
+@pytest.mark.parametrize("seed", [1, 4, 9])
+def test_a_seed_is_one_course(seed):
+    assert simulate(seed).trace == simulate(seed).trace
+
+
+def test_a_seed_is_one_course_in_every_process():
+    first, second = (play("--seed", "7", "--trace").stdout for _ in range(2))
+    assert len(first) > 1_000
+    assert first == second
+
+
+def test_a_seed_is_one_course_on_sqlite():
+    with sqlite() as make_store:
+        assert simulate(3, make_store=make_store).trace == simulate(3, make_store=make_store).trace
+
+
+def test_another_seed_is_another_course():
+    assert simulate(1).trace != simulate(2).trace
+
+
+def test_a_failure_says_how_to_see_it_again():
+    """A mutant, so that there is one: the report has the seed, what broke, the faults that it takes, and a command."""
+    code = (
+        "import sys; from tests.simulation import command, mutants\n"
+        "sys.argv = ['simulate', '--seeds', '20']\n"
+        "with mutants.drop_mail_on_suspend(): command.main()"
+    )
+    environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PYTHONHASHSEED": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    seed = re.search(r"seed (\d+) fails:", done.stdout)
+    assert seed is not None
+    assert "faults it still does:" in done.stdout
+    assert f"python -m tests.simulation --seed {seed[1]} --trace" in done.stdout
+
+
+def test_a_plan_is_shrunk_to_what_it_takes():
+    faults = tuple(Fault("slow", "w0", n) for n in range(8))
+    needed = {faults[2], faults[5]}
+    assert set(shrink(Plan(faults), lambda plan: needed <= set(plan.faults)).faults) == needed
+
+
+def test_every_kind_of_fault_is_drawn():
+    drawn = [draw_plan(random.Random(seed), WORKERS, CLIENTS) for seed in range(200)]
+    kinds = {fault.kind for plan in drawn for fault in plan.faults}
+    assert kinds == {*AT_COMMITS, *AT_CALLS, *AT_CLAIMS, *IN_TIME}
+
+
+@pytest.mark.parametrize(
+    ("trees", "outcome"),
+    [
+        ([["seq", 0, [["ok", 3, []], ["flaky", 4, []]]]], ("value", [3, 4])),
+        ([["seq", 0, [["fails", 3, []], ["receive", 0, []]]]], ("error", "StepFailed")),
+        ([["seq", 0, [["receive", 0, []], ["fails", 3, []]]]], None),
+        ([["raise", 0, []], ["ok", 1, []]], ("error", "LookupError")),
+        ([["join", 0, [["ok", 1, []], ["hangs", 1, []]]]], ("value", "JoinError")),
+        ([["loop", 2, [["seq", 0, [["ok", 5, []]]]]]], ("value", [2, [5]])),
+        ([["child", 0, [["seq", 0, [["fails", 1, []]]]]]], ("error", "ChildFailed")),
+        ([["started", 0, [["seq", 0, [["fails", 1, []]]]]]], ("value", ["failed", None])),
+    ],
+)
+def test_the_model_says_what_a_tree_comes_to(trees, outcome):
+    assert expected_of_run(trees) == outcome
+
+
+@pytest.mark.parametrize(
+    ("flow", "trees", "outcome"),
+    [
+        ("sim.tree", [["seq", 0, [["lately", 3, []]]]], ("error", "StepFailed")),
+        ("sim.again", [["seq", 0, [["lately", 3, []]]]], ("value", [3])),
+        ("sim.again", [["seq", 0, [["fails", 3, []]]]], ("error", "StepFailed")),
+        ("sim.patient", [["seq", 0, [["fails", 3, []]]]], ("value", [3])),
+        ("sim.patient", [["ok", 3, []], ["ok", 4, []]], ("value", 4)),
+        ("sim.patient", [["ok", 3, []], ["fails", 4, []]], None),  # it goes over to a plain tree, mended or not
+        ("sim.hasty", [["ok", 1, []]], None),
+        ("sim.grown", [["ok", 1, []]], ("value", 1)),
+        ("sim.grown", [["ok", 1, []], ["ok", 2, []]], ("value", ["version 2", 1, 2])),
+        ("sim.gated", [["ok", 1, []], ["ok", 2, []]], ("value", ["gate", 1, 2])),
+        ("sim.tree", [["child", 3, [["lately", 5, []]]]], ("value", 5)),  # a child that is tried again
+        ("sim.tree", [["child", 4, [["ok", 5, []]]]], None),  # one that may time out
+    ],
+)
+def test_the_model_knows_what_a_workflow_makes_of_a_tree(flow, trees, outcome):
+    assert expected_of_run(trees, flow) == outcome
+
+
+def test_every_workflow_is_drawn_with_and_without_a_change_of_code_everywhere_at_once():
+    deploys = [_deploy(dice(seed, "deploy"), WORKERS, None) for seed in range(100)]
+    drawn = {(deploy.rolling, _program(dice(n), deploy, None).flow) for n, deploy in enumerate(deploys * 10)}
+    assert {flow for rolling, flow in drawn if not rolling} == set(FLOWS)
+    assert {flow for rolling, flow in drawn if rolling} == set(FLOWS) - {"sim.gated"}

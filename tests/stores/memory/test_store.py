@@ -1,0 +1,97 @@
+"""The memory store passes the contract, and outlives those who open it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from perdure.stores.memory.due_queue import Due
+from perdure.stores.memory.store import MemoryStore
+from perdure.stores.protocol import Committed, Store
+from perdure.testing.contract.builders import claim, entry, load, mail, run, suspended, take, turn, worker
+from perdure.testing.store_contract import StoreContract
+
+
+class TestMemoryStore(StoreContract):
+    async def make_store(self) -> Store:
+        return MemoryStore()
+
+    async def again(self, store: Store) -> Store:
+        return store
+
+
+def test_it_is_a_store() -> None:
+    assert isinstance(MemoryStore(), Store)
+
+
+def test_data_survives_closing_so_that_a_crash_can_be_played() -> None:
+    store = MemoryStore()
+
+    async def first_life() -> None:
+        await store.open(shards=1)
+        await store.join(worker("a"))
+        await store.commit([run(owner="a"), turn(0, entry())])
+        await store.close()
+        await store.close()
+
+    async def second_life() -> None:
+        await store.open(shards=1)
+        assert (await load(store)).position == 1
+        assert await store.commit([turn(1, entry("b", 1))]) == [Committed()]
+
+    asyncio.run(first_life())
+    asyncio.run(second_life())
+
+
+def test_a_listener_whose_loop_is_gone_does_no_harm() -> None:
+    store = MemoryStore()
+    heard: list[frozenset[str] | None] = []
+
+    async def listen() -> None:
+        await store.open(shards=1)
+        store.on_change(heard.append)
+
+    async def change() -> None:
+        await store.commit([run()])
+
+    asyncio.run(listen())
+    asyncio.run(change())
+    assert heard == []
+
+
+def test_a_listener_outside_any_loop_is_called_at_once() -> None:
+    store = MemoryStore()
+    heard: list[frozenset[str] | None] = []
+    store.on_change(heard.append)
+    asyncio.run(store.commit([run()]))
+    assert heard == [frozenset(("r",))]
+
+
+def test_a_run_that_sleeps_again_and_again_does_not_grow_the_heap() -> None:
+    async def nap_often() -> None:
+        store = MemoryStore()
+        await store.open(shards=1)
+        await store.join(worker("a"))
+        await store.commit([run(owner="a"), turn(0, patch=suspended(1e9))])
+        for n in range(1, 1000):
+            await store.commit([mail(f"m{n}"), turn(n, owned=False, seen=n, consumed=(n,), patch=suspended(1e9 + n))])
+        (queue,) = store._runs._due.values()
+        assert len(queue) == 1
+        assert len(queue._heap) < 100
+        assert await take(store, claim(now=1e9)) == []
+        assert await take(store, claim(now=2e9)) == ["r"]
+
+    asyncio.run(nap_often())
+
+
+def test_due_gives_moments_in_order_and_forgets_what_was_moved() -> None:
+    due = Due()
+    for id, at in (("a", 3.0), ("b", 1.0), ("c", 2.0), ("a", 0.5), ("b", None), ("d", 2.0)):
+        due.put(id, at)
+    assert due.head() == (0.5, "a")
+    due.put("a", 9.0)
+    order = []
+    while (head := due.head()) is not None:
+        order.append(head)
+        due.put(head[1], None)
+    assert order == [(2.0, "c"), (2.0, "d"), (9.0, "a")]
+    assert len(due) == 0

@@ -1,0 +1,164 @@
+"""The Redis store keeps the contract on a cluster of six nodes: three primaries, each with a replica."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Connection
+
+from perdure.errors import StoreError
+from perdure.stores.protocol import Answer, Committed, Created
+from perdure.stores.redis.server import RedisServer, address_of
+from perdure.stores.redis.store import RedisStore
+from perdure.testing import StoreContract
+from perdure.testing.contract.builders import SHARDS, entry, run, turn, worker
+from tests.servers.redis import Cluster, new_prefix, with_options
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    cluster.start()
+    yield cluster
+    cluster.remove()
+
+
+class TestRedisCluster(StoreContract):
+    @pytest.fixture(autouse=True)
+    def _server(self, cluster):
+        self._url = with_options(cluster.url, prefix=new_prefix())
+
+    async def make_store(self):
+        return RedisStore(self._url)
+
+    async def again(self, store):
+        return RedisStore(self._url)
+
+
+def test_the_store_goes_on_when_a_primary_is_lost(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    try:
+        cluster.start()
+        asyncio.run(_lose_a_primary(cluster))
+    finally:
+        cluster.remove()
+
+
+async def _lose_a_primary(cluster: Cluster) -> None:
+    store = RedisStore(with_options(cluster.nodes[1].url, prefix=new_prefix()))
+    await store.open(shards=SHARDS)
+    try:
+        await store.join(worker("a"))
+        ids = [f"r{n}" for n in range(50)]
+        await store.commit([run(id, owner="a") for id in ids])
+        for node in cluster.nodes[:3]:
+            node.command("WAIT", 1, 5000)  # replication is asynchronous: what a replica lacks is lost
+        cluster.nodes[0].stop(signal.SIGKILL)
+        answers = await _patiently(lambda: store.commit([turn(0, entry(), id=id) for id in ids]))
+        assert answers == [Committed()] * 50
+        assert all(snapshot and snapshot.position == 1 for snapshot in await store.load(ids))
+    finally:
+        await store.close()
+
+
+async def _patiently(call: Callable[[], Awaitable[list[Answer]]]) -> list[Answer]:
+    """Repeat the call, as the engine would, until the replica has taken over."""
+    for _ in range(200):
+        try:
+            return await call()
+        except StoreError as error:
+            if not error.retryable:
+                raise
+            last = error
+            await asyncio.sleep(0.1)
+    raise AssertionError("nobody took over") from last
+
+
+def test_a_client_that_has_lost_its_nodes_asks_the_one_that_has_the_key(cluster: Cluster) -> None:
+    async def scenario() -> None:
+        server = RedisServer(address_of(cluster.url))
+        await server.connect()
+        try:
+            await server.client.aclose()  # as it does by itself when a primary is lost
+            await asyncio.gather(*(server.ask("EVAL", "return 1", 1, f"key {n}") for n in range(50)))
+        finally:
+            await server.close()
+
+    before = _misdirected(cluster)
+    asyncio.run(scenario())
+    assert _misdirected(cluster) == before
+
+
+def test_a_client_whose_last_call_failed_leaves_no_connection(cluster: Cluster) -> None:
+    async def ask_all(server: RedisServer) -> None:
+        for n in range(20):
+            await server.ask("EVAL", "return 1", 1, f"key {n}")
+
+    async def scenario() -> None:
+        server = RedisServer(address_of(cluster.url))
+        await server.connect()
+        try:
+            await ask_all(server)
+            cluster.nodes[0].command("CLIENT", "KILL", "TYPE", "normal")
+            with pytest.raises(StoreError, match="cannot be reached"):
+                await ask_all(server)
+        finally:
+            await server.close()
+        assert not any(connection.is_connected for connection in connections)
+
+    connections: list[Connection] = []
+    with pytest.MonkeyPatch.context() as patch:
+        begin = Connection.__init__
+
+        def recorded(self: Connection, *args: Any, **settings: Any) -> None:
+            begin(self, *args, **settings)
+            connections.append(self)
+
+        patch.setattr(Connection, "__init__", recorded)
+        asyncio.run(scenario())
+    assert len(connections) > 3
+
+
+def _misdirected(cluster: Cluster) -> list[bytes]:
+    return [line for node in cluster.nodes for line in node.command("INFO", "errorstats").split() if b"MOVED" in line]
+
+
+def test_who_listens_to_another_node_is_told(cluster: Cluster) -> None:
+    prefix = new_prefix()
+
+    async def scenario() -> None:
+        store, other = (RedisStore(with_options(node.url, prefix=prefix)) for node in cluster.nodes[:2])
+        await store.open(shards=SHARDS)
+        await other.open(shards=SHARDS)
+        told: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
+        other.on_change(told.put_nowait)
+        try:
+            for n in range(20):  # on all nodes, that of `store` too, where nobody else listens
+                await store.commit([run(f"r{n}")])
+                assert await asyncio.wait_for(told.get(), 10) == frozenset([f"r{n}"])
+        finally:
+            await store.close()
+            await other.close()
+
+    asyncio.run(scenario())
+
+
+def test_runs_are_spread_over_the_primaries(cluster: Cluster) -> None:
+    async def scenario() -> None:
+        store = RedisStore(with_options(cluster.url, prefix="spread"))
+        await store.open(shards=SHARDS)
+        try:
+            await store.join(worker("a"))
+            ids = [f"r{n}" for n in range(200)]
+            assert await store.commit([run(id) for id in ids]) == [Created(owned=False)] * 200
+        finally:
+            await store.close()
+
+    asyncio.run(scenario())
+    sizes = [int(node.command("DBSIZE").split(b"\r\n")[0][1:]) for node in cluster.nodes[:3]]
+    assert min(sizes) > 0

@@ -1,0 +1,67 @@
+"""Whatever is asked of them, in whatever order, the memory store and the Redis store say the same."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from perdure.stores.memory.store import MemoryStore
+from perdure.stores.protocol import Answer, CommitTurn, Store, Write
+from perdure.stores.redis.store import RedisStore
+from perdure.testing.contract.builders import receive, run, worker
+from tests.servers.redis import prefix_of_its_own
+from tests.stores.test_model_equivalence import RUNS, Ask, Seen, _sorted, _state, asks
+
+
+@pytest.mark.parametrize("slices", [1, 4])
+@given(script=st.lists(asks, max_size=12))
+def test_two_stores_agree(slices: int, script: list[Ask]) -> None:
+    with prefix_of_its_own(slices=slices) as url:
+        asyncio.run(_agree(url, script))
+
+
+async def _agree(url: str, script: list[Ask]) -> None:
+    memory, redis = MemoryStore(), RedisStore(url)
+    try:
+        for store in (memory, redis):
+            await store.open(shards=4)
+            await store.join(worker("a"))
+            await store.join(worker("b"))
+            await store.commit([run(id, owner="a") for id in RUNS])
+            await store.commit([receive(0, "t", id="s", turn_id="w0"), receive(0, "t", id="v", turn_id="w0")])
+        seen = Seen()
+        for step in script:
+            snapshots = await memory.load(RUNS)
+            seen.look(snapshots)
+            lasts = {each.record.id: each.record.inbox_last for each in snapshots if each is not None}
+            expected, got = await step(Honest(memory, lasts), seen), await step(Honest(redis, lasts), seen)  # type: ignore[arg-type]
+            assert _sorted(got) == _sorted(expected), step.__qualname__
+            assert await _state(redis) == await _state(memory), step.__qualname__
+    finally:
+        await redis.close()
+
+
+class Honest:
+    """A store that is asked by turns which have seen and read no mail that is not there yet; others there cannot be."""
+
+    def __init__(self, store: Store, lasts: dict[str, int]) -> None:
+        self._store = store
+        self._lasts = lasts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def commit(self, batch: list[Write]) -> list[Answer]:
+        return await self._store.commit([self._honest(write) for write in batch])
+
+    def _honest(self, write: Write) -> Write:
+        if not isinstance(write, CommitTurn):
+            return write
+        last = self._lasts.get(write.run_id, 0)
+        consumed = tuple(number for number in write.consumed if number <= last)
+        return replace(write, seen=min(write.seen, last), consumed=consumed)

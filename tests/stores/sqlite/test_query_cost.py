@@ -1,0 +1,313 @@
+"""What topics, duties and streams cost in a SQLite file, and that no run is remembered wrongly because of another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import apsw
+import pytest
+
+from perdure.model.records import PublishedValue, RunStatus, StreamItem, TurnExtras
+from perdure.stores.protocol import (
+    AppendStream,
+    Committed,
+    CreateRun,
+    Published,
+    RewindRun,
+    RunPatch,
+    Superseded,
+    Write,
+)
+from perdure.stores.sqlite.store import SqliteStore
+from perdure.testing.contract.builders import (
+    assigned,
+    end,
+    entry,
+    mail,
+    observe,
+    publish,
+    receive,
+    run,
+    settle,
+    succeeded,
+    suspended,
+    turn,
+    waiting,
+    worker,
+)
+
+GOING_ON = RunPatch(status=RunStatus.RUNNING, owner="a")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "store.db")
+
+
+def on(path: str, test: Callable[[SqliteStore], Awaitable[None]]) -> None:
+    """Run a test on an open store that worker "a" works for."""
+
+    async def life() -> None:
+        store = SqliteStore(path, synchronous="off")
+        await store.open(shards=16)
+        try:
+            await store.join(worker("a"))
+            await test(store)
+        finally:
+            await store.close()
+
+    asyncio.run(life())
+
+
+async def statements_of(store: SqliteStore, *batch: Write) -> list[str]:
+    """The first words of every statement that carrying out the batch takes."""
+    seen: list[str] = []
+
+    def note(cursor: apsw.Cursor, sql: str, bindings: object) -> bool:
+        seen.append(" ".join(sql.split()[:3]))
+        return True
+
+    writer = store._thread(store._writer)
+    await writer.call(lambda connection: setattr(connection, "exec_trace", note))
+    await store.commit(batch)
+    await writer.call(lambda connection: setattr(connection, "exec_trace", None))
+    return seen
+
+
+async def steps_of(store: SqliteStore, *batch: Write) -> int:
+    """How many instructions of SQLite's machine carrying out the batch takes, in tens."""
+    taken = 0
+
+    def count() -> bool:
+        nonlocal taken
+        taken += 1
+        return False
+
+    writer = store._thread(store._writer)
+    await writer.call(lambda connection: connection.set_progress_handler(count, 10))
+    await store.commit(batch)
+    await writer.call(lambda connection: connection.set_progress_handler(None))
+    return taken
+
+
+# --- what plain runs pay ---------------------------------------------------------------------------------------------
+
+
+def test_a_step_of_a_run_that_is_known_is_one_insert_and_nothing_else(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.commit([run(owner="a")])
+        await store.commit([turn(0, entry())])
+        assert await statements_of(store, turn(1, entry("b", 1))) == [
+            "BEGIN IMMEDIATE",
+            "PRAGMA data_version",
+            "INSERT INTO entries",
+            "COMMIT",
+        ]
+
+    on(path, test)
+
+
+def test_a_worker_that_others_declare_gone_is_not_remembered_as_alive(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.commit([run(owner="a")])
+        assert await store.commit([turn(0, entry())]) == [Committed()]
+        other = SqliteStore(path, synchronous="off")
+        await other.open(shards=16)
+        try:
+            await other.declare_gone("a")
+        finally:
+            await other.close()
+        assert await store.commit([turn(1, entry("b", 1))]) == [Superseded()]
+
+    on(path, test)
+
+
+def test_a_run_is_known_from_its_birth(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.commit([run("q", owner="a"), run("r", owner="a"), run("s", owner="a")])
+        assert "SELECT id, no," not in await statements_of(store, turn(0, entry(), id="r"), turn(0, entry("z"), id="q"))
+        assert [[each.entry.location for each in await store.history(id)] for id in "qrs"] == [["z"], ["charge"], []]
+
+    on(path, test)
+
+
+def test_the_end_of_a_plain_run_asks_for_nothing(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.commit([run(owner="a")])
+        await store.commit([turn(0, entry())])
+        assert (await statements_of(store, turn(1, entry("b", 1), patch=succeeded())))[2:] == [
+            "INSERT INTO entries",
+            "UPDATE runs SET",
+            "COMMIT",
+        ]
+
+    on(path, test)
+
+
+def test_what_a_step_streams_costs_its_run_no_new_look(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        item = StreamItem(stream="log", value=b"1", location="s", at=1.0, writer="w")
+        await store.commit([run(owner="a")])
+        await store.commit([turn(0, entry())])
+        await store.commit([AppendStream(run_id="r", worker="a", items=(item,), first=0)])
+        assert "SELECT id, no," not in await statements_of(store, turn(1, entry("b", 1)))
+
+    on(path, test)
+
+
+# --- what others cost ------------------------------------------------------------------------------------------------
+
+
+def test_publishing_does_not_look_at_those_who_wait_elsewhere(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.commit([*waiting("first"), *waiting("second")])
+        before = await steps_of(store, publish("e1"))
+        for n in range(1500):
+            await store.commit([*waiting(f"r{n}", f"t{n}"), *waiting(f"s{n}", "t", "u"), publish("e", topic=f"v{n}")])
+        assert await steps_of(store, publish("e2")) < 2 * before
+
+    on(path, test)
+
+
+def test_subscribing_does_not_look_at_what_was_seen_before(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.commit([run(owner="a")])
+        before = await steps_of(store, receive(0, "t"))
+        position = 1
+        for n in range(500):
+            await store.commit([publish(f"e{n}", consume=False)])
+            await store.commit([receive(position, "t", seen=n + 1, consumed=(n + 1,), target=f"0/receive#{n}")])
+            position += 1
+        again = TurnExtras(unsubscribe=("0/receive#499",))
+        await store.commit([turn(position, owned=False, patch=suspended(), extras=again)])
+        assert await steps_of(store, receive(position + 1, "t", seen=500, target="0/last")) < 2 * before
+        assert await assigned(store, "r") == [[]]
+
+    on(path, test)
+
+
+def test_an_event_that_was_returned_is_looked_at_again(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.commit([run(owner="a"), receive(0, "t"), receive(1, "t", target="0/other")])
+        await store.commit([publish("e1", consume=False), publish("e2", consume=False)])
+        back = TurnExtras(returned=(1,))
+        await store.commit([turn(2, owned=False, seen=2, consumed=(2,), patch=suspended(), extras=back)])
+        await store.commit([receive(3, "t", seen=2, target="0/third")])
+        assert await assigned(store, "r") == [["topic/t/1"]], "though it has seen a later one"
+
+    on(path, test)
+
+
+# --- what is remembered of a run -------------------------------------------------------------------------------------
+
+
+def busy(id: str) -> list[Write]:
+    """A run that its owner is at, that waits for an event beside, and whose standing is known."""
+    return [run(id, owner="a"), receive(0, "t", id=id, patch=GOING_ON), turn(1, entry(), id=id)]
+
+
+RETURN_IT = TurnExtras(returned=(1,))
+
+
+@pytest.mark.parametrize(
+    ("before", "giving"),
+    [
+        ([], publish()),
+        ([*waiting("other"), publish()], turn(1, id="other", owned=False, patch=suspended(), extras=RETURN_IT)),
+        ([*waiting("other"), publish(), end(id="other")], settle("other", returned=(1,), orphans=True)),
+    ],
+)
+def test_a_known_run_learns_of_what_others_have_it_given(path: str, before: list[Write], giving: Write) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.commit([*before, *busy("r")])
+        await store.commit([turn(2, entry("b", 1))])
+        answers = await store.commit([turn(3, entry("c", 2)), giving, turn(4, entry("d", 3))])
+        assert (answers[0], answers[-1]) == (Committed(), Committed(mail=True))
+        assert await store.mailed("a") == ["r"]
+        assert await store.commit([turn(5, entry("e", 4))]) == [Committed(mail=True)]
+        assert await store.commit([turn(6, entry("f", 5), seen=1, consumed=(1,))]) == [Committed()]
+        assert await store.mailed("a") == []
+
+    on(path, test)
+
+
+def test_a_known_run_that_is_observed_owes_news(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.commit([run(owner="a")])
+        await store.commit([turn(0, entry()), observe(), turn(1, entry("b", 1)), turn(2, patch=succeeded())])
+        assert len(await store.unsettled()) == 1
+
+    on(path, test)
+
+
+def test_a_known_run_that_is_rewound_is_read_again(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.commit([run(owner="a")])
+        rewind = RewindRun(run_id="r", base=1, turn_id="back", now=300.0, dropped=("charge",))
+        answers = await store.commit([turn(0, entry()), rewind, turn(2, entry(), owned=False)])
+        assert answers == [Committed()] * 3
+        assert await store.commit([turn(3, entry("b", 1), owned=False)]) == [Committed()]
+
+    on(path, test)
+
+
+# --- nothing is left -------------------------------------------------------------------------------------------------
+
+
+def rows_of_runs(connection: apsw.Connection) -> dict[str, int]:
+    """How many rows each table has that belong to a run."""
+    tables = "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql LIKE '%run_no%'"
+    names = [name for (name,) in connection.execute(tables)]
+    return {name: connection.execute(f"SELECT count(*) FROM {name}").get for name in [*names, "runs"]}
+
+
+def test_a_pruned_run_leaves_nothing_in_any_table(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        item = StreamItem(stream="log", value=b"1", location="s", at=1.0, writer="w")
+        shown = TurnExtras(published=(PublishedValue("k", b"1"),), streamed=(item,))
+        await store.commit([*waiting(), publish(consume=False), observe(), mail()])
+        await store.commit([receive(1, "t", target="0/next", seen=2, consumed=(1,))])
+        await store.commit([turn(2, entry(), owned=False, extras=shown)])
+        before = await store._read(rows_of_runs)
+        assert all(before.values()), before
+        await store.commit([turn(3, owned=False, seen=2, patch=succeeded(prune_at=200.0))])
+        (owing,) = await store.unsettled()
+        await store.commit([settle(told=owing.observers, consumed=(2,))])
+        assert await store.prune(200.0, remember=50.0) == 1
+        assert set((await store._read(rows_of_runs)).values()) == {0}
+
+    on(path, test)
+
+
+def test_a_fork_that_returns_its_copy_does_not_bring_an_event_back(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.commit([*waiting(), publish()])
+        (copy,) = await store.inbox("r")
+        await store.commit([CreateRun(run("fork", owner="a").record, inbox=(copy,))])
+        extras = TurnExtras(returned=(1,))
+        await store.commit([turn(0, id="fork", seen=1, patch=suspended(), extras=extras), *waiting("next")])
+        assert await assigned(store, "r", "fork", "next") == [["topic/t/1"], [], []]
+
+    on(path, test)
+
+
+def test_prune_says_nothing_and_writes_nothing_when_there_is_nothing(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.commit([publish(expires_at=500.0), *waiting("r", "u")])
+        other = apsw.Connection(path)
+        other.execute("BEGIN IMMEDIATE")
+        assert await store.prune(499.0, remember=50.0) == 0
+        other.close()
+        assert await store.commit([publish("f", topic="u")]) == [Published(1, 1)]
+
+    on(path, test)
+
+
+def test_a_statement_is_planned_once_whatever_is_bound_to_it(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        for ask in (store._write, store._read):
+            assert await ask(lambda connection: connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, -1)) == 1
+
+    on(path, test)

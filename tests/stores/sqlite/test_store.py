@@ -1,0 +1,469 @@
+"""The SQLite store passes the contract; and what only a file can do: be shared, locked, full, read by people."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from perdure.errors import StoreError
+from perdure.model.records import RunQuery, RunStatus, TurnExtras
+from perdure.stores.protocol import Committed, Store, Write
+from perdure.stores.sqlite import batch as sqlite_commit
+from perdure.stores.sqlite import finalization as sqlite_duties
+from perdure.stores.sqlite import maintenance as sqlite_upkeep
+from perdure.stores.sqlite import queries as sqlite_queries
+from perdure.stores.sqlite import run_state_cache as sqlite_memory
+from perdure.stores.sqlite import streams as sqlite_shown
+from perdure.stores.sqlite import topics as sqlite_topics
+from perdure.stores.sqlite import workers as sqlite_fleet
+from perdure.stores.sqlite.errors import as_store_error
+from perdure.stores.sqlite.store import SqliteStore
+from perdure.testing.contract.builders import (
+    claim,
+    entry,
+    load,
+    mail,
+    refused,
+    run,
+    succeeded,
+    suspended,
+    take,
+    turn,
+    worker,
+)
+from perdure.testing.store_contract import StoreContract
+
+
+class TestSqliteStore(StoreContract):
+    @pytest.fixture(autouse=True)
+    def _in_a_file(self, tmp_path: Path) -> None:
+        self.path = str(tmp_path / "store.db")
+
+    async def make_store(self) -> Store:
+        return SqliteStore(self.path)
+
+    async def again(self, store: Store) -> Store:
+        return SqliteStore(self.path)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "store.db")
+
+
+def on(store: SqliteStore, test: Callable[[SqliteStore], Awaitable[None]]) -> None:
+    """Run a test on an open store in which worker "a" owns run "r"."""
+
+    async def life() -> None:
+        await store.open(shards=16)
+        try:
+            await store.join(worker("a"))
+            await store.commit([run(owner="a")])
+            await test(store)
+        finally:
+            await store.close()
+
+    asyncio.run(life())
+
+
+# --- what a step costs -----------------------------------------------------------------------------------------------
+
+
+def test_a_batch_of_steps_is_one_insert_each_and_leaves_the_runs_alone(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.commit([run(f"r{n}", owner="a") for n in range(100)])
+        before = await store._write(lambda connection: connection.total_changes())
+        assert await store.commit([turn(0, entry(), id=f"r{n}") for n in range(100)]) == [Committed()] * 100
+        assert await store._write(lambda connection: connection.total_changes()) == before + 100
+
+    on(SqliteStore(path), test)
+
+
+# Partial indexes that hold nothing but what is asked for.
+READ_FROM_THE_START = (
+    "SCAN json_each",
+    "SCAN runs USING INDEX runs_unsettled",
+    "SCAN topic_events USING INDEX topic_events_unfinished",
+)
+
+
+def plans(connection: apsw.Connection, sql: str) -> list[str]:
+    numbered = [int(number) for number in re.findall(r"\?(\d)", sql)]
+    values = (None,) * (max(numbered) if numbered else sql.count("?"))
+    return [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + sql, values)]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        sqlite_fleet.DUE,
+        sqlite_fleet.DUE_IN_SHARDS,
+        sqlite_fleet.NEXT_VERSION,
+        sqlite_fleet.NEXT_WORKFLOW,
+        sqlite_fleet.TAKE,
+        sqlite_fleet.MAILED,
+        sqlite_fleet.OWNED,
+        sqlite_fleet.WAKE_HELD,
+        sqlite_fleet.DECLARE_GONE,
+        sqlite_memory.STANDING,
+        sqlite_memory.STANDING_OF_NO,
+        sqlite_commit.TURN_AT,
+        sqlite_commit.UNREAD,
+        sqlite_commit.UNREAD_COUNT,
+        sqlite_duties.MESSAGE_NUMBER,
+        sqlite_duties.LETTER_IS_THERE,
+        sqlite_duties.REMOVE_LETTER,
+        sqlite_commit.DROP_ALL,
+        sqlite_commit.DROP_BELOW,
+        sqlite_commit.DROP_MARKERS,
+        sqlite_commit.PATCH,
+        sqlite_commit.UNREAD_EVENT,
+        sqlite_queries.RUN_AND_NO,
+        sqlite_queries.POSITION,
+        sqlite_queries.ENTRIES,
+        sqlite_queries.INBOX,
+        sqlite_queries.INBOX_AFTER,
+        sqlite_queries.HISTORY,
+        sqlite_queries.LETTER,
+        sqlite_queries.letters_query(False, False),
+        sqlite_queries.letters_query(True, False),
+        sqlite_queries.letters_query(False, True),
+        sqlite_queries.OPEN_CHILDREN,
+        sqlite_queries.UNFINISHED,
+        sqlite_queries.TOPIC,
+        sqlite_duties.TELL,
+        sqlite_duties.TICK_OFF,
+        sqlite_queries.UNSETTLED,
+        sqlite_queries.OBSERVERS,
+        sqlite_queries.DUTY_MAIL,
+        sqlite_duties.DROP_AT,
+        sqlite_shown.SHOWN,
+        sqlite_shown.WRITTEN,
+        sqlite_shown.SUPERSEDE,
+        sqlite_shown.SUPERSEDE_ALL,
+        sqlite_shown.ITEMS,
+        sqlite_topics.PLACE_OF_ID,
+        sqlite_topics.LAST_PLACE,
+        sqlite_topics.LAST_SUBSCRIPTION,
+        sqlite_topics.QUEUED_COUNT,
+        sqlite_topics.FIRST_UNFINISHED,
+        sqlite_topics.STANDING_PAGE,
+        sqlite_topics.ANY_STANDING,
+        sqlite_topics.FAN_ON,
+        sqlite_topics.EVENT,
+        sqlite_topics.ASSIGN,
+        sqlite_topics.LEAVE,
+        sqlite_topics.FIRST_IN_LINE,
+        sqlite_topics.LIES_UNREAD,
+        sqlite_topics.CONSUME,
+        sqlite_topics.GIVE_BACK,
+        sqlite_topics.FIRST_TO_TAKE,
+        sqlite_topics.FIRST_TO_READ,
+        sqlite_topics.LOWER_FLOOR,
+        sqlite_topics.STANDS,
+        sqlite_topics.UNSUBSCRIBE,
+        sqlite_topics.UNSUBSCRIBE_ALL,
+        sqlite_upkeep.PRUNABLE,
+        sqlite_upkeep.EXPIRED_EVENTS,
+        sqlite_upkeep.EXPIRED_VALUES,
+        sqlite_upkeep.GONE_EVENTS,
+        sqlite_upkeep.CONSUMED_EVENTS,
+        *sqlite_upkeep.DROP_RUN,
+        *sqlite_upkeep.DROP_EVENT,
+        sqlite_upkeep.KEYS,
+    ],
+)
+def test_no_question_looks_at_all_rows(path: str, sql: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        plan = await store._write(lambda connection: plans(connection, sql))
+        assert plan
+        for line in plan:
+            assert not line.startswith("SCAN") or line.startswith(READ_FROM_THE_START), plan
+            assert "TEMP B-TREE" not in line, plan
+
+    on(SqliteStore(path), test)
+
+
+@pytest.mark.parametrize(
+    ("query", "index"),
+    [
+        (RunQuery(), "runs_newest"),
+        (RunQuery(status=RunStatus.FAILED), "runs_by_status"),
+        (RunQuery(parent="p"), "runs_by_parent"),
+        (RunQuery(created_after=5.0), "runs_newest"),
+    ],
+)
+def test_pages_of_runs_follow_an_index(path: str, query: RunQuery, index: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        where, _ = sqlite_queries.conditions(query)
+        sql = f"SELECT * FROM runs WHERE {where} ORDER BY created_at DESC, id DESC LIMIT ?"
+        (line,) = await store._read(lambda connection: plans(connection, sql))
+        assert index in line
+
+    on(SqliteStore(path), test)
+
+
+def test_sleeping_finished_and_foreign_runs_are_not_in_the_way_of_a_claim(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        for n in range(0, 3000, 500):
+            await store.commit([run(f"asleep {i}", wake_at=9e9) for i in range(n, n + 500)])
+            await store.commit([run(f"foreign {i}", workflow="unknown") for i in range(n, n + 500)])
+        await store.commit([run("due")])
+
+        def steps_of_a_claim(connection: apsw.Connection) -> int:
+            taken = 0
+
+            def count() -> bool:
+                nonlocal taken
+                taken += 1
+                return False
+
+            connection.set_progress_handler(count, 10)
+            assert [claimed.id for claimed in sqlite_fleet.claim(connection, claim("a"))] == ["due"]
+            assert sqlite_fleet.next_wake(connection, "default") == 100.0
+            connection.set_progress_handler(None)
+            return taken * 10
+
+        assert await store._write(steps_of_a_claim) < 1000, "virtual machine steps, for 6,000 runs"
+
+    on(SqliteStore(path, synchronous="off"), test)
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_fails_in_its_last_write_leaves_nothing(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        bad: list[Write] = [
+            turn(0, entry("\ud800"), id="r2"),
+            run("\udfff"),
+            run("r3", version=2**70),
+            run("r3", tags={"a": "\ud800"}),
+            mail("\ud800", id="r2"),
+        ]
+        for write in bad:
+            error = await refused(store.commit([turn(0, entry()), mail(), run("r2", owner="a"), write]))
+            assert error.__cause__ is not None
+            snapshot = await load(store)
+            assert (snapshot.position, snapshot.inbox) == (0, ())
+            assert await store.records(["r2", "r3"]) == [None, None]
+        assert await store.commit([turn(0, entry())]) == [Committed()]
+
+    on(SqliteStore(path), test)
+
+
+def test_a_locked_file_is_worth_another_try(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        other = apsw.Connection(path)
+        other.execute("BEGIN IMMEDIATE")
+        for call in (
+            lambda: store.commit([turn(0, entry())]),
+            lambda: store.renew(worker("a")),
+            lambda: store.keys("s", 100.0),
+        ):
+            with pytest.raises(StoreError) as caught:
+                await call()
+            assert caught.value.retryable
+        assert (await load(store)).position == 0, "readers do not wait for writers"
+        other.execute("ROLLBACK")
+        other.close()
+        assert await store.commit([turn(0, entry())]) == [Committed()]
+
+    on(SqliteStore(path, busy_timeout=0.01), test)
+
+
+def test_idle_claims_do_not_wait_for_the_write_lock(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        other = apsw.Connection(path)
+        other.execute("BEGIN IMMEDIATE")
+        assert await store.claim(claim("a")) == []
+        assert await store.prune(500.0) == 0
+        assert await store.mailed("a") == []
+        other.close()
+
+    on(SqliteStore(path, busy_timeout=0.01), test)
+
+
+def test_a_full_disk_is_worth_another_try_and_leaves_nothing(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        pages = await store._write(lambda connection: connection.pragma("page_count"))
+        await store._write(lambda connection: connection.pragma("max_page_count", pages))
+        with pytest.raises(StoreError) as caught:
+            await store.commit([turn(0, entry()), run("big", input=b"x" * 1_000_000)])
+        assert caught.value.retryable
+        assert (await load(store)).position == 0
+        await store._write(lambda connection: connection.pragma("max_page_count", 1_000_000))
+        assert await store.commit([turn(0, entry())]) == [Committed()]
+
+    on(SqliteStore(path), test)
+
+
+@pytest.mark.parametrize(
+    ("error", "retryable"),
+    [
+        (apsw.BusyError("locked"), True),
+        (apsw.LockedError("locked"), True),
+        (apsw.IOError("disk"), True),
+        (apsw.FullError("disk"), True),
+        (apsw.CantOpenError("files"), True),
+        (apsw.ConstraintError("twice"), False),
+        (apsw.TooBigError("huge"), False),
+        (apsw.MismatchError("type"), False),
+        (apsw.CorruptError("bits"), False),
+        (apsw.SQLError("syntax"), False),
+        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogate"), False),
+        (OverflowError("big"), False),
+        (TypeError("odd"), False),
+    ],
+)
+def test_errors_say_whether_they_are_worth_another_try(error: Exception, retryable: bool) -> None:
+    mapped = as_store_error(error)
+    assert isinstance(mapped, StoreError)
+    assert mapped.retryable is retryable
+    assert mapped.__cause__ is error
+
+
+def test_faults_of_our_own_are_not_taken_for_the_stores() -> None:
+    fault, ours = ZeroDivisionError(), StoreError("ours", retryable=True)
+    assert as_store_error(fault) is fault
+    assert as_store_error(ours) is ours
+
+
+def test_a_connection_that_breaks_is_made_anew(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        def break_it(connection: apsw.Connection) -> None:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.close(force=True)
+            raise apsw.IOError("gone")
+
+        with pytest.raises(StoreError):
+            await store._write(break_it)
+        assert await store.commit([turn(0, entry())]) == [Committed()]
+
+    on(SqliteStore(path), test)
+
+
+# --- opening, closing, cancelling ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_threads_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    left = [t.name for t in set(threading.enumerate()) - before if t.name.startswith("perdure")]
+    assert left == []
+
+
+@pytest.mark.usefixtures("no_threads_left")
+def test_closing_ends_the_threads_and_writes_the_log_back(path: str) -> None:
+    async def life() -> None:
+        store = SqliteStore(path)
+        await store.open(shards=16)
+        await store.commit([run()])
+        assert Path(path + "-wal").exists()
+        await store.close()
+        await store.close()
+        assert not Path(path + "-wal").exists()
+        await refused(store.commit([run("r2")]))
+        await refused(store.load(["r"]))
+        await store.open(shards=16)
+        assert (await load(store)).record.id == "r"
+        await store.close()
+
+    asyncio.run(life())
+
+
+@pytest.mark.usefixtures("no_threads_left")
+def test_engines_that_share_a_store_object_close_it_together(path: str) -> None:
+    async def life() -> None:
+        store = SqliteStore(path)
+        await asyncio.gather(store.open(shards=16), store.open(shards=16))
+        await store.close()
+        await store.commit([run()])
+        await refused(store.open(shards=17))
+        await store.commit([run("r2")])
+        await store.close()
+
+    asyncio.run(life())
+
+
+def test_a_store_goes_on_in_another_event_loop(path: str) -> None:
+    store = SqliteStore(path)
+    asyncio.run(store.open(shards=16))
+    asyncio.run(store.commit([run()]))
+    assert asyncio.run(store.records(["r"]))[0] is not None
+    asyncio.run(store.close())
+
+
+def test_a_cancelled_caller_does_not_stop_the_store(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        call = asyncio.create_task(store.commit([turn(0, entry())]))
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        assert await store.commit([turn(0, entry())]) == [Committed()], "done, or recognised as done"
+        assert (await load(store)).position == 1
+
+    on(SqliteStore(path), test)
+
+
+def test_durability_can_be_chosen(path: str) -> None:
+    for synchronous, pragma in (("full", 2), ("NORMAL", 1), ("off", 0)):
+
+        async def test(store: SqliteStore, pragma: int = pragma) -> None:
+            assert await store._write(lambda connection: connection.pragma("synchronous")) == pragma
+            assert await store._write(lambda connection: connection.pragma("journal_mode")) == "wal"
+
+        on(SqliteStore(path, synchronous=synchronous), test)
+    with pytest.raises(StoreError, match="full, normal, off"):
+        SqliteStore(path, synchronous="maybe")
+
+
+def test_reads_cannot_write(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        await refused(store._read(lambda connection: connection.execute("DELETE FROM runs").get))
+
+    on(SqliteStore(path), test)
+
+
+# --- for people ------------------------------------------------------------------------------------------------------
+
+
+def test_a_history_can_be_read_with_any_sqlite_tool(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.commit([turn(0, entry(value=b'{"receipt":42}'), entry("raw", 1, value=b"\xff")), turn(2)])
+        await store.commit([turn(3, patch=suspended(500.0)), mail(), turn(4, owned=False, patch=succeeded())])
+
+    on(SqliteStore(path), test)
+    rows = apsw.Connection(path).execute("SELECT run, position, location, value, typeof(value) FROM history").fetchall()
+    assert rows == [("r", 1, "charge", '{"receipt":42}', "text"), ("r", 2, "raw", b"\xff", "blob")]
+
+
+def test_markers_do_not_pile_up_in_a_loop(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        position = 0
+        for n in range(50):
+            await store.commit(
+                [turn(position), turn(position + 1, entry(f"~{n}", n), extras=TurnExtras(dropped=(f"~{n - 1}",)))]
+            )
+            position += 2
+        count = "SELECT count(*) FROM entries"
+        assert await store._read(lambda connection: connection.execute(count).get) < 60
+        assert (await load(store)).position == 100
+
+    on(SqliteStore(path), test)
+
+
+def test_a_claim_of_many_workflows_is_given_once(path: str) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.commit([run(f"n{n}", workflow=f"w{n}") for n in range(30)])
+        pairs = tuple((f"w{n}", 1) for n in range(30))
+        assert len(await take(store, claim("a", workflows=pairs + pairs, limit=100))) == 30
+
+    on(SqliteStore(path), test)

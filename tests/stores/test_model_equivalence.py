@@ -1,0 +1,409 @@
+"""Whatever is asked of them, in whatever order, the memory store and those with tables say the same."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from perdure.clock import SYSTEM_CLOCK
+from perdure.model.records import (
+    DeadLetter,
+    Held,
+    Message,
+    PublishedValue,
+    RunQuery,
+    RunStatus,
+    StreamItem,
+    Subscription,
+    TopicEvent,
+    TurnExtras,
+)
+from perdure.stores.memory.store import MemoryStore
+from perdure.stores.protocol import (
+    AppendStream,
+    CommitTurn,
+    Deliver,
+    EndRun,
+    Exists,
+    FanOut,
+    Moved,
+    Observe,
+    Observer,
+    Publish,
+    ReleaseRun,
+    Replay,
+    Restart,
+    RewindRun,
+    RunPatch,
+    Settle,
+    Snapshot,
+    Store,
+    SupersedeStream,
+    Unsettled,
+    Write,
+)
+from perdure.stores.sql_rows import unpack
+from perdure.stores.sqlite.rows import pack
+from perdure.stores.sqlite.store import SqliteStore
+from perdure.testing.contract.builders import claim, entry, receive, run, worker
+from tests.servers import postgres_schemas as schemas
+
+RUNS = ("r", "s", "v")
+TOPICS = ("t", "u")
+Ask = Callable[[Store, "Seen"], Awaitable[Any]]
+
+ids = st.sampled_from(RUNS)
+workers = st.sampled_from(["a", "b", "nobody"])
+owners = st.sampled_from([None, "a", "b"])
+moments = st.integers(100, 110).map(float)
+small = st.integers(0, 3)
+workflows = st.sampled_from(["flow", "other"])
+held = st.sampled_from([None, None, Held("diverged", "why"), Held("poison", "why")])
+going_on = st.sampled_from([RunStatus.PENDING, RunStatus.RUNNING, RunStatus.SUSPENDED])
+patches = st.one_of(
+    st.none(),
+    st.builds(
+        RunPatch,
+        status=going_on,
+        owner=owners,
+        wake_at=st.none() | moments,
+        held=held,
+        recoveries=small,
+    ),
+    st.builds(
+        RunPatch,
+        status=st.sampled_from([RunStatus.SUCCEEDED, RunStatus.FAILED]),
+        ended_at=moments,
+        prune_at=st.none() | moments,
+        result=st.binary(max_size=3),
+    ),
+)
+places = st.sampled_from(["x", "y", "z", "x/y", "x/y/z", "xy"])
+entries = st.lists(st.builds(entry, places, small), max_size=2).map(tuple)
+restarts = st.none() | st.builds(
+    Restart,
+    workflow=workflows,
+    version=st.just(1),
+    input=st.binary(max_size=2),
+    begun_at=st.none() | moments,
+    pool=st.sampled_from([None, "default", "gpu"]),
+    entries=entries,
+)
+numbers = st.lists(st.integers(1, 4), max_size=2, unique=True).map(tuple)
+targets = st.sampled_from(["0/p", "0/q"])
+few_targets = st.lists(targets, max_size=1).map(tuple)
+topics = st.sampled_from(TOPICS)
+letters = st.builds(
+    DeadLetter,
+    id=st.sampled_from("de"),
+    kind=st.sampled_from(["poison", "event"]),
+    at=st.just(1.0),
+    reason=st.just("why"),
+    event_name=st.sampled_from([None, "paid"]),
+)
+some_letters = st.just(()) | st.just(()) | letters.map(lambda letter: (letter,))
+items = st.lists(
+    st.builds(
+        StreamItem,
+        stream=st.sampled_from("lm"),
+        value=st.binary(max_size=1),
+        location=places,
+        at=st.just(1.0),
+        writer=st.just("w"),
+    ),
+    max_size=2,
+).map(tuple)
+subscriptions = st.lists(
+    st.builds(Subscription, targets, st.lists(topics, min_size=1, max_size=2).map(tuple)), max_size=2
+).map(tuple)
+shown = st.lists(
+    st.builds(PublishedValue, st.sampled_from("kl"), st.binary(max_size=1), st.none() | moments), max_size=1
+).map(tuple)
+extras = st.builds(
+    TurnExtras,
+    dropped=st.just(()) | st.lists(places, max_size=2).map(tuple),
+    subscribe=subscriptions,
+    unsubscribe=few_targets,
+    returned=st.just(()) | numbers,
+    published=shown,
+    streamed=st.just(()) | items,
+    dead_letters=some_letters,
+)
+turns = st.builds(
+    CommitTurn,
+    run_id=ids,
+    base=st.sampled_from([0, 0, 0, 0, 1, -1, -2, -3]),  # from where the run is now; see `_aimed`
+    turn_id=st.sampled_from(["t1", "t2", "t3", "t4", "t5"]),
+    worker=st.sampled_from(["a", "a", "a", "b", "nobody"]),
+    owned=st.sampled_from([True, False, False]),
+    now=moments,
+    entries=entries,
+    patch=patches,
+    seen=small,
+    consumed=numbers,
+    restart=st.none() | st.none() | restarts,
+    extras=st.none() | extras,
+)
+kinds = st.sampled_from(["event", "event", "resume", "cancel", "child", "deferred"])
+messages = st.builds(
+    Message,
+    id=st.sampled_from("mno"),
+    kind=kinds,
+    policy=st.sampled_from(["discard", "broadcast"]),
+    number=small,
+    event_id=st.none() | st.just("own"),
+)
+events = st.builds(
+    TopicEvent,
+    topic=topics,
+    id=st.sampled_from("efgh"),
+    body=st.none() | st.binary(max_size=1),
+    sent_at=moments,
+    delivery=st.sampled_from(["all", "all", "after_wait", "after_create"]),
+    consume=st.booleans(),
+    expires_at=st.none() | st.none() | moments,
+    event_id=st.none() | st.just("own"),
+)
+waiting: st.SearchStrategy[Write] = st.builds(
+    lambda id, target, topics, now, **more: receive(0, *topics, id=id, target=target, now=now, **more),
+    ids,
+    targets,
+    st.lists(topics, min_size=1, max_size=2),
+    moments,
+    turn_id=st.sampled_from(["w1", "w2", "w3", "w4"]),
+    seen=small,
+    consumed=numbers,
+    returned=st.just(()) | numbers,
+)
+publishing = st.builds(Publish, event=events, now=moments, limit=st.none() | small, page=st.integers(1, 2))
+delivering = st.builds(Deliver, run_id=ids, message=messages, now=moments, limit=st.none() | small)
+on_topics: st.SearchStrategy[Write] = st.one_of(
+    publishing,
+    st.builds(FanOut, topic=topics, place=st.integers(1, 4), now=moments, page=st.integers(1, 2)),
+)
+observers = st.builds(Observer, st.sampled_from("pq"), targets)
+on_ended: st.SearchStrategy[Write] = st.one_of(
+    st.builds(Observe, run_id=ids, observer=st.sampled_from("pq"), target=targets),
+    st.builds(
+        Settle,
+        run_id=ids,
+        now=moments,
+        told=st.lists(observers, max_size=2).map(tuple),
+        consumed=numbers,
+        returned=numbers,
+        moved=st.just(()) | st.lists(st.builds(Moved, st.integers(1, 4), publishing, letters), max_size=2).map(tuple),
+        dead_letters=some_letters,
+        orphans=st.booleans(),
+    ),
+    st.builds(Settle, run_id=ids, now=moments, told=st.lists(observers, max_size=2).map(tuple)),
+    st.builds(Replay, letter_id=st.sampled_from("de"), send=publishing | delivering),  # under an id as in `_aimed`
+    st.builds(
+        RewindRun,
+        run_id=ids,
+        base=st.sampled_from([0, 0, 0, 1, -1]),
+        turn_id=st.sampled_from(["t1", "t2", "rewind"]),
+        now=moments,
+        dropped=st.lists(places, max_size=2).map(tuple),
+        entries=entries,
+        returned=st.just(()) | st.just((Message(id="all that was read", kind="event"),)),  # see `_aimed`
+    ),
+)
+on_streams: st.SearchStrategy[Write] = st.one_of(
+    st.builds(AppendStream, run_id=ids, worker=workers, items=items, first=st.none() | small),
+    st.builds(SupersedeStream, run_id=ids, location=places, writer=st.sampled_from(["w", "x"])),
+)
+writes: st.SearchStrategy[Write] = st.one_of(
+    st.builds(
+        lambda id, owner, by, entries, inbox, observer, **more: replace(
+            run(id, owner=owner, created_by=by, **more), entries=entries, inbox=inbox, observer=observer
+        ),
+        ids,
+        owners,
+        st.sampled_from("pq"),
+        st.just(()) | entries,
+        st.just(()) | messages.map(lambda message: (message,)),
+        st.none() | observers,
+        workflow=workflows,
+        wake_at=st.none() | moments,
+        created_at=moments,
+        parent=st.none() | ids,
+        attached=st.booleans(),
+    ),
+    turns,
+    turns,
+    turns,
+    waiting,
+    waiting,
+    on_topics,
+    on_topics,
+    on_ended,
+    on_streams,
+    delivering,
+    st.builds(
+        EndRun,
+        run_id=ids,
+        turn_id=st.sampled_from(["t1", "e"]),
+        now=moments,
+        unless_begun=st.booleans(),
+        prune_after=st.none() | st.just(2.0),
+    ),
+    st.builds(ReleaseRun, run_id=ids, worker=workers, now=moments),
+)
+
+
+def ask(name: str, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[Ask]:
+    def call(**values: Any) -> Ask:
+        def asked(store: Store, seen: Seen) -> Awaitable[Any]:
+            given = {**values, "batch": _aimed(values["batch"], seen)} if "batch" in values else values
+            answer: Awaitable[Any] = getattr(store, name)(**given)
+            return answer
+
+        asked.__qualname__ = f"{name}({values})"
+        return asked
+
+    return st.builds(call, **arguments)
+
+
+pairs = st.just((("flow", 1), ("other", 1)))
+asks = st.one_of(
+    ask("commit", batch=st.lists(writes, min_size=1, max_size=4)),
+    ask("commit", batch=st.lists(writes, min_size=1, max_size=4)),
+    ask("commit", batch=st.lists(writes, min_size=1, max_size=4)),
+    ask("claim", claim=st.builds(claim, workers, moments, workflows=pairs, limit=st.integers(1, 2))),
+    ask("wake_held", workflows=pairs, kind=st.just("diverged"), now=moments),
+    ask("join", worker=st.builds(worker, workers, lease_until=moments)),
+    ask("renew", worker=st.builds(worker, workers, lease_until=moments)),
+    ask("declare_gone", worker_id=workers, unless_renewed_after=st.none() | moments),
+    ask("release", worker_id=workers, now=moments, recovered=st.booleans(), limit=st.just(10)),
+    ask("retire", worker_id=workers),
+    ask("prune", now=moments, remember=st.sampled_from([0.0, 3.0, 50.0])),
+    ask("remove_dead_letter", letter_id=st.sampled_from("de")),
+)
+
+
+@given(st.lists(asks, max_size=12))
+def test_memory_and_sqlite_agree(script: list[Ask]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(_agree(SqliteStore(f"{folder}/store.db", synchronous="off"), script))
+
+
+@given(st.lists(asks, max_size=12))
+def test_memory_and_postgresql_agree(script: list[Ask]) -> None:
+    asyncio.run(_agree(schemas.borrow(SYSTEM_CLOCK), script, alike=_which_run_exists))
+
+
+def _which_run_exists(answer: Any) -> Any:
+    """PostgreSQL fetches the record that had the id once the batch is through: as later writes have left it."""
+    if not isinstance(answer, list):
+        return answer
+    return [Exists(run(each.record.id).record) if isinstance(each, Exists) else each for each in answer]
+
+
+async def _agree(other: Store, script: list[Ask], alike: Callable[[Any], Any] = lambda answer: answer) -> None:
+    memory = MemoryStore()
+    try:
+        for store in (memory, other):
+            await store.open(shards=1)
+            await store.join(worker("a"))
+            await store.join(worker("b"))
+            await store.commit([run(id, owner="a") for id in RUNS])
+            await store.commit([receive(0, "t", id="s", turn_id="w0"), receive(0, "t", id="v", turn_id="w0")])
+        seen = Seen()
+        for step in script:
+            seen.look(await memory.load(RUNS))
+            expected, got = await step(memory, seen), await step(other, seen)
+            assert alike(_sorted(got)) == alike(_sorted(expected)), step.__qualname__
+            assert await _state(other) == await _state(memory), step.__qualname__
+    finally:
+        await other.close()
+
+
+class Seen:
+    """Where the runs are, and the events that they have read: what a rewind may return."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.positions: dict[str, int] = {}
+        self._events: dict[str, dict[str, Message]] = {}
+        self.read: dict[str, tuple[Message, ...]] = {}
+
+    def look(self, snapshots: list[Snapshot | None]) -> None:
+        found = {each.record.id: each for each in snapshots if each is not None}
+        self.steps += 1
+        self.positions = {id: each.position for id, each in found.items()}
+        self._events = {id: self._events.get(id, {}) for id in found}
+        for id, each in found.items():
+            unread = {message.id: message for message in each.inbox}
+            self.read[id] = tuple(message for key, message in self._events[id].items() if key not in unread)
+            self._events[id] |= {key: message for key, message in unread.items() if message.kind == "event"}
+
+
+def _aimed(batch: list[Write], seen: Seen) -> list[Write]:
+    """Turns at random positions would hardly ever be taken: they are aimed at, or beside, where their run is.
+
+    What comes from a letter, or would become one, has an id that nothing else has.
+
+    A rewind comes alone, as mail that its batch reads or brings could not be told from what it returns.
+    """
+    aimed: list[Write] = []
+    for write in batch:
+        if isinstance(write, CommitTurn | RewindRun):
+            write = replace(write, base=max(0, seen.positions.get(write.run_id, 0) + write.base))
+        if isinstance(write, Replay):
+            write = replace(write, send=_named(write.send, f"replay-{seen.steps}-{len(aimed)}"))
+        if isinstance(write, Settle):
+            name = f"moved-{seen.steps}-{len(aimed)}"
+            moved = [replace(each, to=_named(each.to, f"{name}-{n}")) for n, each in enumerate(write.moved)]
+            write = replace(write, moved=tuple(moved))
+        if isinstance(write, RewindRun):
+            return [replace(write, returned=seen.read.get(write.run_id, ()) if write.returned else ())]
+        aimed.append(write)
+    return aimed
+
+
+def _named(send: Any, id: str) -> Any:
+    if isinstance(send, Publish):
+        return replace(send, event=replace(send.event, id=id))
+    return replace(send, message=replace(send.message, id=id))
+
+
+def _sorted(answer: Any) -> Any:
+    """The order of a page of released runs is a store's own."""
+    return sorted(answer) if isinstance(answer, list) and all(isinstance(item, str) for item in answer) else answer
+
+
+async def _state(store: Store) -> list[Any]:
+    """Everything that can be asked about a few runs, topics and their workers."""
+    return [
+        await store.load(RUNS),
+        await store.runs(RunQuery()),
+        [await store.history(id) for id in RUNS],
+        [await store.inbox(id, 1) for id in RUNS],
+        [(await store.mailed(id), await store.owned(id)) for id in ("a", "b")],
+        await store.next_wake("default"),
+        await store.workers(),
+        await store.dead_letters(),
+        await store.dead_letters(kind="event", event="paid"),
+        sorted(map(_owed, await store.unsettled()), key=repr),
+        [await store.open_children(id) for id in RUNS],
+        await store.unfinished(),
+        [await store.topic(name) for name in TOPICS],
+        [await store.published(id) for id in RUNS],
+        [await store.stream(id, name) for id in RUNS for name in "lm"],
+    ]
+
+
+def _owed(owing: Unsettled) -> Unsettled:
+    """The order of observers, and of runs that ended at the same moment, is a store's own."""
+    return replace(owing, observers=tuple(sorted(owing.observers, key=repr)))
+
+
+@given(st.binary() | st.text().map(str.encode))
+def test_payloads_are_packed_and_unpacked(payload: bytes) -> None:
+    assert unpack(pack(payload)) == payload

@@ -1,0 +1,65 @@
+"""What a type checker refuses. Each line says with which error; one that were accepted would be an unused comment."""
+
+from __future__ import annotations
+
+import perdure
+from perdure import Context, Engine, Run, step, workflow
+from tests.typing.valid import Order, charge, checkout, four, import_file, nightly, refund, weigh
+
+
+async def of_steps(ctx: Context, order: Order) -> None:
+    await charge("x")  # type: ignore[arg-type]
+    await charge()  # type: ignore[call-arg]
+    await charge(order, order)  # type: ignore[call-arg]
+    await weigh(order, unit=3)  # type: ignore[arg-type]
+    await charge.options(key=1)(3)  # type: ignore[arg-type]
+    charge.options(colour="red")  # type: ignore[call-arg]
+    receipt: int = await charge(order)  # type: ignore[assignment]
+    charge(order)  # type: ignore[unused-coroutine]
+    await ctx.step("n", 3)  # type: ignore[call-overload]
+    await ctx.step("n", charge, order, timeout="soon")  # type: ignore[call-overload]
+    await ctx.sleep("long")  # type: ignore[arg-type]
+    assert receipt
+
+
+@step(compensate=refund)  # type: ignore[arg-type]
+async def other_result(order: Order) -> int:
+    return 1
+
+
+@step(colour="red")  # type: ignore[call-overload]
+async def unknown_option(order: Order) -> int:
+    return 1
+
+
+@workflow  # type: ignore[arg-type]
+def not_async(ctx: Context) -> int:
+    return 1
+
+
+@workflow  # type: ignore[arg-type]
+async def without_context(order: Order) -> int:
+    return 1
+
+
+async def of_the_engine(engine: Engine, order: Order) -> None:
+    await engine.start(checkout)  # type: ignore[arg-type]
+    await engine.start(checkout, 3)  # type: ignore[arg-type]
+    await engine.start(checkout, order, order)  # type: ignore[arg-type]
+    await engine.start(checkout, order=order)  # type: ignore[call-overload]
+    await engine.start(checkout, order, id=3)  # type: ignore[call-overload]
+    await engine.start(checkout, order, colour="red")  # type: ignore[call-overload]
+    await engine.start(nightly, 1)  # type: ignore[arg-type]
+    await engine.start(four, 1, "b", "c", 2.0)  # type: ignore[arg-type]
+    await engine.start(checkout.options(id="o"), 3)  # type: ignore[call-overload]
+    await engine.start(import_file.options(), "x", wet=True)  # type: ignore[call-arg]
+    await engine.execute(checkout, 3)  # type: ignore[arg-type]
+    await engine.execute(nightly, 1)  # type: ignore[arg-type]
+    await engine.execute(charge, order)  # type: ignore[arg-type]
+    run: Run[int] = await engine.start(checkout, order)  # type: ignore[arg-type]
+    assert run.id
+
+
+def of_scripts(order: Order) -> None:
+    perdure.run(checkout, 3)  # type: ignore[arg-type]
+    perdure.run(checkout)  # type: ignore[arg-type]

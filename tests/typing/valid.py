@@ -1,0 +1,210 @@
+"""What a type checker knows of code that uses perdure. Never run: `test_typing` has mypy look at it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, assert_type
+
+import perdure
+from perdure import (
+    Client,
+    Context,
+    Engine,
+    EngineConfig,
+    Retry,
+    Run,
+    RunQuery,
+    RunStatus,
+    Worker,
+    event,
+    step,
+    workflow,
+)
+from perdure.client.views import HistoryEntry, RunDescription, Suspended
+from perdure.workflows.messages import Request
+from perdure.workflows.types import Complete
+
+
+class Order:
+    id: str
+
+
+# --- steps
+
+
+@step
+async def charge(order: Order) -> str:
+    return order.id
+
+
+@step
+def weigh(order: Order, *, unit: str = "g") -> int:
+    return len(order.id + unit)
+
+
+@step(retry=Retry(max_attempts=5), timeout=timedelta(minutes=1), raises=(KeyError, ValueError))
+async def ship(order: Order, express: bool = False) -> bytes:
+    return bytes(express)
+
+
+@step(at_most_once=True, retry=None)
+def shout(text: str) -> None:
+    return None
+
+
+async def refund(receipt: str) -> None: ...
+
+
+def refund_in_a_thread(receipt: str) -> int:
+    return 1
+
+
+@step(compensate=refund)
+async def charge_or_undo(order: Order) -> str:
+    return order.id
+
+
+@step(compensate=refund_in_a_thread, timeout=3)
+def charge_or_undo_in_a_thread(order: Order) -> str:
+    return order.id
+
+
+async def plain(number: int) -> float:
+    return float(number)
+
+
+def plain_sync(number: int, text: str) -> list[str]:
+    return [text] * number
+
+
+async def of_steps(ctx: Context, order: Order) -> None:
+    assert_type(await charge(order), str)
+    assert_type(await weigh(order, unit="kg"), int)
+    assert_type(await ship(order, True), bytes)
+    assert_type(await charge_or_undo(order), str)
+    assert_type(await charge_or_undo_in_a_thread(order), str)
+    assert_type(await charge.options(key=3, timeout=2.5, name="pay")(order), str)
+    assert_type(await weigh.options(retry=None)(order, unit="t"), int)
+    assert_type(await asyncio.gather(charge(order), weigh(order)), tuple[str, int])
+    assert_type(await asyncio.create_task(ship(order)), bytes)
+    assert_type(await asyncio.wait_for(charge(order), 3), str)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(weigh(order))
+    assert_type(task.result(), int)
+    assert_type(await ctx.step("plain", plain, 3), float)
+    assert_type(await ctx.step("sync", plain_sync, 3, "x", retry=None, timeout=timedelta(seconds=1)), list[str])
+    assert_type(await ctx.step("again", charge, order, compensate=refund), str)
+    functions: list[Callable[[Order], Any]] = [charge, charge.fn]
+    assert functions
+
+
+async def of_the_context(ctx: Context) -> None:
+    await ctx.sleep(timedelta(days=1))
+    await ctx.sleep_until(ctx.now())
+    assert_type(ctx.version("gate", latest=2), int)
+    assert_type(ctx.patched("gate"), bool)
+    assert_type(ctx.random.random(), float)
+
+
+# --- workflows
+
+
+@workflow
+async def checkout(ctx: Context, order: Order) -> str:
+    return await charge(order)
+
+
+@workflow
+async def nightly(ctx: Context) -> int:
+    return 1
+
+
+@workflow(name="import", version=2, timeout=timedelta(hours=1), tags={"team": "data"}, idempotency_key=lambda a, b: a)
+async def import_file(ctx: Context, path: str, limit: int = 10, *, dry: bool = False) -> list[str]:
+    return [path] * limit
+
+
+@workflow
+async def four(ctx: Context, a: int, b: str, c: bytes, d: float) -> tuple[int, float]:
+    return a, d
+
+
+async def of_workflows(ctx: Context, order: Order) -> None:
+    assert_type(await checkout(ctx, order), str)
+    assert_type(checkout.name, str)
+    assert_type(checkout.version, int)
+
+
+async def of_the_engine(order: Order) -> None:
+    async with Engine("memory://", [checkout, nightly], EngineConfig(lease=timedelta(seconds=9))) as engine:
+        assert_type(engine, Engine)
+        run = await engine.start(checkout, order)
+        assert_type(run, Run[str])
+        assert_type(await run.result(timeout=3), str)
+        assert_type(await run.status(), RunStatus)
+        assert_type(await run.describe(), RunDescription)
+        async for entry in run.watch():
+            assert_type(entry, HistoryEntry)
+        assert_type(await engine.start(nightly, id="n", tags={"a": "b"}, delay=3), Run[int])
+        assert_type(await engine.start(import_file, "x"), Run[list[str]])
+        assert_type(await engine.start(import_file, "x", 3, id="i", retention=timedelta(days=1)), Run[list[str]])
+        assert_type(await engine.start(four, 1, "b", b"c", 2.0), Run[tuple[int, float]])
+        assert_type(await engine.start(import_file.options(id="i"), "x", dry=True), Run[list[str]])
+        assert_type(await engine.start(checkout.options(tags={"a": "b"}), order=order), Run[str])
+        assert_type(await engine.start("import", "x", id="by-name"), Run[Any])
+        assert_type(await engine.execute(checkout, order, id="o"), str)
+        assert_type(await engine.execute(nightly), int)
+        assert_type(await engine.execute(import_file, "x", 3), list[str])
+        assert_type(await engine.execute(four, 1, "b", b"c", 2.0), tuple[int, float])
+        assert_type(await engine.execute(import_file.options(id="i"), "x", dry=True), list[str])
+        assert_type(engine.get("x"), Run[Any])
+        assert_type(await engine.status("x"), RunStatus | None)
+        assert_type(await engine.poll("x"), Complete[Any] | Suspended | None)
+        assert_type(await engine.cancel("x"), bool)
+        for found in (await engine.runs(RunQuery(status=RunStatus.FAILED))).runs:
+            assert_type(found, RunDescription)
+
+
+async def of_others(order: Order) -> None:
+    async with Client("sqlite:///x.db") as client:
+        assert_type(client, Client)
+        assert_type(await client.start(checkout, order), Run[str])
+    async with Worker("sqlite:///x.db", [checkout], concurrency=3) as worker:
+        assert_type(worker, Worker)
+    run: Run[object] = await Client("memory://").start(checkout, order)  # what a run returns is covariant
+    assert run.id
+
+
+def of_scripts(order: Order) -> None:
+    assert_type(perdure.run(checkout, order), str)
+    assert_type(perdure.run(import_file, "x", 3, store="sqlite:///x.db", id="i"), list[str])
+    assert_type(perdure.run(nightly), int)
+    assert_type(perdure.run(four, 1, "b", b"c", 2.0), tuple[int, float])
+
+
+# --- events
+
+
+@event
+class Paid:
+    cents: int
+
+
+@event(name="orders.shipped", expire_after=60)
+class Shipped:
+    by: str
+
+
+@workflow
+async def receives(ctx: Context) -> None:
+    assert_type(await ctx.receive(Paid), Paid)
+    assert_type(await ctx.receive(Paid, Shipped, timeout=3), Paid | Shipped)
+    assert_type(await ctx.receive_batch(Paid, max=3), list[Paid])
+    assert_type(await ctx.receive_batch(Paid, Shipped, timeout=timedelta(hours=1)), list[Paid | Shipped])
+    asked = await ctx.receive_request(Paid, Shipped, Order)
+    assert_type(asked, Request[Paid | Shipped | Order])
+    assert_type(asked.value, Paid | Shipped | Order)
+    assert_type(await ctx.receive("plain", Paid), Any)
+    assert_type(await ctx.broadcast(Paid(cents=7)), int)

@@ -1,0 +1,199 @@
+"""Tokens of deferreds: what was signed comes back, anything else is refused, and rotation keeps old ones valid."""
+
+import base64
+import hmac
+import string
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from perdure.errors import InvalidArgument, InvalidToken
+from perdure.stores.protocol import Key
+from perdure.workflows.tokens import make_token, read_token
+
+FIRST = Key(1, 100.0, b"a" * 32)
+SECOND = Key(2, 200.0, b"b" * 32)
+THIRD = Key(3, 300.0, b"c" * 32)
+FOREIGN = Key(1, 100.0, b"z" * 32)
+
+names = st.text(min_size=1, max_size=100)
+URL_SAFE = set(string.ascii_letters + string.digits + "-_")
+
+
+@given(run_id=names, epoch=st.integers(0, 2**40), name=names, number=st.integers(0, 10**9))
+@example(run_id="order-42", epoch=0, name="review", number=1)
+@example(run_id="a/b", epoch=127, name="ü\0", number=128)
+def test_a_token_gives_back_what_it_was_made_of(run_id, epoch, name, number):
+    key = Key(number, 0.0, b"k" * 32)
+    token = make_token([key], run_id, epoch, name, at=1.0)
+    assert set(token) <= URL_SAFE
+    assert read_token([key], token) == (run_id, epoch, name)
+
+
+def test_names_of_the_greatest_length_fit():
+    longest = "\U0001f600" * 512
+    token = make_token([FIRST], longest, 10**6, longest, at=1.0)
+    assert read_token([FIRST], token) == (longest, 10**6, longest)
+
+
+def test_what_would_not_be_read_back_is_not_made():
+    with pytest.raises(InvalidArgument, match="too long for a token"):
+        make_token([FIRST], "r" * 9000, 0, "review", at=1.0)
+
+
+def test_a_short_name_makes_a_short_token():
+    assert len(make_token([FIRST], "order-42", 0, "review", at=150.0)) < 70
+
+
+@given(run_id=names, name=names, data=st.data())
+def test_one_flipped_bit_anywhere_is_refused(run_id, name, data):
+    token = make_token([FIRST, SECOND, THIRD], run_id, 0, name, at=150.0)
+    at, bit = data.draw(st.integers(0, len(token) - 1)), data.draw(st.integers(0, 7))
+    changed = token[:at] + chr(ord(token[at]) ^ 1 << bit) + token[at + 1 :]
+    with pytest.raises(InvalidToken):
+        read_token([FIRST, SECOND, THIRD], changed)
+
+
+def test_every_flipped_bit_of_one_token_is_refused():
+    token = make_token([FIRST], "order-42", 0, "review", at=150.0)
+    for at in range(len(token)):
+        for bit in range(8):
+            changed = token[:at] + chr(ord(token[at]) ^ 1 << bit) + token[at + 1 :]
+            with pytest.raises(InvalidToken):
+                read_token([FIRST], changed)
+
+
+@given(run_id=names, name=names, moved=st.integers(1, 3))
+def test_a_boundary_between_id_and_name_cannot_be_moved(run_id, name, moved):
+    raw = bytearray(_raw(make_token([FIRST], run_id, 0, name, at=150.0)))
+    raw[2] = (raw[2] + moved) % 128
+    with pytest.raises(InvalidToken):
+        read_token([FIRST], _text(bytes(raw)))
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "",
+        "A",
+        "AAAA",
+        "=",
+        "not a token",
+        "tökén",
+        "\ud800",
+        "A" * 8192,
+        "A" * 1_000_000,
+        base64.urlsafe_b64encode(b"\xff" * 201).decode(),  # a number that never ends
+        None,
+        b"AAAA",
+        7,
+    ],
+    ids=lambda token: ascii(token)[:20],
+)
+def test_what_is_no_token_is_refused(token):
+    with pytest.raises(InvalidToken):
+        read_token([FIRST], token)
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_refused(text):
+    with pytest.raises(InvalidToken):
+        read_token([FIRST, SECOND], text)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_in_the_right_alphabet_are_refused(raw):
+    with pytest.raises(InvalidToken):
+        read_token([FIRST, SECOND], _text(raw))
+
+
+@pytest.mark.parametrize("change", [lambda t: t + "=", lambda t: t + "\n", lambda t: f" {t}", lambda t: t[:-1]])
+def test_only_the_very_text_is_taken(change):
+    token = make_token([FIRST], "order-42", 0, "review", at=150.0)
+    with pytest.raises(InvalidToken):
+        read_token([FIRST], change(token))
+
+
+@pytest.mark.parametrize("run_id", ["r", "ru", "run"])  # each leaves another number of surplus bits at the end
+def test_surplus_bits_of_the_last_character_are_not_ignored(run_id):
+    token = make_token([FIRST], run_id, 0, "n", at=150.0)
+    for last in URL_SAFE - {token[-1]}:
+        with pytest.raises(InvalidToken):
+            read_token([FIRST], token[:-1] + last)
+
+
+def test_a_foreign_key_of_the_same_number_is_refused():
+    token = make_token([FOREIGN], "order-42", 0, "review", at=150.0)
+    with pytest.raises(InvalidToken):
+        read_token([FIRST, SECOND], token)
+
+
+def test_an_unknown_key_is_refused_after_the_same_work(monkeypatch):
+    work = []
+    signed = make_token([THIRD], "order-42", 0, "review", at=400.0)
+
+    def compare(one, other):
+        work.append((len(one), len(other)))
+        return True  # even then: without a key there is no right signature
+
+    monkeypatch.setattr("perdure.workflows.tokens.hmac.compare_digest", compare)
+    with pytest.raises(InvalidToken):
+        read_token([FIRST, SECOND], signed)
+    assert work == [(32, 32)]
+
+
+def test_a_signature_for_another_purpose_is_refused():
+    said = b"\x01\x00\x01rn"
+    with pytest.raises(InvalidToken):
+        read_token([FIRST], _text(said + hmac.digest(FIRST.secret, said, "sha256")))
+
+
+def test_a_rotation_keeps_old_tokens_valid():
+    before = make_token([FIRST], "order-42", 0, "review", at=150.0)
+    assert read_token([FIRST, SECOND], before) == ("order-42", 0, "review")
+    assert read_token([SECOND, FIRST], before) == ("order-42", 0, "review")
+
+
+def test_a_replay_after_a_rotation_makes_the_same_token():
+    before = make_token([FIRST], "order-42", 0, "review", at=150.0)
+    assert make_token([FIRST, SECOND, THIRD], "order-42", 0, "review", at=150.0) == before
+
+
+@pytest.mark.parametrize(
+    ("at", "signer"), [(50.0, FIRST), (100.0, FIRST), (199.0, FIRST), (200.0, SECOND), (299.0, SECOND), (900.0, THIRD)]
+)
+@pytest.mark.parametrize("keys", [[FIRST, SECOND, THIRD], [THIRD, FIRST, SECOND]])
+def test_the_newest_key_of_the_runs_time_signs(at, signer, keys):
+    token = make_token(keys, "order-42", 0, "review", at=at)
+    assert read_token([signer], token) == ("order-42", 0, "review")
+
+
+def test_of_two_keys_of_one_moment_the_later_number_signs():
+    twin = Key(2, 100.0, b"t" * 32)
+    assert read_token([twin], make_token([twin, FIRST], "r", 0, "n", at=100.0)) == ("r", 0, "n")
+
+
+def test_anything_with_a_number_a_time_and_a_secret_is_a_key():
+    @dataclass(frozen=True)
+    class Own:
+        number: int
+        made_at: float
+        secret: bytes
+
+    key = Own(1, 100.0, b"a" * 32)
+    assert make_token([key], "r", 0, "n", at=1.0) == make_token([FIRST], "r", 0, "n", at=1.0)
+
+
+def test_tokens_of_other_epochs_and_names_differ():
+    tokens = {make_token([FIRST], *of, at=1.0) for of in [("r", 0, "n"), ("r", 1, "n"), ("rn", 0, ""), ("r", 0, "m")]}
+    assert len(tokens) == 4
+
+
+def _raw(token: str) -> bytes:
+    return base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
+
+
+def _text(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
