@@ -104,11 +104,7 @@ class Engine(Client):
         if owner is None:
             return None
         ours = born_here(record, owner)
-        committer = self._open.committer
-        creating = committer.ask(CreateRun(ours), core.adopting(ours, workflow), patient=False)
-        if order.unique and committer.has_one:
-            core.coordinator.newborns.expect(ours, workflow)
-        return creating
+        return self._open.committer.ask(CreateRun(ours), core.adopting(ours, workflow), patient=False)
 
     def _mailed(self, run_id: str) -> None:
         if self._core is not None:

@@ -61,11 +61,6 @@ class Committer:
             if self._news is not None and not self._news.done():
                 self._news.set_result(None)
 
-    @property
-    def has_one(self) -> bool:
-        """Whether the store is at one write, and no other waits: who is to take its answer has nothing else to do."""
-        return self._unanswered == 1
-
     async def put(self, write: Write, then: Answered | None = None) -> Answer:
         """Submit a write on behalf of a caller, who gets an error if the store stays away, and wait for its answer."""
         return await self.ask(write, then, patient=False)

@@ -29,7 +29,6 @@ from perdure.execution.external_effects import Errands, Here
 from perdure.execution.quarantine import SUSPECT_FROM, Seclusion
 from perdure.execution.run_cache import Resident, Residents
 from perdure.execution.run_loader import as_failure, give_one_by_one, is_first, resident_of, start_of
-from perdure.execution.speculative_start import Newborns
 from perdure.execution.step_executor import Executor
 from perdure.execution.store_retry import read_patiently
 from perdure.execution.store_session import Link
@@ -97,7 +96,6 @@ class Coordinator:
         self._claimed_early: dict[str, tuple[ClaimedRun, float | None]] = {}
         self._seclusion = Seclusion(link.clock, self._let_suspect_begin, freed)
         self._load_again: set[str] = set()  # became ours while being loaded: what is read may be from before
-        self.newborns = Newborns(link.clock, self._newborn, self._next_turn)
         steps = link.config.max_concurrent_steps
         writing = Writing(link, lambda: self.worker)
         self.executor = Executor(link.clock, link.codec, steps, self.settled, writing)
@@ -108,24 +106,10 @@ class Coordinator:
     def created(self, record: RunRecord, definition: Workflow[Any, Any]) -> None:
         """A run was started here and is ours: no need to load what was just written."""
         resident = self.residents.get(record.id)
-        if resident is not None:
-            self.newborns.forget(record.id)  # it was found in the store before its creation was answered
-            if not resident.active:
-                self.found((record.id,))  # the copy is of a run that was pruned, and whose id is used again
-        elif (ahead := self.newborns.take(record.id)) is not None:
-            resident, turn, now = ahead
-            self.residents.add(resident)
-            self._submit(resident, turn, now, ())
-        else:
-            resident = self._newborn(record, definition)
-            self.residents.add(resident)
-            self._advance(resident)
-
-    def _newborn(self, record: RunRecord, definition: Workflow[Any, Any]) -> Resident:
-        snapshot = Snapshot(record, 0, (), ())
-        resident = resident_of(snapshot, start_of(snapshot, definition, self._codec, self.keys))
-        resident.fresh = True
-        return resident
+        if resident is None:
+            self._adopt(Snapshot(record, 0, (), ()), definition, fresh=True)
+        elif not resident.active:
+            self.found((record.id,))  # the copy is of a run that was pruned, and whose id is used again
 
     def claimed(self, runs: Sequence[ClaimedRun], at: float | None = None) -> None:
         """These runs are ours now. Copies in memory that still are the run go on; the others are loaded together.
@@ -221,7 +205,6 @@ class Coordinator:
         """Nothing in memory counts any longer: close all runs and cancel all steps, without a word to the store."""
         self._claimed_early.clear()
         self._seclusion.forget()
-        self.newborns.forget_all()
         for resident in self.residents:
             self._drop(resident)
 

@@ -141,9 +141,7 @@ class Core:
         def adopt(answer: Answer | StoreError) -> None:
             if isinstance(answer, Created) and answer.owned:
                 self.coordinator.created(record, workflow)
-                return
-            self.coordinator.newborns.forget(record.id)
-            if isinstance(answer, StoreError) and answer.retryable:  # given up on; it may be there all the same
+            elif isinstance(answer, StoreError) and answer.retryable:  # given up on; it may be there all the same
                 self._due.unsure = True
                 self._claiming.poke()
 

@@ -23,7 +23,6 @@ class Order(Struct, frozen=True):
 
     workflow: Workflow[Any, Any] | None  # None: started by name, and not imported in this process
     record: RunRecord
-    unique: bool = False  # its id was made up for it: no other run can have it
 
 
 def workflow_named(target: Workflow[Any, Any] | str | Any) -> Workflow[Any, Any]:
@@ -74,8 +73,7 @@ def order_of(
     run_id = _run_id(workflow, args, kwargs, options.id, now)
     record = _new_record(workflow, run_id, payload, config, now, delay)
     tags = {**settings.tags, **check_tags(options.tags)}
-    unique = options.id is None and settings.idempotency_key is None
-    return Order(workflow, replace(record, created_by=new_token(), tags=tags, retention=retention), unique)
+    return Order(workflow, replace(record, created_by=new_token(), tags=tags, retention=retention))
 
 
 def order_by_name(
