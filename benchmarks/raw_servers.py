@@ -18,10 +18,10 @@ from redis.asyncio import Redis
 from benchmarks.recording_stores import Remembering
 from perdure import EngineConfig
 from perdure.stores.postgres.store import PostgresStore
-from perdure.stores.protocol import CommitTurn, CreateRun, Write
 from perdure.stores.redis.encoding import encode
 from perdure.stores.redis.store import RedisStore
 from perdure.stores.redis.write_encoding import array_of
+from perdure.stores.writes import CommitTurn, CreateRun, Write
 
 SHARDS = EngineConfig().shards
 

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import apsw
 
 from perdure.model.records import WorkerRecord
-from perdure.stores.protocol import Answer, Snapshot, Write
+from perdure.stores.results import Answer, Snapshot
 from perdure.stores.sqlite.store import SqliteStore
+from perdure.stores.writes import Write
 
 T = TypeVar("T")
 

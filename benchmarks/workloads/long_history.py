@@ -24,7 +24,8 @@ from perdure.client.store_urls import store_at
 from perdure.clock import SYSTEM_CLOCK
 from perdure.runner.runner import Runner, RunStart
 from perdure.stores.memory.store import MemoryStore
-from perdure.stores.protocol import Snapshot, Store
+from perdure.stores.protocol import Store
+from perdure.stores.results import Snapshot
 from perdure.workflows.context import RunFacts
 
 PLACES = {"sqlite": "SQLite", "postgres": "PostgreSQL", "redis": "Redis", "memory": "in memory"}

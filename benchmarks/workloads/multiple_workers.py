@@ -32,8 +32,9 @@ from benchmarks.raw_servers import RememberingPostgres, RememberingRedis, write_
 from benchmarks.recording_stores import Remembering
 from perdure import Client, Context, Engine, EngineConfig, Worker, event, step, workflow
 from perdure.admin.health_check import workers_of
-from perdure.model.records import RunQuery
-from perdure.stores.protocol import Store, Write
+from perdure.model.queries import RunQuery
+from perdure.stores.protocol import Store
+from perdure.stores.writes import Write
 
 STEPS = 10
 LEASE = 3.0  # seconds

@@ -29,7 +29,8 @@ from perdure import Context, Engine, EngineConfig, RunStatus, step, workflow
 from perdure.client.store_urls import store_at
 from perdure.clock import SYSTEM_CLOCK
 from perdure.model.ids import shard_of
-from perdure.stores.protocol import CommitTurn, CreateRun, Store
+from perdure.stores.protocol import Store
+from perdure.stores.writes import CommitTurn, CreateRun
 
 STORES = {"sqlite": "SQLite", "postgres": "PostgreSQL", "redis": "Redis"}
 SHARDS = EngineConfig().shards

@@ -1,150 +1,104 @@
-"""Perdure: durable workflows for Python. See the README for a taste, and docs/ for the rest.
+"""Perdure: durable workflows for Python. The README has an introduction, docs/ the rest.
 
-Names are imported when they are first used: the command answers `--help` without the engine, and a program that only
-asks does not load what executes.
+Public names are imported when they are first used, so that `perdure --help` and a plain client do not load the
+execution layer (0.02 s instead of 0.22 s).
 """
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-if _TYPE_CHECKING:
-    from perdure.client.client import Client
-    from perdure.client.run_handle import Run
-    from perdure.client.views import Suspended
-    from perdure.config import EngineConfig
-    from perdure.engine import Engine
-    from perdure.errors import (
-        ChildFailed,
-        CriticalError,
-        HistoryDiverged,
-        InvalidPayload,
-        InvalidToken,
-        JoinError,
-        PerdureError,
-        QueueFull,
-        RaceError,
-        RollbackError,
-        RunCancelled,
-        RunConflict,
-        RunFailed,
-        RunNotFound,
-        RunTerminated,
-        StepFailed,
-        StepInterrupted,
-        StoreError,
-        WorkflowMisuse,
-    )
-    from perdure.model.records import RunQuery, RunStatus
-    from perdure.retry import Retry
-    from perdure.script import run
-    from perdure.worker import Worker
-    from perdure.workflows.context import Context, current_context
-    from perdure.workflows.definition import workflow
-    from perdure.workflows.events import event
-    from perdure.workflows.step_context import current_step
-    from perdure.workflows.steps import step
-    from perdure.workflows.types import Break, Complete, Continue, WorkQueue
+if _TYPE_CHECKING:  # for type checkers and editors; tests compare it with _EXPORTS
+    from perdure.client.client import Client as Client
+    from perdure.client.run_handle import Run as Run
+    from perdure.client.views import Suspended as Suspended
+    from perdure.config import EngineConfig as EngineConfig
+    from perdure.engine import Engine as Engine
+    from perdure.errors import ChildFailed as ChildFailed
+    from perdure.errors import CriticalError as CriticalError
+    from perdure.errors import HistoryDiverged as HistoryDiverged
+    from perdure.errors import InvalidPayload as InvalidPayload
+    from perdure.errors import InvalidToken as InvalidToken
+    from perdure.errors import JoinError as JoinError
+    from perdure.errors import PerdureError as PerdureError
+    from perdure.errors import QueueFull as QueueFull
+    from perdure.errors import RaceError as RaceError
+    from perdure.errors import RollbackError as RollbackError
+    from perdure.errors import RunCancelled as RunCancelled
+    from perdure.errors import RunConflict as RunConflict
+    from perdure.errors import RunFailed as RunFailed
+    from perdure.errors import RunNotFound as RunNotFound
+    from perdure.errors import RunTerminated as RunTerminated
+    from perdure.errors import StepFailed as StepFailed
+    from perdure.errors import StepInterrupted as StepInterrupted
+    from perdure.errors import StoreError as StoreError
+    from perdure.errors import WorkflowMisuse as WorkflowMisuse
+    from perdure.model.queries import RunQuery as RunQuery
+    from perdure.model.records import RunStatus as RunStatus
+    from perdure.retry import Retry as Retry
+    from perdure.script import run as run
+    from perdure.worker import Worker as Worker
+    from perdure.workflows.context import Context as Context
+    from perdure.workflows.context import current_context as current_context
+    from perdure.workflows.definition import workflow as workflow
+    from perdure.workflows.events import event as event
+    from perdure.workflows.loops import Break as Break
+    from perdure.workflows.loops import Continue as Continue
+    from perdure.workflows.step_context import current_step as current_step
+    from perdure.workflows.steps import step as step
+    from perdure.workflows.types import Complete as Complete
+    from perdure.workflows.types import WorkQueue as WorkQueue
 
-__all__ = [
-    "Break",
-    "ChildFailed",
-    "Client",
-    "Complete",
-    "Context",
-    "Continue",
-    "CriticalError",
-    "Engine",
-    "EngineConfig",
-    "HistoryDiverged",
-    "InvalidPayload",
-    "InvalidToken",
-    "JoinError",
-    "PerdureError",
-    "QueueFull",
-    "RaceError",
-    "Retry",
-    "RollbackError",
-    "Run",
-    "RunCancelled",
-    "RunConflict",
-    "RunFailed",
-    "RunNotFound",
-    "RunQuery",
-    "RunStatus",
-    "RunTerminated",
-    "StepFailed",
-    "StepInterrupted",
-    "StoreError",
-    "Suspended",
-    "WorkQueue",
-    "Worker",
-    "WorkflowMisuse",
-    "current_context",
-    "current_step",
-    "event",
-    "run",
-    "step",
-    "workflow",
-]
-
-_ROOMS = {
-    "perdure.workflows.step_context": ("current_step",),
-    "perdure.client.client": ("Client",),
-    "perdure.config": ("EngineConfig",),
-    "perdure.workflows.context": (
-        "Context",
-        "current_context",
-    ),
-    "perdure.workflows.definition": ("workflow",),
-    "perdure.engine": ("Engine",),
-    "perdure.errors": (
-        "ChildFailed",
-        "CriticalError",
-        "HistoryDiverged",
-        "InvalidPayload",
-        "InvalidToken",
-        "JoinError",
-        "PerdureError",
-        "QueueFull",
-        "RaceError",
-        "RollbackError",
-        "RunCancelled",
-        "RunConflict",
-        "RunFailed",
-        "RunNotFound",
-        "RunTerminated",
-        "StepFailed",
-        "StepInterrupted",
-        "StoreError",
-        "WorkflowMisuse",
-    ),
-    "perdure.workflows.events": ("event",),
-    "perdure.client.run_handle": ("Run",),
-    "perdure.model.records": (
-        "RunQuery",
-        "RunStatus",
-    ),
-    "perdure.retry": ("Retry",),
-    "perdure.script": ("run",),
-    "perdure.workflows.steps": ("step",),
-    "perdure.workflows.types": (
-        "Break",
-        "Complete",
-        "Continue",
-        "WorkQueue",
-    ),
-    "perdure.client.views": ("Suspended",),
-    "perdure.worker": ("Worker",),
+_EXPORTS = {
+    "Client": "perdure.client.client",
+    "Run": "perdure.client.run_handle",
+    "Suspended": "perdure.client.views",
+    "EngineConfig": "perdure.config",
+    "Engine": "perdure.engine",
+    "ChildFailed": "perdure.errors",
+    "CriticalError": "perdure.errors",
+    "HistoryDiverged": "perdure.errors",
+    "InvalidPayload": "perdure.errors",
+    "InvalidToken": "perdure.errors",
+    "JoinError": "perdure.errors",
+    "PerdureError": "perdure.errors",
+    "QueueFull": "perdure.errors",
+    "RaceError": "perdure.errors",
+    "RollbackError": "perdure.errors",
+    "RunCancelled": "perdure.errors",
+    "RunConflict": "perdure.errors",
+    "RunFailed": "perdure.errors",
+    "RunNotFound": "perdure.errors",
+    "RunTerminated": "perdure.errors",
+    "StepFailed": "perdure.errors",
+    "StepInterrupted": "perdure.errors",
+    "StoreError": "perdure.errors",
+    "WorkflowMisuse": "perdure.errors",
+    "RunQuery": "perdure.model.queries",
+    "RunStatus": "perdure.model.records",
+    "Retry": "perdure.retry",
+    "run": "perdure.script",
+    "Worker": "perdure.worker",
+    "Context": "perdure.workflows.context",
+    "current_context": "perdure.workflows.context",
+    "workflow": "perdure.workflows.definition",
+    "event": "perdure.workflows.events",
+    "Break": "perdure.workflows.loops",
+    "Continue": "perdure.workflows.loops",
+    "current_step": "perdure.workflows.step_context",
+    "step": "perdure.workflows.steps",
+    "Complete": "perdure.workflows.types",
+    "WorkQueue": "perdure.workflows.types",
 }
-_ROOM_OF = {_name: _room for _room, _names in _ROOMS.items() for _name in _names}
+
+__all__ = sorted(_EXPORTS)
 
 
 def __getattr__(name: str) -> object:
-    """A public name, from the room that defines it; from then on it is an attribute like any other."""
-    if name not in _ROOM_OF:
+    """Import a public name from its module and store it as an attribute of the package."""
+    if name not in _EXPORTS:
         raise AttributeError(f"module 'perdure' has no attribute {name!r}")
     from importlib import import_module
 
-    value = globals()[name] = getattr(import_module(_ROOM_OF[name]), name)
+    value = globals()[name] = getattr(import_module(_EXPORTS[name]), name)
     return value
 
 

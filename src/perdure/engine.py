@@ -20,7 +20,9 @@ from perdure.execution.store_session import Link
 from perdure.execution.waiters import News
 from perdure.model.records import RunRecord
 from perdure.model.validation import check_count, check_name, check_seconds
-from perdure.stores.protocol import Answer, Created, CreateRun, Store
+from perdure.stores.protocol import Store
+from perdure.stores.results import Answer, Created
+from perdure.stores.writes import CreateRun
 from perdure.workflows.definition import Workflow
 from perdure.workflows.start_request import Order, born_here
 

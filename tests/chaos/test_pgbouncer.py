@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Client, EngineConfig, StoreError
-from perdure.model.records import RunQuery
+from perdure.model.queries import RunQuery
 from perdure.stores.postgres.store import PostgresStore
 from perdure.stores.protocol import Store
 from perdure.testing import StoreContract

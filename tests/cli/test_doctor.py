@@ -16,11 +16,11 @@ from perdure.model.records import (
     RunStatus,
     Subscription,
     TopicEvent,
-    TurnExtras,
     Wait,
     WorkerRecord,
 )
-from perdure.stores.protocol import CommitTurn, CreateRun, Deliver, EndRun, Observe, Publish, RunPatch
+from perdure.model.turns import TurnExtras
+from perdure.stores.writes import CommitTurn, CreateRun, Deliver, EndRun, Observe, Publish, RunPatch
 from tests.engine.store_matrix import on_every_store
 
 NOW = 1000.0

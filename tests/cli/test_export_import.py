@@ -7,7 +7,7 @@ import pytest
 from perdure.client.run_export import plain_of, snapshot_of
 from perdure.errors import InvalidArgument
 from perdure.model.records import Entry, EntryStatus, ErrorRecord, Message, RunRecord, RunStatus, Wait
-from perdure.stores.protocol import Snapshot
+from perdure.stores.results import Snapshot
 
 RECORD = RunRecord(
     id="r",

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from perdure import EngineConfig, QueueFull, RunNotFound, RunTerminated, WorkflowMisuse, event
-from perdure.model.records import DeadLetter, TurnExtras
+from perdure.model.records import DeadLetter
+from perdure.model.turns import TurnExtras
 from tests.engine.store_matrix import on_every_store
 from tests.engine.store_setup import Stage
 

@@ -12,7 +12,8 @@ from msgspec.structs import asdict, replace
 from perdure.client.rewind import fork_of, rewind_of
 from perdure.errors import InvalidArgument
 from perdure.model.records import Entry, EntryStatus, ErrorRecord, Held, Message, RunRecord, RunStatus, Wait
-from perdure.stores.protocol import CreateRun, RewindRun, Snapshot
+from perdure.stores.results import Snapshot
+from perdure.stores.writes import CreateRun, RewindRun
 from tests.runner.turn_driver import BEGUN_AT, CLOCK, Context, Play
 
 PENDING, SUCCEEDED, FAILED, CANCELLED = EntryStatus

@@ -21,8 +21,9 @@ from perdure import (
     workflow,
 )
 from perdure.codec import JSON
-from perdure.model.records import Ending, PublishedValue, Subscription, TurnExtras
-from perdure.stores.protocol import Restart, RunPatch
+from perdure.model.records import Ending, PublishedValue, Subscription
+from perdure.model.turns import TurnExtras
+from perdure.stores.writes import Restart, RunPatch
 from perdure.workflows.events import message_of, outgoing, topic_event_of
 from tests.engine.store_matrix import on_every_store
 from tests.engine.store_setup import Stage

@@ -10,7 +10,7 @@ import pytest
 
 from perdure import Context, InvalidPayload, RunConflict, RunStatus, StoreError, WorkflowMisuse, step, workflow
 from perdure.model.ids import keyed_run_id, new_run_id
-from perdure.stores.protocol import CreateRun
+from perdure.stores.writes import CreateRun
 from tests.engine.store_matrix import another_handle, on_every_store
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure.codec import JSON, MSGPACK
-from perdure.codec.parameters import decode_exception, encode_exception
+from perdure.codec.exceptions import decode_exception, encode_exception
 from perdure.errors import InvalidPayload
 from tests.codec.sample_types import Foreign, Order, Refund
 

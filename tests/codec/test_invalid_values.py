@@ -11,7 +11,8 @@ from uuid import UUID
 
 import pytest
 
-from perdure.codec import JSON, MAX_DEPTH, MSGPACK
+from perdure.codec import JSON, MSGPACK
+from perdure.codec.codec import MAX_DEPTH
 from perdure.errors import InvalidPayload
 from tests.codec.sample_types import (
     Branch,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, Unpack
 import pytest
 
 from perdure.codec import JSON, MSGPACK
-from perdure.codec.parameters import Parameters, returns_of
+from perdure.codec.annotations import returns_of
+from perdure.codec.parameters import Parameters
 from perdure.errors import InvalidPayload
 from tests.codec.sample_types import Foreign, Incomparable, Order, Refund
 

@@ -17,10 +17,11 @@ import apsw
 import asyncpg
 
 from perdure.config import EngineConfig
-from perdure.model.records import ErrorRecord, RunQuery
-from perdure.stores.postgres.pool import target_of
-from perdure.stores.protocol import Snapshot
+from perdure.model.queries import RunQuery
+from perdure.model.records import ErrorRecord
+from perdure.stores.postgres.url import target_of
 from perdure.stores.redis.store import RedisStore
+from perdure.stores.results import Snapshot
 from tests.servers.postgres import schema_of_its_own
 from tests.servers.redis import prefix_of_its_own
 

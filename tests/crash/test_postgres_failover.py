@@ -14,7 +14,7 @@ import pytest
 
 from perdure.errors import StoreError
 from perdure.stores.postgres.store import PostgresStore
-from perdure.stores.protocol import Committed
+from perdure.stores.results import Committed
 from perdure.testing.contract.builders import entry, load, run, turn, worker
 from tests.servers.postgres import Server, Standby, primary_and_standby, url_of
 

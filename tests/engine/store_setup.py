@@ -2,8 +2,10 @@
 
 from typing import Any
 
-from perdure.model.records import Ending, Message, RunRecord, RunStatus, Subscription, TurnExtras, WorkerRecord
-from perdure.stores.protocol import CommitTurn, CreateRun, Deliver, Observe, RunPatch, Store
+from perdure.model.records import Ending, Message, RunRecord, RunStatus, Subscription, WorkerRecord
+from perdure.model.turns import TurnExtras
+from perdure.stores.protocol import Store
+from perdure.stores.writes import CommitTurn, CreateRun, Deliver, Observe, RunPatch
 from perdure.testing import Harness, VirtualClock
 
 ELSEWHERE = "elsewhere"

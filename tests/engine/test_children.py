@@ -19,7 +19,7 @@ from perdure import (
     workflow,
 )
 from perdure.clock import pause
-from perdure.stores.protocol import CreateRun, Deliver
+from perdure.stores.writes import CreateRun, Deliver
 from perdure.testing import crash_everywhere
 from tests.engine.store_matrix import STORES, another_handle, make_store, on_every_store
 

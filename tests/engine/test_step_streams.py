@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from perdure import Context, InvalidPayload, Retry, RunNotFound, WorkflowMisuse, current_step, step, workflow
-from perdure.stores.protocol import AppendStream, SupersedeStream
+from perdure.stores.writes import AppendStream, SupersedeStream
 from tests.engine.store_matrix import on_every_store
 from tests.engine.store_setup import Stage
 

@@ -8,7 +8,8 @@ import pytest
 from perdure import Context, EngineConfig, Retry, RunStatus, current_step, step, workflow
 from perdure.cluster.shard_assignment import assigned
 from perdure.model.ids import shard_of
-from perdure.stores.protocol import CommitTurn, Superseded
+from perdure.stores.results import Superseded
+from perdure.stores.writes import CommitTurn
 from tests.engine.store_matrix import another_handle, everything_in, on_every_store
 
 

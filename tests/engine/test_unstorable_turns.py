@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from perdure import Context, RunFailed, RunStatus, StepFailed, StoreError, step, workflow
-from perdure.stores.protocol import CommitTurn, CreateRun
+from perdure.stores.writes import CommitTurn, CreateRun
 from tests.engine.store_matrix import on_every_store
 
 

@@ -10,7 +10,9 @@ from msgspec.structs import replace
 
 from perdure import Client, Context, Engine, EngineConfig, Retry, RunStatus, workflow
 from perdure.stores.memory.store import MemoryStore
-from perdure.stores.protocol import Answer, Claim, ClaimedRun, CommitTurn, Write
+from perdure.stores.protocol import Claim
+from perdure.stores.results import Answer, ClaimedRun
+from perdure.stores.writes import CommitTurn, Write
 
 
 class LateAnswers(MemoryStore):

@@ -3,7 +3,7 @@
 import asyncio
 
 from perdure import Context, Retry, RunStatus, current_step, step, workflow
-from perdure.stores.protocol import CommitTurn, CreateRun
+from perdure.stores.writes import CommitTurn, CreateRun
 from tests.engine.store_matrix import everything_in, on_every_store
 
 

@@ -9,7 +9,8 @@ import pytest
 from perdure.clock import SystemClock
 from perdure.execution.committer import HANDFUL, Committer
 from perdure.retry import Retry
-from perdure.stores.protocol import Answer, Committed, ReleaseRun, Write
+from perdure.stores.results import Answer, Committed
+from perdure.stores.writes import ReleaseRun, Write
 
 
 class Patient:

@@ -17,11 +17,10 @@ from perdure import (
 )
 from perdure.codec import JSON
 from perdure.codec.failures import step_error
-from perdure.model.records import (
+from perdure.model.records import Ending, Message, TopicEvent
+from perdure.model.turns import (
     BroadcastEvent,
-    Ending,
     Errand,
-    Message,
     ObserveRun,
     SendEvent,
     Standing,
@@ -29,9 +28,8 @@ from perdure.model.records import (
     StepDone,
     StopChildren,
     StopRun,
-    TopicEvent,
 )
-from perdure.stores.protocol import CommitTurn, CreateRun, Deliver
+from perdure.stores.writes import CommitTurn, CreateRun, Deliver
 from tests.engine.store_matrix import on_every_store
 from tests.engine.store_setup import SUCCEEDED, Stage
 

@@ -5,7 +5,7 @@ import msgspec
 from perdure import Context, EngineConfig, RunStatus, workflow
 from perdure.execution.finalizer import News, Settling
 from perdure.model.records import Ending, ErrorRecord, Message, TopicEvent
-from perdure.stores.protocol import Deliver, Observer, Publish, Settle
+from perdure.stores.writes import Deliver, Observer, Publish, Settle
 from tests.engine.store_matrix import on_every_store
 from tests.engine.store_setup import Stage
 

@@ -6,7 +6,7 @@ import pytest
 
 from perdure import Context, RunStatus, StoreError, step, workflow
 from perdure.runner import eviction
-from perdure.stores.protocol import CreateRun
+from perdure.stores.writes import CreateRun
 from tests.engine.store_matrix import on_every_store
 
 ENTERED: list[int] = []

@@ -8,22 +8,8 @@ from perdure import Context, EngineConfig, RunStatus, workflow
 from perdure.execution import run_loader as reviving
 from perdure.execution.run_cache import Resident
 from perdure.execution.turn_commit import commit_of, hold_of
-from perdure.model.records import (
-    Continued,
-    DeadLetter,
-    Entry,
-    EntryStatus,
-    Errand,
-    Held,
-    Message,
-    PublishedValue,
-    RunRecord,
-    SendEvent,
-    StepDone,
-    Succeeded,
-    Turn,
-    TurnExtras,
-)
+from perdure.model.records import DeadLetter, Entry, EntryStatus, Held, Message, PublishedValue, RunRecord
+from perdure.model.turns import Continued, Errand, SendEvent, StepDone, Succeeded, Turn, TurnExtras
 from tests.engine.store_matrix import on_every_store
 from tests.engine.store_setup import Stage
 

@@ -7,7 +7,8 @@ import logging
 
 import pytest
 
-from perdure.model.records import EntryStatus, Failed, Mail, Message
+from perdure.model.records import EntryStatus, Message
+from perdure.model.turns import Failed, Mail
 from perdure.retry import Retry
 from perdure.runner import eviction as closing
 from perdure.runner.event_loop import WorkflowLoop

@@ -10,19 +10,8 @@ import pytest
 
 from perdure import ChildFailed, Context, RunConflict, workflow
 from perdure.codec import JSON
-from perdure.model.records import (
-    Ending,
-    EntryStatus,
-    Errand,
-    Mail,
-    ObserveRun,
-    RunStatus,
-    Standing,
-    StartChild,
-    StepDone,
-    StopChildren,
-    StopRun,
-)
+from perdure.model.records import Ending, EntryStatus, RunStatus
+from perdure.model.turns import Errand, Mail, ObserveRun, Standing, StartChild, StepDone, StopChildren, StopRun
 from perdure.model.validation import MAX_NAME
 from tests.runner.crash_after_every_turn import check_cold, crashed, play_everywhere
 from tests.runner.turn_driver import CLOCK, Play, note

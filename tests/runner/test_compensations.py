@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from perdure import Break, Context, Continue, CriticalError, Retry, step, workflow
-from perdure.model.records import Cancelled, Continued, Entry, EntryStatus, Failed, Succeeded
+from perdure.model.records import Entry, EntryStatus
+from perdure.model.turns import Cancelled, Continued, Failed, Succeeded
 from tests.runner.crash_after_every_turn import check_cold, crashed, play_everywhere
 from tests.runner.turn_driver import Play, note
 from tests.runner.workflows import fetch

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from perdure import Context
-from perdure.model.records import Ending, EntryStatus, Mail
+from perdure.model.records import Ending, EntryStatus
+from perdure.model.turns import Mail
 from perdure.workflows.tokens import read_token
 from tests.runner.crash_after_every_turn import check_cold, crashed, play_everywhere
 from tests.runner.turn_driver import Play, TestKey, note

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure.codec import JSON
-from perdure.model.records import StepDone
+from perdure.model.turns import StepDone
 from perdure.runner import eviction as closing
 from perdure.workflows.steps import step
 from tests.runner.turn_driver import Play, note

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import InvalidArgument
-from perdure.model.validation import escape
-from perdure.runner.scopes import Scope, scope_of, segment_of
+from perdure.model.locations import escape, scope_of, segment_of
+from perdure.runner.scopes import Scope
 from tests.runner.turn_driver import Play
 from tests.runner.workflows import fetch, helper
 

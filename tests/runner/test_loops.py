@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from perdure import Break, Context, Continue, step
-from perdure.model.records import CancelStep, EntryStatus
+from perdure.model.records import EntryStatus
+from perdure.model.turns import CancelStep
 from tests.runner.crash_after_every_turn import check_asked, check_cold, crashed, play_everywhere
 from tests.runner.turn_driver import Play, note
 from tests.runner.workflows import fetch

@@ -12,7 +12,8 @@ import pytest
 from perdure import Context, event
 from perdure.codec import JSON
 from perdure.errors import InvalidArgument, WorkflowMisuse
-from perdure.model.records import EntryStatus, Mail, Subscription
+from perdure.model.records import EntryStatus, Subscription
+from perdure.model.turns import Mail
 from perdure.workflows.messages import messages_of
 from tests.runner.crash_after_every_turn import crashed, play_everywhere
 from tests.runner.turn_driver import CLOCK, Play, note

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from perdure import Break, Context, Continue, Retry, step
 from perdure.client.rewind import rewind_of
-from perdure.model.records import Entry, EntryStatus, Mail, RunRecord
-from perdure.stores.protocol import Snapshot
+from perdure.model.records import Entry, EntryStatus, RunRecord
+from perdure.model.turns import Mail
+from perdure.stores.results import Snapshot
 from tests.runner.turn_driver import BEGUN_AT, CLOCK, Play, note
 from tests.runner.workflows import fetch
 

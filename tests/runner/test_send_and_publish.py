@@ -9,7 +9,8 @@ import pytest
 
 from perdure import Context, RunNotFound, RunTerminated, event
 from perdure.codec import JSON
-from perdure.model.records import BroadcastEvent, Effect, EntryStatus, Errand, PublishedValue, SendEvent
+from perdure.model.records import EntryStatus, PublishedValue
+from perdure.model.turns import BroadcastEvent, Effect, Errand, SendEvent
 from tests.runner.crash_after_every_turn import check_cold, crashed, play_everywhere
 from tests.runner.turn_driver import Play
 from tests.runner.workflows import fetch

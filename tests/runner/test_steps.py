@@ -10,7 +10,8 @@ import pytest
 from perdure.codec import JSON
 from perdure.codec.failures import describe
 from perdure.errors import CriticalError, InvalidArgument, RollbackError, StepFailed, StepInterrupted, WorkflowMisuse
-from perdure.model.records import EntryStatus, StepDone
+from perdure.model.records import EntryStatus
+from perdure.model.turns import StepDone
 from perdure.retry import Retry
 from perdure.runner.runner import Runner, RunStart
 from perdure.workflows.steps import step

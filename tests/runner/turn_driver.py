@@ -16,23 +16,18 @@ from msgspec import Struct
 from perdure.codec import JSON
 from perdure.codec.failures import describe
 from perdure.errors import InvalidPayload
-from perdure.model.records import (
+from perdure.model.records import Ending, Entry, EntryStatus, Held, Message, RunStatus, Wait
+from perdure.model.turns import (
     BroadcastEvent,
     Cancelled,
     CancelStep,
-    Ending,
-    Entry,
-    EntryStatus,
     Errand,
     Expose,
     Failed,
-    Held,
     Input,
     Mail,
-    Message,
     ObserveRun,
     Outcome,
-    RunStatus,
     RunStep,
     Standing,
     StartChild,
@@ -41,7 +36,6 @@ from perdure.model.records import (
     Succeeded,
     Turn,
     TurnExtras,
-    Wait,
 )
 from perdure.runner.runner import Runner, RunStart
 from perdure.workflows.context import Context, RunFacts

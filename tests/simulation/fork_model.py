@@ -7,7 +7,8 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure.model.records import Entry, EntryStatus, Message
-from perdure.stores.protocol import CreateRun, Snapshot
+from perdure.stores.results import Snapshot
+from perdure.stores.writes import CreateRun
 
 OWN = ("stop", "watch", "loop")  # duties of the old run; a loop may be open again, of which its iterations tell
 READERS = ("receive", "receive_batch", "receive_request", "deferred")

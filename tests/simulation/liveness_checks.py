@@ -13,7 +13,7 @@ from perdure.execution.run_loader import start_of
 from perdure.model.records import Held, RunRecord
 from perdure.runner.entry_tracker import EXHAUSTED
 from perdure.runner.runner import Runner
-from perdure.stores.protocol import Snapshot
+from perdure.stores.results import Snapshot
 from perdure.testing.simulation.simulation import World
 from tests.simulation.event_types import ALL, BY_NAME, MAY_EXPIRE
 from tests.simulation.external_state import Stage

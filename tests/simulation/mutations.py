@@ -16,7 +16,8 @@ from perdure.execution import turn_commit as turns_room
 from perdure.execution.claimer import Due
 from perdure.execution.committer import Committer
 from perdure.execution.finalizer import Plan as SettlingPlan
-from perdure.model.records import Message, RunStatus, RunStep
+from perdure.model.records import Message, RunStatus
+from perdure.model.turns import RunStep
 from perdure.runner import runner as runner_room
 from perdure.runner.cleanup import finale
 from perdure.runner.context_api import Facade
@@ -27,7 +28,8 @@ from perdure.runner.turn_builder import Outgoing
 from perdure.stores import semantics as rules
 from perdure.stores.memory import turns as memory_turns
 from perdure.stores.memory.runs import MemoryRuns
-from perdure.stores.protocol import CommitTurn, Ended, Superseded
+from perdure.stores.results import Ended, Superseded
+from perdure.stores.writes import CommitTurn
 
 Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
 

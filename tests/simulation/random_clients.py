@@ -21,7 +21,7 @@ from perdure import (
 )
 from perdure.admin.repair import prune
 from perdure.client.views import RunDescription
-from perdure.stores.protocol import Snapshot
+from perdure.stores.results import Snapshot
 from perdure.testing.simulation.run_model import Picture
 from perdure.testing.simulation.simulation import World
 from tests.simulation.event_types import BROADCAST, TARGETED, Question

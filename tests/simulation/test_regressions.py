@@ -7,7 +7,7 @@ import pytest
 
 from perdure import Break, Context, Continue, Retry, StoreError, step, workflow
 from perdure.errors import InvalidArgument
-from perdure.stores.protocol import EndRun
+from perdure.stores.writes import EndRun
 from perdure.testing import Harness, on_virtual_time
 
 

@@ -82,9 +82,9 @@ def test_another_seed_is_another_course():
 def test_a_failure_says_how_to_see_it_again():
     """A mutant, so that there is one: the report has the seed, what broke, the faults that it takes, and a command."""
     code = (
-        "import sys; from tests.simulation import command, mutants\n"
+        "import sys; from tests.simulation import command_line, mutations\n"
         "sys.argv = ['simulate', '--seeds', '20']\n"
-        "with mutants.drop_mail_on_suspend(): command.main()"
+        "with mutations.drop_mail_on_suspend(): command_line.main()"
     )
     environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PYTHONHASHSEED": "0"}
     done = subprocess.run(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.model.records import ErrorRecord, Held, RunStatus, TurnExtras, Wait
-from perdure.stores.protocol import Claim, CreateRun, Restart, RunPatch, Store, Write
+from perdure.model.records import ErrorRecord, Held, RunStatus, Wait
+from perdure.model.turns import TurnExtras
+from perdure.stores.protocol import Claim, Store
+from perdure.stores.writes import CreateRun, Restart, RunPatch, Write
 from perdure.testing.contract.builders import (
     claim,
     end,

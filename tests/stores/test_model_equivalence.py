@@ -12,25 +12,29 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from perdure.clock import SYSTEM_CLOCK
+from perdure.model.queries import RunQuery
 from perdure.model.records import (
     DeadLetter,
     Held,
     Message,
     PublishedValue,
-    RunQuery,
     RunStatus,
     StreamItem,
     Subscription,
     TopicEvent,
-    TurnExtras,
 )
+from perdure.model.turns import TurnExtras
 from perdure.stores.memory.store import MemoryStore
-from perdure.stores.protocol import (
+from perdure.stores.protocol import Store
+from perdure.stores.results import Exists, Snapshot, Unsettled
+from perdure.stores.sql_rows import unpack
+from perdure.stores.sqlite.rows import pack
+from perdure.stores.sqlite.store import SqliteStore
+from perdure.stores.writes import (
     AppendStream,
     CommitTurn,
     Deliver,
     EndRun,
-    Exists,
     FanOut,
     Moved,
     Observe,
@@ -42,15 +46,9 @@ from perdure.stores.protocol import (
     RewindRun,
     RunPatch,
     Settle,
-    Snapshot,
-    Store,
     SupersedeStream,
-    Unsettled,
     Write,
 )
-from perdure.stores.sql_rows import unpack
-from perdure.stores.sqlite.rows import pack
-from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.contract.builders import claim, entry, receive, run, worker
 from tests.servers import postgres_schemas as schemas
 

@@ -13,7 +13,9 @@ from perdure.errors import InvalidArgument
 from perdure.execution.committer import Committer
 from perdure.execution.periodic import Duty
 from perdure.stores.memory.store import MemoryStore
-from perdure.stores.protocol import Answer, ReleaseRun, Store, Write
+from perdure.stores.protocol import Store
+from perdure.stores.results import Answer
+from perdure.stores.writes import ReleaseRun, Write
 from perdure.testing import FaultyStore, VirtualClock, on_virtual_time
 
 

@@ -23,6 +23,8 @@ LAYERS = {
     "perdure.workflows": 2,
     "perdure.runner": 2,
     "perdure.stores.protocol": 3,
+    "perdure.stores.writes": 3,
+    "perdure.stores.results": 3,
     "perdure.stores": 4,
     "perdure.execution": 4,
     "perdure.cluster": 4,
@@ -44,7 +46,7 @@ BLIND = [
     ("perdure.stores.memory", "perdure.stores.sqlite", "perdure.stores.postgres", "perdure.stores.redis"),
 ]
 # The store interface belongs to the layer below: every package may import it.
-STORE_INTERFACE = ("perdure.stores", "perdure.stores.protocol")
+STORE_INTERFACE = ("perdure.stores", "perdure.stores.protocol", "perdure.stores.writes", "perdure.stores.results")
 
 # Importer, imported, reason.
 FORBIDDEN = [

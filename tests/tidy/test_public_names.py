@@ -1,5 +1,6 @@
 """`from perdure import` offers exactly what SPEC.md lists under "Public names"."""
 
+import ast
 import importlib
 import pkgutil
 import subprocess
@@ -56,6 +57,14 @@ PUBLIC = {
 
 def test_all_is_exactly_the_public_names():
     assert sorted(perdure.__all__) == sorted(PUBLIC)
+
+
+def test_type_checkers_see_every_export_in_its_module():
+    """The names imported under TYPE_CHECKING, for editors, are those of the table that `__getattr__` uses."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    assert {alias.name: node.module for node in imports for alias in node.names} == perdure._EXPORTS
 
 
 def test_every_public_name_is_there():

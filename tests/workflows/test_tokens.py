@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perdure.errors import InvalidArgument, InvalidToken
-from perdure.stores.protocol import Key
+from perdure.stores.results import Key
 from perdure.workflows.tokens import make_token, read_token
 
 FIRST = Key(1, 100.0, b"a" * 32)

@@ -20,12 +20,12 @@ from perdure.client.client import Client
 from perdure.codec import Codec
 from perdure.errors import InvalidPayload
 from perdure.execution.run_loader import start_of
-from perdure.execution.signing_keys import KEYS
-from perdure.model.records import Entry, Held, RunQuery
+from perdure.model.queries import RunQuery
+from perdure.model.records import Entry, Held
 from perdure.runner.runner import Runner
-from perdure.stores.protocol import Snapshot
+from perdure.stores.results import Snapshot
 from perdure.workflows.definition import Workflow
-from perdure.workflows.tokens import SigningKey
+from perdure.workflows.tokens import KEYS, SigningKey
 
 Definitions = Mapping[tuple[str, int], Workflow[Any, Any]]
 OURS = ("diverged", "deadlock", "spinning", "defect")  # what the code is to blame for

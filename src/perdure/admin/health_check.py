@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from perdure.client.client import Client
 from perdure.client.views import DeadLetterView, RunDescription, dead_letter_view, describe_run
 from perdure.clock import moment
-from perdure.model.records import RunQuery, RunRecord, RunStatus, WorkerRecord
+from perdure.model.queries import RunQuery
+from perdure.model.records import RunRecord, RunStatus, WorkerRecord
 
 PAGE = 500
 OVERDUE = 60.0  # seconds after which what should have been done at once is called stuck

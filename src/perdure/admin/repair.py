@@ -8,8 +8,8 @@ from functools import partial
 from perdure.admin.health_check import Finding
 from perdure.client.client import Client
 from perdure.errors import PerdureError
-from perdure.execution.broadcasts import FanOuts
 from perdure.execution.finalizer import News, Settling
+from perdure.execution.maintenance import FanOuts
 
 PAGE = 500
 

@@ -10,7 +10,8 @@ from perdure.errors import RunConflict
 from perdure.model.ids import new_token, shard_of
 from perdure.model.records import Held, RunRecord, RunStatus, Wait, WorkerRecord
 from perdure.model.validation import check_name
-from perdure.stores.protocol import Committed, CommitTurn, CreateRun, Exists, RunPatch, Snapshot
+from perdure.stores.results import Committed, Exists, Snapshot
+from perdure.stores.writes import CommitTurn, CreateRun, RunPatch
 
 LEASE = 60.0
 

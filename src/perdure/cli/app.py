@@ -7,13 +7,20 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli import check, demo, dev, doctor, runs
-from perdure.cli import control as acting
-from perdure.cli import dead_letters as letters
-from perdure.cli import messages as telling
-from perdure.cli import start as starting
-from perdure.cli import transfer as moving
-from perdure.cli import workers as fleet
+from perdure.cli import (
+    check,
+    control,
+    dead_letters,
+    demo,
+    dev,
+    doctor,
+    maintenance,
+    messages,
+    runs,
+    start,
+    transfer,
+    workers,
+)
 
 RUNS, EVENTS, WORK, STORE = "Runs", "Events and deferreds", "Working", "The store"
 
@@ -76,22 +83,27 @@ EXAMPLES = {
     "doctor": "perdure doctor --repair",
 }
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
-    WORK: {"dev": dev.dev, "worker": fleet.worker, "check": check.check, "demo": demo.demo},
+    WORK: {"dev": dev.dev, "worker": workers.worker, "check": check.check, "demo": demo.demo},
     RUNS: {
-        "start": starting.start,
+        "start": start.start,
         "ls": runs.ls,
         "show": runs.show,
         "watch": runs.watch,
-        "cancel": acting.cancel,
-        "terminate": acting.terminate,
-        "resume": acting.resume,
-        "rewind": acting.rewind,
-        "fork": acting.fork,
-        "export": moving.export,
-        "import": moving.import_,
+        "cancel": control.cancel,
+        "terminate": control.terminate,
+        "resume": control.resume,
+        "rewind": control.rewind,
+        "fork": control.fork,
+        "export": transfer.export,
+        "import": transfer.import_,
     },
-    EVENTS: {"send": telling.send, "emit": telling.emit, "complete": telling.complete, "fail": telling.fail},
-    STORE: {"workers": fleet.workers, "doctor": doctor.doctor, "migrate": fleet.migrate, "prune": fleet.prune},
+    EVENTS: {"send": messages.send, "emit": messages.emit, "complete": messages.complete, "fail": messages.fail},
+    STORE: {
+        "workers": workers.workers,
+        "doctor": doctor.doctor,
+        "migrate": maintenance.migrate,
+        "prune": maintenance.prune,
+    },
 }
 
 for panel, commands in COMMANDS.items():
@@ -99,4 +111,4 @@ for panel, commands in COMMANDS.items():
         example = f"Example: {EXAMPLES[name]}" if name in EXAMPLES else None
         app.command(name, rich_help_panel=panel, epilog=example)(command)
     if panel == EVENTS:
-        app.add_typer(letters.dead_letters, name="dead-letters", rich_help_panel=panel)
+        app.add_typer(dead_letters.dead_letters, name="dead-letters", rich_help_panel=panel)

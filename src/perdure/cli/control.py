@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from perdure.admin.health_check import Progress
     from perdure.client.client import Client
     from perdure.client.views import RunDescription
-    from perdure.model.records import RunQuery
+    from perdure.model.queries import RunQuery
 
     Act = Callable[[Client, str], Awaitable[None]]
 

@@ -12,7 +12,8 @@ from perdure.cli.output import now, short
 from perdure.cli.session import Usage
 
 if TYPE_CHECKING:
-    from perdure.model.records import RunQuery, RunStatus
+    from perdure.model.queries import RunQuery
+    from perdure.model.records import RunStatus
     from perdure.workflows.definition import Workflow
 
 _LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
@@ -71,7 +72,7 @@ def query_of(
     after: str | None = None,
 ) -> RunQuery:
     """The runs that these options mean."""
-    from perdure.model.records import RunQuery
+    from perdure.model.queries import RunQuery
 
     return RunQuery(
         status=tuple(status) if status else None,

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perdure.cli import options
-from perdure.cli.output import SHOWN, age, coloured, counted, plain, print_json, progress, say, say_aside, table_of
-from perdure.cli.session import agree_to, ask, reported, told_to_stop
+from perdure.cli.output import age, coloured, plain, print_json, say, table_of
+from perdure.cli.session import ask, reported, told_to_stop
 from perdure.cli.settings import existing_store, find_settings, store_url
 
 if TYPE_CHECKING:
-    from perdure.admin.health_check import Progress, Prunable
-    from perdure.client.client import Client
     from perdure.workflows.definition import Workflow
 
-PAGE = 500
 
 Pool = Annotated[
     str | None, typer.Option("--pool", "-p", metavar="NAME", help="The pool to work for.", show_default="default")
@@ -136,59 +133,3 @@ def workers(store: options.Store = None, json: options.Json = False) -> None:
         ]
         headings = ("worker", "state", "pool", "pid", "runs", "started", "workflows")
         say(table_of(headings, rows, right=("pid", "runs")))
-
-
-def migrate(store: options.Store = None, json: options.Json = False) -> None:
-    """Make the store, or bring it up to the schema of this version. Opening it does the same."""
-    from perdure.client.store_urls import without_password
-
-    with reported(json):
-        url = store_url(store)
-        ask(url, _nothing)
-        if json:
-            print_json({"store": without_password(url), "migrated": True})
-        else:
-            say(plain(f"{without_password(url)} is up to date"))
-
-
-async def _nothing(client: Client) -> None:
-    """Opening the store was all."""
-
-
-def prune(yes: options.Yes = False, store: options.Store = None, json: options.Json = False) -> None:
-    """Delete finished runs whose retention is over, and what has expired. Workers do the same once a minute."""
-    with reported(json):
-        url = existing_store(store_url(store))
-        with progress("look") as more:
-            due = ask(url, lambda client: _due(client, more))
-        if due.count > 1 and not yes:
-            _show_and_ask(due)
-        with progress("prune", total=due.count) as more:
-            pruned = ask(url, lambda client: _prune(client, more))
-        if json:
-            print_json({"pruned": pruned})
-        else:
-            say(f"{counted(pruned, 'run')} pruned")
-
-
-def _show_and_ask(due: Prunable) -> None:
-    from perdure.cli.runs import print_runs
-
-    print_runs(due.first, say_aside)
-    agree_to(f"delete these {due.count} finished runs with their histories", due.count - len(due.first))
-
-
-async def _due(client: Client, more: Progress) -> Prunable:
-    from perdure.admin.health_check import prunable
-
-    return await prunable(client, first=SHOWN, progress=more)
-
-
-async def _prune(client: Client, more: Progress) -> int:
-    from perdure.admin.repair import prune as prune_page
-
-    pruned = 0
-    while page := await prune_page(client, PAGE):
-        pruned += page
-        more(page)
-    return pruned

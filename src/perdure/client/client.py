@@ -28,12 +28,13 @@ from perdure.client.views import (
     reasons_of,
 )
 from perdure.errors import RunCancelled, RunConflict, RunFailed, RunNotFound, StoreError
-from perdure.execution.store_writes import check_delivered
-from perdure.execution.termination import cancel_message, end_of
+from perdure.execution.store_writes import cancel_message, check_delivered, end_of
 from perdure.model.ids import new_run_id, new_token, shard_of
-from perdure.model.records import Message, RunQuery, RunRecord, RunStatus
+from perdure.model.queries import RunQuery
+from perdure.model.records import Message, RunRecord, RunStatus
 from perdure.model.validation import check_name, check_seconds
-from perdure.stores.protocol import Answer, Begun, Committed, Created, CreateRun, Delivered, Exists, Snapshot
+from perdure.stores.results import Answer, Begun, Committed, Created, Delivered, Exists, Snapshot
+from perdure.stores.writes import CreateRun
 from perdure.workflows.context import Context
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow
 from perdure.workflows.start_request import Order, check_same_run, order_by_name, order_of, start_options

@@ -11,7 +11,8 @@ from perdure.execution.store_writes import assign_all, check_delivered, publishi
 from perdure.model.ids import new_token
 from perdure.model.records import DeadLetter
 from perdure.model.validation import check_count, check_name
-from perdure.stores.protocol import Deliver, Gone, Publish, Replay
+from perdure.stores.results import Gone
+from perdure.stores.writes import Deliver, Publish, Replay
 from perdure.workflows.events import EventOptions, event_name, message_of, topic_event_of
 
 

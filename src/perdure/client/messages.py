@@ -14,14 +14,13 @@ import msgspec
 from perdure.client.session import Connection
 from perdure.errors import InvalidArgument, InvalidToken, RunTerminated
 from perdure.execution.external_effects import recorded
-from perdure.execution.signing_keys import IN_USE_AFTER, KEYS
 from perdure.execution.store_writes import check_delivered, publish
 from perdure.model.ids import new_token
 from perdure.model.records import Ending, Message, RunStatus, TopicEvent
 from perdure.model.validation import check_name, check_seconds
-from perdure.stores.protocol import Delivered, Key, Missing
+from perdure.stores.results import Delivered, Key, Missing
 from perdure.workflows.events import message_of, outgoing, topic_event_of
-from perdure.workflows.tokens import make_token, read_token
+from perdure.workflows.tokens import IN_USE_AFTER, KEYS, make_token, read_token
 
 REPLY = "~reply/"
 

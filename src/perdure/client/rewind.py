@@ -25,7 +25,8 @@ from msgspec.structs import replace
 
 from perdure.errors import InvalidArgument
 from perdure.model.records import Entry, EntryStatus, Message, RunRecord
-from perdure.stores.protocol import CreateRun, RewindRun, Snapshot
+from perdure.stores.results import Snapshot
+from perdure.stores.writes import CreateRun, RewindRun
 
 PENDING, CANCELLED = EntryStatus.PENDING, EntryStatus.CANCELLED
 SUCCEEDED, FAILED = EntryStatus.SUCCEEDED, EntryStatus.FAILED

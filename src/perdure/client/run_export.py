@@ -18,7 +18,7 @@ from msgspec.structs import fields, replace
 
 from perdure.errors import InvalidArgument
 from perdure.model.records import Entry, Message, RunRecord
-from perdure.stores.protocol import Snapshot
+from perdure.stores.results import Snapshot
 
 FORMAT = 1
 PAYLOADS = ("input", "first_input", "result", "value", "detail", "body", "fields")

@@ -14,7 +14,9 @@ from perdure.execution.store_session import Link
 from perdure.execution.waiters import News
 from perdure.model.records import Message, RunRecord
 from perdure.model.validation import check_name
-from perdure.stores.protocol import Answer, Deliver, Store
+from perdure.stores.protocol import Store
+from perdure.stores.results import Answer
+from perdure.stores.writes import Deliver
 
 FIRST_LOOK = 0.02  # seconds
 LOOK_AGAIN = 0.25  # of the time that one has waited already

@@ -20,7 +20,7 @@ from perdure.model.records import (
     StreamItem,
     Wait,
 )
-from perdure.stores.protocol import StoredEntry
+from perdure.stores.results import StoredEntry
 
 
 @dataclass(frozen=True, slots=True)

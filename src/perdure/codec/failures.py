@@ -10,7 +10,7 @@ import sys
 import traceback
 
 from perdure.codec import Codec
-from perdure.codec.parameters import decode_exception, encode_exception
+from perdure.codec.exceptions import decode_exception, encode_exception
 from perdure.errors import InvalidPayload, PerdureError, RecordedError, StepFailed, StepInterrupted
 from perdure.model.records import ErrorRecord
 

@@ -14,7 +14,8 @@ from perdure.errors import StoreError
 from perdure.execution.catalog import Pairs
 from perdure.execution.coordinator import Coordinator
 from perdure.execution.membership import Member
-from perdure.stores.protocol import Claim, ClaimedRun, Store
+from perdure.stores.protocol import Claim, Store
+from perdure.stores.results import ClaimedRun
 
 PAGE = 500
 STRANDED_AFTER = 2  # sweeps

@@ -22,7 +22,9 @@ from functools import partial
 from perdure.clock import Clock, pause
 from perdure.errors import StoreError
 from perdure.retry import Retry
-from perdure.stores.protocol import Answer, Store, Write
+from perdure.stores.protocol import Store
+from perdure.stores.results import Answer
+from perdure.stores.writes import Write
 
 LOGGER = logging.getLogger("perdure.execution")
 MAX_BATCH = 2_000

@@ -30,26 +30,13 @@ from perdure.execution.quarantine import SUSPECT_FROM, Seclusion
 from perdure.execution.run_cache import Resident, Residents
 from perdure.execution.run_loader import as_failure, give_one_by_one, is_first, resident_of, start_of
 from perdure.execution.step_executor import Executor
-from perdure.execution.store_retry import read_patiently
-from perdure.execution.store_session import Link
+from perdure.execution.store_session import Link, read_patiently
 from perdure.execution.stream_writer import Writing
 from perdure.execution.turn_commit import commit_of, ended_record, hold_of
-from perdure.model.records import (
-    CancelStep,
-    Errand,
-    Expose,
-    Held,
-    Input,
-    Mail,
-    Message,
-    RunRecord,
-    RunStatus,
-    RunStep,
-    Standing,
-    StepDone,
-    Turn,
-)
-from perdure.stores.protocol import Answer, ClaimedRun, Committed, CommitTurn, Key, ReleaseRun, Snapshot
+from perdure.model.records import Held, Message, RunRecord, RunStatus
+from perdure.model.turns import CancelStep, Errand, Expose, Input, Mail, RunStep, Standing, StepDone, Turn
+from perdure.stores.results import Answer, ClaimedRun, Committed, Key, Snapshot
+from perdure.stores.writes import CommitTurn, ReleaseRun
 from perdure.workflows.definition import Workflow
 
 LOGGER = logging.getLogger("perdure.execution")

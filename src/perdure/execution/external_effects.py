@@ -23,15 +23,12 @@ from perdure.codec import Codec
 from perdure.codec.failures import describe
 from perdure.errors import InvalidPayload, QueueFull, RunConflict, RunNotFound, RunTerminated, StoreError
 from perdure.execution.store_session import Link
-from perdure.execution.store_writes import check_delivered, publish
-from perdure.execution.termination import cancel_message, end_of
-from perdure.model.records import (
+from perdure.execution.store_writes import cancel_message, check_delivered, end_of, publish
+from perdure.model.records import Ending, ErrorRecord, RunRecord
+from perdure.model.turns import (
     BroadcastEvent,
-    Ending,
     Errand,
-    ErrorRecord,
     ObserveRun,
-    RunRecord,
     SendEvent,
     Standing,
     StartChild,
@@ -39,21 +36,8 @@ from perdure.model.records import (
     StopChildren,
     StopRun,
 )
-from perdure.stores.protocol import (
-    Answer,
-    Begun,
-    Committed,
-    Created,
-    CreateRun,
-    Deliver,
-    Ended,
-    Exists,
-    Missing,
-    Observe,
-    Observer,
-    Observing,
-    Write,
-)
+from perdure.stores.results import Answer, Begun, Committed, Created, Ended, Exists, Missing, Observing
+from perdure.stores.writes import CreateRun, Deliver, Observe, Observer, Write
 from perdure.workflows.definition import Workflow
 from perdure.workflows.start_request import Order, born_here, check_same_run, child_of
 

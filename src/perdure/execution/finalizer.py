@@ -24,10 +24,10 @@ from msgspec import Struct
 from perdure.config import EngineConfig
 from perdure.errors import StoreError
 from perdure.execution.store_session import Link
-from perdure.execution.store_writes import publishing
-from perdure.execution.termination import end_of
+from perdure.execution.store_writes import end_of, publishing
 from perdure.model.records import DeadLetter, Ending, Message, RunRecord, TopicEvent
-from perdure.stores.protocol import Answer, Committed, Deliver, Moved, Observer, Settle, Unsettled, Write
+from perdure.stores.results import Answer, Committed, Unsettled
+from perdure.stores.writes import Deliver, Moved, Observer, Settle, Write
 from perdure.workflows.events import trace
 
 LOGGER = logging.getLogger("perdure.execution")

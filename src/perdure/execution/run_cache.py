@@ -6,7 +6,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-from perdure.model.records import Input, RunRecord
+from perdure.model.records import RunRecord
+from perdure.model.turns import Input
 from perdure.runner.runner import Runner
 from perdure.workflows.definition import Workflow
 

@@ -8,9 +8,9 @@ from perdure.codec import Codec
 from perdure.codec.failures import describe
 from perdure.errors import InvalidPayload, StoreError
 from perdure.execution.run_cache import Resident
-from perdure.model.records import Input, Mail, StepDone
+from perdure.model.turns import Input, Mail, StepDone
 from perdure.runner.runner import Runner, RunStart
-from perdure.stores.protocol import Snapshot
+from perdure.stores.results import Snapshot
 from perdure.workflows.context import RunFacts
 from perdure.workflows.definition import Workflow
 from perdure.workflows.tokens import SigningKey

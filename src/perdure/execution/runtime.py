@@ -10,20 +10,18 @@ from typing import Any
 
 from perdure.clock import pause
 from perdure.errors import StoreError
-from perdure.execution.broadcasts import FanOuts
 from perdure.execution.catalog import Catalog
 from perdure.execution.claimer import Due
 from perdure.execution.coordinator import Coordinator
 from perdure.execution.finalizer import News, Settling
-from perdure.execution.maintenance import Exposure, Retention
+from perdure.execution.maintenance import Exposure, FanOuts, Retention
 from perdure.execution.membership import Member
 from perdure.execution.periodic import Duty
-from perdure.execution.signing_keys import KEYS, KEYS_EVERY
-from perdure.execution.store_retry import read_patiently
-from perdure.execution.store_session import LAST_WORDS, Link
+from perdure.execution.store_session import LAST_WORDS, Link, read_patiently
 from perdure.model.records import RunRecord, Takeover
-from perdure.stores.protocol import Answer, Created
+from perdure.stores.results import Answer, Created
 from perdure.workflows.definition import Workflow
+from perdure.workflows.tokens import KEYS, KEYS_EVERY
 
 LOGGER = logging.getLogger("perdure.execution")
 DRAIN_STEP = 0.02

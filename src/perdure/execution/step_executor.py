@@ -19,7 +19,7 @@ from perdure.codec.failures import describe
 from perdure.errors import InvalidPayload
 from perdure.execution.stream_writer import Page, Writing
 from perdure.execution.thread_pool import Threads
-from perdure.model.records import RunStep, StepDone
+from perdure.model.turns import RunStep, StepDone
 from perdure.workflows.step_context import CURRENT, CurrentStep
 from perdure.workflows.steps import StepCall
 

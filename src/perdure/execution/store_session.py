@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from perdure.clock import Clock, OffsetClock, Timer
+from perdure.clock import Clock, OffsetClock, Timer, pause
 from perdure.codec import JSON, Codec
 from perdure.config import EngineConfig
+from perdure.errors import StoreError
 from perdure.execution.committer import Committer
-from perdure.execution.store_retry import read_patiently
 from perdure.execution.waiters import Hub
 from perdure.model.records import Hint
+from perdure.retry import Retry
 from perdure.stores.protocol import Store
 
+LOGGER = logging.getLogger("perdure.execution")
 T = TypeVar("T")
 LAST_WORDS = 5.0  # how long leaving and closing wait for the store to answer what was submitted before
 
@@ -83,3 +87,17 @@ class Link:
         if self._sweeper is not None:
             self._sweeper.cancel()
         await self.committer.stop()
+
+
+async def read_patiently(read: Callable[[], Awaitable[T]], clock: Clock, retry: Retry, *, for_ever: bool = True) -> T:
+    """Call until it answers, or for the attempts of `retry`; an error that no waiting mends is raised at once."""
+    tries = 0
+    while True:
+        try:
+            return await read()
+        except StoreError as error:
+            tries += 1
+            if not error.retryable or (tries >= retry.max_attempts and not for_ever):
+                raise
+            LOGGER.warning("the store is away, a read waits (try %d): %s", tries, error)
+        await pause(clock, retry.pause_after(min(tries, 32), random.random()))

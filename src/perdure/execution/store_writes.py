@@ -5,8 +5,9 @@ from __future__ import annotations
 from perdure.config import EngineConfig
 from perdure.errors import QueueFull, RunNotFound, RunTerminated
 from perdure.execution.store_session import Link
-from perdure.model.records import TopicEvent
-from perdure.stores.protocol import Answer, Delivered, Ended, FanOut, Full, Missing, Publish, Published
+from perdure.model.records import Message, TopicEvent
+from perdure.stores.results import Answer, Delivered, Ended, Full, Missing, Published
+from perdure.stores.writes import EndRun, FanOut, Publish
 from perdure.workflows.events import bounded
 
 
@@ -53,3 +54,19 @@ def check_published(topic: str, answer: Answer) -> Published:
         raise QueueFull(f"topic {topic!r} holds {answer.pending} events that nobody has read, and takes no more")
     assert isinstance(answer, Published)
     return answer
+
+
+def end_of(run_id: str, turn_id: str, now: float, config: EngineConfig, *, unless_begun: bool) -> EndRun:
+    """End a run; with `unless_begun` only one that never executed, which need not be asked."""
+    return EndRun(
+        run_id=run_id,
+        turn_id=turn_id,
+        now=now,
+        unless_begun=unless_begun,
+        prune_after=config.seconds("run_retention"),
+    )
+
+
+def cancel_message(message_id: str, now: float) -> Message:
+    """Raises cancellation in the workflow, once per generation: a second message finds it raised."""
+    return Message(id=message_id, kind="cancel", sent_at=now)

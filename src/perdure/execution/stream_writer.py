@@ -19,7 +19,8 @@ from perdure.errors import StoreError
 from perdure.execution.store_session import Link
 from perdure.model.records import StreamItem
 from perdure.model.validation import check_name
-from perdure.stores.protocol import Answer, AppendStream, Committed, SupersedeStream
+from perdure.stores.results import Answer, Committed
+from perdure.stores.writes import AppendStream, SupersedeStream
 
 LOGGER = logging.getLogger("perdure.execution")
 

@@ -9,20 +9,9 @@ from msgspec.structs import replace
 
 from perdure.config import EngineConfig
 from perdure.execution.run_cache import Resident
-from perdure.model.records import (
-    Cancelled,
-    Continued,
-    DeadLetter,
-    Failed,
-    Held,
-    RunRecord,
-    RunStatus,
-    Succeeded,
-    Turn,
-    TurnExtras,
-    Wait,
-)
-from perdure.stores.protocol import CommitTurn, Restart, RunPatch
+from perdure.model.records import DeadLetter, Held, RunRecord, RunStatus, Wait
+from perdure.model.turns import Cancelled, Continued, Failed, Succeeded, Turn, TurnExtras
+from perdure.stores.writes import CommitTurn, Restart, RunPatch
 
 _TURNS = itertools.count(1)  # with the worker's id, which is never used twice, one of them names one turn
 

@@ -49,11 +49,3 @@ def check_count(what: str, count: object, *, least: int = 1) -> int:
     if count < least:
         raise InvalidArgument(f"{what} must be at least {least}, not {count}")
     return count
-
-
-_ESCAPES = str.maketrans({char: f"%{ord(char):02X}" for char in "%/#[]~"})
-
-
-def escape(name: str) -> str:
-    """A name as one segment of a location: what would be structure there is written in another way."""
-    return name if name.isidentifier() else name.translate(_ESCAPES)

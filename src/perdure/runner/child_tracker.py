@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from perdure.model.records import Entry, EntryStatus, ObserveRun
+from perdure.model.records import Entry, EntryStatus
+from perdure.model.turns import ObserveRun
 from perdure.runner.history import History
 from perdure.runner.pending import Pending
 from perdure.runner.tasks import EntryFuture

@@ -19,8 +19,10 @@ from perdure.codec import JSON, Codec
 from perdure.codec.failures import describe
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.ids import keyed_run_id
-from perdure.model.records import Continued, DeadLetter, Entry, ErrorRecord, StopChildren, Wait
-from perdure.model.validation import check_name, escape
+from perdure.model.locations import escape
+from perdure.model.records import DeadLetter, Entry, ErrorRecord, Wait
+from perdure.model.turns import Continued, StopChildren
+from perdure.model.validation import check_name
 from perdure.runner.cleanup import roll_back, uncancelled
 from perdure.runner.compensations import Compensations, Undo, call_of
 from perdure.runner.entry_tracker import Ledger

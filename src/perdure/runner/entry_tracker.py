@@ -17,14 +17,14 @@ from msgspec.structs import replace
 from perdure.codec import Codec, fingerprint
 from perdure.codec.failures import step_error, told_error
 from perdure.errors import HistoryDiverged, InvalidPayload, WorkflowMisuse
-from perdure.model.records import Entry, EntryStatus, ErrorRecord, Held, StartChild, StopRun
-from perdure.model.validation import escape
+from perdure.model.locations import escape, segment_of
+from perdure.model.records import Entry, EntryStatus, ErrorRecord, Held
+from perdure.model.turns import StartChild, StopRun
 from perdure.runner.child_tracker import CHILDREN, Nursery
 from perdure.runner.compensations import Compensations
 from perdure.runner.event_loop import WorkflowLoop
 from perdure.runner.history import History
 from perdure.runner.pending import Forever, Pending
-from perdure.runner.scopes import segment_of
 from perdure.runner.source_lines import calling_line
 from perdure.runner.tasks import EntryFuture
 from perdure.runner.timers import Alarms

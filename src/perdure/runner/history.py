@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from perdure.model.locations import scope_of
 from perdure.model.records import Entry, EntryStatus
-from perdure.runner.scopes import scope_of
 
 OUTLASTING = ("start_child", "watch", "deferred")
 """Kinds of entries of which some stay when their iteration is pruned."""

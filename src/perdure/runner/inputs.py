@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from perdure.model.records import Ending, EntryStatus, Expose, Input, Mail, Message, Standing, StartChild, StepDone
+from perdure.model.records import Ending, EntryStatus, Message
+from perdure.model.turns import Expose, Input, Mail, Standing, StartChild, StepDone
 from perdure.runner.completions import SUCCEEDED, Completing
 from perdure.runner.entry_tracker import EXHAUSTED
 from perdure.runner.pending import Pending

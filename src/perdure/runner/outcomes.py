@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from perdure.codec import Codec
 from perdure.codec.failures import describe
 from perdure.errors import InvalidPayload, StepFailed, WorkflowMisuse
-from perdure.model.records import Cancelled, Failed, Outcome, Succeeded
+from perdure.model.turns import Cancelled, Failed, Outcome, Succeeded
 from perdure.workflows.definition import Workflow
 
 LOGGER = logging.getLogger("perdure.workflow")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from asyncio import Future
 from typing import TYPE_CHECKING, Any
 
-from perdure.model.records import Entry, EntryStatus, ErrorRecord, Work
+from perdure.model.records import Entry, EntryStatus, ErrorRecord
+from perdure.model.turns import Work
 
 if TYPE_CHECKING:
     from perdure.workflows.commands import Question

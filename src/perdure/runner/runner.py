@@ -21,19 +21,8 @@ from collections.abc import Sequence
 from contextvars import Context as VariableContext
 
 from perdure.codec.failures import INTERRUPTED
-from perdure.model.records import (
-    CancelStep,
-    Continued,
-    ErrorRecord,
-    Failed,
-    Held,
-    Input,
-    Mail,
-    Outcome,
-    StepDone,
-    Succeeded,
-    Turn,
-)
+from perdure.model.records import ErrorRecord, Held
+from perdure.model.turns import CancelStep, Continued, Failed, Input, Mail, Outcome, StepDone, Succeeded, Turn
 from perdure.runner import eviction as closing
 from perdure.runner.cleanup import finale
 from perdure.runner.completions import MANY

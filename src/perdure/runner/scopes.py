@@ -16,16 +16,6 @@ import random
 from perdure.model.records import Entry
 
 
-def scope_of(location: str) -> str:
-    """The path of the scope that an entry is in; "" is the workflow's own."""
-    return location.rpartition("/")[0]
-
-
-def segment_of(location: str) -> str:
-    """The segment that a location was made of, without its number."""
-    return location.rpartition("/")[2].partition("#")[0]
-
-
 class Scope:
     """One sequence of asks: the workflow's own, or a task's. Numbers names and asks in order.
 

@@ -9,7 +9,7 @@ from contextvars import Context as VariableContext
 from contextvars import copy_context
 from typing import Any, Protocol
 
-from perdure.model.validation import escape
+from perdure.model.locations import escape
 from perdure.runner.scopes import Scope
 
 

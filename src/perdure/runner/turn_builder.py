@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import zlib
 
-from perdure.model.records import Effect, Entry, EntryStatus, Errand, Held, Outcome, RunStep, Wait
+from perdure.model.records import Entry, EntryStatus, Held, Wait
+from perdure.model.turns import Effect, Errand, Outcome, RunStep
 from perdure.retry import Retry
 from perdure.runner.context_api import Facade, RunStart
 from perdure.runner.mailbox import Mailroom

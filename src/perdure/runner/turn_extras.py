@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from perdure.model.records import DeadLetter, PublishedValue, StreamItem, Subscription, TurnExtras
+from perdure.model.records import DeadLetter, PublishedValue, StreamItem, Subscription
+from perdure.model.turns import TurnExtras
 from perdure.runner.pending import Pending
 
 

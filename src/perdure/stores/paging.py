@@ -8,7 +8,8 @@ from typing import cast
 import msgspec
 
 from perdure.errors import StoreError
-from perdure.model.records import RunQuery, RunStatus
+from perdure.model.queries import RunQuery
+from perdure.model.records import RunStatus
 
 Key = tuple[float, str]
 """Runs are listed by (created_at, id), newest first."""

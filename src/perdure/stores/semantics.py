@@ -12,23 +12,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perdure.errors import StoreError
-from perdure.model.records import (
-    Ending,
-    Entry,
-    Message,
-    RunRecord,
-    RunStatus,
-    StreamItem,
-    TopicEvent,
-    TurnExtras,
-)
-from perdure.stores.protocol import (
-    Answer,
+from perdure.model.records import Ending, Entry, Message, RunRecord, RunStatus, StreamItem, TopicEvent
+from perdure.model.turns import TurnExtras
+from perdure.stores.results import Answer, Ended, Superseded
+from perdure.stores.writes import (
     AppendStream,
     CommitTurn,
     CreateRun,
     Deliver,
-    Ended,
     EndRun,
     FanOut,
     Observe,
@@ -39,7 +30,6 @@ from perdure.stores.protocol import (
     RewindRun,
     RunPatch,
     Settle,
-    Superseded,
     SupersedeStream,
     Write,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from perdure.model.records import Entry, EntryStatus
-from perdure.stores.protocol import CommitTurn, CreateRun, Deliver, EndRun, Publish, Write
+from perdure.stores.writes import CommitTurn, CreateRun, Deliver, EndRun, Publish, Write
 
 MANY = 4
 

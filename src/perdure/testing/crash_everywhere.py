@@ -25,10 +25,13 @@ from perdure.clock import pause
 from perdure.config import EngineConfig
 from perdure.engine import Engine
 from perdure.errors import RunCancelled, RunFailed
-from perdure.model.records import Entry, EntryStatus, RunQuery
+from perdure.model.queries import RunQuery
+from perdure.model.records import Entry, EntryStatus
 from perdure.runner.blocking_guard import blocking_refused
 from perdure.stores.memory.store import MemoryStore
-from perdure.stores.protocol import Snapshot, Store, Write
+from perdure.stores.protocol import Store
+from perdure.stores.results import Snapshot
+from perdure.stores.writes import Write
 from perdure.testing.clock import VirtualClock
 from perdure.testing.commit_summary import said
 from perdure.testing.faults import Side

@@ -25,7 +25,8 @@ from perdure.errors import WorkflowMisuse
 from perdure.execution.runtime import Core
 from perdure.execution.store_session import Link
 from perdure.execution.waiters import News
-from perdure.model.records import RunRecord, RunStep
+from perdure.model.records import RunRecord
+from perdure.model.turns import RunStep
 from perdure.model.validation import check_seconds
 from perdure.runner.blocking_guard import blocking_refused
 from perdure.testing.harness import Harness, WatchedEngine, unhurried, unswept

@@ -8,29 +8,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypeVar
 
 from perdure.errors import StoreError
+from perdure.model.queries import RunQuery
 from perdure.model.records import (
     DeadLetter,
     Hint,
     Message,
     PublishedValue,
-    RunQuery,
     RunRecord,
     StreamItem,
     TopicEvent,
     WorkerRecord,
 )
-from perdure.stores.protocol import (
-    Answer,
-    Claim,
-    ClaimedRun,
-    Key,
-    RunPage,
-    Snapshot,
-    Store,
-    StoredEntry,
-    Unsettled,
-    Write,
-)
+from perdure.stores.protocol import Claim, Store
+from perdure.stores.results import Answer, ClaimedRun, Key, RunPage, Snapshot, StoredEntry, Unsettled
+from perdure.stores.writes import Write
 
 T = TypeVar("T")
 Side = Literal["before", "after"]

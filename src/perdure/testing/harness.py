@@ -23,7 +23,7 @@ from perdure.engine import Engine, core_over
 from perdure.execution.maintenance import EXPOSE_AFTER
 from perdure.execution.runtime import Core
 from perdure.execution.step_executor import Attempt, Executor
-from perdure.model.records import RunStep
+from perdure.model.turns import RunStep
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.protocol import Store
 from perdure.testing.clock import VirtualClock, let_the_loop_settle

@@ -16,7 +16,7 @@ from typing import Any, Self
 from msgspec.structs import replace
 
 from perdure.errors import CriticalError, InvalidArgument
-from perdure.model.records import RunStep
+from perdure.model.turns import RunStep
 from perdure.model.validation import check_name
 from perdure.workflows.step_context import current_step
 from perdure.workflows.steps import Body, Step, Unset

@@ -20,7 +20,7 @@ from perdure.admin.compatibility import Misfit, misfit_of
 from perdure.client.run_export import snapshot_of
 from perdure.codec import JSON, Codec
 from perdure.errors import HistoryDiverged, InvalidArgument, WorkflowMisuse
-from perdure.stores.protocol import Snapshot
+from perdure.stores.results import Snapshot
 from perdure.workflows.definition import Workflow
 
 History = dict[str, Any] | str | bytes | PathLike[str] | Snapshot

@@ -17,7 +17,8 @@ from msgspec import Struct
 from perdure.codec import Codec
 from perdure.codec.failures import told_error
 from perdure.errors import ChildFailed
-from perdure.model.records import Ending, Entry, ErrorRecord, ObserveRun, RunStatus, StartChild, Work
+from perdure.model.records import Ending, Entry, ErrorRecord, RunStatus
+from perdure.model.turns import ObserveRun, StartChild, Work
 from perdure.model.validation import MAX_NAME
 from perdure.workflows.commands import Question
 from perdure.workflows.durable_call import Asking

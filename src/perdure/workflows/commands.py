@@ -11,7 +11,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from perdure.model.records import Entry, PublishedValue, StreamItem, Work
+from perdure.model.records import Entry, PublishedValue, StreamItem
+from perdure.model.turns import Work
 
 
 class Wants(Struct, frozen=True):

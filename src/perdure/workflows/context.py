@@ -25,12 +25,11 @@ from perdure.workflows.branches import Opens, branches_of, join, map_items, race
 from perdure.workflows.children import Child, Raises, run_child, start_child
 from perdure.workflows.deferreds import Deferred, Defers
 from perdure.workflows.durable_call import Asking
-from perdure.workflows.loops import Loops, loop
-from perdure.workflows.messages import Receives, Request, receive, receive_batch, receive_request
+from perdure.workflows.loops import Break, Continue, Loops, loop
+from perdure.workflows.messages import Receives, Request, broadcast, receive, receive_batch, receive_request, send
 from perdure.workflows.rollback import RollbackScope, RollsBack
 from perdure.workflows.steps import UNSET, Step, StepOptions, Unset, body_of, checked_options
-from perdure.workflows.streams import Stream, broadcast, publish, send
-from perdure.workflows.types import Break, Continue
+from perdure.workflows.streams import Stream, publish
 
 P = ParamSpec("P")
 R = TypeVar("R")

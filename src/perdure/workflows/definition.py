@@ -15,11 +15,13 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from msgspec import Struct
 
-from perdure.codec.parameters import Parameters, enclosing_names, returns_of
+from perdure.codec.annotations import enclosing_names, returns_of
+from perdure.codec.parameters import Parameters
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.validation import check_count, check_name, check_seconds
 from perdure.retry import Retry
 from perdure.workflows.context import Context
+from perdure.workflows.registry import Registry
 from perdure.workflows.steps import Raises
 
 P = ParamSpec("P")
@@ -194,35 +196,4 @@ def _check_workflow_function(fn: Any) -> None:
         )
 
 
-class Registry:
-    """Workflows by name and version. Two places may define the same one; that is an error only for who must choose."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, int], dict[tuple[str, str], Workflow[Any, Any]]] = {}
-        self.revision = 0  # goes up with every definition
-
-    def add(self, made: Workflow[Any, Any]) -> None:
-        self.revision += 1
-        self._found.setdefault((made.name, made.version), {})[made.origin] = made
-
-    def find(self, name: str, version: int) -> Workflow[Any, Any] | None:
-        """The one definition of this name and version; `WorkflowMisuse` if there are several."""
-        places = self._found.get((name, version), {})
-        if len(places) > 1:
-            where = " and ".join(f"{module}.{qualname}" for module, qualname in places)
-            raise WorkflowMisuse(
-                f"workflow {name!r} version {version} is defined in {where}; name one in Engine(workflows=[...])"
-            )
-        return next(iter(places.values()), None)
-
-    def latest(self, name: str) -> Workflow[Any, Any] | None:
-        """The highest version of this name."""
-        versions = [version for found, version in self._found if found == name]
-        return self.find(name, max(versions)) if versions else None
-
-    def unambiguous(self) -> dict[tuple[str, int], Workflow[Any, Any]]:
-        """Everything for which nobody must choose."""
-        return {key: next(iter(places.values())) for key, places in self._found.items() if len(places) == 1}
-
-
-REGISTRY = Registry()
+REGISTRY: Registry[Workflow[Any, Any]] = Registry()

@@ -15,15 +15,32 @@ import inspect
 import typing
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from perdure.codec import Codec
-from perdure.codec.parameters import Parameters, enclosing_names, returns_of
+from perdure.codec.annotations import enclosing_names, returns_of
+from perdure.codec.parameters import Parameters
 from perdure.errors import WorkflowMisuse
 from perdure.model.records import Entry
 from perdure.model.validation import check_count, check_name
 from perdure.workflows.commands import Question
-from perdure.workflows.types import Break, Continue
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Break(Generic[R_co]):
+    """Returned by a loop's body: the loop ends with this value."""
+
+    value: R_co = None  # type: ignore[assignment]  # the default for a loop without state
+
+
+@dataclass(frozen=True, slots=True)
+class Continue(Generic[R_co]):
+    """Returned by a loop's body: go on with this state."""
+
+    state: R_co = None  # type: ignore[assignment]  # the default for a loop without state
 
 
 class Loops(Protocol):

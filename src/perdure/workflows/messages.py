@@ -13,10 +13,12 @@ import msgspec
 from perdure.codec import Codec
 from perdure.errors import InvalidArgument
 from perdure.model.records import Entry, Message, PublishedValue
-from perdure.model.validation import check_count, check_seconds
+from perdure.model.turns import BroadcastEvent, SendEvent, Work
+from perdure.model.validation import check_count, check_name, check_seconds
+from perdure.workflows.children import Raises
 from perdure.workflows.commands import Question, Wants
 from perdure.workflows.durable_call import Asking
-from perdure.workflows.events import event_name
+from perdure.workflows.events import event_name, message_of, outgoing, topic_event_of
 
 T = TypeVar("T")
 
@@ -36,6 +38,10 @@ class Receives(Protocol):
     def next_number(self) -> int: ...
 
     def pose(self, question: Question) -> Any: ...
+
+
+class Shows(Raises, Receives, Protocol):
+    """What sending and showing ask of the run."""
 
 
 class Request(Generic[T]):
@@ -130,3 +136,43 @@ def _value_of(run: Receives, message: Message, kind: Any) -> Any:
 def messages_of(entry: Entry) -> list[Message]:
     """What a receive was answered with, as its entry keeps it."""
     return [] if entry.detail is None else msgspec.json.decode(entry.detail, type=list[Message])
+
+
+def send(run: Shows, run_id: str, event: Any, payload: Any, event_id: str | None) -> Coroutine[None, None, None]:
+    """An event into a run's mailbox, under an id that is the same however often it is tried."""
+    check_name("a run's id", run_id)
+    options, body = outgoing(event, payload, run.codec)
+    given = None if event_id is None else check_name("an event's id", event_id)
+
+    def work(target: str) -> Work:
+        event_id, id = _ids(run, given, target)
+        return SendEvent(run_id, message_of(options, body, event_id=event_id, id=id, sent_at=run.now(), sender=run.id))
+
+    return _errand(run, "send", options.name, work, None)
+
+
+def broadcast(run: Shows, event: Any, payload: Any, event_id: str | None) -> Coroutine[None, None, int]:
+    """An event into its topic, under an id that is the same however often it is tried."""
+    options, body = outgoing(event, payload, run.codec)
+    given = None if event_id is None else check_name("an event's id", event_id)
+
+    def work(target: str) -> Work:
+        event_id, id = _ids(run, given, target)
+        return BroadcastEvent(topic_event_of(options, body, event_id=event_id, id=id, sent_at=run.now(), sender=run.id))
+
+    return _errand(run, "broadcast", options.name, work, lambda entry: run.codec.decode(entry.value or b"0", int))
+
+
+def _ids(run: Shows, given: str | None, target: str) -> tuple[str, str | None]:
+    """An event's own id, and the one under which it is taken once: as the workflow says, or those of the entry."""
+    made = f"{run.id}/{target}"
+    return (made, f"sent/{made}") if given is None else (given, None)
+
+
+def _errand(
+    run: Shows, kind: str, name: str, work: Callable[[str], Work], read: Callable[[Entry], Any] | None
+) -> Asking[Any]:
+    def ask() -> Any:
+        return run.pose(Question(kind=kind, name=name, segment=run.escape(name), work=work, read=read))
+
+    return Asking(kind, ask, run.next_number())

@@ -13,7 +13,8 @@ from perdure.codec import Codec
 from perdure.config import EngineConfig
 from perdure.errors import InvalidArgument, InvalidPayload, RunConflict, WorkflowMisuse
 from perdure.model.ids import keyed_run_id, new_run_id, new_token, shard_of
-from perdure.model.records import RunRecord, RunStatus, StartChild, WorkerRecord
+from perdure.model.records import RunRecord, RunStatus, WorkerRecord
+from perdure.model.turns import StartChild
 from perdure.model.validation import check_name, check_seconds
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow, check_tags
 

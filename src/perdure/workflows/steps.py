@@ -16,9 +16,10 @@ from functools import cached_property, update_wrapper
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
-from perdure.codec.parameters import enclosing_names, returns_of
+from perdure.codec.annotations import enclosing_names, returns_of
 from perdure.errors import InvalidArgument, WorkflowMisuse
-from perdure.model.validation import check_name, check_seconds, escape
+from perdure.model.locations import escape
+from perdure.model.validation import check_name, check_seconds
 from perdure.retry import Retry
 from perdure.workflows.durable_call import DurableCall
 

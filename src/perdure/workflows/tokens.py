@@ -24,7 +24,7 @@ _MAX_LENGTH = 8192
 
 
 class SigningKey(Protocol):
-    """A key of the store, as `perdure.stores.protocol.Key` is one."""
+    """A key of the store, as `perdure.stores.results.Key` is one."""
 
     @property
     def number(self) -> int: ...
@@ -120,3 +120,12 @@ def _take_number(raw: bytes) -> tuple[int, bytes]:
         used, shift = used + 1, shift + 7
         if byte <= 0x7F:
             return number, raw[used:]
+
+
+KEYS = "deferred"
+
+
+KEYS_EVERY = 60.0  # seconds between two looks for new keys
+
+
+IN_USE_AFTER = 2 * KEYS_EVERY  # a new key signs from then on, when every worker has read it

@@ -22,20 +22,6 @@ class Complete(Generic[R_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class Break(Generic[R_co]):
-    """Returned by a loop's body: the loop ends with this value."""
-
-    value: R_co = None  # type: ignore[assignment]  # the default for a loop without state
-
-
-@dataclass(frozen=True, slots=True)
-class Continue(Generic[R_co]):
-    """Returned by a loop's body: go on with this state."""
-
-    state: R_co = None  # type: ignore[assignment]  # the default for a loop without state
-
-
-@dataclass(frozen=True, slots=True)
 class WorkQueue:
     """Limits that hold for all runs started on a queue, across the fleet."""
 

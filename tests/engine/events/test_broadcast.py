@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from perdure import Context, EngineConfig, QueueFull, RunStatus, event, workflow
-from perdure.model.records import Subscription, TurnExtras
-from perdure.stores.protocol import CommitTurn, CreateRun, RunPatch
+from perdure.model.records import Subscription
+from perdure.model.turns import TurnExtras
+from perdure.stores.writes import CommitTurn, CreateRun, RunPatch
 from tests.engine.store_matrix import on_every_store
 from tests.engine.store_setup import ELSEWHERE, Stage
 

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from perdure import Context, EngineConfig, workflow
-from perdure.model.records import DeadLetter, Message, TurnExtras
-from perdure.stores.protocol import Committed, RewindRun
+from perdure.model.records import DeadLetter, Message
+from perdure.model.turns import TurnExtras
+from perdure.stores.results import Committed
+from perdure.stores.writes import RewindRun
 from perdure.testing import Harness, VirtualClock
 from tests.engine.interleaving import Choose, Doorkeeper, in_every_order
 from tests.engine.store_matrix import STORES, make_store

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from perdure import Context, EngineConfig, RunStatus, RunTerminated, event, workflow
-from perdure.stores.protocol import FanOut, Publish
+from perdure.stores.writes import FanOut, Publish
 from perdure.testing import Harness, VirtualClock
 from tests.engine.store_matrix import SERVERS, STORES, make_store
 

@@ -16,7 +16,7 @@ from perdure import (
     step,
     workflow,
 )
-from perdure.stores.protocol import CommitTurn
+from perdure.stores.writes import CommitTurn
 from tests.engine.store_matrix import everything_in, on_every_store
 
 LONG = EngineConfig(sweep_interval=1000.0, lease=5000.0)  # nothing in these tests is found by a sweep

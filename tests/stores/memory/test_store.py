@@ -6,7 +6,8 @@ import asyncio
 
 from perdure.stores.memory.due_queue import Due
 from perdure.stores.memory.store import MemoryStore
-from perdure.stores.protocol import Committed, Store
+from perdure.stores.protocol import Store
+from perdure.stores.results import Committed
 from perdure.testing.contract.builders import claim, entry, load, mail, run, suspended, take, turn, worker
 from perdure.testing.store_contract import StoreContract
 

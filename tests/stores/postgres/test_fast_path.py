@@ -10,9 +10,12 @@ import asyncpg
 import pytest
 
 from perdure.stores.postgres import fast_path as postgres_plainly
-from perdure.stores.postgres.pool import sql, target_of
+from perdure.stores.postgres.pool import sql
 from perdure.stores.postgres.store import PostgresStore
-from perdure.stores.protocol import Answer, Claim, Committed, Created, CreateRun, Exists, Write
+from perdure.stores.postgres.url import target_of
+from perdure.stores.protocol import Claim
+from perdure.stores.results import Answer, Committed, Created, Exists
+from perdure.stores.writes import CreateRun, Write
 from perdure.testing.contract.builders import (
     entry,
     mail,

@@ -10,7 +10,8 @@ import asyncpg
 import pytest
 
 from perdure.errors import StoreError
-from perdure.stores.postgres.pool import Link, target_of
+from perdure.stores.postgres.pool import Link
+from perdure.stores.postgres.url import target_of
 from tests.servers.postgres import postgres_url
 
 __all__ = ["postgres_url"]  # a fixture

@@ -13,7 +13,8 @@ import pytest
 from perdure.clock import SYSTEM_CLOCK, pause
 from perdure.errors import StoreError
 from perdure.stores.postgres.store import PostgresStore
-from perdure.stores.protocol import Answer, Committed, Write
+from perdure.stores.results import Answer, Committed
+from perdure.stores.writes import Write
 from perdure.testing.contract.builders import entry, load, run, turn, worker
 from tests.servers import postgres as launcher
 

@@ -17,7 +17,9 @@ from msgspec.structs import replace
 
 from perdure.clock import SYSTEM_CLOCK, pause
 from perdure.errors import StoreError
-from perdure.model.records import ErrorRecord, Message, RunQuery, RunStatus, TurnExtras
+from perdure.model.queries import RunQuery
+from perdure.model.records import ErrorRecord, Message, RunStatus
+from perdure.model.turns import TurnExtras
 from perdure.stores import semantics as rules
 from perdure.stores.postgres import batch as postgres_batch
 from perdure.stores.postgres import fast_path as postgres_plainly
@@ -25,21 +27,13 @@ from perdure.stores.postgres import listener as postgres_news
 from perdure.stores.postgres import queries as postgres_queries
 from perdure.stores.postgres import schema as postgres_schema
 from perdure.stores.postgres import workers as postgres_fleet
-from perdure.stores.postgres.pool import Connection, Target, as_store_error, sql, target_of
+from perdure.stores.postgres.errors import as_store_error
+from perdure.stores.postgres.pool import Connection, sql
 from perdure.stores.postgres.store import PostgresStore
-from perdure.stores.protocol import (
-    Answer,
-    Committed,
-    Created,
-    Delivered,
-    FanOut,
-    Observer,
-    RewindRun,
-    RunPatch,
-    Store,
-    Superseded,
-    Write,
-)
+from perdure.stores.postgres.url import Target, target_of
+from perdure.stores.protocol import Store
+from perdure.stores.results import Answer, Committed, Created, Delivered, Superseded
+from perdure.stores.writes import FanOut, Observer, RewindRun, RunPatch, Write
 from perdure.testing.contract.builders import (
     claim,
     end,

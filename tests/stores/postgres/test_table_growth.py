@@ -15,7 +15,7 @@ import asyncpg
 import pytest
 
 from perdure import Context, Engine, EngineConfig, event, step, workflow
-from perdure.model.records import RunQuery
+from perdure.model.queries import RunQuery
 from perdure.stores.postgres.store import PostgresStore
 from perdure.testing.contract.builders import claim, entry, mail, publish, run, succeeded, suspended, turn, worker
 from tests.servers.postgres import Server

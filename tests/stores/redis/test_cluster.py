@@ -12,9 +12,9 @@ import pytest
 from redis.asyncio import Connection
 
 from perdure.errors import StoreError
-from perdure.stores.protocol import Answer, Committed, Created
 from perdure.stores.redis.server import RedisServer, address_of
 from perdure.stores.redis.store import RedisStore
+from perdure.stores.results import Answer, Committed, Created
 from perdure.testing import StoreContract
 from perdure.testing.contract.builders import SHARDS, entry, run, turn, worker
 from tests.servers.redis import Cluster, new_prefix, with_options

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from perdure.errors import StoreError
-from perdure.stores.protocol import Answer, Claim, CreateRun, Write
+from perdure.stores.protocol import Claim
 from perdure.stores.redis import fast_path as redis_plainly
 from perdure.stores.redis.store import RedisStore
+from perdure.stores.results import Answer
+from perdure.stores.writes import CreateRun, Write
 from perdure.testing.contract.builders import entry, run, turn, worker
 from tests.servers.redis import prefix_of_its_own
 from tests.stores.fast_path_cases import NOT_PLAIN, PLAIN, SITUATIONS, set_scene

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from perdure.stores.memory.store import MemoryStore
-from perdure.stores.protocol import Answer, CommitTurn, Store, Write
+from perdure.stores.protocol import Store
 from perdure.stores.redis.store import RedisStore
+from perdure.stores.results import Answer
+from perdure.stores.writes import CommitTurn, Write
 from perdure.testing.contract.builders import receive, run, worker
 from tests.servers.redis import prefix_of_its_own
 from tests.stores.test_model_equivalence import RUNS, Ask, Seen, _sorted, _state, asks

@@ -13,12 +13,14 @@ from urllib.parse import urlsplit
 import pytest
 
 from perdure.errors import StoreError
-from perdure.model.records import RunStatus, TurnExtras
-from perdure.stores.protocol import Committed, Created, Delivered, Gone, Moved, Published, Replay, Write
+from perdure.model.records import RunStatus
+from perdure.model.turns import TurnExtras
 from perdure.stores.redis import server as redis_server
 from perdure.stores.redis.partitions import gathered
 from perdure.stores.redis.server import address_of
 from perdure.stores.redis.store import RedisStore
+from perdure.stores.results import Committed, Created, Delivered, Gone, Published
+from perdure.stores.writes import Moved, Replay, Write
 from perdure.testing.contract.builders import (
     assigned,
     entry,

@@ -17,7 +17,7 @@ import apsw
 import pytest
 
 from perdure.errors import StoreError
-from perdure.stores.protocol import Committed
+from perdure.stores.results import Committed
 from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.contract.builders import claim, entry, load, run, suspended, take, turn, worker
 

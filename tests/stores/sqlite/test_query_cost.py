@@ -9,18 +9,11 @@ from pathlib import Path
 import apsw
 import pytest
 
-from perdure.model.records import PublishedValue, RunStatus, StreamItem, TurnExtras
-from perdure.stores.protocol import (
-    AppendStream,
-    Committed,
-    CreateRun,
-    Published,
-    RewindRun,
-    RunPatch,
-    Superseded,
-    Write,
-)
+from perdure.model.records import PublishedValue, RunStatus, StreamItem
+from perdure.model.turns import TurnExtras
+from perdure.stores.results import Committed, Published, Superseded
 from perdure.stores.sqlite.store import SqliteStore
+from perdure.stores.writes import AppendStream, CreateRun, RewindRun, RunPatch, Write
 from perdure.testing.contract.builders import (
     assigned,
     end,

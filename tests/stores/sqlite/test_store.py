@@ -12,8 +12,11 @@ import apsw
 import pytest
 
 from perdure.errors import StoreError
-from perdure.model.records import RunQuery, RunStatus, TurnExtras
-from perdure.stores.protocol import Committed, Store, Write
+from perdure.model.queries import RunQuery
+from perdure.model.records import RunStatus
+from perdure.model.turns import TurnExtras
+from perdure.stores.protocol import Store
+from perdure.stores.results import Committed
 from perdure.stores.sqlite import batch as sqlite_commit
 from perdure.stores.sqlite import finalization as sqlite_duties
 from perdure.stores.sqlite import maintenance as sqlite_upkeep
@@ -24,6 +27,7 @@ from perdure.stores.sqlite import topics as sqlite_topics
 from perdure.stores.sqlite import workers as sqlite_fleet
 from perdure.stores.sqlite.errors import as_store_error
 from perdure.stores.sqlite.store import SqliteStore
+from perdure.stores.writes import Write
 from perdure.testing.contract.builders import (
     claim,
     entry,

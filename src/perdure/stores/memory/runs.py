@@ -15,7 +15,9 @@ from perdure.stores import semantics as rules
 from perdure.stores.memory.due_queue import Due
 from perdure.stores.memory.streams import Shown
 from perdure.stores.paging import Key
-from perdure.stores.protocol import Claim, Observer, Snapshot, StoredEntry, Unsettled
+from perdure.stores.protocol import Claim
+from perdure.stores.results import Snapshot, StoredEntry, Unsettled
+from perdure.stores.writes import Observer
 
 DUTY_PAGE = 500
 """How many observers, and how much mail, of a run that has ended are given at once."""

@@ -16,12 +16,12 @@ from msgspec.structs import replace
 
 from perdure.clock import SYSTEM_CLOCK, Clock
 from perdure.errors import StoreError
+from perdure.model.queries import RunQuery
 from perdure.model.records import (
     DeadLetter,
     Hint,
     Message,
     PublishedValue,
-    RunQuery,
     RunRecord,
     RunStatus,
     StreamItem,
@@ -34,17 +34,9 @@ from perdure.stores.memory.state import MemoryState
 from perdure.stores.memory.writes import carry_out
 from perdure.stores.paging import Key as Place
 from perdure.stores.paging import check_limit, created_between, cursor_after, key_of, statuses_of
-from perdure.stores.protocol import (
-    Answer,
-    Claim,
-    ClaimedRun,
-    Key,
-    RunPage,
-    Snapshot,
-    StoredEntry,
-    Unsettled,
-    Write,
-)
+from perdure.stores.protocol import Claim
+from perdure.stores.results import Answer, ClaimedRun, Key, RunPage, Snapshot, StoredEntry, Unsettled
+from perdure.stores.writes import Write
 
 
 class MemoryStore:

@@ -22,7 +22,8 @@ from msgspec.structs import replace
 from perdure.model.records import Subscription, TopicEvent
 from perdure.stores import semantics as rules
 from perdure.stores.memory.runs import MemoryRun, MemoryRuns, Standing
-from perdure.stores.protocol import Answer, FanOut, Full, Publish, Published
+from perdure.stores.results import Answer, Full, Published
+from perdure.stores.writes import FanOut, Publish
 
 
 class HeldEvent(Struct):

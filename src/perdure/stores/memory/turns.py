@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from perdure.model.records import RunRecord, TurnExtras
+from perdure.model.records import RunRecord
+from perdure.model.turns import TurnExtras
 from perdure.stores import semantics as rules
 from perdure.stores.memory.runs import MemoryRun
 from perdure.stores.memory.state import MemoryState
-from perdure.stores.protocol import Answer, Committed, CommitTurn, Missing, RunPatch
+from perdure.stores.results import Answer, Committed, Missing
+from perdure.stores.writes import CommitTurn, RunPatch
 
 NOTHING = TurnExtras()
 

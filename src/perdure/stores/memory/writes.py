@@ -8,33 +8,35 @@ from perdure.stores import semantics as rules
 from perdure.stores.memory.runs import MemoryRun
 from perdure.stores.memory.state import MemoryState
 from perdure.stores.memory.turns import commit_turn, read
-from perdure.stores.protocol import (
+from perdure.stores.results import (
     Answer,
-    AppendStream,
     Begun,
     Committed,
-    CommitTurn,
     Created,
-    CreateRun,
-    Deliver,
     Delivered,
     Ended,
-    EndRun,
     Exists,
-    FanOut,
     Full,
     Gone,
     Missing,
+    Observing,
+    Published,
+    Superseded,
+)
+from perdure.stores.writes import (
+    AppendStream,
+    CommitTurn,
+    CreateRun,
+    Deliver,
+    EndRun,
+    FanOut,
     Observe,
     Observer,
-    Observing,
     Publish,
-    Published,
     ReleaseRun,
     Replay,
     RewindRun,
     Settle,
-    Superseded,
     SupersedeStream,
     Write,
 )

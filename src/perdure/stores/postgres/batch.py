@@ -24,28 +24,21 @@ from perdure.model.records import Ending
 from perdure.stores import semantics as rules
 from perdure.stores import sql_rows as rows
 from perdure.stores.postgres.write_encoding import Json, as_json, mail, new_run, told
-from perdure.stores.protocol import (
+from perdure.stores.results import (
     Answer,
     Begun,
     Committed,
-    CommitTurn,
     Created,
-    CreateRun,
-    Deliver,
     Delivered,
     Ended,
-    FanOut,
     Full,
     Gone,
     Missing,
     Observing,
-    Publish,
     Published,
-    Replay,
-    Settle,
     Superseded,
-    Write,
 )
+from perdure.stores.writes import CommitTurn, CreateRun, Deliver, FanOut, Publish, Replay, Settle, Write
 
 COMMIT_WRITE = "SELECT * FROM {schema}.commit_write($1)"
 COMMIT_BATCH = "SELECT * FROM {schema}.commit_batch($1, $2, $3, $4, $5, $6, $7, $8, $9)"

@@ -16,7 +16,8 @@ from perdure.model.records import RunRecord
 from perdure.stores import semantics as rules
 from perdure.stores import sql_rows as rows
 from perdure.stores.postgres.write_encoding import entry_row
-from perdure.stores.protocol import Answer, Committed, CommitTurn, Created, CreateRun, RunPatch, Write
+from perdure.stores.results import Answer, Committed, Created
+from perdure.stores.writes import CommitTurn, CreateRun, RunPatch, Write
 
 _CREATE_PLAINLY = f"SELECT {{schema}}.create_plainly({', '.join(f'${n}' for n in range(1, 21))})"
 _TURN_PLAINLY = f"SELECT {{schema}}.turn_plainly({', '.join(f'${n}' for n in range(1, 30))})"

@@ -26,7 +26,8 @@ from perdure.clock import SYSTEM_CLOCK, pause
 from perdure.errors import StoreError
 from perdure.model.ids import new_token
 from perdure.stores.change_listeners import Hints
-from perdure.stores.postgres.pool import Connection, Link, explained, hang_up
+from perdure.stores.postgres.errors import explained
+from perdure.stores.postgres.pool import Connection, Link, hang_up
 
 RECONNECT_AFTER = 1.0  # seconds
 ASK_EVERY = 30.0  # seconds

@@ -9,20 +9,13 @@ from typing import Any
 import msgspec
 
 from perdure.errors import StoreError
-from perdure.model.records import (
-    DeadLetter,
-    Message,
-    PublishedValue,
-    RunQuery,
-    RunRecord,
-    StreamItem,
-    TopicEvent,
-    WorkerRecord,
-)
+from perdure.model.queries import RunQuery
+from perdure.model.records import DeadLetter, Message, PublishedValue, RunRecord, StreamItem, TopicEvent, WorkerRecord
 from perdure.stores import sql_rows as rows
 from perdure.stores.paging import check_limit, created_between, cursor_after, key_of, statuses_of
 from perdure.stores.postgres.pool import Link, sql
-from perdure.stores.protocol import Observer, RunPage, Snapshot, StoredEntry, Unsettled
+from perdure.stores.results import RunPage, Snapshot, StoredEntry, Unsettled
+from perdure.stores.writes import Observer
 
 OWED_PAGE = 500  # of what one run owes
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib.resources
 
 from perdure.errors import StoreError
-from perdure.stores.postgres.pool import Connection, Target, explained
+from perdure.stores.postgres.errors import explained
+from perdure.stores.postgres.pool import Connection
+from perdure.stores.postgres.url import Target
 
 OLDEST_SERVER = 140_000
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('perdure/' || $1, 0))"

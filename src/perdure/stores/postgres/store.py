@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from perdure.errors import StoreError
+from perdure.model.queries import RunQuery
 from perdure.model.records import (
     DeadLetter,
     Hint,
     Message,
     PublishedValue,
-    RunQuery,
     RunRecord,
     StreamItem,
     TopicEvent,
@@ -29,24 +29,24 @@ from perdure.stores.postgres import fast_path as postgres_plainly
 from perdure.stores.postgres import queries as postgres_queries
 from perdure.stores.postgres import schema as postgres_schema
 from perdure.stores.postgres import workers as postgres_fleet
+from perdure.stores.postgres.errors import explained
 from perdure.stores.postgres.listener import News
-from perdure.stores.postgres.pool import Link, explained, hang_up, sql, target_of
-from perdure.stores.protocol import (
+from perdure.stores.postgres.pool import Link, hang_up, sql
+from perdure.stores.postgres.url import target_of
+from perdure.stores.protocol import Claim
+from perdure.stores.results import (
     Answer,
-    Claim,
     ClaimedRun,
-    CreateRun,
     Ended,
     Exists,
     Key,
     Missing,
-    Observe,
     RunPage,
     Snapshot,
     StoredEntry,
     Unsettled,
-    Write,
 )
+from perdure.stores.writes import CreateRun, Observe, Write
 
 
 class PostgresStore:

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
-from perdure.model.records import DeadLetter, Entry, Message, RunRecord, TurnExtras
+from perdure.model.records import DeadLetter, Entry, Message, RunRecord
+from perdure.model.turns import TurnExtras
 from perdure.stores import sql_rows as rows
-from perdure.stores.protocol import (
+from perdure.stores.writes import (
     AppendStream,
     CommitTurn,
     CreateRun,

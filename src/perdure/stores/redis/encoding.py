@@ -30,7 +30,7 @@ from perdure.model.records import (
     Wait,
     WorkerRecord,
 )
-from perdure.stores.protocol import Key
+from perdure.stores.results import Key
 
 encode = msgspec.msgpack.Encoder().encode
 EMPTY = encode(())

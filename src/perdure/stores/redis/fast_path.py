@@ -13,9 +13,10 @@ from msgspec import Struct
 
 from perdure.model.records import RunRecord
 from perdure.stores import semantics as rules
-from perdure.stores.protocol import Answer, Committed, CommitTurn, Created, CreateRun, RunPatch, Write
 from perdure.stores.redis.encoding import born, encode, entry_value, moment, standing
 from perdure.stores.redis.listener import Sender
+from perdure.stores.results import Answer, Committed, Created
+from perdure.stores.writes import CommitTurn, CreateRun, RunPatch, Write
 
 _MADE = Created(owned=True)
 _COMMITTED = Committed()

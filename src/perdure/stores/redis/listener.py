@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from perdure.clock import SYSTEM_CLOCK, pause
 from perdure.stores.change_listeners import Hints
-from perdure.stores.redis.protocol import Wire
+from perdure.stores.redis.connections import Wire
 from perdure.stores.redis.server import RedisServer
 
 PAUSE = 0.5  # seconds before the channel is tried again

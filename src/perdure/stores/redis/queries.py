@@ -6,11 +6,13 @@ import heapq
 from collections.abc import AsyncIterator
 
 from perdure.errors import StoreError
-from perdure.model.records import DeadLetter, Message, RunQuery, RunRecord, RunStatus
+from perdure.model.queries import RunQuery
+from perdure.model.records import DeadLetter, Message, RunRecord, RunStatus
 from perdure.stores.paging import check_limit, created_between, cursor_after, key_of, statuses_of
-from perdure.stores.protocol import Observer, RunPage, Unsettled
 from perdure.stores.redis import encoding as rows
 from perdure.stores.redis.partitions import Slices, gathered
+from perdure.stores.results import RunPage, Unsettled
+from perdure.stores.writes import Observer
 
 PAGE = 200  # ids that a slice is asked for at once while a list is looked through
 DUTIES = 500  # observers, and messages, of an ended run that are named at once

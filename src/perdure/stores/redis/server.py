@@ -22,8 +22,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from perdure.errors import StoreError
-from perdure.stores.redis.connections import Link
-from perdure.stores.redis.protocol import hearing_cancels
+from perdure.stores.redis.connections import Link, hearing_cancels
 
 Call = Callable[..., Awaitable[Any]]
 

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from perdure.clock import Clock
+from perdure.model.queries import RunQuery
 from perdure.model.records import (
     DeadLetter,
     Hint,
     Message,
     PublishedValue,
-    RunQuery,
     RunRecord,
     StreamItem,
     TopicEvent,
@@ -31,21 +31,7 @@ from perdure.model.records import (
 from perdure.stores import semantics as rules
 from perdure.stores.change_listeners import Hints
 from perdure.stores.paging import check_limit
-from perdure.stores.protocol import (
-    Answer,
-    Claim,
-    ClaimedRun,
-    Committed,
-    CommitTurn,
-    Gone,
-    Key,
-    Replay,
-    RunPage,
-    Snapshot,
-    StoredEntry,
-    Unsettled,
-    Write,
-)
+from perdure.stores.protocol import Claim
 from perdure.stores.redis import encoding as rows
 from perdure.stores.redis import fast_path as redis_plainly
 from perdure.stores.redis import queries
@@ -53,6 +39,8 @@ from perdure.stores.redis.listener import Listener
 from perdure.stores.redis.partitions import Slices, gathered, refusing_bad_text
 from perdure.stores.redis.server import RedisServer, address_of
 from perdure.stores.redis.write_encoding import Array, answer_of, array_of, name_of, reaches_topics, sent_as
+from perdure.stores.results import Answer, ClaimedRun, Committed, Gone, Key, RunPage, Snapshot, StoredEntry, Unsettled
+from perdure.stores.writes import CommitTurn, Replay, Write
 
 
 class RedisStore:

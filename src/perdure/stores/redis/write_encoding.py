@@ -9,40 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from perdure.model.records import DeadLetter, Entry, Message, RunStatus, Subscription, TurnExtras
+from perdure.model.records import DeadLetter, Entry, Message, RunStatus, Subscription
+from perdure.model.turns import TurnExtras
 from perdure.stores import semantics as rules
-from perdure.stores.protocol import (
-    Answer,
-    AppendStream,
-    Begun,
-    Committed,
-    CommitTurn,
-    Created,
-    CreateRun,
-    Deliver,
-    Delivered,
-    Ended,
-    EndRun,
-    Exists,
-    FanOut,
-    Full,
-    Gone,
-    Missing,
-    Moved,
-    Observe,
-    Observing,
-    Publish,
-    Published,
-    ReleaseRun,
-    Replay,
-    Restart,
-    RewindRun,
-    RunPatch,
-    Settle,
-    Superseded,
-    SupersedeStream,
-    Write,
-)
 from perdure.stores.redis.encoding import (
     EMPTY,
     born,
@@ -56,6 +25,40 @@ from perdure.stores.redis.encoding import (
     raw,
     run_of,
     standing,
+)
+from perdure.stores.results import (
+    Answer,
+    Begun,
+    Committed,
+    Created,
+    Delivered,
+    Ended,
+    Exists,
+    Full,
+    Gone,
+    Missing,
+    Observing,
+    Published,
+    Superseded,
+)
+from perdure.stores.writes import (
+    AppendStream,
+    CommitTurn,
+    CreateRun,
+    Deliver,
+    EndRun,
+    FanOut,
+    Moved,
+    Observe,
+    Publish,
+    ReleaseRun,
+    Replay,
+    Restart,
+    RewindRun,
+    RunPatch,
+    Settle,
+    SupersedeStream,
+    Write,
 )
 
 Array = tuple[Any, ...]

@@ -14,39 +14,24 @@ from collections.abc import Iterator, Sequence
 import apsw
 import msgspec
 
-from perdure.model.records import Entry, RunRecord, RunStatus, TurnExtras
+from perdure.model.records import Entry, RunRecord, RunStatus
+from perdure.model.turns import TurnExtras
 from perdure.stores import semantics as rules
 from perdure.stores import sql_rows as rows
-from perdure.stores.protocol import (
+from perdure.stores.results import (
     Answer,
-    AppendStream,
     Begun,
     Committed,
-    CommitTurn,
     Created,
-    CreateRun,
-    Deliver,
     Delivered,
     Ended,
-    EndRun,
     Exists,
-    FanOut,
     Full,
     Gone,
     Missing,
-    Observe,
     Observing,
-    Publish,
     Published,
-    ReleaseRun,
-    Replay,
-    Restart,
-    RewindRun,
-    RunPatch,
-    Settle,
     Superseded,
-    SupersedeStream,
-    Write,
 )
 from perdure.stores.sqlite import finalization as sqlite_duties
 from perdure.stores.sqlite import rows as sqlite_rows
@@ -54,6 +39,24 @@ from perdure.stores.sqlite.finalization import ADD_LETTER, MESSAGE_NUMBER, REMOV
 from perdure.stores.sqlite.run_state_cache import Known, StandingMemory, known_at_birth, read_standing, read_standings
 from perdure.stores.sqlite.streams import ADD_ITEM, SHOW, SUPERSEDE, appended_rows, item_row, value_row
 from perdure.stores.sqlite.topics import ADD_MESSAGE, CONSUME, COUNT_MESSAGE, UNSUBSCRIBE_ALL, Topics, mail_rows
+from perdure.stores.writes import (
+    AppendStream,
+    CommitTurn,
+    CreateRun,
+    Deliver,
+    EndRun,
+    FanOut,
+    Observe,
+    Publish,
+    ReleaseRun,
+    Replay,
+    Restart,
+    RewindRun,
+    RunPatch,
+    Settle,
+    SupersedeStream,
+    Write,
+)
 
 TURN_AT = "SELECT turn_id FROM entries WHERE run_no = ? AND position = ?"
 UNREAD = """

@@ -10,11 +10,12 @@ import apsw
 
 from perdure.stores import semantics as rules
 from perdure.stores import sql_rows as rows
-from perdure.stores.protocol import Answer, Committed, Full, Publish, Replay, RewindRun, Settle
+from perdure.stores.results import Answer, Committed, Full
 from perdure.stores.sqlite import rows as sqlite_rows
 from perdure.stores.sqlite.run_state_cache import Known
 from perdure.stores.sqlite.streams import SUPERSEDE_ALL
 from perdure.stores.sqlite.topics import UNSUBSCRIBE_ALL, Topics
+from perdure.stores.writes import Publish, Replay, RewindRun, Settle
 
 OBSERVE = "INSERT OR IGNORE INTO observers (run_no, observer, target) VALUES (?, ?, ?)"
 OBSERVED = "UPDATE runs SET observed = 1 WHERE no = ? AND observed = 0"

@@ -10,7 +10,7 @@ import secrets
 
 import apsw
 
-from perdure.stores.protocol import Key
+from perdure.stores.results import Key
 from perdure.stores.sqlite.finalization import REMOVE_LETTER
 from perdure.stores.sqlite.workers import writing
 

@@ -9,13 +9,15 @@ from typing import TypeVar
 import apsw
 
 from perdure.errors import StoreError
-from perdure.model.records import DeadLetter, Message, RunQuery, RunRecord, TopicEvent, WorkerRecord
+from perdure.model.queries import RunQuery
+from perdure.model.records import DeadLetter, Message, RunRecord, TopicEvent, WorkerRecord
 from perdure.stores import sql_rows as rows
 from perdure.stores.paging import check_limit, created_between, cursor_after, key_of, statuses_of
-from perdure.stores.protocol import Observer, RunPage, Snapshot, StoredEntry, Unsettled
+from perdure.stores.results import RunPage, Snapshot, StoredEntry, Unsettled
 from perdure.stores.sqlite import rows as sqlite_rows
 from perdure.stores.sqlite.batch import RUN
 from perdure.stores.sqlite.topics import EVENT_COLUMNS
+from perdure.stores.writes import Observer
 
 T = TypeVar("T")
 

@@ -13,8 +13,9 @@ import apsw
 
 from perdure.model.records import RunRecord
 from perdure.stores import sql_rows as rows
-from perdure.stores.protocol import Answer, AppendStream, Committed, CommitTurn, Deliver, SupersedeStream, Write
+from perdure.stores.results import Answer, Committed
 from perdure.stores.semantics import Key, Standing, last_position
+from perdure.stores.writes import AppendStream, CommitTurn, Deliver, SupersedeStream, Write
 
 MOST = 20_000
 

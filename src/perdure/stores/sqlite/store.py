@@ -17,12 +17,12 @@ import apsw
 
 from perdure.clock import SYSTEM_CLOCK, Clock
 from perdure.errors import StoreError
+from perdure.model.queries import RunQuery
 from perdure.model.records import (
     DeadLetter,
     Hint,
     Message,
     PublishedValue,
-    RunQuery,
     RunRecord,
     StreamItem,
     TopicEvent,
@@ -30,7 +30,8 @@ from perdure.model.records import (
 )
 from perdure.stores import semantics as rules
 from perdure.stores.change_listeners import Hints
-from perdure.stores.protocol import Answer, Claim, ClaimedRun, Key, RunPage, Snapshot, StoredEntry, Unsettled, Write
+from perdure.stores.protocol import Claim
+from perdure.stores.results import Answer, ClaimedRun, Key, RunPage, Snapshot, StoredEntry, Unsettled
 from perdure.stores.sqlite import batch as sqlite_commit
 from perdure.stores.sqlite import maintenance as sqlite_upkeep
 from perdure.stores.sqlite import queries as sqlite_queries
@@ -39,6 +40,7 @@ from perdure.stores.sqlite import streams as sqlite_shown
 from perdure.stores.sqlite import workers as sqlite_fleet
 from perdure.stores.sqlite.connection import ConnectionThread, T, Work
 from perdure.stores.sqlite.run_state_cache import StandingMemory
+from perdure.stores.writes import Write
 
 POLL_INTERVAL = 0.02  # seconds between two looks for what other processes did
 

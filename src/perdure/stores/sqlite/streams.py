@@ -8,8 +8,8 @@ from perdure.model.records import PublishedValue, StreamItem
 from perdure.stores import semantics as rules
 from perdure.stores import sql_rows as rows
 from perdure.stores.paging import check_limit
-from perdure.stores.protocol import AppendStream
 from perdure.stores.sqlite import rows as sqlite_rows
+from perdure.stores.writes import AppendStream
 
 SHOW = """
     INSERT INTO published (run_no, key, value, expires_at) VALUES (?, ?, ?, ?)

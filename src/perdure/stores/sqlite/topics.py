@@ -20,9 +20,10 @@ from msgspec.structs import replace
 from perdure.model.records import Message, Subscription, TopicEvent
 from perdure.stores import semantics as rules
 from perdure.stores import sql_rows as rows
-from perdure.stores.protocol import Answer, FanOut, Full, Publish, Published
+from perdure.stores.results import Answer, Full, Published
 from perdure.stores.sqlite import rows as sqlite_rows
 from perdure.stores.sqlite.run_state_cache import Known, read_standing
+from perdure.stores.writes import FanOut, Publish
 
 EVENT_COLUMNS = "topic, id, body, sent_at, delivery, consume, expires_at, sender, place, event_id"
 _STORED = f"SELECT {EVENT_COLUMNS}, bound, fan_from, assigned_to FROM topic_events"

@@ -14,7 +14,8 @@ import msgspec
 from perdure.model.records import WorkerRecord
 from perdure.stores import semantics as rules
 from perdure.stores import sql_rows as rows
-from perdure.stores.protocol import Claim, ClaimedRun
+from perdure.stores.protocol import Claim
+from perdure.stores.results import ClaimedRun
 from perdure.stores.sqlite.batch import ALIVE, RELEASE
 
 DUE = """

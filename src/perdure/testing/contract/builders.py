@@ -18,11 +18,12 @@ from perdure.model.records import (
     RunStatus,
     Subscription,
     TopicEvent,
-    TurnExtras,
     WorkerRecord,
 )
-from perdure.stores.protocol import (
-    Claim,
+from perdure.model.turns import TurnExtras
+from perdure.stores.protocol import Claim, Store
+from perdure.stores.results import Snapshot, Unsettled
+from perdure.stores.writes import (
     CommitTurn,
     CreateRun,
     Deliver,
@@ -32,9 +33,6 @@ from perdure.stores.protocol import (
     Publish,
     RunPatch,
     Settle,
-    Snapshot,
-    Store,
-    Unsettled,
     Write,
 )
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from perdure.model.records import RunQuery, RunStatus
-from perdure.stores.protocol import Committed, Created, Delivered, Exists, Store, Superseded
+from perdure.model.queries import RunQuery
+from perdure.model.records import RunStatus
+from perdure.stores.protocol import Store
+from perdure.stores.results import Committed, Created, Delivered, Exists, Superseded
 from perdure.testing.contract.builders import (
     Kit,
     case,

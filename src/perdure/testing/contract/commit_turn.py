@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from perdure.model.records import EntryStatus, ErrorRecord, Held, RunStatus, TurnExtras, Wait
-from perdure.stores.protocol import (
-    Committed,
-    Ended,
-    EndRun,
-    Missing,
-    ReleaseRun,
-    RunPatch,
-    Store,
-    Superseded,
-    Write,
-)
+from perdure.model.records import EntryStatus, ErrorRecord, Held, RunStatus, Wait
+from perdure.model.turns import TurnExtras
+from perdure.stores.protocol import Store
+from perdure.stores.results import Committed, Ended, Missing, Superseded
+from perdure.stores.writes import EndRun, ReleaseRun, RunPatch, Write
 from perdure.testing.contract.builders import (
     Kit,
     case,

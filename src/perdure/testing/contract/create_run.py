@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from perdure.model.records import ErrorRecord, Held, RunStatus, Wait
-from perdure.stores.protocol import Created, EndRun, Exists, Store
+from perdure.stores.protocol import Store
+from perdure.stores.results import Created, Exists
+from perdure.stores.writes import EndRun
 from perdure.testing.contract.builders import Kit, case, claim, load, record, run, take, worker
 
 

@@ -6,23 +6,11 @@ import asyncio
 
 from msgspec.structs import replace
 
-from perdure.model.records import DeadLetter, RunStatus, TurnExtras
-from perdure.stores.protocol import (
-    Answer,
-    CommitTurn,
-    Deliver,
-    Delivered,
-    Ended,
-    Full,
-    Gone,
-    Key,
-    Missing,
-    Publish,
-    Published,
-    Replay,
-    Store,
-    Write,
-)
+from perdure.model.records import DeadLetter, RunStatus
+from perdure.model.turns import TurnExtras
+from perdure.stores.protocol import Store
+from perdure.stores.results import Answer, Delivered, Ended, Full, Gone, Key, Missing, Published
+from perdure.stores.writes import CommitTurn, Deliver, Publish, Replay, Write
 from perdure.testing.contract.builders import (
     Kit,
     assigned,

@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 from perdure.model.records import Held, RunStatus, Wait
-from perdure.stores.protocol import (
-    Begun,
-    Committed,
-    Created,
-    Ended,
-    Missing,
-    ReleaseRun,
-    Restart,
-    RunPatch,
-    Store,
-    Superseded,
-)
+from perdure.stores.protocol import Store
+from perdure.stores.results import Begun, Committed, Created, Ended, Missing, Superseded
+from perdure.stores.writes import ReleaseRun, Restart, RunPatch
 from perdure.testing.contract.builders import (
     Kit,
     case,

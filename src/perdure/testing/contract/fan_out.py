@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from perdure.model.records import TurnExtras
-from perdure.stores.protocol import Committed, FanOut, Full, Published, Store, Write
+from perdure.model.turns import TurnExtras
+from perdure.stores.protocol import Store
+from perdure.stores.results import Committed, Full, Published
+from perdure.stores.writes import FanOut, Write
 from perdure.testing.contract.builders import (
     Kit,
     assigned,

@@ -7,21 +7,9 @@ import asyncio
 from msgspec.structs import replace
 
 from perdure.model.records import Ending, ErrorRecord, RunStatus
-from perdure.stores.protocol import (
-    Committed,
-    Created,
-    Ended,
-    Exists,
-    Missing,
-    Moved,
-    Observer,
-    Observing,
-    Restart,
-    RewindRun,
-    RunPatch,
-    Settle,
-    Store,
-)
+from perdure.stores.protocol import Store
+from perdure.stores.results import Committed, Created, Ended, Exists, Missing, Observing
+from perdure.stores.writes import Moved, Observer, Restart, RewindRun, RunPatch, Settle
 from perdure.testing.contract.builders import (
     Kit,
     case,

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from perdure.model.records import RunStatus, TurnExtras
-from perdure.stores.protocol import (
-    Committed,
+from perdure.model.records import RunStatus
+from perdure.model.turns import TurnExtras
+from perdure.stores.protocol import Store
+from perdure.stores.results import Committed, Ended, Missing, Superseded
+from perdure.stores.writes import (
     CommitTurn,
-    Ended,
     EndRun,
     FanOut,
-    Missing,
     Observe,
     ReleaseRun,
     Restart,
     RunPatch,
     Settle,
-    Store,
-    Superseded,
     SupersedeStream,
     Write,
 )

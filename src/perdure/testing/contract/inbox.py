@@ -7,18 +7,9 @@ import asyncio
 from msgspec.structs import replace
 
 from perdure.model.records import Held, RunStatus
-from perdure.stores.protocol import (
-    Committed,
-    Delivered,
-    Ended,
-    EndRun,
-    Full,
-    Missing,
-    Published,
-    Restart,
-    RunPatch,
-    Store,
-)
+from perdure.stores.protocol import Store
+from perdure.stores.results import Committed, Delivered, Ended, Full, Missing, Published
+from perdure.stores.writes import EndRun, Restart, RunPatch
 from perdure.testing.contract.builders import (
     Kit,
     case,

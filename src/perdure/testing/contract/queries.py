@@ -6,8 +6,10 @@ import asyncio
 
 from msgspec.structs import replace
 
-from perdure.model.records import EntryStatus, ErrorRecord, RunQuery, RunStatus
-from perdure.stores.protocol import EndRun, Store
+from perdure.model.queries import RunQuery
+from perdure.model.records import EntryStatus, ErrorRecord, RunStatus
+from perdure.stores.protocol import Store
+from perdure.stores.writes import EndRun
 from perdure.testing.contract.builders import (
     SHARDS,
     Kit,

@@ -6,19 +6,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from perdure.model.records import Held, RunStatus, StreamItem, TurnExtras, Wait
-from perdure.stores.protocol import (
-    AppendStream,
-    Begun,
-    Committed,
-    Delivered,
-    Missing,
-    Observer,
-    RewindRun,
-    RunPatch,
-    Store,
-    Superseded,
-)
+from perdure.model.records import Held, RunStatus, StreamItem, Wait
+from perdure.model.turns import TurnExtras
+from perdure.stores.protocol import Store
+from perdure.stores.results import Begun, Committed, Delivered, Missing, Superseded
+from perdure.stores.writes import AppendStream, Observer, RewindRun, RunPatch
 from perdure.testing.contract.builders import (
     Kit,
     assigned,

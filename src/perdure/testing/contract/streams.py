@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from perdure.model.records import PublishedValue, RunStatus, StreamItem, TurnExtras
-from perdure.stores.protocol import (
-    AppendStream,
-    Committed,
-    Ended,
-    Missing,
-    Restart,
-    RewindRun,
-    RunPatch,
-    Store,
-    Superseded,
-    SupersedeStream,
-)
+from perdure.model.records import PublishedValue, RunStatus, StreamItem
+from perdure.model.turns import TurnExtras
+from perdure.stores.protocol import Store
+from perdure.stores.results import Committed, Ended, Missing, Superseded
+from perdure.stores.writes import AppendStream, Restart, RewindRun, RunPatch, SupersedeStream
 from perdure.testing.contract.builders import Kit, case, end, refused, run, settle, succeeded, suspended, turn
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from perdure.model.records import Held, Message, RunStatus, Subscription, TurnExtras
-from perdure.stores.protocol import Committed, Full, Published, Restart, RunPatch, Store
+from perdure.model.records import Held, Message, RunStatus, Subscription
+from perdure.model.turns import TurnExtras
+from perdure.stores.protocol import Store
+from perdure.stores.results import Committed, Full, Published
+from perdure.stores.writes import Restart, RunPatch
 from perdure.testing.contract.builders import (
     Kit,
     assigned,

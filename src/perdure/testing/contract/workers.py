@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from perdure.model.records import RunStatus
-from perdure.stores.protocol import ClaimedRun, Committed, Store
+from perdure.stores.protocol import Store
+from perdure.stores.results import ClaimedRun, Committed
 from perdure.testing.contract.builders import (
     FLOW,
     SHARDS,

@@ -8,7 +8,9 @@ from typing import TypeVar
 
 from perdure.errors import StoreError
 from perdure.model.records import Hint
-from perdure.stores.protocol import Answer, Claim, ClaimedRun, Store, Write
+from perdure.stores.protocol import Claim, Store
+from perdure.stores.results import Answer, ClaimedRun
+from perdure.stores.writes import Write
 from perdure.testing.faults import FaultyStore
 from perdure.testing.simulation.fault_plan import Fault, Plan
 from perdure.testing.simulation.process import Process

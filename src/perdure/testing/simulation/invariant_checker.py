@@ -20,36 +20,20 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from perdure.model.records import (
-    Ending,
-    Entry,
-    EntryStatus,
-    Message,
-    RunQuery,
-    RunRecord,
-    RunStatus,
-    TopicEvent,
-    WorkerRecord,
-)
-from perdure.stores.protocol import (
-    Answer,
-    Claim,
-    ClaimedRun,
-    Committed,
+from perdure.model.queries import RunQuery
+from perdure.model.records import Ending, Entry, EntryStatus, Message, RunRecord, RunStatus, TopicEvent, WorkerRecord
+from perdure.stores.protocol import Claim, Store
+from perdure.stores.results import Answer, ClaimedRun, Committed, Created, Delivered, Published, Snapshot
+from perdure.stores.writes import (
     CommitTurn,
-    Created,
     CreateRun,
     Deliver,
-    Delivered,
     EndRun,
     Publish,
-    Published,
     ReleaseRun,
     Restart,
     RewindRun,
     RunPatch,
-    Snapshot,
-    Store,
     Write,
 )
 from perdure.testing.faults import FaultyStore

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from perdure.model.records import Entry, EntryStatus, Message, RunStatus
-from perdure.stores.protocol import CreateRun
+from perdure.stores.writes import CreateRun
 
 
 @dataclass(slots=True)

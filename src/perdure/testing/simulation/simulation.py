@@ -16,7 +16,8 @@ from perdure.client.client import Client
 from perdure.clock import Clock
 from perdure.config import EngineConfig
 from perdure.engine import Engine, core_over
-from perdure.model.records import EntryStatus, RunStep
+from perdure.model.records import EntryStatus
+from perdure.model.turns import RunStep
 from perdure.runner.entry_tracker import EXHAUSTED
 from perdure.stores.protocol import Store
 from perdure.testing.simulation.event_loop import SimulatedLoop

@@ -1,0 +1,155 @@
+"""Results of writes and reads of a store, as data."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from perdure.model.records import (
+    Ending,
+    Entry,
+    Message,
+    RunRecord,
+    RunStatus,
+)
+from perdure.stores.writes import Observer
+
+
+class Created(Struct, frozen=True):
+    """The run was made by this call; `owned` says whether the given owner got it."""
+
+    owned: bool
+
+
+class Exists(Struct, frozen=True):
+    """The id was taken by this run."""
+
+    record: RunRecord
+
+
+class Committed(Struct, frozen=True, gc=False):
+    """The write is durable. `mail`: the inbox holds messages that it has not seen."""
+
+    mail: bool = False
+
+
+class Superseded(Struct, frozen=True):
+    """Somebody else moved the run on, owns it, or declared this worker gone: drop it and load again."""
+
+
+class Ended(Struct, frozen=True):
+    """The run had ended already, like this; who wants to observe it learns with what."""
+
+    status: RunStatus
+    ending: Ending | None = None
+
+
+class Observing(Struct, frozen=True):
+    """The end of the run will be told."""
+
+
+class Published(Struct, frozen=True):
+    """The event is accepted: how many runs it was assigned to, and whether there are more to come (`FanOut`).
+
+    `fresh` is False if an event with its id had been accepted before.
+    """
+
+    place: int
+    woken: int
+    more: bool = False
+    fresh: bool = True
+
+
+class Begun(Struct, frozen=True):
+    """The run has executed already."""
+
+
+class Missing(Struct, frozen=True):
+    """There is no such run."""
+
+
+class Gone(Struct, frozen=True):
+    """There is no such dead letter: it was never there, or somebody else was first."""
+
+
+class Delivered(Struct, frozen=True):
+    """The message is in the inbox; `fresh` is False if one with its id had been accepted before.
+
+    `owner` is the worker that executes the run now, if any.
+    """
+
+    number: int
+    fresh: bool
+    owner: str | None = None
+
+
+class Full(Struct, frozen=True):
+    """The inbox holds as many messages as it may."""
+
+    pending: int
+
+
+Answer = (
+    Created
+    | Exists
+    | Committed
+    | Superseded
+    | Ended
+    | Begun
+    | Missing
+    | Gone
+    | Delivered
+    | Full
+    | Observing
+    | Published
+)
+
+
+class Snapshot(Struct, frozen=True):
+    """A run as of one moment: its row, every entry row in order of position, its unread mail in order of number."""
+
+    record: RunRecord
+    position: int
+    entries: tuple[Entry, ...]
+    inbox: tuple[Message, ...]
+
+
+class Unsettled(Struct, frozen=True):
+    """A run that has ended and what it still owes; observers and mail in pages. `orphans`: it was terminated."""
+
+    record: RunRecord
+    observers: tuple[Observer, ...]
+    mail: tuple[Message, ...]
+    orphans: bool
+
+
+class Key(Struct, frozen=True):
+    """A random key of the store. The newest signs; older ones are kept to check what they have signed."""
+
+    number: int
+    made_at: float
+    secret: bytes
+
+
+class ClaimedRun(Struct, frozen=True):
+    """A run that was claimed, the highest number that its inbox has given so far, and where its history stands.
+
+    By the position a worker knows whether a copy that it kept in memory is still the run.
+    """
+
+    id: str
+    inbox_last: int
+    position: int = 0
+
+
+class RunPage(Struct, frozen=True):
+    """One page of a query; `next` continues it, None at the end."""
+
+    runs: tuple[RunRecord, ...]
+    next: str | None = None
+
+
+class StoredEntry(Struct, frozen=True):
+    """An entry with the position at which it was (last) written."""
+
+    position: int
+    entry: Entry
