@@ -41,8 +41,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # servers are stopped on the way out
     with Hosts(options.results / f"servers-{os.getpid()}") as hosts:
         rig = Rig(options.results, hosts, options.engines, options.rounds, options.scale, log.print)
-        if options.scale > 0:  # tiny sizes show that it works: for that nothing need be compiled
-            rig.compile()
         for name in options.names or MODULES:
             outcome = measure(name, rig)
             if not any(outcome.rounds) and not outcome.missing:

@@ -49,8 +49,6 @@ def rivals(ours: Entrant, theirs: Entrant) -> bool:
     """SQLite beside what needs no server of ours, servers beside what has one; and Redis beside PostgreSQL."""
     if theirs.peer_name == "perdure":
         return (ours.variant_name, theirs.variant_name) == ("redis", "postgres")
-    if theirs.peer_name == "plain":
-        return ours.variant_name == theirs.variant_name
     if ours.variant_name == "sqlite":
         return "postgres" not in theirs.variant.needs
     return "sqlite" not in theirs.variant_name and not theirs.peer.embedded

@@ -115,9 +115,9 @@ class Entrant:
 
 
 def peer_names() -> list[str]:
-    """Perdure first, then the others as their files are named; last what it is without a compiler."""
+    """Return the names of all peers: Perdure first, then the others in alphabetical order."""
     names = sorted(path.stem for path in PEERS.glob("*.py") if path.stem != "__init__")
-    return sorted(names, key=lambda name: (name != "perdure", name == "plain"))
+    return sorted(names, key=lambda name: name != "perdure")
 
 
 def peer(name: str) -> Peer:

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.compiled import SOURCE, compiled_source
 from benchmarks.harness import ROOT, Measures, Round, Setting, Sizes, Workload, workload
 from benchmarks.peer_environments import NotInstallable, install, python_of
 from benchmarks.peer_protocol import Entrant
 from benchmarks.servers import Hosts
 
+SOURCE = ROOT / "src"
 PATIENCE = 900.0  # seconds until a subject is given up
 
 
@@ -50,14 +50,6 @@ class Rig:
     versions: dict[str, str] = field(default_factory=dict)
     """Of the peers that are installed."""
     not_installed: dict[str, str] = field(default_factory=dict)
-    source: Path = SOURCE
-    """Where perdure is imported from, but for the peer that is perdure as it is checked out."""
-
-    def compile(self) -> None:
-        """Measure perdure as its wheels have it."""
-        self.progress("perdure is being compiled")
-        self.source, self.versions["perdure"] = compiled_source()
-        self.progress(f"perdure is here: {self.versions['perdure']}")
 
 
 @dataclass(frozen=True)
@@ -120,11 +112,10 @@ class Course:
         for entrant in _rotated(entrants, self.number - 1):
             self._tell(entrant.name)
             python = python_of(entrant.peer_name, entrant.peer)
-            source = SOURCE if entrant.peer_name == "plain" else self.rig.source
             try:
                 with self._round_folder() as own, self.rig.hosts.fresh(entrant.variant.needs) as urls:
                     setting = Setting(own, self.prepared, self.sizes, urls)
-                    measured[entrant.name] = _run(python, source, "run_peer", self.name, entrant.name, setting)
+                    measured[entrant.name] = _run(python, "run_peer", self.name, entrant.name, setting)
             except SubjectFailed as error:
                 if entrant.peer_name == "perdure":
                     raise SystemExit(f"{self.name}, {entrant.name}: failed\n{error.output}") from error
@@ -147,7 +138,7 @@ class Course:
 
     def _ours(self, subject: str, setting: Setting) -> Measures:
         try:
-            return _run(sys.executable, self.rig.source, "run_subject", self.name, subject, setting)
+            return _run(sys.executable, "run_subject", self.name, subject, setting)
         except SubjectFailed as error:
             raise SystemExit(f"{self.name}, {subject}: failed\n{error.output}") from error
 
@@ -208,9 +199,9 @@ def _servers_of(subjects: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     return tuple({server for needs in subjects.values() for server in needs})
 
 
-def _run(python: str, source: Path, module: str, name: str, subject: str, setting: Setting) -> Measures:
+def _run(python: str, module: str, name: str, subject: str, setting: Setting) -> Measures:
     """The measures that a subject prints in its last line."""
-    path = os.pathsep.join(filter(None, [str(ROOT), str(source), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(ROOT), str(SOURCE), os.environ.get("PYTHONPATH")]))
     os.sync()
     try:
         done = subprocess.run(

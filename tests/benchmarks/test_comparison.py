@@ -217,17 +217,10 @@ def test_stores_are_compared_with_what_their_users_would_take_instead():
     def of(name: str) -> set[str]:
         return {other for other, each in everyone.items() if rivals(everyone[name], each)}
 
-    assert of("perdure-sqlite") == {
-        "dbos-sqlite",
-        "dbos-sqlite-sync",
-        "restate",
-        "rivet",
-        "rivet-grouped",
-        "plain-sqlite",
-    }
+    assert of("perdure-sqlite") == {"dbos-sqlite", "dbos-sqlite-sync", "restate", "rivet", "rivet-grouped"}
     servers = {"dbos-postgres", "dbos-postgres-sync", "restate", "absurd"}
-    assert of("perdure-postgres") == servers | {"plain-postgres"}
-    assert of("perdure-redis") == servers | {"plain-redis", "perdure-postgres"}
+    assert of("perdure-postgres") == servers
+    assert of("perdure-redis") == servers | {"perdure-postgres"}
 
 
 def test_targets_name_stores_and_peers_that_there_are():

@@ -39,14 +39,11 @@ app = typer.Typer(
 def _print_version(asked: bool) -> None:
     if asked:
         from importlib.metadata import PackageNotFoundError, version
-        from importlib.util import find_spec
 
         from perdure.cli.output import say
 
-        spec = find_spec("perdure.runner.entry_tracker")  # one of the rooms that may be compiled
-        compiled = spec is not None and not (spec.origin or "").endswith(".py")
         try:
-            say(f"perdure {version('perdure')}{', compiled' if compiled else ''}")
+            say(f"perdure {version('perdure')}")
         except PackageNotFoundError:
             say("perdure, not installed")
         raise typer.Exit

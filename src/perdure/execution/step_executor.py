@@ -26,7 +26,6 @@ from perdure.workflows.steps import StepCall
 LOGGER = logging.getLogger("perdure.execution")
 
 Report = Callable[[str, StepDone], None]
-Watcher = Callable[[str, RunStep], RunStep]
 
 
 class Attempt(CurrentStep):
@@ -53,7 +52,6 @@ class Executor:
     """See the module's docstring. `report` is called from the event loop itself, never from inside a task."""
 
     def __init__(self, clock: Clock, codec: Codec, limit: int, report: Report, writing: Writing) -> None:
-        self.watchers: list[Watcher] = []  # see every attempt before it begins, and may give another in its place
         self._clock = clock
         self._codec = codec
         self._limit = limit
@@ -68,8 +66,6 @@ class Executor:
 
     def start(self, run_id: str, workflow: str, step: RunStep, now: float, others: bool = False) -> None:
         """Execute an attempt, now or when a slot is free. `others`: another process may have executed it before."""
-        for watcher in self.watchers:
-            step = watcher(run_id, step)
         attempt = Attempt(run_id, workflow, step, self._writing)
         if others or self._writing.written:
             self._writing.begins(attempt, others=others)

@@ -319,7 +319,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
             )
         task = getattr(callback, "__self__", None)
         if isinstance(task, asyncio.Task) and not isinstance(task, WorkflowTask):
-            task.get_coro().close()  # type: ignore[union-attr, unused-ignore] # "None" from 3.12 on: eager ones
+            task.get_coro().close()
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             raise WorkflowMisuse(NO_TASK)
 

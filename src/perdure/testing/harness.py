@@ -28,6 +28,7 @@ from perdure.stores.memory.store import MemoryStore
 from perdure.stores.protocol import Store
 from perdure.testing.clock import VirtualClock, let_the_loop_settle
 from perdure.testing.faults import FaultyStore
+from perdure.testing.step_interception import intercept_steps
 from perdure.testing.time_skipping import AGES, Unhurried
 from perdure.workflows.definition import Workflow
 
@@ -70,9 +71,9 @@ class WatchedEngine(Engine):
 
     def _prepare(self, core: Core) -> None:
         """Before it does anything."""
-        self._watch(core.coordinator.executor)
         if self._harness.skips:
             unhurried(core, Unhurried(self._harness.clock))
+        self._watch(core.coordinator.executor)
 
     def _may_miss(self, run_id: str) -> bool:
         """Where time is skipped nobody else is there, and to look again would be to let time pass."""
@@ -125,7 +126,7 @@ class WatchedEngine(Engine):
             )
             return self._stand_in(step)
 
-        executor.watchers.append(begins)
+        intercept_steps(executor, begins)
         executor._threads.run = lambda call: in_thread(  # type: ignore[method-assign]
             self._harness.bodies.watched(call)
         )
@@ -292,7 +293,7 @@ def unhurried(core: Core, clock: Clock) -> None:
             exposure = duty
         if duty.name not in WAITED_FOR:
             duty._clock = clock
-    executor.watchers.append(begins)
+    intercept_steps(executor, begins)
 
 
 def unswept(config: EngineConfig) -> EngineConfig:

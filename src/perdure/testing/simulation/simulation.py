@@ -26,6 +26,7 @@ from perdure.testing.simulation.faulty_connection import Door
 from perdure.testing.simulation.invariant_checker import Witness
 from perdure.testing.simulation.process import Process
 from perdure.testing.simulation.randomness import dice
+from perdure.testing.step_interception import intercept_steps
 from perdure.workflows.definition import Workflow
 
 MakeStore = Callable[[Clock], Store]
@@ -84,7 +85,7 @@ class SimulatedEngine(Engine):
             self._world.executes(self.process, coordinator.worker, run_id, step)
             return step
 
-        executor.watchers.append(begins)
+        intercept_steps(executor, begins)
         self._world.writings[id(executor._writing)] = self.process
         await core.start()
 
