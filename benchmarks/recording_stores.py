@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import apsw
 
 from perdure.model.records import WorkerRecord
-from perdure.stores.results import Answer, Snapshot
+from perdure.stores.results import Snapshot, WriteResult
 from perdure.stores.sqlite.store import SqliteStore
 from perdure.stores.writes import Write
 
@@ -36,9 +36,9 @@ class Remembering:
         """Begin anew, after a warm-up."""
         self.recording.batches.clear()
 
-    async def commit(self, batch: Sequence[Write]) -> list[Answer]:
+    async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
         self.recording.batches.append(tuple(batch))
-        answers: list[Answer] = await super().commit(batch)  # type: ignore[misc]  # the store's
+        answers: list[WriteResult] = await super().commit(batch)  # type: ignore[misc]  # the store's
         return answers
 
 
@@ -58,7 +58,7 @@ class WatchedStore(SqliteStore):
         if self.recording is not None:
             self.recording.batches.clear()
 
-    async def commit(self, batch: Sequence[Write]) -> list[Answer]:
+    async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
         self.calls["commit"] += 1
         self.calls["all"] += 1
         self.writes += len(batch)

@@ -20,13 +20,13 @@ from time import perf_counter, time
 from benchmarks.harness import Figure, Measures, Round, Setting, Subject, Workload
 from benchmarks.recording_stores import WatchedStore
 from perdure import Context, Engine, EngineConfig, step, workflow
-from perdure.client.store_urls import store_at
+from perdure.client.store_urls import open_store
 from perdure.clock import SYSTEM_CLOCK
 from perdure.runner.runner import Runner, RunStart
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.protocol import Store
 from perdure.stores.results import Snapshot
-from perdure.workflows.context import RunFacts
+from perdure.workflows.context import RunInfo
 
 PLACES = {"sqlite": "SQLite", "postgres": "PostgreSQL", "redis": "Redis", "memory": "in memory"}
 SERVERS = ("postgres", "redis")
@@ -68,7 +68,7 @@ def _store(place: str, setting: Setting) -> Store:
         case "sqlite":
             return WatchedStore(str(setting.folder / "history.db"))
         case _:
-            return store_at(setting.urls[place], SYSTEM_CLOCK)
+            return open_store(setting.urls[place], SYSTEM_CLOCK)
 
 
 async def _grow(store: Store, setting: Setting) -> Measures:
@@ -130,7 +130,7 @@ async def _load(store: Store) -> tuple[float, Snapshot]:
 def _replay_alone(snapshot: Snapshot) -> float:
     """The seconds that the runner takes from the loaded history to the turn that asks for the next step."""
     record = snapshot.record
-    facts = RunFacts(
+    facts = RunInfo(
         id=record.id,
         workflow=record.workflow,
         version=record.version,
@@ -143,7 +143,7 @@ def _replay_alone(snapshot: Snapshot) -> float:
         facts=facts,
         input=record.input,
         seed=record.seed,
-        begun_at=record.begun_at or record.created_at,
+        first_executed_at=record.first_executed_at or record.created_at,
         history=snapshot.entries,
     )
     now = time()

@@ -26,7 +26,7 @@ from benchmarks.machine_info import resident_bytes
 from benchmarks.recording_stores import Recording, WatchedStore
 from benchmarks.waiting_workflows import fall_asleep, sleeper, woken
 from perdure import Context, Engine, EngineConfig, RunStatus, step, workflow
-from perdure.client.store_urls import store_at
+from perdure.client.store_urls import open_store
 from perdure.clock import SYSTEM_CLOCK
 from perdure.model.ids import shard_of
 from perdure.stores.protocol import Store
@@ -88,7 +88,7 @@ async def _record_one(path: Path) -> Recording:
 
 
 async def _fill(url: str, recording: Recording, runs: int, due_at: float | None = None) -> None:
-    store = store_at(url, SYSTEM_CLOCK)
+    store = open_store(url, SYSTEM_CLOCK)
     await store.open(shards=SHARDS)
     assert recording.worker is not None
     await store.join(recording.worker)
@@ -96,7 +96,7 @@ async def _fill(url: str, recording: Recording, runs: int, due_at: float | None 
     while batch := list(islice(creations, BATCH)):
         await store.commit(batch)
         await store.commit(list(islice(turns, BATCH)))
-    await store.retire(recording.worker.id)
+    await store.remove_worker(recording.worker.id)
     await store.close()
 
 
@@ -123,7 +123,7 @@ def _copies(recording: Recording, runs: int, due_at: float | None) -> tuple[Iter
 
 def begin_to_work(store: str, name: str, setting: Setting) -> Measures:
     url = _url(store, name, setting.prepared, setting.urls)
-    return asyncio.run(_begin_to_work(store_at(url, SYSTEM_CLOCK), setting))
+    return asyncio.run(_begin_to_work(open_store(url, SYSTEM_CLOCK), setting))
 
 
 async def _begin_to_work(store: Store, setting: Setting) -> Measures:
@@ -142,7 +142,7 @@ def wake(store: str, setting: Setting) -> Measures:
     recording = asyncio.run(_record_one(setting.folder / f"{store}-model.db"))
     place = f"wake_{setting.folder.name.replace('-', '_')}".lower()
     asyncio.run(_fill(_url(store, place, setting.folder, setting.urls, careless=True), recording, runs, time()))
-    return asyncio.run(_wake(store_at(_url(store, place, setting.folder, setting.urls), SYSTEM_CLOCK), runs))
+    return asyncio.run(_wake(open_store(_url(store, place, setting.folder, setting.urls), SYSTEM_CLOCK), runs))
 
 
 async def _wake(store: Store, runs: int) -> Measures:

@@ -59,7 +59,7 @@ class OffsetClock:
         return self._clock.call_at(when - self._offset, callback)
 
 
-async def pause(clock: Clock, seconds: float) -> None:
+async def sleep_on(clock: Clock, seconds: float) -> None:
     """Wait on the given clock."""
     done = asyncio.get_running_loop().create_future()
     timer = clock.call_at(clock.now() + seconds, lambda: None if done.done() else done.set_result(None))
@@ -69,10 +69,10 @@ async def pause(clock: Clock, seconds: float) -> None:
         timer.cancel()
 
 
-def moment(at: float) -> datetime:
+def to_datetime(at: float) -> datetime:
     """Stored seconds as an aware UTC datetime."""
     return datetime.fromtimestamp(at, UTC)
 
 
-def maybe_moment(at: float | None) -> datetime | None:
-    return None if at is None else moment(at)
+def to_datetime_or_none(at: float | None) -> datetime | None:
+    return None if at is None else to_datetime(at)

@@ -15,16 +15,16 @@ from perdure.cluster.membership import Membership
 from perdure.config import EngineConfig
 from perdure.errors import WorkflowMisuse
 from perdure.execution.catalog import Catalog
-from perdure.execution.runtime import Core
-from perdure.execution.store_session import Link
-from perdure.execution.waiters import News
+from perdure.execution.runtime import WorkerRuntime
+from perdure.execution.store_session import StoreSession
+from perdure.execution.waiters import ChangeFuture
 from perdure.model.records import RunRecord
 from perdure.model.validation import check_count, check_name, check_seconds
 from perdure.stores.protocol import Store
-from perdure.stores.results import Answer, Created
+from perdure.stores.results import Created, WriteResult
 from perdure.stores.writes import CreateRun
 from perdure.workflows.definition import Workflow
-from perdure.workflows.start_request import Order, born_here
+from perdure.workflows.start_request import StartRequest, claimed_at_creation
 
 
 class Engine(Client):
@@ -47,12 +47,12 @@ class Engine(Client):
         self._pool = check_name("a pool", pool)
         self._catalog = Catalog(workflows)
         self._concurrency = None if concurrency is None else check_count("concurrency", concurrency)
-        self._core: Core | None = None
+        self._core: WorkerRuntime | None = None
 
     async def open(self) -> None:
         await super().open()
         if self._core is None:
-            core = core_over(self._open, self._catalog, self._pool, self._concurrency)
+            core = build_runtime(self._open, self._catalog, self._pool, self._concurrency)
             await core.start()
             self._core = core
 
@@ -70,59 +70,61 @@ class Engine(Client):
         takeover, claimed = await self._core.recover()
         return RecoveryReport(takeover.workers, takeover.runs, claimed)
 
-    async def _create(self, order: Order) -> Answer:
-        creating = self._begin(order)
+    async def _create(self, order: StartRequest) -> WriteResult:
+        creating = self._start_locally(order)
         if creating is not None:
             return await creating
         answer = await super()._create(order)
         if self._core is not None:
-            self._core.look(order.record.id)
+            self._core.run_has_messages(order.record.id)
         return answer
 
-    async def _execute(self, order: Order) -> Any:
+    async def _execute(self, order: StartRequest) -> Any:
         """Who waits for a run that is begun here is woken when it ends. To be woken as well when it is stored, only to
         wait again, would come between its first step and the commit of that: some 4 us."""
         hub, run_id = self._open.hub, order.record.id
         ended = hub.wait(run_id, end=True)
         try:
-            creating = self._begin(order)
+            creating = self._start_locally(order)
             if creating is None:
                 return await super()._execute(order)
-            creating.add_done_callback(partial(_wake_unless_made, ended))
-            record = await self._await_hint(ended, None)
+            creating.add_done_callback(partial(_wake_unless_created, ended))
+            record = await self._wait_for_change(ended, None)
             if record is None or record.created_by != order.record.created_by:  # no more than a hint, or not this run
                 self._check_created(order, await creating)
                 record = await self._ended(run_id, None)
             return self._outcome(record, order.workflow)
         finally:
-            hub.leave(run_id, ended, end=True)
+            hub.remove(run_id, ended, end=True)
 
-    def _begin(self, order: Order) -> asyncio.Future[Answer] | None:
+    def _start_locally(self, order: StartRequest) -> asyncio.Future[WriteResult] | None:
         """A run that this process can execute is born as its own, so that it need not be claimed; None if it cannot."""
         core, record, workflow = self._core, order.record, order.workflow
         if core is None or workflow is None or record.wake_at != record.created_at:
             return None
-        owner = core.owner_for(workflow)
+        owner = core.owner_for_new_run(workflow)
         if owner is None:
             return None
-        ours = born_here(record, owner)
-        return self._open.committer.ask(CreateRun(ours), core.adopting(ours, workflow), patient=False)
+        ours = claimed_at_creation(record, owner)
+        return self._open.committer.submit_future(
+            CreateRun(ours), core.on_created_callback(ours, workflow), wait_for_store=False
+        )
 
     def _mailed(self, run_id: str) -> None:
         if self._core is not None:
-            self._core.look(run_id)
+            self._core.run_has_messages(run_id)
 
     def _woken(self) -> None:
         if self._core is not None:
-            self._core.woken()
+            self._core.runs_may_be_due()
 
     def _cut_off(self, run_id: str) -> None:
         if self._core is not None:
-            self._core.ended(run_id)
+            self._core.run_ended_externally(run_id)
 
-    async def _served(self, record: RunRecord) -> bool:
+    async def _has_live_worker(self, record: RunRecord) -> bool:
         here = record.pool == self._pool and (record.workflow, record.version) in self._catalog.pairs()
-        return (here and self._core is not None) or await super()._served(record)
+        return (here and self._core is not None) or await super()._has_live_worker(record)
 
     def _executes(self, run_id: str) -> bool:
         return self._core is not None and self._core.executes(run_id)
@@ -131,13 +133,13 @@ class Engine(Client):
         """Stop as a crash would, for tests: no word to the store, nothing given back."""
         if self._core is not None:
             core, self._core = self._core, None
-            await core.abandon()
+            await core.abort()
         if self._link is not None:
             link, self._link = self._link, None
             await link.abandon()
 
 
-def _wake_unless_made(waiter: News, creating: asyncio.Future[Answer]) -> None:
+def _wake_unless_created(waiter: ChangeFuture, creating: asyncio.Future[WriteResult]) -> None:
     """Who waits for the end of a run has to look what became of it, if it is not one that is executed here now."""
     if creating.cancelled():
         return
@@ -146,7 +148,7 @@ def _wake_unless_made(waiter: News, creating: asyncio.Future[Answer]) -> None:
         waiter.set_result(None)
 
 
-def core_over(link: Link, catalog: Catalog, pool: str, concurrency: int | None) -> Core:
+def build_runtime(link: StoreSession, catalog: Catalog, pool: str, concurrency: int | None) -> WorkerRuntime:
     """The executing half over an open link."""
     config = link.config
     member = Membership(
@@ -157,4 +159,4 @@ def core_over(link: Link, catalog: Catalog, pool: str, concurrency: int | None) 
         shards=config.shards,
         workflows=catalog.pairs,
     )
-    return Core(link, catalog, pool, member, concurrency)
+    return WorkerRuntime(link, catalog, pool, member, concurrency)

@@ -38,7 +38,7 @@ class Retry:
         if not all(callable(kind) for kind in types):
             raise InvalidArgument("Retry.retry_on must be an exception type, a tuple of them, or a predicate")
 
-    def takes(self, error: BaseException) -> bool:
+    def should_retry(self, error: BaseException) -> bool:
         """Whether this error is worth another attempt; a `CriticalError` never is."""
         if isinstance(error, CriticalError):
             return False
@@ -46,7 +46,7 @@ class Retry:
             return isinstance(error, self.retry_on)
         return bool(self.retry_on(error))
 
-    def pause_after(self, attempt: int, chance: float) -> float:
+    def delay_after(self, attempt: int, chance: float) -> float:
         """Seconds to wait after this attempt failed; `chance` in [0, 1) places it within the jitter."""
         if self.delay is not None:
             return check_seconds("Retry.delay(attempt)", self.delay(attempt))

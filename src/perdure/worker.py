@@ -28,7 +28,7 @@ class Worker:
         *,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._engine = _PatientEngine(url, workflows, config, pool=pool, clock=clock, concurrency=concurrency)
+        self._engine = _WorkerEngine(url, workflows, config, pool=pool, clock=clock, concurrency=concurrency)
 
     async def __aenter__(self) -> Self:
         await self._engine.open()
@@ -69,7 +69,7 @@ class Worker:
             await self._engine.shutdown()
 
 
-class _PatientEngine(Engine):
+class _WorkerEngine(Engine):
     """A worker may be started before its store."""
 
     _patient = True

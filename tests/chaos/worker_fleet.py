@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from perdure import Client, RunConflict, RunStatus
-from perdure.admin.health_check import examine
+from perdure.admin.health_check import check_health
 from perdure.model.records import WorkerRecord
 from perdure.testing import replay
 from tests.chaos.store_servers import Place
@@ -85,7 +85,7 @@ class Fleet:
         """The row under which a worker is a member now."""
         assert process.poll() is None, self.explanation()
         rows = await self.client._open.read(self.client._open.store.workers)
-        return next((row for row in rows if row.pid == process.pid and not row.gone), None)
+        return next((row for row in rows if row.pid == process.pid and not row.fenced), None)
 
     async def owned_by(self, worker: str) -> list[str]:
         return await self.client._open.read(lambda: self.client._open.store.owned(worker))
@@ -121,7 +121,7 @@ class Fleet:
                 told = await self.client.describe(run.id)
                 lines.append(f"{run.id} {run.status} owner={run.owner} {[each.text for each in told.waiting_for]}")
         rows = await self.client._open.store.workers()
-        return [*lines[:30], *(f"{row.id} pid={row.pid} gone={row.gone} until={row.lease_until}" for row in rows)]
+        return [*lines[:30], *(f"{row.id} pid={row.pid} gone={row.fenced} until={row.lease_until}" for row in rows)]
 
     # --- runs
 
@@ -166,7 +166,7 @@ class Fleet:
         await self.check(runs, zombies=zombies)
 
     async def _nothing_is_owed(self) -> bool:
-        return not (await examine(self.client)).findings
+        return not (await check_health(self.client)).findings
 
     async def _exported(self, runs: Iterable[Planned]) -> dict[str, dict[str, Any]]:
         return {run.id: await self.client.export_history(run.id) for run in runs}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from perdure.admin.compatibility import remedy_of
+from perdure.admin.compatibility import suggest_fix
 from perdure.cli.json_output import MISFIT
-from perdure.model.records import Entry, EntryStatus, Held
+from perdure.model.records import Entry, EntryStatus, Hold
 from tests.cli.cli_runner import SHOP, Shop, shape_of
 
 CHARGE = "    receipt = await charge(order)\n"
@@ -118,16 +118,16 @@ def test_code_that_cannot_be_imported_is_told_with_its_line(open_runs):
     ("held", "words"),
     [
         (
-            Held("diverged", "", location="b", recorded="sleep 'sleep'", asked="nothing"),
+            Hold("diverged", "", location="b", recorded="sleep 'sleep'", call_seq="nothing"),
             'ctx.removed("sleep", "sleep")',
         ),
-        (Held("diverged", "", location="x", recorded="step 'p/~3/f#1'", asked="step 'new[7]'"), 'ctx.version("new"'),
-        (Held("diverged", "", location="x", recorded="a timer that fired", asked="no such timer"), "ctx.version("),
-        (Held("diverged", "", location="f", recorded="step 'a'", asked="step 'f'"), 'ctx.version("f"'),
-        (Held("diverged", "", location="p", recorded="step 'a'", asked="step 'p/~3/f#1'"), 'ctx.removed("a")'),
-        (Held("spinning", "it spins"), "see the line"),
+        (Hold("diverged", "", location="x", recorded="step 'p/~3/f#1'", call_seq="step 'new[7]'"), 'ctx.version("new"'),
+        (Hold("diverged", "", location="x", recorded="a timer that fired", call_seq="no such timer"), "ctx.version("),
+        (Hold("diverged", "", location="f", recorded="step 'a'", call_seq="step 'f'"), 'ctx.version("f"'),
+        (Hold("diverged", "", location="p", recorded="step 'a'", call_seq="step 'p/~3/f#1'"), 'ctx.removed("a")'),
+        (Hold("spinning", "it spins"), "see the line"),
     ],
 )
 def test_the_remedy_fits_what_happened(held, words):
     entries = [Entry("p/~3/f#1", "step", "f", EntryStatus.SUCCEEDED, 1)]
-    assert words in remedy_of(held, entries)
+    assert words in suggest_fix(held, entries)

@@ -7,7 +7,7 @@ import typer
 
 from perdure.cli import session
 from perdure.cli.json_output import ENTRY, RUN, WORKER
-from perdure.client.store_urls import without_password
+from perdure.client.store_urls import redact_password
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def working(shop_anywhere):
 
 def test_an_order_from_start_to_end(shop_everywhere):
     shop = shop_everywhere
-    assert shop.json("migrate") == {"store": without_password(shop.url), "migrated": True}
+    assert shop.json("migrate") == {"store": redact_password(shop.url), "migrated": True}
     assert shop.json("workers") == {"workers": []}
     with shop.worker():
         [worker] = shop.json("workers")["workers"]
@@ -178,8 +178,8 @@ def test_a_server_that_is_not_there_is_an_error_and_not_a_wait(monkeypatch, caps
     async def never(client):
         raise AssertionError("it was not opened")
 
-    with pytest.raises(typer.Exit) as ended, session.reported(json=True):
-        session.ask("postgresql://ada:secret@127.0.0.1:1/shop", never)
+    with pytest.raises(typer.Exit) as ended, session.error_reporting(json=True):
+        session.with_client("postgresql://ada:secret@127.0.0.1:1/shop", never)
     assert ended.value.exit_code == 1
     error = json.loads(capsys.readouterr().err)["error"]
     assert error["message"].startswith("postgresql://ada:***@127.0.0.1:1/shop cannot be reached: ")

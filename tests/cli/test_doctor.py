@@ -4,13 +4,21 @@ import apsw
 import pytest
 
 from perdure import Context, EngineConfig, workflow
-from perdure.admin.health_check import Facts, Finding, Prunable, examine, ground_of, prunable, workers_of
-from perdure.admin.repair import mend, prune
+from perdure.admin.health_check import (
+    Finding,
+    Prunable,
+    StoreState,
+    check_health,
+    progress_reason,
+    prunable,
+    workers_of,
+)
+from perdure.admin.repair import prune, repair
 from perdure.cli.json_output import FINDING
 from perdure.model.records import (
     Entry,
     EntryStatus,
-    Held,
+    Hold,
     Message,
     RunRecord,
     RunStatus,
@@ -20,7 +28,7 @@ from perdure.model.records import (
     WorkerRecord,
 )
 from perdure.model.turns import TurnExtras
-from perdure.stores.writes import CommitTurn, CreateRun, Deliver, EndRun, Observe, Publish, RunPatch
+from perdure.stores.writes import CommitTurn, CreateRun, DeliverMessage, EndRun, ObserveRunEnd, PublishEvent, RunPatch
 from tests.engine.store_matrix import on_every_store
 
 NOW = 1000.0
@@ -44,7 +52,7 @@ def worker(worker_id: str, lease_until: float, **fields) -> WorkerRecord:
     )
 
 
-FACTS = Facts(NOW, {"alive": worker("alive", NOW + 1), "late": worker("late", NOW - 1)}, frozenset({"owing"}))
+FACTS = StoreState(NOW, {"alive": worker("alive", NOW + 1), "late": worker("late", NOW - 1)}, frozenset({"owing"}))
 KIDS = {
     "open": row("open"),
     "told": row("told", status=RunStatus.FAILED),
@@ -60,7 +68,7 @@ KIDS = {
         ({"owner": "late"}, "no owner"),
         ({"owner": "unheard-of"}, "no owner"),
         ({"wake_at": NOW + 5}, "due"),
-        ({"held": Held("deadlock", "because")}, "held"),
+        ({"held": Hold("deadlock", "because")}, "held"),
         ({"waits": (EVENT,)}, "event"),
         ({"waits": (Wait("event", "e", "unread"),)}, "no look at its mail"),
         ({"waits": (Wait("deferred", "d", "verdict"),)}, "deferred"),
@@ -73,11 +81,11 @@ KIDS = {
     ],
 )
 def test_what_makes_a_run_go_on(fields, ground):
-    assert ground_of(row(**fields), FACTS, KIDS, frozenset({"unread"})) == ground
+    assert progress_reason(row(**fields), FACTS, KIDS, frozenset({"unread"})) == ground
 
 
 async def kinds(client) -> set[tuple[str, str]]:
-    return {(finding.kind, finding.severity) for finding in (await examine(client)).findings}
+    return {(finding.kind, finding.severity) for finding in (await check_health(client)).findings}
 
 
 async def committed(client, *writes) -> None:
@@ -94,15 +102,15 @@ async def suspended(client, run_id: str, *waits: Wait, **fields) -> None:
     patch = RunPatch(status=RunStatus.SUSPENDED, waits=waits)
     turn = CommitTurn(run_id=run_id, base=0, turn_id="t", worker=maker.id, owned=True, now=now, patch=patch)
     await committed(client, CreateRun(record), turn)
-    await store.retire(maker.id)
+    await store.remove_worker(maker.id)
 
 
 @on_every_store
 async def test_a_store_in_which_all_is_well(h):
     client = await h.client()
     await suspended(client, "e", EVENT)
-    found = await examine(client)
-    assert (found.open_runs, dict(found.grounds), found.findings) == (1, {"event": 1}, ())
+    found = await check_health(client)
+    assert (found.open_runs, dict(found.progress_reasons), found.findings) == (1, {"event": 1}, ())
 
 
 @on_every_store
@@ -110,14 +118,14 @@ async def test_a_run_that_nothing_will_wake_is_found_and_resumed(h):
     client = await h.client()
     await suspended(client, "stuck", Wait("timer", "t", until=5.0))
     await suspended(client, "lonely", Wait("child", "c", "pruned-since"))
-    found = await examine(client)
+    found = await check_health(client)
     assert [(finding.kind, finding.subject) for finding in found.findings if finding.severity == "error"] == [
         ("stuck", "lonely"),
         ("stuck", "stuck"),
     ]
-    assert found.grounds == {"nothing": 2}
-    assert sorted(await mend(client, found.findings)) == ["resumed run lonely", "resumed run stuck"]
-    assert (await examine(client)).errors == 0
+    assert found.progress_reasons == {"nothing": 2}
+    assert sorted(await repair(client, found.findings)) == ["resumed run lonely", "resumed run stuck"]
+    assert (await check_health(client)).errors == 0
 
 
 @on_every_store
@@ -125,13 +133,13 @@ async def test_unread_mail_that_is_awaited_is_found(h):
     client = await h.client()
     store, now = client._open.store, client._open.clock.now()
     await suspended(client, "m", EVENT)
-    await committed(client, Deliver(run_id="m", message=Message(id="1", kind="event", name="paid"), now=now))
+    await committed(client, DeliverMessage(run_id="m", message=Message(id="1", kind="event", name="paid"), now=now))
     assert ("stuck", "error") not in await kinds(client), "mail has made it due"
     [record] = await store.records(["m"])
     assert record is not None
-    facts = Facts(now)
+    facts = StoreState(now)
     quiet = row("m", waits=(EVENT,), status=RunStatus.SUSPENDED)
-    assert ground_of(quiet, facts, {}, frozenset({"paid"})) == "no look at its mail"
+    assert progress_reason(quiet, facts, {}, frozenset({"paid"})) == "no look at its mail"
 
 
 @on_every_store
@@ -149,7 +157,7 @@ async def test_runs_of_dead_workers_are_found_and_released(h):
         ("w1", False, 2),
         ("w2", False, 0),
     ]
-    deeds = await mend(client, (await examine(client)).findings)
+    deeds = await repair(client, (await check_health(client)).findings)
     assert sorted(deeds) == [
         "declared worker w1 gone and released 2 runs",
         "declared worker w2 gone and released 0 runs",
@@ -171,9 +179,9 @@ async def test_runs_of_a_worker_that_nobody_knows_are_found_and_released(h, monk
     await store.join(worker("w1", now + 10))
     await committed(client, CreateRun(row("a", owner="w1")))
     monkeypatch.setattr(store, "workers", nobody)
-    found = await examine(client)
+    found = await check_health(client)
     assert [(finding.kind, finding.subject) for finding in found.findings] == [("orphans", "w1")]
-    assert await mend(client, found.findings) == ["released 1 run of w1, which is not there"]
+    assert await repair(client, found.findings) == ["released 1 run of w1, which is not there"]
     assert await kinds(client) == {("no_worker", "warning")}
 
 
@@ -184,9 +192,9 @@ async def test_a_worker_that_is_back_is_left_alone(h):
     await store.join(worker("w1", now + 10))
     await committed(client, CreateRun(row("a", owner="w1")))
     await h.clock.advance(20)
-    found = await examine(client)
+    found = await check_health(client)
     await store.renew(worker("w1", client._open.clock.now() + 10))
-    assert await mend(client, found.findings) == ["worker w1 is back, and was left alone"]
+    assert await repair(client, found.findings) == ["worker w1 is back, and was left alone"]
     assert await kinds(client) == set()
 
 
@@ -209,15 +217,15 @@ async def test_ended_runs_that_still_owe_are_settled(h):
     await committed(
         client,
         CreateRun(row("kid", created_at=now)),
-        Observe(run_id="kid", observer="parent", target="0:c"),
+        ObserveRunEnd(run_id="kid", observer="parent", target="0:c"),
         EndRun(run_id="kid", turn_id="t", now=now),
     )
-    found = await examine(client)
-    assert found.grounds == {"child": 1}
+    found = await check_health(client)
+    assert found.progress_reasons == {"child": 1}
     assert found.errors == 0, "a worker has not had a minute"
     await h.clock.advance(100)
     assert ("unsettled", "error") in await kinds(client)
-    assert "settled 1 run that had ended" in await mend(client, (await examine(client)).findings)
+    assert "settled 1 run that had ended" in await repair(client, (await check_health(client)).findings)
     assert [message.kind for message in await store.inbox("parent")] == ["child"]
     assert ("unsettled", "error") not in await kinds(client)
 
@@ -236,11 +244,11 @@ async def test_broadcasts_that_were_not_finished_are_finished(h):
         )
         await committed(client, CreateRun(row(name, owner="maker")), turn)
     event = TopicEvent(topic="news", id="n", body=b"1", sent_at=now, consume=False)
-    await committed(client, Publish(event=event, now=now, page=1))
+    await committed(client, PublishEvent(event=event, now=now, page=1))
     await h.clock.advance(100)
-    found = await examine(client)
+    found = await check_health(client)
     assert ("unfinished_broadcast", "error") in {(each.kind, each.severity) for each in found.findings}
-    assert "gave 1 event to the rest of those who waited" in await mend(client, found.findings)
+    assert "gave 1 event to the rest of those who waited" in await repair(client, found.findings)
     assert [len(await store.inbox(name)) for name in ("a", "b", "c")] == [1, 1, 1]
 
 
@@ -252,7 +260,7 @@ async def test_large_payloads_and_skewed_clocks_are_told(h):
     await suspended(client, "future", EVENT, created_at=now + 100)
     ahead = WorkerRecord(id="w", pool="p", workflows=(), lease_until=now + 1000, started_at=now + 500)
     await store.join(ahead)
-    assert {(finding.kind, finding.subject) for finding in (await examine(client)).findings} == {
+    assert {(finding.kind, finding.subject) for finding in (await check_health(client)).findings} == {
         ("large_payload", "big"),
         ("clock_skew", None),
         ("clock_skew", "w"),
@@ -267,7 +275,7 @@ async def test_large_values_in_histories_are_told_if_one_looks_that_deep(h):
     large = Entry("load", "step", "load", EntryStatus.SUCCEEDED, 1, 0, 1, b'"' + b"x" * 1_000_000 + b'"')
     await committed(client, CreateRun(row("r", owner="w1"), (large,)))
     assert await kinds(client) == set()
-    [finding] = (await examine(client, deep=True)).findings
+    [finding] = (await check_health(client, deep=True)).findings
     assert (finding.kind, finding.subject) == ("large_payload", "r")
     assert "at load" in finding.text
 
@@ -280,8 +288,8 @@ async def test_a_mailbox_that_is_nearly_full_is_told(h):
     await suspended(client, "m", EVENT)
     for number in range(4):
         message = Message(id=str(number), kind="event", name="unread")
-        await committed(client, Deliver(run_id="m", message=message, now=now))
-    [finding] = [each for each in (await examine(client)).findings if each.kind == "full_mailbox"]
+        await committed(client, DeliverMessage(run_id="m", message=message, now=now))
+    [finding] = [each for each in (await check_health(client)).findings if each.kind == "full_mailbox"]
     assert finding.subject == "m"
     assert "4 unread events; from 5 on it refuses more" in finding.text
 
@@ -293,7 +301,7 @@ async def test_a_worker_whose_clock_is_ahead_of_the_others_is_told(h):
     await store.join(worker("ahead", now + 300))
     assert await kinds(client) == set(), "alone it may have a long lease"
     await store.join(worker("b", now + 15))
-    [finding] = (await examine(client)).findings
+    [finding] = (await check_health(client)).findings
     assert (finding.kind, finding.subject) == ("clock_skew", "ahead")
     assert "285.0 s later" in finding.text
 
@@ -303,11 +311,11 @@ async def test_a_child_that_outlived_a_parent_that_failed_is_told_and_cancelled(
     client = await h.client()
     now = client._open.clock.now()
     await committed(client, CreateRun(row("mother", created_at=now)), EndRun(run_id="mother", turn_id="t", now=now))
-    await mend(client, [Finding("unsettled", "error", "", "", "mother", "settle")])
+    await repair(client, [Finding("unsettled", "error", "", "", "mother", "settle")])
     await suspended(client, "kid", EVENT, parent="mother", attached=True)
-    found = await examine(client)
+    found = await check_health(client)
     assert [(finding.kind, finding.subject) for finding in found.findings] == [("orphan_child", "kid")]
-    await mend(client, found.findings)
+    await repair(client, found.findings)
     assert await client.status("kid") is RunStatus.CANCELLED or await client._open.store.inbox("kid")
 
 
@@ -360,7 +368,7 @@ def test_a_repair_that_would_cancel_several_runs_asks(shop):
     async def orphan(client):
         now = client._open.clock.now()
         await committed(client, CreateRun(row("mother", created_at=now)), EndRun(run_id="mother", turn_id="t", now=now))
-        await mend(client, [Finding("unsettled", "error", "", "", "mother", "settle")])
+        await repair(client, [Finding("unsettled", "error", "", "", "mother", "settle")])
         for name in ("kid", "twin"):
             await suspended(client, name, EVENT, parent="mother", attached=True)
 

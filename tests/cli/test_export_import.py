@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from perdure.client.run_export import plain_of, snapshot_of
+from perdure.client.run_export import export_snapshot, parse_snapshot
 from perdure.errors import InvalidArgument
 from perdure.model.records import Entry, EntryStatus, ErrorRecord, Message, RunRecord, RunStatus, Wait
 from perdure.stores.results import Snapshot
@@ -35,8 +35,8 @@ INBOX = (Message(id="m", kind="event", number=1, name="paid", body=b'{"by":"ada"
 
 
 def test_what_is_read_back_is_what_was_written():
-    written = json.loads(json.dumps(plain_of(Snapshot(RECORD, 4, ENTRIES, INBOX))))
-    back = snapshot_of(written)
+    written = json.loads(json.dumps(export_snapshot(Snapshot(RECORD, 4, ENTRIES, INBOX))))
+    back = parse_snapshot(written)
     assert (back.entries, back.inbox) == (ENTRIES, INBOX)
     record = back.record
     assert (record.input, record.error, record.waits, record.tags) == (
@@ -49,7 +49,7 @@ def test_what_is_read_back_is_what_was_written():
 
 
 def test_people_can_read_it():
-    written = plain_of(Snapshot(RECORD, 4, ENTRIES, INBOX))
+    written = export_snapshot(Snapshot(RECORD, 4, ENTRIES, INBOX))
     assert list(written) == ["perdure", "run", "entries", "inbox"]
     assert written["run"]["input"] == {"order": {"id": "1"}}
     assert written["entries"][0]["value"] is None
@@ -62,7 +62,7 @@ def test_people_can_read_it():
 )
 def test_what_is_no_export_is_refused_in_words(data):
     with pytest.raises(InvalidArgument, match=r"export|format"):
-        snapshot_of(data)
+        parse_snapshot(data)
 
 
 def test_an_open_run_is_held_until_it_is_resumed_and_then_goes_on(shop_anywhere):

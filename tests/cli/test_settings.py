@@ -2,7 +2,7 @@
 
 import pytest
 
-from perdure.cli.session import Refusal
+from perdure.cli.session import CommandError
 from perdure.cli.settings import find_settings, store_url
 from perdure.cli.target import parse_target
 
@@ -34,14 +34,14 @@ def test_a_pyproject_without_settings_is_passed_over(project):
 @pytest.mark.parametrize("text", ["[tool.perdure]\nstroe = 'x'", "[tool.perdure]\nstore = 3", "[tool.perdure"])
 def test_settings_that_make_no_sense_are_refused(project, text):
     (project / "pyproject.toml").write_text(text)
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(CommandError) as refused:
         store_url(None)
     assert "pyproject.toml" in str(refused.value)
 
 
 def test_without_any_store_the_three_ways_are_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(CommandError) as refused:
         store_url(None)
     for way in ("--store", "PERDURE_STORE", "[tool.perdure]"):
         assert way in refused.value.advice

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
-from perdure.client.rewind import fork_of, rewind_of
+from perdure.client.rewind import plan_fork, plan_rewind
 from perdure.errors import InvalidArgument
-from perdure.model.records import Entry, EntryStatus, ErrorRecord, Held, Message, RunRecord, RunStatus, Wait
+from perdure.model.records import Entry, EntryStatus, ErrorRecord, Hold, Message, RunRecord, RunStatus, Wait
 from perdure.stores.results import Snapshot
 from perdure.stores.writes import CreateRun, RewindRun
 from tests.runner.turn_driver import BEGUN_AT, CLOCK, Context, Play
@@ -57,17 +57,17 @@ def snapshot(*rows: Entry, inbox: tuple[Message, ...] = (), **fields) -> Snapsho
         "created_by": "c",
         "seed": 7,
     }
-    record = RunRecord(**{**given, "begun_at": 0.5, "generation": 3, **fields})
+    record = RunRecord(**{**given, "first_executed_at": 0.5, "generation": 3, **fields})
     return Snapshot(record, 40, rows, inbox)
 
 
 def rewind(location: str, *rows: Entry, **fields) -> RewindRun:
     """What is to be written, but for the mark that it was: see `test_the_clock_goes_on_from_the_rewind`."""
-    return unmarked(rewind_of(snapshot(*rows, **fields), location, now=NOW, turn_id="t"))
+    return unmarked(plan_rewind(snapshot(*rows, **fields), location, now=NOW, turn_id="t"))
 
 
 def fork(location: str, *rows: Entry, **fields) -> CreateRun:
-    return unmarked(fork_of(snapshot(*rows, **fields), location, run_id="f", created_by="me", shard=9, now=NOW))
+    return unmarked(plan_fork(snapshot(*rows, **fields), location, run_id="f", created_by="me", shard=9, now=NOW))
 
 
 def unmarked(plan: Any) -> Any:
@@ -79,9 +79,9 @@ def unmarked(plan: Any) -> Any:
 @pytest.mark.parametrize(("location", "after"), [("first", "0"), ("second", "4"), ("third", "9")])
 def test_the_clock_goes_on_from_the_rewind(location, after):
     rows = [row("first", 1, seq=4), row("second", 2, seq=9), row("third", 3)]
-    mark = rewind_of(snapshot(*rows), location, now=NOW, turn_id="t").entries[-1]
+    mark = plan_rewind(snapshot(*rows), location, now=NOW, turn_id="t").entries[-1]
     assert (mark.location, mark.kind, mark.name, mark.settled_at) == ("~rewind/4", "rewind", after, NOW)
-    forked = fork_of(snapshot(*rows), location, run_id="f", created_by="me", shard=9, now=NOW)
+    forked = plan_fork(snapshot(*rows), location, run_id="f", created_by="me", shard=9, now=NOW)
     assert forked.entries[-1] == mark
 
 
@@ -472,7 +472,7 @@ def test_events_that_were_received_since_are_unread_again_in_their_order():
 
 
 def test_an_event_of_a_topic_comes_back_as_mail_of_the_run():
-    assigned = mail(5, "assignment", target="3:receive", place=12, expires_at=2000.0, sender="s")
+    assigned = mail(5, "assignment", target="3:receive", offset=12, expires_at=2000.0, sender="s")
     plan = rewind("receive", taken("receive", 1, assigned))
     assert plan.returned == (mail(5, expires_at=2000.0, sender="s"),)
 
@@ -518,7 +518,7 @@ def test_attached_children_that_were_started_since_are_to_be_stopped():
         row("ended", 20, PENDING),
     )
     stop = Entry("~stop/4/0", "stop", "c1", PENDING, 21, generation=4, started_at=NOW)
-    assert plan.entries == (stop, replace(stop, location="~stop/4/1", name="c2", asked=22))
+    assert plan.entries == (stop, replace(stop, location="~stop/4/1", name="c2", call_seq=22))
 
 
 def test_a_stop_that_was_not_carried_out_yet_is_asked_for_anew():
@@ -526,7 +526,7 @@ def test_a_stop_that_was_not_carried_out_yet_is_asked_for_anew():
     open_stop = Entry("~stop/3/1", "stop", "c1", PENDING, 31, generation=3)
     plan = rewind("b", *rows, open_stop)
     assert plan.dropped == ("b", "~stop/3/0", "~stop/3/1")
-    assert [(entry.location, entry.name, entry.asked) for entry in plan.entries] == [("~stop/4/0", "c1", 32)]
+    assert [(entry.location, entry.name, entry.call_seq) for entry in plan.entries] == [("~stop/4/0", "c1", 32)]
 
 
 # --- forks
@@ -547,8 +547,8 @@ def test_a_forks_record_begins_anew_but_replays_as_the_old_one():
         result=b"1",
         epoch=2,
         run_attempt=3,
-        first_workflow="v",
-        first_input=b"[0]",
+        original_workflow="v",
+        original_input=b"[0]",
         parent="p",
         attached=True,
         tags={"k": "v"},
@@ -559,9 +559,9 @@ def test_a_forks_record_begins_anew_but_replays_as_the_old_one():
         deadline_at=60.0,
         retention=5.0,
         waits=(Wait("timer"),),
-        held=Held("deadlock", "why"),
+        held=Hold("deadlock", "why"),
         drift=("a",),
-        inbox_last=7,
+        last_message_no=7,
         fence=30,
     )
     kept: dict[str, Any] = {
@@ -570,10 +570,10 @@ def test_a_forks_record_begins_anew_but_replays_as_the_old_one():
         "input": b"[]",
         "seed": 7,
         "epoch": 2,
-        "begun_at": 0.5,
+        "first_executed_at": 0.5,
         "retention": 5.0,
     }
-    kept |= {"run_attempt": 3, "first_workflow": "v", "first_input": b"[0]", "tags": {"k": "v"}, "pool": "gpu"}
+    kept |= {"run_attempt": 3, "original_workflow": "v", "original_input": b"[0]", "tags": {"k": "v"}, "pool": "gpu"}
     new: dict[str, Any] = {
         "id": "f",
         "created_by": "me",
@@ -587,10 +587,10 @@ def test_a_forks_record_begins_anew_but_replays_as_the_old_one():
 
 def test_a_fork_gets_the_mail_of_the_part_left_out_and_what_is_unread():
     unread = (mail(3), mail(5, "assignment"), mail(6, "cancel"), mail(7, "deferred"), mail(8, "child"))
-    made = fork("receive", taken("receive", 1, mail(4), mail(2, "assignment", place=3)), inbox=unread)
+    made = fork("receive", taken("receive", 1, mail(4), mail(2, "assignment", offset=3)), inbox=unread)
     expected = [(1, "m2", "event"), (2, "m3", "event"), (3, "m4", "event"), (4, "m7", "deferred")]
     assert [(each.number, each.id, each.kind) for each in made.inbox] == expected
-    assert made.inbox[0].place == 0
+    assert made.inbox[0].offset == 0
 
 
 def test_a_fork_stops_nobodys_children():
@@ -620,7 +620,7 @@ async def raced(ctx: Context) -> str:
 def gone_back(before: Play, location: str) -> Play:
     """The run after a rewind, as a worker finds it."""
     rows = tuple(before.rows)
-    plan = rewind_of(Snapshot(snapshot().record, len(rows), rows, ()), location, now=before.now, turn_id="t")
+    plan = plan_rewind(Snapshot(snapshot().record, len(rows), rows, ()), location, now=before.now, turn_id="t")
     left = [each for each in rows if each.location not in plan.dropped]
     return before.replayed_by(raced, rows=[*left, *plan.entries], generation=4, now=before.now)
 
@@ -706,39 +706,39 @@ def rewound(before: Snapshot, plan: RewindRun) -> Snapshot:
 def test_any_history_is_cut_where_it_was_asked(rows, data):
     before = snapshot(*rows)
     target = data.draw(st.sampled_from(rows))
-    plan = rewind_of(before, target.location, now=NOW, turn_id="t")
-    assert plan == rewind_of(before, target.location, now=NOW, turn_id="t"), "the same again for the same"
+    plan = plan_rewind(before, target.location, now=NOW, turn_id="t")
+    assert plan == plan_rewind(before, target.location, now=NOW, turn_id="t"), "the same again for the same"
     plan = unmarked(plan)
 
     latest = {each.location: each for each in rows}
-    assert set(plan.dropped) == {each.location for each in latest.values() if each.asked >= target.asked}
+    assert set(plan.dropped) == {each.location for each in latest.values() if each.call_seq >= target.call_seq}
     after = rewound(before, plan)
-    kept = [each for each in before.entries if each.asked < target.asked]
+    kept = [each for each in before.entries if each.call_seq < target.call_seq]
     assert list(after.entries[: len(kept)]) == kept, "kept rows keep their order and what they say"
 
     stops = [entry for entry in plan.entries if entry.kind == "stop" and entry.location.startswith("~stop/4/")]
     rewritten = [entry for entry in plan.entries if entry not in stops]
-    assert all(entry.asked < target.asked and entry.status is PENDING for entry in rewritten)
+    assert all(entry.call_seq < target.call_seq and entry.status is PENDING for entry in rewritten)
     assert len({entry.location for entry in plan.entries}) == len(plan.entries)
     for entry in rewritten:
-        same = ("location", "kind", "name", "asked", "ordinal", "started_at")
+        same = ("location", "kind", "name", "call_seq", "ordinal", "started_at")
         assert {name: asdict(entry)[name] for name in same} == {n: asdict(latest[entry.location])[n] for n in same}
 
     numbers = [message.number for message in plan.returned]
     assert numbers == sorted(set(numbers))
-    assert all(message.kind == "event" and message.place == 0 for message in plan.returned)
-    assert len({each.asked for each in after.entries}) == len({each.location for each in after.entries})
+    assert all(message.kind == "event" and message.offset == 0 for message in plan.returned)
+    assert len({each.call_seq for each in after.entries}) == len({each.location for each in after.entries})
 
 
 @given(histories(), st.data())
 def test_cutting_in_two_steps_leaves_what_cutting_at_once_leaves(rows, data):
-    targets = sorted(data.draw(st.sets(st.sampled_from(rows), min_size=1, max_size=2)), key=lambda each: each.asked)
+    targets = sorted(data.draw(st.sets(st.sampled_from(rows), min_size=1, max_size=2)), key=lambda each: each.call_seq)
     first, last = targets[0], targets[-1]
     before = snapshot(*rows)
-    once = rewound(before, rewind_of(before, first.location, now=NOW, turn_id="t"))
-    halfway = rewound(before, rewind_of(before, last.location, now=NOW, turn_id="t"))
-    if first.asked < last.asked:
-        twice = rewound(halfway, rewind_of(halfway, first.location, now=NOW, turn_id="u"))
+    once = rewound(before, plan_rewind(before, first.location, now=NOW, turn_id="t"))
+    halfway = rewound(before, plan_rewind(before, last.location, now=NOW, turn_id="t"))
+    if first.call_seq < last.call_seq:
+        twice = rewound(halfway, plan_rewind(halfway, first.location, now=NOW, turn_id="u"))
         assert _standing(twice) == _standing(once)
         assert [m.number for m in twice.inbox] == [m.number for m in once.inbox]
 
@@ -748,8 +748,8 @@ def test_going_back_to_an_iteration_twice_is_going_back_once(rows, data):
     loop = row("pages", 20, kind="loop")
     rows = [*rows, loop, aside("pages/~1", 21, "iteration"), row("pages/~1/get", 22), row("after", 23)]
     before = snapshot(*rows)
-    after = rewound(before, rewind_of(before, "pages/~1", now=NOW, turn_id="t"))
-    again = rewind_of(after, "pages/~1", now=NOW, turn_id="u")
+    after = rewound(before, plan_rewind(before, "pages/~1", now=NOW, turn_id="t"))
+    again = plan_rewind(after, "pages/~1", now=NOW, turn_id="u")
     assert not set(again.dropped) - {each.location for each in after.entries if each.kind == "stop"}
     assert again.returned == ()
     assert _standing(rewound(after, again)) == _standing(after)
@@ -759,6 +759,6 @@ def _standing(run: Snapshot) -> dict[str, Entry]:
     """The latest rows, without what differs by how often a run was cut: generations, and where stops are noted."""
     latest = {each.location: replace(each, generation=0) for each in run.entries if each.kind != "rewind"}
     stops = {
-        f"stop {each.name}": replace(each, location="", asked=0) for each in latest.values() if each.kind == "stop"
+        f"stop {each.name}": replace(each, location="", call_seq=0) for each in latest.values() if each.kind == "stop"
     }
     return {place: each for place, each in latest.items() if each.kind != "stop"} | stops

@@ -21,10 +21,10 @@ from perdure import (
     workflow,
 )
 from perdure.codec import JSON
-from perdure.model.records import Ending, PublishedValue, Subscription
+from perdure.model.records import PublishedValue, RunResult, Subscription
 from perdure.model.turns import TurnExtras
-from perdure.stores.writes import Restart, RunPatch
-from perdure.workflows.events import message_of, outgoing, topic_event_of
+from perdure.stores.writes import ContinueAs, RunPatch
+from perdure.workflows.events import build_message, build_topic_event, encode_event
 from tests.engine.store_matrix import on_every_store
 from tests.engine.store_setup import Stage
 
@@ -133,7 +133,7 @@ async def test_an_event_reaches_a_run_that_is_executed_here_without_a_sweep(h):
     await run.send(Approved("ada"))
     await h.settle()
     (snapshot,) = await h.store.load([run.id])
-    assert snapshot.record.inbox_last == 1
+    assert snapshot.record.last_message_no == 1
     assert snapshot.position >= position
     assert snapshot.record.wake_at > h.clock.now()  # it was looked at, and sleeps on
 
@@ -222,7 +222,7 @@ async def test_a_broadcast_reaches_a_run_that_is_executed_here_without_a_sweep(h
     engine = await h.engine(sending_sleeper, config=EngineConfig(sweep_interval=1000.0, lease=5000.0))
     stage = Stage(h)
     await stage.waiting("w", "Noticed")
-    sleeper = Restart(workflow="sending_sleeper", version=1, input=b"{}", begun_at=h.clock.now())
+    sleeper = ContinueAs(workflow="sending_sleeper", version=1, input=b"{}", first_executed_at=h.clock.now())
     await stage.turn("w", patch=RunPatch(status=RunStatus.SUSPENDED), restart=sleeper)
     await stage.turn("w", patch=RunPatch(status=RunStatus.SUSPENDED), extras=NOTICED)
     await h.settle()
@@ -232,13 +232,13 @@ async def test_a_broadcast_reaches_a_run_that_is_executed_here_without_a_sweep(h
 
 
 def test_first_is_all_and_consumed_by_its_reader():
-    options, body = outgoing(PaidOut(7), None, JSON)
-    sent = topic_event_of(options, body, event_id="e", sent_at=10.0)
+    options, body = encode_event(PaidOut(7), None, JSON)
+    sent = build_topic_event(options, body, event_id="e", sent_at=10.0)
     assert (sent.topic, sent.delivery, sent.consume, sent.expires_at) == ("paid.out", "all", True, 40.0)
-    options, body = outgoing(Noticed("x"), None, JSON)
-    sent = topic_event_of(options, body, event_id="e", sent_at=10.0, sender="r")
+    options, body = encode_event(Noticed("x"), None, JSON)
+    sent = build_topic_event(options, body, event_id="e", sent_at=10.0, sender="r")
     assert (sent.delivery, sent.consume, sent.expires_at, sent.sender) == ("after_wait", False, None, "r")
-    assert message_of(options, body, event_id="m", sent_at=1.0, sender="r").sender == "r"
+    assert build_message(options, body, event_id="m", sent_at=1.0, sender="r").sender == "r"
 
 
 NOTICED = TurnExtras(subscribe=(Subscription("1/receive", ("Noticed",)),))
@@ -247,8 +247,8 @@ NOTICED = TurnExtras(subscribe=(Subscription("1/receive", ("Noticed",)),))
 # --- deferreds
 
 
-def ending_of(message) -> Ending:
-    return msgspec.json.decode(message.body, type=Ending)
+def ending_of(message) -> RunResult:
+    return msgspec.json.decode(message.body, type=RunResult)
 
 
 @on_every_store
@@ -261,7 +261,7 @@ async def test_the_first_to_complete_a_deferred_wins(h):
     assert await client.complete(token, None) is False
     (message,) = await h.store.inbox("r")
     assert (message.id, message.kind, message.name) == ("deferred/0/review", "deferred", "review")
-    assert ending_of(message) == Ending(result=b'{"ok":true}')
+    assert ending_of(message) == RunResult(result=b'{"ok":true}')
 
 
 @on_every_store
@@ -286,7 +286,7 @@ async def test_a_deferred_of_a_run_that_has_gone_on_is_not_completed(h):
     await stage.run("anew")
     tokens = [await client.deferred_token(run_id, "d") for run_id in ("ended", "anew")]
     await stage.end("ended")
-    restart = Restart(workflow="staged", version=1, input=b"{}", begun_at=None)
+    restart = ContinueAs(workflow="staged", version=1, input=b"{}", first_executed_at=None)
     await stage.turn("anew", patch=RunPatch(status=RunStatus.SUSPENDED), restart=restart)
     assert [await client.complete(token, 1) for token in tokens] == [False, False]
     assert await client.complete(await client.deferred_token("anew", "d"), 1) is True

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Client, Context, Engine, workflow
-from perdure.client.store_urls import store_at, without_password
+from perdure.client.store_urls import open_store, redact_password
 from perdure.clock import SYSTEM_CLOCK
 from perdure.errors import InvalidArgument, StoreError
 from perdure.stores.postgres.store import PostgresStore
@@ -78,8 +78,8 @@ def redis_with_socket(**settings: str) -> Iterator[redis.Server]:
 
 
 def test_redis_with_tls_is_redis():
-    assert isinstance(store_at("rediss://host:6380/0?prefix=shop", SYSTEM_CLOCK), RedisStore)
-    assert isinstance(store_at("postgresql://a,b/shop?target_session_attrs=primary", SYSTEM_CLOCK), PostgresStore)
+    assert isinstance(open_store("rediss://host:6380/0?prefix=shop", SYSTEM_CLOCK), RedisStore)
+    assert isinstance(open_store("postgresql://a,b/shop?target_session_attrs=primary", SYSTEM_CLOCK), PostgresStore)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_redis_with_tls_is_redis():
 )
 def test_what_is_wrong_with_a_url_is_said_without_its_password(url, words):
     with pytest.raises(InvalidArgument) as caught:
-        store_at(url, SYSTEM_CLOCK)
+        open_store(url, SYSTEM_CLOCK)
     assert words in str(caught.value)
     assert SECRET not in str(caught.value)
     assert caught.value.__cause__ is None
@@ -128,7 +128,7 @@ def test_what_is_wrong_with_a_url_is_said_without_its_password(url, words):
     ],
 )
 def test_a_url_as_it_may_be_shown(url, shown):
-    assert without_password(url) == shown
+    assert redact_password(url) == shown
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_url_as_it_may_be_shown(url, shown):
 )
 def test_a_server_that_cannot_be_reached_is_named_without_its_password(url, caplog):
     async def main() -> None:
-        store = store_at(url, SYSTEM_CLOCK)
+        store = open_store(url, SYSTEM_CLOCK)
         with pytest.raises(StoreError) as caught:
             await store.open(shards=8)
         assert caught.value.retryable

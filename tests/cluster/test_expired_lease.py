@@ -97,8 +97,8 @@ async def test_late_turns_are_refused_and_counted(h):
     for n in range(3):
         await late.start(held_back, id=f"h{n}")
     await h.settle()
-    await h.store.declare_gone(late.worker)
-    await h.store.release(late.worker, h.clock.now(), recovered=True)
+    await h.store.fence_worker(late.worker)
+    await h.store.release_runs(late.worker, h.clock.now(), recovered=True)
     gate.set()
     await h.settle()
     assert late._core.coordinator.refused == 3

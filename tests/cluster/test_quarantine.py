@@ -51,9 +51,9 @@ async def with_suspects(h, stage: Stage, *names: str) -> None:
         assert await h.store.join(row)
         taken = await h.store.claim(Claim(worker=dead, now=now, workflows=pairs))
         assert len(taken) == len(names)
-        await h.store.declare_gone(dead)
-        await h.store.release(dead, now, recovered=True)
-        await h.store.retire(dead)
+        await h.store.fence_worker(dead)
+        await h.store.release_runs(dead, now, recovered=True)
+        await h.store.remove_worker(dead)
 
 
 @on_every_store

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.cluster.shard_assignment import assigned, shares_of
+from perdure.cluster.shard_assignment import assigned, assigned_shards
 from perdure.model.records import WorkerRecord
 
 SHARDS = 128
@@ -22,7 +22,7 @@ def row(id: str, *pairs: tuple[str, int]) -> WorkerRecord:
 
 def shards_of(worker: str, everyone: list[str]) -> frozenset[int]:
     """What a worker computes for itself, given the others."""
-    [(pairs, shards)] = shares_of(worker, (PAIR,), [row(id) for id in everyone if id != worker], SHARDS)
+    [(pairs, shards)] = assigned_shards(worker, (PAIR,), [row(id) for id in everyone if id != worker], SHARDS)
     assert pairs == (PAIR,)
     return frozenset(range(SHARDS)) if shards is None else shards
 
@@ -80,15 +80,15 @@ def test_shares_even_out_over_many_fleets() -> None:
 
 def test_only_workers_that_have_the_workflow_and_version_count() -> None:
     others = [row("b", ("flow", 2)), row("c", ("other", 1))]
-    assert shares_of("a", (("flow", 1),), others, SHARDS) == (((("flow", 1),), None),)
-    [(_, shards)] = shares_of("a", (("flow", 2),), others, SHARDS)
+    assert assigned_shards("a", (("flow", 1),), others, SHARDS) == (((("flow", 1),), None),)
+    [(_, shards)] = assigned_shards("a", (("flow", 2),), others, SHARDS)
     assert shards is not None
     assert 0 < len(shards) < SHARDS
 
 
 def test_workflows_that_the_same_workers_have_are_asked_for_together() -> None:
     mine = (("f", 1), ("f", 2), ("g", 1), ("h", 1))
-    shares = shares_of("a", mine, [row("b", ("f", 1), ("g", 1)), row("c", ("g", 1), ("f", 1), ("h", 1))], SHARDS)
+    shares = assigned_shards("a", mine, [row("b", ("f", 1), ("g", 1)), row("c", ("g", 1), ("f", 1), ("h", 1))], SHARDS)
     assert [pairs for pairs, _ in shares] == [(("f", 1), ("g", 1)), (("f", 2),), (("h", 1),)]
     assert shares[1][1] is None
 
@@ -96,5 +96,5 @@ def test_workflows_that_the_same_workers_have_are_asked_for_together() -> None:
 @pytest.mark.parametrize("shards", [1, 7, 4096])
 def test_any_number_of_shards_is_spread(shards: int) -> None:
     ids = ["a", "b", "c"]
-    taken = [shares_of(id, (PAIR,), [row(other) for other in ids if other != id], shards)[0][1] for id in ids]
+    taken = [assigned_shards(id, (PAIR,), [row(other) for other in ids if other != id], shards)[0][1] for id in ids]
     assert sum(len(each) for each in taken if each is not None) == shards

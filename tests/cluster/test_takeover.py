@@ -47,7 +47,7 @@ async def test_runs_are_taken_over_in_pages_and_each_counts_one_recovery(h, monk
     await scene.leave_runs_behind(h)
     heir = await h.engine(scene.workflow)
     await h.clock.advance(LEASE + 1)
-    assert heir.faults.calls["release"] == 4, "two, two, one, and none"
+    assert heir.faults.calls["release_runs"] == 4, "two, two, one, and none"
     assert await h.store.owned(heir.worker) == RUNS
     assert [worker.id for worker in await h.store.workers()] == [heir.worker]
     scene.gate.set()
@@ -63,7 +63,7 @@ async def test_a_takeover_whose_worker_dies_in_the_middle_is_carried_on_with(h, 
     scene = Scene()
     await scene.leave_runs_behind(h)
     heir = await h.engine(scene.workflow)
-    heir.faults.crash(2, "before", call="release")
+    heir.faults.crash(2, "before", call="release_runs")
     heir.faults.pause()  # so that it takes nothing of the first page before it dies
     h.clock._now += LEASE + 1
     heir.faults.go_on()

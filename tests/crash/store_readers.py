@@ -19,7 +19,7 @@ import asyncpg
 from perdure.config import EngineConfig
 from perdure.model.queries import RunQuery
 from perdure.model.records import ErrorRecord
-from perdure.stores.postgres.url import target_of
+from perdure.stores.postgres.url import parse_url
 from perdure.stores.redis.store import RedisStore
 from perdure.stores.results import Snapshot
 from tests.servers.postgres import schema_of_its_own
@@ -153,7 +153,7 @@ class SqliteBook(TablesBook):
 class PostgresBook(TablesBook):
     def __init__(self, url: str, side: Sideline) -> None:
         self.url = url
-        self._target = target_of(url)
+        self._target = parse_url(url)
         self._side = side
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
 
@@ -183,7 +183,7 @@ class RedisBook:
         self._store: RedisStore | None = None
 
     def runs(self) -> list[RunRow]:
-        owing = {each.record.id for each in self._ask(lambda store: store.unsettled(10_000))}
+        owing = {each.record.id for each in self._ask(lambda store: store.unfinalized(10_000))}
         found = [each.record for each in self._snapshots()]
         return [
             RunRow(
@@ -202,7 +202,7 @@ class RedisBook:
 
     def workers(self) -> list[WorkerRow]:
         found = self._ask(lambda store: store.workers())
-        return [WorkerRow(each.id, each.pid, each.lease_until, each.gone) for each in found]
+        return [WorkerRow(each.id, each.pid, each.lease_until, each.fenced) for each in found]
 
     def history(self) -> list[Recorded]:
         return [

@@ -28,7 +28,7 @@ def test_a_family_survives_a_worker_that_is_killed_again_and_again(kind: str, tm
             if here.statuses().get("family") == "failed":
                 break
         assert len(recorded_at_kills) >= KILLS // 2, "it was killed while there was work"
-        here.until_ended(here.start("family"))
+        here.until_ended(here.start("parent_and_children"))
         _check_outcome(here)
         _check_effects(here.effects(), recorded_at_kills)
 
@@ -36,7 +36,7 @@ def test_a_family_survives_a_worker_that_is_killed_again_and_again(kind: str, tm
 def _kill_at_some_moment(here: Scene, dice: random.Random, *, early: bool) -> None:
     """Kill a worker while it starts up, or after it has done some more steps."""
     before = len(here.effects())
-    worker = here.start("family")
+    worker = here.start("parent_and_children")
     if early:
         until, more = time.monotonic() + dice.uniform(0.1, 0.6), 10**9
     else:

@@ -43,7 +43,7 @@ def test_a_workflow_goes_on_wherever_it_was_killed(kind: str, seed: int, tmp_pat
 
 def _live_and_die(here: Scene, seed: int) -> list[Snapshot]:
     """What was recorded at each death."""
-    program = here.start("any_instruction", seed, talks=True)
+    program = here.start("crash_at_any_call", seed, talks=True)
     assert program.stdout is not None
     assert program.stdin is not None
     snapshots = []

@@ -29,7 +29,7 @@ async def own(ctx: Context) -> str:
 
 def start_worker(here: Scene, sweep: float = HOUR) -> subprocess.Popen[bytes]:
     """A worker that has joined."""
-    worker = here.start("answering", sweep, HOUR)
+    worker = here.start("request_worker", sweep, HOUR)
     here.until(lambda: worker.pid in {row.pid for row in here.book.workers()}, "the worker joins")
     return worker
 

@@ -17,7 +17,7 @@ def test_what_runs_and_callers_send_comes_once_wherever_the_process_was_killed(
     kind: str, seed: int, tmp_path: Path
 ) -> None:
     with scene(tmp_path, kind) as here:
-        program = here.start("talking", seed, talks=True)
+        program = here.start("event_exchange", seed, talks=True)
         assert program.stdout is not None
         assert program.stdin is not None
         deaths = 0

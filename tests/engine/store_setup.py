@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from perdure.model.records import Ending, Message, RunRecord, RunStatus, Subscription, WorkerRecord
+from perdure.model.records import Message, RunRecord, RunResult, RunStatus, Subscription, WorkerRecord
 from perdure.model.turns import TurnExtras
 from perdure.stores.protocol import Store
-from perdure.stores.writes import CommitTurn, CreateRun, Deliver, Observe, RunPatch
+from perdure.stores.writes import CommitTurn, CreateRun, DeliverMessage, ObserveRunEnd, RunPatch
 from perdure.testing import Harness, VirtualClock
 
 ELSEWHERE = "elsewhere"
@@ -25,7 +25,7 @@ class Stage:
         """A run that waits for nothing in particular, or was never executed."""
         await self._set_up()
         if begun:
-            fields = {"owner": ELSEWHERE, "status": RunStatus.RUNNING, "begun_at": self.clock.now(), **fields}
+            fields = {"owner": ELSEWHERE, "status": RunStatus.RUNNING, "first_executed_at": self.clock.now(), **fields}
         await self.store.commit([CreateRun(self.record(id, **fields))])
         if begun:
             await self.turn(id, patch=RunPatch(status=RunStatus.SUSPENDED))
@@ -60,17 +60,17 @@ class Stage:
             worker=ELSEWHERE,
             owned=False,
             now=self.clock.now(),
-            seen=snapshot.record.inbox_last,
+            seen=snapshot.record.last_message_no,
             **fields,
         )
         (answer,) = await self.store.commit([turn])
         assert type(answer).__name__ == "Committed", answer
 
     async def observe(self, id: str, observer: str, target: str = "0/child") -> None:
-        await self.store.commit([Observe(run_id=id, observer=observer, target=target)])
+        await self.store.commit([ObserveRunEnd(run_id=id, observer=observer, target=target)])
 
     async def mail(self, id: str, message: Message) -> None:
-        await self.store.commit([Deliver(run_id=id, message=message, now=self.clock.now())])
+        await self.store.commit([DeliverMessage(run_id=id, message=message, now=self.clock.now())])
 
     def record(self, id: str, **fields: Any) -> RunRecord:
         now = self.clock.now()
@@ -95,4 +95,4 @@ class Stage:
         return [(each.kind, each.name, each.body) for each in await self.store.inbox(id)]
 
 
-SUCCEEDED = Ending(RunStatus.SUCCEEDED, b'"done"')
+SUCCEEDED = RunResult(RunStatus.SUCCEEDED, b'"done"')

@@ -18,8 +18,8 @@ from perdure import (
     step,
     workflow,
 )
-from perdure.clock import pause
-from perdure.stores.writes import CreateRun, Deliver
+from perdure.clock import sleep_on
+from perdure.stores.writes import CreateRun, DeliverMessage
 from perdure.testing import crash_everywhere
 from tests.engine.store_matrix import STORES, another_handle, make_store, on_every_store
 
@@ -284,7 +284,7 @@ async def test_everyone_who_waits_for_a_run_is_told(h):
     assert sorted(created for created, _ in results) == [False, False, True]
     assert [result for _, result in results] == ["slept 1000"] * 3
     assert outside.result() == "slept 1000"
-    told = [each for batch in engine.faults.committed for each in batch if isinstance(each, Deliver)]
+    told = [each for batch in engine.faults.committed for each in batch if isinstance(each, DeliverMessage)]
     assert Counter(each.run_id for each in told) == {"p0": 1, "p1": 1, "p2": 1}
 
 
@@ -554,7 +554,7 @@ def test_whatever_crashes_a_terminated_run_takes_its_family_along(kind, tmp_path
 
     async def terminate(engine):
         while await engine.status("grandchild") is None:
-            await pause(engine._open.clock, 1)
+            await sleep_on(engine._open.clock, 1)
         await engine.terminate("crash-everywhere")
 
     async def all_cancelled(engine):

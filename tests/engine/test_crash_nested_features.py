@@ -24,7 +24,7 @@ from perdure import (
     step,
     workflow,
 )
-from perdure.clock import pause
+from perdure.clock import sleep_on
 from perdure.testing import crash_everywhere
 from tests.engine.store_matrix import SERVERS, STORES, another_handle, make_store
 
@@ -175,7 +175,7 @@ async def the_world(engine, names: list[str]) -> None:
         while (await engine.describe(ID)).generation < int(name[0]):
             if (await engine.status(ID)).terminal:
                 return
-            await pause(engine._open.clock, 1)
+            await sleep_on(engine._open.clock, 1)
         await engine.complete(await engine.deferred_token(ID, f"verdict {name}"), number)
 
 

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from perdure import Break, Context, Continue, EngineConfig, RunStatus, event, step, workflow
-from perdure.clock import pause
+from perdure.clock import sleep_on
 from perdure.testing import crash_everywhere
 from tests.engine.store_matrix import SERVERS, STORES, another_handle, make_store, on_every_store
 
@@ -346,7 +346,7 @@ NESTED = [f"{n}/step {n}" for n in range(9)]
 async def done_so_far(h, steps):
     """Wait until so many steps are done: the run may be in the share of an engine that has crashed for a while."""
     while len(LOG) < steps:
-        await pause(h.clock, 1)
+        await sleep_on(h.clock, 1)
 
 
 @on_every_store

@@ -220,7 +220,7 @@ async def test_a_parent_hears_of_its_children_without_a_sweep(h):
     assert reason.kind == "child"
     assert "the end of run" in str(reason)
     assert await h.run_to_end(run, within=10) == [6, 8, "ValueError"]
-    assert await h.store.unsettled() == []
+    assert await h.store.unfinalized() == []
 
 
 @workflow

@@ -175,7 +175,9 @@ async def test_a_store_that_stays_away_does_not_keep_an_engine_from_leaving(h):
     await engine.start(wf, id="g")
     await h.settle()
     gate.set()
-    engine.faults.away(10_000, calls=("commit", "renew", "workers", "claim", "declare_gone", "release", "retire"))
+    engine.faults.away(
+        10_000, calls=("commit", "renew", "workers", "claim", "fence_worker", "release_runs", "remove_worker")
+    )
     began_at = h.clock.now()
     await h.drive(h.background(engine.shutdown(grace=1)))
     assert h.clock.now() - began_at < 30, "it waited for the store"

@@ -3,7 +3,7 @@
 import pytest
 
 from perdure import Context, Retry, RunCancelled, RunFailed, RunStatus, StepFailed, current_step, step, workflow
-from perdure.clock import pause
+from perdure.clock import sleep_on
 from tests.engine.crash_points import crash_script
 from tests.engine.store_matrix import STORES, another_handle, on_every_store
 
@@ -173,7 +173,7 @@ def test_a_crash_at_every_commit_around_a_hold(kind, tmp_path):
             if any(reason.kind == "held" for reason in (await run.describe()).waiting_for):
                 BROKEN.clear()
                 await engine.resume("r")
-            await pause(h.clock, 10)
+            await sleep_on(h.clock, 10)
         assert await run.result() == ["pump", "valve", "tap"]
         assert LOG.count("pump 1") <= 2
         assert LOG.count("valve 2") in (1, 2)

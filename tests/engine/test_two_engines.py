@@ -127,7 +127,7 @@ async def test_a_zombie_changes_nothing_and_comes_back_as_another(h):
     assert await everything_in(h.store, "s") == stored
     assert await successor.result("s") == "from its successor"
     assert zombie.worker != before
-    workers = {worker.id for worker in await h.store.workers() if not worker.gone}
+    workers = {worker.id for worker in await h.store.workers() if not worker.fenced}
     assert workers == {zombie.worker, successor.worker}
     await h.crash(successor)
     later = await zombie.start(stuck, id="later")  # and it works again
@@ -154,8 +154,8 @@ async def test_a_stale_workers_commit_is_refused(h):
     first = await h.engine(stuck)
     await first.start(stuck, id="s")
     await h.settle()
-    await h.store.declare_gone(first.worker)
-    await h.store.release(first.worker, h.clock.now(), recovered=True)
+    await h.store.fence_worker(first.worker)
+    await h.store.release_runs(first.worker, h.clock.now(), recovered=True)
     before = await everything_in(h.store, "s")
     gate.set()
     await h.settle()
@@ -171,12 +171,12 @@ async def test_a_stale_workers_commit_is_refused(h):
 @on_every_store
 async def test_rejoining_waits_for_a_store_that_is_away(h):
     engine = await h.engine(naps)
-    await h.store.declare_gone(engine.worker)
+    await h.store.fence_worker(engine.worker)
     gone = engine.worker
-    engine.faults.away(3, calls=["wake_held"])
+    engine.faults.away(3, calls=["retry_held"])
     await h.clock.advance(30)
     assert engine.worker != gone
-    alive = {worker.id for worker in await h.store.workers() if not worker.gone}
+    alive = {worker.id for worker in await h.store.workers() if not worker.fenced}
     assert engine.worker in alive
     assert await h.run_to_end(await engine.start(naps, 2)) == 1
 
@@ -185,7 +185,7 @@ async def test_rejoining_waits_for_a_store_that_is_away(h):
 async def test_rejoining_survives_a_lost_first_renewal(h):
     engine = await h.engine(naps)
     client = await h.client()
-    await h.store.declare_gone(engine.worker)
+    await h.store.fence_worker(engine.worker)
     await h.clock.advance(4.9)
 
     renewals = 0

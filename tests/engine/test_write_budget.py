@@ -201,7 +201,7 @@ def test_a_child_is_four_writes_and_the_children_of_a_run_share_their_commits(tm
         await h.settle()
         kinds = Counter(type(write).__name__ for batch in engine.faults.committed for write in batch)
         turns_of_the_parent = kinds.pop("CommitTurn") - 100
-        assert kinds == {"CreateRun": 101, "Deliver": 100, "Settle": 100}
+        assert kinds == {"CreateRun": 101, "DeliverMessage": 100, "FinalizeRun": 100}
         assert turns_of_the_parent < 10
         assert len(engine.faults.committed) < 30
         assert statements.beginning("INSERT INTO runs") == 101

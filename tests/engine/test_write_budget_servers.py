@@ -248,7 +248,7 @@ def test_redis_the_end_of_a_child_does_not_try_the_short_way(redis_server):
         await h.drive(engine.execute(one_child))
         await h.settle()
         done, calls = redis_server.commands() - before, engine.faults.calls - calls_before
-        assert done["evalsha"] == sum(calls[name] for name in ("commit", "claim", "next_wake", "unsettled"))
+        assert done["evalsha"] == sum(calls[name] for name in ("commit", "claim", "next_wake", "unfinalized"))
 
     on_redis(redis_server, "children", test)
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from perdure import Client, Context, Engine, EngineConfig, Retry, RunStatus, workflow
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.protocol import Claim
-from perdure.stores.results import Answer, ClaimedRun
+from perdure.stores.results import ClaimedRun, WriteResult
 from perdure.stores.writes import CommitTurn, Write
 
 
@@ -23,7 +23,7 @@ class LateAnswers(MemoryStore):
         self.claimed_again = asyncio.Event()
         self.late = 0
 
-    async def commit(self, batch: Sequence[Write]) -> list[Answer]:
+    async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
         answers = await super().commit(batch)
         if any(_suspends(write) for write in batch):
             await asyncio.wait_for(self.claimed_again.wait(), 30)

@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 
 from perdure.clock import SystemClock
-from perdure.execution.committer import HANDFUL, Committer
+from perdure.execution.committer import RESULT_CHUNK, Committer
 from perdure.retry import Retry
-from perdure.stores.results import Answer, Committed
+from perdure.stores.results import Committed, WriteResult
 from perdure.stores.writes import ReleaseRun, Write
 
 
@@ -20,7 +20,7 @@ class Patient:
         self.batches: list[list[str]] = []
         self.gates: list[asyncio.Event] = []
 
-    async def commit(self, batch: Sequence[Write]) -> list[Answer]:
+    async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
         self.batches.append([write.run_id for write in batch if isinstance(write, ReleaseRun)])
         self.gates.append(asyncio.Event())
         await self.gates[-1].wait()
@@ -73,7 +73,7 @@ def test_what_gathers_while_a_commit_is_under_way_is_the_next_one(store):
 
 def test_part_of_a_large_batch_is_worked_on_while_another_is_committed(store):
     """Each answer leads to a write at once, as that of a turn does: half of them are under way before all are told."""
-    size = 2 * HANDFUL - 10
+    size = 2 * RESULT_CHUNK - 10
     told: list[str] = []
 
     async def test() -> None:
@@ -108,17 +108,17 @@ def test_a_batch_is_handed_back_in_as_few_parts_as_may_be_and_none_is_much_small
         committer = committer_over(store)
         told: list[int] = []
         keep = keep_in(told)
-        for number in range(3 * HANDFUL + 1):
+        for number in range(3 * RESULT_CHUNK + 1):
             committer.submit(write_to(str(number)), partial(keep, number))
         await rounds(5)
         store.gates[-1].set()
         before = 0
-        while before < 3 * HANDFUL + 1:
+        while before < 3 * RESULT_CHUNK + 1:
             await asyncio.sleep(0)
             if len(told) > before:
                 sizes.append(len(told) - before)
                 before = len(told)
-        assert told == list(range(3 * HANDFUL + 1))
+        assert told == list(range(3 * RESULT_CHUNK + 1))
         await committer.stop()
 
     asyncio.run(test())
@@ -132,14 +132,14 @@ def test_it_is_drained_when_the_last_answer_was_told(store):
 
     async def test() -> None:
         committer = committer_over(store)
-        for number in range(3 * HANDFUL):
+        for number in range(3 * RESULT_CHUNK):
             committer.submit(write_to(str(number)), partial(keep, number))
-        drained = asyncio.ensure_future(committer.drained(within=60.0))
+        drained = asyncio.ensure_future(committer.wait_idle(within=60.0))
         await rounds(5)
         assert not drained.done()
         store.gates[-1].set()
         assert await drained
-        assert len(told) == 3 * HANDFUL
+        assert len(told) == 3 * RESULT_CHUNK
         await committer.stop()
 
     asyncio.run(test())
@@ -151,16 +151,16 @@ def test_what_was_committed_is_told_even_if_the_committer_is_stopped_meanwhile(s
 
     async def test() -> None:
         committer = committer_over(store)
-        for number in range(2 * HANDFUL):
+        for number in range(2 * RESULT_CHUNK):
             committer.submit(write_to(str(number)), partial(keep, number))
         await rounds(5)
         store.gates[-1].set()
         while not told:
             await asyncio.sleep(0)
-        assert len(told) == HANDFUL
+        assert len(told) == RESULT_CHUNK
         await committer.stop()
         await rounds(5)
-        assert len(told) == 2 * HANDFUL
+        assert len(told) == 2 * RESULT_CHUNK
 
     asyncio.run(test())
 

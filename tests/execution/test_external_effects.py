@@ -16,20 +16,20 @@ from perdure import (
     workflow,
 )
 from perdure.codec import JSON
-from perdure.codec.failures import step_error
-from perdure.model.records import Ending, Message, TopicEvent
+from perdure.codec.failures import step_error_from_record
+from perdure.model.records import Message, RunResult, TopicEvent
 from perdure.model.turns import (
+    AwaitingResult,
     BroadcastEvent,
-    Errand,
+    ExternalEffect,
     ObserveRun,
     SendEvent,
-    Standing,
     StartChild,
     StepDone,
     StopChildren,
     StopRun,
 )
-from perdure.stores.writes import CommitTurn, CreateRun, Deliver
+from perdure.stores.writes import CommitTurn, CreateRun, DeliverMessage
 from tests.engine.store_matrix import on_every_store
 from tests.engine.store_setup import SUCCEEDED, Stage
 
@@ -46,12 +46,12 @@ class Errands:
     def __init__(self, engine, stage: Stage) -> None:
         self.engine = engine
         self.stage = stage
-        self.reports: list[StepDone | Standing] = []
+        self.reports: list[StepDone | AwaitingResult] = []
         self.room = engine._core.coordinator.errands
         self.room._report = lambda run_id, outcomes: self.reports.extend(outcomes)
 
     async def start(self, work, location="errand", of="asker"):
-        self.room.start(await self.stage.row(of), Errand(location, 1, work))
+        self.room.start(await self.stage.row(of), ExternalEffect(location, 1, work))
 
     async def run(self, harness, work):
         """What comes of an errand."""
@@ -69,7 +69,7 @@ class Errands:
         done = await self.run(harness, work)
         assert isinstance(done, StepDone)
         assert done.error is not None
-        return step_error(done.error, JSON, location="errand", attempts=1, raises=(Exception,))
+        return step_error_from_record(done.error, JSON, location="errand", attempts=1, raises=(Exception,))
 
 
 async def scene(h, **config):
@@ -130,7 +130,7 @@ async def test_a_broadcast_reaches_all_who_wait_in_pages_and_says_how_many(h):
         await stage.waiting(f"w-{n}", "paid")
     event = TopicEvent(topic="paid", id="e", body=b"7", sent_at=h.clock.now(), consume=False)
     assert await errands.value(h, BroadcastEvent(event)) == 501
-    assert await h.store.unfinished() == []
+    assert await h.store.unfinished_broadcasts() == []
     assert [kind for kind, _, _ in await stage.inbox("w-500")] == ["assignment"]
 
 
@@ -181,12 +181,12 @@ async def test_an_existing_run_is_observed_if_it_is_the_same_and_stays_unattache
 @on_every_store
 async def test_the_end_of_a_child_that_is_waited_for_comes_as_mail(h):
     stage, errands = await scene(h)
-    assert await errands.run(h, child(target="0/run_child")) == Standing("errand", ("child",))
+    assert await errands.run(h, child(target="0/run_child")) == AwaitingResult("errand", ("child",))
     await h.drive(errands.engine.result("child"))
     await h.settle()
     ((kind, name, body),) = await stage.inbox("asker")
     assert (kind, name) == ("child", "child")
-    assert msgspec.json.decode(body, type=Ending) == Ending(RunStatus.SUCCEEDED, b"1")
+    assert msgspec.json.decode(body, type=RunResult) == RunResult(RunStatus.SUCCEEDED, b"1")
     (message,) = await h.store.inbox("asker")
     assert (message.id, message.target) == ("child/child/0/0/run_child", "0/run_child")
 
@@ -223,13 +223,13 @@ async def test_a_child_whose_start_is_done_again_is_observed_again_or_its_end_co
     stage, errands = await scene(h)
     asked = child(target="0/run_child")
     for _ in range(2):
-        assert await errands.run(h, asked) == Standing("errand", ("child",))
+        assert await errands.run(h, asked) == AwaitingResult("errand", ("child",))
     await h.drive(errands.engine.result("child"))
     await h.settle()
     done = await errands.run(h, asked)
     assert isinstance(done, StepDone)
     assert done.value is not None
-    assert msgspec.json.decode(done.value, type=Ending) == Ending(RunStatus.SUCCEEDED, b"1")
+    assert msgspec.json.decode(done.value, type=RunResult) == RunResult(RunStatus.SUCCEEDED, b"1")
     assert [kind for kind, _, _ in await stage.inbox("asker")] == ["child"]
 
 
@@ -238,14 +238,14 @@ async def test_the_end_of_a_child_that_somebody_else_started_comes_too(h):
     stage, errands = await scene(h)
     await errands.engine.start(errand_child, 1, id="child")
     asked = child(target="0/run_child")
-    assert await errands.run(h, asked) == Standing("errand", ("child",), ours=False)
+    assert await errands.run(h, asked) == AwaitingResult("errand", ("child",), created=False)
     await h.drive(errands.engine.result("child"))
     await h.settle()
     assert [kind for kind, _, _ in await stage.inbox("asker")] == ["child"]
     done = await errands.run(h, asked)
     assert isinstance(done, StepDone)
     assert done.value is not None
-    assert msgspec.json.decode(done.value, type=Ending) == Ending(RunStatus.SUCCEEDED, b"1")
+    assert msgspec.json.decode(done.value, type=RunResult) == RunResult(RunStatus.SUCCEEDED, b"1")
 
 
 @on_every_store
@@ -265,14 +265,16 @@ async def test_the_end_of_a_run_that_has_ended_comes_at_once(h):
     await stage.run("ended")
     await stage.end("ended")
     done = await errands.run(h, ObserveRun("ended", "0/child"))
-    assert msgspec.json.decode(done.value, type=Ending) == SUCCEEDED
+    assert msgspec.json.decode(done.value, type=RunResult) == SUCCEEDED
     assert isinstance(await errands.failure(h, ObserveRun("nobody", "0/child")), RunNotFound)
 
 
 @on_every_store
 async def test_a_run_that_is_stopped_ends_at_once_or_is_asked_to(h):
     stage, errands = await scene(h)
-    await stage.run("begun", begun=False, owner=errands.engine.worker, status=RunStatus.RUNNING, begun_at=h.clock.now())
+    await stage.run(
+        "begun", begun=False, owner=errands.engine.worker, status=RunStatus.RUNNING, first_executed_at=h.clock.now()
+    )
     await stage.run("new", begun=False, pool="nowhere")
     for run_id in ("begun", "begun", "new", "new", "nobody"):
         assert await errands.value(h, StopRun(run_id)) is None
@@ -292,7 +294,7 @@ async def test_children_are_stopped_in_pages_and_those_still_open_report(h, monk
     await stage.end("ended")
     await stage.run("detached", parent="asker", pool="nowhere")
     standing = await errands.run(h, StopChildren("0/~children"))
-    assert standing == Standing("errand", ("begun-0", "begun-1", "begun-2"))
+    assert standing == AwaitingResult("errand", ("begun-0", "begun-1", "begun-2"))
     assert await errands.run(h, StopChildren("0/~children")) == standing
     assert [await stage.inbox(f"begun-{n}") for n in range(3)] == [[("cancel", "", None)]] * 3
     assert (await stage.row("new")).status is RunStatus.CANCELLED
@@ -320,7 +322,7 @@ async def test_a_store_that_is_away_delays_an_errand(h):
     await errands.start(SendEvent("other", paid()))
     await h.settle()
     assert errands.reports == []
-    assert not errands.engine._core.quiet
+    assert not errands.engine._core.is_idle
     await h.clock.advance(600)
     assert [type(report) for report in errands.reports] == [StepDone]
     assert await stage.inbox("other") == [("event", "paid", b"7")]
@@ -330,7 +332,7 @@ async def test_a_store_that_is_away_delays_an_errand(h):
 async def test_what_the_store_cannot_take_fails_the_entry(h):
     stage, errands = await scene(h)
     await stage.run("other")
-    errands.engine.faults.refuse(lambda write: isinstance(write, Deliver))
+    errands.engine.faults.refuse(lambda write: isinstance(write, DeliverMessage))
     error = await errands.failure(h, SendEvent("other", paid()))
     assert isinstance(error, StoreError)
 
@@ -354,7 +356,7 @@ async def test_an_errand_that_is_run_again_reports_once(h):
     await stage.run("other")
     asker = await stage.row("asker")  # before both: between them nothing may be waited for, or the first one ends
     for target in ("nobody", "other"):
-        errands.room.start(asker, Errand("errand", 1, SendEvent(target, paid())))
+        errands.room.start(asker, ExternalEffect("errand", 1, SendEvent(target, paid())))
     assert errands.room.under_way("asker") == {"errand"}
     await h.settle()
     assert errands.reports == [StepDone("errand", 1, value=b"null")]  # of the second one

@@ -3,9 +3,9 @@
 import msgspec
 
 from perdure import Context, EngineConfig, RunStatus, workflow
-from perdure.execution.finalizer import News, Settling
-from perdure.model.records import Ending, ErrorRecord, Message, TopicEvent
-from perdure.stores.writes import Deliver, Observer, Publish, Settle
+from perdure.execution.finalizer import FinalizerCallbacks, RunFinalizer
+from perdure.model.records import ErrorRecord, Message, RunResult, TopicEvent
+from perdure.stores.writes import DeliverMessage, FinalizeRun, Observer, PublishEvent
 from tests.engine.store_matrix import on_every_store
 from tests.engine.store_setup import Stage
 
@@ -23,7 +23,7 @@ def event(id="e", name="paid", **fields):
 async def settled(h):
     """Let the next sweep of the duty go by."""
     await h.clock.advance(6)
-    assert await h.store.unsettled() == []
+    assert await h.store.unfinalized() == []
 
 
 # --- observers
@@ -45,7 +45,7 @@ async def test_all_who_wait_for_a_run_are_told_how_it_ended(h):
     for run_id, targets in (("parent", ["0/a", "0/b"]), ("other", ["0/child"])):
         messages = await h.store.inbox(run_id)
         assert [(each.kind, each.name, each.target) for each in messages] == [("child", "failing", t) for t in targets]
-        assert msgspec.json.decode(messages[0].body, type=Ending) == Ending(RunStatus.FAILED, error=error)
+        assert msgspec.json.decode(messages[0].body, type=RunResult) == RunResult(RunStatus.FAILED, error=error)
 
 
 @on_every_store
@@ -69,7 +69,7 @@ async def test_who_waits_for_a_run_that_ends_here_is_told_without_a_sweep(h):
     run = await engine.start(settling_sleeper, 1.0, id="child")
     await h.settle()
     await stage.observe("child", "parent")
-    engine._core.observed("child")
+    engine._core.run_is_observed("child")
     await h.clock.advance(1.0)
     assert await run.status() is RunStatus.SUCCEEDED
     assert [kind for kind, _, _ in await stage.inbox("parent")] == ["child"]
@@ -86,7 +86,7 @@ async def test_who_waits_for_a_run_that_is_terminated_here_is_told_without_a_swe
     await h.settle()
     ((_, _, body),) = await stage.inbox("parent")
     assert body is not None
-    assert msgspec.json.decode(body, type=Ending) == Ending(RunStatus.CANCELLED)
+    assert msgspec.json.decode(body, type=RunResult) == RunResult(RunStatus.CANCELLED)
 
 
 @on_every_store
@@ -105,10 +105,10 @@ async def test_a_run_that_a_mere_client_ended_is_settled_soon(h):
 @on_every_store
 async def test_a_plain_run_owes_nothing_and_costs_no_question(h):
     engine = await h.engine(settling_sleeper, config=EngineConfig(sweep_interval=1000.0, lease=5000.0))
-    before = engine.faults.calls["unsettled"]
+    before = engine.faults.calls["unfinalized"]
     await h.run_to_end(await engine.start(settling_sleeper, 1.0))
     await h.settle()
-    assert engine.faults.calls["unsettled"] == before
+    assert engine.faults.calls["unfinalized"] == before
 
 
 @on_every_store
@@ -126,15 +126,15 @@ async def test_who_waits_for_many_runs_is_told_once_and_before_they_are_ticked_o
         told.append((run_id, {type(write) for batch in engine.faults.committed for write in batch}))
 
     engine.faults.committed.clear()
-    news = News(look=look, woken=lambda: None, unfinished=lambda: None, ended=lambda run_id: None)
-    await h.drive(Settling(engine._open, news).tick(h.clock.now()))
-    assert told == [("parent", {Deliver})]
-    assert await h.store.unsettled() == []
+    news = FinalizerCallbacks(look=look, woken=lambda: None, unfinished=lambda: None, ended=lambda run_id: None)
+    await h.drive(RunFinalizer(engine._open, news).tick(h.clock.now()))
+    assert told == [("parent", {DeliverMessage})]
+    assert await h.store.unfinalized() == []
 
 
 @on_every_store
 async def test_a_turn_need_not_wait_until_many_runs_are_ticked_off(h, monkeypatch):
-    monkeypatch.setattr("perdure.execution.finalizer.AT_ONCE", 2)
+    monkeypatch.setattr("perdure.execution.finalizer.FINALIZE_CHUNK", 2)
     stage = Stage(h)
     engine = await h.engine(settling_sleeper)
     await stage.run("parent")
@@ -144,7 +144,7 @@ async def test_a_turn_need_not_wait_until_many_runs_are_ticked_off(h, monkeypatc
         await stage.end(f"child-{n}")
     engine.faults.committed.clear()
     await settled(h)
-    ticked_off = [sum(isinstance(write, Settle) for write in batch) for batch in engine.faults.committed]
+    ticked_off = [sum(isinstance(write, FinalizeRun) for write in batch) for batch in engine.faults.committed]
     assert [number for number in ticked_off if number] == [2, 2, 1]
     assert len(await h.store.inbox("parent")) == 5
 
@@ -235,7 +235,7 @@ async def test_attached_children_of_a_terminated_run_end_with_it_down_the_line(h
     ended = [(await stage.row(f"child-{n}")).status for n in range(3)]
     assert [*ended, (await stage.row("grandchild")).status] == [RunStatus.CANCELLED] * 4
     assert (await stage.row("detached")).status is RunStatus.SUSPENDED
-    assert await h.store.unsettled() == []
+    assert await h.store.unfinalized() == []
 
 
 @on_every_store
@@ -263,7 +263,7 @@ async def test_a_page_of_runs_is_two_commits(h):
     engine = await h.engine(settling_sleeper)
     await settled(h)
     batches = [{type(write) for write in batch} for batch in engine.faults.committed]
-    assert batches == [{Deliver}, {Settle}]
+    assert batches == [{DeliverMessage}, {FinalizeRun}]
     assert len(await h.store.inbox("parent")) == 20
 
 
@@ -293,13 +293,13 @@ async def test_what_the_store_cannot_take_keeps_nobody_else_waiting(h):
     stage = Stage(h)
     await stage.run("parent")
     engine = await h.engine(settling_sleeper)
-    engine.faults.refuse(lambda write: isinstance(write, Deliver) and write.message.name == "bad")
+    engine.faults.refuse(lambda write: isinstance(write, DeliverMessage) and write.message.name == "bad")
     for run_id in ("bad", "good"):
         await stage.run(run_id)
         await stage.observe(run_id, "parent")
         await stage.end(run_id)
     await h.clock.advance(6)
-    (owing,) = await h.store.unsettled()
+    (owing,) = await h.store.unfinalized()
     assert (owing.record.id, owing.observers) == ("bad", (Observer("parent", "0/child"),))
     assert [name for _, name, _ in await stage.inbox("parent")] == ["good"]
     engine.faults.refuse(None)
@@ -326,9 +326,9 @@ async def test_a_publisher_that_crashed_midway_is_finished_by_another(h):
     for n in range(5):
         await stage.waiting(f"w-{n}", "paid")
     event = TopicEvent(topic="paid", id="e", body=b"7", sent_at=h.clock.now(), consume=False)
-    await h.store.commit([Publish(event=event, now=h.clock.now(), page=2)])
-    assert len(await h.store.unfinished()) == 1
+    await h.store.commit([PublishEvent(event=event, now=h.clock.now(), page=2)])
+    assert len(await h.store.unfinished_broadcasts()) == 1
     await h.engine(settling_sleeper)
     await h.clock.advance(6)
-    assert await h.store.unfinished() == []
+    assert await h.store.unfinished_broadcasts() == []
     assert [len(await stage.inbox(f"w-{n}")) for n in range(5)] == [1] * 5

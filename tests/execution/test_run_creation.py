@@ -71,7 +71,7 @@ async def test_run_created_by_a_worker_that_is_fenced_meanwhile_is_claimed_like_
     engine.faults.pause()
     starting = h.background(engine.start(doubles, 4))
     await h.settle()
-    await h.store.declare_gone(engine.worker)
+    await h.store.fence_worker(engine.worker)
     engine.faults.go_on()
     run = await h.drive(starting)
     assert await h.run_to_end(run) == 8

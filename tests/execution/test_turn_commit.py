@@ -6,10 +6,10 @@ from unittest.mock import patch
 
 from perdure import Context, EngineConfig, RunStatus, workflow
 from perdure.execution import run_loader as reviving
-from perdure.execution.run_cache import Resident
-from perdure.execution.turn_commit import commit_of, hold_of
-from perdure.model.records import DeadLetter, Entry, EntryStatus, Held, Message, PublishedValue, RunRecord
-from perdure.model.turns import Continued, Errand, SendEvent, StepDone, Succeeded, Turn, TurnExtras
+from perdure.execution.run_cache import CachedRun
+from perdure.execution.turn_commit import build_hold_commit, build_turn_commit
+from perdure.model.records import DeadLetter, Entry, EntryStatus, Hold, Message, PublishedValue, RunRecord
+from perdure.model.turns import Continued, ExternalEffect, SendEvent, StepDone, Succeeded, Turn, TurnExtras
 from tests.engine.store_matrix import on_every_store
 from tests.engine.store_setup import Stage
 
@@ -22,7 +22,7 @@ async def turn_maker(ctx: Context) -> None:
 
 
 def entry(location="a", **fields):
-    return Entry(location=location, kind="step", name=location, status=EntryStatus.SUCCEEDED, asked=1, **fields)
+    return Entry(location=location, kind="step", name=location, status=EntryStatus.SUCCEEDED, call_seq=1, **fields)
 
 
 def commit(turn):
@@ -30,7 +30,7 @@ def commit(turn):
         id="r", workflow="turn_maker", version=1, input=b"{}", created_at=1.0, created_by="c", seed=1, pool="p"
     )
     runner: Any = None
-    return commit_of(Resident(record, turn_maker, runner, 3), turn, "w", 10.0, EngineConfig())
+    return build_turn_commit(CachedRun(record, turn_maker, runner, 3), turn, "w", 10.0, EngineConfig())
 
 
 # --- writes
@@ -50,7 +50,7 @@ def test_a_run_that_could_go_on_keeps_its_owner():
 
 
 def test_a_hold_may_carry_entries_and_mail():
-    held = Held("failure", "exhausted")
+    held = Hold("failure", "exhausted")
     write = commit(Turn(entries=(entry(),), consumed=(4,), held=held, busy=True))
     assert (write.entries, write.consumed) == ((entry(),), (4,))
     assert (write.patch.status, write.patch.held) == (RunStatus.SUSPENDED, held)
@@ -63,12 +63,12 @@ def test_what_outlives_a_generation_begins_the_next():
 
 
 def test_a_poison_run_is_held_and_shown_as_a_dead_letter():
-    write = hold_of("r", 3, 5, Held("poison", "died"), "w", 10.0)
+    write = build_hold_commit("r", 3, 5, Hold("poison", "died"), "w", 10.0)
     assert write.extras is not None
     (letter,) = write.extras.dead_letters
     assert isinstance(letter, DeadLetter)
     assert (letter.kind, letter.original_target) == ("poison", "r")
-    assert hold_of("r", 3, 5, Held("defect", "bug"), "w", 10.0).extras is None
+    assert build_hold_commit("r", 3, 5, Hold("defect", "bug"), "w", 10.0).extras is None
 
 
 # --- the coordinator
@@ -117,7 +117,7 @@ async def test_an_errand_is_run_after_the_commit_and_comes_back_as_input(h):
     await stage.run("other")
     message = Message(id="m", kind="event", name="hello", body=b"1")
     asked = entry("send", value=None)
-    errand = Errand("send", 1, SendEvent("other", message))
+    errand = ExternalEffect("send", 1, SendEvent("other", message))
     engine, runner, run = await play(
         h, Turn(entries=(asked,), effects=(errand,), busy=True), Turn(outcome=Succeeded(b"7"))
     )
@@ -125,14 +125,16 @@ async def test_an_errand_is_run_after_the_commit_and_comes_back_as_input(h):
     assert await run.status() is RunStatus.SUCCEEDED
     assert await stage.inbox("other") == [("event", "hello", b"1")]
     kinds = [type(write).__name__ for batch in engine.faults.committed for write in batch]
-    assert kinds == ["CreateRun", "CommitTurn", "Deliver", "CommitTurn"]
+    assert kinds == ["CreateRun", "CommitTurn", "DeliverMessage", "CommitTurn"]
 
 
 @on_every_store
 async def test_shutdown_waits_for_errands_and_begins_no_new_ones(h):
     stage = Stage(h)
     await stage.run("other")
-    errands = [Errand(f"s-{n}", 1, SendEvent("other", Message(id=f"m-{n}", kind="event", name="e"))) for n in range(2)]
+    errands = [
+        ExternalEffect(f"s-{n}", 1, SendEvent("other", Message(id=f"m-{n}", kind="event", name="e"))) for n in range(2)
+    ]
     turns = [Turn(entries=(entry(each.location),), effects=(each,), busy=True) for each in errands]
     engine = await h.engine(turn_maker)
     runner = Scripted(*turns)

@@ -69,8 +69,8 @@ def check_cold(play: Play) -> None:
 def check_asked(play: Play) -> None:
     """What was asked for later has a higher number, also if it was asked for after a crash: a rewind goes by it."""
     rows = [row for row in play.entries.values() if row.kind not in ("version", "removed")]
-    numbers = [row.asked for row in rows]
-    assert len(set(numbers)) == len(numbers), sorted((row.asked, row.location) for row in rows)
+    numbers = [row.call_seq for row in rows]
+    assert len(set(numbers)) == len(numbers), sorted((row.call_seq, row.location) for row in rows)
 
 
 def visible(play: Play) -> dict[str, Any]:

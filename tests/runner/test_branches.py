@@ -20,7 +20,7 @@ async def pair(first, second):
 
 
 def asked(play):
-    return [row.location for row in sorted(play.entries.values(), key=lambda row: row.asked) if row.kind == "step"]
+    return [row.location for row in sorted(play.entries.values(), key=lambda row: row.call_seq) if row.kind == "step"]
 
 
 # --- join

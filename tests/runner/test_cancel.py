@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from perdure.model.records import EntryStatus, Message
-from perdure.model.turns import Failed, Mail
+from perdure.model.turns import Failed, MessageReceived
 from perdure.retry import Retry
 from perdure.runner import eviction as closing
 from perdure.runner.event_loop import WorkflowLoop
@@ -144,7 +144,7 @@ def test_a_cancel_that_comes_with_a_result_follows_the_order_of_the_inputs():
             note("cancelled")
             raise
 
-    mail = Mail(Message(id="m", kind="cancel", number=1))
+    mail = MessageReceived(Message(id="m", kind="cancel", number=1))
     play = Play(one).begin()
     play.advance(play.outcome_of_body("fetch"), mail)
     assert play.notes == ["a", "cancelled"]

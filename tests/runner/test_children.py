@@ -10,8 +10,17 @@ import pytest
 
 from perdure import ChildFailed, Context, RunConflict, workflow
 from perdure.codec import JSON
-from perdure.model.records import Ending, EntryStatus, RunStatus
-from perdure.model.turns import Errand, Mail, ObserveRun, Standing, StartChild, StepDone, StopChildren, StopRun
+from perdure.model.records import EntryStatus, RunResult, RunStatus
+from perdure.model.turns import (
+    AwaitingResult,
+    ExternalEffect,
+    MessageReceived,
+    ObserveRun,
+    StartChild,
+    StepDone,
+    StopChildren,
+    StopRun,
+)
 from perdure.model.validation import MAX_NAME
 from tests.runner.crash_after_every_turn import check_cold, crashed, play_everywhere
 from tests.runner.turn_driver import CLOCK, Play, note
@@ -47,7 +56,7 @@ def work_of(play: Play) -> dict[str, Any]:
     return {location: errand.work for location, errand in play.errands.items()}
 
 
-def start_of(errand: Errand) -> tuple[str, str]:
+def start_of(errand: ExternalEffect) -> tuple[str, str]:
     """The run that an errand starts, and where its end is to be reported."""
     assert isinstance(errand.work, StartChild)
     assert errand.work.target is not None
@@ -159,7 +168,7 @@ def test_an_errand_is_run_again_after_a_crash_in_the_same_words():
 
 def test_a_child_that_has_ended_already_answers_the_errand():
     play = Play(awaiting).begin()
-    ending = Ending(RunStatus.SUCCEEDED, JSON.encode(["bob", 2]))
+    ending = RunResult(RunStatus.SUCCEEDED, JSON.encode(["bob", 2]))
     play.advance(StepDone(KID, 1, value=msgspec.json.encode(ending)))
     assert play.value == ["tuple", "bob", 2]
 
@@ -190,11 +199,11 @@ def test_a_thousand_children_are_answered_in_few_turns():
 
     play = Play(crowd).begin()
     assert len(play.errands) == 1_000
-    standing = [Standing(each, (start_of(errand)[0],)) for each, errand in play.errands.items()]
+    standing = [AwaitingResult(each, (start_of(errand)[0],)) for each, errand in play.errands.items()]
     play.advance(*standing)
     assert len(play.turn.waits) == 1_000
     news = [
-        Mail(
+        MessageReceived(
             play.letter(
                 "child",
                 run_id,
@@ -367,7 +376,7 @@ def test_giving_up_run_child_stops_the_child_and_that_is_durable():
     play.errand(CHILD)
     turn = play.advance(now=1_005.0)
     [errand] = turn.effects
-    assert errand == Errand(f"{CHILD}/~stop", 1, StopRun(f"run-1/{CHILD}"))
+    assert errand == ExternalEffect(f"{CHILD}/~stop", 1, StopRun(f"run-1/{CHILD}"))
     assert play.entries[f"{CHILD}/~stop"].status is EntryStatus.PENDING
     assert play.entries[CHILD].status is EntryStatus.CANCELLED
     cold = crashed(play)
@@ -508,7 +517,7 @@ def test_news_of_a_child_may_come_before_the_list_of_those_that_are_open():
     play.post("child", "x", target="0/~children", body=b'{"status":"cancelled"}')
     assert play.running == {}
     play.errands.clear()
-    play.advance(Standing("~children", ("x", "y")))
+    play.advance(AwaitingResult("~children", ("x", "y")))
     assert play.running == {}
     play.post("child", "y", target="0/~children", body=b'{"status":"cancelled"}')
     assert list(play.attempts) == ["~rollback/undo"]
@@ -519,7 +528,7 @@ def test_when_all_news_came_before_the_list_it_goes_on_at_once():
     play.cancel()
     play.post("child", "x", target="0/~children", body=b'{"status":"cancelled"}')
     play.errands.clear()
-    play.advance(Standing("~children", ("x",)))
+    play.advance(AwaitingResult("~children", ("x",)))
     assert list(play.attempts) == ["~rollback/undo"]
 
 
@@ -572,7 +581,7 @@ def test_giving_up_a_child_that_existed_already_does_not_stop_it(cold: bool) -> 
     play = Play(loses_it).begin()
     location = next(iter(play.errands))
     del play.errands[location]
-    play.advance(Standing(location, ("theirs",), ours=False))
+    play.advance(AwaitingResult(location, ("theirs",), created=False))
     if cold:
         play = play.crash().begin()
     play.move(CLOCK)

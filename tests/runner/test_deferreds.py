@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from perdure import Context
-from perdure.model.records import Ending, EntryStatus
-from perdure.model.turns import Mail
+from perdure.model.records import EntryStatus, RunResult
+from perdure.model.turns import MessageReceived
 from perdure.workflows.tokens import read_token
 from tests.runner.crash_after_every_turn import check_cold, crashed, play_everywhere
 from tests.runner.turn_driver import Play, TestKey, note
@@ -39,9 +39,11 @@ async def reviewed(ctx: Context) -> Any:
     return [type(got).__name__, got]
 
 
-def completion(play: Play, name: str, value: Any, **fields: Any) -> Mail:
-    body = msgspec.json.encode(Ending(result=msgspec.json.encode(value)))
-    return Mail(play.letter("deferred", name, body=body, **{"id": f"deferred/{play.epoch}/{name}", **fields}))
+def completion(play: Play, name: str, value: Any, **fields: Any) -> MessageReceived:
+    body = msgspec.json.encode(RunResult(result=msgspec.json.encode(value)))
+    return MessageReceived(
+        play.letter("deferred", name, body=body, **{"id": f"deferred/{play.epoch}/{name}", **fields})
+    )
 
 
 def test_a_deferred_is_waited_for_and_gives_its_typed_value():
@@ -305,7 +307,7 @@ async def _await(deferred: Any) -> Any:
 def test_a_cancelled_wait_has_consumed_nothing():
     play = Play(reviewed).begin()
     cancel, done = play.letter("cancel"), completion(play, "review", {"stars": 1})
-    turn = play.advance(Mail(cancel), done)
+    turn = play.advance(MessageReceived(cancel), done)
     assert play.was_cancelled
     assert turn.consumed == (1,)
     assert play.entries["review"].status is EntryStatus.CANCELLED

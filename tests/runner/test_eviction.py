@@ -262,10 +262,10 @@ STUBBORN = [fn for fn in SHAPES if fn.__name__.startswith("stubborn")]
 
 @pytest.mark.parametrize("fn", STUBBORN, ids=lambda fn: fn.__name__)
 def test_what_will_not_end_is_parked_and_logged(fn, caplog):
-    before = len(closing.PARKED)
+    before = len(closing.UNCLOSABLE)
     play = Play(fn).begin()
     play.close()
-    assert len(closing.PARKED) > before
+    assert len(closing.UNCLOSABLE) > before
     assert "stays in memory" in caplog.text
     assert play.facts.id in caplog.text
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import InvalidArgument
-from perdure.model.locations import escape, scope_of, segment_of
+from perdure.model.locations import escape_segment, scope_of, segment_of
 from perdure.runner.scopes import Scope
 from tests.runner.turn_driver import Play
 from tests.runner.workflows import fetch, helper
@@ -16,7 +16,7 @@ from tests.runner.workflows import fetch, helper
 def asked(fn):
     """All locations of a run, in the order in which they were asked for."""
     play = Play(fn).run()
-    entries = sorted(play.entries.values(), key=lambda entry: entry.asked)
+    entries = sorted(play.entries.values(), key=lambda entry: entry.call_seq)
     return [entry.location for entry in entries if entry.kind != "timer"]
 
 
@@ -166,10 +166,10 @@ def path_of(segments):
     path = ""
     for name, key, number in segments:
         scope = Scope(path, {})
-        segment = escape(name) if key is None else f"{escape(name)}[{escape(key)}]"
+        segment = escape_segment(name) if key is None else f"{escape_segment(name)}[{escape_segment(key)}]"
         for _ in range(number):
-            scope.place(segment)
-        path = scope.place(segment)
+            scope.locate(segment)
+        path = scope.locate(segment)
     return path
 
 
@@ -183,9 +183,11 @@ def test_a_path_is_taken_apart_again(segments):
     path = path_of(segments)
     assert scope_of(path) == (path_of(segments[:-1]) if segments[:-1] else "")
     name, key, _ = segments[-1]
-    assert segment_of(path) == (escape(name) if key is None else f"{escape(name)}[{escape(key)}]")
+    assert segment_of(path) == (
+        escape_segment(name) if key is None else f"{escape_segment(name)}[{escape_segment(key)}]"
+    )
 
 
 @given(names)
 def test_no_name_is_taken_for_something_of_ours(name):
-    assert not escape(name).startswith("~")
+    assert not escape_segment(name).startswith("~")

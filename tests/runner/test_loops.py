@@ -37,7 +37,7 @@ async def pages(ctx: Context) -> Any:
 
 
 def locations(play: Play) -> list[str]:
-    return [row.location for row in sorted(play.entries.values(), key=lambda row: row.asked)]
+    return [row.location for row in sorted(play.entries.values(), key=lambda row: row.call_seq)]
 
 
 # --- state and value
@@ -364,8 +364,8 @@ def test_what_was_asked_for_beside_and_after_a_loop_is_numbered_in_order_also_af
         await asyncio.gather(fetch("x"), fetch("y"))
 
     play = play_everywhere(beside, seed=seed)
-    last = max(row.asked for row in play.entries.values() if row.location.startswith("long_loop/"))
-    assert min(play.entries[f"fetch#{n}"].asked for n in (1, 2, 3)) > last
+    last = max(row.call_seq for row in play.entries.values() if row.location.startswith("long_loop/"))
+    assert min(play.entries[f"fetch#{n}"].call_seq for n in (1, 2, 3)) > last
     check_asked(play)
 
 

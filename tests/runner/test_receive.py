@@ -13,7 +13,7 @@ from perdure import Context, event
 from perdure.codec import JSON
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.records import EntryStatus, Subscription
-from perdure.model.turns import Mail
+from perdure.model.turns import MessageReceived
 from perdure.workflows.messages import messages_of
 from tests.runner.crash_after_every_turn import crashed, play_everywhere
 from tests.runner.turn_driver import CLOCK, Play, note
@@ -51,7 +51,7 @@ def unsubscribed(play: Play) -> list[str]:
 
 
 def returned(play: Play) -> list[int]:
-    return list(play.turn.extras.returned) if play.turn.extras else []
+    return list(play.turn.extras.released_assignments) if play.turn.extras else []
 
 
 def letters(play: Play) -> list[Any]:
@@ -167,7 +167,9 @@ def test_several_receives_of_one_name_are_served_from_the_one_that_has_been_open
     play = Play(open_three).begin()
     play.send("a", "first")
     play = crashed(play)
-    play.advance(Mail(play.letter("event", "a", "second")), Mail(play.letter("event", "a", "third")))
+    play.advance(
+        MessageReceived(play.letter("event", "a", "second")), MessageReceived(play.letter("event", "a", "third"))
+    )
     assert play.notes == [[0, "first"], [1, "second"], [2, "third"]]
 
 
@@ -192,7 +194,7 @@ def test_of_two_receives_in_a_race_the_one_wins_whose_event_was_sent_first(when)
     if when == "meanwhile":
         play.complete()
     first, second = play.letter("event", "b", 1), play.letter("event", "a", 2)
-    play.advance(Mail(first), Mail(second))
+    play.advance(MessageReceived(first), MessageReceived(second))
     if when == "before":
         play.complete()
     assert play.value == ["b", 1]
@@ -292,11 +294,11 @@ def test_a_bad_time_is_refused(timeout):
 
 def test_an_assignment_answers_the_receive_that_it_is_for():
     play = Play(three_in_a_row).begin()
-    turn = play.post("assignment", "b", "from the topic", target="0/a,b", place=4)
+    turn = play.post("assignment", "b", "from the topic", target="0/a,b", offset=4)
     assert turn.consumed == (1,)
     assert returned(play) == []
     assert unsubscribed(play) == ["0/a,b"]
-    assert messages_of(play.entries["a,b"])[0].place == 4
+    assert messages_of(play.entries["a,b"])[0].offset == 4
     assert crashed(play).waits == [("a,b#1", None)]
 
 
@@ -304,7 +306,7 @@ def test_the_mailbox_comes_before_the_topic():
     play = Play(three_in_a_row).begin()
     topic = play.letter("assignment", "a", "topic", target="0/a,b")
     mail = play.letter("event", "a", "mail")
-    turn = play.advance(Mail(topic), Mail(mail))
+    turn = play.advance(MessageReceived(topic), MessageReceived(mail))
     assert (turn.consumed, returned(play)) == ((2,), [1]), "the receive was answered by mail"
     assert subscribed(play) == [Subscription("0/a,b#1", ("a", "b"))]
 
@@ -339,7 +341,7 @@ def test_an_assignment_that_comes_with_the_giving_up_goes_back_in_the_same_turn(
 
     play = Play(giving_up).begin()
     stop, late = play.letter("event", "stop"), play.letter("assignment", "a", 1, target="0/race/mail/a")
-    turn = play.advance(Mail(stop), Mail(late))
+    turn = play.advance(MessageReceived(stop), MessageReceived(late))
     assert (turn.consumed, returned(play)) == ((1,), [2])
 
 
@@ -353,7 +355,7 @@ def test_an_assignment_that_comes_with_the_end_of_the_run_goes_back():
 
     play = Play(ends).begin()
     stop, late = play.letter("event", "stop", 1), play.letter("assignment", "a", 1, target="0/other/a")
-    play.advance(Mail(stop), Mail(late))
+    play.advance(MessageReceived(stop), MessageReceived(late))
     assert play.value == 1
     assert (play.turn.consumed, returned(play)) == ((1,), [2])
     assert unsubscribed(play) == ["0/stop", "0/other/a"]

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from perdure import Break, Context, Continue, Retry, step
-from perdure.client.rewind import rewind_of
+from perdure.client.rewind import plan_rewind
 from perdure.model.records import Entry, EntryStatus, RunRecord
-from perdure.model.turns import Mail
+from perdure.model.turns import MessageReceived
 from perdure.stores.results import Snapshot
 from tests.runner.turn_driver import BEGUN_AT, CLOCK, Play, note
 from tests.runner.workflows import fetch
@@ -64,7 +64,7 @@ def rewound(play: Play, location: str, fn: Any = trip, **options: Any) -> Play:
         generation=play.facts.generation,
     )
     snapshot = Snapshot(record, position=1, entries=tuple(play.rows), inbox=())
-    cut = rewind_of(snapshot, location, now=play.now, turn_id="t")
+    cut = plan_rewind(snapshot, location, now=play.now, turn_id="t")
     rows = [row for row in play.rows if row.location not in cut.dropped]
     rows.extend(cut.entries)
     again = Play(fn, rows=rows, now=play.now, generation=play.facts.generation + 1, **options)
@@ -124,7 +124,7 @@ def test_it_is_the_completion_that_it_was():
     play.complete("book#1")
     for location in ("book", "book#1"):
         old, new = before.entries[location], play.entries[location]
-        assert (new.seq, new.asked, new.ordinal) == (old.seq, old.asked, old.ordinal)
+        assert (new.seq, new.call_seq, new.ordinal) == (old.seq, old.call_seq, old.ordinal)
         assert (new.status, new.generation) == (EntryStatus.SUCCEEDED, 1)
     assert play.entries["book"].value == b'["a",1]'
 
@@ -371,7 +371,7 @@ def test_several_inputs_of_one_turn_are_taken_after_it():
     done = play.outcome_of_body("book")
     play.running.clear()
     mail = play.letter("event", "go", 1)
-    play.advance(Mail(mail), done)
+    play.advance(MessageReceived(mail), done)
     assert play.attempts == {"book#1": 1}
     play.complete()
     play.complete()

@@ -10,7 +10,7 @@ import pytest
 from perdure import Context, RunNotFound, RunTerminated, event
 from perdure.codec import JSON
 from perdure.model.records import EntryStatus, PublishedValue
-from perdure.model.turns import BroadcastEvent, Effect, Errand, SendEvent
+from perdure.model.turns import BroadcastEvent, Effect, ExternalEffect, SendEvent
 from tests.runner.crash_after_every_turn import check_cold, crashed, play_everywhere
 from tests.runner.turn_driver import Play
 from tests.runner.workflows import fetch
@@ -30,7 +30,7 @@ class Progress:
 
 
 def work_of(effect: Effect, kind: type[W]) -> W:
-    assert isinstance(effect, Errand)
+    assert isinstance(effect, ExternalEffect)
     assert isinstance(effect.work, kind)
     return effect.work
 

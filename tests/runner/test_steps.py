@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure.codec import JSON
-from perdure.codec.failures import describe
+from perdure.codec.failures import error_to_record
 from perdure.errors import CriticalError, InvalidArgument, RollbackError, StepFailed, StepInterrupted, WorkflowMisuse
 from perdure.model.records import EntryStatus
 from perdure.model.turns import StepDone
@@ -396,7 +396,7 @@ def test_the_result_of_a_cancelled_step_is_ignored():
 
 def test_a_time_out_reported_by_the_executor_fails_the_step():
     play = play_of(always(ValueError("no")), retry=FIXED, timeout=5)
-    error = describe(TimeoutError("took longer than 5"), JSON)
+    error = error_to_record(TimeoutError("took longer than 5"), JSON)
     play.advance(StepDone("charge", 1, error=error, retryable=False))
     assert play.value == "StepFailed: step charge failed after 1 attempt: TimeoutError: took longer than 5"
 
@@ -501,7 +501,7 @@ def test_a_step_that_still_runs_in_this_process_is_not_interrupted():
         facts=play.facts,
         input=b"{}",
         seed=play.seed,
-        begun_at=BEGUN_AT,
+        first_executed_at=BEGUN_AT,
         history=tuple(play.rows),
         under_way=frozenset({"launch"}),
     )

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from perdure.clock import moment
+from perdure.clock import to_datetime
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.records import EntryStatus
 from perdure.workflows.context import current_context
@@ -27,7 +27,7 @@ def test_now_is_the_time_of_the_last_completion():
     play = Play(looking).begin()
     play.complete("fetch", now=BEGUN_AT + 5)
     play.advance(now=BEGUN_AT + 40)
-    expected = [[moment(BEGUN_AT), moment(BEGUN_AT + 5), moment(BEGUN_AT + 40)]]
+    expected = [[to_datetime(BEGUN_AT), to_datetime(BEGUN_AT + 5), to_datetime(BEGUN_AT + 40)]]
     assert play.notes == expected
     play.now += 1000
     again = play.crash().begin()
@@ -123,7 +123,7 @@ def test_a_sleeps_deadline_is_fixed_when_it_is_first_reached():
 
 def test_sleep_until_a_moment():
     async def sleeping(ctx):
-        await ctx.sleep_until(moment(BEGUN_AT + 30))
+        await ctx.sleep_until(to_datetime(BEGUN_AT + 30))
         return ctx.now().timestamp()
 
     play = Play(sleeping).begin()
@@ -134,7 +134,11 @@ def test_sleep_until_a_moment():
 
 @pytest.mark.parametrize(
     "sleep",
-    [lambda ctx: ctx.sleep(0), lambda ctx: ctx.sleep_until(moment(BEGUN_AT)), lambda ctx: ctx.sleep_until(moment(1))],
+    [
+        lambda ctx: ctx.sleep(0),
+        lambda ctx: ctx.sleep_until(to_datetime(BEGUN_AT)),
+        lambda ctx: ctx.sleep_until(to_datetime(1)),
+    ],
 )
 def test_zero_or_past_returns_at_once(sleep):
     async def sleeping(ctx):

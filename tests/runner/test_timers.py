@@ -1,10 +1,10 @@
 """Alarms: the earliest that still stands, in order of due time and then of creation."""
 
-from perdure.runner.timers import Alarms
+from perdure.runner.timers import TimerQueue
 
 
 def test_an_alarm_that_is_set_again_forgets_its_first_time():
-    alarms = Alarms()
+    alarms = TimerQueue()
     alarms.set("a", 10)
     alarms.set("a", 30)
     assert alarms.earliest() == 30
@@ -14,7 +14,7 @@ def test_an_alarm_that_is_set_again_forgets_its_first_time():
 
 
 def test_alarms_come_by_due_time_and_then_by_creation():
-    alarms = Alarms()
+    alarms = TimerQueue()
     for name, due_at in (("b", 20), ("z", 10), ("a", 20), ("gone", 5)):
         alarms.set(name, due_at)
     alarms.remove("gone")

@@ -14,22 +14,22 @@ import msgspec
 from msgspec import Struct
 
 from perdure.codec import JSON
-from perdure.codec.failures import describe
+from perdure.codec.failures import error_to_record
 from perdure.errors import InvalidPayload
-from perdure.model.records import Ending, Entry, EntryStatus, Held, Message, RunStatus, Wait
+from perdure.model.records import Entry, EntryStatus, Hold, Message, RunResult, RunStatus, Wait
 from perdure.model.turns import (
+    AwaitingResult,
     BroadcastEvent,
     Cancelled,
     CancelStep,
-    Errand,
-    Expose,
+    ExternalEffect,
     Failed,
     Input,
-    Mail,
+    MessageReceived,
     ObserveRun,
     Outcome,
+    RecordRunningSteps,
     RunStep,
-    Standing,
     StartChild,
     StepDone,
     StopChildren,
@@ -38,7 +38,7 @@ from perdure.model.turns import (
     TurnExtras,
 )
 from perdure.runner.runner import Runner, RunStart
-from perdure.workflows.context import Context, RunFacts
+from perdure.workflows.context import Context, RunInfo
 from perdure.workflows.definition import Workflow, WorkflowOptions
 
 BEGUN_AT = 1_000.0
@@ -83,7 +83,7 @@ class Play:
         self.seed = seed
         self.deadline_at = deadline_at
         self.strict = strict
-        self.facts = RunFacts(
+        self.facts = RunInfo(
             id=run_id,
             workflow=self.definition.name,
             version=1,
@@ -92,7 +92,7 @@ class Play:
             parent=None,
         )
         self.running: dict[str, RunStep] = {}
-        self.errands: dict[str, Errand] = {}
+        self.errands: dict[str, ExternalEffect] = {}
         self.inbox: dict[int, Message] = {message.number: message for message in inbox}
         self.waiting_for: list[tuple[str, str]] = []  # child runs whose end is to be told, and where
         self.extras: list[TurnExtras] = []
@@ -108,7 +108,7 @@ class Play:
                 facts=self.facts,
                 input=self.definition.parameters.encode(JSON, args, {}, what="payload"),
                 seed=seed,
-                begun_at=BEGUN_AT,
+                first_executed_at=BEGUN_AT,
                 history=tuple(self.rows),
                 deadline_at=deadline_at,
                 strict=strict,
@@ -123,7 +123,7 @@ class Play:
 
     def begin(self) -> Play:
         """The first turn, with the mail that is there."""
-        self.advance(*(Mail(message) for message in self.inbox.values()))
+        self.advance(*(MessageReceived(message) for message in self.inbox.values()))
         return self
 
     def advance(self, *inputs: Input, now: float | None = None) -> Turn:
@@ -143,15 +143,15 @@ class Play:
                 [row for row in self.rows if not f"{row.location}/".startswith(dropped)] if dropped else self.rows
             )
         if turn.entries or turn.consumed or turn.extras or not turn.busy:
-            self.rows.extend(turn.entries + turn.pins)
+            self.rows.extend(turn.entries + turn.version_pins)
         if not turn.busy:
             self.suspended_for = turn.waits
-        for number in (*turn.consumed, *(turn.extras.returned if turn.extras else ())):
+        for number in (*turn.consumed, *(turn.extras.released_assignments if turn.extras else ())):
             self.inbox.pop(number, None)
         for effect in turn.effects:
             if isinstance(effect, RunStep):
                 self.running[effect.location] = effect
-            elif isinstance(effect, Errand):
+            elif isinstance(effect, ExternalEffect):
                 self.errands[effect.location] = effect
             elif isinstance(effect, CancelStep):
                 self.running.pop(effect.location, None)
@@ -205,7 +205,7 @@ class Play:
 
     def post(self, kind: str, name: str = "", value: Any = None, *, now: float | None = None, **fields: Any) -> Turn:
         """Mail arrives."""
-        return self.advance(Mail(self.letter(kind, name, value, **fields)), now=now)
+        return self.advance(MessageReceived(self.letter(kind, name, value, **fields)), now=now)
 
     def letter(self, kind: str, name: str = "", value: Any = None, **fields: Any) -> Message:
         """Mail that is in the inbox and that the run has not seen."""
@@ -221,9 +221,9 @@ class Play:
         return self.post("event", name, value, **fields)
 
     def settle_deferred(self, name: str, value: Any = None, *, error: BaseException | None = None) -> Turn:
-        ending = Ending(result=JSON.encode(value))
+        ending = RunResult(result=JSON.encode(value))
         if error is not None:
-            ending = Ending(RunStatus.FAILED, error=describe(error, JSON, raises=(type(error),)))
+            ending = RunResult(RunStatus.FAILED, error=error_to_record(error, JSON, raises=(type(error),)))
         return self.post("deferred", name, body=msgspec.json.encode(ending), id=f"deferred/{self.epoch}/{name}")
 
     def errand(
@@ -233,11 +233,11 @@ class Play:
         errand = self.errands.pop(location)
         work = errand.work
         if error is not None:
-            record = describe(error, JSON, raises=(type(error),))
+            record = error_to_record(error, JSON, raises=(type(error),))
             return self.advance(StepDone(location, errand.attempt, error=record), now=now)
         if isinstance(work, StartChild | ObserveRun) and work.target is not None:
             self.waiting_for.append((work.run_id, work.target))
-            return self.advance(Standing(location, (work.run_id,)), now=now)
+            return self.advance(AwaitingResult(location, (work.run_id,)), now=now)
         if isinstance(work, BroadcastEvent) and value is None:
             value = 0
         if isinstance(work, StartChild):
@@ -245,7 +245,7 @@ class Play:
         if isinstance(work, StopChildren) and self.waiting_for:
             open_runs = tuple({run for run, _ in self.waiting_for})
             self.waiting_for = [(run, work.target) for run in open_runs]
-            return self.advance(Standing(location, open_runs), now=now)
+            return self.advance(AwaitingResult(location, open_runs), now=now)
         return self.advance(StepDone(location, errand.attempt, value=JSON.encode(value)), now=now)
 
     def child_ends(
@@ -260,13 +260,13 @@ class Play:
         """A child that the wait at this target waits for has ended."""
         waited = next(each for each in self.waiting_for if each[1] == target)
         self.waiting_for.remove(waited)
-        ending = Ending(status, JSON.encode(value) if status is RunStatus.SUCCEEDED else None)
+        ending = RunResult(status, JSON.encode(value) if status is RunStatus.SUCCEEDED else None)
         if error is not None:
-            ending = Ending(RunStatus.FAILED, error=describe(error, JSON))
+            ending = RunResult(RunStatus.FAILED, error=error_to_record(error, JSON))
         return self.post("child", waited[0], body=msgspec.json.encode(ending), target=target, now=now)
 
     def expose(self, *locations: str) -> Turn:
-        return self.advance(Expose(locations))
+        return self.advance(RecordRunningSteps(locations))
 
     def replayed_by(self, fn: Any, *args: Any, rows: Sequence[Entry] | None = None, **options: Any) -> Play:
         """The same run, cold, from the rows, by this code."""
@@ -326,7 +326,7 @@ class Play:
         return isinstance(self.outcome, Cancelled)
 
     @property
-    def held(self) -> Held:
+    def held(self) -> Hold:
         assert self.turn.held is not None, self.turn
         return self.turn.held
 
@@ -389,14 +389,14 @@ def execute(step: RunStep) -> StepDone:
             value = _run_coroutine(value)
         return StepDone(step.location, step.attempt, value=JSON.encode(value, kind.body.returns, what="result"))
     except InvalidPayload as refused:
-        return StepDone(step.location, step.attempt, error=describe(refused, JSON, location=step.location))
+        return StepDone(step.location, step.attempt, error=error_to_record(refused, JSON, location=step.location))
     except Exception as error:
         retry = kind.settings.retry
         return StepDone(
             step.location,
             step.attempt,
-            error=describe(error, JSON, raises=kind.settings.raises, location=step.location),
-            retryable=retry is not None and retry.takes(error),
+            error=error_to_record(error, JSON, raises=kind.settings.raises, location=step.location),
+            retryable=retry is not None and retry.should_retry(error),
         )
 
 
@@ -416,7 +416,7 @@ def step_row(location: str, value: Any = None, *, ordinal: int, seq: int | None,
         "kind": "step",
         "name": location.rpartition("/")[2].partition("#")[0].partition("[")[0],
         "status": EntryStatus.SUCCEEDED if seq is not None else EntryStatus.PENDING,
-        "asked": ordinal + 1,
+        "call_seq": ordinal + 1,
         "ordinal": ordinal,
         "seq": seq,
         "attempts": 1,
@@ -431,7 +431,7 @@ __all__ = [
     "Context",
     "Entry",
     "EntryStatus",
-    "Held",
+    "Hold",
     "Play",
     "StepDone",
     "definition",

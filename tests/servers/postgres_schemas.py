@@ -16,9 +16,9 @@ from weakref import WeakKeyDictionary
 
 import asyncpg
 
-from perdure.clock import SYSTEM_CLOCK, Clock, pause
+from perdure.clock import SYSTEM_CLOCK, Clock, sleep_on
 from perdure.stores.postgres import schema as postgres_schema
-from perdure.stores.postgres.pool import Connection, Link
+from perdure.stores.postgres.pool import Connection, ConnectionPool
 from perdure.stores.postgres.store import PostgresStore
 from tests.servers.postgres import shared_url, with_schema
 from tests.servers.session_cleanup import when_the_loop_ends
@@ -63,7 +63,7 @@ class Schema:
         """Make it as if it had just been made; once per borrower, before his first store is open."""
         links = await self.links()
         while not links.alone and await connection.fetch(_LEFT_OVER, self.name):
-            await pause(SYSTEM_CLOCK, 0.001)
+            await sleep_on(SYSTEM_CLOCK, 0.001)
         links.alone = True
         tables = [row[0] for row in await connection.fetch(_TABLES, self.name)]
         await connection.execute("; ".join(f'DELETE FROM {self.name}."{table}"' for table in tables))
@@ -76,7 +76,7 @@ class _KeptLinks:
 
     def __init__(self, *, alone: bool) -> None:
         self.alone = alone
-        self.idle: list[Link] = []
+        self.idle: list[ConnectionPool] = []
 
     async def close(self) -> None:
         while self.idle:
@@ -98,7 +98,7 @@ class BorrowedStore(PostgresStore):
 
     async def close(self) -> None:
         link = self._link
-        if self._opened == 1 and link is not None and not link.lent:
+        if self._opened == 1 and link is not None and not link.in_use:
             self._link = None  # nobody is in the middle of anything: the next one can have it
             (await self.schema.links()).idle.append(link)
         await super().close()
@@ -106,14 +106,14 @@ class BorrowedStore(PostgresStore):
     async def now(self) -> float:
         return self._clock.now()
 
-    async def _prepare(self, link: Link, shards: int) -> None:
-        connection = await link.lend()
+    async def _prepare(self, link: ConnectionPool, shards: int) -> None:
+        connection = await link.acquire()
         try:
             if self.schema.dirty:
                 await self.schema.clean(connection, shards)
             await postgres_schema.prepare(connection, self._target, shards)
         finally:
-            link.take_back(connection)
+            link.release(connection)
         self.schema.made = True
 
 

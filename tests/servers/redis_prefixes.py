@@ -14,7 +14,7 @@ import redis
 from redis.asyncio import BlockingConnectionPool, Redis
 
 from perdure.clock import Clock
-from perdure.stores.redis.connections import Link
+from perdure.stores.redis.connections import ScriptConnectionPool
 from perdure.stores.redis.store import RedisStore
 from tests.servers.redis import shared_url, with_options
 from tests.servers.session_cleanup import when_the_loop_ends
@@ -23,10 +23,10 @@ _SESSION = f"t-{os.urandom(6).hex()}"
 _numbers = count()
 _lent: list[str] = []
 _pools: WeakKeyDictionary[asyncio.AbstractEventLoop, BlockingConnectionPool] = WeakKeyDictionary()
-_links: WeakKeyDictionary[asyncio.AbstractEventLoop, Link] = WeakKeyDictionary()
+_links: WeakKeyDictionary[asyncio.AbstractEventLoop, ScriptConnectionPool] = WeakKeyDictionary()
 
 
-class SharedLink(Link):
+class SharedLink(ScriptConnectionPool):
     """Closed when the loop ends, and not with the first store that is."""
 
     async def close(self) -> None:
@@ -57,7 +57,7 @@ def _client() -> Redis:
     return Redis(connection_pool=_pools[asyncio.get_running_loop()])
 
 
-def _linked(client: Redis) -> Link:
+def _linked(client: Redis) -> ScriptConnectionPool:
     return _links[asyncio.get_running_loop()]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from perdure import current_step
 from perdure.testing.simulation.process import Process
-from perdure.testing.simulation.simulation import World
+from perdure.testing.simulation.simulation import Simulation
 
 
 class Stage:
@@ -16,7 +16,7 @@ class Stage:
 
     _present: Stage | None = None
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Simulation) -> None:
         self.world = world
         self.undos: Counter[tuple[str, str]] = Counter()
         self.exits: Counter[str] = Counter()
@@ -46,7 +46,7 @@ class Stage:
 
     def begins(self, me: Any, after: str | None) -> None:
         """A body begins: the result that it was called with must be on record."""
-        run = self.world.witness.pictures[me.run_id]
+        run = self.world.witness.models[me.run_id]
         if after is None or run.touched or run.owner != me._writing._worker():
             return
         if after not in run.pruned and run.settled_at(after) is None:

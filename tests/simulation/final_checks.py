@@ -8,8 +8,8 @@ from typing import Any
 from perdure import Client, RunStatus
 from perdure.codec import JSON
 from perdure.model.records import Entry, EntryStatus, RunRecord
-from perdure.testing.simulation.run_model import Picture
-from perdure.testing.simulation.simulation import World
+from perdure.testing.simulation.run_model import RunModel
+from perdure.testing.simulation.simulation import Simulation
 from tests.simulation.event_types import ALL, MAY_EXPIRE
 from tests.simulation.external_state import Stage
 from tests.simulation.random_clients import Seen, all_records
@@ -20,9 +20,9 @@ from tests.simulation.workflows import AGAIN, MAX_SUSPEND
 A_LONG_TIME = 400 * 86_400.0  # seconds, longer than anything is kept
 
 
-async def check_end(world: World, stage: Stage, seen: Seen, client: Client) -> None:
+async def check_end(world: Simulation, stage: Stage, seen: Seen, client: Client) -> None:
     """When nothing is open any more."""
-    pictures, departed = world.witness.pictures, list(world.witness.departed)
+    pictures, departed = world.witness.models, list(world.witness.departed)
     lives = [*departed, *((pictures[each.id], each) for each in await all_records(client))]
     family = Family(seen.forks, lives, {run.parent for run, _ in departed})
     _check_events(world, stage, seen, family, await _where_events_are(world, family, client))
@@ -42,10 +42,10 @@ class Family:
     """All runs that there were, the pruned ones too, each as it was at its end; and what is a copy of what."""
 
     forks: dict[str, str]
-    lives: list[tuple[Picture, RunRecord]]
+    lives: list[tuple[RunModel, RunRecord]]
     lost_children: set[str | None]  # runs of which a child was pruned
 
-    def touched(self, run: Picture) -> bool:
+    def touched(self, run: RunModel) -> bool:
         """Whether somebody has meddled with it or with those that it comes from."""
         if run.touched or (run.forked and run.id not in self.forks):
             return True
@@ -68,12 +68,12 @@ class Places:
         self.put_back: set[str] = set()  # into the mailbox of a run that was rewound, and ended without it
 
 
-async def _where_events_are(world: World, family: Family, client: Client) -> Places:
+async def _where_events_are(world: Simulation, family: Family, client: Client) -> Places:
     places = Places()
     for run, _ in family.lives:
         for number in _taken_by(run):
             places.received.setdefault(number, []).append(run.id)
-    for run in world.witness.pictures.values():
+    for run in world.witness.models.values():
         places.mail.update(_number(each.body) for each in await world.store.inbox(run.id) if each.kind == "event")
         places.put_back.update(_number(message.body) for message in run.returned.values())
     for kind in ALL:
@@ -84,7 +84,7 @@ async def _where_events_are(world: World, family: Family, client: Client) -> Pla
     return places
 
 
-def _taken_by(run: Picture) -> list[str]:
+def _taken_by(run: RunModel) -> list[str]:
     """The numbers of the events that its turns have consumed."""
     return [_number(message.body) for message in run.consumed.values()]
 
@@ -93,9 +93,9 @@ def _number(body: bytes | None) -> str:
     return str(json.loads(body or b"{}").get("n"))
 
 
-def _check_events(world: World, stage: Stage, seen: Seen, family: Family, places: Places) -> None:
+def _check_events(world: Simulation, stage: Stage, seen: Seen, family: Family, places: Places) -> None:
     """Guarantee 4: each accepted event is in one place, and no rejected one is anywhere."""
-    accepted: dict[str, tuple[str, Picture | None]] = {}
+    accepted: dict[str, tuple[str, RunModel | None]] = {}
     runs = [run for run, _ in family.lives]
     for run in runs:
         for message in run.accepted.values():
@@ -131,7 +131,7 @@ def _check_events(world: World, stage: Stage, seen: Seen, family: Family, places
             world.witness.breaks(f"run {run.id} received {twice} more than once")
 
 
-def _received_by(run: Picture) -> list[str]:
+def _received_by(run: RunModel) -> list[str]:
     """What its receives have on record; a loop may have dropped some before they were ever written."""
     values = [
         JSON.decode(entry.value)
@@ -141,7 +141,7 @@ def _received_by(run: Picture) -> list[str]:
     return [each["n"] for value in values for each in (value if isinstance(value, list) else [value]) if "n" in each]
 
 
-def _unaccounted(number: str, name: str, target: Picture | None, places: Places) -> str | None:
+def _unaccounted(number: str, name: str, target: RunModel | None, places: Places) -> str | None:
     received = places.received.get(number, [])
     if name == "sim.news":
         return None if places.topics[number] == 1 else "gone, and others may still want to see it"
@@ -158,7 +158,7 @@ def _unaccounted(number: str, name: str, target: Picture | None, places: Places)
     return "lost"
 
 
-def _check_seen(world: World, seen: Seen, family: Family) -> None:
+def _check_seen(world: Simulation, seen: Seen, family: Family) -> None:
     """Guarantees 1 and 6: what a client was told is still so."""
     lives = Counter(run.id for run, _ in family.lives)
     for run_id, count in Counter(seen.created).items():
@@ -179,14 +179,14 @@ def _check_seen(world: World, seen: Seen, family: Family) -> None:
             world.witness.breaks(f"{count} clients were the first to settle {token}")
 
 
-def _check_outcome(world: World, run: Picture, record: RunRecord, family: Family) -> None:
+def _check_outcome(world: Simulation, run: RunModel, record: RunRecord, family: Family) -> None:
     """Guarantee 9: whatever went wrong around it, a run comes to what the model says."""
     if family.touched(run):
         return
     if record.parent is not None and record.status is RunStatus.CANCELLED:
         return  # its parent's affair
-    flow = record.first_workflow or record.workflow
-    parts = JSON.decode(record.first_input or record.input)["parts"]
+    flow = record.original_workflow or record.workflow
+    parts = JSON.decode(record.original_input or record.input)["parts"]
     expected = expected_of_run(parts, flow, limits=False)
     if expected is None or (run.forked and any(depends_on_generation(part) for part in parts)):
         return
@@ -203,14 +203,14 @@ def _check_outcome(world: World, run: Picture, record: RunRecord, family: Family
         world.witness.breaks(f"run {run.id} failed for good after {record.run_attempt} attempts")
 
 
-def _gate(run: Picture) -> int:
+def _gate(run: RunModel) -> int:
     """Which of its two ways the history of a gated run has gone."""
     pin = run.entries.get("~version/gate")
     new = "sim.new" in run.entries
     return int(pin.name) if pin is not None and (pin.name == "2") == new else 0 if new or pin is not None else 1
 
 
-def _check_code(world: World, run: Picture, record: RunRecord) -> None:
+def _check_code(world: Simulation, run: RunModel, record: RunRecord) -> None:
     """A run keeps its version until it is continued, and the same code asks for the same."""
     if record.workflow == "sim.grown" and (record.version == 2) != (record.epoch > 0):
         world.witness.breaks(f"run {run.id} is of version {record.version}, and was continued {record.epoch} times")
@@ -219,7 +219,7 @@ def _check_code(world: World, run: Picture, record: RunRecord) -> None:
         world.witness.breaks(f"run {run.id}: a replay asked for {record.drift} with other arguments")
 
 
-def _check_limits(world: World, run: Picture, record: RunRecord) -> None:
+def _check_limits(world: Simulation, run: RunModel, record: RunRecord) -> None:
     """A limit stops a run when it is exceeded, by the clock of the worker that does so, and not before."""
     stop = run.entries.get("~cancel")
     if stop is None or stop.settled_at is None or run.rewound or run.forked:
@@ -234,7 +234,7 @@ def _check_limits(world: World, run: Picture, record: RunRecord) -> None:
         world.witness.breaks(f"run {run.id} was suspended since {moved}, and that was too long at {stop.settled_at}")
 
 
-def _check_compensations(world: World, stage: Stage, run: Picture) -> None:
+def _check_compensations(world: Simulation, stage: Stage, run: RunModel) -> None:
     """A run that failed or was cancelled has undone all that it did; so has one that was tried again, of what failed.
 
     One that was terminated has not.
@@ -251,9 +251,9 @@ def _check_compensations(world: World, stage: Stage, run: Picture) -> None:
         world.witness.breaks(f"run {run.id} has ended, and what was to run at its end has not")
 
 
-async def _check_nothing_is_left(world: World) -> None:
+async def _check_nothing_is_left(world: Simulation) -> None:
     """When their time is over all runs go, and nothing of them stays."""
-    ids = list(world.witness.pictures)
+    ids = list(world.witness.models)
     await world.store.prune(world.loop.moment + A_LONG_TIME, 1_000)
     for run_id, snapshot in zip(ids, await world.store.load(ids), strict=True):
         left = [*await world.store.history(run_id), *await world.store.inbox(run_id)]
@@ -261,7 +261,7 @@ async def _check_nothing_is_left(world: World) -> None:
             world.witness.breaks(f"run {run_id} is over for long, and is still there: {left}")
 
 
-async def _check_streams(world: World, run: Picture) -> None:
+async def _check_streams(world: Simulation, run: RunModel) -> None:
     """What is on record as written is in the stream, once."""
     if run.rewound:
         return

@@ -19,9 +19,9 @@ def wrong_with_fork(source: Snapshot, location: str, made: CreateRun) -> Iterato
     rows = {row.location: row for row in source.entries}
     copies = {row.location: row for row in made.entries}
     target = rows[location]
-    first = target.asked + 1 if target.kind in ("iteration", "version") else target.asked
+    first = target.call_seq + 1 if target.kind in ("iteration", "version") else target.call_seq
     later = [
-        row for row in rows.values() if row.asked >= first and not row.location.startswith("~compensation/~before")
+        row for row in rows.values() if row.call_seq >= first and not row.location.startswith("~compensation/~before")
     ]
     later += [target] if target.kind == "version" and target not in later else []
     undone = {of for row in later if (of := _undoes(row)) is not None}

@@ -7,14 +7,14 @@ import asyncio
 from typing import Any
 
 from perdure import Client, RunNotFound, RunStatus, RunTerminated, StoreError
-from perdure.admin.health_check import examine
+from perdure.admin.health_check import check_health
 from perdure.codec import JSON
-from perdure.execution.run_loader import start_of
-from perdure.model.records import Held, RunRecord
+from perdure.execution.run_loader import build_run_start
+from perdure.model.records import Hold, RunRecord
 from perdure.runner.entry_tracker import EXHAUSTED
 from perdure.runner.runner import Runner
 from perdure.stores.results import Snapshot
-from perdure.testing.simulation.simulation import World
+from perdure.testing.simulation.simulation import Simulation
 from tests.simulation.event_types import ALL, BY_NAME, MAY_EXPIRE
 from tests.simulation.external_state import Stage
 from tests.simulation.random_clients import all_records
@@ -26,15 +26,15 @@ def on_its_way(record: RunRecord) -> bool:
     return not record.status.terminal and (record.owner is not None or record.wake_at is not None)
 
 
-async def check_quiet(world: World, client: Client) -> list[RunRecord]:
+async def check_quiet(world: Simulation, client: Client) -> list[RunRecord]:
     """Nothing is on its way any more: who is open waits for something that is not there. Gives the open runs."""
     store, breaks = world.store, world.witness.breaks
-    for finding in (await examine(client)).findings:
+    for finding in (await check_health(client)).findings:
         if finding.severity == "error":
             breaks(f"doctor: {finding.text}")
-    if owing := await store.unsettled():
+    if owing := await store.unfinalized():
         breaks(f"runs that have ended and still owe something: {[each.record.id for each in owing]}")
-    if unfinished := await store.unfinished():
+    if unfinished := await store.unfinished_broadcasts():
         breaks(f"events that are not assigned to all who stood: {[each.id for each in unfinished]}")
     open_runs = [record for record in await all_records(client) if not record.status.terminal]
     topics = {kind.__name__: await store.topic(f"sim.{kind.__name__.lower()}") for kind in ALL}
@@ -46,8 +46,8 @@ async def check_quiet(world: World, client: Client) -> list[RunRecord]:
     return open_runs
 
 
-def _check_waits(world: World, record: RunRecord, inbox: list[Any], topics: dict[str, Any]) -> None:
-    now, breaks, run = world.loop.moment, world.witness.breaks, world.witness.pictures[record.id]
+def _check_waits(world: Simulation, record: RunRecord, inbox: list[Any], topics: dict[str, Any]) -> None:
+    now, breaks, run = world.loop.moment, world.witness.breaks, world.witness.models[record.id]
     if record.owner is not None:
         busy = any(body.run_id == record.id for body in world.bodies[-50:])
         if not busy and record.updated_at < now - 30.0:
@@ -67,9 +67,9 @@ def _check_waits(world: World, record: RunRecord, inbox: list[Any], topics: dict
         breaks(f"run {record.id} is {record.status} and waits for nothing ({run.status})")
 
 
-def _check_overdue(world: World, record: RunRecord) -> None:
+def _check_overdue(world: Simulation, record: RunRecord) -> None:
     """A run that has exceeded a limit of its own has been told so."""
-    now, run = world.loop.moment, world.witness.pictures[record.id]
+    now, run = world.loop.moment, world.witness.models[record.id]
     if record.held is not None or "~cancel" in run.entries or any("~rollback" in each for each in run.entries):
         return
     if record.deadline_at is not None and record.deadline_at < now - 30.0:
@@ -79,7 +79,7 @@ def _check_overdue(world: World, record: RunRecord) -> None:
         world.witness.breaks(f"run {record.id} is suspended for {now - record.updated_at:g} s, which is too long")
 
 
-async def _check_replay(world: World, record: RunRecord) -> None:
+async def _check_replay(world: Simulation, record: RunRecord) -> None:
     """A suspended run, replayed without news, writes nothing and does nothing."""
     snapshot = (await world.store.load([record.id]))[0]
     if snapshot is None or any(True for _ in snapshot.inbox):
@@ -94,14 +94,14 @@ async def _check_replay(world: World, record: RunRecord) -> None:
 
 def _replay(snapshot: Snapshot, now: float) -> Any:
     record = snapshot.record
-    runner = Runner(start_of(snapshot, code_of(record.workflow, record.version), JSON, keys=()))
+    runner = Runner(build_run_start(snapshot, code_of(record.workflow, record.version), JSON, keys=()))
     try:
         return runner.advance(now, [])
     finally:
         runner.close()
 
 
-async def _outside_of_a_task(world: World, work: Any) -> Any:
+async def _outside_of_a_task(world: Simulation, work: Any) -> Any:
     done = world.loop.create_future()
 
     def carry_out() -> None:
@@ -114,7 +114,7 @@ async def _outside_of_a_task(world: World, work: Any) -> Any:
     return await done
 
 
-async def nudge(world: World, stage: Stage, client: Client, open_runs: list[RunRecord], round: int) -> None:
+async def nudge(world: Simulation, stage: Stage, client: Client, open_runs: list[RunRecord], round: int) -> None:
     """Give runs what they wait for, so that all of them can end."""
     for record in open_runs:
         for wait in record.waits:
@@ -131,9 +131,9 @@ async def nudge(world: World, stage: Stage, client: Client, open_runs: list[RunR
     await asyncio.sleep(0)
 
 
-async def _release(world: World, stage: Stage, client: Client, record: RunRecord, held: Held) -> None:
+async def _release(world: Simulation, stage: Stage, client: Client, record: RunRecord, held: Hold) -> None:
     """A run that a failed step holds goes on once that is mended; nothing else may hold a run."""
-    entry = world.witness.pictures[record.id].entries.get(held.location or "")
+    entry = world.witness.models[record.id].entries.get(held.location or "")
     failed = held.kind == "failure" and entry is not None and entry.detail == EXHAUSTED
     # Since a rewind it may be one that is done again in its old place: what comes after it depends on its success.
     again = entry is not None and entry.seq is not None

@@ -13,22 +13,22 @@ from perdure.cluster.membership import Membership
 from perdure.errors import StoreError
 from perdure.execution import coordinator as coordinator_room
 from perdure.execution import turn_commit as turns_room
-from perdure.execution.claimer import Due
+from perdure.execution.claimer import Claimer
 from perdure.execution.committer import Committer
-from perdure.execution.finalizer import Plan as SettlingPlan
+from perdure.execution.finalizer import FinalizationPlan as SettlingPlan
 from perdure.model.records import Message, RunStatus
 from perdure.model.turns import RunStep
 from perdure.runner import runner as runner_room
-from perdure.runner.cleanup import finale
-from perdure.runner.context_api import Facade
+from perdure.runner.cleanup import run_cleanup
+from perdure.runner.context_api import ContextApi
 from perdure.runner.history import History
-from perdure.runner.inputs import Taking
+from perdure.runner.inputs import InputApplier
 from perdure.runner.runner import Runner
-from perdure.runner.turn_builder import Outgoing
+from perdure.runner.turn_builder import TurnBuilder
 from perdure.stores import semantics as rules
 from perdure.stores.memory import turns as memory_turns
 from perdure.stores.memory.runs import MemoryRuns
-from perdure.stores.results import Ended, Superseded
+from perdure.stores.results import AlreadyEnded, Superseded
 from perdure.stores.writes import CommitTurn
 
 Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -44,7 +44,7 @@ def act_before_commit() -> Any:
             coordinator: Any = answered.func
             coordinator.__self__._carry_out(resident, turn)
             answered = partial(answered.func, resident, replace(turn, effects=()), commit, taken)
-        submit(self, write, answered, patient=patient)
+        submit(self, write, answered, wait_for_store=patient)
 
     return mock.patch.object(Committer, "submit", submit_and_act)
 
@@ -54,7 +54,7 @@ def skip_the_position_check() -> Any:
 
     def refuse(turn: Any, run: Any, alive: bool) -> Any:
         if run.status.terminal:
-            return Ended(run.status)
+            return AlreadyEnded(run.status)
         owned = run.owner == turn.worker or (run.owner is None and not turn.owned)
         return None if alive and owned else Superseded()
 
@@ -66,7 +66,7 @@ def skip_the_owner_check() -> Any:
 
     def refuse(turn: Any, run: Any, alive: bool) -> Any:
         if run.status.terminal:
-            return Ended(run.status)
+            return AlreadyEnded(run.status)
         return None if turn.base == run.position else Superseded()
 
     return mock.patch.object(rules, "refuse_turn", refuse)
@@ -79,7 +79,7 @@ def overwrite_the_wake_up() -> Any:
 
 def drop_mail_on_suspend() -> Any:
     """A run that suspends throws away the mail that it has not received."""
-    commit_of = turns_room.commit_of
+    commit_of = turns_room.build_turn_commit
 
     def commit_without_mail(resident: Any, turn: Any, *rest: Any) -> Any:
         commit = commit_of(resident, turn, *rest)
@@ -90,7 +90,7 @@ def drop_mail_on_suspend() -> Any:
         mailroom._by_name.clear()
         return replace(commit, consumed=(*commit.consumed, *unread))
 
-    return mock.patch.object(coordinator_room, "commit_of", commit_without_mail)
+    return mock.patch.object(coordinator_room, "build_turn_commit", commit_without_mail)
 
 
 def forget_the_generation_check() -> Any:
@@ -112,7 +112,7 @@ def forget_the_generation_check() -> Any:
 @contextlib.contextmanager
 def emit_effects_during_replay() -> Iterator[None]:
     """Steps that a replay asks for are executed, on record or not."""
-    replay, hand_out = Runner._replay, Runner._hand_out
+    replay, hand_out = Runner._replay, Runner._take_effects
     again: dict[int, list[RunStep]] = {}
 
     def replay_and_note(self: Any, now: float) -> None:
@@ -129,7 +129,10 @@ def emit_effects_during_replay() -> Iterator[None]:
     def hand_out_more(self: Any) -> Any:
         return (*again.pop(id(self), ()), *hand_out(self))
 
-    with mock.patch.object(Runner, "_replay", replay_and_note), mock.patch.object(Runner, "_hand_out", hand_out_more):
+    with (
+        mock.patch.object(Runner, "_replay", replay_and_note),
+        mock.patch.object(Runner, "_take_effects", hand_out_more),
+    ):
         yield
 
 
@@ -139,7 +142,7 @@ def apply_completions_out_of_order() -> Any:
 
     def arrange_wrongly(self: History) -> None:
         arrange(self)
-        self._settled.sort(key=lambda entry: entry.asked)
+        self._settled.sort(key=lambda entry: entry.call_seq)
 
     return mock.patch.object(History, "_arrange", arrange_wrongly)
 
@@ -162,14 +165,14 @@ def forget_lost_claims() -> Any:
     async def claim(self: Any, claim: Any) -> Any:
         return await self._store.claim(claim)
 
-    return mock.patch.object(Due, "_claim", claim)
+    return mock.patch.object(Claimer, "_claim", claim)
 
 
 def never_take_over() -> Any:
     """A worker whose lease has run out is not declared gone."""
 
     async def is_gone(self: Any, worker: Any, now: float) -> bool:
-        return bool(worker.gone)
+        return bool(worker.fenced)
 
     return mock.patch.object(Membership, "_is_gone", is_gone)
 
@@ -201,35 +204,35 @@ def let_forks_keep_children() -> Any:
 def try_again_without_undoing() -> Any:
     """A run that failed is tried again, and what it had done stays done."""
 
-    def finale_of_the_last(run: Any, rolling: Any, *, unhappy: bool, last: bool) -> Any:
-        return finale(run, rolling, unhappy=unhappy and last, last=last)
+    def cleanup_of_the_last(run: Any, rolling: Any, *, compensate: bool, run_exit_hooks: bool) -> Any:
+        return run_cleanup(run, rolling, compensate=compensate and run_exit_hooks, run_exit_hooks=run_exit_hooks)
 
-    return mock.patch.object(runner_room, "finale", finale_of_the_last)
+    return mock.patch.object(runner_room, "run_cleanup", cleanup_of_the_last)
 
 
 def let_limits_pass() -> Any:
     """Nothing happens when a run has exceeded its timeout or was suspended for too long."""
-    return mock.patch.object(Outgoing, "_limit", return_value=None)
+    return mock.patch.object(TurnBuilder, "_limit", return_value=None)
 
 
 def forget_the_pins() -> Any:
     """What a gate has answered is not written down."""
-    return mock.patch.object(Outgoing, "_take_pins", return_value=())
+    return mock.patch.object(TurnBuilder, "_take_pins", return_value=())
 
 
 def fail_instead_of_holding() -> Any:
     """A step without attempts left fails, also where it is to hold the run."""
-    return mock.patch.object(Taking, "_exhaust", return_value=False)
+    return mock.patch.object(InputApplier, "_hold_on_exhausted", return_value=False)
 
 
 def stay_in_the_old_version() -> Any:
     """A run continues in the version that it has."""
-    successor = Facade._successor
+    successor = ContextApi._successor
 
     def own(self: Any, workflow: Any) -> Any:
         return self._start.definition if workflow is None else successor(self, workflow)
 
-    return mock.patch.object(Facade, "_successor", own)
+    return mock.patch.object(ContextApi, "_successor", own)
 
 
 def prune_too_early() -> Any:

@@ -22,8 +22,8 @@ from perdure import (
 from perdure.admin.repair import prune
 from perdure.client.views import RunDescription
 from perdure.stores.results import Snapshot
-from perdure.testing.simulation.run_model import Picture
-from perdure.testing.simulation.simulation import World
+from perdure.testing.simulation.run_model import RunModel
+from perdure.testing.simulation.simulation import Simulation
 from tests.simulation.event_types import BROADCAST, TARGETED, Question
 from tests.simulation.fork_model import wrong_with_fork
 from tests.simulation.random_programs import FORKS, RUNS, Node
@@ -40,7 +40,7 @@ class Life:
     created_at: float
     generation: int
 
-    def is_of(self, run: Picture) -> bool:
+    def is_of(self, run: RunModel) -> bool:
         return (run.id, run.generation) == (self.id, self.generation) and abs(run.created_at - self.created_at) < 0.5
 
 
@@ -70,7 +70,7 @@ class Seen:
 class Caller:
     """One client: a row of calls, drawn from its dice, with pauses between them."""
 
-    def __init__(self, world: World, name: str, chance: random.Random, programs: dict[str, Program], seen: Seen):
+    def __init__(self, world: Simulation, name: str, chance: random.Random, programs: dict[str, Program], seen: Seen):
         self._world = world
         self._name = name
         self._chance = chance

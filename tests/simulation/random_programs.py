@@ -22,7 +22,7 @@ from perdure import (
     current_step,
     step,
 )
-from perdure.clock import pause
+from perdure.clock import sleep_on
 from perdure.testing.clock import START
 from tests.simulation.event_types import ALL, BROADCAST, TARGETED, Question
 from tests.simulation.external_state import Stage
@@ -40,7 +40,7 @@ PATIENT = Retry(max_attempts=3, initial=0.3, jitter=0.0)
 
 async def undo(done: list[Any]) -> None:
     Stage.current().undone(done)
-    await pause(Stage.current().process, 0.01)
+    await sleep_on(Stage.current().process, 0.01)
 
 
 @step(name="sim.work", retry=PATIENT, timeout=3.0)
@@ -69,18 +69,18 @@ async def _body(n: int, behaviour: str, after: str | None) -> list[Any]:
     stage.begins(me, after)
     match behaviour:
         case "slow":
-            await pause(stage.process, 0.2 * (1 + n % 4))
+            await sleep_on(stage.process, 0.2 * (1 + n % 4))
         case "flaky" if me.attempt < 2:
             raise ConnectionError("not yet")
         case "fails" if me.run_id not in stage.mended:
             raise ValueError("it never works")
         case "hangs" if me.run_id not in stage.mended:
-            await pause(stage.process, 1_000.0)
+            await sleep_on(stage.process, 1_000.0)
         case "stubborn":
             try:
-                await pause(stage.process, 0.3)
+                await sleep_on(stage.process, 0.3)
             except asyncio.CancelledError:
-                await pause(stage.process, 0.5)
+                await sleep_on(stage.process, 0.5)
     return [n, me.location]
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from perdure import Client, EngineConfig, Retry
 from perdure.testing.simulation.event_loop import SimulatedLoop, Spinning
 from perdure.testing.simulation.fault_plan import STORM, Plan, draw_plan
-from perdure.testing.simulation.randomness import dice, seeded
-from perdure.testing.simulation.simulation import Deploy, MakeStore, World
+from perdure.testing.simulation.randomness import seeded, seeded_random
+from perdure.testing.simulation.simulation import Deploy, MakeStore, Simulation
 from tests.simulation.external_state import Stage
 from tests.simulation.final_checks import check_end
 from tests.simulation.liveness_checks import check_quiet, nudge, on_its_way
@@ -41,7 +41,7 @@ class Course:
 def simulate(seed: int, plan: Plan | None = None, make_store: MakeStore = memory, only: str | None = None) -> Course:
     """Play one seed, with its own plan of faults or with a given one; `only`: all runs are of this workflow."""
     if plan is None:
-        chance = dice(seed, "plan")
+        chance = seeded_random(seed, "plan")
         plan = draw_plan(chance, WORKERS[: 2 + seed % 2], CLIENTS)
     loop, lines = SimulatedLoop(), list[str]()
     logging.disable(logging.CRITICAL)  # what goes wrong goes wrong on purpose
@@ -57,13 +57,13 @@ def simulate(seed: int, plan: Plan | None = None, make_store: MakeStore = memory
 
 
 async def _play(seed: int, plan: Plan, make_store: MakeStore, only: str | None, lines: list[str]) -> Course:
-    deploy = _deploy(dice(seed, "deploy"), WORKERS[: 2 + seed % 2], only)
-    world = World(seed, plan, make_store, deploy, _config(dice(seed, "config")))
+    deploy = _deploy(seeded_random(seed, "deploy"), WORKERS[: 2 + seed % 2], only)
+    world = Simulation(seed, plan, make_store, deploy, _config(seeded_random(seed, "config")))
     world.lines = lines
     stage, seen = Stage(world), Seen()
-    chance = dice(seed, "programs")
+    chance = seeded_random(seed, "programs")
     programs = {run_id: _program(chance, deploy, only) for run_id in RUNS}
-    callers = [Caller(world, name, dice(seed, name), programs, seen) for name in CLIENTS]
+    callers = [Caller(world, name, seeded_random(seed, name), programs, seen) for name in CLIENTS]
     for name in WORKERS[: 2 + seed % 2]:
         world.start_worker(name)
     try:
@@ -76,10 +76,10 @@ async def _play(seed: int, plan: Plan, make_store: MakeStore, only: str | None, 
             raise
     finally:
         await world.close()
-    return Course(seed, plan, [*world.witness.broken, *seen.broken], world.lines, _counts(world, seen))
+    return Course(seed, plan, [*world.witness.violations, *seen.broken], world.lines, _counts(world, seen))
 
 
-def _counts(world: World, seen: Seen) -> dict[str, int]:
+def _counts(world: Simulation, seen: Seen) -> dict[str, int]:
     """How far it came: a simulator in which nothing happens finds nothing."""
     said = {
         "deaths": " dies",
@@ -94,7 +94,7 @@ def _counts(world: World, seen: Seen) -> dict[str, int]:
     }
     counts = {what: sum(words in line for line in world.lines) for what, words in said.items()}
     return {
-        "runs": len(world.witness.pictures) + len(world.witness.departed),
+        "runs": len(world.witness.models) + len(world.witness.departed),
         "bodies": len(world.bodies),
         "calls": seen.calls,
         "refused calls": seen.refused,
@@ -102,12 +102,12 @@ def _counts(world: World, seen: Seen) -> dict[str, int]:
     }
 
 
-async def _calm(world: World, stage: Stage, seen: Seen, callers: list[Caller]) -> None:
+async def _calm(world: Simulation, stage: Stage, seen: Seen, callers: list[Caller]) -> None:
     """After the storm: in time every run ends, or waits for something that has not come. Then it gets that."""
     client = callers[0].client
     for round in range(ROUNDS):
         await _let_time_pass(client)
-        if world.witness.broken:
+        if world.witness.violations:
             return
         open_runs = await check_quiet(world, client)
         if not open_runs:

@@ -18,7 +18,7 @@ from perdure.testing.simulation.fault_plan import (
     draw_plan,
     shrink,
 )
-from perdure.testing.simulation.randomness import dice
+from perdure.testing.simulation.randomness import seeded_random
 from tests.simulation.mutations import MUTANTS
 from tests.simulation.reference_model import expected_of_run
 from tests.simulation.run_seed import CLIENTS, WORKERS, _deploy, _program, simulate
@@ -148,7 +148,7 @@ def test_the_model_knows_what_a_workflow_makes_of_a_tree(flow, trees, outcome):
 
 
 def test_every_workflow_is_drawn_with_and_without_a_change_of_code_everywhere_at_once():
-    deploys = [_deploy(dice(seed, "deploy"), WORKERS, None) for seed in range(100)]
-    drawn = {(deploy.rolling, _program(dice(n), deploy, None).flow) for n, deploy in enumerate(deploys * 10)}
+    deploys = [_deploy(seeded_random(seed, "deploy"), WORKERS, None) for seed in range(100)]
+    drawn = {(deploy.rolling, _program(seeded_random(n), deploy, None).flow) for n, deploy in enumerate(deploys * 10)}
     assert {flow for rolling, flow in drawn if not rolling} == set(FLOWS)
     assert {flow for rolling, flow in drawn if rolling} == set(FLOWS) - {"sim.gated"}

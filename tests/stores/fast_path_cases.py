@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.model.records import ErrorRecord, Held, RunStatus, Wait
+from perdure.model.records import ErrorRecord, Hold, RunStatus, Wait
 from perdure.model.turns import TurnExtras
 from perdure.stores.protocol import Claim, Store
-from perdure.stores.writes import CreateRun, Restart, RunPatch, Write
+from perdure.stores.writes import ContinueAs, CreateRun, RunPatch, Write
 from perdure.testing.contract.builders import (
     claim,
     end,
@@ -23,7 +23,7 @@ from perdure.testing.contract.builders import (
     worker,
 )
 
-ANEW = Restart(workflow="flow", version=1, input=b"{}", begun_at=None)
+ANEW = ContinueAs(workflow="flow", version=1, input=b"{}", first_executed_at=None)
 FAILED = ErrorRecord("builtins.ValueError", "no \0 way", location="charge")
 
 PLAIN: dict[str, Write] = {
@@ -95,7 +95,7 @@ SITUATIONS: dict[str, tuple[Sequence[Write | Claim], Write]] = {
         turn(1, entry("next", 1), patch=succeeded()),
     ),
     "an end of who was held": (
-        (turn(0, entry(), patch=suspended(300.0, held=Held("failure", "why"))), claim(now=400.0)),
+        (turn(0, entry(), patch=suspended(300.0, held=Hold("failure", "why"))), claim(now=400.0)),
         turn(1, entry("next", 1), patch=succeeded()),
     ),
     "an end of a child": (
@@ -121,4 +121,4 @@ async def set_scene(store: Store, before: Sequence[Write | Claim]) -> None:
     await store.join(worker("b"))
     for each in (run(owner="a"), *before):
         await (store.claim(each) if isinstance(each, Claim) else store.commit([each]))
-    await store.declare_gone("b")
+    await store.fence_worker("b")

@@ -15,7 +15,7 @@ from perdure.clock import SYSTEM_CLOCK
 from perdure.model.queries import RunQuery
 from perdure.model.records import (
     DeadLetter,
-    Held,
+    Hold,
     Message,
     PublishedValue,
     RunStatus,
@@ -26,26 +26,26 @@ from perdure.model.records import (
 from perdure.model.turns import TurnExtras
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.protocol import Store
-from perdure.stores.results import Exists, Snapshot, Unsettled
+from perdure.stores.results import IdTaken, Snapshot, UnfinalizedRun
 from perdure.stores.sql_rows import unpack
 from perdure.stores.sqlite.rows import pack
 from perdure.stores.sqlite.store import SqliteStore
 from perdure.stores.writes import (
     AppendStream,
     CommitTurn,
-    Deliver,
+    ContinueAs,
+    DeliverMessage,
     EndRun,
     FanOut,
-    Moved,
-    Observe,
+    FinalizeRun,
     Observer,
-    Publish,
+    ObserveRunEnd,
+    PublishEvent,
+    RedirectedEvent,
     ReleaseRun,
-    Replay,
-    Restart,
+    ReplayDeadLetter,
     RewindRun,
     RunPatch,
-    Settle,
     SupersedeStream,
     Write,
 )
@@ -62,7 +62,7 @@ owners = st.sampled_from([None, "a", "b"])
 moments = st.integers(100, 110).map(float)
 small = st.integers(0, 3)
 workflows = st.sampled_from(["flow", "other"])
-held = st.sampled_from([None, None, Held("diverged", "why"), Held("poison", "why")])
+held = st.sampled_from([None, None, Hold("diverged", "why"), Hold("poison", "why")])
 going_on = st.sampled_from([RunStatus.PENDING, RunStatus.RUNNING, RunStatus.SUSPENDED])
 patches = st.one_of(
     st.none(),
@@ -85,11 +85,11 @@ patches = st.one_of(
 places = st.sampled_from(["x", "y", "z", "x/y", "x/y/z", "xy"])
 entries = st.lists(st.builds(entry, places, small), max_size=2).map(tuple)
 restarts = st.none() | st.builds(
-    Restart,
+    ContinueAs,
     workflow=workflows,
     version=st.just(1),
     input=st.binary(max_size=2),
-    begun_at=st.none() | moments,
+    first_executed_at=st.none() | moments,
     pool=st.sampled_from([None, "default", "gpu"]),
     entries=entries,
 )
@@ -128,7 +128,7 @@ extras = st.builds(
     dropped=st.just(()) | st.lists(places, max_size=2).map(tuple),
     subscribe=subscriptions,
     unsubscribe=few_targets,
-    returned=st.just(()) | numbers,
+    released_assignments=st.just(()) | numbers,
     published=shown,
     streamed=st.just(()) | items,
     dead_letters=some_letters,
@@ -177,30 +177,33 @@ waiting: st.SearchStrategy[Write] = st.builds(
     turn_id=st.sampled_from(["w1", "w2", "w3", "w4"]),
     seen=small,
     consumed=numbers,
-    returned=st.just(()) | numbers,
+    released_assignments=st.just(()) | numbers,
 )
-publishing = st.builds(Publish, event=events, now=moments, limit=st.none() | small, page=st.integers(1, 2))
-delivering = st.builds(Deliver, run_id=ids, message=messages, now=moments, limit=st.none() | small)
+publishing = st.builds(PublishEvent, event=events, now=moments, limit=st.none() | small, page=st.integers(1, 2))
+delivering = st.builds(DeliverMessage, run_id=ids, message=messages, now=moments, limit=st.none() | small)
 on_topics: st.SearchStrategy[Write] = st.one_of(
     publishing,
-    st.builds(FanOut, topic=topics, place=st.integers(1, 4), now=moments, page=st.integers(1, 2)),
+    st.builds(FanOut, topic=topics, offset=st.integers(1, 4), now=moments, page=st.integers(1, 2)),
 )
 observers = st.builds(Observer, st.sampled_from("pq"), targets)
 on_ended: st.SearchStrategy[Write] = st.one_of(
-    st.builds(Observe, run_id=ids, observer=st.sampled_from("pq"), target=targets),
+    st.builds(ObserveRunEnd, run_id=ids, observer=st.sampled_from("pq"), target=targets),
     st.builds(
-        Settle,
+        FinalizeRun,
         run_id=ids,
         now=moments,
-        told=st.lists(observers, max_size=2).map(tuple),
+        notified=st.lists(observers, max_size=2).map(tuple),
         consumed=numbers,
         returned=numbers,
-        moved=st.just(()) | st.lists(st.builds(Moved, st.integers(1, 4), publishing, letters), max_size=2).map(tuple),
+        moved=st.just(())
+        | st.lists(st.builds(RedirectedEvent, st.integers(1, 4), publishing, letters), max_size=2).map(tuple),
         dead_letters=some_letters,
         orphans=st.booleans(),
     ),
-    st.builds(Settle, run_id=ids, now=moments, told=st.lists(observers, max_size=2).map(tuple)),
-    st.builds(Replay, letter_id=st.sampled_from("de"), send=publishing | delivering),  # under an id as in `_aimed`
+    st.builds(FinalizeRun, run_id=ids, now=moments, notified=st.lists(observers, max_size=2).map(tuple)),
+    st.builds(
+        ReplayDeadLetter, letter_id=st.sampled_from("de"), send=publishing | delivering
+    ),  # under an id as in `_aimed`
     st.builds(
         RewindRun,
         run_id=ids,
@@ -248,7 +251,7 @@ writes: st.SearchStrategy[Write] = st.one_of(
         run_id=ids,
         turn_id=st.sampled_from(["t1", "e"]),
         now=moments,
-        unless_begun=st.booleans(),
+        only_if_not_started=st.booleans(),
         prune_after=st.none() | st.just(2.0),
     ),
     st.builds(ReleaseRun, run_id=ids, worker=workers, now=moments),
@@ -274,13 +277,13 @@ asks = st.one_of(
     ask("commit", batch=st.lists(writes, min_size=1, max_size=4)),
     ask("commit", batch=st.lists(writes, min_size=1, max_size=4)),
     ask("claim", claim=st.builds(claim, workers, moments, workflows=pairs, limit=st.integers(1, 2))),
-    ask("wake_held", workflows=pairs, kind=st.just("diverged"), now=moments),
+    ask("retry_held", workflows=pairs, kind=st.just("diverged"), now=moments),
     ask("join", worker=st.builds(worker, workers, lease_until=moments)),
     ask("renew", worker=st.builds(worker, workers, lease_until=moments)),
-    ask("declare_gone", worker_id=workers, unless_renewed_after=st.none() | moments),
-    ask("release", worker_id=workers, now=moments, recovered=st.booleans(), limit=st.just(10)),
-    ask("retire", worker_id=workers),
-    ask("prune", now=moments, remember=st.sampled_from([0.0, 3.0, 50.0])),
+    ask("fence_worker", worker_id=workers, unless_renewed_after=st.none() | moments),
+    ask("release_runs", worker_id=workers, now=moments, recovered=st.booleans(), limit=st.just(10)),
+    ask("remove_worker", worker_id=workers),
+    ask("prune", now=moments, keep_ids_for=st.sampled_from([0.0, 3.0, 50.0])),
     ask("remove_dead_letter", letter_id=st.sampled_from("de")),
 )
 
@@ -300,7 +303,7 @@ def _which_run_exists(answer: Any) -> Any:
     """PostgreSQL fetches the record that had the id once the batch is through: as later writes have left it."""
     if not isinstance(answer, list):
         return answer
-    return [Exists(run(each.record.id).record) if isinstance(each, Exists) else each for each in answer]
+    return [IdTaken(run(each.record.id).record) if isinstance(each, IdTaken) else each for each in answer]
 
 
 async def _agree(other: Store, script: list[Ask], alike: Callable[[Any], Any] = lambda answer: answer) -> None:
@@ -353,9 +356,9 @@ def _aimed(batch: list[Write], seen: Seen) -> list[Write]:
     for write in batch:
         if isinstance(write, CommitTurn | RewindRun):
             write = replace(write, base=max(0, seen.positions.get(write.run_id, 0) + write.base))
-        if isinstance(write, Replay):
+        if isinstance(write, ReplayDeadLetter):
             write = replace(write, send=_named(write.send, f"replay-{seen.steps}-{len(aimed)}"))
-        if isinstance(write, Settle):
+        if isinstance(write, FinalizeRun):
             name = f"moved-{seen.steps}-{len(aimed)}"
             moved = [replace(each, to=_named(each.to, f"{name}-{n}")) for n, each in enumerate(write.moved)]
             write = replace(write, moved=tuple(moved))
@@ -366,7 +369,7 @@ def _aimed(batch: list[Write], seen: Seen) -> list[Write]:
 
 
 def _named(send: Any, id: str) -> Any:
-    if isinstance(send, Publish):
+    if isinstance(send, PublishEvent):
         return replace(send, event=replace(send.event, id=id))
     return replace(send, message=replace(send.message, id=id))
 
@@ -383,21 +386,21 @@ async def _state(store: Store) -> list[Any]:
         await store.runs(RunQuery()),
         [await store.history(id) for id in RUNS],
         [await store.inbox(id, 1) for id in RUNS],
-        [(await store.mailed(id), await store.owned(id)) for id in ("a", "b")],
+        [(await store.owned_with_messages(id), await store.owned(id)) for id in ("a", "b")],
         await store.next_wake("default"),
         await store.workers(),
         await store.dead_letters(),
         await store.dead_letters(kind="event", event="paid"),
-        sorted(map(_owed, await store.unsettled()), key=repr),
+        sorted(map(_owed, await store.unfinalized()), key=repr),
         [await store.open_children(id) for id in RUNS],
-        await store.unfinished(),
+        await store.unfinished_broadcasts(),
         [await store.topic(name) for name in TOPICS],
         [await store.published(id) for id in RUNS],
         [await store.stream(id, name) for id in RUNS for name in "lm"],
     ]
 
 
-def _owed(owing: Unsettled) -> Unsettled:
+def _owed(owing: UnfinalizedRun) -> UnfinalizedRun:
     """The order of observers, and of runs that ended at the same moment, is a store's own."""
     return replace(owing, observers=tuple(sorted(owing.observers, key=repr)))
 

@@ -8,13 +8,13 @@ from functools import partial
 import pytest
 
 from perdure import Context, Retry, StoreError, step, workflow
-from perdure.clock import pause
+from perdure.clock import sleep_on
 from perdure.errors import InvalidArgument
 from perdure.execution.committer import Committer
-from perdure.execution.periodic import Duty
+from perdure.execution.periodic import PeriodicTask
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.protocol import Store
-from perdure.stores.results import Answer
+from perdure.stores.results import WriteResult
 from perdure.stores.writes import ReleaseRun, Write
 from perdure.testing import FaultyStore, VirtualClock, on_virtual_time
 
@@ -55,7 +55,7 @@ def test_what_one_timer_leads_to_happens_before_the_next():
 
         async def sleeper(name: str, seconds: float, times: int) -> None:
             for _ in range(times):
-                await pause(clock, seconds)
+                await sleep_on(clock, seconds)
                 log.append((name, clock.now() - start))
 
         tasks = [asyncio.create_task(sleeper("a", 2, 3)), asyncio.create_task(sleeper("b", 3, 2))]
@@ -143,11 +143,11 @@ def test_a_duty_that_is_poked_while_it_ticks_keeps_the_earlier_moment():
             await gate.wait()
             return now + 100
 
-        duty = Duty("test", tick, clock, 100)
+        duty = PeriodicTask("test", tick, clock, 100)
         duty.start()
-        duty.poke()
+        duty.trigger()
         await clock.settle()
-        duty.poke(1003)
+        duty.trigger(1003)
         gate.set()
         await clock.advance(10)
         await duty.stop()
@@ -169,9 +169,9 @@ def test_a_duty_survives_whatever_its_tick_raises(caplog):
                 raise ZeroDivisionError
             return now + 1
 
-        duty = Duty("test", tick, clock, 10)
+        duty = PeriodicTask("test", tick, clock, 10)
         duty.start()
-        duty.poke()
+        duty.trigger()
         await clock.advance(21.5)
         await duty.stop()
         assert ticks == [1000, 1010, 1020, 1021]
@@ -226,15 +226,15 @@ def test_a_duty_and_a_committer_stop_though_a_driver_loses_the_cancel():
         async def tick(now: float) -> None:
             await answer_though_cancelled(began)
 
-        duty = Duty("deaf", tick, clock, 10)
+        duty = PeriodicTask("deaf", tick, clock, 10)
         duty.start()
-        duty.poke()
+        duty.trigger()
         await began.wait()
         await asyncio.wait_for(duty.stop(), 10)
         began.clear()
         store = MemoryStore(clock)
 
-        async def commit(batch: Sequence[Write]) -> list[Answer]:
+        async def commit(batch: Sequence[Write]) -> list[WriteResult]:
             await answer_though_cancelled(began)
             return []
 

@@ -10,13 +10,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perdure.errors import InvalidArgument, InvalidToken
-from perdure.stores.results import Key
+from perdure.stores.results import SigningKey
 from perdure.workflows.tokens import make_token, read_token
 
-FIRST = Key(1, 100.0, b"a" * 32)
-SECOND = Key(2, 200.0, b"b" * 32)
-THIRD = Key(3, 300.0, b"c" * 32)
-FOREIGN = Key(1, 100.0, b"z" * 32)
+FIRST = SigningKey(1, 100.0, b"a" * 32)
+SECOND = SigningKey(2, 200.0, b"b" * 32)
+THIRD = SigningKey(3, 300.0, b"c" * 32)
+FOREIGN = SigningKey(1, 100.0, b"z" * 32)
 
 names = st.text(min_size=1, max_size=100)
 URL_SAFE = set(string.ascii_letters + string.digits + "-_")
@@ -26,7 +26,7 @@ URL_SAFE = set(string.ascii_letters + string.digits + "-_")
 @example(run_id="order-42", epoch=0, name="review", number=1)
 @example(run_id="a/b", epoch=127, name="ü\0", number=128)
 def test_a_token_gives_back_what_it_was_made_of(run_id, epoch, name, number):
-    key = Key(number, 0.0, b"k" * 32)
+    key = SigningKey(number, 0.0, b"k" * 32)
     token = make_token([key], run_id, epoch, name, at=1.0)
     assert set(token) <= URL_SAFE
     assert read_token([key], token) == (run_id, epoch, name)
@@ -171,7 +171,7 @@ def test_the_newest_key_of_the_runs_time_signs(at, signer, keys):
 
 
 def test_of_two_keys_of_one_moment_the_later_number_signs():
-    twin = Key(2, 100.0, b"t" * 32)
+    twin = SigningKey(2, 100.0, b"t" * 32)
     assert read_token([twin], make_token([twin, FIRST], "r", 0, "n", at=100.0)) == ("r", 0, "n")
 
 

@@ -19,21 +19,21 @@ from perdure.admin.health_check import Progress, records_of
 from perdure.client.client import Client
 from perdure.codec import Codec
 from perdure.errors import InvalidPayload
-from perdure.execution.run_loader import start_of
+from perdure.execution.run_loader import build_run_start
 from perdure.model.queries import RunQuery
-from perdure.model.records import Entry, Held
+from perdure.model.records import Entry, Hold
 from perdure.runner.runner import Runner
 from perdure.stores.results import Snapshot
 from perdure.workflows.definition import Workflow
 from perdure.workflows.tokens import KEYS, SigningKey
 
 Definitions = Mapping[tuple[str, int], Workflow[Any, Any]]
-OURS = ("diverged", "deadlock", "spinning", "defect")  # what the code is to blame for
+CODE_HOLD_KINDS = ("diverged", "deadlock", "spinning", "defect")  # what the code is to blame for
 _THING = re.compile(r"^(\w+) '(.*)'(, cancelled)?$")
 
 
 @dataclass(frozen=True, slots=True)
-class Misfit:
+class IncompatibleRun:
     """A run that this code could not go on with, and what would help."""
 
     run_id: str
@@ -49,40 +49,40 @@ class Misfit:
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsal:
+class CompatibilityReport:
     """How many runs fit, which do not, and how many are of workflows that the code does not have at all."""
 
-    fitting: int
-    misfits: tuple[Misfit, ...]
-    foreign: Mapping[str, int]
+    compatible: int
+    misfits: tuple[IncompatibleRun, ...]
+    unknown_workflows: Mapping[str, int]
 
 
-async def rehearse(
+async def check_compatibility(
     client: Client, definitions: Definitions, query: RunQuery | None = None, progress: Progress | None = None
-) -> Rehearsal:
+) -> CompatibilityReport:
     """Replay every open run (of this query) against this code."""
-    link, fitting = client._open, 0
-    misfits: list[Misfit] = []
-    foreign: Counter[str] = Counter()
+    link, compatible = client._open, 0
+    misfits: list[IncompatibleRun] = []
+    unknown_workflows: Counter[str] = Counter()
     keys = tuple(await link.read(lambda: link.store.keys(KEYS, link.clock.now())))
     names = {name for name, _ in definitions}
     async for page in records_of(client, query):
         ours = [record.id for record in page if record.workflow in names]
-        foreign.update(record.workflow for record in page if record.workflow not in names)
+        unknown_workflows.update(record.workflow for record in page if record.workflow not in names)
         for snapshot in await link.read(partial(link.store.load, ours)) if ours else ():
             if snapshot is None or snapshot.record.status.terminal:
                 continue
-            found = await _outside_of_a_task(partial(misfit_of, snapshot, definitions, link.codec, keys))
+            found = await _run_outside_task(partial(find_incompatibility, snapshot, definitions, link.codec, keys))
             misfits.extend([] if found is None else [found])
-            fitting += found is None
+            compatible += found is None
         if progress is not None:
             progress(len(page))
-    return Rehearsal(fitting, tuple(misfits), dict(foreign))
+    return CompatibilityReport(compatible, tuple(misfits), dict(unknown_workflows))
 
 
-def misfit_of(
+def find_incompatibility(
     snapshot: Snapshot, definitions: Definitions, codec: Codec, keys: tuple[SigningKey, ...] = ()
-) -> Misfit | None:
+) -> IncompatibleRun | None:
     """What is wrong between a run and the code, or None."""
     record = snapshot.record
     definition = definitions.get((record.workflow, record.version))
@@ -90,11 +90,11 @@ def misfit_of(
         there = ", ".join(f"v{version}" for name, version in sorted(definitions) if name == record.workflow)
         reason = f"version {record.version} of {record.workflow} is not in this code, which has {there}"
         remedy = f"keep version {record.version} beside the new one until its runs have ended"
-        return Misfit(record.id, record.workflow, record.version, "no_version", reason, remedy=remedy)
+        return IncompatibleRun(record.id, record.workflow, record.version, "no_version", reason, remedy=remedy)
     held = _held(snapshot, definition, codec, keys)
-    if held is None or held.kind not in OURS:
+    if held is None or held.kind not in CODE_HOLD_KINDS:
         return None
-    return Misfit(
+    return IncompatibleRun(
         record.id,
         record.workflow,
         record.version,
@@ -102,33 +102,33 @@ def misfit_of(
         held.reason,
         held.location,
         held.recorded,
-        held.asked,
+        held.call_seq,
         held.line,
-        remedy_of(held, snapshot.entries),
+        suggest_fix(held, snapshot.entries),
     )
 
 
 def _held(
     snapshot: Snapshot, definition: Workflow[Any, Any], codec: Codec, keys: tuple[SigningKey, ...]
-) -> Held | None:
-    start = start_of(snapshot, definition, codec, keys, strict=True)
+) -> Hold | None:
+    start = build_run_start(snapshot, definition, codec, keys, strict=True)
     try:
         runner = Runner(start)
         try:
             # Not the present: nothing that has become due since is fired, so that only what is recorded is replayed.
-            return runner.advance(start.begun_at).held
+            return runner.advance(start.first_executed_at).held
         finally:
             runner.close()
     except InvalidPayload as misfit:
-        return Held("diverged", str(misfit), recorded="the payload", asked="one of another type")
+        return Hold("diverged", str(misfit), recorded="the payload", call_seq="one of another type")
     except Exception as error:
-        return Held("defect", f"{type(error).__name__}: {error}")
+        return Hold("defect", f"{type(error).__name__}: {error}")
 
 
-async def _outside_of_a_task(work: Callable[[], Misfit | None]) -> Misfit | None:
+async def _run_outside_task(work: Callable[[], IncompatibleRun | None]) -> IncompatibleRun | None:
     """A workflow's tasks are never run from inside a task of another loop."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[Misfit | None] = loop.create_future()
+    done: asyncio.Future[IncompatibleRun | None] = loop.create_future()
 
     def carry_out() -> None:
         try:
@@ -143,7 +143,7 @@ async def _outside_of_a_task(work: Callable[[], Misfit | None]) -> Misfit | None
 # --- what would help -----------------------------------------------------------------------------------------------
 
 
-def remedy_of(held: Held, entries: Sequence[Entry]) -> str:
+def suggest_fix(held: Hold, entries: Sequence[Entry]) -> str:
     """The call that would make the change safe, as well as it can be told from what was recorded and asked."""
     if held.kind != "diverged":
         return "the code cannot go on from here, with or without a guard: see the line"
@@ -152,8 +152,8 @@ def remedy_of(held: Held, entries: Sequence[Entry]) -> str:
     if held.recorded == "other arguments":
         gate = f"{_name_at(held.location or '', entries)}-arguments"
         return f'keep the old arguments for old runs: if ctx.version("{gate}", latest=2) < 2: ...'
-    recorded, asked = _thing(held.recorded, entries), _thing(held.asked, entries)
-    if recorded is not None and (asked is None or _is_on_record(held.asked, entries)):
+    recorded, asked = _thing(held.recorded, entries), _thing(held.call_seq, entries)
+    if recorded is not None and (asked is None or _is_on_record(held.call_seq, entries)):
         kind, name = recorded
         second = "" if kind == "step" else f', "{kind}"'
         gone = f'if it is gone from the code, put ctx.removed("{name}"{second}) in its place'

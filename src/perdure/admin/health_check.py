@@ -17,15 +17,15 @@ from msgspec.structs import replace
 
 from perdure.client.client import Client
 from perdure.client.views import DeadLetterView, RunDescription, dead_letter_view, describe_run
-from perdure.clock import moment
+from perdure.clock import to_datetime
 from perdure.model.queries import RunQuery
 from perdure.model.records import RunRecord, RunStatus, WorkerRecord
 
 PAGE = 500
-OVERDUE = 60.0  # seconds after which what should have been done at once is called stuck
-SKEW = 1.0  # seconds that clocks may differ without anybody noticing
-LARGE = 1_000_000  # bytes of one payload from which on it is better kept elsewhere
-NEARLY = 0.8  # of a limit
+OVERDUE_AFTER_SECONDS = 60.0  # seconds after which what should have been done at once is called stuck
+MAX_CLOCK_SKEW_SECONDS = 1.0  # seconds that clocks may differ without anybody noticing
+LARGE_PAYLOAD_BYTES = 1_000_000  # bytes of one payload from which on it is better kept elsewhere
+WARN_AT = 0.8  # of a limit
 OPEN = (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.SUSPENDED)
 
 Progress = Callable[[int], None]
@@ -59,16 +59,16 @@ class Finding:
     text: str
     advice: str
     subject: str | None = None
-    mends: str | None = None
+    repair: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Examination:
+class HealthReport:
     """What was found. `grounds` counts the open runs by what will make them go on."""
 
     at: datetime
     open_runs: int
-    grounds: Mapping[str, int]
+    progress_reasons: Mapping[str, int]
     findings: tuple[Finding, ...]
 
     @property
@@ -92,7 +92,7 @@ async def workers_of(client: Client) -> list[WorkerView]:
     return sorted(views, key=lambda view: (not view.alive, view.pool, view.started_at))
 
 
-async def letter_of(client: Client, letter_id: str) -> DeadLetterView | None:
+async def find_dead_letter(client: Client, letter_id: str) -> DeadLetterView | None:
     """One dead letter."""
     letter = await client._open.read(partial(client._open.store.dead_letter, letter_id))
     return None if letter is None else dead_letter_view(letter, client._open.codec)
@@ -101,8 +101,8 @@ async def letter_of(client: Client, letter_id: str) -> DeadLetterView | None:
 async def published_workflows(client: Client) -> list[str]:
     """The names of the workflows that live workers have: what can be started by name."""
     link = client._open
-    facts = Facts(link.clock.now(), {worker.id: worker for worker in await link.read(link.store.workers)})
-    return sorted({name for each in facts.workers.values() if facts.lives(each.id) for name, _ in each.workflows})
+    facts = StoreState(link.clock.now(), {worker.id: worker for worker in await link.read(link.store.workers)})
+    return sorted({name for each in facts.workers.values() if facts.is_alive(each.id) for name, _ in each.workflows})
 
 
 async def records_of(client: Client, query: RunQuery | None = None) -> AsyncIterator[list[RunRecord]]:
@@ -118,20 +118,20 @@ async def records_of(client: Client, query: RunQuery | None = None) -> AsyncIter
         after = page.next
 
 
-async def examine(client: Client, *, deep: bool = False, progress: Progress | None = None) -> Examination:
+async def check_health(client: Client, *, deep: bool = False, progress: Progress | None = None) -> HealthReport:
     """Look over the store. `deep` reads every history too, for payloads that are too large."""
-    survey = _Survey(client, await _facts(client))
+    survey = _HealthCheck(client, await _facts(client))
     async for page in records_of(client):
-        await survey.look_at(page)
+        await survey.check_runs(page)
         if deep:
-            await survey.look_into([record.id for record in page])
+            await survey.check_histories([record.id for record in page])
         if progress is not None:
             progress(len(page))
-    survey.sum_up()
+    survey.add_aggregates()
     await survey.look_at_duties()
     await survey.look_at_clocks()
     found = sorted(survey.findings, key=lambda finding: (finding.severity, finding.kind, finding.subject or ""))
-    return Examination(moment(survey.facts.now), survey.runs, dict(survey.grounds), tuple(found))
+    return HealthReport(to_datetime(survey.facts.now), survey.runs, dict(survey.progress_reasons), tuple(found))
 
 
 async def prunable(client: Client, *, first: int = 0, progress: Progress | None = None) -> Prunable:
@@ -156,33 +156,35 @@ async def prunable(client: Client, *, first: int = 0, progress: Progress | None 
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class StoreState:
     """What is known of the rest of the store when runs are judged."""
 
     now: float
     workers: Mapping[str, WorkerRecord] = field(default_factory=dict)
-    owing: frozenset[str] = frozenset()  # runs that have ended and still have to tell others of it
+    unfinalized: frozenset[str] = frozenset()  # runs that have ended and still have to tell others of it
 
-    def lives(self, worker_id: str) -> bool:
+    def is_alive(self, worker_id: str) -> bool:
         worker = self.workers.get(worker_id)
-        return worker is not None and not worker.gone and worker.lease_until >= self.now
+        return worker is not None and not worker.fenced and worker.lease_until >= self.now
 
     def serves(self, record: RunRecord) -> bool:
         """Whether a live worker has the run's workflow, in its pool."""
         wanted = (record.workflow, record.version)
         return any(
-            wanted in worker.workflows and worker.pool == record.pool and self.lives(worker.id)
+            wanted in worker.workflows and worker.pool == record.pool and self.is_alive(worker.id)
             for worker in self.workers.values()
         )
 
 
-def ground_of(record: RunRecord, facts: Facts, awaited: Mapping[str, RunRecord | None], mail: frozenset[str]) -> str:
+def progress_reason(
+    record: RunRecord, facts: StoreState, awaited: Mapping[str, RunRecord | None], mail: frozenset[str]
+) -> str:
     """What will make an open run go on, in a word; a word that begins with `no ` if nothing will.
 
     `awaited` are the runs that it waits for, `mail` the names of the events that it has not read.
     """
     if record.owner is not None:
-        return "owner" if facts.lives(record.owner) else "no owner"
+        return "owner" if facts.is_alive(record.owner) else "no owner"
     if record.wake_at is not None:
         return "due"
     if record.held is not None:
@@ -198,20 +200,20 @@ def ground_of(record: RunRecord, facts: Facts, awaited: Mapping[str, RunRecord |
     return "no news of a run that has ended" if children else "no ground"
 
 
-def _will_tell(child: RunRecord | None, facts: Facts) -> bool:
-    return child is not None and (not child.status.terminal or child.id in facts.owing)
+def _will_tell(child: RunRecord | None, facts: StoreState) -> bool:
+    return child is not None and (not child.status.terminal or child.id in facts.unfinalized)
 
 
 # --- the whole store -----------------------------------------------------------------------------------------------
 
 
-class _Survey:
+class _HealthCheck:
     """Goes over the store and gathers findings. What concerns many runs alike is one finding."""
 
-    def __init__(self, client: Client, facts: Facts) -> None:
+    def __init__(self, client: Client, facts: StoreState) -> None:
         self.facts = facts
         self.findings: list[Finding] = []
-        self.grounds: Counter[str] = Counter()
+        self.progress_reasons: Counter[str] = Counter()
         self.runs = 0
         self._client = client
         self._link = client._open
@@ -221,7 +223,7 @@ class _Survey:
         self._overdue: list[RunRecord] = []
         self._future = 0
 
-    async def look_at(self, page: Sequence[RunRecord]) -> None:
+    async def check_runs(self, page: Sequence[RunRecord]) -> None:
         self.runs += len(page)
         parents = await self._runs_named({each.parent for each in page if each.attached and each.parent is not None})
         for record, ground in zip(page, await self._grounds(page), strict=True):
@@ -232,21 +234,21 @@ class _Survey:
             self._look_at_size(record)
             self._look_at_parent(record, parents)
         for record in page:
-            if record.inbox_last >= NEARLY * self._limit:
+            if record.last_message_no >= WARN_AT * self._limit:
                 await self._look_at_mailbox(record)
 
-    async def look_into(self, run_ids: Sequence[str]) -> None:
+    async def check_histories(self, run_ids: Sequence[str]) -> None:
         for run_id in run_ids:
             for row in await self._link.read(partial(self._link.store.history, run_id)):
                 size = len(row.entry.value or b"")
-                if size >= LARGE:
+                if size >= LARGE_PAYLOAD_BYTES:
                     self._too_large(run_id, f"the result at {row.entry.location}", size)
 
-    def sum_up(self) -> None:
+    def add_aggregates(self) -> None:
         """What was counted over all runs."""
         now = self.facts.now
         for worker in self.facts.workers.values():
-            if not self.facts.lives(worker.id):
+            if not self.facts.is_alive(worker.id):
                 self._dead_worker(worker, self._owners.pop(worker.id, 0))
         for owner, count in self._owners.items():
             text = f"{_runs(count)} owned by worker {owner}, which is not there"
@@ -264,25 +266,25 @@ class _Survey:
             self._add("clock_skew", "warning", text, "set the clocks of the machines that start runs")
 
     async def look_at_duties(self) -> None:
-        link, latest = self._link, self.facts.now - OVERDUE
-        for owing in await link.read(partial(link.store.unsettled, PAGE)):
+        link, latest = self._link, self.facts.now - OVERDUE_AFTER_SECONDS
+        for owing in await link.read(partial(link.store.unfinalized, PAGE)):
             if (owing.record.ended_at or 0.0) < latest:
                 run_id = owing.record.id
                 text = f"run {run_id} has ended, and {_owes(len(owing.observers), len(owing.mail), owing.orphans)}"
                 self._add("unsettled", "error", text, "settled, as a worker would", run_id, "settle")
-        for event in await link.read(partial(link.store.unfinished, PAGE)):
+        for event in await link.read(partial(link.store.unfinished_broadcasts, PAGE)):
             if event.sent_at < latest:
                 text = f"event {event.id} of topic {event.topic} was not given to all runs that waited for it"
                 self._add("unfinished_broadcast", "error", text, "given to the rest", event.topic, "fan_out")
 
     async def look_at_clocks(self) -> None:
         offset = await self._link.read(self._link.store.now) - self._client._clock.now()
-        if abs(offset) > SKEW:
+        if abs(offset) > MAX_CLOCK_SKEW_SECONDS:
             text = f"this machine's clock is {abs(offset):.1f} s {'behind' if offset > 0 else 'ahead of'} the store's"
             self._add("clock_skew", "warning", text, "set this machine's clock")
         for worker in self.facts.workers.values():
             ahead = worker.started_at - self.facts.now
-            if ahead > SKEW:
+            if ahead > MAX_CLOCK_SKEW_SECONDS:
                 text = f"worker {worker.id} (pid {worker.pid}) started {ahead:.1f} s in the future, by the store's time"
                 self._add("clock_skew", "warning", text, "set the clock of its machine", worker.id)
         self._look_at_leases()
@@ -290,12 +292,14 @@ class _Survey:
     def _look_at_leases(self) -> None:
         """Leases are equally long: one that ends much later than all others is by a clock that is ahead."""
         now = self.facts.now
-        alive = sorted((each.lease_until, each.id) for each in self.facts.workers.values() if self.facts.lives(each.id))
+        alive = sorted(
+            (each.lease_until, each.id) for each in self.facts.workers.values() if self.facts.is_alive(each.id)
+        )
         if len(alive) < 2:
             return
         (usual, _), (longest, worker_id) = alive[-2:]
         ahead = longest - max(usual, now + self._client._config.seconds("lease"))
-        if ahead > SKEW:
+        if ahead > MAX_CLOCK_SKEW_SECONDS:
             text = f"worker {worker_id} has a lease that ends {ahead:.1f} s later than any other: its clock is ahead"
             self._add(
                 "clock_skew", "warning", text, "set the clock of its machine, or give all the same lease", worker_id
@@ -306,8 +310,8 @@ class _Survey:
         awaited = await self._runs_named(
             {wait.name for each in quiet for wait in each.waits if wait.kind == "child" and wait.name is not None}
         )
-        mail = {each.id: await self._mail(each.id) for each in quiet if each.inbox_last}
-        return [ground_of(each, self.facts, awaited, mail.get(each.id, frozenset())) for each in page]
+        mail = {each.id: await self._mail(each.id) for each in quiet if each.last_message_no}
+        return [progress_reason(each, self.facts, awaited, mail.get(each.id, frozenset())) for each in page]
 
     async def _runs_named(self, ids: set[str]) -> dict[str, RunRecord | None]:
         if not ids:
@@ -326,10 +330,10 @@ class _Survey:
             self.runs -= 1
             return
         facts = await _facts(self._client)
-        survey = _Survey(self._client, facts)
+        survey = _HealthCheck(self._client, facts)
         [ground] = await survey._grounds([record])
         if record.owner is None and ground.startswith("no "):
-            self.grounds["nothing"] += 1
+            self.progress_reasons["nothing"] += 1
             text = f"run {record.id} ({record.workflow}, {record.status}) waits for ever: it has {ground}"
             self._add("stuck", "error", text, "resumed", record.id, "resume")
         else:
@@ -338,22 +342,22 @@ class _Survey:
     def _count(self, record: RunRecord, ground: str) -> None:
         if ground == "no owner" and record.owner is not None:
             self._owners[record.owner] += 1
-            self.grounds["nothing"] += 1
+            self.progress_reasons["nothing"] += 1
             return
-        self.grounds[ground] += 1
+        self.progress_reasons[ground] += 1
         now = self.facts.now
-        if record.created_at > now + SKEW:
+        if record.created_at > now + MAX_CLOCK_SKEW_SECONDS:
             self._future += 1
         if ground == "due" and record.wake_at is not None and record.wake_at <= now:
             if not self.facts.serves(record):
                 self._unserved[f"workflow {record.workflow} v{record.version} (pool {record.pool})"] += 1
-            elif record.wake_at < now - OVERDUE:
+            elif record.wake_at < now - OVERDUE_AFTER_SECONDS:
                 self._overdue.append(record)
 
     def _dead_worker(self, worker: WorkerRecord, runs: int) -> None:
         ago = timedelta(seconds=int(max(0.0, self.facts.now - worker.lease_until)))
         text = f"worker {worker.id} (pid {worker.pid}) " + (
-            "was declared gone" if worker.gone else f"has not been heard of: its lease ran out {ago} ago"
+            "was declared gone" if worker.fenced else f"has not been heard of: its lease ran out {ago} ago"
         )
         if runs:
             text += f", and {_runs(runs)} still its own"
@@ -362,7 +366,7 @@ class _Survey:
             self._add("dead_worker", "warning", text, "forgotten", worker.id, "bury")
 
     def _look_at_size(self, record: RunRecord) -> None:
-        if len(record.input) >= LARGE:
+        if len(record.input) >= LARGE_PAYLOAD_BYTES:
             self._too_large(record.id, "its payload", len(record.input))
 
     def _too_large(self, run_id: str, what: str, size: int) -> None:
@@ -371,7 +375,7 @@ class _Survey:
 
     def _look_at_parent(self, record: RunRecord, parents: Mapping[str, RunRecord | None]) -> None:
         parent = parents.get(record.parent) if record.parent is not None else None
-        if parent is None or parent.id in self.facts.owing:
+        if parent is None or parent.id in self.facts.unfinalized:
             return
         if parent.status in (RunStatus.FAILED, RunStatus.CANCELLED):
             text = f"run {record.id} should have ended with its parent {parent.id}, which {parent.status}"
@@ -380,21 +384,21 @@ class _Survey:
     async def _look_at_mailbox(self, record: RunRecord) -> None:
         mail = await self._link.read(partial(self._link.store.inbox, record.id))
         unread = sum(message.kind in ("event", "assignment") for message in mail)
-        if unread >= NEARLY * self._limit:
+        if unread >= WARN_AT * self._limit:
             text = f"run {record.id} has {unread} unread events; from {self._limit} on it refuses more"
             self._add("full_mailbox", "warning", text, f"see what it waits for: perdure show {record.id}", record.id)
 
     def _add(
-        self, kind: str, severity: str, text: str, advice: str, subject: str | None = None, mends: str | None = None
+        self, kind: str, severity: str, text: str, advice: str, subject: str | None = None, repair: str | None = None
     ) -> None:
-        self.findings.append(Finding(kind, severity, text, advice, subject, mends))
+        self.findings.append(Finding(kind, severity, text, advice, subject, repair))
 
 
-async def _facts(client: Client) -> Facts:
+async def _facts(client: Client) -> StoreState:
     link = client._open
     workers = {worker.id: worker for worker in await link.read(link.store.workers)}
-    owing = await link.read(partial(link.store.unsettled, PAGE))
-    return Facts(link.clock.now(), workers, frozenset(each.record.id for each in owing))
+    unfinalized = await link.read(partial(link.store.unfinalized, PAGE))
+    return StoreState(link.clock.now(), workers, frozenset(each.record.id for each in unfinalized))
 
 
 def _worker_view(record: WorkerRecord, now: float, runs: int) -> WorkerView:
@@ -402,10 +406,10 @@ def _worker_view(record: WorkerRecord, now: float, runs: int) -> WorkerView:
         id=record.id,
         pool=record.pool,
         workflows=record.workflows,
-        alive=not record.gone and record.lease_until >= now,
+        alive=not record.fenced and record.lease_until >= now,
         runs=runs,
-        started_at=moment(record.started_at),
-        lease_until=moment(record.lease_until),
+        started_at=to_datetime(record.started_at),
+        lease_until=to_datetime(record.lease_until),
         node=record.node,
         pid=record.pid,
     )

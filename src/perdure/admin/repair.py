@@ -8,32 +8,32 @@ from functools import partial
 from perdure.admin.health_check import Finding
 from perdure.client.client import Client
 from perdure.errors import PerdureError
-from perdure.execution.finalizer import News, Settling
-from perdure.execution.maintenance import FanOuts
+from perdure.execution.finalizer import FinalizerCallbacks, RunFinalizer
+from perdure.execution.maintenance import BroadcastResumer
 
 PAGE = 500
 
 
-async def mend(client: Client, findings: Iterable[Finding]) -> list[str]:
+async def repair(client: Client, findings: Iterable[Finding]) -> list[str]:
     """Do what can be done about these, and say what was done."""
-    deeds: list[str] = []
-    wholesale: set[str] = set()
+    actions: list[str] = []
+    repaired_in_bulk: set[str] = set()
     for finding in findings:
-        if finding.mends is None or finding.subject is None or finding.mends in wholesale:
+        if finding.repair is None or finding.subject is None or finding.repair in repaired_in_bulk:
             continue
-        if finding.mends in ("settle", "fan_out"):
-            wholesale.add(finding.mends)  # one go does it for all
+        if finding.repair in ("settle", "fan_out"):
+            repaired_in_bulk.add(finding.repair)  # one go does it for all
         try:
-            deeds.append(await _deed(client, finding.mends, finding.subject))
+            actions.append(await _repair_one(client, finding.repair, finding.subject))
         except PerdureError as error:
-            deeds.append(f"could not {finding.mends.replace('_', ' ')} {finding.subject}: {error}")
-    return deeds
+            actions.append(f"could not {finding.repair.replace('_', ' ')} {finding.subject}: {error}")
+    return actions
 
 
-async def _deed(client: Client, what: str, subject: str) -> str:
+async def _repair_one(client: Client, what: str, subject: str) -> str:
     match what:
         case "bury":
-            return await _bury(client, subject)
+            return await _remove_dead_worker(client, subject)
         case "release":
             return f"released {_runs(await _release(client, subject))} of {subject}, which is not there"
         case "resume":
@@ -48,25 +48,25 @@ async def _deed(client: Client, what: str, subject: str) -> str:
             return await _fan_out(client)
 
 
-async def _bury(client: Client, worker_id: str) -> str:
+async def _remove_dead_worker(client: Client, worker_id: str) -> str:
     """Only a worker that has not renewed meanwhile: one that is back is left alone."""
     link = client._open
     workers = {worker.id: worker for worker in await link.read(link.store.workers)}
     worker = workers.get(worker_id)
     if worker is None:
         return f"worker {worker_id} was forgotten meanwhile"
-    if not worker.gone:
-        gone = partial(link.store.declare_gone, worker_id, unless_renewed_after=worker.lease_until)
+    if not worker.fenced:
+        gone = partial(link.store.fence_worker, worker_id, unless_renewed_after=worker.lease_until)
         if worker.lease_until >= link.clock.now() or not await link.read(gone):
             return f"worker {worker_id} is back, and was left alone"
     runs = await _release(client, worker_id)
-    await link.read(partial(link.store.retire, worker_id))
+    await link.read(partial(link.store.remove_worker, worker_id))
     return f"declared worker {worker_id} gone and released {_runs(runs)}"
 
 
 async def _release(client: Client, worker_id: str) -> int:
     link, released = client._open, 0
-    release = partial(link.store.release, worker_id, link.clock.now(), recovered=True, limit=PAGE)
+    release = partial(link.store.release_runs, worker_id, link.clock.now(), recovered=True, limit=PAGE)
     while page := await link.read(release):
         released += len(page)
     return released
@@ -74,17 +74,17 @@ async def _release(client: Client, worker_id: str) -> int:
 
 async def _settle(client: Client) -> str:
     link = client._open
-    before = len(await link.read(partial(link.store.unsettled, PAGE)))
-    await Settling(link, News(_ignore, _nothing, _nothing, _ignore)).tick(link.clock.now())
-    left = len(await link.read(partial(link.store.unsettled, PAGE)))
+    before = len(await link.read(partial(link.store.unfinalized, PAGE)))
+    await RunFinalizer(link, FinalizerCallbacks(_ignore, _nothing, _nothing, _ignore)).tick(link.clock.now())
+    left = len(await link.read(partial(link.store.unfinalized, PAGE)))
     return f"settled {_runs(before - left)} that had ended" + (f", {left} are left" if left else "")
 
 
 async def _fan_out(client: Client) -> str:
     link = client._open
-    before = len(await link.read(partial(link.store.unfinished, PAGE)))
-    await FanOuts(link, _nothing).tick(link.clock.now())
-    left = len(await link.read(partial(link.store.unfinished, PAGE)))
+    before = len(await link.read(partial(link.store.unfinished_broadcasts, PAGE)))
+    await BroadcastResumer(link, _nothing).tick(link.clock.now())
+    left = len(await link.read(partial(link.store.unfinished_broadcasts, PAGE)))
     return f"gave {before - left} event{'' if before - left == 1 else 's'} to the rest of those who waited" + (
         f", {left} are left" if left else ""
     )
@@ -106,4 +106,4 @@ async def prune(client: Client, limit: int) -> int:
     """Delete a page of finished runs whose retention is over, and what has expired. How many runs."""
     link = client._open
     remember = client._config.seconds("event_retention")
-    return await link.read(partial(link.store.prune, link.clock.now(), limit, remember=remember))
+    return await link.read(partial(link.store.prune, link.clock.now(), limit, keep_ids_for=remember))

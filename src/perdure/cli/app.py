@@ -40,12 +40,12 @@ def _print_version(asked: bool) -> None:
     if asked:
         from importlib.metadata import PackageNotFoundError, version
 
-        from perdure.cli.output import say
+        from perdure.cli.output import print_out
 
         try:
-            say(f"perdure {version('perdure')}")
+            print_out(f"perdure {version('perdure')}")
         except PackageNotFoundError:
-            say("perdure, not installed")
+            print_out("perdure, not installed")
         raise typer.Exit
 
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import typer
 
 from perdure.cli import options
-from perdure.cli.output import counted, plain, print_json, progress, say
+from perdure.cli.output import counted, literal, print_json, print_out, progress
 from perdure.cli.parsing import query_of
-from perdure.cli.session import DONE, FAILED, ask, reported
+from perdure.cli.session import DONE, FAILED, error_reporting, with_client
 from perdure.cli.settings import existing_store, store_url
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from perdure.admin.compatibility import Misfit, Rehearsal
+    from perdure.admin.compatibility import CompatibilityReport, IncompatibleRun
 
 NAMED = 5
 
@@ -35,15 +35,15 @@ def check(
     Lists the runs that would be held, with the place, the line and the call that would make the change safe. Exits with
     1 if there is any.
     """
-    from perdure.admin.compatibility import rehearse
+    from perdure.admin.compatibility import check_compatibility
     from perdure.cli.target import load, parse_target
 
-    with reported(json):
+    with error_reporting(json):
         url = existing_store(store_url(store))
         definitions = {(each.name, each.version): each for each in load(parse_target(target))}
         asked = query_of(None, workflow, tag, prefix)
         with progress("replay") as more:
-            found = ask(url, lambda client: rehearse(client, definitions, asked, more))
+            found = with_client(url, lambda client: check_compatibility(client, definitions, asked, more))
         if json:
             from perdure.cli.json_output import rehearsal_shape
 
@@ -53,33 +53,36 @@ def check(
     raise typer.Exit(FAILED if found.misfits else DONE)
 
 
-def _print(found: Rehearsal) -> None:
+def _print(found: CompatibilityReport) -> None:
     from rich.text import Text
 
     for alike in _alike(found.misfits):
-        say(_misfit(alike))
-    for name, count in sorted(found.foreign.items()):
-        say(plain(f"passed over: {count} of workflow {name}, which is not in this code"))
+        print_out(_misfit(alike))
+    for name, count in sorted(found.unknown_workflows.items()):
+        print_out(literal(f"passed over: {count} of workflow {name}, which is not in this code"))
     held = len(found.misfits)
     if held:
-        say(Text.assemble((f"{held} would be held", "bold red"), f", {found.fitting} would go on"))
+        print_out(Text.assemble((f"{held} would be held", "bold red"), f", {found.compatible} would go on"))
     else:
-        say(
+        print_out(
             Text.assemble(
-                (f"{counted(found.fitting, 'open run')} fit{'s' if found.fitting == 1 else ''} this code", "bold green")
+                (
+                    f"{counted(found.compatible, 'open run')} fit{'s' if found.compatible == 1 else ''} this code",
+                    "bold green",
+                )
             )
         )
 
 
-def _alike(misfits: Sequence[Misfit]) -> list[list[Misfit]]:
+def _alike(misfits: Sequence[IncompatibleRun]) -> list[list[IncompatibleRun]]:
     """Those that differ in nothing but the run: one change of the code holds them all."""
-    found: dict[object, list[Misfit]] = {}
+    found: dict[object, list[IncompatibleRun]] = {}
     for misfit in misfits:
         found.setdefault(replace(misfit, run_id=""), []).append(misfit)
     return list(found.values())
 
 
-def _misfit(alike: list[Misfit]) -> Text:
+def _misfit(alike: list[IncompatibleRun]) -> Text:
     from rich.text import Text
 
     misfit = alike[0]

@@ -12,9 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perdure.cli import options
-from perdure.cli.output import SHOWN, counted, plain, print_json, progress, say, say_aside, warn
+from perdure.cli.output import SHOWN, counted, literal, print_err, print_json, print_out, progress, warn
 from perdure.cli.parsing import query_of
-from perdure.cli.session import CONFLICT, DONE, NOT_FOUND, Usage, agree_to, ask, code_of, reported
+from perdure.cli.session import (
+    CONFLICT,
+    DONE,
+    NOT_FOUND,
+    UsageError,
+    code_of,
+    confirm_or_exit,
+    error_reporting,
+    with_client,
+)
 from perdure.cli.settings import existing_store, store_url
 from perdure.errors import PerdureError
 from perdure.model.records import RunStatus
@@ -52,7 +61,7 @@ def command_of(verb: Verb, help: str) -> Callable[..., None]:
         store: options.Store = None,
         json: options.Json = False,
     ) -> None:
-        with reported(json):
+        with error_reporting(json):
             chosen = _chosen(verb, ids, status, workflow, tag, prefix)
             _act_on(chosen, verb, store, yes=yes, json=json)
 
@@ -64,12 +73,12 @@ def rewind(
     id: options.RunId, location: options.Location, store: options.Store = None, json: options.Json = False
 ) -> None:
     """Drop what a run did at a location and after it, and let it go on from there; it may have ended."""
-    with reported(json):
-        ask(existing_store(store_url(store)), lambda client: client.rewind(id, location))
+    with error_reporting(json):
+        with_client(existing_store(store_url(store)), lambda client: client.rewind(id, location))
         if json:
             print_json({"run": id, "location": location})
         else:
-            say(plain(f"run {id} goes on from {location}"))
+            print_out(literal(f"run {id} goes on from {location}"))
 
 
 def fork(
@@ -82,12 +91,12 @@ def fork(
     json: options.Json = False,
 ) -> None:
     """Start a new run with a copy of what this one did before a location."""
-    with reported(json):
-        run = ask(existing_store(store_url(store)), lambda client: client.fork(id, location, id=new_id))
+    with error_reporting(json):
+        run = with_client(existing_store(store_url(store)), lambda client: client.fork(id, location, id=new_id))
         if json:
             print_json({"run": run.id, "from": id, "location": location})
         else:
-            say(plain(run.id))
+            print_out(literal(run.id))
 
 
 # --- what is done to one run ---------------------------------------------------------------------------------------
@@ -139,24 +148,24 @@ def _chosen(
 ) -> list[str] | RunQuery:
     if ids:
         if workflow or tag or prefix or status:
-            raise Usage("ids and filters were given", "either ids, or --workflow, --tag, --prefix and --status")
+            raise UsageError("ids and filters were given", "either ids, or --workflow, --tag, --prefix and --status")
         return list(dict.fromkeys(ids))
     if not (workflow or tag or prefix or status):
-        raise Usage("no run is named", "ids, or --workflow, --tag, --prefix and --status")
+        raise UsageError("no run is named", "ids, or --workflow, --tag, --prefix and --status")
     return query_of(status or verb.status, workflow, tag, prefix)
 
 
 def _act_on(chosen: list[str] | RunQuery, verb: Verb, store: str | None, *, yes: bool, json: bool) -> None:
     url = existing_store(store_url(store))
-    ids = chosen if isinstance(chosen, list) else ask(url, lambda client: _open_runs(client, chosen))
+    ids = chosen if isinstance(chosen, list) else with_client(url, lambda client: _open_runs(client, chosen))
     if len(ids) > 1 and not yes:
         _show_and_ask(url, ids, verb.name)
     if len(ids) == 1 and isinstance(chosen, list):
-        ask(url, lambda client: verb.act(client, ids[0]))  # what goes wrong with it is what goes wrong
+        with_client(url, lambda client: verb.act(client, ids[0]))  # what goes wrong with it is what goes wrong
         outcomes: dict[str, PerdureError | None] = {ids[0]: None}
     else:
         with progress(verb.name, total=len(ids)) as more:
-            outcomes = ask(url, lambda client: _all(client, ids, verb.act, more))
+            outcomes = with_client(url, lambda client: _all(client, ids, verb.act, more))
     if json:
         done = [{"id": id, "done": error is None, "error": error and str(error)} for id, error in outcomes.items()]
         print_json({"runs": done})
@@ -197,8 +206,8 @@ def _show_and_ask(url: str, ids: Sequence[str], verb: str) -> None:
                 warn(f"no run has the id {run_id!r}")
         return found
 
-    print_runs(ask(url, first), say_aside)
-    agree_to(f"{verb} these {len(ids)} runs", len(ids) - SHOWN)
+    print_runs(with_client(url, first), print_err)
+    confirm_or_exit(f"{verb} these {len(ids)} runs", len(ids) - SHOWN)
 
 
 def _tell(verb: Verb, outcomes: dict[str, PerdureError | None]) -> None:
@@ -206,10 +215,10 @@ def _tell(verb: Verb, outcomes: dict[str, PerdureError | None]) -> None:
         if error is not None:
             warn(str(error))
         elif len(outcomes) == 1:
-            say(plain(f"run {run_id} was {verb.past}"))
+            print_out(literal(f"run {run_id} was {verb.past}"))
     if len(outcomes) != 1:
         done = sum(error is None for error in outcomes.values())
-        say(plain(f"{counted(done, 'run')} {'was' if done == 1 else 'were'} {verb.past}"))
+        print_out(literal(f"{counted(done, 'run')} {'was' if done == 1 else 'were'} {verb.past}"))
 
 
 def _code(outcomes: dict[str, PerdureError | None]) -> int:

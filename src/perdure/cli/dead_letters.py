@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perdure.cli import options
-from perdure.cli.output import SHOWN, age, counted, plain, print_json, progress, say, say_aside, short, table_of
-from perdure.cli.session import NOT_FOUND, Refusal, Usage, agree_to, ask, reported
+from perdure.cli.output import SHOWN, age, counted, literal, print_err, print_json, print_out, progress, short, table_of
+from perdure.cli.session import NOT_FOUND, CommandError, UsageError, confirm_or_exit, error_reporting, with_client
 from perdure.cli.settings import existing_store, store_url
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def list_letters(
     json: options.Json = False,
 ) -> None:
     """List dead letters in the order in which they came."""
-    with reported(json):
-        found = ask(
+    with error_reporting(json):
+        found = with_client(
             existing_store(store_url(store)),
             lambda client: client.dead_letters(event, kind=kind, limit=limit, after=after),
         )
@@ -55,14 +55,14 @@ def list_letters(
         else:
             _print_letters(found)
             if more is not None:
-                say_aside(plain(f"more: the same command with --after {more}"))
+                print_err(literal(f"more: the same command with --after {more}"))
 
 
 @dead_letters.command("show", epilog="Example: perdure dead-letters show ID")
 def show_letter(id: LetterId, store: options.Store = None, json: options.Json = False) -> None:
     """Show one dead letter with its value."""
-    with reported(json):
-        letter = ask(existing_store(store_url(store)), lambda client: _letter(client, id))
+    with error_reporting(json):
+        letter = with_client(existing_store(store_url(store)), lambda client: _letter(client, id))
         from perdure.cli.json_output import letter_shape
 
         shape = letter_shape(letter)
@@ -72,7 +72,7 @@ def show_letter(id: LetterId, store: options.Store = None, json: options.Json = 
         for name, value in shape.items():
             if value is not None:
                 text = short(value, 2_000) if name == "value" else value
-                say(plain(f"{name.replace('_', ' '):<16} {text}"))
+                print_out(literal(f"{name.replace('_', ' '):<16} {text}"))
 
 
 @dead_letters.command("replay", epilog="Example: perdure dead-letters replay ID --to order-43")
@@ -86,13 +86,13 @@ def replay_letter(
     json: options.Json = False,
 ) -> None:
     """Send an undelivered event again; then the letter is gone."""
-    with reported(json):
-        if not ask(existing_store(store_url(store)), lambda client: client.replay_dead_letter(id, to)):
+    with error_reporting(json):
+        if not with_client(existing_store(store_url(store)), lambda client: client.replay_dead_letter(id, to)):
             raise _no_letter(id)
         if json:
             print_json({"id": id, "to": to})
         else:
-            say(plain(f"sent {id} again, to " + (f"run {to}" if to is not None else "its topic")))
+            print_out(literal(f"sent {id} again, to " + (f"run {to}" if to is not None else "its topic")))
 
 
 @dead_letters.command("rm", epilog="Example: perdure dead-letters rm --event Approved")
@@ -107,22 +107,22 @@ def remove_letters(
     json: options.Json = False,
 ) -> None:
     """Throw dead letters away: these, or all of a kind or an event."""
-    with reported(json):
+    with error_reporting(json):
         if bool(ids) == bool(kind or event):
-            raise Usage("which letters?", "ids, or --kind and --event")
+            raise UsageError("which letters?", "ids, or --kind and --event")
         url = existing_store(store_url(store))
-        named = list(dict.fromkeys(ids or ())) or ask(url, lambda client: _matching(client, kind, event))
+        named = list(dict.fromkeys(ids or ())) or with_client(url, lambda client: _matching(client, kind, event))
         if len(named) > 1 and not yes:
-            _print_letters(ask(url, lambda client: _first(client, named)), say_aside)
-            agree_to(f"throw these {len(named)} dead letters away", len(named) - SHOWN)
+            _print_letters(with_client(url, lambda client: _first(client, named)), print_err)
+            confirm_or_exit(f"throw these {len(named)} dead letters away", len(named) - SHOWN)
         with progress("remove", total=len(named)) as more:
-            gone = ask(url, lambda client: _remove(client, named, more))
+            gone = with_client(url, lambda client: _remove(client, named, more))
         if ids and not gone:
             raise _no_letter(ids[0])
         if json:
             print_json({"removed": gone})
         else:
-            say(f"{counted(len(gone), 'dead letter')} removed")
+            print_out(f"{counted(len(gone), 'dead letter')} removed")
 
 
 async def _matching(client: Client, kind: str | None, event: str | None) -> list[str]:
@@ -146,36 +146,36 @@ async def _remove(client: Client, ids: list[str], more: Progress) -> list[str]:
 
 async def _first(client: Client, ids: list[str]) -> list[DeadLetterView]:
     """Those that are shown before the question, but for ids that nobody has."""
-    from perdure.admin.health_check import letter_of
+    from perdure.admin.health_check import find_dead_letter
 
-    found = [await letter_of(client, letter_id) for letter_id in ids[:SHOWN]]
+    found = [await find_dead_letter(client, letter_id) for letter_id in ids[:SHOWN]]
     return [letter for letter in found if letter is not None]
 
 
 async def _letter(client: Client, letter_id: str) -> DeadLetterView:
-    from perdure.admin.health_check import letter_of
+    from perdure.admin.health_check import find_dead_letter
 
-    letter = await letter_of(client, letter_id)
+    letter = await find_dead_letter(client, letter_id)
     if letter is None:
         raise _no_letter(letter_id)
     return letter
 
 
-def _no_letter(letter_id: str) -> Refusal:
-    return Refusal(f"there is no dead letter {letter_id!r}", "perdure dead-letters ls", code=NOT_FOUND)
+def _no_letter(letter_id: str) -> CommandError:
+    return CommandError(f"there is no dead letter {letter_id!r}", "perdure dead-letters ls", code=NOT_FOUND)
 
 
-def _print_letters(letters: list[DeadLetterView], tell: Callable[[Any], None] = say) -> None:
+def _print_letters(letters: list[DeadLetterView], tell: Callable[[Any], None] = print_out) -> None:
     if not letters:
         tell("no dead letters")
         return
     rows = [
         (
-            plain(each.id),
+            literal(each.id),
             each.kind,
-            plain(each.event_name or each.original_target or ""),
+            literal(each.event_name or each.original_target or ""),
             age(each.sent_at),
-            plain(each.reason),
+            literal(each.reason),
         )
         for each in letters
     ]

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perdure.cli import options
-from perdure.cli.dev_output import Voice, _tell, _ticks
-from perdure.cli.output import plain, say
-from perdure.cli.session import reported, told_to_stop
+from perdure.cli.dev_output import DevReporter, _report_runs, _ticks
+from perdure.cli.output import literal, print_out
+from perdure.cli.session import error_reporting, stop_event
 from perdure.cli.settings import DEV_STORE, store_url
 from perdure.cli.workers import Concurrency, Pool
 
@@ -48,14 +48,14 @@ def dev(
     import asyncio
 
     from perdure.cli.target import parse_target
-    from perdure.client.store_urls import without_password
+    from perdure.client.store_urls import redact_password
 
-    with reported(json):
+    with error_reporting(json):
         url, parsed = store_url(store, default=DEV_STORE), parse_target(target)
         folders = watch or [parsed.folder]
         if not json:
             watched = ", ".join(map(str, folders))
-            say(plain(f"store {without_password(url)}; watching {watched}; Ctrl+C ends"))
+            print_out(literal(f"store {redact_password(url)}; watching {watched}; Ctrl+C ends"))
         asyncio.run(_dev(url, worker_command(parsed, url, pool, concurrency), folders, json=json))
 
 
@@ -72,7 +72,7 @@ def worker_command(target: Target, url: str, pool: str | None, concurrency: int 
 # --- the worker, and the files that it is made of ------------------------------------------------------------------
 
 
-class Child:
+class WorkerProcess:
     """The worker's process. It may end by itself, because the code has a mistake: then a change starts it again."""
 
     def __init__(self, command: list[str], *, json: bool) -> None:
@@ -123,10 +123,10 @@ async def _dev(url: str, command: list[str], folders: list[Path], *, json: bool)
 
     from perdure.client.client import Client
 
-    child, voice, stop = Child(command, json=json), Voice(json=json), told_to_stop()
+    child, voice, stop = WorkerProcess(command, json=json), DevReporter(json=json), stop_event()
     async with Client(url) as client:
         child.start()
-        work = (stop.wait(), _tell(client, voice), _reload_on_change(child, folders, voice))
+        work = (stop.wait(), _report_runs(client, voice), _reload_on_change(child, folders, voice))
         tasks: list[asyncio.Task[object]] = [asyncio.create_task(each) for each in work]
         try:
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -139,7 +139,7 @@ async def _dev(url: str, command: list[str], folders: list[Path], *, json: bool)
             await asyncio.to_thread(child.stop)
 
 
-async def _reload_on_change(child: Child, folders: list[Path], voice: Voice) -> None:
+async def _reload_on_change(child: WorkerProcess, folders: list[Path], voice: DevReporter) -> None:
     import asyncio
 
     before = await asyncio.to_thread(stamps, folders)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from perdure.cli.output import print_json, say
+from perdure.cli.output import print_json, print_out
 from perdure.errors import RunNotFound
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ TOLD_OF = 200  # runs at once
 CLOCKS_DIFFER = timedelta(seconds=2)  # at most, between who starts a run and this process
 
 
-class Voice:
+class DevReporter:
     """Says what happens, one line each."""
 
     def __init__(self, *, json: bool) -> None:
@@ -33,7 +33,7 @@ class Voice:
         else:
             from rich.text import Text
 
-            say(Text.assemble(("worker ", "bold cyan"), f"{what}: {more}"))
+            print_out(Text.assemble(("worker ", "bold cyan"), f"{what}: {more}"))
 
     def entry(self, run: RunDescription, entry: HistoryEntry) -> None:
         if self._json:
@@ -45,7 +45,7 @@ class Voice:
 
             from perdure.cli.timeline import entry_line
 
-            say(Text.assemble((f"{run.id}  ", "bold"), entry_line(entry)))
+            print_out(Text.assemble((f"{run.id}  ", "bold"), entry_line(entry)))
 
     def run(self, run: RunDescription) -> None:
         if self._json:
@@ -60,10 +60,10 @@ class Voice:
 
             more = "; ".join(map(str, run.waiting_for)) or outcome_of(run)
             status = (run.status.value, STATUS_COLOURS[run.status])
-            say(Text.assemble((f"{run.id}  ", "bold"), status, f"  {more}" if more else ""))
+            print_out(Text.assemble((f"{run.id}  ", "bold"), status, f"  {more}" if more else ""))
 
 
-async def _tell(client: Client, voice: Voice) -> None:
+async def _report_runs(client: Client, voice: DevReporter) -> None:
     """Follow every run that is open, and those that were over before anybody looked, from now on."""
     import asyncio
 
@@ -76,7 +76,7 @@ async def _tell(client: Client, voice: Voice) -> None:
         async for _ in _ticks():
             since, looked_at = max(begin, looked_at - CLOCKS_DIFFER), now()
             told = {run_id: at for run_id, at in told.items() if at >= since}
-            for run in await _news(client, since):
+            for run in await _recent_runs(client, since):
                 if run.id not in followed and (run.id not in told or not run.status.terminal):
                     if len(followed) < TOLD_OF:
                         followed[run.id] = group.create_task(_follow(client, run, voice, begin))
@@ -84,7 +84,7 @@ async def _tell(client: Client, voice: Voice) -> None:
             followed = {run_id: task for run_id, task in followed.items() if not task.done()}
 
 
-async def _news(client: Client, since: datetime) -> list[RunDescription]:
+async def _recent_runs(client: Client, since: datetime) -> list[RunDescription]:
     """Open runs, and what was started of late: a short run may begin and end between two looks."""
     from perdure.admin.health_check import OPEN
     from perdure.model.queries import RunQuery
@@ -94,7 +94,7 @@ async def _news(client: Client, since: datetime) -> list[RunDescription]:
     return sorted(found.values(), key=lambda run: run.created_at)
 
 
-async def _follow(client: Client, run: RunDescription, voice: Voice, begin: datetime) -> None:
+async def _follow(client: Client, run: RunDescription, voice: DevReporter, begin: datetime) -> None:
     with suppress(RunNotFound):  # it may be pruned as soon as it has ended
         if not run.status.terminal:
             voice.run(await client.describe(run.id))
@@ -105,8 +105,8 @@ async def _follow(client: Client, run: RunDescription, voice: Voice, begin: date
 
 
 async def _ticks() -> AsyncIterator[None]:
-    from perdure.clock import SYSTEM_CLOCK, pause
+    from perdure.clock import SYSTEM_CLOCK, sleep_on
 
     while True:
-        await pause(SYSTEM_CLOCK, LOOK_EVERY)
+        await sleep_on(SYSTEM_CLOCK, LOOK_EVERY)
         yield

@@ -11,8 +11,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perdure.admin.compatibility import Misfit, Rehearsal
-    from perdure.admin.health_check import Examination, Finding, WorkerView
+    from perdure.admin.compatibility import CompatibilityReport, IncompatibleRun
+    from perdure.admin.health_check import Finding, HealthReport, WorkerView
     from perdure.client.views import DeadLetterView, HistoryEntry, Reason, RunDescription, RunList
     from perdure.model.records import ErrorRecord
 
@@ -72,31 +72,31 @@ def workflow_shape(name: str, version: int) -> Shape:
     return {"name": name, "version": version}
 
 
-def examination_shape(found: Examination, deeds: list[str]) -> Shape:
+def examination_shape(found: HealthReport, deeds: list[str]) -> Shape:
     return {
         "healthy": found.errors == 0,
         "at": _plain(found.at),
         "open_runs": found.open_runs,
-        "grounds": dict(found.grounds),
+        "grounds": dict(found.progress_reasons),
         "findings": [finding_shape(finding) for finding in found.findings],
         "repaired": deeds,
     }
 
 
 def finding_shape(finding: Finding) -> Shape:
-    return _shape(finding, FINDING, repairable=finding.mends is not None)
+    return _shape(finding, FINDING, repairable=finding.repair is not None)
 
 
-def rehearsal_shape(rehearsal: Rehearsal) -> Shape:
+def rehearsal_shape(rehearsal: CompatibilityReport) -> Shape:
     return {
         "fits": not rehearsal.misfits,
-        "fitting": rehearsal.fitting,
+        "fitting": rehearsal.compatible,
         "misfits": [misfit_shape(misfit) for misfit in rehearsal.misfits],
-        "foreign": dict(rehearsal.foreign),
+        "foreign": dict(rehearsal.unknown_workflows),
     }
 
 
-def misfit_shape(misfit: Misfit) -> Shape:
+def misfit_shape(misfit: IncompatibleRun) -> Shape:
     return _shape(misfit, MISFIT, run=misfit.run_id)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perdure.cli import options
-from perdure.cli.output import SHOWN, counted, plain, print_json, progress, say, say_aside
-from perdure.cli.session import agree_to, ask, reported
+from perdure.cli.output import SHOWN, counted, literal, print_err, print_json, print_out, progress
+from perdure.cli.session import confirm_or_exit, error_reporting, with_client
 from perdure.cli.settings import existing_store, store_url
 
 if TYPE_CHECKING:
@@ -19,15 +19,15 @@ PAGE = 500
 
 def migrate(store: options.Store = None, json: options.Json = False) -> None:
     """Make the store, or bring it up to the schema of this version. Opening it does the same."""
-    from perdure.client.store_urls import without_password
+    from perdure.client.store_urls import redact_password
 
-    with reported(json):
+    with error_reporting(json):
         url = store_url(store)
-        ask(url, _nothing)
+        with_client(url, _nothing)
         if json:
-            print_json({"store": without_password(url), "migrated": True})
+            print_json({"store": redact_password(url), "migrated": True})
         else:
-            say(plain(f"{without_password(url)} is up to date"))
+            print_out(literal(f"{redact_password(url)} is up to date"))
 
 
 async def _nothing(client: Client) -> None:
@@ -36,25 +36,25 @@ async def _nothing(client: Client) -> None:
 
 def prune(yes: options.Yes = False, store: options.Store = None, json: options.Json = False) -> None:
     """Delete finished runs whose retention is over, and what has expired. Workers do the same once a minute."""
-    with reported(json):
+    with error_reporting(json):
         url = existing_store(store_url(store))
         with progress("look") as more:
-            due = ask(url, lambda client: _due(client, more))
+            due = with_client(url, lambda client: _due(client, more))
         if due.count > 1 and not yes:
             _show_and_ask(due)
         with progress("prune", total=due.count) as more:
-            pruned = ask(url, lambda client: _prune(client, more))
+            pruned = with_client(url, lambda client: _prune(client, more))
         if json:
             print_json({"pruned": pruned})
         else:
-            say(f"{counted(pruned, 'run')} pruned")
+            print_out(f"{counted(pruned, 'run')} pruned")
 
 
 def _show_and_ask(due: Prunable) -> None:
     from perdure.cli.runs import print_runs
 
-    print_runs(due.first, say_aside)
-    agree_to(f"delete these {due.count} finished runs with their histories", due.count - len(due.first))
+    print_runs(due.first, print_err)
+    confirm_or_exit(f"delete these {due.count} finished runs with their histories", due.count - len(due.first))
 
 
 async def _due(client: Client, more: Progress) -> Prunable:

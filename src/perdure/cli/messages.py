@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perdure.cli import options
-from perdure.cli.output import counted, plain, print_json, say
+from perdure.cli.output import counted, literal, print_json, print_out
 from perdure.cli.parsing import json_value
-from perdure.cli.session import CONFLICT, Refusal, ask, reported
+from perdure.cli.session import CONFLICT, CommandError, error_reporting, with_client
 from perdure.cli.settings import existing_store, store_url
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ def send(
 
     With --app the value is checked against the @event class of that name, whose options hold.
     """
-    with reported(json):
+    with error_reporting(json):
         what, payload = _event(event, value, app)
         url = existing_store(store_url(store))
-        ask(url, lambda client: client.send(id, what, payload, event_id=event_id))
+        with_client(url, lambda client: client.send(id, what, payload, event_id=event_id))
         if json:
             print_json({"run": id, "event": event})
         else:
-            say(plain(f"sent {event} to run {id}"))
+            print_out(literal(f"sent {event} to run {id}"))
 
 
 def emit(
@@ -58,7 +58,7 @@ def emit(
 
     With --app the value is checked against the @event class of that name, whose options hold.
     """
-    with reported(json):
+    with error_reporting(json):
         what, payload = _event(topic, value, app)
 
         async def question(client: Client) -> int:
@@ -66,18 +66,18 @@ def emit(
                 return await client.emit(what, payload, event_id=event_id)
             return await client.broadcast(what, event_id=event_id)
 
-        woken = ask(existing_store(store_url(store)), question)
+        woken = with_client(existing_store(store_url(store)), question)
         if json:
             print_json({"topic": topic, "woken": woken})
         else:
-            say(plain(f"sent {topic}; it woke {counted(woken, 'run')}"))
+            print_out(literal(f"sent {topic}; it woke {counted(woken, 'run')}"))
 
 
 def complete(token: Token, value: Value = None, store: options.Store = None, json: options.Json = False) -> None:
     """Give a deferred its value. The first to settle it wins: exits with 4 if it was settled before."""
-    with reported(json):
+    with error_reporting(json):
         given = None if value is None else json_value(value)
-        _settled(ask(existing_store(store_url(store)), lambda client: client.complete(token, given)), json)
+        _settled(with_client(existing_store(store_url(store)), lambda client: client.complete(token, given)), json)
 
 
 def fail(
@@ -87,8 +87,8 @@ def fail(
     json: options.Json = False,
 ) -> None:
     """Make a deferred raise an error. The first to settle it wins: exits with 4 if it was settled before."""
-    with reported(json):
-        _settled(ask(existing_store(store_url(store)), lambda client: client.fail(token, message)), json)
+    with error_reporting(json):
+        _settled(with_client(existing_store(store_url(store)), lambda client: client.fail(token, message)), json)
 
 
 def _settled(first: bool, json: bool) -> None:
@@ -97,9 +97,9 @@ def _settled(first: bool, json: bool) -> None:
         if not first:
             raise typer.Exit(CONFLICT)
     elif first:
-        say("settled")
+        print_out("settled")
     else:
-        raise Refusal("the deferred was settled before, or its run has gone on without it", code=CONFLICT)
+        raise CommandError("the deferred was settled before, or its run has gone on without it", code=CONFLICT)
 
 
 def _event(name: str, value: str | None, app: str | None) -> tuple[Any, Any]:

@@ -50,12 +50,12 @@ def print_json(shape: Any, *, indent: bool = True) -> None:
     sys.stdout.flush()
 
 
-def say(what: RenderableType) -> None:
+def print_out(what: RenderableType) -> None:
     """A line, or something that rich can draw; text may have rich's markup in it."""
     _print(console(), what)
 
 
-def say_aside(what: RenderableType) -> None:
+def print_err(what: RenderableType) -> None:
     """On stderr: not part of the answer."""
     _print(console(stderr=True), what)
 
@@ -81,16 +81,16 @@ def errors_to(kind: str, message: str, advice: str, run_id: str | None, *, json:
         return
     from rich.text import Text
 
-    say_aside(Text.assemble(("error", "bold red"), ": ", message))
+    print_err(Text.assemble(("error", "bold red"), ": ", message))
     if advice:
-        say_aside(Text.assemble(("  try", "bold"), ": ", advice))
+        print_err(Text.assemble(("  try", "bold"), ": ", advice))
 
 
 def warn(message: str) -> None:
     """A remark that is not part of the answer."""
     from rich.text import Text
 
-    say_aside(Text.assemble(("note", "bold yellow"), ": ", message))
+    print_err(Text.assemble(("note", "bold yellow"), ": ", message))
 
 
 def table_of(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()) -> Table:
@@ -158,7 +158,7 @@ def counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def plain(text: object) -> Any:
+def literal(text: object) -> Any:
     """Text of users, in which square brackets are no markup."""
     from rich.text import Text
 
@@ -166,9 +166,9 @@ def plain(text: object) -> Any:
 
 
 def now() -> datetime:
-    from perdure.clock import SYSTEM_CLOCK, moment
+    from perdure.clock import SYSTEM_CLOCK, to_datetime
 
-    return moment(SYSTEM_CLOCK.now())
+    return to_datetime(SYSTEM_CLOCK.now())
 
 
 def age(at: datetime | None) -> str:

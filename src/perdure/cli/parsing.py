@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from perdure.cli.output import now, short
-from perdure.cli.session import Usage
+from perdure.cli.session import UsageError
 
 if TYPE_CHECKING:
     from perdure.model.queries import RunQuery
@@ -29,7 +29,7 @@ def arguments_of(workflow: Workflow[Any, Any], payload: str | None) -> tuple[tup
     missing = set(given) - set(names)
     if missing:
         there = f"it takes {', '.join(names)}" if names else "it takes nothing"
-        raise Usage(f"workflow {workflow.name} has no parameter {', '.join(sorted(missing))}", there)
+        raise UsageError(f"workflow {workflow.name} has no parameter {', '.join(sorted(missing))}", there)
     what = f"payload of workflow {workflow.name!r}"
     return workflow.parameters.decode(JSON, JSON.encode(given), what)
 
@@ -43,7 +43,7 @@ def json_value(text: str) -> Any:
         return msgspec.json.decode(source)
     except msgspec.DecodeError as error:
         advice = """quote it for the shell: '{"id": 42}' or '"text"'"""
-        raise Usage(f"{source[:40]} is no JSON: {error}", advice) from None
+        raise UsageError(f"{source[:40]} is no JSON: {error}", advice) from None
 
 
 def _by_parameter(workflow: str, names: list[str], value: Any) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _by_parameter(workflow: str, names: list[str], value: Any) -> dict[str, Any]
     if isinstance(value, list) and len(value) <= len(names):
         return dict(zip(names, value, strict=False))
     expected = f"an object with {', '.join(names)}, or a list of them in this order" if names else "no payload"
-    raise Usage(f"workflow {workflow} cannot be started with {short(value)}", f"give it {expected}")
+    raise UsageError(f"workflow {workflow} cannot be started with {short(value)}", f"give it {expected}")
 
 
 def query_of(
@@ -94,7 +94,7 @@ def tags_of(given: Sequence[str] | None) -> dict[str, str] | None:
     for text in given:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise Usage(f"{text!r} is no tag", "--tag KEY=VALUE")
+            raise UsageError(f"{text!r} is no tag", "--tag KEY=VALUE")
         tags[key] = value
     return tags
 
@@ -107,7 +107,7 @@ def duration(text: str) -> timedelta:
     try:
         return timedelta(seconds=float(text))
     except (ValueError, OverflowError):
-        raise Usage(f"{text!r} is no duration", "90s, 30m, 2h or 7d") from None
+        raise UsageError(f"{text!r} is no duration", "90s, 30m, 2h or 7d") from None
 
 
 def time_of(text: str) -> datetime:
@@ -117,5 +117,5 @@ def time_of(text: str) -> datetime:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise Usage(f"{text!r} is no time", "2h, 7d, or 2026-01-31T12:00Z") from None
+        raise UsageError(f"{text!r} is no time", "2h, 7d, or 2026-01-31T12:00Z") from None
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)

@@ -9,9 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perdure.cli import options
-from perdure.cli.output import age, coloured, console, length, plain, print_json, say, say_aside, short, table_of
+from perdure.cli.output import (
+    age,
+    coloured,
+    console,
+    length,
+    literal,
+    print_err,
+    print_json,
+    print_out,
+    short,
+    table_of,
+)
 from perdure.cli.parsing import query_of
-from perdure.cli.session import DONE, FAILED, ask, reported
+from perdure.cli.session import DONE, FAILED, error_reporting, with_client
 from perdure.cli.settings import existing_store, store_url
 
 if TYPE_CHECKING:
@@ -36,9 +47,9 @@ def ls(
     json: options.Json = False,
 ) -> None:
     """List runs, newest first, in pages."""
-    with reported(json):
+    with error_reporting(json):
         asked = query_of(status, workflow, tag, prefix, parent, since, until, limit=limit, after=after)
-        page = ask(existing_store(store_url(store)), lambda client: client.runs(asked))
+        page = with_client(existing_store(store_url(store)), lambda client: client.runs(asked))
         if json:
             from perdure.cli.json_output import page_shape
 
@@ -54,8 +65,8 @@ def show(
     json: options.Json = False,
 ) -> None:
     """Show one run: what it is, why it waits, and its history as a tree with a timeline."""
-    with reported(json):
-        run, history = ask(existing_store(store_url(store)), lambda client: _whole(client, id))
+    with error_reporting(json):
+        run, history = with_client(existing_store(store_url(store)), lambda client: _whole(client, id))
         if json:
             from perdure.cli.json_output import entry_shape, run_shape
 
@@ -63,7 +74,7 @@ def show(
         else:
             from perdure.cli.timeline import draw_run
 
-            say(draw_run(run, history, trace=trace))
+            print_out(draw_run(run, history, trace=trace))
 
 
 def watch(id: options.RunId, store: options.Store = None, json: options.Json = False) -> None:
@@ -72,7 +83,7 @@ def watch(id: options.RunId, store: options.Store = None, json: options.Json = F
     On a terminal the picture of `show`, live; in a pipe a line for each entry that changes; with --json one object per
     line, `{"entry": ...}`, and `{"run": ...}` at the end.
     """
-    with reported(json):
+    with error_reporting(json):
         url = existing_store(store_url(store))
         if json:
             follow = _follow_as_json
@@ -80,7 +91,7 @@ def watch(id: options.RunId, store: options.Store = None, json: options.Json = F
             follow = _follow_live
         else:
             follow = _follow_in_lines
-        run = ask(url, lambda client: follow(client, id))
+        run = with_client(url, lambda client: follow(client, id))
     raise typer.Exit(DONE if run.status == "succeeded" else FAILED)
 
 
@@ -101,10 +112,10 @@ async def _follow_in_lines(client: Client, run_id: str) -> RunDescription:
     from perdure.cli.timeline import entry_line
 
     async for entry in client.watch(run_id):
-        say(entry_line(entry))
+        print_out(entry_line(entry))
         sys.stdout.flush()
     run = await client.describe(run_id)
-    say(plain(f"{run.id} {run.status}" + (f": {short(run.result, 200)}" if run.status == "succeeded" else "")))
+    print_out(literal(f"{run.id} {run.status}" + (f": {short(run.result, 200)}" if run.status == "succeeded" else "")))
     return run
 
 
@@ -129,11 +140,11 @@ async def _whole(client: Client, run_id: str) -> tuple[RunDescription, list[Hist
 # --- printing ------------------------------------------------------------------------------------------------------
 
 
-def print_runs(page: RunList | Sequence[RunDescription], tell: Callable[[Any], None] = say) -> None:
+def print_runs(page: RunList | Sequence[RunDescription], tell: Callable[[Any], None] = print_out) -> None:
     """A table, and how to get at the next page."""
     runs = list(page)
     rows = [
-        (plain(each.id), plain(_name(each)), coloured(each.status), age(each.created_at), plain(outcome_of(each)))
+        (literal(each.id), literal(_name(each)), coloured(each.status), age(each.created_at), literal(outcome_of(each)))
         for each in runs
     ]
     if not rows:
@@ -142,7 +153,7 @@ def print_runs(page: RunList | Sequence[RunDescription], tell: Callable[[Any], N
     tell(table_of(("run", "workflow", "status", "created", "outcome"), rows))
     more = getattr(page, "next", None)
     if more is not None:
-        say_aside(plain(f"more: the same command with --after {more}"))
+        print_err(literal(f"more: the same command with --after {more}"))
 
 
 def _name(run: RunDescription) -> str:

@@ -52,7 +52,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 )
 
 
-class Refusal(Exception):
+class CommandError(Exception):
     """A command cannot do what it is asked: why, and the next thing to try."""
 
     def __init__(self, message: str, advice: str = "", code: int = FAILED, run_id: str | None = None) -> None:
@@ -62,14 +62,14 @@ class Refusal(Exception):
         self.run_id = run_id
 
 
-class Usage(Refusal):
+class UsageError(CommandError):
     """The command was given something that it cannot use."""
 
     def __init__(self, message: str, advice: str = "", code: int = USAGE) -> None:
         super().__init__(message, advice, code)
 
 
-def ask(url: str, question: Callable[[Client], Awaitable[T]]) -> T:
+def with_client(url: str, question: Callable[[Client], Awaitable[T]]) -> T:
     """Open the store, ask, close."""
     import asyncio
 
@@ -87,22 +87,22 @@ def ask(url: str, question: Callable[[Client], Awaitable[T]]) -> T:
     return asyncio.run(main())
 
 
-async def _open(client: Client, url: str, ear: Ear) -> None:
+async def _open(client: Client, url: str, ear: StoreErrorCapture) -> None:
     """A worker waits for its store however long it is away; whoever sits at a terminal wants to know."""
     import asyncio
 
-    from perdure.client.store_urls import without_password
+    from perdure.client.store_urls import redact_password
 
     opening = asyncio.create_task(client.open())
     while not (await asyncio.wait({opening}, timeout=AWAY))[0]:
         if ear.heard is not None:  # else it only takes long: a large store is being migrated perhaps
             opening.cancel()
             await asyncio.wait({opening})
-            raise StoreError(f"{without_password(url)} cannot be reached: {ear.heard}", retryable=True)
+            raise StoreError(f"{redact_password(url)} cannot be reached: {ear.heard}", retryable=True)
     await opening
 
 
-class Ear(logging.Handler):
+class StoreErrorCapture(logging.Handler):
     """Hears of a store that is away, so that a command says it once and not with every try."""
 
     def __init__(self) -> None:
@@ -119,8 +119,8 @@ class Ear(logging.Handler):
 
 
 @contextmanager
-def _listening() -> Iterator[Ear]:
-    ear, logger = Ear(), logging.getLogger("perdure")
+def _listening() -> Iterator[StoreErrorCapture]:
+    ear, logger = StoreErrorCapture(), logging.getLogger("perdure")
     logger.addHandler(ear)
     try:
         yield ear
@@ -128,7 +128,7 @@ def _listening() -> Iterator[Ear]:
         logger.removeHandler(ear)
 
 
-def told_to_stop() -> asyncio.Event:
+def stop_event() -> asyncio.Event:
     """Set by SIGTERM or SIGINT, of which nobody dies from now on."""
     import asyncio
     import signal
@@ -140,11 +140,11 @@ def told_to_stop() -> asyncio.Event:
 
 
 @contextmanager
-def reported(json: bool = False) -> Iterator[None]:
+def error_reporting(json: bool = False) -> Iterator[None]:
     """Errors in words on stderr (as an object with `--json`), with the next command to try, and the exit code."""
     try:
         yield
-    except (PerdureError, Refusal, TimeoutError) as error:
+    except (PerdureError, CommandError, TimeoutError) as error:
         _report(error, json)
         raise typer.Exit(code_of(error)) from None
     except KeyboardInterrupt:
@@ -154,7 +154,7 @@ def reported(json: bool = False) -> Iterator[None]:
         raise typer.Exit(DONE) from None
 
 
-def agree_to(deed: str, more: int = 0) -> None:
+def confirm_or_exit(deed: str, more: int = 0) -> None:
     """Ask whether this may be done, to things of which the first were shown, and `more` were not.
 
     Whoever does not say yes, or cannot because nobody sits there, has nothing done.
@@ -164,11 +164,11 @@ def agree_to(deed: str, more: int = 0) -> None:
     if more > 0:
         warn(f"and {more} more")
     if not confirm(f"{deed}?"):
-        raise Refusal(f"to {deed} takes a yes; nothing was done", "the same with --yes", USAGE)
+        raise CommandError(f"to {deed} takes a yes; nothing was done", "the same with --yes", USAGE)
 
 
 def code_of(error: BaseException) -> int:
-    if isinstance(error, Refusal):
+    if isinstance(error, CommandError):
         return error.code
     return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
 
@@ -177,7 +177,7 @@ def advice_for(error: BaseException) -> str:
     """The next command to try."""
     run_id = getattr(error, "run_id", None)
     match error:
-        case Refusal():
+        case CommandError():
             return error.advice
         case RunNotFound():
             return f"perdure ls --prefix {str(run_id)[:8]}"

@@ -14,7 +14,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from perdure.cli.session import Usage
+from perdure.cli.session import UsageError
 
 DEV_STORE = "sqlite:///perdure.db"
 KNOWN = ("store", "app", "pool")
@@ -51,7 +51,7 @@ def store_url(given: str | None, *, default: str | None = None) -> str:
         return _anchored(settings.store, settings.folder)
     if default is not None:
         return default
-    raise Usage(
+    raise UsageError(
         "no store is named", "--store sqlite:///shop.db, PERDURE_STORE, or store = ... under [tool.perdure] names one"
     )
 
@@ -60,7 +60,9 @@ def existing_store(url: str) -> str:
     """Refuse a SQLite file that is not there: looking must not make one."""
     path = _file_of(url)
     if path is not None and not path.exists():
-        raise Usage(f"there is no file {path}", f"perdure migrate --store {url}   makes an empty store there", code=3)
+        raise UsageError(
+            f"there is no file {path}", f"perdure migrate --store {url}   makes an empty store there", code=3
+        )
     return url
 
 
@@ -83,13 +85,13 @@ def _read(file: Path) -> dict[str, object] | None:
     try:
         tool = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {})
     except (OSError, ValueError) as error:
-        raise Usage(f"{file} cannot be read: {error}", "mend it, or give --store") from None
+        raise UsageError(f"{file} cannot be read: {error}", "mend it, or give --store") from None
     table = tool.get("perdure") if isinstance(tool, dict) else None
     if table is None:
         return None
     unknown = sorted(set(table) - set(KNOWN)) if isinstance(table, dict) else ["..."]
     if unknown:
-        raise Usage(f"[tool.perdure] in {file} has no setting {', '.join(unknown)}", f"it has {', '.join(KNOWN)}")
+        raise UsageError(f"[tool.perdure] in {file} has no setting {', '.join(unknown)}", f"it has {', '.join(KNOWN)}")
     found: dict[str, object] = table
     return found
 
@@ -97,5 +99,5 @@ def _read(file: Path) -> dict[str, object] | None:
 def _text(file: Path, table: dict[str, object], name: str) -> str | None:
     value = table.get(name)
     if value is not None and not isinstance(value, str):
-        raise Usage(f"{name} under [tool.perdure] in {file} must be a text, not {value!r}", f'{name} = "..."')
+        raise UsageError(f"{name} under [tool.perdure] in {file} must be a text, not {value!r}", f'{name} = "..."')
     return value

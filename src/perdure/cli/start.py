@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perdure.cli import options
-from perdure.cli.output import console, plain, print_json, say, short
+from perdure.cli.output import console, literal, print_json, print_out, short
 from perdure.cli.parsing import arguments_of, duration, json_value, tags_of
-from perdure.cli.session import NOT_FOUND, Usage, ask, reported
+from perdure.cli.session import NOT_FOUND, UsageError, error_reporting, with_client
 from perdure.cli.settings import existing_store, store_url
 
 if TYPE_CHECKING:
@@ -58,22 +58,22 @@ def start(
     from perdure.cli.target import code_is_named
     from perdure.workflows.definition import StartOptions
 
-    with reported(json):
+    with error_reporting(json):
         url = store_url(store)
         given = StartOptions(id=id, tags=tags_of(tag), delay=None if delay is None else duration(delay))
         if code_is_named(app):
             begin = _by_code(name, payload, given, app)
         else:
             url, begin = existing_store(url), _by_name(name, payload, given)
-        created, run = ask(url, lambda client: _begun(client, begin, wait))
+        created, run = with_client(url, lambda client: _begun(client, begin, wait))
         if json:
             from perdure.cli.json_output import run_shape
 
             print_json({"created": created, "run": run_shape(run)})
         elif wait:
-            say(plain(short(run.result, 10_000)))
+            print_out(literal(short(run.result, 10_000)))
         else:
-            say(plain(run.id) if not console().is_terminal else _started(run, created))
+            print_out(literal(run.id) if not console().is_terminal else _started(run, created))
 
 
 def _by_code(name: str, payload: str | None, given: StartOptions, app: str | None) -> Begin:
@@ -89,7 +89,7 @@ def _by_name(name: str, payload: str | None, given: StartOptions) -> Begin:
     """Nothing is known of the workflow but that somebody has it."""
     value = {} if payload is None else json_value(payload)
     if not isinstance(value, Mapping):
-        raise Usage(
+        raise UsageError(
             f"no code is at hand that knows the parameters of {name}, so its payload must be an object by parameter",
             """'{"order": {"id": "42"}}', or the code: --app TARGET""",
         )
@@ -100,7 +100,7 @@ def _by_name(name: str, payload: str | None, given: StartOptions) -> Begin:
         known = await published_workflows(client)
         if name not in known:
             there = f"they have {', '.join(known)}" if known else "there is none: perdure worker TARGET starts one"
-            raise Usage(
+            raise UsageError(
                 f"no live worker has a workflow named {name!r}", f"{there}; --app TARGET names the code", NOT_FOUND
             )
         return await client.start(name, dict(value), id=given.id, tags=given.tags, delay=given.delay)

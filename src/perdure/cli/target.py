@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from perdure.cli.session import FAILED, Usage
+from perdure.cli.session import FAILED, UsageError
 from perdure.cli.settings import find_settings
 
 if TYPE_CHECKING:
@@ -45,12 +45,14 @@ def parse_target(given: str | None) -> Target:
         settings = find_settings()
         given, folder = settings.app, settings.folder or folder
     if not given:
-        raise Usage("no code is named", "app.shop:workflows or app.py as the target, or `app` under [tool.perdure]")
+        raise UsageError(
+            "no code is named", "app.shop:workflows or app.py as the target, or `app` under [tool.perdure]"
+        )
     place, _, attribute = given.partition(":")
     if place.endswith(".py") or "/" in place:
         file = (folder / place).resolve()
         if not file.is_file():
-            raise Usage(f"there is no file {file}", "the path of a Python file, or the dotted name of a module")
+            raise UsageError(f"there is no file {file}", "the path of a Python file, or the dotted name of a module")
         return Target(given, file.stem, attribute or None, file.parent)
     return Target(given, place, attribute or None, folder)
 
@@ -60,7 +62,7 @@ def load(target: Target) -> list[Workflow[Any, Any]]:
     module = _import(target)
     found = _workflows(target, module)
     if not found:
-        raise Usage(f"{target.text} has no workflows", "an `async def` with @workflow makes one")
+        raise UsageError(f"{target.text} has no workflows", "an `async def` with @workflow makes one")
     return found
 
 
@@ -71,7 +73,7 @@ def by_name(workflows: Iterable[Workflow[Any, Any]], name: str) -> Workflow[Any,
     if matching:
         return max(matching, key=lambda each: each.version)
     names = ", ".join(sorted({each.name for each in there}))
-    raise Usage(f"no workflow is named {name!r}", f"there are {names}", code=3)
+    raise UsageError(f"no workflow is named {name!r}", f"there are {names}", code=3)
 
 
 def event_type(name: str) -> type | None:
@@ -95,9 +97,9 @@ def _import(target: Target) -> ModuleType:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == target.module.partition(".")[0]:
             advice = "cd to where it can be imported from"
-            raise Usage(f"there is no module {target.module} in {target.folder}", advice) from None
+            raise UsageError(f"there is no module {target.module} in {target.folder}", advice) from None
         lines = "".join(traceback.format_exception(type(error), error, _user_part(error.__traceback__))).rstrip()
-        raise Usage(f"{target.module} cannot be imported:\n{lines}", code=FAILED) from None
+        raise UsageError(f"{target.module} cannot be imported:\n{lines}", code=FAILED) from None
 
 
 def _user_part(trace: TracebackType | None) -> TracebackType | None:
@@ -115,7 +117,9 @@ def _workflows(target: Target, module: ModuleType) -> list[Workflow[Any, Any]]:
     if target.attribute is None:
         return list(REGISTRY.unambiguous().values())
     if not hasattr(module, target.attribute):
-        raise Usage(f"{target.module} has no {target.attribute}", "a list of workflows, a workflow, or no attribute")
+        raise UsageError(
+            f"{target.module} has no {target.attribute}", "a list of workflows, a workflow, or no attribute"
+        )
     found = getattr(module, target.attribute)
     if isinstance(found, Workflow):
         return [found]
@@ -123,4 +127,4 @@ def _workflows(target: Target, module: ModuleType) -> list[Workflow[Any, Any]]:
         several = list(found)
         if all(isinstance(each, Workflow) for each in several):
             return several
-    raise Usage(f"{target.text} is {found!r}", "it should be a list of workflows, or one workflow")
+    raise UsageError(f"{target.text} is {found!r}", "it should be a list of workflows, or one workflow")

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from perdure.cli import options
-from perdure.cli.output import counted, plain, print_json, say
-from perdure.cli.session import Usage, ask, reported
+from perdure.cli.output import counted, literal, print_json, print_out
+from perdure.cli.session import UsageError, error_reporting, with_client
 from perdure.cli.settings import existing_store, store_url
 
 
@@ -23,8 +23,8 @@ def export(
     json: options.Json = False,
 ) -> None:
     """Write one run with its whole history as JSON."""
-    with reported(json):
-        data = ask(existing_store(store_url(store)), lambda client: client.export_history(id))
+    with error_reporting(json):
+        data = with_client(existing_store(store_url(store)), lambda client: client.export_history(id))
         if output is None:
             print_json(data)
             return
@@ -34,7 +34,7 @@ def export(
         if json:
             print_json({"run": id, "file": str(output), "entries": len(data["entries"])})
         else:
-            say(plain(f"run {id} is in {output}, with a history of {counted(len(data['entries']), 'row')}"))
+            print_out(literal(f"run {id} is in {output}, with a history of {counted(len(data['entries']), 'row')}"))
 
 
 def import_(
@@ -50,13 +50,13 @@ def import_(
     """Put an exported run into a store. One that was open is held there until it is resumed."""
     from perdure.admin.run_import import import_run
 
-    with reported(json):
+    with error_reporting(json):
         url, data = store_url(store), _read(file)
-        run_id = ask(url, lambda client: import_run(client, data, run_id=new_id))
+        run_id = with_client(url, lambda client: import_run(client, data, run_id=new_id))
         if json:
             print_json({"run": run_id})
         else:
-            say(plain(run_id))
+            print_out(literal(run_id))
 
 
 def _read(file: Path) -> Any:
@@ -66,6 +66,6 @@ def _read(file: Path) -> Any:
         text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
         return msgspec.json.decode(text)
     except OSError as error:
-        raise Usage(f"{file} cannot be read: {error.strerror}", code=3) from None
+        raise UsageError(f"{file} cannot be read: {error.strerror}", code=3) from None
     except msgspec.DecodeError as error:
-        raise Usage(f"{file} is no JSON: {error}", "perdure export ID -o FILE writes such a file") from None
+        raise UsageError(f"{file} is no JSON: {error}", "perdure export ID -o FILE writes such a file") from None

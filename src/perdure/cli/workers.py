@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perdure.cli import options
-from perdure.cli.output import age, coloured, plain, print_json, say, table_of
-from perdure.cli.session import ask, reported, told_to_stop
+from perdure.cli.output import age, coloured, literal, print_json, print_out, table_of
+from perdure.cli.session import error_reporting, stop_event, with_client
 from perdure.cli.settings import existing_store, find_settings, store_url
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def worker(
     """Execute runs until SIGTERM or SIGINT; then finish steps, give the runs back and leave."""
     from perdure.cli.target import load, parse_target
 
-    with reported(json):
+    with error_reporting(json):
         url = store_url(store)
         workflows = load(parse_target(target))
         name = pool or find_settings().pool or "default"
@@ -53,7 +53,7 @@ def worker(
         if json:
             print_json({"worker": "stopped", "pid": os.getpid()}, indent=False)
         else:
-            say("worker stopped; its runs were given back")
+            print_out("worker stopped; its runs were given back")
 
 
 def _guard(refuse_blocking: bool) -> AbstractContextManager[None]:
@@ -77,22 +77,22 @@ def _work(
     import logging
 
     from perdure.config import EngineConfig
-    from perdure.script import run_on_fastest_loop
+    from perdure.script import run_with_uvloop
     from perdure.worker import Worker
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     async def main() -> None:
-        stop = told_to_stop()
+        stop = stop_event()
         await Worker(url, workflows, pool, concurrency, EngineConfig(grace=grace)).run_until(stop, up)
 
-    run_on_fastest_loop(main())
+    run_with_uvloop(main())
 
 
 def _announce(workflows: list[Workflow[Any, Any]], pool: str, url: str, *, json: bool) -> None:
-    from perdure.client.store_urls import without_password
+    from perdure.client.store_urls import redact_password
 
-    named, place = sorted({(each.name, each.version) for each in workflows}), without_password(url)
+    named, place = sorted({(each.name, each.version) for each in workflows}), redact_password(url)
     if json:
         from perdure.cli.json_output import workflow_shape
 
@@ -101,22 +101,22 @@ def _announce(workflows: list[Workflow[Any, Any]], pool: str, url: str, *, json:
         print_json(shape, indent=False)
         return
     list_of = ", ".join(name if version == 1 else f"{name} v{version}" for name, version in named)
-    say(plain(f"worker {os.getpid()} of pool {pool} on {place}: {list_of}"))
+    print_out(literal(f"worker {os.getpid()} of pool {pool} on {place}: {list_of}"))
 
 
 def workers(store: options.Store = None, json: options.Json = False) -> None:
     """List workers: what they have, what they do, and whether they are alive."""
     from perdure.admin.health_check import workers_of
 
-    with reported(json):
-        found = ask(existing_store(store_url(store)), workers_of)
+    with error_reporting(json):
+        found = with_client(existing_store(store_url(store)), workers_of)
         if json:
             from perdure.cli.json_output import worker_shape
 
             print_json({"workers": [worker_shape(each) for each in found]})
             return
         if not found:
-            say("no workers")
+            print_out("no workers")
             return
         colours = {"alive": "green", "gone": "red"}
         rows = [
@@ -127,9 +127,9 @@ def workers(store: options.Store = None, json: options.Json = False) -> None:
                 str(each.pid),
                 str(each.runs),
                 age(each.started_at),
-                plain(", ".join(f"{name} v{version}" for name, version in each.workflows)),
+                literal(", ".join(f"{name} v{version}" for name, version in each.workflows)),
             )
             for each in found
         ]
         headings = ("worker", "state", "pool", "pid", "runs", "started", "workflows")
-        say(table_of(headings, rows, right=("pid", "runs")))
+        print_out(table_of(headings, rows, right=("pid", "runs")))

@@ -12,32 +12,38 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
-from perdure.client.rewind import fork_of, rewind_of
-from perdure.client.run_export import plain_of
+from perdure.client.rewind import plan_fork, plan_rewind
+from perdure.client.run_export import export_snapshot
 from perdure.client.run_handle import Run
-from perdure.client.streams import Streams
+from perdure.client.streams import StreamClient
 from perdure.client.views import (
     HistoryEntry,
     RunDescription,
     RunList,
     Suspended,
+    build_history,
     describe_run,
     entry_view,
-    history_of,
     published_values,
-    reasons_of,
+    waiting_reasons,
 )
 from perdure.errors import RunCancelled, RunConflict, RunFailed, RunNotFound, StoreError
-from perdure.execution.store_writes import cancel_message, check_delivered, end_of
+from perdure.execution.store_writes import build_end_run, cancel_message, raise_for_delivery
 from perdure.model.ids import new_run_id, new_token, shard_of
 from perdure.model.queries import RunQuery
 from perdure.model.records import Message, RunRecord, RunStatus
 from perdure.model.validation import check_name, check_seconds
-from perdure.stores.results import Answer, Begun, Committed, Created, Delivered, Exists, Snapshot
+from perdure.stores.results import AlreadyStarted, Committed, Created, IdTaken, MessageDelivered, Snapshot, WriteResult
 from perdure.stores.writes import CreateRun
 from perdure.workflows.context import Context
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow
-from perdure.workflows.start_request import Order, check_same_run, order_by_name, order_of, start_options
+from perdure.workflows.start_request import (
+    StartRequest,
+    build_start_request,
+    build_start_request_by_name,
+    check_same_run,
+    start_options,
+)
 from perdure.workflows.types import Complete
 
 P = ParamSpec("P")
@@ -60,7 +66,7 @@ class StartKeywords(TypedDict, total=False):
     retention: float | timedelta | None
 
 
-class Client(Streams):
+class Client(StreamClient):
     """`async with Client(url) as client:` asks and tells; runs are executed by workers elsewhere."""
 
     # --- starting
@@ -87,7 +93,7 @@ class Client(Streams):
     async def start(self, wf: str, /, *args: Any, **options: Unpack[StartKeywords]) -> Run[Any]: ...
     async def start(self, wf: Any, /, *args: Any, **given: Any) -> Run[Any]:
         """Start a run, or observe the one that has this id; returns once it is durable."""
-        order = await self._order(wf, args, given)
+        order = await self._build_start_request(wf, args, given)
         created = self._check_created(order, await self._create(order))
         return Run(order.record.id, self, order.workflow, created=created)
 
@@ -113,13 +119,13 @@ class Client(Streams):
     async def execute(self, wf: str, /, *args: Any, **options: Unpack[StartKeywords]) -> Any: ...
     async def execute(self, wf: Any, /, *args: Any, **given: Any) -> Any:
         """Start a run, or observe the one that has this id, and wait for its result."""
-        return await self._execute(await self._order(wf, args, given))
+        return await self._execute(await self._build_start_request(wf, args, given))
 
-    async def _order(self, wf: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Order:
+    async def _build_start_request(self, wf: Any, args: tuple[Any, ...], given: dict[str, Any]) -> StartRequest:
         if isinstance(wf, str) and REGISTRY.latest(check_name("a workflow's name", wf)) is None:
             return await self._order_by_name(wf, args, start_options(given))
         bound = isinstance(wf, BoundWorkflow)
-        return order_of(
+        return build_start_request(
             wf,
             args,
             given if bound else {},
@@ -129,21 +135,21 @@ class Client(Streams):
             now=self._open.clock.now(),
         )
 
-    async def _order_by_name(self, name: str, args: tuple[Any, ...], options: StartOptions) -> Order:
+    async def _order_by_name(self, name: str, args: tuple[Any, ...], options: StartOptions) -> StartRequest:
         workers = await self._open.read(self._open.store.workers)
         codec, now = self._open.codec, self._open.clock.now()
-        return order_by_name(name, args, options, workers, codec=codec, config=self._config, now=now)
+        return build_start_request_by_name(name, args, options, workers, codec=codec, config=self._config, now=now)
 
-    async def _create(self, order: Order) -> Answer:
-        return await self._open.committer.put(CreateRun(order.record))
+    async def _create(self, order: StartRequest) -> WriteResult:
+        return await self._open.committer.write(CreateRun(order.record))
 
-    def _check_created(self, order: Order, answer: Answer) -> bool:
+    def _check_created(self, order: StartRequest, answer: WriteResult) -> bool:
         """Whether the run was made; if not, it is observed, or `RunConflict`."""
-        if isinstance(answer, Exists):
+        if isinstance(answer, IdTaken):
             check_same_run(order, answer.record, self._open.codec)
         return isinstance(answer, Created)
 
-    async def _execute(self, order: Order) -> Any:
+    async def _execute(self, order: StartRequest) -> Any:
         self._check_created(order, await self._create(order))
         return await self.result_of(order.record.id, order.workflow, None)
 
@@ -167,7 +173,7 @@ class Client(Streams):
             value = None if record.result is None else self._decode_result(record, None)
             return Complete(record.status, value, record.error)
         if record.status is RunStatus.SUSPENDED:
-            return Suspended(reasons_of(record, await self._served(record)))
+            return Suspended(waiting_reasons(record, await self._has_live_worker(record)))
         return None
 
     async def result(self, run_id: str, timeout: float | timedelta | None = None) -> Any:
@@ -193,23 +199,23 @@ class Client(Streams):
     async def describe(self, run_id: str) -> RunDescription:
         """Everything about a run, and why it waits. `RunNotFound` if there is none."""
         record = await self._record(run_id)
-        reasons = reasons_of(record, await self._served(record))
-        return describe_run(record, self._open.codec, reasons, await self._shown(run_id))
+        reasons = waiting_reasons(record, await self._has_live_worker(record))
+        return describe_run(record, self._open.codec, reasons, await self._published_values(run_id))
 
     async def published(self, run_id: str) -> dict[str, Any]:
         """The last value that a run's workflow has published under each key. `RunNotFound` if there is no run."""
         await self._record(run_id)
-        return await self._shown(run_id)
+        return await self._published_values(run_id)
 
     async def history(self, run_id: str) -> list[HistoryEntry]:
         """The entries of a run in the order in which they were asked for."""
         await self._record(run_id)
         rows = await self._open.read(lambda: self._open.store.history(run_id))
-        return history_of(rows, self._open.codec)
+        return build_history(rows, self._open.codec)
 
     async def export_history(self, run_id: str) -> dict[str, Any]:
         """A run with its history as plain data: what `perdure export` writes, and `perdure.testing.replay` takes."""
-        return plain_of(await self._snapshot(run_id))
+        return export_snapshot(await self._snapshot(run_id))
 
     async def watch(self, run_id: str) -> AsyncIterator[HistoryEntry]:
         """Entries as they are recorded or change, from the first; ends when the run does."""
@@ -218,16 +224,16 @@ class Client(Streams):
         while True:
             news = link.hub.wait(run_id, end=False)
             try:
-                record = await self._record(run_id, for_ever=True)
+                record = await self._record(run_id, retry_forever=True)
                 for row in await link.read(partial(link.store.history, run_id, position), for_ever=True):
                     position = max(position, row.position)
                     yield entry_view(row.entry, link.codec)
                     since = link.clock.now()
                 if record.status.terminal:
                     return
-                await self._await_change(run_id, news, since)
+                await self._wait_for_change_or_poll(run_id, news, since)
             finally:
-                link.hub.leave(run_id, news, end=False)
+                link.hub.remove(run_id, news, end=False)
 
     async def runs(self, query: RunQuery | None = None) -> RunList:
         """Runs by status, workflow, tag, parent, time and id prefix, newest first, in pages."""
@@ -239,26 +245,28 @@ class Client(Streams):
     async def cancel(self, run_id: str) -> bool:
         """Ask a run to stop: cancellation is raised in its workflow. False if it has ended or there is none."""
         name, now = f"cancel/{new_token()}", self._open.clock.now()
-        answer = await self._end(run_id, unless_begun=True)
-        if isinstance(answer, Begun):
+        answer = await self._end(run_id, only_if_not_started=True)
+        if isinstance(answer, AlreadyStarted):
             answer = await self._deliver(run_id, cancel_message(name, now))
-            return isinstance(answer, Delivered)
+            return isinstance(answer, MessageDelivered)
         return isinstance(answer, Committed)
 
     async def terminate(self, run_id: str) -> bool:
         """End a run at once, without compensation. False if it has ended or there is none."""
-        return isinstance(await self._end(run_id, unless_begun=False), Committed)
+        return isinstance(await self._end(run_id, only_if_not_started=False), Committed)
 
     async def resume(self, run_id: str) -> None:
         """Drive a suspended run on now; one that is held gets another chance."""
         message = Message(id=f"resume/{new_token()}", kind="resume", sent_at=self._open.clock.now())
-        check_delivered(run_id, await self._deliver(run_id, message))
+        raise_for_delivery(run_id, await self._deliver(run_id, message))
 
-    async def _end(self, run_id: str, *, unless_begun: bool) -> Answer:
+    async def _end(self, run_id: str, *, only_if_not_started: bool) -> WriteResult:
         check_name("a run's id", run_id)
-        write = end_of(run_id, new_token(), self._open.clock.now(), self._config, unless_begun=unless_begun)
-        answer = await self._open.committer.put(write)
-        if not isinstance(answer, Begun):
+        write = build_end_run(
+            run_id, new_token(), self._open.clock.now(), self._config, only_if_not_started=only_if_not_started
+        )
+        answer = await self._open.committer.write(write)
+        if not isinstance(answer, AlreadyStarted):
             self._open.hub.changed((run_id,))
             self._cut_off(run_id)
         return answer
@@ -274,7 +282,7 @@ class Client(Streams):
         for _ in range(REWIND_TRIES):
             snapshot = await self._snapshot(run_id)
             now = self._open.clock.now()
-            answer = await self._open.committer.put(rewind_of(snapshot, location, now=now, turn_id=name))
+            answer = await self._open.committer.write(plan_rewind(snapshot, location, now=now, turn_id=name))
             if isinstance(answer, Committed):
                 self._open.hub.changed((run_id,))
                 self._cut_off(run_id)
@@ -290,8 +298,8 @@ class Client(Streams):
         snapshot, now = await self._snapshot(run_id), self._open.clock.now()
         new_id = new_run_id(now) if id is None else check_name("a run's id", id)
         shard = shard_of(new_id, self._config.shards)
-        write = fork_of(snapshot, location, run_id=new_id, created_by=new_token(), shard=shard, now=now)
-        if isinstance(await self._open.committer.put(write), Exists):
+        write = plan_fork(snapshot, location, run_id=new_id, created_by=new_token(), shard=shard, now=now)
+        if isinstance(await self._open.committer.write(write), IdTaken):
             raise RunConflict(new_id, "a history of its own")
         self._mailed(new_id)
         return Run(new_id, self, None, created=True)
@@ -305,16 +313,16 @@ class Client(Streams):
 
     # --- helpers
 
-    async def _shown(self, run_id: str) -> dict[str, Any]:
+    async def _published_values(self, run_id: str) -> dict[str, Any]:
         values = await self._open.read(lambda: self._open.store.published(run_id))
         return published_values(values, self._open.codec, self._open.clock.now())
 
-    async def _served(self, record: RunRecord) -> bool:
+    async def _has_live_worker(self, record: RunRecord) -> bool:
         """Whether a live worker of the run's pool has its workflow and version."""
         now = self._open.clock.now()
         wanted = (record.workflow, record.version)
         workers = await self._open.read(self._open.store.workers)
-        alive = (each for each in workers if each.pool == record.pool and not each.gone and each.lease_until >= now)
+        alive = (each for each in workers if each.pool == record.pool and not each.fenced and each.lease_until >= now)
         return any(wanted in worker.workflows for worker in alive)
 
     async def _ended(self, run_id: str, timeout: float | None) -> RunRecord:
@@ -324,16 +332,16 @@ class Client(Streams):
             news = hub.wait(run_id, end=True)
             try:
                 if not self._executes(run_id):
-                    record = await self._record(run_id, for_ever=timeout is None)
+                    record = await self._record(run_id, retry_forever=timeout is None)
                     if record.status.terminal:
                         return record
                 if deadline is not None and clock.now() >= deadline:
                     raise TimeoutError(f"run {run_id!r} has not ended within {timeout} seconds; it goes on")
-                ended = await self._await_hint(news, deadline)
+                ended = await self._wait_for_change(news, deadline)
                 if ended is not None:
                     return ended
             finally:
-                hub.leave(run_id, news, end=True)
+                hub.remove(run_id, news, end=True)
 
     def _decode_result(self, record: RunRecord, definition: Workflow[Any, Any] | None) -> Any:
         assert record.result is not None

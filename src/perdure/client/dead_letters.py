@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from perdure.client.messages import Messaging
+from perdure.client.messages import MessageClient
 from perdure.client.views import DeadLetterView, dead_letter_view
 from perdure.errors import WorkflowMisuse
-from perdure.execution.store_writes import assign_all, check_delivered, publishing
+from perdure.execution.store_writes import build_publish, fan_out_all, raise_for_delivery
 from perdure.model.ids import new_token
 from perdure.model.records import DeadLetter
 from perdure.model.validation import check_count, check_name
-from perdure.stores.results import Gone
-from perdure.stores.writes import Deliver, Publish, Replay
-from perdure.workflows.events import EventOptions, event_name, message_of, topic_event_of
+from perdure.stores.results import DeadLetterMissing
+from perdure.stores.writes import DeliverMessage, PublishEvent, ReplayDeadLetter
+from perdure.workflows.events import EventOptions, build_message, build_topic_event, event_name
 
 
-class Letters(Messaging):
+class DeadLetterClient(MessageClient):
     """What could not be delivered or carried out is kept until a person deals with it here."""
 
     async def dead_letters(
@@ -38,21 +38,23 @@ class Letters(Messaging):
         letter = await self._open.read(lambda: self._open.store.dead_letter(letter_id))
         if letter is None:
             return False
-        send = self._sent_again(letter, to)
-        answer = await self._open.committer.put(Replay(letter_id=letter_id, send=send), lambda _: self._told_of(send))
-        if isinstance(answer, Gone):
+        send = self._build_replay(letter, to)
+        answer = await self._open.committer.write(
+            ReplayDeadLetter(letter_id=letter_id, send=send), lambda _: self._notify_local_worker(send)
+        )
+        if isinstance(answer, DeadLetterMissing):
             return False
-        if isinstance(send, Deliver):
-            check_delivered(send.run_id, answer)
+        if isinstance(send, DeliverMessage):
+            raise_for_delivery(send.run_id, answer)
         else:
-            await assign_all(send.event.topic, answer, self._open, patient=False)
+            await fan_out_all(send.event.topic, answer, self._open, patient=False)
         return True
 
     async def remove_dead_letter(self, letter_id: str) -> bool:
         """Throw a dead letter away. False if it is gone already: somebody else was first."""
         return await self._open.read(lambda: self._open.store.remove_dead_letter(letter_id))
 
-    def _sent_again(self, letter: DeadLetter, to: str | None) -> Deliver | Publish:
+    def _build_replay(self, letter: DeadLetter, to: str | None) -> DeliverMessage | PublishEvent:
         """Under an id by which the store knows this very call; for its reader it is the event that it always was."""
         if letter.event_name is None or letter.value is None:
             raise WorkflowMisuse(
@@ -63,14 +65,14 @@ class Letters(Messaging):
         options = EventOptions(letter.event_name, on_target_terminated="dead_letter")
         id, event_id = f"letter/{new_token()}", letter.event_id or letter.id
         if to is None:
-            event = topic_event_of(options, letter.value, event_id=event_id, id=id, sent_at=now)
-            return publishing(event, config, now)
+            event = build_topic_event(options, letter.value, event_id=event_id, id=id, sent_at=now)
+            return build_publish(event, config, now)
         check_name("a run's id", to)
-        message = message_of(options, letter.value, event_id=event_id, id=id, sent_at=now)
-        return Deliver(run_id=to, message=message, now=now, limit=config.max_pending_events)
+        message = build_message(options, letter.value, event_id=event_id, id=id, sent_at=now)
+        return DeliverMessage(run_id=to, message=message, now=now, limit=config.max_pending_events)
 
-    def _told_of(self, send: Deliver | Publish) -> None:
-        if isinstance(send, Deliver):
+    def _notify_local_worker(self, send: DeliverMessage | PublishEvent) -> None:
+        if isinstance(send, DeliverMessage):
             self._mailed(send.run_id)
         else:
             self._woken()

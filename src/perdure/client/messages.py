@@ -11,21 +11,21 @@ from typing import Any
 
 import msgspec
 
-from perdure.client.session import Connection
+from perdure.client.session import ClientSession
 from perdure.errors import InvalidArgument, InvalidToken, RunTerminated
-from perdure.execution.external_effects import recorded
-from perdure.execution.store_writes import check_delivered, publish
+from perdure.execution.external_effects import error_to_record_lossy
+from perdure.execution.store_writes import publish_event, raise_for_delivery
 from perdure.model.ids import new_token
-from perdure.model.records import Ending, Message, RunStatus, TopicEvent
+from perdure.model.records import Message, RunResult, RunStatus, TopicEvent
 from perdure.model.validation import check_name, check_seconds
-from perdure.stores.results import Delivered, Key, Missing
-from perdure.workflows.events import message_of, outgoing, topic_event_of
-from perdure.workflows.tokens import IN_USE_AFTER, KEYS, make_token, read_token
+from perdure.stores.results import MessageDelivered, RunMissing, SigningKey
+from perdure.workflows.events import build_message, build_topic_event, encode_event
+from perdure.workflows.tokens import KEY_ACTIVATION_DELAY_SECONDS, KEYS, make_token, read_token
 
 REPLY = "~reply/"
 
 
-class Messaging(Connection):
+class MessageClient(ClientSession):
     """Every way to tell a run something that its workflow waits for."""
 
     async def send(self, run_id: str, event: Any, payload: Any = None, *, event_id: str | None = None) -> None:
@@ -64,21 +64,23 @@ class Messaging(Connection):
         return await self._broadcast(check_name("a topic's name", topic), payload, event_id)
 
     async def _send(self, run_id: str, event: Any, payload: Any, event_id: str | None, *, wants_reply: bool) -> str:
-        options, body = outgoing(event, payload, self._open.codec)
+        options, body = encode_event(event, payload, self._open.codec)
         name, now = _event_id(event_id), self._open.clock.now()
-        await self._put_mail(run_id, message_of(options, body, event_id=name, sent_at=now, wants_reply=wants_reply))
+        await self._send_message(
+            run_id, build_message(options, body, event_id=name, sent_at=now, wants_reply=wants_reply)
+        )
         return name
 
-    async def _put_mail(self, run_id: str, message: Message) -> Delivered:
-        return check_delivered(run_id, await self._deliver(run_id, message, self._config.max_pending_events))
+    async def _send_message(self, run_id: str, message: Message) -> MessageDelivered:
+        return raise_for_delivery(run_id, await self._deliver(run_id, message, self._config.max_pending_events))
 
     async def _broadcast(self, event: Any, payload: Any, event_id: str | None) -> int:
-        options, body = outgoing(event, payload, self._open.codec)
+        options, body = encode_event(event, payload, self._open.codec)
         now = self._open.clock.now()
-        return await self._publish(topic_event_of(options, body, event_id=_event_id(event_id), sent_at=now))
+        return await self._publish(build_topic_event(options, body, event_id=_event_id(event_id), sent_at=now))
 
     async def _publish(self, event: TopicEvent) -> int:
-        woken = await publish(event, self._open, patient=False)
+        woken = await publish_event(event, self._open, patient=False)
         if woken:
             self._woken()
         return woken
@@ -92,7 +94,7 @@ class Messaging(Connection):
             news = hub.wait(run_id, end=False)
             try:
                 # In this order: an answer that is given with the run's end must not be missed.
-                record = await self._record(run_id, for_ever=timeout is None)
+                record = await self._record(run_id, retry_forever=timeout is None)
                 values = await self._open.read(lambda: self._open.store.published(run_id), for_ever=timeout is None)
                 for value in values:
                     if value.key == key:
@@ -101,9 +103,9 @@ class Messaging(Connection):
                     raise RunTerminated(run_id, record.status)
                 if deadline is not None and clock.now() >= deadline:
                     raise TimeoutError(f"run {run_id!r} has not answered within {timeout} seconds; it has the request")
-                await self._await_change(run_id, news, asked_at, deadline)
+                await self._wait_for_change_or_poll(run_id, news, asked_at, deadline)
             finally:
-                hub.leave(run_id, news, end=False)
+                hub.remove(run_id, news, end=False)
 
     # --- deferreds
 
@@ -112,7 +114,7 @@ class Messaging(Connection):
 
         Raises `InvalidToken` if the token is forged, or its run unknown.
         """
-        ending = Ending(result=self._open.codec.encode(value, what="the value of a deferred"))
+        ending = RunResult(result=self._open.codec.encode(value, what="the value of a deferred"))
         return await self._settle_deferred(token, ending)
 
     async def fail(self, token: str, error: BaseException | str) -> bool:
@@ -121,26 +123,28 @@ class Messaging(Connection):
             error = Exception(error)
         elif not isinstance(error, BaseException):
             raise InvalidArgument(f"a deferred fails with an exception or a text, not with {error!r}")
-        return await self._settle_deferred(token, Ending(RunStatus.FAILED, error=recorded(error, self._open.codec)))
+        return await self._settle_deferred(
+            token, RunResult(RunStatus.FAILED, error=error_to_record_lossy(error, self._open.codec))
+        )
 
     async def deferred_token(self, run_id: str, name: str) -> str:
         """The token of a run's deferred, also before the run has come to it. `RunNotFound` if there is no run."""
         check_name("a deferred's name", name)
         record = await self._record(run_id)
-        begun_at = record.created_at if record.begun_at is None else record.begun_at
-        return make_token(await self._keys(), run_id, record.epoch, name, at=begun_at)
+        first_executed_at = record.created_at if record.first_executed_at is None else record.first_executed_at
+        return make_token(await self._keys(), run_id, record.epoch, name, at=first_executed_at)
 
     async def rotate_keys(self) -> None:
         """Sign the tokens of runs that begin from two minutes on with a new key; older tokens stay valid."""
-        in_use_at = self._open.clock.now() + IN_USE_AFTER
+        in_use_at = self._open.clock.now() + KEY_ACTIVATION_DELAY_SECONDS
         await self._keys()  # makes the first one, if there is none yet: until then something has to sign
         await self._open.read(lambda: self._open.store.add_key(KEYS, in_use_at))
 
-    async def _keys(self) -> list[Key]:
+    async def _keys(self) -> list[SigningKey]:
         now = self._open.clock.now()
         return await self._open.read(lambda: self._open.store.keys(KEYS, now))
 
-    async def _settle_deferred(self, token: str, ending: Ending) -> bool:
+    async def _settle_deferred(self, token: str, ending: RunResult) -> bool:
         run_id, epoch, name = read_token(await self._keys(), token)
         record = await self._find(run_id)
         if record is None:
@@ -155,9 +159,9 @@ class Messaging(Connection):
             sent_at=self._open.clock.now(),
         )
         answer = await self._deliver(run_id, message)
-        if isinstance(answer, Missing):
+        if isinstance(answer, RunMissing):
             raise InvalidToken(f"the token is that of run {run_id!r}, which has been pruned")
-        return isinstance(answer, Delivered) and answer.fresh
+        return isinstance(answer, MessageDelivered) and answer.fresh
 
 
 def _event_id(given: str | None) -> str:

@@ -30,10 +30,15 @@ from perdure.stores.writes import CreateRun, RewindRun
 
 PENDING, CANCELLED = EntryStatus.PENDING, EntryStatus.CANCELLED
 SUCCEEDED, FAILED = EntryStatus.SUCCEEDED, EntryStatus.FAILED
-HOLDERS = ("receive", "receive_batch", "receive_request", "deferred")  # kinds whose detail is what they have consumed
+RECEIVING_KINDS = (
+    "receive",
+    "receive_batch",
+    "receive_request",
+    "deferred",
+)  # kinds whose detail is what they have consumed
 CHILDREN = ("child", "start_child")
 NOTE = "compensation"
-ASIDE = (NOTE, "rewind")  # these have no place in the order of asking: there is nothing to go back to
+UNORDERED_KINDS = (NOTE, "rewind")  # these have no place in the order of asking: there is nothing to go back to
 PINS = ("version", "removed")
 
 
@@ -50,7 +55,7 @@ class _Child(Struct):
     attached: bool = False
 
 
-def rewind_of(snapshot: Snapshot, location: str, *, now: float, turn_id: str) -> RewindRun:
+def plan_rewind(snapshot: Snapshot, location: str, *, now: float, turn_id: str) -> RewindRun:
     """Cut the run's history back to just before this location. `InvalidArgument` if there is no way back to it."""
     cut = _cut(snapshot, location)
     return RewindRun(
@@ -59,13 +64,13 @@ def rewind_of(snapshot: Snapshot, location: str, *, now: float, turn_id: str) ->
         turn_id=turn_id,
         now=now,
         dropped=tuple(entry.location for entry in cut.dropped),
-        entries=(*cut.rewritten, *_stops(snapshot, cut.dropped, now), _mark(cut, snapshot.record, now)),
+        entries=(*cut.rewritten, *_stops(snapshot, cut.dropped, now), _rewind_marker(cut, snapshot.record, now)),
         returned=tuple(_returned(cut.dropped)),
-        deadline_at=_granted_anew(snapshot.record, now),
+        deadline_at=_renewed_deadline(snapshot.record, now),
     )
 
 
-def fork_of(snapshot: Snapshot, location: str, *, run_id: str, created_by: str, shard: int, now: float) -> CreateRun:
+def plan_fork(snapshot: Snapshot, location: str, *, run_id: str, created_by: str, shard: int, now: float) -> CreateRun:
     """A new run whose history is that of this one up to the location. `InvalidArgument` as for `rewind_of`.
 
     Its mailbox holds what the part that is left out had received and what is unread: events and settled deferreds. That
@@ -79,7 +84,7 @@ def fork_of(snapshot: Snapshot, location: str, *, run_id: str, created_by: str, 
     mail = sorted([*_returned(cut.dropped), *unread], key=lambda message: message.number)
     return CreateRun(
         _forked(snapshot.record, run_id, created_by, shard, now),
-        entries=(*map(_of_another, rows), _mark(cut, snapshot.record, now)),
+        entries=(*map(_of_another, rows), _rewind_marker(cut, snapshot.record, now)),
         inbox=tuple(replace(message, number=number) for number, message in enumerate(mail, start=1)),
     )
 
@@ -107,23 +112,23 @@ def _forked(record: RunRecord, run_id: str, created_by: str, shard: int, now: fl
         generation=record.generation + 1,
         epoch=record.epoch,
         run_attempt=record.run_attempt,
-        first_workflow=record.first_workflow,
-        first_input=record.first_input,
+        original_workflow=record.original_workflow,
+        original_input=record.original_input,
         tags=record.tags,
-        begun_at=record.begun_at,
+        first_executed_at=record.first_executed_at,
         updated_at=now,
         wake_at=now,
-        deadline_at=_granted_anew(record, now),
+        deadline_at=_renewed_deadline(record, now),
         retention=record.retention,
     )
 
 
-def _granted_anew(record: RunRecord, now: float) -> float | None:
+def _renewed_deadline(record: RunRecord, now: float) -> float | None:
     """A run with a time limit gets it again."""
     return None if record.deadline_at is None else now + (record.deadline_at - record.created_at)
 
 
-def _mark(cut: _Cut, record: RunRecord, now: float) -> Entry:
+def _rewind_marker(cut: _Cut, record: RunRecord, now: float) -> Entry:
     """That the history was cut back here: after the completion that its name says, time goes on from now.
 
     It keeps when the run had begun: to a fork, which begins now, that is the time of its first asks.
@@ -135,9 +140,9 @@ def _mark(cut: _Cut, record: RunRecord, now: float) -> Entry:
         "rewind",
         str(max(left.values(), default=0)),
         SUCCEEDED,
-        max((entry.asked for entry in cut.kept), default=0),
+        max((entry.call_seq for entry in cut.kept), default=0),
         generation=generation,
-        started_at=now if record.begun_at is None else record.begun_at,
+        started_at=now if record.first_executed_at is None else record.first_executed_at,
         settled_at=now,
     )
 
@@ -155,31 +160,33 @@ class _Cut(Struct, frozen=True):
 
 def _cut(snapshot: Snapshot, location: str) -> _Cut:
     run_id, generation = snapshot.record.id, snapshot.record.generation + 1
-    past = _Past(snapshot.entries)
+    past = _HistoryIndex(snapshot.entries)
     target = _target(run_id, past, location)
     # The start of an iteration is a place of its own: its entry is the state to go on with, and stays. A pin that was
     # set on a replay stands where the ask before it stands, which stays too.
-    first = target.asked + 1 if target.kind in ("iteration", *PINS) else target.asked
+    first = target.call_seq + 1 if target.kind in ("iteration", *PINS) else target.call_seq
     kept = tuple(entry for entry in past.in_order if _stays(entry, first, target))
     dropped = tuple(entry for entry in past.in_order if not _stays(entry, first, target))
     _check_loops(run_id, location, past, kept, dropped)
     reopened = {entry.location: entry for entry in _reopened_loops(kept, dropped)}
     reopened |= {entry.location: entry for entry in _reopened_waits(snapshot.entries, kept, target, generation)}
     reopened |= {entry.location: entry for entry in _noted_again(snapshot.entries, kept, target)}
-    left = _Past([*kept, *reopened.values()])
+    left = _HistoryIndex([*kept, *reopened.values()])
     redone = _to_redo(run_id, location, left, dropped, generation)
-    rewritten = sorted([*reopened.values(), *redone], key=lambda entry: entry.asked)
+    rewritten = sorted([*reopened.values(), *redone], key=lambda entry: entry.call_seq)
     return _Cut(kept, dropped, tuple(rewritten))
 
 
 def _stays(entry: Entry, first: int, target: Entry) -> bool:
-    return (entry.asked < first and not (entry is target and target.kind in PINS)) or _is_carried(entry)
+    return (entry.call_seq < first and not (entry is target and target.kind in PINS)) or _is_carried(entry)
 
 
-def _check_loops(run_id: str, location: str, past: _Past, kept: Iterable[Entry], dropped: Iterable[Entry]) -> None:
+def _check_loops(
+    run_id: str, location: str, past: _HistoryIndex, kept: Iterable[Entry], dropped: Iterable[Entry]
+) -> None:
     """Refuse a cut through a loop that then was where nothing leads to any more: all before it has been pruned."""
     cut_into = {above for entry in dropped for above in _paths_above(entry.location)}
-    left = _Past(tuple(kept)).committed
+    left = _HistoryIndex(tuple(kept)).committed
     for entry in kept:
         loop = entry.location
         if entry.kind == "loop" and loop in cut_into and loop not in left and not past.is_whole(loop, 0):
@@ -189,7 +196,7 @@ def _check_loops(run_id: str, location: str, past: _Past, kept: Iterable[Entry],
             )
 
 
-def _target(run_id: str, past: _Past, location: str) -> Entry:
+def _target(run_id: str, past: _HistoryIndex, location: str) -> Entry:
     for loop, iteration in past.iterations_around(location):
         if not past.is_whole(loop, iteration):
             raise InvalidArgument(
@@ -197,8 +204,8 @@ def _target(run_id: str, past: _Past, location: str) -> Entry:
                 f"pruned; the oldest that is left is {past.committed[loop][0]}, and {loop!r} is the loop's beginning"
             )
     target = past.latest.get(location)
-    if target is None or target.kind in ASIDE:
-        places = [entry.location for entry in past.in_order if entry.kind not in ASIDE]
+    if target is None or target.kind in UNORDERED_KINDS:
+        places = [entry.location for entry in past.in_order if entry.kind not in UNORDERED_KINDS]
         near = get_close_matches(location, places, n=5) or places[-5:]
         there = f"there are {', '.join(map(repr, near))}" if near else "its history is empty"
         raise InvalidArgument(f"run {run_id!r} has no entry at {location!r}; {there}")
@@ -222,7 +229,7 @@ def _reopened_waits(rows: Sequence[Entry], kept: Iterable[Entry], target: Entry,
             before = replace(entry, status=PENDING, error=None, settled_at=None)
         if before is not None:
             # An open receive keeps its generation: by that a replay sees that it has to subscribe anew.
-            keeps = before.kind in HOLDERS or (before.kind == "loop" and entry.location not in opened)
+            keeps = before.kind in RECEIVING_KINDS or (before.kind == "loop" and entry.location not in opened)
             renewed = before.generation if keeps else generation
             yield replace(before, generation=renewed, detail=entry.detail or before.detail)
 
@@ -250,7 +257,9 @@ def _is_carried(entry: Entry) -> bool:
     return entry.kind == NOTE and entry.location.startswith("~compensation/~before/")
 
 
-def _to_redo(run_id: str, location: str, left: _Past, dropped: Iterable[Entry], generation: int) -> Iterator[Entry]:
+def _to_redo(
+    run_id: str, location: str, left: _HistoryIndex, dropped: Iterable[Entry], generation: int
+) -> Iterator[Entry]:
     """Steps that stay, and that a rollback which goes has undone.
 
     Pending with a `seq` is the mark of such a step: it was the seq-th completion, and will be that again. A step in an
@@ -305,10 +314,10 @@ def _returned(dropped: Iterable[Entry]) -> list[Message]:
     """
     found: dict[int, Message] = {}
     for entry in dropped:
-        if entry.kind in HOLDERS and entry.status in (SUCCEEDED, FAILED) and entry.detail is not None:
+        if entry.kind in RECEIVING_KINDS and entry.status in (SUCCEEDED, FAILED) and entry.detail is not None:
             for message in msgspec.json.decode(entry.detail, type=list[Message]):
                 if message.kind == "assignment":
-                    found[message.number] = replace(message, kind="event", target=None, place=0)
+                    found[message.number] = replace(message, kind="event", target=None, offset=0)
                 elif message.kind in ("event", "deferred"):
                     found[message.number] = message
     return [found[number] for number in sorted(found)]
@@ -317,7 +326,7 @@ def _returned(dropped: Iterable[Entry]) -> list[Message]:
 def _stops(snapshot: Snapshot, dropped: Iterable[Entry], now: float) -> list[Entry]:
     """Entries by which the run stops the children that it no longer knows of."""
     generation = snapshot.record.generation + 1
-    asked = max(row.asked for row in snapshot.entries)
+    asked = max(row.call_seq for row in snapshot.entries)
     return [
         Entry(
             f"~stop/{generation}/{number}",
@@ -345,7 +354,7 @@ def _children(dropped: Iterable[Entry]) -> Iterator[str]:
 # --- reading a history ---------------------------------------------------------------------------------------------
 
 
-class _Past:
+class _HistoryIndex:
     """The entries of a history by location and in order of asking, and how far its loops have come.
 
     `committed` are the iterations of each loop whose state is on record.
@@ -354,7 +363,7 @@ class _Past:
     def __init__(self, rows: Sequence[Entry]) -> None:
         # A changed entry is written again: the latest row of a location counts.
         self.latest = {row.location: row for row in rows}
-        self.in_order = sorted(self.latest.values(), key=lambda entry: entry.asked)
+        self.in_order = sorted(self.latest.values(), key=lambda entry: entry.call_seq)
         self.committed: dict[str, list[int]] = {}
         for entry in self.latest.values():
             loop, _, segment = entry.location.rpartition("/")

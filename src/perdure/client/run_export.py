@@ -21,14 +21,21 @@ from perdure.model.records import Entry, Message, RunRecord
 from perdure.stores.results import Snapshot
 
 FORMAT = 1
-PAYLOADS = ("input", "first_input", "result", "value", "detail", "body", "fields")
-OWN = ("created_by", "owner", "wake_at", "shard", "inbox_last", "fence")  # mean something in their own store only
+PAYLOADS = ("input", "original_input", "result", "value", "detail", "body", "fields")
+STORE_LOCAL_FIELDS = (
+    "created_by",
+    "owner",
+    "wake_at",
+    "shard",
+    "last_message_no",
+    "fence",
+)  # mean something in their own store only
 T = TypeVar("T", bound=Struct)
 
 
-def plain_of(snapshot: Snapshot) -> dict[str, Any]:
+def export_snapshot(snapshot: Snapshot) -> dict[str, Any]:
     """A run as plain data."""
-    run = {name: value for name, value in _plain(snapshot.record).items() if name not in OWN}
+    run = {name: value for name, value in _plain(snapshot.record).items() if name not in STORE_LOCAL_FIELDS}
     return {
         "perdure": FORMAT,
         "run": run,
@@ -37,7 +44,7 @@ def plain_of(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def snapshot_of(data: object) -> Snapshot:
+def parse_snapshot(data: object) -> Snapshot:
     """An exported run again; `InvalidArgument` in words if it is none."""
     if not isinstance(data, Mapping) or not isinstance(data.get("run"), Mapping):
         raise InvalidArgument("this is no exported run: there is no object with a `run` in it")
@@ -55,10 +62,10 @@ def snapshot_of(data: object) -> Snapshot:
 
 def _plain(struct: Struct) -> dict[str, Any]:
     given = {field.name: (getattr(struct, field.name), field.default) for field in fields(struct)}
-    return {name: _plain_value(name, value) for name, (value, default) in given.items() if _says(value, default)}
+    return {name: _plain_value(name, value) for name, (value, default) in given.items() if _is_set(value, default)}
 
 
-def _says(value: Any, default: Any) -> bool:
+def _is_set(value: Any, default: Any) -> bool:
     return value is not None and value != default and value not in ((), {})
 
 

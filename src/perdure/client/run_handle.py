@@ -13,7 +13,7 @@ from perdure.workflows.definition import Workflow
 R_co = TypeVar("R_co", covariant=True)
 
 
-class Calls(Protocol):
+class RunCalls(Protocol):
     """What a handle needs of its client."""
 
     async def status(self, run_id: str) -> RunStatus | None: ...
@@ -36,7 +36,7 @@ class Run(Generic[R_co]):
 
     __slots__ = ("_calls", "_definition", "created", "id")
 
-    def __init__(self, run_id: str, calls: Calls, definition: Workflow[Any, Any] | None, created: bool) -> None:
+    def __init__(self, run_id: str, calls: RunCalls, definition: Workflow[Any, Any] | None, created: bool) -> None:
         self.id = run_id
         self.created = created
         self._calls = calls

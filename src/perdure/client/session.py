@@ -6,34 +6,34 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
-from perdure.client.store_urls import store_at
+from perdure.client.store_urls import open_store
 from perdure.clock import SYSTEM_CLOCK, Clock
 from perdure.config import EngineConfig
 from perdure.errors import InvalidArgument, RunNotFound, WorkflowMisuse
-from perdure.execution.store_session import Link
-from perdure.execution.waiters import News
+from perdure.execution.store_session import StoreSession
+from perdure.execution.waiters import ChangeFuture
 from perdure.model.records import Message, RunRecord
 from perdure.model.validation import check_name
 from perdure.stores.protocol import Store
-from perdure.stores.results import Answer
-from perdure.stores.writes import Deliver
+from perdure.stores.results import WriteResult
+from perdure.stores.writes import DeliverMessage
 
-FIRST_LOOK = 0.02  # seconds
-LOOK_AGAIN = 0.25  # of the time that one has waited already
+MIN_POLL_INTERVAL = 0.02  # seconds
+POLL_BACKOFF = 0.25  # of the time that one has waited already
 
 
-class Connection:
+class ClientSession:
     """Opened and closed by `async with`; used from one event loop."""
 
-    _patient = False  # whether opening waits for a store that is away however long it takes
+    _wait_for_store = False  # whether opening waits for a store that is away however long it takes
 
     def __init__(self, url: str | Store, *, config: EngineConfig | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         if config is not None and not isinstance(config, EngineConfig):
             raise InvalidArgument(f"config must be an EngineConfig, not {config!r}")
         self._config = config or EngineConfig()
         self._clock = clock
-        self._store = store_at(url, clock)
-        self._link: Link | None = None
+        self._store = open_store(url, clock)
+        self._link: StoreSession | None = None
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -47,8 +47,8 @@ class Connection:
     async def open(self) -> None:
         """Open the store; `async with` does it. `StoreError` if it stays away for all tries of `store_retry`."""
         if self._link is None:
-            link = Link(self._store, self._clock, self._config)
-            await link.open(for_ever=self._patient)
+            link = StoreSession(self._store, self._clock, self._config)
+            await link.open(for_ever=self._wait_for_store)
             self._link = link
 
     async def shutdown(self, grace: float | timedelta | None = None) -> None:
@@ -58,29 +58,29 @@ class Connection:
             await link.close()
 
     @property
-    def _open(self) -> Link:
+    def _open(self) -> StoreSession:
         if self._link is None:
             raise WorkflowMisuse(f"this {type(self).__name__} is not open: use `async with {type(self).__name__}(...)`")
         return self._link
 
     # --- one run
 
-    async def _find(self, run_id: str, *, for_ever: bool = False) -> RunRecord | None:
+    async def _find(self, run_id: str, *, retry_forever: bool = False) -> RunRecord | None:
         check_name("a run's id", run_id)
-        return (await self._open.read(lambda: self._open.store.records([run_id]), for_ever=for_ever))[0]
+        return (await self._open.read(lambda: self._open.store.records([run_id]), for_ever=retry_forever))[0]
 
-    async def _record(self, run_id: str, *, for_ever: bool = False) -> RunRecord:
-        record = await self._find(run_id, for_ever=for_ever)
+    async def _record(self, run_id: str, *, retry_forever: bool = False) -> RunRecord:
+        record = await self._find(run_id, retry_forever=retry_forever)
         if record is None:
             raise RunNotFound(run_id)
         return record
 
-    async def _deliver(self, run_id: str, message: Message, limit: int | None = None) -> Answer:
+    async def _deliver(self, run_id: str, message: Message, limit: int | None = None) -> WriteResult:
         check_name("a run's id", run_id)
-        write = Deliver(run_id=run_id, message=message, now=self._open.clock.now(), limit=limit)
-        return await self._open.committer.put(write, then=lambda answer: self._mailed(run_id))
+        write = DeliverMessage(run_id=run_id, message=message, now=self._open.clock.now(), limit=limit)
+        return await self._open.committer.write(write, then=lambda answer: self._mailed(run_id))
 
-    async def _await_hint(self, news: News, deadline: float | None) -> RunRecord | None:
+    async def _wait_for_change(self, news: ChangeFuture, deadline: float | None) -> RunRecord | None:
         """Wait for a hint; one comes with every sweep at least. Gives the run's last record if the hint is that."""
         if deadline is None:
             return await news
@@ -90,19 +90,21 @@ class Connection:
         finally:
             timer.cancel()
 
-    async def _await_change(self, run_id: str, news: News, since: float, deadline: float | None = None) -> None:
+    async def _wait_for_change_or_poll(
+        self, run_id: str, news: ChangeFuture, since: float, deadline: float | None = None
+    ) -> None:
         """Wait for a hint, or until it is time to look again at a run that may be executed elsewhere.
 
         Nobody is told of each step and of what runs show, or every worker would hear of things that concern only those
         who follow the run. These look again after a quarter of the time that has passed `since` they last saw anything.
         """
         now = self._open.clock.now()
-        if self._may_miss(run_id):
-            look_at = now + max(FIRST_LOOK, LOOK_AGAIN * (now - since))
+        if self._must_poll(run_id):
+            look_at = now + max(MIN_POLL_INTERVAL, POLL_BACKOFF * (now - since))
             deadline = look_at if deadline is None else min(deadline, look_at)
-        await self._await_hint(news, deadline)
+        await self._wait_for_change(news, deadline)
 
-    def _may_miss(self, run_id: str) -> bool:
+    def _must_poll(self, run_id: str) -> bool:
         """Whether the run may change without a word to this process."""
         return not self._executes(run_id)
 

@@ -16,7 +16,7 @@ SCHEMES = (
 )
 
 
-def store_at(url: str | Store, clock: Clock) -> Store:
+def open_store(url: str | Store, clock: Clock) -> Store:
     """The store that a URL names; nothing is opened or created yet."""
     if not isinstance(url, str):
         if isinstance(url, Store):
@@ -24,7 +24,7 @@ def store_at(url: str | Store, clock: Clock) -> Store:
         raise InvalidArgument(f"a store is a URL ({SCHEMES}) or a Store, not {url!r}")
     scheme, separator, rest = url.partition("://")
     if not separator:
-        raise InvalidArgument(f"{without_password(url)!r} is no store URL; it should look like one of {SCHEMES}")
+        raise InvalidArgument(f"{redact_password(url)!r} is no store URL; it should look like one of {SCHEMES}")
     match scheme:
         case "memory":
             return _memory(url, rest, clock)
@@ -38,7 +38,7 @@ def store_at(url: str | Store, clock: Clock) -> Store:
             raise InvalidArgument(f"unknown store scheme {scheme!r}; use one of {SCHEMES}")
 
 
-def without_password(url: str) -> str:
+def redact_password(url: str) -> str:
     """The URL as it may be shown."""
     url = re.sub(r"(password=)[^&#]*", r"\1***", url, flags=re.IGNORECASE)
     login, at, rest = url.rpartition("@")
@@ -75,21 +75,21 @@ def _sqlite(url: str, clock: Clock) -> Store:
 
 
 def _postgres(url: str) -> Store:
-    with _extra("postgres", driver="asyncpg"):
+    with _requires_extra("postgres", driver="asyncpg"):
         from perdure.stores.postgres.store import PostgresStore
-    with _refusing(url):
+    with _as_invalid_argument(url):
         return PostgresStore(url)
 
 
 def _redis(url: str) -> Store:
-    with _extra("redis", driver="redis"):
+    with _requires_extra("redis", driver="redis"):
         from perdure.stores.redis.store import RedisStore
-    with _refusing(url):
+    with _as_invalid_argument(url):
         return RedisStore(url)
 
 
 @contextlib.contextmanager
-def _extra(name: str, driver: str) -> Iterator[None]:
+def _requires_extra(name: str, driver: str) -> Iterator[None]:
     """Say which extra brings a driver that is not installed."""
     try:
         yield
@@ -102,10 +102,10 @@ def _extra(name: str, driver: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _refusing(url: str) -> Iterator[None]:
+def _as_invalid_argument(url: str) -> Iterator[None]:
     """What is wrong with a URL is the caller's error, and shown without its password."""
     try:
         urlsplit(url)
         yield
     except (StoreError, ValueError) as error:
-        raise InvalidArgument(f"{without_password(url)!r}: {error}") from None
+        raise InvalidArgument(f"{redact_password(url)!r}: {error}") from None

@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
-from perdure.client.dead_letters import Letters
+from perdure.client.dead_letters import DeadLetterClient
 from perdure.client.views import stream_item_view
 from perdure.model.validation import check_count, check_name
 
 PAGE = 500
 
 
-class Streams(Letters):
+class StreamClient(DeadLetterClient):
     """The calls of those who follow a run."""
 
     async def read_stream(self, run_id: str, name: str, start: int = 0, *, details: bool = False) -> AsyncIterator[Any]:
@@ -29,7 +29,7 @@ class Streams(Letters):
         while True:
             news = link.hub.wait(run_id, end=False)
             try:
-                record = await self._record(run_id, for_ever=True)
+                record = await self._record(run_id, retry_forever=True)
                 while page := await link.read(partial(link.store.stream, run_id, name, offset, PAGE), for_ever=True):
                     for item in page:
                         offset = item.offset + 1
@@ -38,6 +38,6 @@ class Streams(Letters):
                         since = link.clock.now()
                 if record.status.terminal:
                     return
-                await self._await_change(run_id, news, since)
+                await self._wait_for_change_or_poll(run_id, news, since)
             finally:
-                link.hub.leave(run_id, news, end=False)
+                link.hub.remove(run_id, news, end=False)

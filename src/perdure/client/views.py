@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from perdure.clock import maybe_moment, moment
+from perdure.clock import to_datetime, to_datetime_or_none
 from perdure.codec import Codec
 from perdure.model.records import (
     DeadLetter,
@@ -148,9 +148,9 @@ def describe_run(
         error=record.error,
         parent=record.parent,
         tags=dict(record.tags),
-        created_at=moment(record.created_at),
-        updated_at=moment(record.updated_at or record.created_at),
-        ended_at=maybe_moment(record.ended_at),
+        created_at=to_datetime(record.created_at),
+        updated_at=to_datetime(record.updated_at or record.created_at),
+        ended_at=to_datetime_or_none(record.ended_at),
         recoveries=record.recoveries,
         generation=record.generation,
         owner=record.owner,
@@ -166,7 +166,7 @@ def published_values(values: Iterable[PublishedValue], codec: Codec, now: float)
     return {each.key: codec.decode(each.value) for each in mine if each.expires_at is None or each.expires_at > now}
 
 
-def reasons_of(record: RunRecord, served: bool) -> tuple[Reason, ...]:
+def waiting_reasons(record: RunRecord, served: bool) -> tuple[Reason, ...]:
     """Why a run waits, from its row and whether any live worker has its workflow."""
     if record.status.terminal:
         return ()
@@ -175,13 +175,13 @@ def reasons_of(record: RunRecord, served: bool) -> tuple[Reason, ...]:
         name = f"{record.workflow} v{record.version}"
         reasons.append(Reason("no_worker", f"no live worker has workflow {name}", name=name))
     elif record.status is RunStatus.PENDING:
-        until = maybe_moment(record.wake_at)
+        until = to_datetime_or_none(record.wake_at)
         reasons.append(Reason("start", "waits to be taken up by a worker", until=until))
     return tuple(reasons)
 
 
 def _reason(wait: Wait) -> Reason:
-    until = maybe_moment(wait.until)
+    until = to_datetime_or_none(wait.until)
     match wait.kind:
         case "timer":
             text = f"timer {wait.location} until {until:%Y-%m-%d %H:%M:%S} UTC"
@@ -206,10 +206,10 @@ def _by(until: datetime | None) -> str:
     return "" if until is None else f" until {until:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def history_of(rows: Sequence[StoredEntry], codec: Codec) -> list[HistoryEntry]:
+def build_history(rows: Sequence[StoredEntry], codec: Codec) -> list[HistoryEntry]:
     """The latest row of each entry, in the order in which they were asked for."""
     latest: dict[str, Entry] = {row.entry.location: row.entry for row in rows}
-    return [entry_view(entry, codec) for entry in sorted(latest.values(), key=lambda entry: entry.asked)]
+    return [entry_view(entry, codec) for entry in sorted(latest.values(), key=lambda entry: entry.call_seq)]
 
 
 def entry_view(entry: Entry, codec: Codec) -> HistoryEntry:
@@ -222,8 +222,8 @@ def entry_view(entry: Entry, codec: Codec) -> HistoryEntry:
         error=entry.error,
         attempts=entry.attempts,
         seq=entry.seq,
-        started_at=moment(entry.started_at),
-        settled_at=maybe_moment(entry.settled_at),
+        started_at=to_datetime(entry.started_at),
+        settled_at=to_datetime_or_none(entry.settled_at),
     )
 
 
@@ -237,11 +237,11 @@ def dead_letter_view(letter: DeadLetter, codec: Codec) -> DeadLetterView:
         value=None if letter.value is None else codec.decode(letter.value),
         original_target=letter.original_target,
         target_status=letter.target_status,
-        target_ended_at=maybe_moment(letter.target_ended_at),
-        sent_at=maybe_moment(letter.sent_at),
+        target_ended_at=to_datetime_or_none(letter.target_ended_at),
+        sent_at=to_datetime_or_none(letter.sent_at),
     )
 
 
 def stream_item_view(item: StreamItem, codec: Codec) -> StreamItemView:
     value = codec.decode(item.value)
-    return StreamItemView(item.offset, value, item.superseded, item.location, item.attempt, moment(item.at))
+    return StreamItemView(item.offset, value, item.superseded, item.location, item.attempt, to_datetime(item.at))

@@ -17,14 +17,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from perdure.clock import Clock
-from perdure.cluster.shard_assignment import Pairs, Share, shares_of
+from perdure.cluster.shard_assignment import Pairs, Share, assigned_shards
 from perdure.model.records import Takeover, WorkerRecord
 from perdure.stores.protocol import Store
 
 LOGGER = logging.getLogger("perdure.cluster")
 RELEASE_PAGE = 500
 LOOK_EVERY = 0.2  # seconds: who is alive is not asked more often than that
-JUST_AFTER = 0.001  # seconds after the end of a lease: then it has run out by any reckoning
+LEASE_EPSILON_SECONDS = 0.001  # seconds after the end of a lease: then it has run out by any reckoning
 
 
 class Membership:
@@ -67,37 +67,37 @@ class Membership:
         """Become a member, under an id that was never used."""
         self.id = _new_id()
         self._shares = None
-        while not await self._told(self._store.join):
+        while not await self._write_record(self._store.join):
             self.id = _new_id()
-        self._know(await self._store.workers(), self._clock.now())
+        self._update_members(await self._store.workers(), self._clock.now())
 
     async def renew(self, now: float) -> float | None:
         """Duty: renew the lease, three times per lease."""
         expired_at = self.lease_until
-        if not await self._told(self._store.renew):
+        if not await self._write_record(self._store.renew):
             LOGGER.warning("worker %s was declared gone; it comes back under another id", self.id)
             self._lost()
         elif now > expired_at:
             self._more()  # what it was unsure of is its own after all
         return now + self._lease / 3
 
-    async def look_after_others(self, now: float) -> float | None:
+    async def take_over_expired(self, now: float) -> float | None:
         """Duty: take over from workers that are gone; as soon as a lease has run out, if nobody renews it."""
         await self.take_over(now)
-        ends = (other.lease_until + JUST_AFTER for other in self._others if other.lease_until >= now)
+        ends = (other.lease_until + LEASE_EPSILON_SECONDS for other in self._others if other.lease_until >= now)
         return min((now + self._lease / 3, *ends))
 
     async def take_over(self, now: float) -> Takeover:
         known = await self._store.workers()
         gone = [worker for worker in known if worker.id != self.id and await self._is_gone(worker, now)]
         dead = {worker.id for worker in gone}
-        self._know([worker for worker in known if worker.id not in dead], now)
+        self._update_members([worker for worker in known if worker.id not in dead], now)
         runs = 0
         for worker in gone:
-            while page := await self._store.release(worker.id, now, recovered=True, limit=RELEASE_PAGE):
+            while page := await self._store.release_runs(worker.id, now, recovered=True, limit=RELEASE_PAGE):
                 runs += len(page)
                 self._more()
-            await self._store.retire(worker.id)
+            await self._store.remove_worker(worker.id)
         if gone:
             LOGGER.warning("took over from %d workers that are gone: %d runs go on", len(gone), runs)
         return Takeover(len(gone), runs)
@@ -107,22 +107,22 @@ class Membership:
     def shares(self, workflows: Pairs) -> tuple[Share, ...]:
         """Which runs of these workflows this worker should take, as far as it knows who is alive."""
         if self._shares is None or self._shares[0] != workflows:
-            self._shares = (workflows, shares_of(self.id, workflows, self._others, self._shards))
+            self._shares = (workflows, assigned_shards(self.id, workflows, self._others, self._shards))
         return self._shares[1]
 
-    async def look_around(self, now: float) -> bool:
+    async def refresh_members(self, now: float) -> bool:
         """See who is alive, unless that was done a moment ago. Whether it has changed."""
         if now - self._looked_at < LOOK_EVERY:
             return False
-        return self._know(await self._store.workers(), now)
+        return self._update_members(await self._store.workers(), now)
 
-    def _know(self, workers: Sequence[WorkerRecord], now: float) -> bool:
+    def _update_members(self, workers: Sequence[WorkerRecord], now: float) -> bool:
         """Remember who is alive in this pool. Whether that makes a difference to what this worker should take."""
         before = {(other.id, other.workflows) for other in self._others}
         self._others = tuple(
             worker
             for worker in workers
-            if worker.id != self.id and worker.pool == self._pool and self._seems_alive(worker, now)
+            if worker.id != self.id and worker.pool == self._pool and self._is_alive(worker, now)
         )
         self._looked_at = now
         if {(other.id, other.workflows) for other in self._others} == before:
@@ -132,19 +132,19 @@ class Membership:
 
     # --- leaving
 
-    async def withdraw(self) -> None:
+    async def stop_accepting(self) -> None:
         """Say that this worker takes no more runs, so that others take its shards from now on. It stays a member."""
         self._withdrawn = True
-        await self._told(self._store.renew)
+        await self._write_record(self._store.renew)
 
     async def leave(self) -> None:
         """Stop being a member, after the runs were given back. What was missed is released without blame."""
-        await self._store.declare_gone(self.id)
-        while await self._store.release(self.id, self._clock.now(), recovered=False, limit=RELEASE_PAGE):
+        await self._store.fence_worker(self.id)
+        while await self._store.release_runs(self.id, self._clock.now(), recovered=False, limit=RELEASE_PAGE):
             pass
-        await self._store.retire(self.id)
+        await self._store.remove_worker(self.id)
 
-    async def _told(self, tell: Callable[[WorkerRecord], Awaitable[bool]]) -> bool:
+    async def _write_record(self, tell: Callable[[WorkerRecord], Awaitable[bool]]) -> bool:
         """Tell the store of this worker, in one way or the other. Its lease counts from before that was sent."""
         record = self._record()
         accepted = await tell(record)
@@ -153,18 +153,18 @@ class Membership:
         return accepted
 
     async def _is_gone(self, worker: WorkerRecord, now: float) -> bool:
-        if worker.gone:
+        if worker.fenced:
             return True
         if worker.lease_until < now:
-            return await self._store.declare_gone(worker.id, unless_renewed_after=worker.lease_until)
-        if self._is_dead_neighbour(worker):
-            return await self._store.declare_gone(worker.id)
+            return await self._store.fence_worker(worker.id, unless_renewed_after=worker.lease_until)
+        if self._is_dead_local_process(worker):
+            return await self._store.fence_worker(worker.id)
         return False
 
-    def _seems_alive(self, worker: WorkerRecord, now: float) -> bool:
-        return not worker.gone and worker.lease_until >= now and not self._is_dead_neighbour(worker)
+    def _is_alive(self, worker: WorkerRecord, now: float) -> bool:
+        return not worker.fenced and worker.lease_until >= now and not self._is_dead_local_process(worker)
 
-    def _is_dead_neighbour(self, worker: WorkerRecord) -> bool:
+    def _is_dead_local_process(self, worker: WorkerRecord) -> bool:
         """A process of this very machine that is no more."""
         near = self._node != "" and worker.node == self._node and worker.pid != os.getpid()
         return near and not _process_lives(worker.pid)

@@ -24,17 +24,17 @@ Share = tuple[Pairs, frozenset[int] | None]  # of these workflows the runs of th
 SCORE_BYTES = 8
 
 
-def shares_of(worker: str, workflows: Pairs, others: Iterable[WorkerRecord], shards: int) -> tuple[Share, ...]:
+def assigned_shards(worker: str, workflows: Pairs, others: Iterable[WorkerRecord], shards: int) -> tuple[Share, ...]:
     """What a worker that has these workflows should take, among others that are alive in its pool."""
-    rivals: dict[tuple[str, int], list[str]] = {pair: [] for pair in workflows}
+    candidates: dict[tuple[str, int], list[str]] = {pair: [] for pair in workflows}
     for other in others:
         for pair in other.workflows:
-            if pair in rivals:
-                rivals[pair].append(other.id)
-    alike: dict[frozenset[str], list[tuple[str, int]]] = {}
-    for pair, ids in rivals.items():
-        alike.setdefault(frozenset(ids), []).append(pair)
-    return tuple((tuple(pairs), _shards_among(worker, ids, shards)) for ids, pairs in alike.items())
+            if pair in candidates:
+                candidates[pair].append(other.id)
+    by_candidates: dict[frozenset[str], list[tuple[str, int]]] = {}
+    for pair, ids in candidates.items():
+        by_candidates.setdefault(frozenset(ids), []).append(pair)
+    return tuple((tuple(pairs), _shards_among(worker, ids, shards)) for ids, pairs in by_candidates.items())
 
 
 def assigned(shard: int, workers: Sequence[str]) -> str:
@@ -42,11 +42,11 @@ def assigned(shard: int, workers: Sequence[str]) -> str:
     return max(workers, key=lambda worker: (_scores(worker, shard + 1)[shard], worker))
 
 
-def _shards_among(worker: str, rivals: frozenset[str], shards: int) -> frozenset[int] | None:
-    if not rivals:
+def _shards_among(worker: str, candidates: frozenset[str], shards: int) -> frozenset[int] | None:
+    if not candidates:
         return None
     mine = _scores(worker, shards)
-    theirs = [(_scores(rival, shards), rival) for rival in rivals]
+    theirs = [(_scores(rival, shards), rival) for rival in candidates]
     return frozenset(
         shard
         for shard in range(shards)

@@ -32,11 +32,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from perdure.codec.converters import Native, Shape, shape_of
+from perdure.codec.converters import Converter, Native, converter_for
 from perdure.codec.plain_values import (
     SCALARS,
     SUPPORTED,
-    Misfit,
+    Mismatch,
     check_exact,
     check_same,
     children_of,
@@ -100,7 +100,7 @@ class _MsgspecCodec:
         except (KeyError, TypeError):
             plan = self._plan(annotation, what)
         try:
-            data = self._write(value if plan.shape is None else plan.shape.turn(value, "", True))
+            data = self._write(value if plan.shape is None else plan.shape.convert(value, "", True))
             # `find` and not `in`, which first takes the text for a number and writes an error about it: 1 % of a step
             if data.find(b"null") >= 0 or (len(data) > MAX_DEPTH and not plan.bounded):
                 self._inspect(value, data)
@@ -131,14 +131,14 @@ class _MsgspecCodec:
     def _plan(self, annotation: Any, what: str) -> _Plan:
         try:
             plan = self._make_plan(annotation)
-        except Misfit as error:
+        except Mismatch as error:
             raise InvalidPayload(_sentence(what, error.path, error.reason)) from None
         with contextlib.suppress(TypeError):  # an annotation that cannot be hashed is planned each time
             self._plans[annotation] = plan
         return plan
 
     def _make_plan(self, annotation: Any) -> _Plan:
-        shape = shape_of(annotation)
+        shape = converter_for(annotation)
         if isinstance(shape, Native):
             return _Plan(
                 read=self._reader(shape.annotation),
@@ -148,20 +148,20 @@ class _MsgspecCodec:
                 bounded=shape.bounded,
             )
         read = self._reader(Any)
-        return _Plan(read=lambda data: shape.turn(read(data), "", False), shape=shape)
+        return _Plan(read=lambda data: shape.convert(read(data), "", False), shape=shape)
 
     def _refusal(self, error: Exception, value: Any, annotation: Any, what: str) -> InvalidPayload:
         with contextlib.suppress(Exception):
             if isinstance(error, msgspec.ValidationError):
                 try:
                     check_exact(value, annotation, "")  # speaks of Python's types, where the reader spoke of texts
-                except Misfit as misfit:
+                except Mismatch as misfit:
                     error = misfit
-            if isinstance(error, Misfit):
+            if isinstance(error, Mismatch):
                 path = self._name_keys(error.path, self._write(value), annotation)
                 return InvalidPayload(_sentence(what, path, error.reason))
         path, reason = explain(error)
-        if not isinstance(error, Misfit | msgspec.ValidationError):
+        if not isinstance(error, Mismatch | msgspec.ValidationError):
             path, reason = next(self._faults(value, "", ()), (path, reason))
         return InvalidPayload(_sentence(what, path, reason))
 
@@ -295,7 +295,7 @@ class _Plan:
     """A value that comes back equal has come back whole."""
     bounded: bool = False
     """No value that fits can nest without end."""
-    shape: Shape | None = None
+    shape: Converter | None = None
 
 
 _NON_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")

@@ -19,7 +19,7 @@ import msgspec
 from perdure.codec.plain_values import (
     SCALARS,
     SUPPORTED,
-    Misfit,
+    Mismatch,
     check_exact,
     explain,
     is_model,
@@ -30,18 +30,18 @@ from perdure.codec.plain_values import (
 )
 
 
-class Shape(Protocol):
+class Converter(Protocol):
     @property
     def kind(self) -> Any:
         """The class of its values, or None if there is no such one."""
         ...
 
-    def turn(self, value: Any, path: str, out: bool) -> Any:
+    def convert(self, value: Any, path: str, out: bool) -> Any:
         """Out: the value as something that msgspec writes. Not out: the value from plain data that msgspec read."""
         ...
 
 
-def shape_of(annotation: Any) -> Shape:
+def converter_for(annotation: Any) -> Converter:
     """The shape of an annotation; `Misfit` if there is none."""
     try:
         return _find_shape(annotation)
@@ -50,7 +50,7 @@ def shape_of(annotation: Any) -> Shape:
 
 
 @functools.cache
-def _find_shape(annotation: Any) -> Shape:
+def _find_shape(annotation: Any) -> Converter:
     annotation = _bare(annotation)
     if (native := _native(annotation)) is not None:
         return native
@@ -61,18 +61,18 @@ def _find_shape(annotation: Any) -> Shape:
     if kind is typing.Literal:
         return _OneOf(args)
     if kind is tuple and args[-1:] != (...,):
-        return _Items(tuple, tuple, tuple(map(shape_of, args)))
+        return _Items(tuple, tuple, tuple(map(converter_for, args)))
     if kind in _SEQUENCES and args:
-        return _Items(_SEQUENCES[kind], _SEQUENCES[kind], shape_of(args[0]))
+        return _Items(_SEQUENCES[kind], _SEQUENCES[kind], converter_for(args[0]))
     if kind in _MAPPINGS and args:
-        return _Table(shape_of(types.GenericAlias(dict, (args[0], None))), shape_of(args[1]))
+        return _Table(converter_for(types.GenericAlias(dict, (args[0], None))), converter_for(args[1]))
     if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_make"):
         hints, names = _hints(annotation), typing.cast(Any, kind)._fields
-        return _Items(kind, kind._make, tuple(shape_of(hints.get(name, Any)) for name in names))
+        return _Items(kind, kind._make, tuple(converter_for(hints.get(name, Any)) for name in names))
     fields = typing.is_typeddict(kind) or dataclasses.is_dataclass(kind) or hasattr(kind, "__struct_fields__")
     if fields and not any(isinstance(hint, dataclasses.InitVar) for hint in _hints(annotation).values()):
         return _Fields(annotation)
-    raise Misfit("", f"the type `{type_name(annotation)}` cannot be encoded; {SUPPORTED}")
+    raise Mismatch("", f"the type `{type_name(annotation)}` cannot be encoded; {SUPPORTED}")
 
 
 def _bare(annotation: Any) -> Any:
@@ -104,7 +104,7 @@ def _native(annotation: Any) -> Native | None:
             return None
         # A key is text in JSON, which cannot say whether "1" was an int.
         if isinstance(node, msgspec.inspect.DictType) and isinstance(node.key_type, msgspec.inspect.UnionType):
-            raise Misfit("", f"`{type_name(annotation)}` cannot be encoded: the keys of a dict must be of one type")
+            raise Mismatch("", f"`{type_name(annotation)}` cannot be encoded: the keys of a dict must be of one type")
     kinds = {type(node) for node in nodes}
     objects = [id(node) for node in nodes if hasattr(node, "fields")]
     bounded = not kinds & _OPEN_ENDED and len(set(objects)) == len(objects)  # met twice: it may contain itself
@@ -138,7 +138,7 @@ class Native:
         kind = type(None) if self.annotation is None else typing.get_origin(self.annotation) or self.annotation
         return dict if typing.is_typeddict(kind) else kind
 
-    def turn(self, value: Any, path: str, out: bool) -> Any:
+    def convert(self, value: Any, path: str, out: bool) -> Any:
         if out:
             check_exact(value, self.annotation, path)
             return value
@@ -146,7 +146,7 @@ class Native:
             return msgspec.convert(value, self.annotation, str_keys=True, dec_hook=revive)
         except Exception as error:
             below, reason = explain(error)
-            raise Misfit(path + below, reason) from error
+            raise Mismatch(path + below, reason) from error
 
 
 _SEQUENCES: dict[Any, type] = {
@@ -166,17 +166,17 @@ class _Items:
 
     kind: type
     make: Callable[[list[Any]], Any]
-    places: Shape | tuple[Shape, ...]
+    places: Converter | tuple[Converter, ...]
 
-    def turn(self, value: Any, path: str, out: bool) -> Any:
+    def convert(self, value: Any, path: str, out: bool) -> Any:
         alike = (set, frozenset) if self.kind in (set, frozenset) else (list, tuple)
         if not isinstance(value, alike if out else list):
             raise _unexpected(self.kind, value, path)
         places = self.places if isinstance(self.places, tuple) else (self.places,) * len(value)
         if len(value) != len(places):
-            raise Misfit(path, f"Expected {len(places)} items, got {len(value)}")
+            raise Mismatch(path, f"Expected {len(places)} items, got {len(value)}")
         pairs = enumerate(zip(value, places, strict=True))
-        items = [place.turn(item, f"{path}[{index}]", out) for index, (item, place) in pairs]
+        items = [place.convert(item, f"{path}[{index}]", out) for index, (item, place) in pairs]
         return items if out else self.make(items)
 
 
@@ -184,16 +184,16 @@ class _Items:
 class _Table:
     """A dict whose values have a shape."""
 
-    keys: Shape
-    item: Shape
+    keys: Converter
+    item: Converter
     kind = dict
 
-    def turn(self, value: Any, path: str, out: bool) -> Any:
+    def convert(self, value: Any, path: str, out: bool) -> Any:
         if not isinstance(value, dict):
             raise _unexpected(dict, value, path)
-        keys = self.keys.turn(dict.fromkeys(value), path, out)
+        keys = self.keys.convert(dict.fromkeys(value), path, out)
         return {
-            key: self.item.turn(item, path + path_step(key), out)
+            key: self.item.convert(item, path + path_step(key), out)
             for key, item in zip(keys, value.values(), strict=True)
         }
 
@@ -201,7 +201,7 @@ class _Table:
 class _Field(typing.NamedTuple):
     name: str
     key: str
-    shape: Shape
+    shape: Converter
     default: Callable[[], Any] | None
     required: bool
 
@@ -235,15 +235,17 @@ class _Fields:
             key = each.encode_name if struct else each.name
             yield _Field(each.name, key, self._shape(each.name, hints[each.name]), default, default is None)
 
-    def _shape(self, name: str, hint: Any) -> Shape:
+    def _shape(self, name: str, hint: Any) -> Converter:
         try:
-            return shape_of(hint)
-        except Misfit as error:
-            raise Misfit(f".{name}{error.path}", error.reason) from None
+            return converter_for(hint)
+        except Mismatch as error:
+            raise Mismatch(f".{name}{error.path}", error.reason) from None
 
-    def turn(self, value: Any, path: str, out: bool) -> Any:
+    def convert(self, value: Any, path: str, out: bool) -> Any:
         if out and self.kind is not dict:
-            made = self.turn(value, path, False) if isinstance(value, dict) else value  # a dict stands for the object
+            made = (
+                self.convert(value, path, False) if isinstance(value, dict) else value
+            )  # a dict stands for the object
             if type(made) is not self.cls:
                 raise _unexpected(self.cls, value, path)
             value = {field.key: getattr(made, field.name) for field in self.fields}
@@ -252,10 +254,10 @@ class _Fields:
         turned = {}
         for field in self.fields:
             if field.key in value:
-                item = field.shape.turn(value[field.key], f"{path}.{field.name}", out)
+                item = field.shape.convert(value[field.key], f"{path}.{field.name}", out)
                 turned[field.key if out else field.name] = item
             elif field.required:
-                raise Misfit(path, f"Object missing required field `{field.key}`")
+                raise Mismatch(path, f"Object missing required field `{field.key}`")
             elif field.default is not None:
                 turned[field.name] = field.default()
         if out or self.kind is dict:
@@ -263,7 +265,7 @@ class _Fields:
         try:
             return self._make(turned)
         except (TypeError, ValueError) as error:
-            raise Misfit(path, str(error)) from error
+            raise Mismatch(path, str(error)) from error
 
     def _make(self, values: dict[str, Any]) -> Any:
         if hasattr(self.cls, "__struct_fields__"):
@@ -285,24 +287,24 @@ class _Choice:
         members = tuple(map(_bare, members))
         evident = tuple(member for member in members if member in SCALARS)
         tagged = tuple(member for member in members if member not in SCALARS)
-        self.evident = (shape_of(typing.Union[evident]),) if evident else ()  # noqa: UP007
-        self.members = dict(zip(_tags(tagged), map(shape_of, tagged), strict=True))
+        self.evident = (converter_for(typing.Union[evident]),) if evident else ()  # noqa: UP007
+        self.members = dict(zip(_tags(tagged), map(converter_for, tagged), strict=True))
         self.inline = {tag for tag, member in zip(self.members, tagged, strict=True) if _has_fields(member)}
         self.text = " | ".join(map(type_name, members))
 
-    def turn(self, value: Any, path: str, out: bool) -> Any:
+    def convert(self, value: Any, path: str, out: bool) -> Any:
         return self._write(value, path) if out else self._read(value, path)
 
     def _write(self, value: Any, path: str) -> Any:
         tags = [tag for tag, shape in self.members.items() if type(value) is shape.kind]
         if len(tags) == 1:  # certain; if it does not fit, the error of this member is the one that helps
             return self._tagged(tags[0], value, path)
-        tries: list[Callable[[], Any]] = [functools.partial(shape.turn, value, path, True) for shape in self.evident]
+        tries: list[Callable[[], Any]] = [functools.partial(shape.convert, value, path, True) for shape in self.evident]
         tries += [functools.partial(self._tagged, tag, value, path) for tag in tags or self.members]
         return self._first(tries, value, path)
 
     def _tagged(self, tag: str, value: Any, path: str) -> Any:
-        body = self.members[tag].turn(value, path, True)
+        body = self.members[tag].convert(value, path, True)
         if tag not in self.inline:
             return {_TAG: tag, "value": body}
         return {_TAG: tag, **msgspec.to_builtins(body, str_keys=True, enc_hook=to_plain)}
@@ -311,11 +313,11 @@ class _Choice:
         if isinstance(data, dict) and isinstance(tag := data.get(_TAG), str) and tag in self.members:
             if tag in self.inline:
                 body = {key: item for key, item in data.items() if key != _TAG}
-                return self.members[tag].turn(body, path, False)
+                return self.members[tag].convert(body, path, False)
             if data.keys() == {_TAG, "value"}:
-                return self.members[tag].turn(data["value"], path, False)
+                return self.members[tag].convert(data["value"], path, False)
         shapes = (*self.evident, *self.members.values())
-        return self._first([functools.partial(shape.turn, data, path, False) for shape in shapes], data, path)
+        return self._first([functools.partial(shape.convert, data, path, False) for shape in shapes], data, path)
 
     def _first(self, tries: list[Callable[[], Any]], value: Any, path: str) -> Any:
         """What the first member that fits makes of the value."""
@@ -323,7 +325,7 @@ class _Choice:
         for each in tries:
             try:
                 return each()
-            except Misfit as error:
+            except Mismatch as error:
                 misfits.append(error)
         # A member that got below the top knows better what is wrong, if it is the only one.
         below = [error for error in misfits if error.path != path]
@@ -339,7 +341,7 @@ def _tags(members: tuple[Any, ...]) -> list[str]:
     full = [f"{each.__module__}.{each.__qualname__}" if isinstance(each, type) else str(each) for each in members]
     tags = [long if short.count(name) > 1 else name for name, long in zip(short, full, strict=True)]
     if len(set(tags)) != len(tags):
-        raise Misfit("", f"the types {', '.join(full)} must have different names to be members of one union")
+        raise Mismatch("", f"the types {', '.join(full)} must have different names to be members of one union")
     return tags
 
 
@@ -361,7 +363,7 @@ class _OneOf:
     def __init__(self, values: tuple[Any, ...]) -> None:
         self.values = values
 
-    def turn(self, value: Any, path: str, out: bool) -> Any:
+    def convert(self, value: Any, path: str, out: bool) -> Any:
         for each in self.values:
             forms = (each,) if out else (each, msgspec.to_builtins(each))
             if any(type(value) is type(form) and value == form for form in forms):
@@ -375,7 +377,7 @@ def _hints(annotation: Any) -> dict[str, Any]:
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
     except Exception as error:
-        raise Misfit("", f"the annotations of `{type_name(cls)}` cannot be resolved: {error}") from error
+        raise Mismatch("", f"the annotations of `{type_name(cls)}` cannot be resolved: {error}") from error
     given = dict(zip(getattr(cls, "__parameters__", ()), typing.get_args(annotation), strict=False))
 
     def filled(hint: Any) -> Any:
@@ -387,6 +389,6 @@ def _hints(annotation: Any) -> dict[str, Any]:
     return {name: filled(hint) for name, hint in hints.items() if typing.get_origin(hint) is not typing.ClassVar}
 
 
-def _unexpected(expected: Any, got: Any, path: str) -> Misfit:
+def _unexpected(expected: Any, got: Any, path: str) -> Mismatch:
     name = expected if isinstance(expected, str) else type_name(expected)
-    return Misfit(path, f"Expected `{name}`, got `{type_name(type(got))}`")
+    return Mismatch(path, f"Expected `{name}`, got `{type_name(type(got))}`")

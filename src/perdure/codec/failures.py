@@ -18,7 +18,7 @@ MAX_TRACEBACK = 16_000
 INTERRUPTED = "StepInterrupted"
 
 
-def describe(
+def error_to_record(
     error: BaseException,
     codec: Codec,
     *,
@@ -49,7 +49,7 @@ def message_of(error: BaseException) -> str:
         return f"<{type(error).__name__} that cannot be printed>"
 
 
-def step_error(
+def step_error_from_record(
     record: ErrorRecord,
     codec: Codec,
     *,
@@ -69,7 +69,7 @@ def step_error(
     return failed
 
 
-def told_error(
+def error_from_record(
     record: ErrorRecord, codec: Codec, raises: tuple[type[BaseException], ...] = (), module: str = ""
 ) -> BaseException:
     """An error that somebody else ran into or reported, as itself where every replay can rebuild it.

@@ -28,7 +28,7 @@ SCALARS = (str, int, float, bool, None, type(None))
 _EXACT = (bytes, bytearray, memoryview, datetime, date, time, timedelta, UUID, Decimal)
 
 
-class Misfit(Exception):
+class Mismatch(Exception):
     """A value that does not fit, at a path below the one being encoded or decoded."""
 
     def __init__(self, path: str, reason: str) -> None:
@@ -80,7 +80,7 @@ def check_exact(value: Any, annotation: Any, path: str) -> None:
         msgspec.convert(data, annotation, builtin_types=_EXACT, dec_hook=revive)
     except msgspec.ValidationError as error:
         below, reason = explain(error)
-        raise Misfit(path + below, reason) from None
+        raise Mismatch(path + below, reason) from None
 
 
 def check_same(value: Any, back: Any, path: str) -> None:
@@ -89,19 +89,19 @@ def check_same(value: Any, back: Any, path: str) -> None:
         if isinstance(back, dict) or type(back) in (list, tuple):
             return
         if type(back) is not type(value):
-            raise Misfit(path, f"Expected `{type_name(type(back))}`, got `{type_name(type(value))}`")
+            raise Mismatch(path, f"Expected `{type_name(type(back))}`, got `{type_name(type(value))}`")
         for name in names:
             check_same(getattr(value, name, None), getattr(back, name, None), f"{path}.{name}")
     elif isinstance(value, dict) and isinstance(back, dict):
         if len(value) != len(back):
-            raise Misfit(path, "two different keys are the same when encoded")
+            raise Mismatch(path, "two different keys are the same when encoded")
         for key, item, other in zip(value, value.values(), back.values(), strict=True):
             check_same(item, other, path + path_step(key))
     elif isinstance(value, list | tuple) and isinstance(back, list | tuple):
         for index, (item, other) in enumerate(zip(value, back, strict=True)):
             check_same(item, other, f"{path}[{index}]")
     elif type(value) is type(back) and value != back and value == value and _instant(value) != _instant(back):
-        raise Misfit(path, f"`{type_name(type(value))}` {value!r} would come back as {back!r}")
+        raise Mismatch(path, f"`{type_name(type(value))}` {value!r} would come back as {back!r}")
 
 
 def _instant(value: Any) -> Any:
@@ -133,7 +133,7 @@ def children_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 def explain(error: Exception) -> tuple[str, str]:
     """The path and the reason of an error; msgspec's own reads "reason - at `$.items[0]`", the outermost path last."""
-    if isinstance(error, Misfit):
+    if isinstance(error, Mismatch):
         return error.path, error.reason
     reason, *places = re.split(r" - at (?=`(?:key` in `)?\$)", str(error) or type(error).__name__)
     path = "".join(place.split("$", 1)[1].rstrip("`") + ("[key]" if "`key`" in place else "") for place in places[::-1])

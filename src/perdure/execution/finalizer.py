@@ -23,21 +23,21 @@ from msgspec import Struct
 
 from perdure.config import EngineConfig
 from perdure.errors import StoreError
-from perdure.execution.store_session import Link
-from perdure.execution.store_writes import end_of, publishing
-from perdure.model.records import DeadLetter, Ending, Message, RunRecord, TopicEvent
-from perdure.stores.results import Answer, Committed, Unsettled
-from perdure.stores.writes import Deliver, Moved, Observer, Settle, Write
-from perdure.workflows.events import trace
+from perdure.execution.store_session import StoreSession
+from perdure.execution.store_writes import build_end_run, build_publish
+from perdure.model.records import DeadLetter, Message, RunRecord, RunResult, TopicEvent
+from perdure.stores.results import Committed, UnfinalizedRun, WriteResult
+from perdure.stores.writes import DeliverMessage, FinalizeRun, Observer, RedirectedEvent, Write
+from perdure.workflows.events import message_key
 
 LOGGER = logging.getLogger("perdure.execution")
 PAGE = 1_000  # each costs a parent of many a turn
-AT_ONCE = 200  # are ticked off: nobody waits for that, but turns would wait for more
+FINALIZE_CHUNK = 200  # are ticked off: nobody waits for that, but turns would wait for more
 CHILDREN_PAGE = 500
 UNREAD = "the run ended without receiving it"
 
 
-class News(Struct, frozen=True):
+class FinalizerCallbacks(Struct, frozen=True):
     """Whom a process tells at once of what its settling has done; others find out by themselves."""
 
     look: Callable[[str], None]  # this run has mail
@@ -46,37 +46,37 @@ class News(Struct, frozen=True):
     ended: Callable[[str], None]  # this run was terminated
 
 
-class Settling:
+class RunFinalizer:
     """The duty; `tick` goes on until nobody owes anything, or nothing more can be done now."""
 
-    def __init__(self, link: Link, news: News) -> None:
+    def __init__(self, link: StoreSession, news: FinalizerCallbacks) -> None:
         self._link = link
         self._news = news
 
     async def tick(self, now: float) -> float | None:
-        before: list[Unsettled] = []
-        while (page := await self._link.store.unsettled(PAGE)) and page != before:
+        before: list[UnfinalizedRun] = []
+        while (page := await self._link.store.unfinalized(PAGE)) and page != before:
             before = page
             await self._settle(page, now)
         return now + self._link.config.seconds("sweep_interval")
 
-    async def _settle(self, page: list[Unsettled], now: float) -> None:
+    async def _settle(self, page: list[UnfinalizedRun], now: float) -> None:
         for owing in page:
             if owing.orphans:
                 await self._end_children(owing.record, now)
-        plans = [Plan(owing, now, self._link.config) for owing in page]
-        answers = await self._link.committer.put_all([write for plan in plans for write in plan.writes])
+        plans = [FinalizationPlan(owing, now, self._link.config) for owing in page]
+        answers = await self._link.committer.write_all([write for plan in plans for write in plan.writes])
         at = 0
         for plan in plans:
             plan.take(answers[at : at + len(plan.writes)])
             at += len(plan.writes)
         for run_id in {observer.run_id: None for plan in plans for observer in plan.told}:
             self._news.look(run_id)  # it goes on while the others are ticked off
-        for first in range(0, len(plans), AT_ONCE):
-            await self._link.committer.put_all([plan.settle() for plan in plans[first : first + AT_ONCE]])
+        for first in range(0, len(plans), FINALIZE_CHUNK):
+            await self._link.committer.write_all([plan.settle() for plan in plans[first : first + FINALIZE_CHUNK]])
         self._tell_of_events(plans)
 
-    def _tell_of_events(self, plans: list[Plan]) -> None:
+    def _tell_of_events(self, plans: list[FinalizationPlan]) -> None:
         if any(plan.returned or plan.moved for plan in plans):
             self._news.woken()
         if any(plan.moved for plan in plans):  # perhaps behind another event of its topic
@@ -89,9 +89,9 @@ class Settling:
         while children := await self._link.store.open_children(record.id, CHILDREN_PAGE, after):
             after = children[-1]
             writes: list[Write] = [
-                end_of(child, name, now, self._link.config, unless_begun=False) for child in children
+                build_end_run(child, name, now, self._link.config, only_if_not_started=False) for child in children
             ]
-            answers = await self._link.committer.put_all(writes)
+            answers = await self._link.committer.write_all(writes)
             for child, answer in zip(children, answers, strict=True):
                 if isinstance(answer, StoreError):
                     raise answer
@@ -100,24 +100,24 @@ class Settling:
                     self._link.hub.changed((child,))
 
 
-class Plan:
+class FinalizationPlan:
     """What is to be done for one run, and what of it has been done. Pure."""
 
-    def __init__(self, owing: Unsettled, now: float, config: EngineConfig) -> None:
-        self.record = owing.record
+    def __init__(self, pending: UnfinalizedRun, now: float, config: EngineConfig) -> None:
+        self.record = pending.record
         self.told: list[Observer] = []
         self.returned: list[int] = []
-        self.moved: list[Moved] = []
+        self.moved: list[RedirectedEvent] = []
         self._now = now
-        self._orphans = owing.orphans
-        self._observers = owing.observers
+        self._orphans = pending.orphans
+        self._observers = pending.observers
         self._consumed: list[int] = []
         self._letters: list[DeadLetter] = []
-        self.writes: list[Write] = [self._ending_for(observer) for observer in owing.observers]
-        for message in owing.mail:
+        self.writes: list[Write] = [self._ending_for(observer) for observer in pending.observers]
+        for message in pending.mail:
             self._sort(message, config)
 
-    def take(self, answers: list[Answer | StoreError]) -> None:
+    def take(self, answers: list[WriteResult | StoreError]) -> None:
         """What became of the writes: what the store could not take now stays owed."""
         for observer, answer in zip(self._observers, answers, strict=True):
             if isinstance(answer, StoreError):
@@ -125,11 +125,11 @@ class Plan:
             else:
                 self.told.append(observer)  # or there is no such run any more, or it has ended: nobody waits
 
-    def settle(self) -> Settle:
-        return Settle(
+    def settle(self) -> FinalizeRun:
+        return FinalizeRun(
             run_id=self.record.id,
             now=self._now,
-            told=tuple(self.told),
+            notified=tuple(self.told),
             consumed=tuple(self._consumed),
             returned=tuple(self.returned),
             moved=tuple(self.moved),
@@ -137,9 +137,9 @@ class Plan:
             orphans=self._orphans,
         )
 
-    def _ending_for(self, observer: Observer) -> Deliver:
+    def _ending_for(self, observer: Observer) -> DeliverMessage:
         record = self.record
-        ending = Ending(record.status, record.result, record.error)
+        ending = RunResult(record.status, record.result, record.error)
         message = Message(
             id=f"child/{record.id}/{record.generation}/{observer.target}",
             kind="child",
@@ -149,7 +149,7 @@ class Plan:
             sent_at=self._now,
             target=observer.target,
         )
-        return Deliver(run_id=observer.run_id, message=message, now=self._now)
+        return DeliverMessage(run_id=observer.run_id, message=message, now=self._now)
 
     def _sort(self, message: Message, config: EngineConfig) -> None:
         expired = message.expires_at is not None and message.expires_at <= self._now
@@ -159,7 +159,9 @@ class Plan:
             self._consumed.append(message.number)
         elif message.policy == "broadcast":
             full = self._letter(message, f"{UNREAD}, and its topic {message.name!r} is full")
-            self.moved.append(Moved(message.number, publishing(self._moved(message), config, self._now), full))
+            self.moved.append(
+                RedirectedEvent(message.number, build_publish(self._moved(message), config, self._now), full)
+            )
         else:
             self._consumed.append(message.number)
             self._letters.append(self._letter(message, UNREAD))
@@ -192,4 +194,4 @@ class Plan:
         )
 
     def _name_of(self, message: Message) -> str:
-        return f"undelivered/{self.record.id}/{trace(message)}"
+        return f"undelivered/{self.record.id}/{message_key(message)}"

@@ -8,10 +8,10 @@ from typing import Protocol
 from perdure.execution.catalog import Pairs
 from perdure.model.records import Takeover
 
-Share = tuple[Pairs, frozenset[int] | None]  # of these workflows the runs of these shards; None: of all
+ShardAssignment = tuple[Pairs, frozenset[int] | None]  # of these workflows the runs of these shards; None: of all
 
 
-class Member(Protocol):
+class MembershipProtocol(Protocol):
     """A worker's place among the others."""
 
     id: str
@@ -24,17 +24,17 @@ class Member(Protocol):
 
     async def renew(self, now: float) -> float | None: ...
 
-    async def look_after_others(self, now: float) -> float | None: ...
+    async def take_over_expired(self, now: float) -> float | None: ...
 
     async def take_over(self, now: float) -> Takeover: ...
 
-    def shares(self, workflows: Pairs) -> tuple[Share, ...]:
+    def shares(self, workflows: Pairs) -> tuple[ShardAssignment, ...]:
         """Which runs of these workflows this worker should take, as far as it knows who is alive."""
 
-    async def look_around(self, now: float) -> bool:
+    async def refresh_members(self, now: float) -> bool:
         """See who is alive. Whether that has changed what this worker should take."""
 
-    async def withdraw(self) -> None:
+    async def stop_accepting(self) -> None:
         """Say that this worker takes no more runs; it stays a member until it leaves."""
 
     async def leave(self) -> None: ...

@@ -14,7 +14,7 @@ LOGGER = logging.getLogger("perdure.execution")
 Tick = Callable[[float], Awaitable[float | None]]
 
 
-class Duty:
+class PeriodicTask:
     """Calls `tick(now)` again and again, each time at the moment that the last call returned, or earlier if poked.
 
     A tick that fails is logged and tried again after `interval`: no duty ends because a store was away.
@@ -35,7 +35,7 @@ class Duty:
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"perdure-{self.name}")
 
-    def poke(self, at: float | None = None) -> None:
+    def trigger(self, at: float | None = None) -> None:
         """Tick no later than at this moment; now, if none is given."""
         if at is None or at <= self._clock.now():
             self._poked.set()
@@ -81,9 +81,9 @@ class Duty:
             self._timer = None
         self._due_at = at
         if at is not None:
-            self._timer = self._clock.call_at(at, self._time_has_come)
+            self._timer = self._clock.call_at(at, self._on_timer)
 
-    def _time_has_come(self) -> None:
+    def _on_timer(self) -> None:
         self._due_at = None
         self._timer = None
         self._poked.set()

@@ -15,12 +15,12 @@ from collections.abc import Callable
 
 from perdure.clock import Clock, Timer
 
-SUSPECT_FROM = 3  # recoveries
-NEIGHBOURS_MAY_TAKE = 10.0  # seconds until the suspect begins in spite of them
-LIVES_ALONE_FOR = 5.0  # seconds until others may come
+QUARANTINE_AFTER_RECOVERIES = 3  # recoveries
+DRAIN_TIMEOUT_SECONDS = 10.0  # seconds until the suspect begins in spite of them
+PROBATION_SECONDS = 5.0  # seconds until others may come
 
 
-class Seclusion:
+class Quarantine:
     """Which suspect this worker has, if any. `begin` is called when it may execute, `over` when others may again."""
 
     def __init__(self, clock: Clock, begin: Callable[[str], None], over: Callable[[], None]) -> None:
@@ -45,13 +45,13 @@ class Seclusion:
             self.one_by_one = True
             return False
         self.suspect, self._begun = run_id, False
-        self._set_timer(NEIGHBOURS_MAY_TAKE, self._start)
+        self._set_timer(DRAIN_TIMEOUT_SECONDS, self._start)
         return True
 
     def has_begun(self, run_id: str) -> bool:
         return run_id == self.suspect and self._begun
 
-    def alone(self) -> None:
+    def on_no_other_runs(self) -> None:
         """No other run executes here."""
         if self.suspect is not None and not self._begun:
             self._start()
@@ -61,7 +61,7 @@ class Seclusion:
         if self.suspect is not None:
             self._end()
 
-    def innocent(self) -> None:
+    def on_healthy_run(self) -> None:
         """A run has come that is no suspect."""
         if self.one_by_one:
             self.one_by_one = False
@@ -75,7 +75,7 @@ class Seclusion:
     def _start(self) -> None:
         assert self.suspect is not None
         self._begun = True
-        self._set_timer(LIVES_ALONE_FOR, self._end)
+        self._set_timer(PROBATION_SECONDS, self._end)
         self._begin(self.suspect)
 
     def _end(self) -> None:

@@ -12,7 +12,7 @@ from perdure.runner.runner import Runner
 from perdure.workflows.definition import Workflow
 
 
-class Resident:
+class CachedRun:
     """One run in memory. Active: this worker owns it. Otherwise it is a copy of a suspended run, kept to save a replay.
 
     A copy may be out of date; whoever has moved the run on meanwhile is noticed when its next turn commits.
@@ -20,19 +20,19 @@ class Resident:
 
     __slots__ = (
         "active",
+        "changed_while_committing",
         "committing",
+        "deferred_inputs",
         "definition",
         "fetching",
-        "fresh",
-        "hinted",
         "id",
         "inputs",
-        "later",
-        "one_by_one",
+        "never_executed_elsewhere",
         "position",
         "record",
         "runner",
         "seen",
+        "single_input_mode",
         "slept_at",
         "turns",
         "unread",
@@ -48,12 +48,16 @@ class Resident:
         self.seen = 0
         self.active = True
         self.committing = False
-        self.one_by_one = False  # after a turn that the store could not take, to find the input that it came from
-        self.fresh = False  # nobody else has executed any of it
+        self.single_input_mode = (
+            False  # after a turn that the store could not take, to find the input that it came from
+        )
+        self.never_executed_elsewhere = False  # nobody else has executed any of it
         self.fetching = False  # its mail is being read
         self.unread = False  # mail came after reading began; what happened since waits in `later`
-        self.later: list[Input] = []
-        self.hinted = False  # somebody changed the run while a turn of it was being committed: that turn, or mail
+        self.deferred_inputs: list[Input] = []
+        self.changed_while_committing = (
+            False  # somebody changed the run while a turn of it was being committed: that turn, or mail
+        )
         self.turns = 0
         self.inputs: list[Input] = []
         self.wake_timer: Any = None
@@ -61,39 +65,39 @@ class Resident:
 
     def may_have_run(self, attempt: int) -> bool:
         """Whether another process may have executed a step before that is to be executed now."""
-        return not self.fresh and (attempt > 1 or self.turns == 0)
+        return not self.never_executed_elsewhere and (attempt > 1 or self.turns == 0)
 
 
-class Residents:
+class RunCache:
     """By id. When there are too many, the copies of suspended runs go first, the least recently used of them first."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._active: dict[str, Resident] = {}
-        self._asleep: OrderedDict[str, Resident] = OrderedDict()
+        self._active: dict[str, CachedRun] = {}
+        self._asleep: OrderedDict[str, CachedRun] = OrderedDict()
 
-    def get(self, run_id: str) -> Resident | None:
+    def get(self, run_id: str) -> CachedRun | None:
         return self._active.get(run_id) or self._asleep.get(run_id)
 
-    def active(self, run_id: str) -> Resident | None:
+    def active(self, run_id: str) -> CachedRun | None:
         return self._active.get(run_id)
 
-    def add(self, resident: Resident) -> None:
+    def add(self, resident: CachedRun) -> None:
         self._active[resident.id] = resident
         self._make_room()
 
-    def fall_asleep(self, resident: Resident) -> None:
+    def suspend(self, resident: CachedRun) -> None:
         resident.active = False
         self._active.pop(resident.id, None)
         self._asleep[resident.id] = resident
         self._make_room()
 
-    def wake(self, resident: Resident) -> None:
+    def activate(self, resident: CachedRun) -> None:
         resident.active = True
         self._asleep.pop(resident.id, None)
         self._active[resident.id] = resident
 
-    def drop(self, resident: Resident) -> None:
+    def evict(self, resident: CachedRun) -> None:
         """Close the run and forget it."""
         if self._active.get(resident.id) is resident:
             del self._active[resident.id]
@@ -108,10 +112,10 @@ class Residents:
         """How many more active runs there may be."""
         return max(0, self._limit - len(self._active))
 
-    def all_active(self) -> list[Resident]:
+    def all_active(self) -> list[CachedRun]:
         return list(self._active.values())
 
-    def __iter__(self) -> Iterator[Resident]:
+    def __iter__(self) -> Iterator[CachedRun]:
         yield from list(self._active.values())
         yield from list(self._asleep.values())
 
@@ -120,4 +124,4 @@ class Residents:
 
     def _make_room(self) -> None:
         while len(self) > self._limit and self._asleep:
-            self.drop(next(iter(self._asleep.values())))
+            self.evict(next(iter(self._asleep.values())))

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from contextvars import Context as VariableContext
 from typing import Any
 
-from perdure.clock import Clock, Timer, moment
+from perdure.clock import Clock, Timer, to_datetime
 from perdure.codec import Codec
-from perdure.codec.failures import describe
+from perdure.codec.failures import error_to_record
 from perdure.errors import InvalidPayload
-from perdure.execution.stream_writer import Page, Writing
-from perdure.execution.thread_pool import Threads
+from perdure.execution.stream_writer import StreamBuffer, StreamWriter
+from perdure.execution.thread_pool import StepThreadPool
 from perdure.model.turns import RunStep, StepDone
-from perdure.workflows.step_context import CURRENT, CurrentStep
+from perdure.workflows.step_context import CurrentStep, _current_step
 from perdure.workflows.steps import StepCall
 
 LOGGER = logging.getLogger("perdure.execution")
@@ -33,7 +33,7 @@ class Attempt(CurrentStep):
 
     __slots__ = ("_writing", "ended", "exposed", "page", "started_at", "step", "task", "timer")
 
-    def __init__(self, run_id: str, workflow: str, step: RunStep, writing: Writing) -> None:
+    def __init__(self, run_id: str, workflow: str, step: RunStep, writing: StreamWriter) -> None:
         super().__init__(run_id, workflow, step.name, step.location, step.attempt, step.idempotency_key)
         self.step = step
         self.started_at = 0.0
@@ -41,34 +41,36 @@ class Attempt(CurrentStep):
         self.timer: Timer | None = None
         self.ended = False
         self.exposed = False
-        self.page: Page | None = None
+        self.page: StreamBuffer | None = None
         self._writing = writing
 
     def write(self, stream: str, item: Any) -> None:
         self._writing.write(self, stream, item)
 
 
-class Executor:
+class StepExecutor:
     """See the module's docstring. `report` is called from the event loop itself, never from inside a task."""
 
-    def __init__(self, clock: Clock, codec: Codec, limit: int, report: Report, writing: Writing) -> None:
+    def __init__(self, clock: Clock, codec: Codec, limit: int, report: Report, writing: StreamWriter) -> None:
         self._clock = clock
         self._codec = codec
         self._limit = limit
         self._report = report
         self._writing = writing
-        self._threads = Threads()
+        self._threads = StepThreadPool()
         self._running: dict[str, dict[str, Attempt]] = {}  # by run and location
         self._queued: deque[Attempt] = deque()
         self._slots_taken = 0
         self._ended: list[tuple[Attempt, Any, BaseException | None]] = []  # in this round of the loop
         self._loop = asyncio.get_running_loop()
 
-    def start(self, run_id: str, workflow: str, step: RunStep, now: float, others: bool = False) -> None:
+    def start(
+        self, run_id: str, workflow: str, step: RunStep, now: float, may_have_run_elsewhere: bool = False
+    ) -> None:
         """Execute an attempt, now or when a slot is free. `others`: another process may have executed it before."""
         attempt = Attempt(run_id, workflow, step, self._writing)
-        if others or self._writing.written:
-            self._writing.begins(attempt, others=others)
+        if may_have_run_elsewhere or self._writing.written:
+            self._writing.on_attempt_started(attempt, others=may_have_run_elsewhere)
         self._running.setdefault(run_id, {})[step.location] = attempt
         if self._slots_taken < self._limit:
             self._begin(attempt, now)
@@ -86,7 +88,7 @@ class Executor:
             self._end(attempt)
         self._writing.forget_all(run_id)
 
-    def under_way(self, run_id: str) -> frozenset[str]:
+    def running_locations(self, run_id: str) -> frozenset[str]:
         """The locations of a run's steps that are executing or queued."""
         return frozenset(self._running.get(run_id, ()))
 
@@ -115,7 +117,7 @@ class Executor:
         timeout = call.step.settings.timeout
         if timeout is not None:
             deadline = attempt.started_at + timeout
-            attempt.deadline = moment(deadline)
+            attempt.deadline = to_datetime(deadline)
             attempt.timer = self._clock.call_at(deadline, lambda: self._time_out(attempt))
         # An empty context: nothing of the caller's or the workflow's variables reaches the body.
         variables = VariableContext()
@@ -124,7 +126,7 @@ class Executor:
             body = self._run_in_task(attempt, call)
             attempt.task = asyncio.Task(body, loop=self._loop, name=attempt.location, context=variables)
         else:
-            variables.run(CURRENT.set, attempt)
+            variables.run(_current_step.set, attempt)
             self._threads.run(lambda: self._run_in_thread(attempt, variables))
 
     def _run_in_thread(self, attempt: Attempt, variables: VariableContext) -> None:
@@ -142,7 +144,7 @@ class Executor:
 
     async def _run_in_task(self, attempt: Attempt, call: StepCall) -> None:
         """The task of a body. It tells its end itself: a call-back for each would be 4 % of all that a step costs."""
-        CURRENT.set(attempt)
+        _current_step.set(attempt)
         value: Any = None
         error: BaseException | None = None
         try:
@@ -183,7 +185,7 @@ class Executor:
             return StepDone(name, attempt.step.attempt, value=encoded)
         retry = step.settings.retry
         try:
-            retryable = retry is not None and retry.takes(error)
+            retryable = retry is not None and retry.should_retry(error)
         except Exception:
             LOGGER.exception("Retry.retry_on of step %s raised; the step is not tried again", name)
             retryable = False
@@ -192,9 +194,9 @@ class Executor:
     def _failure(self, attempt: Attempt, error: BaseException, *, retryable: bool) -> StepDone:
         location, raises = attempt.step.location, attempt.step.call.step.settings.raises
         try:
-            record = describe(error, self._codec, raises=raises, location=location)
+            record = error_to_record(error, self._codec, raises=raises, location=location)
         except InvalidPayload as refused:  # an error of `raises` with fields that cannot be encoded
-            record, retryable = describe(refused, self._codec, location=location), False
+            record, retryable = error_to_record(refused, self._codec, location=location), False
         return StepDone(location, attempt.step.attempt, error=record, retryable=retryable)
 
     def _time_out(self, attempt: Attempt) -> None:
@@ -213,7 +215,7 @@ class Executor:
             return
         task = attempt.task
         self._finish(attempt)
-        attempt.stop()
+        attempt.request_cancel()
         if task is not None:
             task.cancel()
 

@@ -7,22 +7,22 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from perdure.clock import Clock, OffsetClock, Timer, pause
+from perdure.clock import Clock, OffsetClock, Timer, sleep_on
 from perdure.codec import JSON, Codec
 from perdure.config import EngineConfig
 from perdure.errors import StoreError
 from perdure.execution.committer import Committer
-from perdure.execution.waiters import Hub
-from perdure.model.records import Hint
+from perdure.execution.waiters import RunWaiters
+from perdure.model.records import ChangeCallback
 from perdure.retry import Retry
 from perdure.stores.protocol import Store
 
 LOGGER = logging.getLogger("perdure.execution")
 T = TypeVar("T")
-LAST_WORDS = 5.0  # how long leaving and closing wait for the store to answer what was submitted before
+CLOSE_TIMEOUT_SECONDS = 5.0  # how long leaving and closing wait for the store to answer what was submitted before
 
 
-class Link:
+class StoreSession:
     """Made in a running event loop, and used from that one only."""
 
     def __init__(self, store: Store, clock: Clock, config: EngineConfig, codec: Codec = JSON) -> None:
@@ -30,10 +30,10 @@ class Link:
         self.config = config
         self.codec = codec
         self.clock = clock
-        self.hub = Hub()
+        self.hub = RunWaiters()
         self.committer = Committer(store, clock, config.store_retry)
-        self.fanning: set[tuple[str, str]] = set()  # events (topic and id) that are being published from here
-        self._listeners: tuple[Hint, ...] = ()
+        self.active_broadcasts: set[tuple[str, str]] = set()  # events (topic and id) that are being published from here
+        self._listeners: tuple[ChangeCallback, ...] = ()
         self._leave: Callable[[], None] | None = None
         self._sweeper: Timer | None = None
 
@@ -50,7 +50,7 @@ class Link:
         self._leave = self.store.on_change(self._hinted)
         self._sweep()
 
-    def on_change(self, hint: Hint) -> Callable[[], None]:
+    def on_change(self, hint: ChangeCallback) -> Callable[[], None]:
         """Pass on to one more what the store tells of changes; call what comes back to be rid of it."""
         self._listeners = (*self._listeners, hint)
 
@@ -60,7 +60,7 @@ class Link:
         return leave
 
     def _hinted(self, run_ids: frozenset[str] | None) -> None:
-        self.hub.hinted(run_ids)
+        self.hub.on_store_hint(run_ids)
         for hint in self._listeners:
             hint(run_ids)
 
@@ -71,11 +71,11 @@ class Link:
 
     async def read(self, question: Callable[[], Awaitable[T]], *, for_ever: bool = False) -> T:
         """Ask the store on behalf of a caller, who gives up after some attempts while it is away."""
-        return await read_patiently(question, self.clock, self.config.store_retry, for_ever=for_ever)
+        return await retry_store_call(question, self.clock, self.config.store_retry, for_ever=for_ever)
 
     async def close(self) -> None:
         """Let what was submitted be answered, then close the store."""
-        await self.committer.drained(LAST_WORDS)
+        await self.committer.wait_idle(CLOSE_TIMEOUT_SECONDS)
         await self.abandon()
         await self.store.close()
 
@@ -89,7 +89,7 @@ class Link:
         await self.committer.stop()
 
 
-async def read_patiently(read: Callable[[], Awaitable[T]], clock: Clock, retry: Retry, *, for_ever: bool = True) -> T:
+async def retry_store_call(read: Callable[[], Awaitable[T]], clock: Clock, retry: Retry, *, for_ever: bool = True) -> T:
     """Call until it answers, or for the attempts of `retry`; an error that no waiting mends is raised at once."""
     tries = 0
     while True:
@@ -100,4 +100,4 @@ async def read_patiently(read: Callable[[], Awaitable[T]], clock: Clock, retry: 
             if not error.retryable or (tries >= retry.max_attempts and not for_ever):
                 raise
             LOGGER.warning("the store is away, a read waits (try %d): %s", tries, error)
-        await pause(clock, retry.pause_after(min(tries, 32), random.random()))
+        await sleep_on(clock, retry.delay_after(min(tries, 32), random.random()))

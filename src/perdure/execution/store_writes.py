@@ -4,65 +4,69 @@ from __future__ import annotations
 
 from perdure.config import EngineConfig
 from perdure.errors import QueueFull, RunNotFound, RunTerminated
-from perdure.execution.store_session import Link
+from perdure.execution.store_session import StoreSession
 from perdure.model.records import Message, TopicEvent
-from perdure.stores.results import Answer, Delivered, Ended, Full, Missing, Published
-from perdure.stores.writes import EndRun, FanOut, Publish
-from perdure.workflows.events import bounded
+from perdure.stores.results import AlreadyEnded, EventPublished, LimitReached, MessageDelivered, RunMissing, WriteResult
+from perdure.stores.writes import EndRun, FanOut, PublishEvent
+from perdure.workflows.events import with_retention_limit
 
 
-def check_delivered(run_id: str, answer: Answer) -> Delivered:
+def raise_for_delivery(run_id: str, answer: WriteResult) -> MessageDelivered:
     """The errors of `send`: no such run, a run that has ended, a mailbox that is full."""
-    if isinstance(answer, Missing):
+    if isinstance(answer, RunMissing):
         raise RunNotFound(run_id)
-    if isinstance(answer, Ended):
+    if isinstance(answer, AlreadyEnded):
         raise RunTerminated(run_id, answer.status)
-    if isinstance(answer, Full):
+    if isinstance(answer, LimitReached):
         raise QueueFull(f"the mailbox of run {run_id!r} holds {answer.pending} unread events and takes no more")
-    assert isinstance(answer, Delivered)
+    assert isinstance(answer, MessageDelivered)
     return answer
 
 
-async def publish(event: TopicEvent, link: Link, *, patient: bool) -> int:
+async def publish_event(event: TopicEvent, link: StoreSession, *, patient: bool) -> int:
     """Put an event into its topic and assign it to all who wait; how many they are. `QueueFull` if there is no room."""
-    link.fanning.add((event.topic, event.id))
+    link.active_broadcasts.add((event.topic, event.id))
     try:
-        answer = await link.committer.ask(publishing(event, link.config, link.clock.now()), patient=patient)
-        return await assign_all(event.topic, answer, link, patient=patient)
+        answer = await link.committer.submit_future(
+            build_publish(event, link.config, link.clock.now()), wait_for_store=patient
+        )
+        return await fan_out_all(event.topic, answer, link, patient=patient)
     finally:
-        link.fanning.discard((event.topic, event.id))
+        link.active_broadcasts.discard((event.topic, event.id))
 
 
-def publishing(event: TopicEvent, config: EngineConfig, now: float) -> Publish:
+def build_publish(event: TopicEvent, config: EngineConfig, now: float) -> PublishEvent:
     """The write that puts an event into its topic, which keeps it for so long and holds so many."""
-    return Publish(event=bounded(event, config.seconds("event_retention")), now=now, limit=config.max_pending_events)
+    return PublishEvent(
+        event=with_retention_limit(event, config.seconds("event_retention")), now=now, limit=config.max_pending_events
+    )
 
 
-async def assign_all(topic: str, answer: Answer, link: Link, *, patient: bool) -> int:
+async def fan_out_all(topic: str, answer: WriteResult, link: StoreSession, *, patient: bool) -> int:
     """Go on until an event that was put into its topic is assigned to all who wait; how many they are."""
-    published = check_published(topic, answer)
+    published = raise_for_publish(topic, answer)
     woken = published.woken
     while published.more:
-        write = FanOut(topic=topic, place=published.place, now=link.clock.now())
-        published = check_published(topic, await link.committer.ask(write, patient=patient))
+        write = FanOut(topic=topic, offset=published.offset, now=link.clock.now())
+        published = raise_for_publish(topic, await link.committer.submit_future(write, wait_for_store=patient))
         woken += published.woken
     return woken
 
 
-def check_published(topic: str, answer: Answer) -> Published:
-    if isinstance(answer, Full):
+def raise_for_publish(topic: str, answer: WriteResult) -> EventPublished:
+    if isinstance(answer, LimitReached):
         raise QueueFull(f"topic {topic!r} holds {answer.pending} events that nobody has read, and takes no more")
-    assert isinstance(answer, Published)
+    assert isinstance(answer, EventPublished)
     return answer
 
 
-def end_of(run_id: str, turn_id: str, now: float, config: EngineConfig, *, unless_begun: bool) -> EndRun:
-    """End a run; with `unless_begun` only one that never executed, which need not be asked."""
+def build_end_run(run_id: str, turn_id: str, now: float, config: EngineConfig, *, only_if_not_started: bool) -> EndRun:
+    """End a run; with `only_if_not_started` only one that never executed, which need not be asked."""
     return EndRun(
         run_id=run_id,
         turn_id=turn_id,
         now=now,
-        unless_begun=unless_begun,
+        only_if_not_started=only_if_not_started,
         prune_after=config.seconds("run_retention"),
     )
 

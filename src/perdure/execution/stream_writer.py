@@ -16,16 +16,16 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from perdure.errors import StoreError
-from perdure.execution.store_session import Link
+from perdure.execution.store_session import StoreSession
 from perdure.model.records import StreamItem
 from perdure.model.validation import check_name
-from perdure.stores.results import Answer, Committed
+from perdure.stores.results import Committed, WriteResult
 from perdure.stores.writes import AppendStream, SupersedeStream
 
 LOGGER = logging.getLogger("perdure.execution")
 
 
-class Page:
+class StreamBuffer:
     """What one execution has written: how much of it was submitted, and what gathers while that is being stored."""
 
     __slots__ = ("appending", "items", "submitted", "writer")
@@ -44,13 +44,13 @@ class Writer(Protocol):
     location: str
     attempt: int
     ended: bool
-    page: Page | None
+    page: StreamBuffer | None
 
 
-class Writing:
+class StreamWriter:
     """See the module's docstring. `worker` gives the owner on whose behalf is written."""
 
-    def __init__(self, link: Link, worker: Callable[[], str]) -> None:
+    def __init__(self, link: StoreSession, worker: Callable[[], str]) -> None:
         self._link = link
         self._worker = worker
         self._numbers = itertools.count(1)
@@ -75,7 +75,7 @@ class Writing:
         except RuntimeError:
             LOGGER.debug("the loop ended before step %s did", writer.location)
 
-    def begins(self, writer: Writer, *, others: bool) -> None:
+    def on_attempt_started(self, writer: Writer, *, others: bool) -> None:
         """A body begins. If `others` may have executed the step before, or one here has written, that is marked."""
         if others or writer.location in self.written.get(writer.run_id, ()):
             write = SupersedeStream(run_id=writer.run_id, location=writer.location, writer=self._page(writer).writer)
@@ -96,9 +96,9 @@ class Writing:
     def forget_all(self, run_id: str) -> None:
         self.written.pop(run_id, None)
 
-    def _page(self, writer: Writer) -> Page:
+    def _page(self, writer: Writer) -> StreamBuffer:
         if writer.page is None:
-            writer.page = Page(f"{self._worker()}/{next(self._numbers)}")
+            writer.page = StreamBuffer(f"{self._worker()}/{next(self._numbers)}")
         return writer.page
 
     def _add(self, writer: Writer, item: StreamItem) -> None:
@@ -112,7 +112,7 @@ class Writing:
             page.appending = True
             self._loop.call_soon(self.flush, writer)  # soon, so that what is written in one go is stored in one go
 
-    def _appended(self, writer: Writer, page: Page, answer: Answer | StoreError) -> None:
+    def _appended(self, writer: Writer, page: StreamBuffer, answer: WriteResult | StoreError) -> None:
         page.appending = False
         if isinstance(answer, Committed):
             self._link.hub.changed((writer.run_id,), ended=False)

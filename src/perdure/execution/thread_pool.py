@@ -9,7 +9,7 @@ from collections.abc import Callable
 IDLE_SECONDS = 30.0
 
 
-class Threads:
+class StepThreadPool:
     """Runs calls in threads, as many at once as are asked for (the executor bounds that).
 
     A body that outlives its time-out cannot be stopped; it keeps its thread, and nobody waits for it, not even the

@@ -8,15 +8,17 @@ import zlib
 from msgspec.structs import replace
 
 from perdure.config import EngineConfig
-from perdure.execution.run_cache import Resident
-from perdure.model.records import DeadLetter, Held, RunRecord, RunStatus, Wait
+from perdure.execution.run_cache import CachedRun
+from perdure.model.records import DeadLetter, Hold, RunRecord, RunStatus, Wait
 from perdure.model.turns import Cancelled, Continued, Failed, Succeeded, Turn, TurnExtras
-from perdure.stores.writes import CommitTurn, Restart, RunPatch
+from perdure.stores.writes import CommitTurn, ContinueAs, RunPatch
 
 _TURNS = itertools.count(1)  # with the worker's id, which is never used twice, one of them names one turn
 
 
-def commit_of(resident: Resident, turn: Turn, worker: str, now: float, config: EngineConfig) -> CommitTurn | None:
+def build_turn_commit(
+    resident: CachedRun, turn: Turn, worker: str, now: float, config: EngineConfig
+) -> CommitTurn | None:
     """The write for a turn, or None if there is nothing to write: what it asks for is derived again by replay."""
     restart, patch = None, None
     # Whether the run still needs its owner: work is under way, or it could go on at once.
@@ -34,7 +36,7 @@ def commit_of(resident: Resident, turn: Turn, worker: str, now: float, config: E
         worker=worker,
         owned=True,
         now=now,
-        entries=turn.entries + turn.pins if turn.pins else turn.entries,
+        entries=turn.entries + turn.version_pins if turn.version_pins else turn.entries,
         patch=patch,
         seen=resident.seen,
         consumed=turn.consumed,
@@ -44,7 +46,7 @@ def commit_of(resident: Resident, turn: Turn, worker: str, now: float, config: E
     )
 
 
-def hold_of(run_id: str, base: int, seen: int, held: Held, worker: str, now: float) -> CommitTurn:
+def build_hold_commit(run_id: str, base: int, seen: int, held: Hold, worker: str, now: float) -> CommitTurn:
     """The write that holds a run which could not even be advanced; a poison run is shown as a dead letter too."""
     extras = None
     if held.kind == "poison":
@@ -84,16 +86,16 @@ def ended_record(record: RunRecord, patch: RunPatch) -> RunRecord:
     )
 
 
-def _restart(resident: Resident, turn: Turn, now: float) -> tuple[Restart | None, float]:
+def _restart(resident: CachedRun, turn: Turn, now: float) -> tuple[ContinueAs | None, float]:
     """A new generation: because the workflow continued as another, or failed and its run is to be tried again."""
     outcome = turn.outcome
     if isinstance(outcome, Continued):
         at = now if outcome.at is None else outcome.at
-        return Restart(
+        return ContinueAs(
             workflow=outcome.workflow,
             version=outcome.version,
             input=outcome.input,
-            begun_at=None,
+            first_executed_at=None,
             run_attempt=outcome.run_attempt,
             pool=outcome.pool,
             entries=outcome.carried,
@@ -104,18 +106,22 @@ def _restart(resident: Resident, turn: Turn, now: float) -> tuple[Restart | None
         return None, 0.0
     record = resident.record
     chance = zlib.crc32(f"{record.seed}/{attempt}".encode()) / 2**32
-    again = Restart(
-        workflow=record.workflow, version=record.version, input=record.input, begun_at=None, run_attempt=attempt + 1
+    again = ContinueAs(
+        workflow=record.workflow,
+        version=record.version,
+        input=record.input,
+        first_executed_at=None,
+        run_attempt=attempt + 1,
     )
-    return again, now + retry.pause_after(attempt, chance)
+    return again, now + retry.delay_after(attempt, chance)
 
 
 def _patch(
-    resident: Resident,
+    resident: CachedRun,
     turn: Turn,
     now: float,
     config: EngineConfig,
-    restart: Restart | None,
+    restart: ContinueAs | None,
     restart_at: float,
 ) -> RunPatch:
     """The run's row after a turn that leaves it suspended, held, ended or begun anew."""

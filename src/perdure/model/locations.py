@@ -5,7 +5,7 @@ from __future__ import annotations
 _ESCAPES = str.maketrans({char: f"%{ord(char):02X}" for char in "%/#[]~"})
 
 
-def escape(name: str) -> str:
+def escape_segment(name: str) -> str:
     """A name as one segment of a location: what would be structure there is written in another way."""
     return name if name.isidentifier() else name.translate(_ESCAPES)
 

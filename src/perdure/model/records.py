@@ -65,7 +65,7 @@ class Entry(Struct, frozen=True, gc=False):
     kind: str
     name: str
     status: EntryStatus
-    asked: int
+    call_seq: int
     ordinal: int = -1
     seq: int | None = None
     value: bytes | None = None
@@ -88,14 +88,14 @@ class Wait(Struct, frozen=True, gc=False, omit_defaults=True):
     until: float | None = None
 
 
-class Held(Struct, frozen=True, omit_defaults=True):
+class Hold(Struct, frozen=True, omit_defaults=True):
     """Why a run is suspended until a person or fitting code resumes it."""
 
     kind: str  # "diverged", "deadlock", "spinning", "poison", "failure"
     reason: str
     location: str | None = None
     recorded: str | None = None
-    asked: str | None = None
+    call_seq: str | None = None
     line: str | None = None
 
 
@@ -115,14 +115,14 @@ class RunRecord(Struct, frozen=True, gc=False, kw_only=True):
     generation: int = 0  # how often its history was begun anew or cut back
     epoch: int = 0  # how often it was begun anew: what is drawn by lot and the tokens of deferreds belong to one
     run_attempt: int = 1  # of the whole run, when its workflow has a retry
-    first_workflow: str | None = None  # these two are set once a run has begun anew: an id means what it first meant
-    first_input: bytes | None = None
+    original_workflow: str | None = None  # these two are set once a run has begun anew: an id means what it first meant
+    original_input: bytes | None = None
     result: bytes | None = None
     error: ErrorRecord | None = None
     parent: str | None = None
     attached: bool = False  # to its parent, and ends with it
     tags: Mapping[str, str] = {}
-    begun_at: float | None = None  # when this generation first executed; the workflow's clock starts there
+    first_executed_at: float | None = None  # when this generation first executed; the workflow's clock starts there
     updated_at: float = 0.0
     ended_at: float | None = None
     wake_at: float | None = None
@@ -131,9 +131,9 @@ class RunRecord(Struct, frozen=True, gc=False, kw_only=True):
     deadline_at: float | None = None
     retention: float | None = None
     waits: tuple[Wait, ...] = ()
-    held: Held | None = None
+    held: Hold | None = None
     drift: tuple[str, ...] = ()  # locations whose arguments differed on a replay
-    inbox_last: int = 0
+    last_message_no: int = 0
     fence: int = 0  # turns computed from a position before this one are refused
 
 
@@ -161,12 +161,12 @@ class Message(Struct, frozen=True, gc=False, kw_only=True):
     expires_at: float | None = None
     policy: str = "discard"
     target: str | None = None
-    place: int = 0
+    offset: int = 0
     wants_reply: bool = False
     event_id: str | None = None
 
 
-class Ending(Struct, frozen=True, omit_defaults=True):
+class RunResult(Struct, frozen=True, omit_defaults=True):
     """How something that was waited for came out, as it travels in a message."""
 
     status: RunStatus = RunStatus.SUCCEEDED
@@ -188,7 +188,7 @@ class TopicEvent(Struct, frozen=True, kw_only=True):
     consume: bool = True
     expires_at: float | None = None
     sender: str | None = None
-    place: int = 0  # its number in the topic, given when it is accepted
+    offset: int = 0  # its number in the topic, given when it is accepted
     event_id: str | None = None
 
 
@@ -246,7 +246,7 @@ class WorkerRecord(Struct, frozen=True, kw_only=True):
     started_at: float
     node: str = ""  # identifies machine and process space, so that a dead neighbour is seen at once
     pid: int = 0
-    gone: bool = False
+    fenced: bool = False
 
 
 class Takeover(Struct, frozen=True):
@@ -265,5 +265,5 @@ class Takeover(Struct, frozen=True):
 # --- queries -------------------------------------------------------------------------------------------------------
 
 
-Hint = Callable[[frozenset[str] | None], None]
+ChangeCallback = Callable[[frozenset[str] | None], None]
 """Called when runs changed in a way that others care about (due, mailed, ended); None: any run may have."""

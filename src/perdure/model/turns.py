@@ -10,7 +10,7 @@ from perdure.model.records import (
     DeadLetter,
     Entry,
     ErrorRecord,
-    Held,
+    Hold,
     Message,
     PublishedValue,
     StreamItem,
@@ -30,19 +30,19 @@ class StepDone(Struct, frozen=True, gc=False):
     retryable: bool = False
 
 
-class Mail(Struct, frozen=True):
+class MessageReceived(Struct, frozen=True):
     """A message of the run's inbox."""
 
     message: Message
 
 
-class Expose(Struct, frozen=True):
+class RecordRunningSteps(Struct, frozen=True):
     """Write the pending entries of these running steps, so that people see them."""
 
     locations: tuple[str, ...]
 
 
-class Standing(Struct, frozen=True):
+class AwaitingResult(Struct, frozen=True):
     """An errand was run and there is no result yet: mail will bring one for each of these runs.
 
     `ours`: False for a child that was there before, and so is nobody's to stop.
@@ -50,10 +50,10 @@ class Standing(Struct, frozen=True):
 
     location: str
     runs: tuple[str, ...]
-    ours: bool = True
+    created: bool = True
 
 
-Input = StepDone | Mail | Expose | Standing
+Input = StepDone | MessageReceived | RecordRunningSteps | AwaitingResult
 
 
 class RunStep(Struct, frozen=True):
@@ -117,10 +117,10 @@ class StopChildren(Struct, frozen=True):
     target: str
 
 
-Work = SendEvent | BroadcastEvent | StartChild | ObserveRun | StopRun | StopChildren
+ExternalAction = SendEvent | BroadcastEvent | StartChild | ObserveRun | StopRun | StopChildren
 
 
-class Errand(Struct, frozen=True):
+class ExternalEffect(Struct, frozen=True):
     """Do something to another run or a topic, on behalf of a pending entry. Safe to repeat: its ids are determined.
 
     It ends with a `StepDone`, or with `Standing` if mail is to bring the result.
@@ -128,10 +128,10 @@ class Errand(Struct, frozen=True):
 
     location: str
     attempt: int
-    work: Work
+    work: ExternalAction
 
 
-Effect = RunStep | CancelStep | Errand
+Effect = RunStep | CancelStep | ExternalEffect
 
 
 class Succeeded(Struct, frozen=True):
@@ -176,7 +176,7 @@ class TurnExtras(Struct, frozen=True, gc=False, kw_only=True):
     dropped: tuple[str, ...] = ()
     subscribe: tuple[Subscription, ...] = ()
     unsubscribe: tuple[str, ...] = ()  # targets
-    returned: tuple[int, ...] = ()
+    released_assignments: tuple[int, ...] = ()
     published: tuple[PublishedValue, ...] = ()
     streamed: tuple[StreamItem, ...] = ()
     dead_letters: tuple[DeadLetter, ...] = ()
@@ -192,14 +192,14 @@ class Turn(Struct, frozen=True, gc=False):
     """
 
     entries: tuple[Entry, ...] = ()
-    pins: tuple[Entry, ...] = ()
+    version_pins: tuple[Entry, ...] = ()
     consumed: tuple[int, ...] = ()
     effects: tuple[Effect, ...] = ()
     busy: bool = False
     waits: tuple[Wait, ...] = ()
     wake_at: float | None = None
     outcome: Outcome | None = None
-    held: Held | None = None
+    held: Hold | None = None
     drift: tuple[str, ...] = ()
     more: bool = False
     extras: TurnExtras | None = None

@@ -14,7 +14,7 @@ import msgspec
 from perdure.model.records import Entry, EntryStatus
 from perdure.model.turns import ObserveRun
 from perdure.runner.history import History
-from perdure.runner.pending import Pending
+from perdure.runner.pending import PendingEntry
 from perdure.runner.tasks import EntryFuture
 
 PENDING, SUCCEEDED = EntryStatus.PENDING, EntryStatus.SUCCEEDED
@@ -23,42 +23,42 @@ CHILDREN = ("start_child", "result", "outcome")
 """The kinds of entries that tell of a child's start, or of its end."""
 
 
-class Books(Protocol):
+class ChildEntryRecorder(Protocol):
     """What of the ledger is needed here."""
 
     changed: dict[str, Entry]
-    to_send: dict[str, Pending]
-    under_way: int
+    effects_to_start: dict[str, PendingEntry]
+    running_count: int
 
     def next_ask(self) -> int: ...
 
     def forget(self, path: str) -> None: ...
 
 
-class Nursery:
+class ChildTracker:
     """See the module's docstring."""
 
     __slots__ = ("_books", "_by_id", "_children", "_generation", "_loop", "watches")
 
-    def __init__(self, books: Books, loop: Any, generation: int, history: History) -> None:
+    def __init__(self, books: ChildEntryRecorder, loop: Any, generation: int, history: History) -> None:
         self._books = books
         self._loop = loop
         self._generation = generation
         self._children: dict[str, Entry] = {}  # entries that have started them, by location
         self._by_id: dict[str, str] = {}
-        self.watches: dict[str, Pending] = {}  # by the location of the child's entry
+        self.watches: dict[str, PendingEntry] = {}  # by the location of the child's entry
         if history.iterations:
             self._take_up(history)
 
     def _take_up(self, history: History) -> None:
         """What no replay comes by: children of iterations that are past."""
-        past = [entry for entry in history.by_location.values() if history.is_past(entry.location)]
+        past = [entry for entry in history.by_location.values() if history.is_before_resume_point(entry.location)]
         for entry in past:
             self.note(entry)
         for entry in past:
             child = entry.location.rpartition("/")[0]
             if entry.kind == WATCH and child in self._children:
-                self._send(child, Pending.of(entry, EntryFuture(loop=self._loop), None, None))
+                self._send(child, PendingEntry.of(entry, EntryFuture(loop=self._loop), None, None))
 
     def note(self, entry: Entry) -> None:
         """A child was started, or its end was told to somebody who waited."""
@@ -74,11 +74,11 @@ class Nursery:
     def _forget(self, location: str | None) -> None:
         """It has ended. If its iteration is gone already, so is the reason to keep its entry."""
         if location in self.watches:
-            self._let_go(location)
+            self._forget_child(location)
         elif location is not None:
             self._by_id.pop(_id_in(self._children.pop(location)), None)
 
-    def outlast(self, loop: str, end: int) -> None:
+    def keep_after_pruning(self, loop: str, end: int) -> None:
         """Iterations of a loop before this one were pruned: what is here of them stays, until its end is told."""
         below = f"{loop}/~"
         for location, child in self._children.items():
@@ -92,7 +92,7 @@ class Nursery:
         if known is not None:
             self._books.changed[known.location] = known.entry(known.recorded or PENDING)
             return
-        pending = Pending(
+        pending = PendingEntry(
             f"{location}/~{WATCH}",
             WATCH,
             run_id,
@@ -107,11 +107,11 @@ class Nursery:
         self._send(location, pending)
         self._books.changed[pending.location] = pending.entry(PENDING)
 
-    def _send(self, location: str, pending: Pending) -> None:
+    def _send(self, location: str, pending: PendingEntry) -> None:
         self.watches[location] = pending
         if pending.recorded is not SUCCEEDED:
             pending.work = ObserveRun(pending.name, pending.target)
-            self._books.to_send[pending.location] = pending
+            self._books.effects_to_start[pending.location] = pending
 
     # --- what is told
 
@@ -122,30 +122,30 @@ class Nursery:
         if pending is None or pending.location != watch:
             return False
         if ended:
-            self._let_go(location)
+            self._forget_child(location)
         else:
             if pending.under_way:
                 pending.under_way = False
-                self._books.under_way -= 1
+                self._books.running_count -= 1
             pending.recorded = SUCCEEDED
             self._books.changed[watch] = pending.entry(SUCCEEDED, settled_at=self._loop.now)
         return True
 
-    def told(self, target: str) -> bool:
+    def on_child_ended(self, target: str) -> bool:
         """The end of a child has come as mail. False: that was for somebody else."""
         location = target.partition("/")[2].rpartition("/")[0]
         pending = self.watches.get(location)
         if pending is None or pending.target != target:
             return False
-        self._let_go(location)
+        self._forget_child(location)
         return True
 
-    def _let_go(self, location: str) -> None:
+    def _forget_child(self, location: str) -> None:
         pending = self.watches.pop(location)
         if pending.under_way:  # its report is still to come
             pending.under_way = False
-            self._books.under_way -= 1
-        self._books.to_send.pop(pending.location, None)
+            self._books.running_count -= 1
+        self._books.effects_to_start.pop(pending.location, None)
         self._by_id.pop(_id_in(self._children.pop(location)), None)
         self._books.forget(location)
 

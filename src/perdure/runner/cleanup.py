@@ -12,55 +12,57 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from perdure.runner.compensations import Compensations, Undo
+from perdure.runner.compensations import Compensation, Compensations
 
 LOGGER = logging.getLogger("perdure.workflow")
 
 
-class Closes(Protocol):
+class CleanupHost(Protocol):
     """What of the run is needed here."""
 
     @property
     def compensations(self) -> Compensations: ...
 
-    def ask_undo(self, undo: Undo) -> Any: ...
+    def request_compensation(self, undo: Compensation) -> Any: ...
 
     def ask_stop_children(self) -> Any: ...
 
-    def bury(self, undo: Undo, error: BaseException) -> None: ...
+    def dead_letter_compensation(self, undo: Compensation, error: BaseException) -> None: ...
 
     def place(self, segment: str) -> str: ...
 
     def inside(self, path: str) -> AbstractContextManager[None]: ...
 
 
-async def finale(run: Closes, rolling: Sequence[asyncio.Task[Any]], *, unhappy: bool, last: bool) -> None:
+async def run_cleanup(
+    run: CleanupHost, rolling: Sequence[asyncio.Task[Any]], *, compensate: bool, run_exit_hooks: bool
+) -> None:
     """`rolling` are rollbacks under way; `unhappy`: it failed or was cancelled; `last`: it is not to be tried again."""
     if rolling:
         await asyncio.wait(rolling)
-    if unhappy:
+    if compensate:
         stopping = run.ask_stop_children()
         if stopping is not None:
             await stopping
         with run.inside(run.place("~rollback")):
             await roll_back(run, run.compensations.take("rollback"))
-    if last:
+    if run_exit_hooks:
         with run.inside(run.place("~exit")):
             await roll_back(run, run.compensations.take("exit"))
 
 
-async def roll_back(run: Closes, undos: Sequence[Undo]) -> None:
+async def roll_back(run: CleanupHost, undos: Sequence[Compensation]) -> None:
     """Carry them out one after the other. One that is exhausted becomes a dead letter, and the rest still run."""
     for undo in undos:
         try:
-            await run.ask_undo(undo)
+            await run.request_compensation(undo)
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            run.bury(undo, error)
+            run.dead_letter_compensation(undo, error)
 
 
-async def uncancelled(task: asyncio.Task[Any]) -> None:
+async def wait_shielded(task: asyncio.Task[Any]) -> None:
     """Wait for a task to its end, also if we are cancelled meanwhile: who cancels us is heard afterwards."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

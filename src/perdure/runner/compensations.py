@@ -21,13 +21,13 @@ from perdure.codec.parameters import Parameters
 from perdure.errors import WorkflowMisuse
 from perdure.model.records import Entry, EntryStatus
 from perdure.runner.history import History
-from perdure.workflows.rollback import BLOCKS
+from perdure.workflows.rollback import ROLLBACK_SCOPES
 from perdure.workflows.steps import Step, StepCall, StepOptions, body_of
 
 NOTES = "~compensation"
 
 
-class Books(Protocol):
+class EntryRecorder(Protocol):
     """What of the ledger is needed here."""
 
     seq: int
@@ -38,7 +38,7 @@ class Books(Protocol):
     def asked_before(self, entry: Entry) -> None: ...
 
 
-class Undo(Struct):
+class Compensation(Struct):
     """One registered function. `order` is the completion during which it was registered, and which one of those."""
 
     key: str  # the location of the step, or of the registration
@@ -52,7 +52,7 @@ class Undo(Struct):
     noted: Entry | None = None
 
 
-class Note(Struct, frozen=True, omit_defaults=True):
+class CompensationRecord(Struct, frozen=True, omit_defaults=True):
     """An `Undo` as an entry keeps it."""
 
     kind: str
@@ -69,11 +69,11 @@ class Compensations:
 
     __slots__ = ("_books", "_codec", "_counted", "_found", "_spent", "iterations")
 
-    def __init__(self, books: Books, codec: Codec, history: History) -> None:
+    def __init__(self, books: EntryRecorder, codec: Codec, history: History) -> None:
         self._books = books
         self._codec = codec
         self._counted = (0, 0)
-        self._found: dict[str, Undo] = {}
+        self._found: dict[str, Compensation] = {}
         self._spent: set[str] = set()  # keys of notes that were carried out by a rollback scope
         self.iterations: set[str] = set()  # the paths of loop iterations that are under way
         if history.notes:
@@ -95,14 +95,14 @@ class Compensations:
             what = f"the result of step {entry.location}"
             return (None if value is None else self._codec.decode(value, returns, what=what),)
 
-        self._register(Undo(entry.location, "rollback", self._order(), fn, result, entry.location, call.blocks))
+        self._register(Compensation(entry.location, "rollback", self._order(), fn, result, entry.location, call.blocks))
 
     def add(self, kind: str, place: str, fn: Any, args: tuple[Any, ...]) -> None:
         """`on_rollback` or `on_exit` at this place."""
-        blocks = BLOCKS.get() if kind == "rollback" else ()
-        self._register(Undo(place, kind, self._order(), fn, lambda: args, None, blocks))
+        blocks = ROLLBACK_SCOPES.get() if kind == "rollback" else ()
+        self._register(Compensation(place, kind, self._order(), fn, lambda: args, None, blocks))
 
-    def _register(self, undo: Undo) -> None:
+    def _register(self, undo: Compensation) -> None:
         noted = self._found.get(undo.key)
         if noted is not None:
             undo.order, undo.noted = noted.order, noted.noted
@@ -123,7 +123,7 @@ class Compensations:
 
     # --- taking
 
-    def take(self, kind: str, block: str | None = None) -> list[Undo]:
+    def take(self, kind: str, block: str | None = None) -> list[Compensation]:
         """All of this kind (of this rollback scope), the last one first. They are registered no longer."""
         chosen = [
             undo for undo in self._found.values() if undo.kind == kind and (block is None or block in undo.blocks)
@@ -131,14 +131,14 @@ class Compensations:
         for undo in chosen:
             del self._found[undo.key]
             if undo.noted is not None:
-                self._spend(undo.key, undo.noted, block or "")
+                self._mark_done(undo.key, undo.noted, block or "")
         return sorted(chosen, key=lambda undo: undo.order, reverse=True)
 
-    def _spend(self, key: str, noted: Entry, block: str) -> None:
+    def _mark_done(self, key: str, noted: Entry, block: str) -> None:
         if block:
             self._spent.add(key)
         if noted.status is EntryStatus.SUCCEEDED:  # else a replay takes it again
-            self._books.changed[noted.location] = _struck_out(noted, block)
+            self._books.changed[noted.location] = _as_cancelled(noted, block)
 
     def spent_in(self, path: str) -> list[str]:
         """Locations of notes that nobody needs once this iteration is pruned."""
@@ -151,53 +151,55 @@ class Compensations:
 
     # --- notes
 
-    def carried(self) -> tuple[Entry, ...]:
+    def carried_over(self) -> tuple[Entry, ...]:
         """Notes of all that is registered, for a run that continues as another."""
         notes = [self._note(undo) for undo in sorted(self._found.values(), key=lambda undo: undo.order)]
         return tuple(
-            msgspec.structs.replace(note, asked=number, location=f"{NOTES}/~before/{number}")
+            msgspec.structs.replace(note, call_seq=number, location=f"{NOTES}/~before/{number}")
             for number, note in enumerate(notes, 1)
         )
 
-    def _note(self, undo: Undo) -> Entry:
+    def _note(self, undo: Compensation) -> Entry:
         args = tuple(base64.b64encode(self._codec.encode(arg)).decode() for arg in undo.args())
-        note = Note(undo.kind, undo.path or importable(undo.fn), args, undo.order, undo.of, undo.blocks)
+        note = CompensationRecord(undo.kind, undo.path or importable(undo.fn), args, undo.order, undo.of, undo.blocks)
         return Entry(
             location=f"{NOTES}/{undo.key}",
             kind="compensation",
             name=note.fn.rpartition(":")[2],
             status=EntryStatus.SUCCEEDED,
-            asked=self._books.next_ask(),
+            call_seq=self._books.next_ask(),
             detail=msgspec.json.encode(note),
         )
 
     def _revive(self, history: History) -> None:
         """Those that were carried out too: a replay takes them again, unless it does not come by the scope that did."""
         for entry in history.notes:
-            note = msgspec.json.decode(entry.detail or b"", type=Note)
+            note = msgspec.json.decode(entry.detail or b"", type=CompensationRecord)
             key = entry.location.removeprefix(f"{NOTES}/")
-            if note.taken_by and history.is_past(note.taken_by):
+            if note.taken_by and history.is_before_resume_point(note.taken_by):
                 self._spent.add(key)
                 continue
-            order = note.order if not key.startswith("~before/") else (-1, entry.asked)  # before all of this generation
+            order = (
+                note.order if not key.startswith("~before/") else (-1, entry.call_seq)
+            )  # before all of this generation
             args = _Noted(self._codec, note)
-            self._found[key] = Undo(key, note.kind, order, None, args, note.of, note.blocks, note.fn, entry)
+            self._found[key] = Compensation(key, note.kind, order, None, args, note.of, note.blocks, note.fn, entry)
 
 
-def _struck_out(noted: Entry, taken_by: str) -> Entry:
-    note = msgspec.structs.replace(msgspec.json.decode(noted.detail or b"", type=Note), taken_by=taken_by)
+def _as_cancelled(noted: Entry, taken_by: str) -> Entry:
+    note = msgspec.structs.replace(msgspec.json.decode(noted.detail or b"", type=CompensationRecord), taken_by=taken_by)
     return msgspec.structs.replace(noted, status=EntryStatus.CANCELLED, detail=msgspec.json.encode(note))
 
 
 class _Noted:
     """The arguments of a noted function, decoded by its annotations when it is called."""
 
-    def __init__(self, codec: Codec, note: Note) -> None:
+    def __init__(self, codec: Codec, note: CompensationRecord) -> None:
         self._codec = codec
         self._note = note
 
     def __call__(self) -> Sequence[Any]:
-        fn = found(self._note.fn)
+        fn = import_by_path(self._note.fn)
         hints = list(Parameters.of(fn.fn if isinstance(fn, Step) else fn, skip=0).hints.values())
         hints += [Any] * (len(self._note.args) - len(hints))
         return [
@@ -213,7 +215,7 @@ def importable(fn: Any) -> str:
     if module and name and "<" not in name:
         path = f"{module}:{name}"
         try:
-            same = found(path)
+            same = import_by_path(path)
         except (ImportError, AttributeError):
             same = None
         if same is fn or getattr(same, "fn", same) is inner:
@@ -224,7 +226,7 @@ def importable(fn: Any) -> str:
     )
 
 
-def found(path: str) -> Any:
+def import_by_path(path: str) -> Any:
     """The function of this name."""
     module, _, name = path.partition(":")
     thing: Any = importlib.import_module(module)
@@ -233,9 +235,9 @@ def found(path: str) -> Any:
     return thing
 
 
-def call_of(undo: Undo) -> Any:
+def call_of(undo: Compensation) -> Any:
     """The durable call that carries it out; must be made inside the run."""
-    fn = undo.fn if undo.fn is not None else found(undo.path or "")
+    fn = undo.fn if undo.fn is not None else import_by_path(undo.path or "")
     if isinstance(fn, Step):
         step = fn.options(compensate=None)
     else:

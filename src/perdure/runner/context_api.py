@@ -16,25 +16,25 @@ import msgspec
 from msgspec import Struct
 
 from perdure.codec import JSON, Codec
-from perdure.codec.failures import describe
+from perdure.codec.failures import error_to_record
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.ids import keyed_run_id
-from perdure.model.locations import escape
+from perdure.model.locations import escape_segment
 from perdure.model.records import DeadLetter, Entry, ErrorRecord, Wait
 from perdure.model.turns import Continued, StopChildren
 from perdure.model.validation import check_name
-from perdure.runner.cleanup import roll_back, uncancelled
-from perdure.runner.compensations import Compensations, Undo, call_of
-from perdure.runner.entry_tracker import Ledger
+from perdure.runner.cleanup import roll_back, wait_shielded
+from perdure.runner.compensations import Compensation, Compensations, call_of
+from perdure.runner.entry_tracker import EntryTracker
 from perdure.runner.event_loop import WorkflowLoop
 from perdure.runner.history import History
 from perdure.runner.scopes import Scope
 from perdure.runner.tasks import Closed, WorkflowTask
-from perdure.workflows.children import Order
-from perdure.workflows.commands import Question
-from perdure.workflows.context import Context, RunFacts
+from perdure.workflows.children import ChildSpec
+from perdure.workflows.commands import Command
+from perdure.workflows.context import Context, RunInfo
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow
-from perdure.workflows.rollback import BLOCKS
+from perdure.workflows.rollback import ROLLBACK_SCOPES
 from perdure.workflows.steps import StepCall
 from perdure.workflows.tokens import SigningKey
 
@@ -46,10 +46,10 @@ class RunStart(Struct, frozen=True):
     """Everything that a run is replayed from."""
 
     definition: Workflow[Any, Any]
-    facts: RunFacts
+    facts: RunInfo
     input: bytes
     seed: int
-    begun_at: float
+    first_executed_at: float
     history: Sequence[Entry] = ()
     deadline_at: float | None = None
     codec: Codec = JSON
@@ -61,26 +61,36 @@ class RunStart(Struct, frozen=True):
     waits: tuple[Wait, ...] = ()  # what it was last suspended for: who is to tell it of a run's end knows so already
 
 
-class Facade:
+class ContextApi:
     """See the module's docstring."""
 
-    __slots__ = ("_context", "_continued", "_family", "_history", "_ledger", "_loop", "_start", "facts", "replaying")
+    __slots__ = (
+        "_context",
+        "_continued",
+        "_history",
+        "_ledger",
+        "_loop",
+        "_may_have_children",
+        "_start",
+        "facts",
+        "replaying",
+    )
 
     def __init__(self, start: RunStart) -> None:
         self.facts = start.facts
         self.replaying = len(start.history) > 0
         self._start = start
         self._history = History(start.history)
-        first = self._history.begun_at
-        begun_at = max(start.begun_at if first is None else first, self._history.rewound.get(0, 0.0))
-        self._loop = WorkflowLoop(self, start.seed, begun_at, self.open_scope(""))
+        first = self._history.first_executed_at
+        first_executed_at = max(start.first_executed_at if first is None else first, self._history.rewound.get(0, 0.0))
+        self._loop = WorkflowLoop(self, start.seed, first_executed_at, self.open_scope(""))
         strict = start.strict or start.definition.settings.strict
-        self._ledger = Ledger(start.facts, self._history, self._loop, start.codec, strict)
+        self._ledger = EntryTracker(start.facts, self._history, self._loop, start.codec, strict)
         for wait in start.waits:
             if wait.kind == "child" and wait.location is not None and wait.name is not None:
                 self._ledger.standing.setdefault(wait.location, set()).add(wait.name)
         self._continued: Continued | None = None
-        self._family = start.epoch > 0  # whether there may be attached children
+        self._may_have_children = start.epoch > 0  # whether there may be attached children
         self._context: Context | None = Context(self)
 
     # --- what the context asks and reads
@@ -103,53 +113,53 @@ class Facade:
         step = call.step
         if step.settings.compensate is not None:
             self._ledger.compensations.check(step.settings.compensate, self._loop.scope().path)
-            call.blocks = BLOCKS.get()
-        return self._ledger.ask("step", step.name, step.segment, call=call)
+            call.blocks = ROLLBACK_SCOPES.get()
+        return self._ledger.request("step", step.name, step.segment, call=call)
 
-    def ask_sleep(self, due_at: float) -> Any:
+    def sleep_until(self, due_at: float) -> Any:
         if due_at > self._loop.now or self._ledger.has_asked_for_sleep(due_at):
-            return self._ledger.ask("sleep", "sleep", "sleep", due_at=due_at)
+            return self._ledger.request("sleep", "sleep", "sleep", due_at=due_at)
         self._loop.callbacks += 1  # it does not wait, and so could spin
-        if not self._ledger.may_ask() or self._loop.spinning:
-            return self._ledger.never()
+        if not self._ledger.can_request() or self._loop.spinning:
+            return self._ledger.never_completing()
         done = self._loop.create_future()
         done.set_result(None)
         return done
 
-    def pose(self, question: Question) -> Any:
+    def issue(self, question: Command) -> Any:
         if question.kind in ("child", "start_child"):
-            self._family = True
-        return self._ledger.pose(question)
+            self._may_have_children = True
+        return self._ledger.issue(question)
 
     def place(self, segment: str) -> str:
         """Take the next place of this (escaped) segment in the current scope."""
-        return self._loop.scope().place(segment)
+        return self._loop.scope().locate(segment)
 
     def escape(self, name: str) -> str:
-        return escape(name)
+        return escape_segment(name)
 
-    def open_block(self, name: str) -> str:
-        return self._loop.scope().place(escape(name))
+    def open_scope_for_branches(self, name: str) -> str:
+        return self._loop.scope().locate(escape_segment(name))
 
     def start_branch(self, path: str, branch: str | int, work: Any) -> WorkflowTask:
-        label = escape(branch) if isinstance(branch, str) else f"~{branch}"
+        label = escape_segment(branch) if isinstance(branch, str) else f"~{branch}"
         return self._loop.start_branch(work, label, self.open_scope(f"{path}/{label}"))
 
-    def note(self, kind: str, location: str, value: Any) -> None:
+    def record_note(self, kind: str, location: str, value: Any) -> None:
         self._ledger.note(kind, location, self._start.codec.encode(value))
 
     def continue_as(self, workflow: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Nothing more of this generation happens: the call never returns, and the drain stops."""
-        if self._ledger.may_ask():
+        if self._ledger.can_request():
             definition = self._successor(workflow)
             what = f"payload of workflow {definition.name!r}"
             payload = definition.parameters.encode(self._start.codec, args, kwargs, what=what)
-            carried = self._ledger.compensations.carried()
+            carried = self._ledger.compensations.carried_over()
             self._continued = Continued(
                 definition.name, definition.version, payload, pool=definition.settings.pool, carried=carried
             )
             self._loop.halted = True
-        return self._ledger.never()
+        return self._ledger.never_completing()
 
     def _successor(self, workflow: Any) -> Workflow[Any, Any]:
         if workflow is None:
@@ -160,7 +170,9 @@ class Facade:
             raise WorkflowMisuse(f"continue_as takes a @workflow function, not {workflow!r}")
         return workflow
 
-    def child_order(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None) -> Order:
+    def build_child_spec(
+        self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None
+    ) -> ChildSpec:
         """Check everything about a child before it is asked for."""
         self._ledger.check_inside()
         if isinstance(target, BoundWorkflow):
@@ -176,18 +188,18 @@ class Facade:
         key = definition.settings.idempotency_key
         if id is None and key is not None:
             id = keyed_run_id(definition.name, key(*args, **kwargs))
-        return Order(definition, payload, None if id is None else check_name("a run's id", id))
+        return ChildSpec(definition, payload, None if id is None else check_name("a run's id", id))
 
     def pin_version(self, gate: str, latest: int) -> int:
         return self._ledger.pin_version(gate, latest, self.replaying)
 
-    def account_removed(self, name: str, kind: str) -> None:
+    def skip_removed_entry(self, name: str, kind: str) -> None:
         self._ledger.account_removed(name, kind, self.replaying)
 
     def now(self) -> float:
         return self._loop.now
 
-    def here(self) -> str:
+    def current_location(self) -> str:
         return self._loop.scope().path
 
     def next_number(self) -> int:
@@ -205,7 +217,7 @@ class Facade:
     @property
     def signing(self) -> tuple[tuple[SigningKey, ...], float]:
         """The keys for tokens, and the moment by which one of them is chosen: the same on every replay."""
-        return self._start.keys, self._start.begun_at
+        return self._start.keys, self._start.first_executed_at
 
     @property
     def module(self) -> str:
@@ -231,12 +243,12 @@ class Facade:
     def end_loop(self, location: str, value: bytes) -> None:
         self._ledger.settle_soon(location, value)
 
-    def leave_loop(self, location: str, error: BaseException | None) -> None:
+    def fail_loop(self, location: str, error: BaseException | None) -> None:
         """The body raised, or the loop was cancelled."""
         record: ErrorRecord | None = None
         if isinstance(error, Exception):
-            record = describe(error, self._start.codec)
-        self._ledger.gave_up(location, record)
+            record = error_to_record(error, self._start.codec)
+        self._ledger.fail_loop_entry(location, record)
 
     @contextlib.contextmanager
     def iteration(self, path: str) -> Iterator[None]:
@@ -260,7 +272,7 @@ class Facade:
         finally:
             task.scope = outer
 
-    def tasks_inside(self, path: str) -> list[WorkflowTask]:
+    def tasks_in_scope(self, path: str) -> list[WorkflowTask]:
         """Tasks that were opened in a scope, or below it, and are not done."""
         below = f"{path}/"
         return [
@@ -278,14 +290,16 @@ class Facade:
         for iteration in range(first, end):
             path = f"{location}/~{iteration}"
             below = f"{path}/"
-            if any(pending.startswith(below) for waiting in (ledger.pending, ledger.stops) for pending in waiting):
+            if any(
+                pending.startswith(below) for waiting in (ledger.pending, ledger.stop_requests) for pending in waiting
+            ):
                 end = iteration
                 break
             for spent in (path, *ledger.compensations.spent_in(path)):
                 ledger.forget(spent)
             if ledger.deferreds:
                 ledger.keep_deferreds(path)
-        ledger.nursery.outlast(location, end)
+        ledger.nursery.keep_after_pruning(location, end)
         return end
 
     # --- compensation
@@ -297,24 +311,24 @@ class Facade:
     def register(self, kind: str, fn: Any, args: tuple[Any, ...]) -> None:
         if not callable(fn):
             raise WorkflowMisuse(f"on_{kind} takes a function to call, not {fn!r}")
-        if self._ledger.may_ask():
+        if self._ledger.can_request():
             scope = self._loop.scope()
             self._ledger.compensations.check(fn, scope.path)
-            self._ledger.compensations.add(kind, scope.place(f"~on_{kind}"), fn, args)
+            self._ledger.compensations.add(kind, scope.locate(f"~on_{kind}"), fn, args)
 
-    def ask_undo(self, undo: Undo) -> Any:
+    def request_compensation(self, undo: Compensation) -> Any:
         call = call_of(undo)
         detail = msgspec.json.encode({"of": undo.of})
         call.close()  # it is asked for here and not awaited itself
-        return self._ledger.ask("step", call.step.name, escape(call.step.name), call=call, detail=detail)
+        return self._ledger.request("step", call.step.name, escape_segment(call.step.name), call=call, detail=detail)
 
     def ask_stop_children(self) -> Any:
-        if not self._family:
+        if not self._may_have_children:
             return None
-        question = Question(kind="children", name="children", segment=CHILDREN, work=StopChildren, outside=True)
-        return self._ledger.pose(question)
+        question = Command(kind="children", name="children", segment=CHILDREN, effect=StopChildren, fixed_location=True)
+        return self._ledger.issue(question)
 
-    def bury(self, undo: Undo, error: BaseException) -> None:
+    def dead_letter_compensation(self, undo: Compensation, error: BaseException) -> None:
         """A compensation or exit that could not be carried out."""
         if self.replaying:
             return
@@ -322,7 +336,7 @@ class Facade:
         what = "compensation" if undo.kind == "rollback" else "exit"
         name = undo.path or getattr(undo.fn, "__name__", repr(undo.fn))
         LOGGER.error("run %s: %s %s failed: %s", facts.id, what, name, error)
-        self._ledger.extras.bury(
+        self._ledger.extras.add_dead_letter(
             DeadLetter(
                 id=f"{what}/{facts.id}/{facts.generation}/{undo.key}",
                 kind="compensation",
@@ -342,8 +356,8 @@ class Facade:
         if undos:
             scope = self.open_scope(self.place("~rollback"))
             task = self._loop.start_branch(roll_back(self, undos), "~rollback", scope)
-            self._ledger.closers.add(task)
-            await uncancelled(task)
+            self._ledger.cleanup_tasks.add(task)
+            await wait_shielded(task)
 
     # --- what the loop tells
 
@@ -356,13 +370,13 @@ class Facade:
     def timer_cancelled(self, location: str) -> None:
         self._ledger.alarms.remove(location)
 
-    def given_up(self, location: str) -> None:
-        self._ledger.given_up(location)
+    def on_cancelled(self, location: str) -> None:
+        self._ledger.on_cancelled(location)
 
-    def wary(self) -> None:
+    def on_self_cancel(self) -> None:
         """A task that is running has been cancelled, most often by itself."""
-        self._ledger.wary = True
+        self._ledger.self_cancelled = True
 
-    def report_lost(self, scope: str, message: str, error: BaseException | None) -> None:
+    def log_unretrieved_error(self, scope: str, message: str, error: BaseException | None) -> None:
         if not self.replaying:
             LOGGER.error("run %s at %s: %s", self.facts.id, scope or "its own scope", message, exc_info=error)

@@ -15,22 +15,22 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure.codec import Codec, fingerprint
-from perdure.codec.failures import step_error, told_error
+from perdure.codec.failures import error_from_record, step_error_from_record
 from perdure.errors import HistoryDiverged, InvalidPayload, WorkflowMisuse
-from perdure.model.locations import escape, segment_of
-from perdure.model.records import Entry, EntryStatus, ErrorRecord, Held
+from perdure.model.locations import escape_segment, segment_of
+from perdure.model.records import Entry, EntryStatus, ErrorRecord, Hold
 from perdure.model.turns import StartChild, StopRun
-from perdure.runner.child_tracker import CHILDREN, Nursery
+from perdure.runner.child_tracker import CHILDREN, ChildTracker
 from perdure.runner.compensations import Compensations
 from perdure.runner.event_loop import WorkflowLoop
 from perdure.runner.history import History
-from perdure.runner.pending import Forever, Pending
-from perdure.runner.source_lines import calling_line
+from perdure.runner.pending import NeverCompletes, PendingEntry
+from perdure.runner.source_lines import caller_source_line
 from perdure.runner.tasks import EntryFuture
-from perdure.runner.timers import Alarms
-from perdure.runner.turn_extras import Extras
-from perdure.workflows.commands import Question
-from perdure.workflows.context import RunFacts
+from perdure.runner.timers import TimerQueue
+from perdure.runner.turn_extras import TurnExtrasBuilder
+from perdure.workflows.commands import Command
+from perdure.workflows.context import RunInfo
 from perdure.workflows.steps import StepCall
 
 LOGGER = logging.getLogger("perdure.workflow")
@@ -39,7 +39,7 @@ EXHAUSTED = b'"exhausted"'
 """Marks a step that has no attempts left and holds its run (`suspend_on_failure`)."""
 
 
-class Ledger:
+class EntryTracker:
     """See the module's docstring. `to_start` and `dropped` are the steps that the next turn starts and cancels.
 
     `to_send` are errands that the next turn hands out, `instant` asks whose answer is known and is a completion of its
@@ -56,11 +56,12 @@ class Ledger:
         "_versions",
         "alarms",
         "changed",
-        "closers",
+        "cleanup_tasks",
         "compensations",
         "deferreds",
         "drift",
         "dropped",
+        "effects_to_start",
         "ended",
         "exhausted",
         "extras",
@@ -70,17 +71,16 @@ class Ledger:
         "pending",
         "pins",
         "removed",
+        "running_count",
+        "self_cancelled",
         "seq",
         "standing",
-        "stops",
-        "to_send",
+        "stop_requests",
         "to_start",
-        "under_way",
         "waiting",
-        "wary",
     )
 
-    def __init__(self, facts: RunFacts, history: History, loop: WorkflowLoop, codec: Codec, strict: bool) -> None:
+    def __init__(self, facts: RunInfo, history: History, loop: WorkflowLoop, codec: Codec, strict: bool) -> None:
         self._facts = facts
         self._history = history
         self._loop = loop
@@ -88,37 +88,37 @@ class Ledger:
         self._strict = strict
         self._asked = 0
         self._versions: dict[str, int] = {}
-        self.pending: dict[str, Pending] = {}
-        self.to_start: dict[str, Pending] = {}
-        self.to_send: dict[str, Pending] = {}
+        self.pending: dict[str, PendingEntry] = {}
+        self.to_start: dict[str, PendingEntry] = {}
+        self.effects_to_start: dict[str, PendingEntry] = {}
         self.instant: dict[str, bytes | None] = {}
-        self.waiting: dict[str, Pending] = {}  # asks that mail answers, in order of asking
+        self.waiting: dict[str, PendingEntry] = {}  # asks that mail answers, in order of asking
         self.standing: dict[str, set[str]] = {}  # waits for the end of runs that were set up before the run was loaded
-        self.stops: dict[str, Pending] = {}
-        self.exhausted: dict[str, Pending] = {}
+        self.stop_requests: dict[str, PendingEntry] = {}
+        self.exhausted: dict[str, PendingEntry] = {}
         # Those that were awaited and settled, by name: the entry that has taken the message.
         self.deferreds: dict[str, Entry] = {}
         for entry in history.past_deferreds():
             self.deferreds.setdefault(entry.name, entry)
-        self.extras = Extras()
+        self.extras = TurnExtrasBuilder()
         self.compensations = Compensations(self, codec, history)
-        self.closers: set[Any] = set()  # tasks that roll back or end the run: they may ask when nobody else may
-        self.under_way = 0
+        self.cleanup_tasks: set[Any] = set()  # tasks that roll back or end the run: they may ask when nobody else may
+        self.running_count = 0
         self.dropped: list[str] = []
-        self.alarms = Alarms()
+        self.alarms = TimerQueue()
         self.changed: dict[str, Entry] = {}
         self.pins: dict[str, Entry] = {}
         self.removed: set[str] = set()
         self.drift: list[str] = []
-        self.held: Held | None = None
+        self.held: Hold | None = None
         self.ended = False
         self.seq = 0
-        self.wary = False  # a task has cancelled itself, and may do so again
-        self.nursery = Nursery(self, loop, facts.generation, history)
+        self.self_cancelled = False  # a task has cancelled itself, and may do so again
+        self.nursery = ChildTracker(self, loop, facts.generation, history)
 
     # --- asking
 
-    def ask(
+    def request(
         self,
         kind: str,
         name: str,
@@ -126,34 +126,34 @@ class Ledger:
         *,
         call: StepCall | None = None,
         due_at: float | None = None,
-        question: Question | None = None,
+        question: Command | None = None,
         detail: bytes | None = None,
     ) -> Any:
         """Ask for an entry; gives what the task is to await."""
         loop = self._loop
         # A step's call comes from the running loop by itself; of others it is asked, which costs a system call.
         outside = not loop.open or (call is None and events._get_running_loop() is not loop)
-        if (self.ended or loop.closing or outside) and not self.may_ask():
-            return self.never()
+        if (self.ended or loop.closing or outside) and not self.can_request():
+            return self.never_completing()
         scope = loop.scope()
         ordinal = scope.ordinal
         scope.ordinal = ordinal + 1
-        location = scope.place(segment)
+        location = scope.locate(segment)
         self._asked = asked = self._asked + 1
-        future = self._future(location, plain=call is not None and not self.wary)
+        future = self._future(location, plain=call is not None and not self.self_cancelled)
         if ordinal <= scope.last_recorded:
             record = scope.recorded.pop(ordinal, None)
             if record is not None:
-                if record.asked > asked:
-                    self._asked = record.asked  # what was pruned was counted too
+                if record.call_seq > asked:
+                    self._asked = record.call_seq  # what was pruned was counted too
                 if self._fits(record, kind, location, call):
-                    self._ask_again(record, future, call, question, due_at)
+                    self._request_recorded(record, future, call, question, due_at)
                 return future
             if kind != "step":
-                self.diverge(location, "a step that was under way", f"{kind} {location!r}", calling_line())
+                self.diverge(location, "a step that was under way", f"{kind} {location!r}", caller_source_line())
                 return future
         marks = fingerprint(self._codec, call.args, call.kwargs) if call is not None else None
-        pending = Pending(
+        pending = PendingEntry(
             location, kind, name, asked, ordinal, self._facts.generation, loop.now, future, call, marks, question
         )
         pending.detail = detail
@@ -191,24 +191,24 @@ class Ledger:
         record = scope.recorded.get(scope.ordinal)
         return record is not None and record.kind == "sleep" and record.due_at in (until, None)
 
-    def pose(self, question: Question) -> Any:
+    def issue(self, question: Command) -> Any:
         """Ask a question that is neither a step nor a sleep."""
-        if question.outside:
+        if question.fixed_location:
             return self._ask_outside(question)
-        return self.ask(question.kind, question.name, question.segment, due_at=question.due_at, question=question)
+        return self.request(question.kind, question.name, question.segment, due_at=question.due_at, question=question)
 
-    def _ask_outside(self, question: Question) -> Any:
+    def _ask_outside(self, question: Command) -> Any:
         """An ask at a location of its own, outside of the order of any scope: found on record by that location."""
-        if not self.may_ask():
-            return self.never()
+        if not self.can_request():
+            return self.never_completing()
         loop, location = self._loop, question.segment
         future = self._future(location, plain=False)
         record = self._history.by_location.get(location)
         if record is not None and record.kind == question.kind:
             self.asked_before(record)
-            self._ask_again(record, future, None, question)
+            self._request_recorded(record, future, None, question)
             return future
-        pending = Pending(
+        pending = PendingEntry(
             location,
             question.kind,
             question.name,
@@ -226,12 +226,12 @@ class Ledger:
         self.changed[location] = pending.entry(PENDING)
         return future
 
-    def _ask_again(
+    def _request_recorded(
         self,
         record: Entry,
         future: Future[Any],
         call: StepCall | None,
-        question: Question | None,
+        question: Command | None,
         due_at: float | None = None,
     ) -> None:
         """An ask that is on record: answer it at once where that is what would happen next anyway."""
@@ -243,7 +243,7 @@ class Ledger:
             and not _about_to_be_cancelled(loop)
         ):
             # Fast path: every task waits and this is the next completion, so draining would lead just here.
-            history.step_on()
+            history.advance()
             loop.callbacks = 0
             self.seq = record.seq or self.seq
             loop.pass_time(record.settled_at)
@@ -251,12 +251,12 @@ class Ledger:
                 loop.pass_time(history.rewound.get(self.seq))
             self.answer(future, call, question, record)
             return
-        pending = Pending.of(record, future, call, question)
+        pending = PendingEntry.of(record, future, call, question)
         self.pending[record.location] = pending
         if record.status is PENDING:
             self._take_up(pending, due_at)
 
-    def _take_up(self, pending: Pending, due_at: float | None) -> None:
+    def _take_up(self, pending: PendingEntry, due_at: float | None) -> None:
         """Go on with what was pending when the run was last seen."""
         location = pending.location
         if pending.due_at is None and due_at is not None and self._was_opened_again(pending):
@@ -277,33 +277,35 @@ class Ledger:
         elif pending.due_at is None and pending.seq is None:
             self.to_start[location] = pending
 
-    def _was_opened_again(self, pending: Pending) -> bool:
+    def _was_opened_again(self, pending: PendingEntry) -> bool:
         """Whether a rewind has opened it from a row without a deadline: a sleep always has one, a receive may not."""
         return pending.kind == "sleep" or pending.generation != self._facts.generation
 
-    def _prepare(self, pending: Pending) -> None:
+    def _prepare(self, pending: PendingEntry) -> None:
         """See to it that a question gets its answer."""
         question = pending.question
         if question is None:
             return
-        if question.instant is not None:
-            self.instant[pending.location] = question.instant
-        elif question.work is not None:
-            pending.work = question.work(pending.target)
+        if question.immediate_value is not None:
+            self.instant[pending.location] = question.immediate_value
+        elif question.effect is not None:
+            pending.work = question.effect(pending.target)
             if question.describe is not None:
                 if pending.recorded is None or pending.detail is None:
                     pending.detail = question.describe(pending.work)
                 elif isinstance(pending.work, StartChild):
-                    self._know_again(pending, pending.work, question.describe)
+                    self._match_recorded_child(pending, pending.work, question.describe)
             pending.awaited = self.standing.pop(pending.location, None) if pending.recorded is not None else None
             if pending.awaited is None:
-                self.to_send[pending.location] = pending
+                self.effects_to_start[pending.location] = pending
         elif question.deferred is not None and question.deferred in self.deferreds:
             self.instant[pending.location] = None  # as it was answered before
         elif question.wants is not None or question.deferred is not None:
             self.waiting[pending.location] = pending
 
-    def _know_again(self, pending: Pending, work: StartChild, describe: Callable[[StartChild], bytes]) -> None:
+    def _match_recorded_child(
+        self, pending: PendingEntry, work: StartChild, describe: Callable[[StartChild], bytes]
+    ) -> None:
         """A child that is on record as asked for. After a rewind, and in a fork, it is another one: that goes on record
         before it is started, so that who rewinds the run again finds it."""
         child = msgspec.json.decode(pending.detail or b"{}")
@@ -313,19 +315,19 @@ class Ledger:
         elif not child.get("attached"):
             pending.work = replace(work, attached=False)  # as the answer to its start has said
 
-    def _subscribe(self, pending: Pending) -> None:
+    def _subscribe(self, pending: PendingEntry) -> None:
         if pending.question is not None and pending.question.wants is not None:
             self.extras.subscribe(pending.target, tuple(pending.question.wants.types))
 
     def _fits(self, record: Entry, kind: str, location: str, call: StepCall | None) -> bool:
         if record.location != location or record.kind != kind:
-            self.diverge(location, f"{record.kind} {record.location!r}", f"{kind} {location!r}", calling_line())
+            self.diverge(location, f"{record.kind} {record.location!r}", f"{kind} {location!r}", caller_source_line())
             return False
         if call is None or record.fingerprint is None:
             return True
         if record.fingerprint == fingerprint(self._codec, call.args, call.kwargs):
             return True
-        line = calling_line()
+        line = caller_source_line()
         if self._strict:
             self.diverge(location, "other arguments", "the same step with changed ones", line)
             return False
@@ -338,13 +340,13 @@ class Ledger:
         )
         return True
 
-    def may_ask(self) -> bool:
+    def can_request(self) -> bool:
         """Raise while the run is being closed, or from outside of it; False if it has asked too often, or has ended."""
         if self._loop.closing:
             self._loop.refuse()
             return False
         self.check_inside()
-        return not self.ended or self._loop.running_task() in self.closers
+        return not self.ended or self._loop.running_task() in self.cleanup_tasks
 
     def check_inside(self) -> None:
         """Refuse a context that was carried out of its workflow, into a step or another run."""
@@ -354,9 +356,9 @@ class Ledger:
                 "give the step what it needs as an argument"
             )
 
-    def never(self) -> Any:
+    def never_completing(self) -> Any:
         """Something to await that never comes."""
-        return Forever() if self._loop.closing else self._loop.create_future()
+        return NeverCompletes() if self._loop.closing else self._loop.create_future()
 
     def next_ask(self) -> int:
         self._asked += 1
@@ -364,11 +366,11 @@ class Ledger:
 
     def asked_before(self, entry: Entry) -> None:
         """Count what is on record without being asked for: new asks come after it."""
-        self._asked = max(self._asked, entry.asked)
+        self._asked = max(self._asked, entry.call_seq)
 
     # --- answering
 
-    def answer(self, future: Future[Any], call: StepCall | None, question: Question | None, entry: Entry) -> None:
+    def answer(self, future: Future[Any], call: StepCall | None, question: Command | None, entry: Entry) -> None:
         """Give the waiting task its result: always decoded from the record, a new object each time."""
         if question is not None and question.deferred is not None:
             self._deferred_settled(question.deferred, entry)
@@ -400,16 +402,18 @@ class Ledger:
                 del self.waiting[location]
                 self.instant[location] = None
 
-    def _error(self, call: StepCall | None, question: Question | None, entry: Entry) -> BaseException:
+    def _error(self, call: StepCall | None, question: Command | None, entry: Entry) -> BaseException:
         assert entry.error is not None
         if call is not None:
             raises = call.step.settings.raises
-            return step_error(entry.error, self._codec, location=entry.location, attempts=entry.attempts, raises=raises)
+            return step_error_from_record(
+                entry.error, self._codec, location=entry.location, attempts=entry.attempts, raises=raises
+            )
         if question is not None and question.fail is not None:
             return question.fail(entry)
-        return told_error(entry.error, self._codec)
+        return error_from_record(entry.error, self._codec)
 
-    def given_up(self, location: str) -> None:
+    def on_cancelled(self, location: str) -> None:
         """A task was cancelled while it waited for this."""
         if self._loop.closing:
             return
@@ -420,10 +424,10 @@ class Ledger:
         self.to_start.pop(location, None)
         self.exhausted.pop(location, None)
         self.instant.pop(location, None)
-        handed_out = self.to_send.pop(location, None) is None or pending.recorded is not None
+        handed_out = self.effects_to_start.pop(location, None) is None or pending.recorded is not None
         if pending.under_way:
             pending.under_way = False
-            self.under_way -= 1
+            self.running_count -= 1
             if pending.call is not None:
                 self.dropped.append(location)
         stop = self._history.by_location.get(f"{location}/~stop")
@@ -436,7 +440,7 @@ class Ledger:
             pending.due_at = None
             self.changed[location] = pending.entry(CANCELLED, settled_at=self._loop.now)
 
-    def gave_up(self, location: str, error: ErrorRecord | None) -> None:
+    def fail_loop_entry(self, location: str, error: ErrorRecord | None) -> None:
         """A loop's body raised, or its task was cancelled: the loop ends so, which a replay finds out by itself."""
         pending = self.pending.pop(location, None)
         if pending is None or self._loop.closing:
@@ -468,7 +472,7 @@ class Ledger:
 
     def stop_run(self, location: str, run_id: str) -> None:
         """Have a run stopped that nobody waits for any more. The run does not end before that was done."""
-        pending = Pending(
+        pending = PendingEntry(
             location,
             "stop",
             run_id,
@@ -487,11 +491,11 @@ class Ledger:
         """Those that are on record and were not carried out yet; no code asks for them."""
         for entry in self._history.by_location.values():
             if entry.kind == "stop" and entry.status is PENDING:
-                self._send_stop(Pending.of(entry, EntryFuture(loop=self._loop), None, None))
+                self._send_stop(PendingEntry.of(entry, EntryFuture(loop=self._loop), None, None))
 
-    def _send_stop(self, pending: Pending) -> None:
+    def _send_stop(self, pending: PendingEntry) -> None:
         pending.work = StopRun(pending.name)
-        self.stops[pending.location] = self.to_send[pending.location] = pending
+        self.stop_requests[pending.location] = self.effects_to_start[pending.location] = pending
 
     def note(self, kind: str, location: str, value: bytes) -> None:
         """Write down something that nobody asks for again: it stands outside of its scope's order."""
@@ -514,7 +518,7 @@ class Ledger:
 
     def pin_version(self, gate: str, latest: int, replaying: bool) -> int:
         self.check_inside()
-        location = f"~version/{escape(gate)}"
+        location = f"~version/{escape_segment(gate)}"
         pinned = self._versions.get(location)
         if pinned is not None:
             return pinned
@@ -533,7 +537,7 @@ class Ledger:
         may look just like it, or be under way and leave a gap where it would have been."""
         self.check_inside()
         scope = self._loop.scope()
-        gate = scope.place(f"~removed[{escape(name)}]")
+        gate = scope.locate(f"~removed[{escape_segment(name)}]")
         absent = self._history.by_location.get(gate)
         if absent is not None:
             self.asked_before(absent)
@@ -542,9 +546,9 @@ class Ledger:
         if record is not None and record.kind == kind and record.name == name:
             del scope.recorded[scope.ordinal]
             self.removed.add(record.location)
-            scope.place(segment_of(record.location))
+            scope.locate(segment_of(record.location))
         elif record is None and kind == "step" and scope.ordinal < scope.last_recorded:
-            scope.place(escape(name))  # it was under way, and so not on record, when later ones were done
+            scope.locate(escape_segment(name))  # it was under way, and so not on record, when later ones were done
         else:
             self._pin(gate, "removed", name, replaying)
             return
@@ -567,9 +571,9 @@ class Ledger:
     def diverge(self, location: str, recorded: str, asked: str, line: str | None) -> None:
         if self.held is None:
             error = HistoryDiverged(location, recorded, asked, line)
-            self.hold(Held("diverged", str(error), location, recorded, asked, line))
+            self.hold(Hold("diverged", str(error), location, recorded, asked, line))
 
-    def hold(self, held: Held) -> None:
+    def hold(self, held: Hold) -> None:
         self.held = held
         self._loop.halted = True
 

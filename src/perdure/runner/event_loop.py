@@ -28,12 +28,21 @@ from perdure.runner.asyncio_internals import (
     check_waited_for,
 )
 from perdure.runner.scopes import Scope
-from perdure.runner.tasks import Closed, LoopOwner, Ready, TaskStart, Timer, WorkflowFuture, WorkflowTask, label
+from perdure.runner.tasks import (
+    Closed,
+    LoopOwner,
+    ReadyHandle,
+    TaskStart,
+    WorkflowFuture,
+    WorkflowTask,
+    WorkflowTimerHandle,
+    label,
+)
 from perdure.workflows.durable_call import DurableCall
 
 LOGGER = logging.getLogger("perdure.workflow")
 MAX_CALLBACKS = 100_000  # between two completions; a workflow that needs more spins
-MAX_REFUSED = 100  # calls that a closing run may make before it gets no answer at all
+MAX_CLOSED_CALLS = 100  # calls that a closing run may make before it gets no answer at all
 
 NO_TASK = "asyncio.Task(...) and eager tasks cannot be used in a workflow: use create_task"
 
@@ -67,7 +76,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
     def __init__(self, owner: LoopOwner, seed: int, now: float, root: Scope) -> None:
         self.perdure_run: Any = owner
         self.ready: deque[Any] = deque()
-        self.timers: dict[str, Timer] = {}
+        self.timers: dict[str, WorkflowTimerHandle] = {}
         self.live: dict[WorkflowTask, None] = {}  # strong references, in order of creation
         self.now = now
         self.root = root
@@ -79,7 +88,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         # By it futures, tasks and calls hash alike on every replay; spread over all bits: asyncio keeps tasks in sets.
         self.number = (seed * 0x9E3779B97F4A7C15) & ((1 << 60) - 1)
         self._inner_number = self.number  # for what asyncio makes for itself, which differs between Python versions
-        self._hurrying = False
+        self._run_next = False
         self._refused = 0
         self._batch: AsCompletedBatch | None = None
 
@@ -149,7 +158,8 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
 
     def finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
         """Close an async generator that was dropped unexhausted; durable calls in its `finally` are refused."""
-        self.perdure_run.report_lost("", f"async generator {generator.__name__} was not closed; use aclosing()", None)  # type: ignore[attr-defined]
+        name = getattr(generator, "__name__", "?")
+        self.perdure_run.log_unretrieved_error("", f"async generator {name} was not closed; use aclosing()", None)
         outer, closing = events._get_running_loop(), self.closing
         events._set_running_loop(self)
         self.closing = True
@@ -167,31 +177,31 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
     def time(self) -> float:
         return self.now
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> Ready:
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> ReadyHandle:
         if self.closing:  # a handler that releases a lock does no harm: nobody is woken any more
-            return Ready(callback, args, self, context)
+            return ReadyHandle(callback, args, self, context)
         if not self.open or type(getattr(callback, "__self__", None)) is not WorkflowTask:
             self._check_open(callback)
         if RELEASE is not None and type(callback) is partial and callback.func is RELEASE:
             return self._release_soon(callback, args, context)
-        handle = Ready(callback, args, self, context)
-        if self._hurrying:
+        handle = ReadyHandle(callback, args, self, context)
+        if self._run_next:
             self.ready.appendleft(handle)
         else:
             self.ready.append(handle)
         return handle
 
-    def _release_soon(self, callback: partial[Any], args: tuple[Any, ...], context: Any) -> Ready:
+    def _release_soon(self, callback: partial[Any], args: tuple[Any, ...], context: Any) -> ReadyHandle:
         """Let `wait_for` of 3.11 go on exactly when that of later versions does, which has no task and no waiter."""
 
         def release() -> None:
-            self._hurrying = True
+            self._run_next = True
             try:
                 callback(*args)
             finally:
-                self._hurrying = False
+                self._run_next = False
 
-        handle = Ready(release, (), self, context)
+        handle = ReadyHandle(release, (), self, context)
         if getattr(args[0], "inline", False):
             self.ready.appendleft(handle)
         else:
@@ -203,15 +213,15 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
 
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
         self._check_open(callback)
-        location = self.scope().place("~timer")
-        handle = Timer(location, when, callback, args, self, context)
+        location = self.scope().locate("~timer")
+        handle = WorkflowTimerHandle(location, when, callback, args, self, context)
         if self.closing:
             return handle
         self.timers[location] = handle
         self.perdure_run.timer_set(location, when)
         return handle
 
-    def _timer_handle_cancelled(self, handle: Timer) -> None:
+    def _timer_handle_cancelled(self, handle: WorkflowTimerHandle) -> None:
         if self.timers.pop(handle.location, None) is not None:
             self.perdure_run.timer_cancelled(handle.location)
 
@@ -326,7 +336,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
     def refuse(self) -> None:
         """Raise in a run that is being closed; but a handler that will not hear of it is left waiting in the end."""
         self._refused += 1
-        if self._refused <= MAX_REFUSED:
+        if self._refused <= MAX_CLOSED_CALLS:
             raise Closed
 
     def get_debug(self) -> bool:
@@ -347,7 +357,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         task = context.get("task") or context.get("future")
         scope = task.scope.path if isinstance(task, WorkflowTask) and task.scope is not None else ""
-        self.perdure_run.report_lost(scope, str(context.get("message")), context.get("exception"))
+        self.perdure_run.log_unretrieved_error(scope, str(context.get("message")), context.get("exception"))
 
     default_exception_handler = call_exception_handler
 

@@ -13,16 +13,16 @@ from asyncio import events
 from typing import Any
 
 from perdure.runner.event_loop import WorkflowLoop
-from perdure.runner.pending import Forever
+from perdure.runner.pending import NeverCompletes
 from perdure.runner.tasks import Closed
 
 LOGGER = logging.getLogger("perdure.workflow")
-TRIES = 20
+MAX_CLOSE_ATTEMPTS = 20
 
 LIVE: set[WorkflowLoop] = set()
 """Keeps the loops of runs in memory alive until they are closed."""
 
-PARKED: list[Any] = []
+UNCLOSABLE: list[Any] = []
 """Coroutines that would not end. Kept, because letting them go would run them once more, and perhaps for ever."""
 
 
@@ -36,7 +36,7 @@ def close(loop: WorkflowLoop, run_id: str) -> None:
     LIVE.discard(loop)
     # A run and its loop refer to each other; apart, they go when the last one lets go of them, and the garbage
     # collector has nothing to do (it took a fifth of the time of a busy engine).
-    loop.perdure_run = Departed(run_id)
+    loop.perdure_run = EvictedRun(run_id)
     loop.main = None
 
 
@@ -56,7 +56,7 @@ def _close_tasks(loop: WorkflowLoop, run_id: str) -> None:
         loop.live.clear()
 
 
-class Departed:
+class EvictedRun:
     """Stands for a run that is no longer in memory: what is left of its coroutines may ask, and is refused."""
 
     replaying = False
@@ -73,14 +73,14 @@ class Departed:
 
     def ask_step(self, call: Any) -> Any:
         events._get_running_loop().refuse()  # type: ignore[union-attr]
-        return Forever()
+        return NeverCompletes()
 
-    def report_lost(self, scope: str, message: str, error: BaseException | None) -> None:
+    def log_unretrieved_error(self, scope: str, message: str, error: BaseException | None) -> None:
         LOGGER.error("run %s at %s: %s", self._run_id, scope or "its own scope", message, exc_info=error)
 
 
 def _close_coroutine(coro: Any, what: str) -> None:
-    for _ in range(TRIES):
+    for _ in range(MAX_CLOSE_ATTEMPTS):
         try:
             coro.close()
         except RuntimeError as error:
@@ -94,5 +94,5 @@ def _close_coroutine(coro: Any, what: str) -> None:
             return
         else:
             return
-    PARKED.append(coro)
+    UNCLOSABLE.append(coro)
     LOGGER.error("%s swallows GeneratorExit again and again; it stays in memory until the process ends", what)

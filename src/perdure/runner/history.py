@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from perdure.model.locations import scope_of
 from perdure.model.records import Entry, EntryStatus
 
-OUTLASTING = ("start_child", "watch", "deferred")
+KINDS_KEPT_AFTER_PRUNING = ("start_child", "watch", "deferred")
 """Kinds of entries of which some stay when their iteration is pruned."""
 
 
@@ -21,7 +21,7 @@ class History:
     `iterations` are the last committed iteration of each loop, `kept_from` its first that has entries, `last_asked` the
     last thing that was asked for in it; `notes` are compensations that outlive what registered them;
     `rewound` are moments at which the history was cut back, by the completion (`seq`) after which it goes on,
-    and `begun_at` is when a run that was cut back or forked had first begun.
+    and `first_executed_at` is when a run that was cut back or forked had first begun.
     """
 
     __slots__ = (
@@ -29,8 +29,8 @@ class History:
         "_loops",
         "_scopes",
         "_settled",
-        "begun_at",
         "by_location",
+        "first_executed_at",
         "iterations",
         "kept_from",
         "last_asked",
@@ -50,7 +50,7 @@ class History:
         self.last_asked: dict[str, Entry] = {}
         self.notes: tuple[Entry, ...] = ()
         self.rewound: dict[int, float] = {}
-        self.begun_at: float | None = None
+        self.first_executed_at: float | None = None
         if rows:
             self._arrange()
 
@@ -59,11 +59,11 @@ class History:
         self.notes = tuple(entry for entry in live if entry.kind == "compensation")
         marks = [entry for entry in live if entry.kind == "rewind"]
         self.rewound = {int(entry.name): entry.settled_at or 0.0 for entry in marks}
-        self.begun_at = min((entry.started_at for entry in marks), default=None)
+        self.first_executed_at = min((entry.started_at for entry in marks), default=None)
         self._loops = {entry.location: entry for entry in live if entry.kind == "loop"}
         if self._loops:
             self._look_at_iterations(live)
-            live = [entry for entry in live if not self.is_past(entry.location)]
+            live = [entry for entry in live if not self.is_before_resume_point(entry.location)]
         for entry in live:
             if entry.ordinal >= 0:
                 self._scopes.setdefault(scope_of(entry.location), {})[entry.ordinal] = entry
@@ -75,14 +75,14 @@ class History:
             noted = entry.kind == "compensation"
             location = entry.location.partition("/")[2] if noted else entry.location
             for loop, iteration, rest in _iterations_around(location, self._loops):
-                self.last_asked[loop] = max(entry, self.last_asked.get(loop, entry), key=lambda each: each.asked)
-                if noted or entry.kind in OUTLASTING:
+                self.last_asked[loop] = max(entry, self.last_asked.get(loop, entry), key=lambda each: each.call_seq)
+                if noted or entry.kind in KINDS_KEPT_AFTER_PRUNING:
                     continue
                 self.kept_from[loop] = min(iteration, self.kept_from.get(loop, iteration))
                 if not rest and entry.kind == "iteration" and entry.seq is not None:
                     self.iterations[loop] = max(iteration, self.iterations.get(loop, 0))
 
-    def is_past(self, location: str) -> bool:
+    def is_before_resume_point(self, location: str) -> bool:
         """Whether it is in a loop that has ended, or in an iteration before the last one that was committed."""
         return any(
             self._loops[loop].seq is not None or iteration < self.iterations.get(loop, 0)
@@ -94,7 +94,9 @@ class History:
         if not self._loops:
             return []
         found = [each for each in self.by_location.values() if each.kind == "deferred" and each.seq is not None]
-        return sorted((each for each in found if self.is_past(each.location)), key=lambda each: each.seq or 0)
+        return sorted(
+            (each for each in found if self.is_before_resume_point(each.location)), key=lambda each: each.seq or 0
+        )
 
     def scope(self, path: str) -> dict[int, Entry]:
         """The recorded entries of a scope by ordinal. Handed out once: what is left at the end was never asked for."""
@@ -105,13 +107,13 @@ class History:
         """The recorded completion that is to be applied next."""
         return self._settled[self._cursor] if self._cursor < len(self._settled) else None
 
-    def step_on(self) -> None:
+    def advance(self) -> None:
         self._cursor += 1
 
     def unasked(self) -> Entry | None:
         """The earliest recorded entry that the replay has not asked for."""
         left = [entry for scope in self._scopes.values() for entry in scope.values()]
-        return min(left, key=lambda entry: entry.asked, default=None)
+        return min(left, key=lambda entry: entry.call_seq, default=None)
 
     def kept_cancelled(self, pending: Sequence[str]) -> Entry | None:
         """A pending ask whose record says that the workflow had given it up."""

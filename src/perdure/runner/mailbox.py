@@ -22,18 +22,18 @@ from collections.abc import Iterable, Mapping
 from perdure.codec import Codec
 from perdure.errors import InvalidPayload
 from perdure.model.records import DeadLetter, Message
-from perdure.runner.pending import Pending
-from perdure.runner.turn_extras import Extras
-from perdure.workflows.commands import Wants
-from perdure.workflows.events import trace
+from perdure.runner.pending import PendingEntry
+from perdure.runner.turn_extras import TurnExtrasBuilder
+from perdure.workflows.commands import ReceiveFilter
+from perdure.workflows.events import message_key
 
 
-class Mailroom:
+class Mailbox:
     """See the module's docstring. `consumed` gathers the numbers that the turn takes out of the inbox."""
 
     __slots__ = ("_by_name", "_codec", "_deferreds", "_extras", "_run_id", "assigned", "consumed")
 
-    def __init__(self, run_id: str, codec: Codec, extras: Extras) -> None:
+    def __init__(self, run_id: str, codec: Codec, extras: TurnExtrasBuilder) -> None:
         self._run_id = run_id
         self._codec = codec
         self._extras = extras
@@ -50,11 +50,11 @@ class Mailroom:
         elif message.kind == "deferred":
             self._deferreds[message.name] = message
 
-    def pass_over(self, message: Message) -> None:
+    def discard(self, message: Message) -> None:
         """It answers nothing that this run waits for."""
         self.consumed.append(message.number)
 
-    def choose(self, asked: Iterable[Pending]) -> Pending | None:
+    def next_receiver(self, asked: Iterable[PendingEntry]) -> PendingEntry | None:
         """Of the open asks, in their order, the first one that waits for the earliest mail there is."""
         if not (self._by_name or self.assigned or self._deferreds):
             return None
@@ -65,7 +65,7 @@ class Mailroom:
                 chosen, earliest = pending, number
         return chosen
 
-    def _earliest_for(self, pending: Pending) -> int | None:
+    def _earliest_for(self, pending: PendingEntry) -> int | None:
         question = pending.question
         assert question is not None
         if question.deferred is not None:
@@ -77,7 +77,7 @@ class Mailroom:
             found = [self.assigned[pending.target].number]
         return min(found, default=None)
 
-    def answer_for(self, pending: Pending, now: float) -> list[Message]:
+    def take_for(self, pending: PendingEntry, now: float) -> list[Message]:
         """What this open ask gets, if there is anything for it."""
         question = pending.question
         assert question is not None
@@ -87,19 +87,19 @@ class Mailroom:
         if question.wants is None:
             return []
         found: list[Message] = []
-        while len(found) < question.wants.most and (message := self._next(question.wants, now)) is not None:
+        while len(found) < question.wants.max_messages and (message := self._next(question.wants, now)) is not None:
             found.append(message)
         return found or self._next_assigned(pending, question.wants, now)
 
-    def give_back_unwanted(self, pending: Mapping[str, Pending]) -> None:
+    def release_unwanted(self, pending: Mapping[str, PendingEntry]) -> None:
         """Assignments whose receive was answered otherwise, given up or timed out."""
         for target, message in list(self.assigned.items()):
             asked = pending.get(target.partition("/")[2])
             if asked is None or asked.target != target:
                 del self.assigned[target]
-                self._extras.give_back(message.number)
+                self._extras.release_assignment(message.number)
 
-    def _next(self, wants: Wants, now: float) -> Message | None:
+    def _next(self, wants: ReceiveFilter, now: float) -> Message | None:
         """The earliest unread event that it takes; those that are too old or do not fit their type go."""
         while True:
             queues = [queue for name in wants.types if (queue := self._by_name.get(name))]
@@ -112,7 +112,7 @@ class Mailroom:
             if self._usable(message, wants, now):
                 return message
 
-    def _next_assigned(self, pending: Pending, wants: Wants, now: float) -> list[Message]:
+    def _next_assigned(self, pending: PendingEntry, wants: ReceiveFilter, now: float) -> list[Message]:
         message = self.assigned.pop(pending.target, None)
         if message is None:
             return []
@@ -121,7 +121,7 @@ class Mailroom:
         self._extras.subscribe(pending.target, tuple(wants.types))  # the assignment had used up its subscription
         return []
 
-    def _usable(self, message: Message, wants: Wants, now: float) -> bool:
+    def _usable(self, message: Message, wants: ReceiveFilter, now: float) -> bool:
         if message.expires_at is not None and message.expires_at <= now:
             self.consumed.append(message.number)
             return False
@@ -129,13 +129,13 @@ class Mailroom:
             self._codec.decode(message.body or b"null", wants.types[message.name], what=f"event {message.name!r}")
         except InvalidPayload as misfit:
             self.consumed.append(message.number)
-            self._extras.bury(self._letter(message, str(misfit), now))
+            self._extras.add_dead_letter(self._letter(message, str(misfit), now))
             return False
         return True
 
     def _letter(self, message: Message, reason: str, now: float) -> DeadLetter:
         return DeadLetter(
-            id=f"misfit/{self._run_id}/{trace(message)}",
+            id=f"misfit/{self._run_id}/{message_key(message)}",
             kind="event",
             at=now,
             reason=reason,

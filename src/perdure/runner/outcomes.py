@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure.codec import Codec
-from perdure.codec.failures import describe
+from perdure.codec.failures import error_to_record
 from perdure.errors import InvalidPayload, StepFailed, WorkflowMisuse
 from perdure.model.turns import Cancelled, Failed, Outcome, Succeeded
 from perdure.workflows.definition import Workflow
@@ -47,11 +47,11 @@ def failed(error: BaseException, definition: Workflow[Any, Any], codec: Codec) -
     location = error.location if isinstance(error, StepFailed) else None
     retry = definition.settings.retry
     try:
-        record = describe(error, codec, raises=definition.settings.raises, location=location)
+        record = error_to_record(error, codec, raises=definition.settings.raises, location=location)
     except InvalidPayload as refused:  # a typed error whose fields cannot be encoded
-        record = describe(refused, codec)
+        record = error_to_record(refused, codec)
     try:
-        retryable = retry is not None and isinstance(error, Exception) and retry.takes(error)
+        retryable = retry is not None and isinstance(error, Exception) and retry.should_retry(error)
     except Exception:
         LOGGER.exception("Retry.retry_on of workflow %s raised; the run is not tried again", definition.name)
         retryable = False

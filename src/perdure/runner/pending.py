@@ -1,4 +1,4 @@
-"""What a run has asked for and not yet got: the futures its tasks wait on, and how far their steps are."""
+"""What a run has call_seq for and not yet got: the futures its tasks wait on, and how far their steps are."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from asyncio import Future
 from typing import TYPE_CHECKING, Any
 
 from perdure.model.records import Entry, EntryStatus, ErrorRecord
-from perdure.model.turns import Work
+from perdure.model.turns import ExternalAction
 
 if TYPE_CHECKING:
-    from perdure.workflows.commands import Question
+    from perdure.workflows.commands import Command
     from perdure.workflows.steps import StepCall
 
 PENDING = EntryStatus.PENDING  # by the name of its class a member costs 850 instructions on 3.11
 
 
-class Pending:
-    """One thing asked for. Its entry is made when something about it is to be written, and not before: most steps are
+class PendingEntry:
+    """One requested entry. Its record is built when something about it is to be written, and not before: most steps are
     written once, when they are done.
 
     `attempt` is the one that is next or under way; `attempts` those that are on record as begun. `call` is what a step
-    was asked with, `question` anything else. `awaited` are runs whose end mail is to bring.
+    was call_seq with, `question` anything else. `awaited` are runs whose end mail is to bring.
     """
 
     __slots__ = (
-        "asked",
         "attempt",
         "attempts",
         "awaited",
         "call",
+        "call_seq",
         "detail",
         "due_at",
         "error",
@@ -52,19 +52,19 @@ class Pending:
         location: str,
         kind: str,
         name: str,
-        asked: int,
+        call_seq: int,
         ordinal: int,
         generation: int,
         started_at: float,
         future: Future[Any],
         call: StepCall | None,
         fingerprint: bytes | None,
-        question: Question | None = None,
+        question: Command | None = None,
     ) -> None:
         self.location = location
         self.kind = kind
         self.name = name
-        self.asked = asked
+        self.call_seq = call_seq
         self.ordinal = ordinal
         self.generation = generation
         self.started_at = started_at
@@ -80,7 +80,7 @@ class Pending:
         self.question = question
         self.detail: bytes | None = None
         self.seq: int | None = None  # of a step that is to be done again in its old place
-        self.work: Work | None = None
+        self.work: ExternalAction | None = None
         self.awaited: set[str] | None = None
 
     @property
@@ -89,13 +89,13 @@ class Pending:
         return f"{self.generation}/{self.location}"
 
     @classmethod
-    def of(cls, record: Entry, future: Future[Any], call: StepCall | None, question: Question | None) -> Pending:
-        """What is on record, asked for again by a replay."""
+    def of(cls, record: Entry, future: Future[Any], call: StepCall | None, question: Command | None) -> PendingEntry:
+        """What is on record, call_seq for again by a replay."""
         pending = cls(
             record.location,
             record.kind,
             record.name,
-            record.asked,
+            record.call_seq,
             record.ordinal,
             record.generation,
             record.started_at,
@@ -130,7 +130,7 @@ class Pending:
             self.kind,
             self.name,
             status,
-            self.asked,
+            self.call_seq,
             self.ordinal,
             seq,
             value,
@@ -145,7 +145,7 @@ class Pending:
         )
 
 
-class Forever:
+class NeverCompletes:
     """An awaitable that never ends: given to handlers that go on asking while their run is being closed."""
 
     def __await__(self) -> Any:

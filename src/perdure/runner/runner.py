@@ -21,14 +21,24 @@ from collections.abc import Sequence
 from contextvars import Context as VariableContext
 
 from perdure.codec.failures import INTERRUPTED
-from perdure.model.records import ErrorRecord, Held
-from perdure.model.turns import CancelStep, Continued, Failed, Input, Mail, Outcome, StepDone, Succeeded, Turn
+from perdure.model.records import ErrorRecord, Hold
+from perdure.model.turns import (
+    CancelStep,
+    Continued,
+    Failed,
+    Input,
+    MessageReceived,
+    Outcome,
+    StepDone,
+    Succeeded,
+    Turn,
+)
 from perdure.runner import eviction as closing
-from perdure.runner.cleanup import finale
-from perdure.runner.completions import MANY
+from perdure.runner.cleanup import run_cleanup
+from perdure.runner.completions import MAX_IMMEDIATE_PER_TURN
 from perdure.runner.context_api import RunStart
 from perdure.runner.entry_tracker import EXHAUSTED
-from perdure.runner.inputs import PENDING, Taking
+from perdure.runner.inputs import PENDING, InputApplier
 from perdure.runner.outcomes import failed, outcome_of
 
 __all__ = ["RunStart", "Runner"]
@@ -36,14 +46,14 @@ __all__ = ["RunStart", "Runner"]
 LOGGER = logging.getLogger("perdure.workflow")
 
 
-class Runner(Taking):
+class Runner(InputApplier):
     """See the module's docstring. Make it, advance it any number of times, close it."""
 
-    __slots__ = ("_later",)
+    __slots__ = ("_postponed_inputs",)
 
     def __init__(self, start: RunStart) -> None:
         super().__init__(start)
-        self._later: list[Input] = []  # what has to wait until a step was done again
+        self._postponed_inputs: list[Input] = []  # what has to wait until a step was done again
 
     # --- the door
 
@@ -57,11 +67,11 @@ class Runner(Taking):
             if self._main is None:
                 self._begin()
                 self._replay(now)
-            if self._redoing is not None:
-                inputs = self._redo(inputs, now)
-            if self._redoing is None:
+            if self._rerun_pending is not None:
+                inputs = self._rerun_step(inputs, now)
+            if self._rerun_pending is None:
                 if inputs or self._ledger.instant or self._ledger.waiting:
-                    self._take_all(inputs, now)
+                    self._apply_inputs(inputs, now)
                 if self._limited or self._ledger.alarms.due:
                     self._fire_due(max(now, loop.now))
             return self._finish()
@@ -79,10 +89,10 @@ class Runner(Taking):
         self._variables.copy().run(closing.close, self._loop, self.facts.id)
         self._context = None
 
-    def _take_all(self, inputs: Sequence[Input], now: float) -> None:
+    def _apply_inputs(self, inputs: Sequence[Input], now: float) -> None:
         ledger, loop = self._ledger, self._loop
         if ledger.instant or ledger.waiting:
-            self._settle_ready(max(now, loop.now))
+            self._complete_immediate(max(now, loop.now))
         for number, given in enumerate(inputs, 1):
             moment = now if now > loop.now else loop.now
             if type(given) is StepDone:
@@ -93,7 +103,7 @@ class Runner(Taking):
                 # Events that come together are there together: a batch gets all, and the mailbox goes before a topic.
                 if _is_event(given) and _is_event(*inputs[number : number + 1]):
                     continue
-                self._settle_ready(max(now, loop.now))
+                self._complete_immediate(max(now, loop.now))
 
     # --- replay
 
@@ -114,12 +124,12 @@ class Runner(Taking):
         history, ledger, loop = self._history, self._ledger, self._loop
         while (entry := history.next_settled) is not None and not loop.stopped:
             if entry.status is PENDING:  # settled once, undone, and now to be done again in its place
-                self._redoing = ledger.pending.get(entry.location)
-                if self._redoing is not None:
-                    if self._redoing.due_at is None and entry.detail != EXHAUSTED:
-                        ledger.to_start[entry.location] = self._redoing
+                self._rerun_pending = ledger.pending.get(entry.location)
+                if self._rerun_pending is not None:
+                    if self._rerun_pending.due_at is None and entry.detail != EXHAUSTED:
+                        ledger.to_start[entry.location] = self._rerun_pending
                     return
-            history.step_on()
+            history.advance()
             self._apply(entry)
         if not loop.halted or self._continued is not None:
             self._check_all_asked()
@@ -130,13 +140,13 @@ class Runner(Taking):
         if not loop.stopped:
             self._interrupt_at_most_once(max(now, loop.now))
 
-    def _redo(self, inputs: Sequence[Input], now: float) -> Sequence[Input]:
+    def _rerun_step(self, inputs: Sequence[Input], now: float) -> Sequence[Input]:
         """While a step of the kept history is done again nothing else happens; gives what came meanwhile."""
-        self._later.extend(inputs)
-        while (redoing := self._redoing) is not None:
-            given = next((each for each in self._later if _concerns(each, redoing.location)), None)
+        self._postponed_inputs.extend(inputs)
+        while (redoing := self._rerun_pending) is not None:
+            given = next((each for each in self._postponed_inputs if _is_for_rerun(each, redoing.location)), None)
             if given is not None:
-                self._later.remove(given)
+                self._postponed_inputs.remove(given)
                 self._take(given, max(now, self._loop.now))
             elif redoing.due_at is not None and redoing.due_at <= now:
                 self._ledger.alarms.remove(redoing.location)
@@ -145,9 +155,9 @@ class Runner(Taking):
                 return ()
             else:
                 return ()
-            if self._redoing is None:
+            if self._rerun_pending is None:
                 self._replay(now)
-        inputs, self._later = self._later, []
+        inputs, self._postponed_inputs = self._postponed_inputs, []
         return inputs
 
     def _check_all_asked(self) -> None:
@@ -171,7 +181,7 @@ class Runner(Taking):
             given_up = self._loop.stopped or location not in self._ledger.to_start  # because of one before it
             if begun and pending.call.step.settings.at_most_once and not given_up:
                 del self._ledger.to_start[location]
-                self._settle(pending, now, error=ErrorRecord(INTERRUPTED, "", location=location))
+                self._complete(pending, now, error=ErrorRecord(INTERRUPTED, "", location=location))
 
     # --- the end
 
@@ -185,31 +195,31 @@ class Runner(Taking):
             self._cancel_what_is_left()
             if main.done() and not main.cancelled():
                 main.exception()  # nobody else looks at it
-            self._came_to = failed(self._exit, definition, codec)
+            self._function_outcome = failed(self._exit, definition, codec)
         elif self._continued is not None and self._stop_reason is None:
             self._loop.halted = False
-            self._came_to = self._continued
+            self._function_outcome = self._continued
             self._cancel_what_is_left()
         else:
-            self._came_to = outcome_of(main, definition, codec, self._stop_reason)
+            self._function_outcome = outcome_of(main, definition, codec, self._stop_reason)
             self._loop.halted = False
             self._cancel_what_is_left()
-        self._begin_finale(self._came_to)
+        self._start_cleanup(self._function_outcome)
         if self._loop.main is main and not main.done():
             self._loop.halted = True  # a handler of it waits for what nobody gives it any more
 
-    def _begin_finale(self, outcome: Outcome) -> None:
+    def _start_cleanup(self, outcome: Outcome) -> None:
         ledger, loop = self._ledger, self._loop
         goes_on = isinstance(outcome, Continued)
         unhappy = not goes_on and not isinstance(outcome, Succeeded)
         again = isinstance(outcome, Failed) and outcome.retryable and self._tries_left()
-        rolling = [task for task in ledger.closers if not task.done()]
-        due = not goes_on and (ledger.compensations or (unhappy and self._family))
+        rolling = [task for task in ledger.cleanup_tasks if not task.done()]
+        due = not goes_on and (ledger.compensations or (unhappy and self._may_have_children))
         if not rolling and not due:
             return
-        work = finale(self, rolling, unhappy=unhappy, last=not goes_on and not again)
+        work = run_cleanup(self, rolling, compensate=unhappy, run_exit_hooks=not goes_on and not again)
         task = loop.start_main(work, "~finale", VariableContext())
-        ledger.closers.add(task)
+        ledger.cleanup_tasks.add(task)
         self._drain()
 
     def _tries_left(self) -> bool:
@@ -221,7 +231,7 @@ class Runner(Taking):
         ledger, loop = self._ledger, self._loop
         ledger.ended = True
         for task in list(loop.live):
-            if not task.done() and task not in ledger.closers:
+            if not task.done() and task not in ledger.cleanup_tasks:
                 task.cancel()
         loop.callbacks = 0
         try:
@@ -236,24 +246,24 @@ class Runner(Taking):
         if ledger.held is not None:
             self.close()
             return Turn(held=ledger.held)
-        over = self._came_to is not None and self._loop.stopped and self._redoing is None
-        outcome = self._came_to if over and not ledger.stops else None
-        more = not over and self._ready >= MANY
-        effects = self._hand_out() if outcome is None else ()
+        over = self._function_outcome is not None and self._loop.stopped and self._rerun_pending is None
+        outcome = self._function_outcome if over and not ledger.stop_requests else None
+        more = not over and self._ready >= MAX_IMMEDIATE_PER_TURN
+        effects = self._take_effects() if outcome is None else ()
         if ledger.dropped:
             effects = (*(CancelStep(location) for location in ledger.dropped), *effects)
             ledger.dropped = []
         if self._mailroom.assigned:
-            self._mailroom.give_back_unwanted(ledger.pending)
+            self._mailroom.release_unwanted(ledger.pending)
         extras = ledger.extras.take() if ledger.extras.any else None
         entries = tuple(ledger.changed.values())
         ledger.changed.clear()
-        if outcome is None and (ledger.under_way or more):
+        if outcome is None and (ledger.running_count or more):
             # The common case first: a step is done and the next one begins.
             consumed = self._take_consumed() if self._mailroom.consumed else ()
             pins = self._take_pins() if ledger.pins and (entries or consumed) else ()
             drift = tuple(ledger.drift) if ledger.drift else ()
-            timed = self._limited or ledger.alarms.due or self._redoing is not None
+            timed = self._limited or ledger.alarms.due or self._rerun_pending is not None
             wake_at = self._wake_at() if timed else None
             return Turn(entries, pins, consumed, effects, True, (), wake_at, None, None, drift, more, extras)
         consumed, pins, drift = self._take_consumed(), self._take_pins(), tuple(ledger.drift)
@@ -262,16 +272,16 @@ class Runner(Taking):
             return Turn(entries, pins, consumed, effects, outcome=outcome, drift=drift, extras=extras)
         wake_at, waits, held = self._wake_at(), tuple(self._waits()), self._held_by_failure()
         if held is None and wake_at is None and not waits:
-            held = Held("deadlock", "nothing can wake this run", line=self._waiting_line())
+            held = Hold("deadlock", "nothing can wake this run", line=self._waiting_line())
         return Turn(entries, pins, consumed, effects, False, waits, wake_at, None, held, drift, False, extras)
 
 
-def _concerns(given: Input, location: str) -> bool:
+def _is_for_rerun(given: Input, location: str) -> bool:
     """Whether it is for a step that is done again: its outcome, or that it need not wait for its next attempt."""
     if isinstance(given, StepDone):
         return given.location == location
-    return isinstance(given, Mail) and given.message.kind == "resume"
+    return isinstance(given, MessageReceived) and given.message.kind == "resume"
 
 
 def _is_event(given: Input | None = None) -> bool:
-    return isinstance(given, Mail) and given.message.kind in ("event", "assignment")
+    return isinstance(given, MessageReceived) and given.message.kind in ("event", "assignment")

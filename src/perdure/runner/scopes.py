@@ -32,7 +32,7 @@ class Scope:
         self._counts: dict[str, int] = {}
         self._randoms: dict[str, random.Random] = {}
 
-    def place(self, segment: str) -> str:
+    def locate(self, segment: str) -> str:
         """The location of the next thing with this (escaped) segment."""
         count = self._counts.get(segment, 0)
         self._counts[segment] = count + 1

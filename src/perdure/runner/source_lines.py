@@ -12,7 +12,7 @@ from typing import Any
 _INSIDE = (f"{Path(__file__).resolve().parents[1]}{os.sep}", f"{Path(asyncio.__file__).parent}{os.sep}")
 
 
-def calling_line() -> str | None:
+def caller_source_line() -> str | None:
     """The nearest line on the stack that is neither ours nor asyncio's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):

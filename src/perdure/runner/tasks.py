@@ -9,7 +9,7 @@ from contextvars import Context as VariableContext
 from contextvars import copy_context
 from typing import Any, Protocol
 
-from perdure.model.locations import escape
+from perdure.model.locations import escape_segment
 from perdure.runner.scopes import Scope
 
 
@@ -28,11 +28,11 @@ class LoopOwner(Protocol):
 
     def timer_cancelled(self, location: str) -> None: ...
 
-    def report_lost(self, scope: str, message: str, error: BaseException | None) -> None: ...
+    def log_unretrieved_error(self, scope: str, message: str, error: BaseException | None) -> None: ...
 
-    def given_up(self, location: str) -> None: ...
+    def on_cancelled(self, location: str) -> None: ...
 
-    def wary(self) -> None: ...
+    def on_self_cancel(self) -> None: ...
 
 
 class WorkflowFuture(asyncio.Future[Any]):
@@ -47,10 +47,10 @@ class WorkflowFuture(asyncio.Future[Any]):
         return self is other
 
 
-class Keeper(Protocol):
+class CancelListener(Protocol):
     """Who is told when a task gives up what it asked for."""
 
-    def given_up(self, location: str) -> None: ...
+    def on_cancelled(self, location: str) -> None: ...
 
 
 class EntryFuture(WorkflowFuture):
@@ -60,12 +60,12 @@ class EntryFuture(WorkflowFuture):
     """
 
     location: str
-    keeper: Keeper
+    keeper: CancelListener
 
     def cancel(self, msg: Any = None) -> bool:
         cancelled = super().cancel(msg)
         if cancelled:
-            self.keeper.given_up(self.location)
+            self.keeper.on_cancelled(self.location)
         return cancelled
 
 
@@ -95,11 +95,11 @@ class WorkflowTask(asyncio.Task[Any]):
         """Tells for the step that it waits for, whose future is asyncio's own and cannot."""
         loop: Any = self.get_loop()
         if tasks.current_task(loop) is self:
-            loop.perdure_run.wary()
+            loop.perdure_run.on_self_cancel()
         waits_for = self._fut_waiter  # type: ignore[attr-defined]
         cancelled = super().cancel(msg)
         if type(waits_for) is asyncio.Future and waits_for.cancelled() and not loop.closing:
-            loop.perdure_run.given_up(getattr(waits_for, "location", ""))
+            loop.perdure_run.on_cancelled(getattr(waits_for, "location", ""))
         return cancelled
 
     def __hash__(self) -> int:
@@ -109,7 +109,7 @@ class WorkflowTask(asyncio.Task[Any]):
         return self is other
 
 
-class Timer(asyncio.TimerHandle):
+class WorkflowTimerHandle(asyncio.TimerHandle):
     """A timer with a location, under which it is recorded when it fires."""
 
     __slots__ = ("location",)
@@ -120,7 +120,7 @@ class Timer(asyncio.TimerHandle):
         self._scheduled = True  # so that cancelling it tells the loop
 
 
-class Ready:
+class ReadyHandle:
     """A call-back in the ready queue: what asyncio's own handle is, without what only debugging needs."""
 
     __slots__ = ("_args", "_callback", "_cancelled", "_context", "_loop")
@@ -152,7 +152,7 @@ class TaskStart:
 
     __slots__ = ("_handle", "_owner", "_task")
 
-    def __init__(self, handle: Ready, task: WorkflowTask, owner: LoopOwner) -> None:
+    def __init__(self, handle: ReadyHandle, task: WorkflowTask, owner: LoopOwner) -> None:
         self._handle = handle
         self._task = task
         self._owner = owner
@@ -163,7 +163,9 @@ class TaskStart:
 
     def _run(self) -> None:
         task = self._task
-        task.scope = self._owner.open_scope(task.parent.place(escape(task.get_name() or label(task.get_coro()))))
+        task.scope = self._owner.open_scope(
+            task.parent.locate(escape_segment(task.get_name() or label(task.get_coro())))
+        )
         self._handle._run()
 
 

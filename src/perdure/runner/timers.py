@@ -5,7 +5,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 
-class Alarms:
+class TimerQueue:
     """A heap with lazy removal: adding, removing and asking for the earliest cost the same with one or a thousand.
 
     `due` are those that stand, by location; who wants to know whether there are any asks it directly, each turn.
@@ -44,7 +44,7 @@ class Alarms:
         del self.due[location]
         return location
 
-    def standing(self) -> list[tuple[float, str]]:
+    def pending(self) -> list[tuple[float, str]]:
         """All of them, earliest first."""
         return sorted((due_at, location) for location, (due_at, _) in self.due.items())
 

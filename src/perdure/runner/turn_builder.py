@@ -5,62 +5,66 @@ from __future__ import annotations
 import contextlib
 import zlib
 
-from perdure.model.records import Entry, EntryStatus, Held, Wait
-from perdure.model.turns import Effect, Errand, Outcome, RunStep
+from perdure.model.records import Entry, EntryStatus, Hold, Wait
+from perdure.model.turns import Effect, ExternalEffect, Outcome, RunStep
 from perdure.retry import Retry
-from perdure.runner.context_api import Facade, RunStart
-from perdure.runner.mailbox import Mailroom
-from perdure.runner.pending import Pending
+from perdure.runner.context_api import ContextApi, RunStart
+from perdure.runner.mailbox import Mailbox
+from perdure.runner.pending import PendingEntry
 from perdure.runner.source_lines import waiting_line
 
 
-class Outgoing(Facade):
+class TurnBuilder(ContextApi):
     """The half of a runner that looks at where the run stands; the other half moves it."""
 
-    __slots__ = ("_came_to", "_limited", "_mailroom", "_redoing", "_stop_reason")
+    __slots__ = ("_function_outcome", "_limited", "_mailroom", "_rerun_pending", "_stop_reason")
 
     def __init__(self, start: RunStart) -> None:
         super().__init__(start)
-        self._mailroom = Mailroom(start.facts.id, start.codec, self._ledger.extras)
+        self._mailroom = Mailbox(start.facts.id, start.codec, self._ledger.extras)
         self._stop_reason: str | None = None
-        self._came_to: Outcome | None = None  # the function's outcome, while the run is being brought to its end
-        self._redoing: Pending | None = None  # a step of the kept history that is done again; the replay waits for it
+        self._function_outcome: Outcome | None = (
+            None  # the function's outcome, while the run is being brought to its end
+        )
+        self._rerun_pending: PendingEntry | None = (
+            None  # a step of the kept history that is done again; the replay waits for it
+        )
         self._limited = start.deadline_at is not None or start.definition.settings.max_suspend is not None
 
     # --- effects
 
-    def _hand_out(self) -> tuple[Effect, ...]:
+    def _take_effects(self) -> tuple[Effect, ...]:
         ledger = self._ledger
-        if self._redoing is not None:
-            only = ledger.to_start.pop(self._redoing.location, None)
+        if self._rerun_pending is not None:
+            only = ledger.to_start.pop(self._rerun_pending.location, None)
             return () if only is None else (self._run_step(only),)
-        if not ledger.to_start and not ledger.to_send:
+        if not ledger.to_start and not ledger.effects_to_start:
             return ()
         effects: list[Effect] = [self._run_step(pending) for pending in ledger.to_start.values()]
         ledger.to_start.clear()
-        if ledger.to_send:
-            for location, pending in ledger.to_send.items():
+        if ledger.effects_to_start:
+            for location, pending in ledger.effects_to_start.items():
                 assert pending.work is not None
                 self._set_under_way(pending)
-                effects.append(Errand(location, pending.attempt, pending.work))
-            ledger.to_send.clear()
+                effects.append(ExternalEffect(location, pending.attempt, pending.work))
+            ledger.effects_to_start.clear()
         return tuple(effects)
 
-    def _run_step(self, pending: Pending) -> RunStep:
+    def _run_step(self, pending: PendingEntry) -> RunStep:
         call, location = pending.call, pending.location
         assert call is not None
         pending.under_way = True
-        self._ledger.under_way += 1
+        self._ledger.running_count += 1
         if call.step.settings.at_most_once and pending.attempts < pending.attempt:
             self._record_begun(pending)  # on record before the body begins
         key = f"{self.facts.id}/{pending.generation}/{location}"
         return RunStep(location, pending.attempt, pending.name, call, key)
 
-    def _set_under_way(self, pending: Pending) -> None:
+    def _set_under_way(self, pending: PendingEntry) -> None:
         pending.under_way = True
-        self._ledger.under_way += 1
+        self._ledger.running_count += 1
 
-    def _record_begun(self, pending: Pending) -> None:
+    def _record_begun(self, pending: PendingEntry) -> None:
         pending.attempts, pending.due_at = pending.attempt, None
         self._ledger.changed[pending.location] = pending.entry(EntryStatus.PENDING)
 
@@ -80,12 +84,12 @@ class Outgoing(Facade):
     @property
     def _busy(self) -> bool:
         ledger = self._ledger
-        return bool(ledger.under_way or ledger.to_start or ledger.to_send or ledger.stops)
+        return bool(ledger.running_count or ledger.to_start or ledger.effects_to_start or ledger.stop_requests)
 
     def _wake_at(self) -> float | None:
         """When to look at the run again, if nothing else happens."""
-        if self._redoing is not None:
-            return self._redoing.due_at
+        if self._rerun_pending is not None:
+            return self._rerun_pending.due_at
         if not self._limited:
             return self._ledger.alarms.earliest() if self._ledger.alarms.due else None
         earliest, limit = self._ledger.alarms.earliest(), self._limit()
@@ -100,7 +104,7 @@ class Outgoing(Facade):
             if kind is not None:
                 names = pending.awaited if pending.awaited is not None else {pending.name}
                 waits += [Wait(kind, location, name, pending.due_at) for name in sorted(names)]
-        for due_at, location in self._ledger.alarms.standing():
+        for due_at, location in self._ledger.alarms.pending():
             found = self._ledger.pending.get(location)
             if found is not None and found.kind in _WAITS:
                 continue
@@ -110,12 +114,12 @@ class Outgoing(Facade):
                 waits.append(Wait("timer", location, None, due_at))
         return waits
 
-    def _held_by_failure(self) -> Held | None:
+    def _held_by_failure(self) -> Hold | None:
         """Why the run is held, if steps without attempts left hold it."""
         for location, pending in self._ledger.exhausted.items():
             error = pending.error
             reason = f"step {location} failed" + (f": {error.type}: {error.message}" if error is not None else "")
-            return Held("failure", f"{reason}; mend it, then resume the run", location)
+            return Hold("failure", f"{reason}; mend it, then resume the run", location)
         return None
 
     # --- limits
@@ -126,7 +130,11 @@ class Outgoing(Facade):
         None once the function has ended: what is left to do then cannot be cancelled.
         """
         deadline_at, max_suspend = self._start.deadline_at, self._start.definition.settings.max_suspend
-        if (deadline_at is None and max_suspend is None) or self._stop_reason is not None or self._came_to is not None:
+        if (
+            (deadline_at is None and max_suspend is None)
+            or self._stop_reason is not None
+            or self._function_outcome is not None
+        ):
             return None
         limits: list[tuple[float, str]] = []
         if deadline_at is not None:
@@ -147,7 +155,7 @@ class Outgoing(Facade):
 
     def _pause(self, retry: Retry, location: str, attempt: int) -> float:
         chance = zlib.crc32(f"{self._start.seed}/{location}/{attempt}".encode()) / 2**32
-        return retry.pause_after(attempt, chance)
+        return retry.delay_after(attempt, chance)
 
     def _waiting_line(self) -> str | None:
         lines = (waiting_line(task.get_coro()) for task in self._loop.live if not task.done())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from perdure.model.records import DeadLetter, PublishedValue, StreamItem, Subscription
 from perdure.model.turns import TurnExtras
-from perdure.runner.pending import Pending
+from perdure.runner.pending import PendingEntry
 
 
-class Extras:
+class TurnExtrasBuilder:
     """Gathers during a turn; `take` hands it over and begins anew."""
 
     __slots__ = ("any", "dead_letters", "dropped", "published", "returned", "streamed", "subscribed", "unsubscribed")
@@ -29,7 +29,7 @@ class Extras:
         self.any = True
         self.subscribed[target] = Subscription(target, topics)
 
-    def unsubscribe(self, pending: Pending) -> None:
+    def unsubscribe(self, pending: PendingEntry) -> None:
         """An open receive is answered or given up; one that was opened in this very turn has never subscribed."""
         question = pending.question
         if question is None or question.wants is None:
@@ -38,12 +38,12 @@ class Extras:
             self.any = True
             self.unsubscribed.append(pending.target)
 
-    def give_back(self, number: int) -> None:
+    def release_assignment(self, number: int) -> None:
         """An assignment that no receive wants: it goes back to its place in the topic."""
         self.any = True
         self.returned.append(number)
 
-    def show(self, what: PublishedValue | StreamItem) -> None:
+    def publish(self, what: PublishedValue | StreamItem) -> None:
         self.any = True
         if isinstance(what, PublishedValue):
             self.published[what.key] = what
@@ -54,7 +54,7 @@ class Extras:
         self.any = True
         self.dropped.append(location)
 
-    def bury(self, letter: DeadLetter) -> None:
+    def add_dead_letter(self, letter: DeadLetter) -> None:
         self.any = True
         self.dead_letters.append(letter)
 
@@ -65,7 +65,7 @@ class Extras:
             dropped=tuple(self.dropped),
             subscribe=tuple(self.subscribed.values()),
             unsubscribe=tuple(self.unsubscribed),
-            returned=tuple(self.returned),
+            released_assignments=tuple(self.returned),
             published=tuple(self.published.values()),
             streamed=tuple(self.streamed),
             dead_letters=tuple(self.dead_letters),

@@ -7,20 +7,20 @@ import contextlib
 import threading
 from collections.abc import Callable
 
-from perdure.model.records import Hint
+from perdure.model.records import ChangeCallback
 
 
-class Hints:
+class ChangeListeners:
     """The listeners of one store object. Each is called on the event loop on which it began to listen."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._listeners: dict[object, tuple[asyncio.AbstractEventLoop | None, Hint]] = {}
+        self._listeners: dict[object, tuple[asyncio.AbstractEventLoop | None, ChangeCallback]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._listeners)
 
-    def listen(self, hint: Hint) -> Callable[[], None]:
+    def subscribe(self, hint: ChangeCallback) -> Callable[[], None]:
         """Add a listener; call what comes back to be rid of it."""
         key = object()
         with self._lock:
@@ -32,7 +32,7 @@ class Hints:
 
         return leave
 
-    def tell(self, run_ids: frozenset[str] | None) -> None:
+    def notify(self, run_ids: frozenset[str] | None) -> None:
         """Tell everyone; from any thread. None: any run may have changed."""
         with self._lock:
             listeners = list(self._listeners.values())
@@ -46,7 +46,7 @@ class Hints:
                 _call_elsewhere(loop, hint, run_ids)
 
 
-def _call_elsewhere(loop: asyncio.AbstractEventLoop, hint: Hint, run_ids: frozenset[str] | None) -> None:
+def _call_elsewhere(loop: asyncio.AbstractEventLoop, hint: ChangeCallback, run_ids: frozenset[str] | None) -> None:
     with contextlib.suppress(RuntimeError):  # its loop was closed: nobody listens there any more
         loop.call_soon_threadsafe(hint, run_ids)
 

@@ -35,8 +35,8 @@ from msgspec import Struct
 
 from perdure.model.queries import RunQuery
 from perdure.model.records import (
+    ChangeCallback,
     DeadLetter,
-    Hint,
     Message,
     PublishedValue,
     RunRecord,
@@ -44,7 +44,7 @@ from perdure.model.records import (
     TopicEvent,
     WorkerRecord,
 )
-from perdure.stores.results import Answer, ClaimedRun, Key, RunPage, Snapshot, StoredEntry, Unsettled
+from perdure.stores.results import ClaimedRun, RunPage, SigningKey, Snapshot, StoredEntry, UnfinalizedRun, WriteResult
 from perdure.stores.writes import Write
 
 # --- writes --------------------------------------------------------------------------------------------------------
@@ -81,14 +81,14 @@ class Store(Protocol):
     async def now(self) -> float:
         """The store's time, by which workers with wrong clocks agree."""
 
-    def on_change(self, hint: Hint) -> Callable[[], None]:
+    def on_change(self, hint: ChangeCallback) -> Callable[[], None]:
         """Call `hint` when runs became due, got mail or ended. May come late, twice or never. Returns the way out.
 
         Called on the event loop that opened the store.
         """
 
     # commit and load
-    async def commit(self, batch: Sequence[Write]) -> list[Answer]:
+    async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
         """Carry out all writes in one durable commit, and answer each."""
 
     async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
@@ -108,7 +108,8 @@ class Store(Protocol):
         """Make the worker owner of due runs. Each is given to one worker only; none to a worker declared gone.
 
         Runs that a commit is just changing may be passed over, but not if those are all: none means that none was due.
-        A claimed run is `running`, its `wake_at` is cleared, and `begun_at` set if it is its generation's first time.
+        A claimed run is `running`, its `wake_at` is cleared, and `first_executed_at` is set at the first claim of its
+        generation.
         """
 
     async def next_wake(self, pool: str) -> float | None:
@@ -117,10 +118,10 @@ class Store(Protocol):
     async def owned(self, worker: str) -> list[str]:
         """Every run that this worker owns: asked after the answer to a claim got lost."""
 
-    async def mailed(self, worker: str, limit: int = 100) -> list[str]:
+    async def owned_with_messages(self, worker: str, limit: int = 100) -> list[str]:
         """Runs that this worker owns and that have a wake-up (mail) waiting for it."""
 
-    async def wake_held(self, workflows: Sequence[tuple[str, int]], kind: str, now: float) -> int:
+    async def retry_held(self, workflows: Sequence[tuple[str, int]], kind: str, now: float) -> int:
         """Make runs that are held for this reason due, because other code may fit them. How many."""
 
     # workers
@@ -132,22 +133,22 @@ class Store(Protocol):
 
     async def workers(self) -> list[WorkerRecord]: ...
 
-    async def declare_gone(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
+    async def fence_worker(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
         """From now on nothing that this worker commits is taken. Its row stays until its runs are released.
 
         With `unless_renewed_after`, only if its lease still ends no later than that. False if it did not apply.
         """
 
-    async def release(self, worker_id: str, now: float, *, recovered: bool, limit: int = 500) -> list[str]:
+    async def release_runs(self, worker_id: str, now: float, *, recovered: bool, limit: int = 500) -> list[str]:
         """A page of the worker's runs is given back, due at once; each counts one more recovery if `recovered`."""
 
-    async def retire(self, worker_id: str) -> None:
+    async def remove_worker(self, worker_id: str) -> None:
         """Forget the worker, whose runs have all been released."""
 
     # queries and upkeep
     async def runs(self, query: RunQuery) -> RunPage: ...
 
-    async def prune(self, now: float, limit: int = 500, *, remember: float = 0.0) -> int:
+    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
         """Delete finished, settled runs whose `prune_at` has come and whose parent is not open, with all that they own;
         expired events of topics and values; ids of consumed events `remember` seconds after. How many runs.
 
@@ -155,20 +156,20 @@ class Store(Protocol):
         (read, expired or with nobody to have it); ids of other mail are kept as long as the run.
         """
 
-    async def keys(self, name: str, now: float) -> list[Key]:
+    async def keys(self, name: str, now: float) -> list[SigningKey]:
         """The keys of this name, newest last; the first one is made if there is none. The same for everyone."""
 
-    async def add_key(self, name: str, now: float) -> Key:
+    async def add_key(self, name: str, now: float) -> SigningKey:
         """Make another key of this name, which is the newest from now on."""
 
     # finished runs, families, topics and what runs show
-    async def unsettled(self, limit: int = 100) -> list[Unsettled]:
+    async def unfinalized(self, limit: int = 100) -> list[UnfinalizedRun]:
         """Runs that have ended and still owe something, those that ended first first."""
 
     async def open_children(self, run_id: str, limit: int = 500, after: str | None = None) -> list[str]:
         """Attached children of a run that have not ended, by id, in pages."""
 
-    async def unfinished(self, limit: int = 100) -> list[TopicEvent]:
+    async def unfinished_broadcasts(self, limit: int = 100) -> list[TopicEvent]:
         """Events still to be assigned to subscriptions that stood when they were published, by topic and place."""
 
     async def topic(self, name: str, limit: int = 100, after: int = 0) -> list[TopicEvent]:

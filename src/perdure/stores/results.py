@@ -5,10 +5,10 @@ from __future__ import annotations
 from msgspec import Struct
 
 from perdure.model.records import (
-    Ending,
     Entry,
     Message,
     RunRecord,
+    RunResult,
     RunStatus,
 )
 from perdure.stores.writes import Observer
@@ -20,7 +20,7 @@ class Created(Struct, frozen=True):
     owned: bool
 
 
-class Exists(Struct, frozen=True):
+class IdTaken(Struct, frozen=True):
     """The id was taken by this run."""
 
     record: RunRecord
@@ -36,42 +36,42 @@ class Superseded(Struct, frozen=True):
     """Somebody else moved the run on, owns it, or declared this worker gone: drop it and load again."""
 
 
-class Ended(Struct, frozen=True):
+class AlreadyEnded(Struct, frozen=True):
     """The run had ended already, like this; who wants to observe it learns with what."""
 
     status: RunStatus
-    ending: Ending | None = None
+    ending: RunResult | None = None
 
 
 class Observing(Struct, frozen=True):
     """The end of the run will be told."""
 
 
-class Published(Struct, frozen=True):
+class EventPublished(Struct, frozen=True):
     """The event is accepted: how many runs it was assigned to, and whether there are more to come (`FanOut`).
 
     `fresh` is False if an event with its id had been accepted before.
     """
 
-    place: int
+    offset: int
     woken: int
     more: bool = False
     fresh: bool = True
 
 
-class Begun(Struct, frozen=True):
+class AlreadyStarted(Struct, frozen=True):
     """The run has executed already."""
 
 
-class Missing(Struct, frozen=True):
+class RunMissing(Struct, frozen=True):
     """There is no such run."""
 
 
-class Gone(Struct, frozen=True):
+class DeadLetterMissing(Struct, frozen=True):
     """There is no such dead letter: it was never there, or somebody else was first."""
 
 
-class Delivered(Struct, frozen=True):
+class MessageDelivered(Struct, frozen=True):
     """The message is in the inbox; `fresh` is False if one with its id had been accepted before.
 
     `owner` is the worker that executes the run now, if any.
@@ -82,25 +82,25 @@ class Delivered(Struct, frozen=True):
     owner: str | None = None
 
 
-class Full(Struct, frozen=True):
+class LimitReached(Struct, frozen=True):
     """The inbox holds as many messages as it may."""
 
     pending: int
 
 
-Answer = (
+WriteResult = (
     Created
-    | Exists
+    | IdTaken
     | Committed
     | Superseded
-    | Ended
-    | Begun
-    | Missing
-    | Gone
-    | Delivered
-    | Full
+    | AlreadyEnded
+    | AlreadyStarted
+    | RunMissing
+    | DeadLetterMissing
+    | MessageDelivered
+    | LimitReached
     | Observing
-    | Published
+    | EventPublished
 )
 
 
@@ -113,7 +113,7 @@ class Snapshot(Struct, frozen=True):
     inbox: tuple[Message, ...]
 
 
-class Unsettled(Struct, frozen=True):
+class UnfinalizedRun(Struct, frozen=True):
     """A run that has ended and what it still owes; observers and mail in pages. `orphans`: it was terminated."""
 
     record: RunRecord
@@ -122,7 +122,7 @@ class Unsettled(Struct, frozen=True):
     orphans: bool
 
 
-class Key(Struct, frozen=True):
+class SigningKey(Struct, frozen=True):
     """A random key of the store. The newest signs; older ones are kept to check what they have signed."""
 
     number: int
@@ -137,7 +137,7 @@ class ClaimedRun(Struct, frozen=True):
     """
 
     id: str
-    inbox_last: int
+    last_message_no: int
     position: int = 0
 
 

@@ -12,24 +12,24 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perdure.errors import StoreError
-from perdure.model.records import Ending, Entry, Message, RunRecord, RunStatus, StreamItem, TopicEvent
+from perdure.model.records import Entry, Message, RunRecord, RunResult, RunStatus, StreamItem, TopicEvent
 from perdure.model.turns import TurnExtras
-from perdure.stores.results import Answer, Ended, Superseded
+from perdure.stores.results import AlreadyEnded, Superseded, WriteResult
 from perdure.stores.writes import (
     AppendStream,
     CommitTurn,
+    ContinueAs,
     CreateRun,
-    Deliver,
+    DeliverMessage,
     EndRun,
     FanOut,
-    Observe,
-    Publish,
+    FinalizeRun,
+    ObserveRunEnd,
+    PublishEvent,
     ReleaseRun,
-    Replay,
-    Restart,
+    ReplayDeadLetter,
     RewindRun,
     RunPatch,
-    Settle,
     SupersedeStream,
     Write,
 )
@@ -51,13 +51,13 @@ Key = str | tuple[str, str]
 """What a write is about: the id of a run, or a topic, which no id of a run can be mistaken for."""
 
 
-class Standing(Struct):
+class RunState(Struct):
     """What of a run decides whether a write is taken. `position` counts the fence in."""
 
     status: RunStatus
     owner: str | None
     position: int
-    inbox_last: int
+    last_message_no: int
     wake_at: float | None
     mailed: bool  # owned, and mail came that the owner has not seen
     held: bool
@@ -75,27 +75,27 @@ def run_of(write: Write) -> Key:
             return write.run_id
         case CreateRun():
             return write.record.id
-        case Publish():
+        case PublishEvent():
             return ("topic", write.event.topic)
         case FanOut():
             return ("topic", write.topic)
-        case Replay():
+        case ReplayDeadLetter():
             return run_of(write.send)
         case _:
             return write.run_id
 
 
-def is_unbounded(write: Deliver) -> bool:
+def is_unbounded(write: DeliverMessage) -> bool:
     """Whether mail is taken however much there is."""
     return write.limit is None or write.message.kind not in EVENTS
 
 
-def only_tells(write: Settle) -> bool:
+def only_marks_notified(write: FinalizeRun) -> bool:
     """Whether all that is ticked off is who was told: nothing is done to mail, topics, children or dead letters."""
     return not (write.consumed or write.returned or write.moved or write.dead_letters or write.orphans)
 
 
-def is_plain(write: Write) -> bool:
+def qualifies_for_fast_path(write: Write) -> bool:
     """Whether a write is what almost all are that are alone in their batch: a new run of its worker's own, or a turn
     that adds one entry and does nothing else, except that it may end a run which has read no mail, and of whose end
     nobody is told.
@@ -121,7 +121,7 @@ def check_batch(batch: Sequence[Write]) -> None:
                 _check_turn(write)
             case CreateRun():
                 _check_new(write)
-            case Deliver():
+            case DeliverMessage():
                 _check_text("a run id", write.run_id)
                 _check_message(write.run_id, write.message)
             case EndRun():
@@ -131,20 +131,20 @@ def check_batch(batch: Sequence[Write]) -> None:
                     raise StoreError(f"run {write.run_id!r} cannot be ended as {write.status}; give a terminal status")
             case RewindRun():
                 _check_rewind(write)
-            case Publish():
+            case PublishEvent():
                 _check_event(write.event, write.page)
             case FanOut():
                 _check_page(write.topic, write.page)
-            case Replay():
+            case ReplayDeadLetter():
                 _check_text("the id of a dead letter", write.letter_id)
                 check_batch((write.send,))
             case AppendStream():
                 _check_text("a run id", write.run_id)
                 _check_items(write.run_id, write.items)
-            case Settle():
+            case FinalizeRun():
                 _check_text("a run id", write.run_id)
                 check_batch([moved.to for moved in write.moved])
-            case Observe() | SupersedeStream() | ReleaseRun():
+            case ObserveRunEnd() | SupersedeStream() | ReleaseRun():
                 _check_text("a run id", write.run_id)
             case _:
                 raise StoreError(f"{type(write).__name__} is not a write that this store knows; upgrade the store")
@@ -246,10 +246,10 @@ def _check_entry(run_id: str, entry: object) -> None:
 # --- judging -----------------------------------------------------------------------------------------------------
 
 
-def refuse_turn(turn: CommitTurn, run: Standing, alive: bool) -> Answer | None:
+def refuse_turn(turn: CommitTurn, run: RunState, alive: bool) -> WriteResult | None:
     """Why a turn that is not stored yet cannot be taken, or None. A position is given once: base must be the last."""
     if run.status.terminal:
-        return Ended(run.status)
+        return AlreadyEnded(run.status)
     if not alive:
         return Superseded()
     if run.owner != turn.worker and (turn.owned or run.owner is not None):
@@ -259,14 +259,14 @@ def refuse_turn(turn: CommitTurn, run: Standing, alive: bool) -> Answer | None:
     return None
 
 
-def refuse_append(write: AppendStream, run: Standing, alive: bool) -> Answer | None:
+def refuse_append(write: AppendStream, run: RunState, alive: bool) -> WriteResult | None:
     """Why what a step has written cannot be taken, or None."""
     if run.status.terminal:
-        return Ended(run.status)
+        return AlreadyEnded(run.status)
     return None if alive and run.owner == write.worker else Superseded()
 
 
-def items_missing(write: AppendStream, there: int) -> tuple[StreamItem, ...]:
+def unwritten_items(write: AppendStream, there: int) -> tuple[StreamItem, ...]:
     """The items that are not stored yet, of which `there` is the number that their writer has stored so far."""
     return write.items if write.first is None else write.items[max(0, there - write.first) :]
 
@@ -285,7 +285,7 @@ def is_dropped(location: str, dropped: Sequence[str]) -> bool:
 # --- rows ----------------------------------------------------------------------------------------------------------
 
 
-def born(record: RunRecord, alive: bool, mail: int = 0) -> RunRecord:
+def initial_record(record: RunRecord, alive: bool, mail: int = 0) -> RunRecord:
     """A new run as it is first stored: claimed by its owner if that worker is alive, else due. `mail`: of a fork."""
     owned = record.owner is not None and alive
     wake_at = record.created_at if record.wake_at is None else record.wake_at
@@ -294,7 +294,7 @@ def born(record: RunRecord, alive: bool, mail: int = 0) -> RunRecord:
         status=RunStatus.RUNNING if owned else RunStatus.PENDING,
         owner=record.owner if owned else None,
         wake_at=None if owned else wake_at,
-        begun_at=record.created_at if owned else None,
+        first_executed_at=record.created_at if owned else None,
         updated_at=record.created_at,
         ended_at=None,
         result=None,
@@ -303,21 +303,21 @@ def born(record: RunRecord, alive: bool, mail: int = 0) -> RunRecord:
         held=None,
         drift=(),
         recoveries=0,
-        inbox_last=mail,
+        last_message_no=mail,
         fence=0,
     )
 
 
-def restarted(record: RunRecord, restart: Restart) -> RunRecord:
+def restarted(record: RunRecord, restart: ContinueAs) -> RunRecord:
     """A run whose history begins anew."""
     return replace(
         record,
         workflow=restart.workflow,
         version=restart.version,
         input=restart.input,
-        first_workflow=record.first_workflow or record.workflow,
-        first_input=record.input if record.first_input is None else record.first_input,
-        begun_at=restart.begun_at,
+        original_workflow=record.original_workflow or record.workflow,
+        original_input=record.input if record.original_input is None else record.original_input,
+        first_executed_at=restart.first_executed_at,
         run_attempt=restart.run_attempt,
         pool=record.pool if restart.pool is None else restart.pool,
         generation=record.generation + 1,
@@ -361,9 +361,9 @@ def terminated(record: RunRecord, write: EndRun, position: int) -> RunRecord:
     )
 
 
-def told(record: RunRecord) -> Ended:
+def already_ended(record: RunRecord) -> AlreadyEnded:
     """What somebody learns who observes a run that has ended."""
-    return Ended(record.status, Ending(record.status, record.result, record.error))
+    return AlreadyEnded(record.status, RunResult(record.status, record.result, record.error))
 
 
 # --- topics --------------------------------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ def may_read(event: TopicEvent, created_at: float) -> bool:
     return event.delivery != "after_create" or created_at <= event.sent_at
 
 
-def may_wait(event: TopicEvent) -> bool:
+def is_queueable(event: TopicEvent) -> bool:
     """Whether an event is queued for those who come later. Otherwise it is gone once nobody has it any more."""
     return event.delivery != "after_wait"
 
@@ -390,7 +390,7 @@ def assignment_id(topic: str, place: int) -> str:
 def assignment(event: TopicEvent, target: str) -> Message:
     """The message by which an event, which has its place, is given to the receive at `target`."""
     return Message(
-        id=assignment_id(event.topic, event.place),
+        id=assignment_id(event.topic, event.offset),
         kind=ASSIGNMENT,
         name=event.topic,
         body=event.body,
@@ -398,7 +398,7 @@ def assignment(event: TopicEvent, target: str) -> Message:
         sent_at=event.sent_at,
         expires_at=event.expires_at,
         target=target,
-        place=event.place,
+        offset=event.offset,
         event_id=event.event_id,
     )
 
@@ -406,15 +406,15 @@ def assignment(event: TopicEvent, target: str) -> Message:
 # --- wake-ups ----------------------------------------------------------------------------------------------------
 
 
-def wakes(message: Message, run: Standing) -> bool:
+def wakes(message: Message, run: RunState) -> bool:
     """Whether mail makes a run due. A held one stays until somebody resumes it, and one that has yet to begin, for the
     first time or anew, until its time has come, unless a worker is at it already."""
     return not (run.held or run.waits_to_begin) or run.owner is not None or message.kind in WAKES_HELD
 
 
-def sleeps_on(turn: CommitTurn, patch: RunPatch) -> bool:
+def ignores_messages(turn: CommitTurn, patch: RunPatch) -> bool:
     """Whether a turn leaves the run held, or waiting for its time to begin anew: only a resume or a cancel counts."""
-    anew = turn.restart is not None and turn.restart.begun_at is None
+    anew = turn.restart is not None and turn.restart.first_executed_at is None
     return (patch.held is not None or anew) and patch.owner is None
 
 

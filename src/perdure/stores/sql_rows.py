@@ -16,7 +16,7 @@ from perdure.model.records import (
     Entry,
     EntryStatus,
     ErrorRecord,
-    Held,
+    Hold,
     Message,
     RunRecord,
     RunStatus,
@@ -31,7 +31,7 @@ Row = Sequence[Any]
 _encode = msgspec.json.Encoder().encode
 _errors = msgspec.json.Decoder(ErrorRecord)
 _waits = msgspec.json.Decoder(tuple[Wait, ...])
-_held = msgspec.json.Decoder(Held)
+_held = msgspec.json.Decoder(Hold)
 _drift = msgspec.json.Decoder(tuple[str, ...])
 _tags = msgspec.json.Decoder(dict[str, str])
 _workflows = msgspec.json.Decoder(tuple[tuple[str, int], ...])
@@ -58,17 +58,20 @@ def error_of(stored: str | None) -> ErrorRecord | None:
 
 RUN_COLUMNS = (
     "id, workflow, version, input, created_at, created_by, seed, pool, shard, status, generation, epoch, "
-    "run_attempt, first_workflow, first_input, result, error, parent, attached, tags, begun_at, updated_at, ended_at, "
-    "wake_at, owner, recoveries, deadline_at, retention, waits, held, drift, inbox_last, fence"
+    "run_attempt, original_workflow, original_input, result, error, parent, attached, tags, first_executed_at, "
+    "updated_at, ended_at, "
+    "wake_at, owner, recoveries, deadline_at, retention, waits, held, drift, last_message_no, fence"
 )
 
 
 def run_of_row(row: Row) -> RunRecord:
     """A run from a row that begins with `RUN_COLUMNS`."""
     (id, workflow, version, input, created_at, created_by, seed, pool, shard, status, generation, epoch) = row[:12]
-    (run_attempt, first_workflow, first_input, result, error, parent, attached, tags, begun_at) = row[12:21]
+    (run_attempt, original_workflow, original_input, result, error, parent, attached, tags, first_executed_at) = row[
+        12:21
+    ]
     (updated_at, ended_at, wake_at, owner, recoveries, deadline_at, retention, waits, held, drift) = row[21:31]
-    inbox_last, fence = row[31:33]
+    last_message_no, fence = row[31:33]
     return RunRecord(
         id=id,
         workflow=workflow,
@@ -83,14 +86,14 @@ def run_of_row(row: Row) -> RunRecord:
         generation=generation,
         epoch=epoch,
         run_attempt=run_attempt,
-        first_workflow=first_workflow,
-        first_input=unpack(first_input),
+        original_workflow=original_workflow,
+        original_input=unpack(original_input),
         result=unpack(result),
         error=error_of(error),
         parent=parent,
         attached=bool(attached),
         tags=_tags.decode(tags) if tags else {},
-        begun_at=begun_at,
+        first_executed_at=first_executed_at,
         updated_at=updated_at,
         ended_at=ended_at,
         wake_at=wake_at,
@@ -101,7 +104,7 @@ def run_of_row(row: Row) -> RunRecord:
         waits=_waits.decode(waits) if waits else (),
         held=_held.decode(held) if held else None,
         drift=_drift.decode(drift) if drift else (),
-        inbox_last=inbox_last,
+        last_message_no=last_message_no,
         fence=fence,
     )
 
@@ -156,7 +159,7 @@ def message_of_row(row: Row) -> Message:
         expires_at=expires_at,
         policy=policy,
         target=target,
-        place=place,
+        offset=place,
         wants_reply=bool(wants_reply),
         event_id=event_id,
     )
@@ -174,7 +177,7 @@ def event_of_row(row: Row) -> TopicEvent:
         consume=bool(consume),
         expires_at=expires_at,
         sender=sender,
-        place=place,
+        offset=place,
         event_id=event_id,
     )
 
@@ -235,5 +238,5 @@ def worker_of_row(row: Row) -> WorkerRecord:
         started_at=started_at,
         node=node,
         pid=pid,
-        gone=bool(gone),
+        fenced=bool(gone),
     )

@@ -8,7 +8,7 @@ from perdure.model.records import (
     DeadLetter,
     Entry,
     ErrorRecord,
-    Held,
+    Hold,
     Message,
     RunRecord,
     RunStatus,
@@ -47,7 +47,7 @@ class RunPatch(Struct, frozen=True, gc=False, kw_only=True):
     owner: str | None = None
     wake_at: float | None = None
     waits: tuple[Wait, ...] = ()
-    held: Held | None = None
+    held: Hold | None = None
     drift: tuple[str, ...] = ()
     recoveries: int = 0
     result: bytes | None = None
@@ -56,18 +56,18 @@ class RunPatch(Struct, frozen=True, gc=False, kw_only=True):
     prune_at: float | None = None
 
 
-class Restart(Struct, frozen=True, kw_only=True):
+class ContinueAs(Struct, frozen=True, kw_only=True):
     """Begin the run's history anew in the same commit: all entries go, the mailbox stays, generation and epoch go up.
 
     The turn's own entries belong to the old history and go too, but take their positions: the fence moves behind them.
     `entries` are those that the new history begins with, from `base + 1`. Subscriptions of the run go. Without
-    `begun_at` the new generation begins when it is claimed, and until then waits like a new run.
+    `first_executed_at` the new generation begins when it is claimed, and until then waits like a new run.
     """
 
     workflow: str
     version: int
     input: bytes
-    begun_at: float | None
+    first_executed_at: float | None
     run_attempt: int = 1
     pool: str | None = None  # None: stays
     entries: tuple[Entry, ...] = ()
@@ -98,12 +98,12 @@ class CommitTurn(Struct, frozen=True, gc=False, kw_only=True):
     patch: RunPatch | None = None
     seen: int = 0
     consumed: tuple[int, ...] = ()
-    restart: Restart | None = None
+    restart: ContinueAs | None = None
     extras: TurnExtras | None = None
     observed: bool = False  # that somebody is told of its end is known to its worker; no store need look at this
 
 
-class Deliver(Struct, frozen=True, kw_only=True):
+class DeliverMessage(Struct, frozen=True, kw_only=True):
     """Put a message into a run's inbox, once per message id, and make the run due.
 
     A held run is woken by a resume or a cancel only; so is one whose generation has yet to begin, whose time would else
@@ -120,14 +120,15 @@ class Deliver(Struct, frozen=True, kw_only=True):
 class EndRun(Struct, frozen=True, kw_only=True):
     """End a run from outside, at once and for good; takes a position, so that a turn in the making is refused.
 
-    With `unless_begun` only a run that never executed is ended. Answers `Committed`, `Begun`, `Ended` or `Missing`.
+    With `only_if_not_started` only a run that never executed is ended.
+    Results: `Committed`, `AlreadyStarted`, `AlreadyEnded` or `RunMissing`.
     """
 
     run_id: str
     turn_id: str
     now: float
     status: RunStatus = RunStatus.CANCELLED
-    unless_begun: bool = False
+    only_if_not_started: bool = False
     prune_after: float | None = None
 
 
@@ -139,7 +140,7 @@ class ReleaseRun(Struct, frozen=True, kw_only=True):
     now: float
 
 
-class Observe(Struct, frozen=True, kw_only=True):
+class ObserveRunEnd(Struct, frozen=True, kw_only=True):
     """Have `observer` told at `target` when this run ends, once per observer and target.
 
     Answers `Observing`, `Ended` with how, or `Missing`.
@@ -172,15 +173,15 @@ class RewindRun(Struct, frozen=True, kw_only=True):
     deadline_at: float | None = None  # of the run, from now on
 
 
-class Moved(Struct, frozen=True):
+class RedirectedEvent(Struct, frozen=True):
     """An unread event that goes to its topic or, if that is full, becomes this dead letter."""
 
     number: int
-    to: Publish
+    to: PublishEvent
     otherwise: DeadLetter
 
 
-class Settle(Struct, frozen=True, kw_only=True):
+class FinalizeRun(Struct, frozen=True, kw_only=True):
     """Tick off duties of a run that has ended: observers told, mail dealt with, its children told to end.
 
     Answers `Committed`, or `Missing`. Once nothing is left the run is settled. Nothing is done to a run that owes
@@ -190,15 +191,15 @@ class Settle(Struct, frozen=True, kw_only=True):
 
     run_id: str
     now: float
-    told: tuple[Observer, ...] = ()
+    notified: tuple[Observer, ...] = ()
     consumed: tuple[int, ...] = ()
     returned: tuple[int, ...] = ()  # assignments: back to their topics
-    moved: tuple[Moved, ...] = ()
+    moved: tuple[RedirectedEvent, ...] = ()
     dead_letters: tuple[DeadLetter, ...] = ()
     orphans: bool = False  # attached children of a terminated run have been told
 
 
-class Publish(Struct, frozen=True, kw_only=True):
+class PublishEvent(Struct, frozen=True, kw_only=True):
     """Accept an event into its topic, once per id, and assign it to runs that wait.
 
     With `consume` the subscription that has stood longest gets it; else all that stand do, in that order, a page of
@@ -223,12 +224,12 @@ class FanOut(Struct, frozen=True, kw_only=True):
     """
 
     topic: str
-    place: int
+    offset: int
     now: float
     page: int = 500
 
 
-class Replay(Struct, frozen=True, kw_only=True):
+class ReplayDeadLetter(Struct, frozen=True, kw_only=True):
     """Send a dead letter again and remove it: both, or neither if the send is refused.
 
     What is sent has an id that no other call gives, by which a repeated call is recognised. Whoever else replays or
@@ -236,7 +237,7 @@ class Replay(Struct, frozen=True, kw_only=True):
     """
 
     letter_id: str
-    send: Deliver | Publish
+    send: DeliverMessage | PublishEvent
 
 
 class AppendStream(Struct, frozen=True, kw_only=True):
@@ -268,15 +269,15 @@ class SupersedeStream(Struct, frozen=True, kw_only=True):
 Write = (
     CreateRun
     | CommitTurn
-    | Deliver
+    | DeliverMessage
     | EndRun
     | ReleaseRun
-    | Observe
+    | ObserveRunEnd
     | RewindRun
-    | Settle
-    | Publish
+    | FinalizeRun
+    | PublishEvent
     | FanOut
-    | Replay
+    | ReplayDeadLetter
     | AppendStream
     | SupersedeStream
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from perdure.model.records import Entry, EntryStatus
-from perdure.stores.writes import CommitTurn, CreateRun, Deliver, EndRun, Publish, Write
+from perdure.stores.writes import CommitTurn, CreateRun, DeliverMessage, EndRun, PublishEvent, Write
 
 MANY = 4
 
@@ -26,11 +26,11 @@ def _words(write: Write) -> Iterator[str]:
                 yield f"run {write.run_id} begins anew"
             elif write.patch is not None:
                 yield f"run {write.run_id} {write.patch.status.value}"
-        case Deliver():
+        case DeliverMessage():
             yield f"{write.message.kind} for run {write.run_id}"
         case EndRun():
             yield f"run {write.run_id} ended from outside"
-        case Publish():
+        case PublishEvent():
             yield f"event {write.event.topic} published"
         case _:
             yield type(write).__name__

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perdure.clock import pause
+from perdure.clock import sleep_on
 from perdure.config import EngineConfig
 from perdure.engine import Engine
 from perdure.errors import RunCancelled, RunFailed
@@ -95,7 +95,7 @@ class _Case:
 
 
 @dataclass(frozen=True, slots=True)
-class _Course:
+class _Trace:
     """How it went once. `at_crash` and `at_end` are all runs by id."""
 
     outcome: Outcome
@@ -144,7 +144,7 @@ async def crash_everywhere(
     limit = within if within is not None else HORIZON if skips else DAY
     case = _Case(workflow, args, id, tuple(also), drive, check, effects, limit)
 
-    async def course(crash: Crash | None) -> _Course:
+    async def course(crash: Crash | None) -> _Trace:
         if begin is not None:
             begin()
         clock = VirtualClock()
@@ -173,7 +173,7 @@ async def crash_everywhere(
     return CrashReport(clean.outcome, clean.calls["commit"], tuple(crashes), repeated)
 
 
-def _everywhere(clean: _Course, calls: Sequence[str]) -> Iterator[Crash]:
+def _everywhere(clean: _Trace, calls: Sequence[str]) -> Iterator[Crash]:
     for call in calls:
         for n in range(1, clean.calls[call] + 1):
             # Up to the crash the other course is the same: what is committed there is what was committed here.
@@ -182,7 +182,7 @@ def _everywhere(clean: _Course, calls: Sequence[str]) -> Iterator[Crash]:
                 yield Crash(n, side, call, what)
 
 
-async def _course(harness: Harness, case: _Case, crash: Crash | None, again: Callable[[], Store]) -> _Course:
+async def _course(harness: Harness, case: _Case, crash: Crash | None, again: Callable[[], Store]) -> _Trace:
     last = first = await harness.engine(case.workflow, *case.also)
     if crash is not None:
         first.faults.crash(crash.n, crash.side, call=crash.call)
@@ -198,7 +198,7 @@ async def _course(harness: Harness, case: _Case, crash: Crash | None, again: Cal
         outcome = await harness.drive(_everything(harness, last, case), case.within)
     if case.check is not None:
         await harness.drive(case.check(last), case.within)
-    return _Course(
+    return _Trace(
         outcome=outcome,
         calls=calls,
         crashed=first.faults.crashed.is_set(),
@@ -220,11 +220,11 @@ async def _everything(harness: Harness, engine: Engine, case: _Case) -> Outcome:
         outcome, _ = await asyncio.gather(_outcome(run), case.drive(engine))
     for _ in range(MANY):
         open_runs = await _open_runs(harness.store)
-        if not open_runs and not await harness.store.unsettled(1):
+        if not open_runs and not await harness.store.unfinalized(1):
             return outcome
         for run_id in open_runs:
             await _outcome(engine.get(run_id))
-        await pause(harness.clock, A_WHILE)
+        await sleep_on(harness.clock, A_WHILE)
     raise AssertionError("all runs have ended, and some still owe something to others")
 
 
@@ -251,7 +251,7 @@ async def _all_runs(store: Store) -> Mapping[str, Snapshot]:
 # --- what must hold ------------------------------------------------------------------------------------------------
 
 
-def _faults(clean: _Course, crashed: _Course, same: Callable[[Outcome, Outcome], bool]) -> list[str]:
+def _faults(clean: _Trace, crashed: _Trace, same: Callable[[Outcome, Outcome], bool]) -> list[str]:
     faults = []
     if not same(clean.outcome, crashed.outcome):
         faults.append(f"the run came to {crashed.outcome!r}, and without a crash to {clean.outcome!r}")
@@ -279,7 +279,7 @@ def _faults(clean: _Course, crashed: _Course, same: Callable[[Outcome, Outcome],
     return faults
 
 
-def _not_idempotent(crashed: _Course) -> list[str]:
+def _not_idempotent(crashed: _Trace) -> list[str]:
     """Who is to blame for it, most likely: the steps that did their work twice."""
     return [
         f"run {each.run_id}: step {each.location} is not idempotent: attempt {each.attempt} was under way at the crash "
@@ -288,7 +288,7 @@ def _not_idempotent(crashed: _Course) -> list[str]:
     ]
 
 
-def _repeated(crashed: _Course) -> list[str]:
+def _repeated(crashed: _Trace) -> list[str]:
     faults = []
     recorded = {
         f"{run_id}/{entry.generation}/{entry.location}": entry

@@ -19,21 +19,21 @@ from typing import Any, NamedTuple, TypeVar
 
 from perdure.client.run_handle import Run
 from perdure.client.views import HistoryEntry
-from perdure.clock import moment
+from perdure.clock import to_datetime
 from perdure.config import EngineConfig
 from perdure.errors import WorkflowMisuse
-from perdure.execution.runtime import Core
-from perdure.execution.store_session import Link
-from perdure.execution.waiters import News
+from perdure.execution.runtime import WorkerRuntime
+from perdure.execution.store_session import StoreSession
+from perdure.execution.waiters import ChangeFuture
 from perdure.model.records import RunRecord
 from perdure.model.turns import RunStep
 from perdure.model.validation import check_seconds
 from perdure.runner.blocking_guard import blocking_refused
 from perdure.testing.harness import Harness, WatchedEngine, unhurried, unswept
 from perdure.testing.mocks import StepMock, Target
-from perdure.testing.time_skipping import AGES, NothingDue, Passing, TooMany
+from perdure.testing.time_skipping import SWEEP_DISABLED_SECONDS, NothingDue, TimeSkipper, TooMany
 from perdure.workflows.definition import Workflow
-from perdure.workflows.start_request import Order
+from perdure.workflows.start_request import StartRequest
 from perdure.workflows.steps import UNSET, Step
 
 T = TypeVar("T")
@@ -68,11 +68,11 @@ class TestEngine(WatchedEngine):
             1,
             harness.faulty(),
             workflows=workflows,
-            config=unswept(config or EngineConfig(run_retention=AGES)),
+            config=unswept(config or EngineConfig(run_retention=SWEEP_DISABLED_SECONDS)),
             clock=harness.clock,
         )
         self.clock = harness.clock
-        self._passing = Passing(harness.clock, harness.settle, lambda: self.bodies_under_way)
+        self._passing = TimeSkipper(harness.clock, harness.settle, lambda: self.bodies_under_way)
         self._mocks: list[StepMock] = []
         self._guard = contextlib.ExitStack()
         self._refuse_blocking = refuse_blocking
@@ -112,12 +112,12 @@ class TestEngine(WatchedEngine):
             mock.stop()
 
     @property
-    def _open(self) -> Link:
+    def _open(self) -> StoreSession:
         if self._link is None:
             _at_once(self.open())
         return super()._open
 
-    def _prepare(self, core: Core) -> None:
+    def _prepare(self, core: WorkerRuntime) -> None:
         super()._prepare(core)
         unhurried(core, self._passing.unhurried)
 
@@ -125,7 +125,7 @@ class TestEngine(WatchedEngine):
 
     def now(self) -> datetime:
         """The time that the engine goes by."""
-        return moment(self.clock.now())
+        return to_datetime(self.clock.now())
 
     async def advance(self, duration: float | timedelta) -> None:
         """Let time pass, each wake-up at its own moment, until all that it leads to has happened."""
@@ -138,17 +138,17 @@ class TestEngine(WatchedEngine):
         await self.open()
         await self._passing.settled()
 
-    def _may_miss(self, run_id: str) -> bool:
+    def _must_poll(self, run_id: str) -> bool:
         """Nobody else is there, and to look again would be to let time pass."""
         return False
 
-    async def _await_hint(self, news: News, deadline: float | None) -> RunRecord | None:
-        return await self._passing.until(super()._await_hint(news, deadline))
+    async def _wait_for_change(self, news: ChangeFuture, deadline: float | None) -> RunRecord | None:
+        return await self._passing.until(super()._wait_for_change(news, deadline))
 
     async def _ended(self, run_id: str, timeout: float | None) -> RunRecord:
         return await self._saying_why(run_id, super()._ended(run_id, timeout))
 
-    async def _execute(self, order: Order) -> Any:
+    async def _execute(self, order: StartRequest) -> Any:
         return await self._saying_why(order.record.id, super()._execute(order))
 
     async def _saying_why(self, run_id: str, ending: Awaitable[T]) -> T:

@@ -10,8 +10,8 @@ from typing import Literal, TypeVar
 from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
 from perdure.model.records import (
+    ChangeCallback,
     DeadLetter,
-    Hint,
     Message,
     PublishedValue,
     RunRecord,
@@ -20,7 +20,7 @@ from perdure.model.records import (
     WorkerRecord,
 )
 from perdure.stores.protocol import Claim, Store
-from perdure.stores.results import Answer, ClaimedRun, Key, RunPage, Snapshot, StoredEntry, Unsettled
+from perdure.stores.results import ClaimedRun, RunPage, SigningKey, Snapshot, StoredEntry, UnfinalizedRun, WriteResult
 from perdure.stores.writes import Write
 
 T = TypeVar("T")
@@ -119,8 +119,8 @@ class FaultyStore:
         self.crashed.set()
         await _for_ever()
 
-    async def commit(self, batch: Sequence[Write]) -> list[Answer]:
-        async def carry_out() -> list[Answer]:
+    async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
+        async def carry_out() -> list[WriteResult]:
             if self._refuses is not None and any(self._refuses(write) for write in batch):
                 raise StoreError("the store cannot take this write (planned)")
             answers = await self.inner.commit(batch)
@@ -146,7 +146,7 @@ class FaultyStore:
     async def now(self) -> float:
         return await self.inner.now()
 
-    def on_change(self, hint: Hint) -> Callable[[], None]:
+    def on_change(self, hint: ChangeCallback) -> Callable[[], None]:
         return self.inner.on_change(hint)
 
     async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
@@ -170,11 +170,11 @@ class FaultyStore:
     async def owned(self, worker: str) -> list[str]:
         return await self._through("owned", lambda: self.inner.owned(worker))
 
-    async def mailed(self, worker: str, limit: int = 100) -> list[str]:
-        return await self._through("mailed", lambda: self.inner.mailed(worker, limit))
+    async def owned_with_messages(self, worker: str, limit: int = 100) -> list[str]:
+        return await self._through("owned_with_messages", lambda: self.inner.owned_with_messages(worker, limit))
 
-    async def wake_held(self, workflows: Sequence[tuple[str, int]], kind: str, now: float) -> int:
-        return await self._through("wake_held", lambda: self.inner.wake_held(workflows, kind, now))
+    async def retry_held(self, workflows: Sequence[tuple[str, int]], kind: str, now: float) -> int:
+        return await self._through("retry_held", lambda: self.inner.retry_held(workflows, kind, now))
 
     async def join(self, worker: WorkerRecord) -> bool:
         return await self._through("join", lambda: self.inner.join(worker))
@@ -185,37 +185,37 @@ class FaultyStore:
     async def workers(self) -> list[WorkerRecord]:
         return await self._through("workers", self.inner.workers)
 
-    async def declare_gone(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
-        return await self._through("declare_gone", lambda: self.inner.declare_gone(worker_id, unless_renewed_after))
+    async def fence_worker(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
+        return await self._through("fence_worker", lambda: self.inner.fence_worker(worker_id, unless_renewed_after))
 
-    async def release(self, worker_id: str, now: float, *, recovered: bool, limit: int = 500) -> list[str]:
+    async def release_runs(self, worker_id: str, now: float, *, recovered: bool, limit: int = 500) -> list[str]:
         return await self._through(
-            "release", lambda: self.inner.release(worker_id, now, recovered=recovered, limit=limit)
+            "release_runs", lambda: self.inner.release_runs(worker_id, now, recovered=recovered, limit=limit)
         )
 
-    async def retire(self, worker_id: str) -> None:
-        await self._through("retire", lambda: self.inner.retire(worker_id))
+    async def remove_worker(self, worker_id: str) -> None:
+        await self._through("remove_worker", lambda: self.inner.remove_worker(worker_id))
 
     async def runs(self, query: RunQuery) -> RunPage:
         return await self._through("runs", lambda: self.inner.runs(query))
 
-    async def prune(self, now: float, limit: int = 500, *, remember: float = 0.0) -> int:
-        return await self._through("prune", lambda: self.inner.prune(now, limit, remember=remember))
+    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
+        return await self._through("prune", lambda: self.inner.prune(now, limit, keep_ids_for=keep_ids_for))
 
-    async def keys(self, name: str, now: float) -> list[Key]:
+    async def keys(self, name: str, now: float) -> list[SigningKey]:
         return await self._through("keys", lambda: self.inner.keys(name, now))
 
-    async def add_key(self, name: str, now: float) -> Key:
+    async def add_key(self, name: str, now: float) -> SigningKey:
         return await self._through("add_key", lambda: self.inner.add_key(name, now))
 
-    async def unsettled(self, limit: int = 100) -> list[Unsettled]:
-        return await self._through("unsettled", lambda: self.inner.unsettled(limit))
+    async def unfinalized(self, limit: int = 100) -> list[UnfinalizedRun]:
+        return await self._through("unfinalized", lambda: self.inner.unfinalized(limit))
 
     async def open_children(self, run_id: str, limit: int = 500, after: str | None = None) -> list[str]:
         return await self._through("open_children", lambda: self.inner.open_children(run_id, limit, after))
 
-    async def unfinished(self, limit: int = 100) -> list[TopicEvent]:
-        return await self._through("unfinished", lambda: self.inner.unfinished(limit))
+    async def unfinished_broadcasts(self, limit: int = 100) -> list[TopicEvent]:
+        return await self._through("unfinished_broadcasts", lambda: self.inner.unfinished_broadcasts(limit))
 
     async def topic(self, name: str, limit: int = 100, after: int = 0) -> list[TopicEvent]:
         return await self._through("topic", lambda: self.inner.topic(name, limit, after))

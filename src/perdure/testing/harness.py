@@ -19,17 +19,17 @@ from perdure.client.client import Client
 from perdure.client.run_handle import Run
 from perdure.clock import Clock
 from perdure.config import EngineConfig
-from perdure.engine import Engine, core_over
-from perdure.execution.maintenance import EXPOSE_AFTER
-from perdure.execution.runtime import Core
-from perdure.execution.step_executor import Attempt, Executor
+from perdure.engine import Engine, build_runtime
+from perdure.execution.maintenance import RECORD_RUNNING_AFTER_SECONDS
+from perdure.execution.runtime import WorkerRuntime
+from perdure.execution.step_executor import Attempt, StepExecutor
 from perdure.model.turns import RunStep
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.protocol import Store
 from perdure.testing.clock import VirtualClock, let_the_loop_settle
 from perdure.testing.faults import FaultyStore
 from perdure.testing.step_interception import intercept_steps
-from perdure.testing.time_skipping import AGES, Unhurried
+from perdure.testing.time_skipping import SWEEP_DISABLED_SECONDS, LazyClock
 from perdure.workflows.definition import Workflow
 
 R = TypeVar("R")
@@ -64,20 +64,20 @@ class WatchedEngine(Engine):
     async def open(self) -> None:
         await Client.open(self)
         if self._core is None:
-            core = core_over(self._open, self._catalog, self._pool, self._concurrency)
+            core = build_runtime(self._open, self._catalog, self._pool, self._concurrency)
             self._prepare(core)
             await core.start()
             self._core = core
 
-    def _prepare(self, core: Core) -> None:
+    def _prepare(self, core: WorkerRuntime) -> None:
         """Before it does anything."""
         if self._harness.skips:
-            unhurried(core, Unhurried(self._harness.clock))
+            unhurried(core, LazyClock(self._harness.clock))
         self._watch(core.coordinator.executor)
 
-    def _may_miss(self, run_id: str) -> bool:
+    def _must_poll(self, run_id: str) -> bool:
         """Where time is skipped nobody else is there, and to look again would be to let time pass."""
-        return not self._harness.skips and super()._may_miss(run_id)
+        return not self._harness.skips and super()._must_poll(run_id)
 
     def _stand_in(self, step: RunStep) -> RunStep:
         """What is executed in place of a step."""
@@ -111,11 +111,11 @@ class WatchedEngine(Engine):
     def _drop_all(self) -> None:
         """Forget every run and body, where there is no event loop any more to do it in an orderly way."""
         if self._core is not None:
-            self._core.coordinator.dropped()
+            self._core.coordinator.discard_all()
             self._core.coordinator.executor.close()
         self._core = self._link = None
 
-    def _watch(self, executor: Executor) -> None:
+    def _watch(self, executor: StepExecutor) -> None:
         in_thread = executor._threads.run
 
         def begins(run_id: str, step: RunStep) -> RunStep:
@@ -153,7 +153,7 @@ class Harness:
         self.store: Store = MemoryStore(self.clock) if store is None else store
         self.config = unswept(config or EngineConfig()) if skips else config or EngineConfig()
         self.executions: list[Execution] = []
-        self.bodies = ThreadBodies()
+        self.bodies = ThreadStepTracker()
         self._open: list[Client] = []
         self._engines = 0
         self._faulty: list[FaultyStore] = []
@@ -219,7 +219,7 @@ class Harness:
     async def crash(self, engine: Engine) -> None:
         """The engine's process dies: no word to the store, nothing given back."""
         if self.skips and isinstance(engine, WatchedEngine):  # no lease will run out, so its death is noticed at once
-            await self.store.declare_gone(engine.worker)
+            await self.store.fence_worker(engine.worker)
         await _abandon(engine)
         await self.settle()
 
@@ -277,7 +277,7 @@ class Harness:
         return task
 
 
-def unhurried(core: Core, clock: Clock) -> None:
+def unhurried(core: WorkerRuntime, clock: Clock) -> None:
     """Let duties that only look after things go by this clock: all but those which a run may wait for.
 
     Steps that take long are still shown in time, for that is a commit, and so a place to crash at.
@@ -285,7 +285,7 @@ def unhurried(core: Core, clock: Clock) -> None:
     executor, time = core.coordinator.executor, core.coordinator.executor._clock
 
     def begins(run_id: str, step: RunStep) -> RunStep:
-        time.call_at(time.now() + EXPOSE_AFTER, exposure.poke)
+        time.call_at(time.now() + RECORD_RUNNING_AFTER_SECONDS, exposure.trigger)
         return step
 
     for duty in core._duties:
@@ -298,10 +298,10 @@ def unhurried(core: Core, clock: Clock) -> None:
 
 def unswept(config: EngineConfig) -> EngineConfig:
     """For a store in memory, where nothing gets lost that a sweep would have to find, and no lease runs out."""
-    return dataclasses.replace(config, lease=AGES, sweep_interval=AGES)
+    return dataclasses.replace(config, lease=SWEEP_DISABLED_SECONDS, sweep_interval=SWEEP_DISABLED_SECONDS)
 
 
-class ThreadBodies:
+class ThreadStepTracker:
     """Bodies of sync steps that are at work in threads; `settle` waits for them, short of those that are parked."""
 
     def __init__(self) -> None:

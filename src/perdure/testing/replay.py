@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from perdure.admin.compatibility import Misfit, misfit_of
-from perdure.client.run_export import snapshot_of
+from perdure.admin.compatibility import IncompatibleRun, find_incompatibility
+from perdure.client.run_export import parse_snapshot
 from perdure.codec import JSON, Codec
 from perdure.errors import HistoryDiverged, InvalidArgument, WorkflowMisuse
 from perdure.stores.results import Snapshot
@@ -59,7 +59,7 @@ def _snapshot(history: History) -> Snapshot:
             raise InvalidArgument(
                 f"this is no exported run: {error}; a file is given as a pathlib.Path, not as a string"
             ) from None
-    return snapshot_of(history)
+    return parse_snapshot(history)
 
 
 class _UnknownKey:
@@ -77,16 +77,16 @@ class _UnknownKey:
         return b""
 
 
-def _misfit(snapshot: Snapshot, workflow: Workflow[Any, Any], codec: Codec) -> Misfit | None:
+def _misfit(snapshot: Snapshot, workflow: Workflow[Any, Any], codec: Codec) -> IncompatibleRun | None:
     definitions, key = {(workflow.name, workflow.version): workflow}, _UnknownKey()
-    misfit = misfit_of(snapshot, definitions, codec, (key,))
+    misfit = find_incompatibility(snapshot, definitions, codec, (key,))
     if misfit is None or misfit.recorded != "other arguments" or not key.used:
         return misfit
     unmarked = tuple(replace(entry, fingerprint=None) for entry in snapshot.entries)
-    return misfit_of(replace(snapshot, entries=unmarked), definitions, codec, (key,))
+    return find_incompatibility(replace(snapshot, entries=unmarked), definitions, codec, (key,))
 
 
-def _error(misfit: Misfit, workflow: Workflow[Any, Any]) -> Exception:
+def _error(misfit: IncompatibleRun, workflow: Workflow[Any, Any]) -> Exception:
     code = workflow.fn.__code__
     line = misfit.line or f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"
     error: Exception
@@ -100,11 +100,11 @@ def _error(misfit: Misfit, workflow: Workflow[Any, Any]) -> Exception:
     return error
 
 
-def _outside_of_a_task(work: Callable[[], Misfit | None]) -> Misfit | None:
+def _outside_of_a_task(work: Callable[[], IncompatibleRun | None]) -> IncompatibleRun | None:
     """A workflow's tasks are never run from inside a task of another loop: an async test is one."""
     if events._get_running_loop() is None:
         return work()
-    found: list[Misfit | None] = []
+    found: list[IncompatibleRun | None] = []
     thread = threading.Thread(target=lambda: found.append(work()), name="perdure-replay")
     thread.start()
     thread.join()

@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from perdure.clock import SYSTEM_CLOCK, Timer, pause
+from perdure.clock import SYSTEM_CLOCK, Timer, sleep_on
 from perdure.model.validation import MAX_SECONDS
 from perdure.testing.clock import VirtualClock, VirtualTimer
 
 T = TypeVar("T")
 
-AGES = MAX_SECONDS  # between two sweeps: nothing gets lost in memory that a sweep would have to find
-HORIZON = 0.9 * AGES  # what is due later than that is a sweep
+SWEEP_DISABLED_SECONDS = MAX_SECONDS  # between two sweeps: nothing gets lost in memory that a sweep would have to find
+HORIZON = 0.9 * SWEEP_DISABLED_SECONDS  # what is due later than that is a sweep
 MANY = 100_000  # wake-ups during a single wait
 REAL_PATIENCE = 5.0  # real seconds for the body of a step, or a test, that waits for the real world
 REAL_GLANCE = 0.002
@@ -34,7 +34,7 @@ class TooMany(AssertionError):
     """Somebody waits, and wake-up follows wake-up without an end."""
 
 
-class Unhurried:
+class LazyClock:
     """A clock whose timers nobody waits for: they are called late, when time has passed for other reasons."""
 
     def __init__(self, clock: VirtualClock) -> None:
@@ -58,13 +58,13 @@ class Unhurried:
                 timer.fire()
 
 
-class Passing:
+class TimeSkipper:
     """Moves a virtual clock. `settle` waits for what happens without time; `bodies` are coroutines of steps at work."""
 
     def __init__(
         self, clock: VirtualClock, settle: Callable[[], Awaitable[None]], bodies: Callable[[], Sequence[object]]
     ) -> None:
-        self.unhurried = Unhurried(clock)
+        self.unhurried = LazyClock(clock)
         self._clock = clock
         self._settle = settle
         self._bodies = bodies
@@ -109,7 +109,7 @@ class Passing:
         waiting = [body for body in self._bodies() if body not in self._given_up]
         glances = int(REAL_PATIENCE / REAL_GLANCE)
         while waiting and glances and _the_world_may_act():
-            await pause(SYSTEM_CLOCK, REAL_GLANCE)
+            await sleep_on(SYSTEM_CLOCK, REAL_GLANCE)
             await self._settle()
             waiting = [body for body in self._bodies() if body not in self._given_up]
             glances -= 1
@@ -120,7 +120,7 @@ class Passing:
         """Whether something becomes due, or is done, because the test itself waits for the real world."""
         glances = int(REAL_PATIENCE / REAL_GLANCE)
         while glances and _the_world_may_act():
-            await pause(SYSTEM_CLOCK, REAL_GLANCE)
+            await sleep_on(SYSTEM_CLOCK, REAL_GLANCE)
             await self._settled()
             if task.done() or self._is_due():
                 return True

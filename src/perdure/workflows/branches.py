@@ -17,31 +17,31 @@ Branch = str | int
 Tasks = dict[Branch, asyncio.Task[Any]]
 
 
-class Opens(Protocol):
+class BranchHost(Protocol):
     """What branches ask of the run."""
 
-    def open_block(self, name: str) -> str:
+    def open_scope_for_branches(self, name: str) -> str:
         """Take the next place of this name in the current scope, for a block of branches; gives its path."""
 
     def start_branch(self, path: str, branch: Branch, work: Awaitable[Any]) -> asyncio.Task[Any]:
         """Run something as a task, in the scope of this branch of the block."""
 
-    def note(self, kind: str, location: str, value: Any) -> None:
+    def record_note(self, kind: str, location: str, value: Any) -> None:
         """Write down what became of a block, for people to read."""
 
 
-async def join(run: Opens, work: Mapping[Branch, Awaitable[Any]], name: str) -> dict[Branch, Any]:
+async def join(run: BranchHost, work: Mapping[Branch, Awaitable[Any]], name: str) -> dict[Branch, Any]:
     """Wait for all branches, whatever happens to them; `JoinError` with the errors of those that failed."""
     tasks = _start(run, work, name)[1]
     if tasks:
-        await _all_done(tasks)
+        await _wait_all(tasks)
     errors = {branch: error for branch, task in tasks.items() if (error := _error_of(task)) is not None}
     if errors:
         raise JoinError(errors)
     return {branch: task.result() for branch, task in tasks.items()}
 
 
-async def race(run: Opens, work: Mapping[Branch, Awaitable[Any]], name: str) -> tuple[Branch, Any]:
+async def race(run: BranchHost, work: Mapping[Branch, Awaitable[Any]], name: str) -> tuple[Branch, Any]:
     """The first branch that succeeds; the others are cancelled at once, and nobody waits for them."""
     if not work:
         raise InvalidArgument("a race needs at least one branch")
@@ -54,7 +54,7 @@ async def race(run: Opens, work: Mapping[Branch, Awaitable[Any]], name: str) -> 
                 if task.done():
                     del waiting[branch]
                     if _error_of(task) is None:
-                        run.note("race", path, branch)
+                        run.record_note("race", path, branch)
                         return branch, task.result()
     finally:
         for task in waiting.values():
@@ -63,11 +63,11 @@ async def race(run: Opens, work: Mapping[Branch, Awaitable[Any]], name: str) -> 
 
 
 async def map_items(
-    run: Opens, fn: Callable[[Any], Awaitable[Any]], items: Iterable[Any], concurrency: int, name: str
+    run: BranchHost, fn: Callable[[Any], Awaitable[Any]], items: Iterable[Any], concurrency: int, name: str
 ) -> list[Any]:
     """The results of a function over items, in their order, so many at a time. The first failure cancels the rest."""
     check_count("concurrency", concurrency)
-    path = run.open_block(check_name("the name of a map", name))
+    path = run.open_scope_for_branches(check_name("the name of a map", name))
     waiting = list(enumerate(items))
     results: dict[int, Any] = {}
     running: dict[int, asyncio.Task[Any]] = {}
@@ -101,12 +101,12 @@ def branches_of(args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[Branch,
     return {check_name("a branch's name", branch): work for branch, work in named.items()}
 
 
-def _start(run: Opens, work: Mapping[Branch, Awaitable[Any]], name: str) -> tuple[str, Tasks]:
-    path = run.open_block(check_name("the name of a block", name))
+def _start(run: BranchHost, work: Mapping[Branch, Awaitable[Any]], name: str) -> tuple[str, Tasks]:
+    path = run.open_scope_for_branches(check_name("the name of a block", name))
     return path, {branch: run.start_branch(path, branch, awaitable) for branch, awaitable in work.items()}
 
 
-async def _all_done(tasks: Tasks) -> None:
+async def _wait_all(tasks: Tasks) -> None:
     """Wait for all; if we are cancelled meanwhile, cancel them and see them out."""
     try:
         await asyncio.wait(tasks.values())

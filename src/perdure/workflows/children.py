@@ -15,13 +15,13 @@ import msgspec
 from msgspec import Struct
 
 from perdure.codec import Codec
-from perdure.codec.failures import told_error
+from perdure.codec.failures import error_from_record
 from perdure.errors import ChildFailed
-from perdure.model.records import Ending, Entry, ErrorRecord, RunStatus
-from perdure.model.turns import ObserveRun, StartChild, Work
+from perdure.model.records import Entry, ErrorRecord, RunResult, RunStatus
+from perdure.model.turns import ExternalAction, ObserveRun, StartChild
 from perdure.model.validation import MAX_NAME
-from perdure.workflows.commands import Question
-from perdure.workflows.durable_call import Asking
+from perdure.workflows.commands import Command
+from perdure.workflows.durable_call import CommandCall
 from perdure.workflows.types import Complete
 
 R = TypeVar("R")
@@ -30,7 +30,7 @@ R_co = TypeVar("R_co", covariant=True)
 CANCELLED = "RunCancelled"
 
 
-class Order(Struct, frozen=True):
+class ChildSpec(Struct, frozen=True):
     """What is to be started: a definition, its encoded payload, and the id if one is given."""
 
     definition: Any
@@ -38,7 +38,7 @@ class Order(Struct, frozen=True):
     id: str | None
 
 
-class Raises(Protocol):
+class ChildHost(Protocol):
     """What children ask of the run."""
 
     @property
@@ -51,15 +51,17 @@ class Raises(Protocol):
 
     def next_number(self) -> int: ...
 
-    def pose(self, question: Question) -> Any: ...
+    def issue(self, question: Command) -> Any: ...
 
-    def child_order(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None) -> Order: ...
+    def build_child_spec(
+        self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None
+    ) -> ChildSpec: ...
 
 
 class Child(Generic[R_co]):
     """A child that was started. Waiting for it, in any number of places, is durable."""
 
-    def __init__(self, run: Raises, id: str, definition: Any, *, created: bool) -> None:
+    def __init__(self, run: ChildHost, id: str, definition: Any, *, created: bool) -> None:
         self._run = run
         self._definition = definition
         self.id = id
@@ -79,67 +81,67 @@ class Child(Generic[R_co]):
         name = f"{self._definition.name}:{kind}"
 
         def ask() -> Any:
-            return run.pose(
-                Question(
+            return run.issue(
+                Command(
                     kind=kind,
                     name=name,
                     segment=run.escape(name),
                     read=lambda entry: read(run, self._definition, entry),
                     fail=lambda entry: _failure(run, self.id, entry),
-                    work=lambda target: ObserveRun(self.id, target),
+                    effect=lambda target: ObserveRun(self.id, target),
                     describe=lambda work: msgspec.json.encode({"id": self.id}),
                 )
             )
 
-        return Asking(name, ask, run.next_number())
+        return CommandCall(name, ask, run.next_number())
 
     def __repr__(self) -> str:
         return f"<child run {self.id}>"
 
 
-def run_child(run: Raises, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None) -> Any:
+def run_child(run: ChildHost, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None) -> Any:
     """Start a child and wait for its result."""
-    order = run.child_order(target, args, kwargs, id)
+    order = run.build_child_spec(target, args, kwargs, id)
 
     def ask() -> Any:
-        return run.pose(
-            Question(
+        return run.issue(
+            Command(
                 kind="child",
                 name=order.definition.name,
                 segment=run.escape(order.definition.name),
                 read=lambda entry: _value(run, order.definition, entry),
                 fail=lambda entry: _failure(run, _id_in(entry), entry),
-                work=lambda target: _start(run, order, target, attached=True, observed=True),
-                describe=described,
+                effect=lambda target: _start(run, order, target, attached=True, observed=True),
+                describe=encode_child_detail,
             )
         )
 
-    return Asking(order.definition.name, ask, run.next_number())
+    return CommandCall(order.definition.name, ask, run.next_number())
 
 
 def start_child(
-    run: Raises, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None, detached: bool
+    run: ChildHost, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None, detached: bool
 ) -> Any:
     """Start a child; gives a handle to wait with."""
-    order = run.child_order(target, args, kwargs, id)
+    order = run.build_child_spec(target, args, kwargs, id)
 
     def read(entry: Entry) -> Any:
         started = run.codec.decode(entry.value or b"{}")
         return Child(run, started["id"], order.definition, created=started["created"])
 
     def ask() -> Any:
-        return run.pose(
-            Question(
+        return run.issue(
+            Command(
                 kind="start_child",
                 name=order.definition.name,
                 segment=run.escape(order.definition.name),
                 read=read,
-                work=lambda target: _start(run, order, target, attached=not detached, observed=False),
-                describe=described,
+                effect=lambda target: _start(run, order, target, attached=not detached, observed=False),
+                describe=encode_child_detail,
             )
         )
 
-    return Asking(order.definition.name, ask, run.next_number())
+    return CommandCall(order.definition.name, ask, run.next_number())
 
 
 def child_id(run_id: str, target: str) -> str:
@@ -151,7 +153,7 @@ def child_id(run_id: str, target: str) -> str:
     return f"{id[:400]}-{hashlib.sha256(id.encode()).hexdigest()[:32]}"
 
 
-def _start(run: Raises, order: Order, target: str, *, attached: bool, observed: bool) -> StartChild:
+def _start(run: ChildHost, order: ChildSpec, target: str, *, attached: bool, observed: bool) -> StartChild:
     return StartChild(
         run_id=order.id or child_id(run.id, target),
         workflow=order.definition.name,
@@ -164,18 +166,18 @@ def _start(run: Raises, order: Order, target: str, *, attached: bool, observed: 
     )
 
 
-def described(work: Work) -> bytes:
+def encode_child_detail(work: ExternalAction) -> bytes:
     """What the entry of a child keeps of it."""
     assert isinstance(work, StartChild)
     return msgspec.json.encode({"id": work.run_id, "attached": work.attached})
 
 
-def _value(run: Raises, definition: Any, entry: Entry) -> Any:
+def _value(run: ChildHost, definition: Any, entry: Entry) -> Any:
     what = f"the result of child {_id_in(entry)!r}"
     return None if entry.value is None else run.codec.decode(entry.value, definition.returns, what=what)
 
 
-def _outcome(run: Raises, definition: Any, entry: Entry) -> Complete[Any]:
+def _outcome(run: ChildHost, definition: Any, entry: Entry) -> Complete[Any]:
     """Told as a success of the waiting, whatever became of the child: how is in the entry's detail."""
     detail = msgspec.json.decode(entry.detail or b"{}")
     status = RunStatus(detail.get("status", RunStatus.SUCCEEDED))
@@ -183,18 +185,18 @@ def _outcome(run: Raises, definition: Any, entry: Entry) -> Complete[Any]:
     return Complete(status, _value(run, definition, entry), error)
 
 
-def _failure(run: Raises, id: str, entry: Entry) -> BaseException:
+def _failure(run: ChildHost, id: str, entry: Entry) -> BaseException:
     """`ChildFailed` with the child's error; what kept it from being started or found comes as itself."""
     error = entry.error
     assert error is not None
     if "status" not in msgspec.json.decode(entry.detail or b"{}"):
-        return told_error(error, run.codec)
+        return error_from_record(error, run.codec)
     failed = ChildFailed(id, error.type, error.message, error.location)
-    failed.__cause__ = None if error.type == CANCELLED else told_error(error, run.codec)
+    failed.__cause__ = None if error.type == CANCELLED else error_from_record(error, run.codec)
     return failed
 
 
-def told(kind: str, id: str, ending: Ending) -> tuple[bytes | None, ErrorRecord | None, bytes]:
+def encode_child_outcome(kind: str, id: str, ending: RunResult) -> tuple[bytes | None, ErrorRecord | None, bytes]:
     """What the entry of a wait keeps of a child's end: value, error and detail."""
     error = ending.error
     if ending.status is RunStatus.CANCELLED:

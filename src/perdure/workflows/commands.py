@@ -12,18 +12,18 @@ from typing import Any
 from msgspec import Struct
 
 from perdure.model.records import Entry, PublishedValue, StreamItem
-from perdure.model.turns import Work
+from perdure.model.turns import ExternalAction
 
 
-class Wants(Struct, frozen=True):
+class ReceiveFilter(Struct, frozen=True):
     """What an open receive takes: event names with the types of their payloads, and how many at once."""
 
     types: dict[str, Any]
-    most: int = 1
+    max_messages: int = 1
     empty_on_timeout: bool = False  # a batch that ran out of time is empty; a single receive raises
 
 
-class Question(Struct, frozen=True, kw_only=True):
+class Command(Struct, frozen=True, kw_only=True):
     """One ask. Each of the optional parts says how an answer comes about:
 
     work       an errand that the engine runs; its result is the answer, or mail is (`records.Standing`)
@@ -41,11 +41,11 @@ class Question(Struct, frozen=True, kw_only=True):
     segment: str
     read: Callable[[Entry], Any] | None = None
     fail: Callable[[Entry], BaseException] | None = None
-    work: Callable[[str], Work] | None = None  # given its target
-    describe: Callable[[Work], bytes] | None = None  # what the entry keeps of the work
-    wants: Wants | None = None
+    effect: Callable[[str], ExternalAction] | None = None  # given its target
+    describe: Callable[[ExternalAction], bytes] | None = None  # what the entry keeps of the work
+    wants: ReceiveFilter | None = None
     deferred: str | None = None
-    instant: bytes | None = None
-    shows: PublishedValue | StreamItem | None = None  # shown to others from the commit on that settles it
+    immediate_value: bytes | None = None
+    publishes: PublishedValue | StreamItem | None = None  # shown to others from the commit on that settles it
     due_at: float | None = None
-    outside: bool = False
+    fixed_location: bool = False

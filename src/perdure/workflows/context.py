@@ -17,17 +17,17 @@ from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
 
 from msgspec import Struct
 
-from perdure.clock import moment
+from perdure.clock import to_datetime
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.validation import check_count, check_name, check_seconds
 from perdure.retry import Retry
-from perdure.workflows.branches import Opens, branches_of, join, map_items, race
-from perdure.workflows.children import Child, Raises, run_child, start_child
-from perdure.workflows.deferreds import Deferred, Defers
-from perdure.workflows.durable_call import Asking
-from perdure.workflows.loops import Break, Continue, Loops, loop
-from perdure.workflows.messages import Receives, Request, broadcast, receive, receive_batch, receive_request, send
-from perdure.workflows.rollback import RollbackScope, RollsBack
+from perdure.workflows.branches import BranchHost, branches_of, join, map_items, race
+from perdure.workflows.children import Child, ChildHost, run_child, start_child
+from perdure.workflows.deferreds import Deferred, DeferredHost
+from perdure.workflows.durable_call import CommandCall
+from perdure.workflows.loops import Break, Continue, LoopHost, loop
+from perdure.workflows.messages import ReceiveHost, Request, broadcast, receive, receive_batch, receive_request, send
+from perdure.workflows.rollback import RollbackHost, RollbackScope
 from perdure.workflows.steps import UNSET, Step, StepOptions, Unset, body_of, checked_options
 from perdure.workflows.streams import Stream, publish
 
@@ -46,7 +46,7 @@ V = TypeVar("V")
 LOGGER = logging.getLogger("perdure.workflow")
 
 
-class RunFacts(Struct, frozen=True):
+class RunInfo(Struct, frozen=True):
     """What is fixed about a run while one of its generations executes."""
 
     id: str
@@ -57,19 +57,19 @@ class RunFacts(Struct, frozen=True):
     parent: str | None
 
 
-class Asks(Opens, Receives, Raises, Defers, Loops, RollsBack, Protocol):
+class RunApi(BranchHost, ReceiveHost, ChildHost, DeferredHost, LoopHost, RollbackHost, Protocol):
     """What a context asks of the run behind it."""
 
-    facts: RunFacts
+    facts: RunInfo
 
     @property
     def replaying(self) -> bool: ...
 
     def scope_random(self, purpose: str) -> random.Random: ...
 
-    def here(self) -> str: ...
+    def current_location(self) -> str: ...
 
-    def ask_sleep(self, due_at: float) -> Any: ...
+    def sleep_until(self, due_at: float) -> Any: ...
 
     def continue_as(self, workflow: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any: ...
 
@@ -77,13 +77,13 @@ class Asks(Opens, Receives, Raises, Defers, Loops, RollsBack, Protocol):
 
     def pin_version(self, gate: str, latest: int) -> int: ...
 
-    def account_removed(self, name: str, kind: str) -> None: ...
+    def skip_removed_entry(self, name: str, kind: str) -> None: ...
 
 
 class Context:
     """The first parameter of every workflow."""
 
-    def __init__(self, run: Asks) -> None:
+    def __init__(self, run: RunApi) -> None:
         self._run = run
 
     @cached_property
@@ -120,7 +120,7 @@ class Context:
 
     def now(self) -> datetime:
         """The time of the last thing that happened to the run: never decreasing, and the same on every replay."""
-        return moment(self._run.now())
+        return to_datetime(self._run.now())
 
     @property
     def random(self) -> random.Random:
@@ -136,13 +136,13 @@ class Context:
     def sleep(self, duration: float | timedelta) -> Coroutine[None, None, None]:
         """Sleep durably. The deadline is fixed when the call is first reached; zero returns at once."""
         seconds = check_seconds("a sleep", duration)
-        return Asking("sleep", lambda: self._run.ask_sleep(self._run.now() + seconds), self._run.next_number())
+        return CommandCall("sleep", lambda: self._run.sleep_until(self._run.now() + seconds), self._run.next_number())
 
     def sleep_until(self, when: datetime) -> Coroutine[None, None, None]:
         """Sleep durably until an aware datetime; one that has passed returns at once."""
         if not isinstance(when, datetime) or when.tzinfo is None:
             raise InvalidArgument(f"sleep_until takes an aware datetime (with a timezone), not {when!r}")
-        return Asking("sleep", lambda: self._run.ask_sleep(when.timestamp()), self._run.next_number())
+        return CommandCall("sleep", lambda: self._run.sleep_until(when.timestamp()), self._run.next_number())
 
     # --- events and deferreds
 
@@ -461,7 +461,7 @@ class Context:
 
     def removed(self, name: str, kind: str = "step") -> None:
         """Account for an entry that older code made here and this code no longer makes."""
-        self._run.account_removed(check_name("a removed entry's name", name), check_name("a kind", kind))
+        self._run.skip_removed_entry(check_name("a removed entry's name", name), check_name("a kind", kind))
 
 
 def current_context() -> Context:
@@ -475,7 +475,7 @@ def current_context() -> Context:
 class _RunLog(logging.LoggerAdapter[logging.Logger]):
     """Logs with the run's id and the place in it, and is silent on replay."""
 
-    def __init__(self, run: Asks) -> None:
+    def __init__(self, run: RunApi) -> None:
         super().__init__(LOGGER, {})
         self._run = run
 
@@ -484,6 +484,6 @@ class _RunLog(logging.LoggerAdapter[logging.Logger]):
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         facts = self._run.facts
-        extra = {"run_id": facts.id, "workflow": facts.workflow, "location": self._run.here()}
+        extra = {"run_id": facts.id, "workflow": facts.workflow, "location": self._run.current_location()}
         kwargs["extra"] = {**extra, **(kwargs.get("extra") or {})}
         return msg, kwargs

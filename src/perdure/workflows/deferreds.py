@@ -6,17 +6,17 @@ from collections.abc import Generator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from perdure.codec import Codec
-from perdure.codec.failures import told_error
+from perdure.codec.failures import error_from_record
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.validation import check_name
-from perdure.workflows.commands import Question
-from perdure.workflows.durable_call import Asking
+from perdure.workflows.commands import Command
+from perdure.workflows.durable_call import CommandCall
 from perdure.workflows.tokens import SigningKey, make_token
 
 T = TypeVar("T")
 
 
-class Defers(Protocol):
+class DeferredHost(Protocol):
     """What a deferred asks of the run."""
 
     @property
@@ -38,13 +38,13 @@ class Defers(Protocol):
 
     def next_number(self) -> int: ...
 
-    def pose(self, question: Question) -> Any: ...
+    def issue(self, question: Command) -> Any: ...
 
 
 class Deferred(Generic[T]):
     """`await` it for the value, or for the failure to be raised. All of one name in a run are the same deferred."""
 
-    def __init__(self, run: Defers, name: str, kind: Any, raises: Any) -> None:
+    def __init__(self, run: DeferredHost, name: str, kind: Any, raises: Any) -> None:
         kinds = raises if isinstance(raises, tuple) else (raises,)
         if any(not (isinstance(each, type) and issubclass(each, Exception)) for each in kinds):
             raise InvalidArgument(f"raises must name exception types, not {raises!r}")
@@ -66,18 +66,18 @@ class Deferred(Generic[T]):
 
         def ask() -> Any:
             what = f"the value of deferred {self.name!r}"
-            return run.pose(
-                Question(
+            return run.issue(
+                Command(
                     kind="deferred",
                     name=self.name,
                     segment=run.escape(self.name),
                     read=lambda entry: run.codec.decode(entry.value or b"null", self._kind, what=what),
-                    fail=lambda entry: told_error(entry.error, run.codec, self._raises, run.module),  # type: ignore[arg-type]
+                    fail=lambda entry: error_from_record(entry.error, run.codec, self._raises, run.module),  # type: ignore[arg-type]
                     deferred=self.name,
                 )
             )
 
-        asking: Asking[T] = Asking(self.name, ask, run.next_number())
+        asking: CommandCall[T] = CommandCall(self.name, ask, run.next_number())
         return asking.__await__()
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
-_USED = object()  # in place of the steps of a call that was awaited, has ended or could not begin
+_CONSUMED = object()  # in place of the steps of a call that was awaited, has ended or could not begin
 
 
 class DurableCall(Coroutine[None, None, T]):
@@ -18,13 +18,13 @@ class DurableCall(Coroutine[None, None, T]):
     `TaskGroup` take it, and a task made of it opens no scope of its own.
     """
 
-    __slots__ = ("__weakref__", "_steps", "name", "number")
+    __slots__ = ("__weakref__", "_coroutine", "name", "number")
 
     name: str
     number: int  # a hash that is the same on every replay
-    _steps: Any  # what is being awaited; None until then
+    _coroutine: Any  # what is being awaited; None until then
 
-    def _begin(self) -> Any:
+    def _start(self) -> Any:
         """Ask the run; gives something to await."""
         raise NotImplementedError
 
@@ -39,18 +39,18 @@ class DurableCall(Coroutine[None, None, T]):
         return self is other
 
     def __await__(self) -> Generator[Any, Any, T]:
-        if self._steps is not None:
+        if self._coroutine is not None:
             raise RuntimeError(f"{self.name}: a durable call can be awaited only once")
-        self._steps = _USED  # also if it cannot begin
-        return self._begin().__await__()  # type: ignore[no-any-return]  # a cast is a call, and this is made per step
+        self._coroutine = _CONSUMED  # also if it cannot begin
+        return self._start().__await__()  # type: ignore[no-any-return]  # a cast is a call, and this is made per step
 
     def send(self, value: None) -> None:
-        if self._steps is None or self._steps is _USED:
-            self._steps = self.__await__()
+        if self._coroutine is None or self._coroutine is _CONSUMED:
+            self._coroutine = self.__await__()
         try:
-            return cast("None", self._steps.send(value))
+            return cast("None", self._coroutine.send(value))
         except BaseException:  # its end, by a result or an error
-            self._steps = _USED
+            self._coroutine = _CONSUMED
             raise
 
     def throw(
@@ -59,23 +59,23 @@ class DurableCall(Coroutine[None, None, T]):
         val: BaseException | object = None,
         tb: TracebackType | None = None,
     ) -> None:
-        steps, self._steps = self._steps, _USED
-        if steps is None or steps is _USED:
+        steps, self._coroutine = self._coroutine, _CONSUMED
+        if steps is None or steps is _CONSUMED:
             raise typ
         return cast("None", steps.throw(typ) if isinstance(typ, BaseException) else steps.throw(typ, val, tb))
 
     def close(self) -> None:
-        steps, self._steps = self._steps, _USED
-        if steps is not None and steps is not _USED:
+        steps, self._coroutine = self._coroutine, _CONSUMED
+        if steps is not None and steps is not _CONSUMED:
             steps.close()
 
     def __del__(self) -> None:
-        if self._steps is None and not getattr(asyncio._get_running_loop(), "closing", False):
+        if self._coroutine is None and not getattr(asyncio._get_running_loop(), "closing", False):
             # A run that is dropped from memory would have come to it: then it is no mistake.
             warnings.warn(f"{self.name}: a durable call was never awaited", RuntimeWarning, stacklevel=2)
 
 
-class Asking(DurableCall[T]):
+class CommandCall(DurableCall[T]):
     """A durable call that is a question to the run."""
 
     __slots__ = ("_ask",)
@@ -84,7 +84,7 @@ class Asking(DurableCall[T]):
         self.name = name
         self.number = number
         self._ask = ask
-        self._steps = None
+        self._coroutine = None
 
-    def _begin(self) -> Any:
+    def _start(self) -> Any:
         return self._ask()

@@ -108,20 +108,20 @@ def event_name(what: Any) -> str:
     return options.name
 
 
-def outgoing(event: Any, payload: Any, codec: Codec) -> tuple[EventOptions, bytes]:
+def encode_event(event: Any, payload: Any, codec: Codec) -> tuple[EventOptions, bytes]:
     """An event to be sent: an instance of an `@event` class, or a topic's name with a JSON value beside it."""
     if isinstance(event, str):
         options = EventOptions(check_name("an event's name", event))
         return options, codec.encode(payload, what=f"event {event!r}")
     found = options_of(type(event))
     if found is None:
-        raise WorkflowMisuse(_no_event(event))
+        raise WorkflowMisuse(_not_an_event_message(event))
     if payload is not None:
         raise InvalidArgument(f"the event {found.name!r} is its own value; a payload goes with a plain topic name")
     return found, codec.encode(event, type(event), what=f"event {found.name!r}")
 
 
-def message_of(
+def build_message(
     options: EventOptions,
     body: bytes,
     *,
@@ -133,7 +133,7 @@ def message_of(
 ) -> Message:
     """The event as mail for one run."""
     return Message(
-        id=id or chosen(event_id),
+        id=id or user_event_id(event_id),
         event_id=event_id,
         kind="event",
         name=options.name,
@@ -146,7 +146,7 @@ def message_of(
     )
 
 
-def topic_event_of(
+def build_topic_event(
     options: EventOptions,
     body: bytes,
     *,
@@ -159,7 +159,7 @@ def topic_event_of(
     first = options.delivery == "first"
     return TopicEvent(
         topic=options.name,
-        id=id or chosen(event_id),
+        id=id or user_event_id(event_id),
         event_id=event_id,
         body=body,
         sent_at=sent_at,
@@ -170,23 +170,23 @@ def topic_event_of(
     )
 
 
-def chosen(event_id: str) -> str:
+def user_event_id(event_id: str) -> str:
     """The id under which an event is taken once that somebody has chosen an id for."""
     return f"event/{event_id}"
 
 
-def trace(message: Message) -> str:
+def message_key(message: Message) -> str:
     """Tells an event in the mail of a run from all others that it, or another run of this id, ever gets."""
     return f"{message.number}/{message.sent_at}"
 
 
-def bounded(event: TopicEvent, retention: float) -> TopicEvent:
+def with_retention_limit(event: TopicEvent, retention: float) -> TopicEvent:
     """The event with an expiry: no topic keeps one for longer than the retention."""
     latest = event.sent_at + retention
     return replace(event, expires_at=latest if event.expires_at is None else min(latest, event.expires_at))
 
 
-def _no_event(event: Any) -> str:
+def _not_an_event_message(event: Any) -> str:
     if options_of(event) is not None:
         return f"{event.__name__} is the class of an event; send an instance of it: {event.__name__}(...)"
     kind = type(event).__name__

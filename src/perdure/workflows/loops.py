@@ -24,7 +24,7 @@ from perdure.codec.parameters import Parameters
 from perdure.errors import WorkflowMisuse
 from perdure.model.records import Entry
 from perdure.model.validation import check_count, check_name
-from perdure.workflows.commands import Question
+from perdure.workflows.commands import Command
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -43,7 +43,7 @@ class Continue(Generic[R_co]):
     state: R_co = None  # type: ignore[assignment]  # the default for a loop without state
 
 
-class Loops(Protocol):
+class LoopHost(Protocol):
     """What a loop asks of the run."""
 
     @property
@@ -51,7 +51,7 @@ class Loops(Protocol):
 
     def escape(self, name: str) -> str: ...
 
-    def pose(self, question: Question) -> Any: ...
+    def issue(self, question: Command) -> Any: ...
 
     def last_iteration(self, location: str) -> int: ...
 
@@ -61,11 +61,11 @@ class Loops(Protocol):
 
     def end_loop(self, location: str, value: bytes) -> None: ...
 
-    def leave_loop(self, location: str, error: BaseException | None) -> None: ...
+    def fail_loop(self, location: str, error: BaseException | None) -> None: ...
 
     def iteration(self, path: str) -> AbstractContextManager[None]: ...
 
-    def tasks_inside(self, path: str) -> list[Any]: ...
+    def tasks_in_scope(self, path: str) -> list[Any]: ...
 
     def prune(self, location: str, first: int, end: int) -> int: ...
 
@@ -82,7 +82,7 @@ class Body:
         self.state_type: Any = hints[0] if hints else Any
         if self.state_type is Any and state is not None:
             self.state_type = type(state)
-        self.value_type = _broken_off_with(returns_of(fn, enclosing_names(fn)))
+        self.value_type = _break_type(returns_of(fn, enclosing_names(fn)))
 
     async def __call__(self, ctx: Any, state: Any, name: str) -> Continue[Any] | Break[Any]:
         made = self._fn(ctx, state) if self._takes_state else self._fn(ctx)
@@ -95,7 +95,7 @@ class Body:
 
 
 async def loop(
-    run: Loops,
+    run: LoopHost,
     ctx: Any,
     name: str,
     fn: Callable[..., Any],
@@ -112,26 +112,26 @@ async def loop(
             option, {"commit_every": commit_every, "prune_every": prune_every, "keep": keep}[option], least=least
         )
     body = Body(fn, state)
-    state = _passed_on(run, state, body, name)
+    state = _round_trip(run, state, body, name)
 
     def read(entry: Entry) -> Any:
         return run.codec.decode(entry.value or b"null", body.value_type, what=f"what loop {name!r} ended with")
 
-    end = run.pose(Question(kind="loop", name=name, segment=run.escape(name), read=read))
+    end = run.issue(Command(kind="loop", name=name, segment=run.escape(name), read=read))
     location = getattr(end, "location", None)
     if location is None or run.loop_ended(location):
         return await end
     try:
         value = await _iterate(run, ctx, location, body, state, commit_every, prune_every, keep)
     except BaseException as error:
-        run.leave_loop(location, error)
+        run.fail_loop(location, error)
         raise
     run.end_loop(location, value)
     return await end
 
 
 async def _iterate(
-    run: Loops, ctx: Any, location: str, body: Body, state: Any, commit_every: int, prune_every: int, keep: int
+    run: LoopHost, ctx: Any, location: str, body: Body, state: Any, commit_every: int, prune_every: int, keep: int
 ) -> bytes:
     """Until the body breaks it off; gives the encoded value."""
     name = location.rpartition("/")[2]
@@ -140,7 +140,7 @@ async def _iterate(
         state = await _begin_iteration(run, location, number, None, body)
     while True:
         path = f"{location}/~{number}"
-        result = await _one(run, ctx, path, body, state, name)
+        result = await _run_iteration(run, ctx, path, body, state, name)
         if isinstance(result, Break):
             return run.codec.encode(result.value, body.value_type, what=f"what loop {name!r} ends with")
         number, state = number + 1, result.state
@@ -150,19 +150,21 @@ async def _iterate(
             state = await _begin_iteration(run, location, number, state, body)
 
 
-async def _one(run: Loops, ctx: Any, path: str, body: Body, state: Any, name: str) -> Continue[Any] | Break[Any]:
+async def _run_iteration(
+    run: LoopHost, ctx: Any, path: str, body: Body, state: Any, name: str
+) -> Continue[Any] | Break[Any]:
     """One iteration. Tasks that it opened and left are cancelled at its end, and seen out."""
     with run.iteration(path):
         try:
             return await body(ctx, state, name)
         finally:
-            while tasks := run.tasks_inside(path):
+            while tasks := run.tasks_in_scope(path):
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
 
 
-async def _begin_iteration(run: Loops, location: str, number: int, state: Any, body: Body) -> Any:
+async def _begin_iteration(run: LoopHost, location: str, number: int, state: Any, body: Body) -> Any:
     """Make the state durable; what comes back went through the codec, now as on a replay."""
     what = f"the state of loop {location.rpartition('/')[2]!r}"
 
@@ -170,19 +172,19 @@ async def _begin_iteration(run: Loops, location: str, number: int, state: Any, b
         return run.codec.decode(entry.value or b"null", body.state_type, what=what)
 
     encoded = run.codec.encode(state, body.state_type, what=what) if state is not None else b"null"
-    return await run.pose(
-        Question(
+    return await run.issue(
+        Command(
             kind="iteration",
             name=str(number),
             segment=f"{location}/~{number}",
             read=read,
-            instant=encoded,
-            outside=True,
+            immediate_value=encoded,
+            fixed_location=True,
         )
     )
 
 
-def _passed_on(run: Loops, state: Any, body: Body, name: str) -> Any:
+def _round_trip(run: LoopHost, state: Any, body: Body, name: str) -> Any:
     """The first state goes through the codec like every later one."""
     if state is None:
         return None
@@ -190,10 +192,10 @@ def _passed_on(run: Loops, state: Any, body: Body, name: str) -> Any:
     return run.codec.decode(run.codec.encode(state, body.state_type, what=what), body.state_type, what=what)
 
 
-def _broken_off_with(returns: Any) -> Any:
+def _break_type(returns: Any) -> Any:
     """The type of a loop's value: what the annotation of its body says about Break."""
     origin = typing.get_origin(returns)
     if origin is Break:
         return typing.get_args(returns)[0]
-    found = [_broken_off_with(member) for member in typing.get_args(returns) if origin is not Continue]
+    found = [_break_type(member) for member in typing.get_args(returns) if origin is not Continue]
     return next((kind for kind in found if kind is not Any), Any)

@@ -10,11 +10,11 @@ from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Protocol, Self
 
-BLOCKS: ContextVar[tuple[str, ...]] = ContextVar("perdure_rollback_scopes", default=())
+ROLLBACK_SCOPES: ContextVar[tuple[str, ...]] = ContextVar("perdure_rollback_scopes", default=())
 """The rollback scopes around the code that is running, outermost first."""
 
 
-class RollsBack(Protocol):
+class RollbackHost(Protocol):
     """What a rollback scope asks of the run."""
 
     def place(self, segment: str) -> str: ...
@@ -25,20 +25,20 @@ class RollsBack(Protocol):
 class RollbackScope:
     """`async with` it once."""
 
-    def __init__(self, run: RollsBack) -> None:
+    def __init__(self, run: RollbackHost) -> None:
         self._run = run
         self._name = ""
         self._outer: Token[tuple[str, ...]] | None = None
 
     async def __aenter__(self) -> Self:
         self._name = self._run.place("~rollback_scope")
-        self._outer = BLOCKS.set((*BLOCKS.get(), self._name))
+        self._outer = ROLLBACK_SCOPES.set((*ROLLBACK_SCOPES.get(), self._name))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._outer is not None
-        BLOCKS.reset(self._outer)
+        ROLLBACK_SCOPES.reset(self._outer)
         if error is not None and not isinstance(error, GeneratorExit):
             await self._run.roll_back(self._name)

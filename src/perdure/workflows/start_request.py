@@ -19,14 +19,14 @@ from perdure.model.validation import check_name, check_seconds
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow, check_tags
 
 
-class Order(Struct, frozen=True):
+class StartRequest(Struct, frozen=True):
     """A checked request to start a run."""
 
     workflow: Workflow[Any, Any] | None  # None: started by name, and not imported in this process
     record: RunRecord
 
 
-def workflow_named(target: Workflow[Any, Any] | str | Any) -> Workflow[Any, Any]:
+def find_workflow(target: Workflow[Any, Any] | str | Any) -> Workflow[Any, Any]:
     """The definition that a caller means."""
     if isinstance(target, Workflow):
         return target
@@ -49,7 +49,7 @@ def start_options(given: Mapping[str, Any]) -> StartOptions:
     return StartOptions(**given)
 
 
-def order_of(
+def build_start_request(
     target: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -58,13 +58,13 @@ def order_of(
     codec: Codec,
     config: EngineConfig,
     now: float,
-) -> Order:
+) -> StartRequest:
     """Check everything about a start before anything is stored."""
     if isinstance(target, BoundWorkflow):
         if options != StartOptions():
             raise InvalidArgument("give the options of a start once: to wf.options(...), not to start as well")
         options, target = target.start, target.workflow
-    workflow = workflow_named(target)
+    workflow = find_workflow(target)
     settings = workflow.settings
     payload = workflow.parameters.encode(codec, args, kwargs, what=f"payload of workflow {workflow.name!r}")
     if options.queue is not None:
@@ -74,10 +74,10 @@ def order_of(
     run_id = _run_id(workflow, args, kwargs, options.id, now)
     record = _new_record(workflow, run_id, payload, config, now, delay)
     tags = {**settings.tags, **check_tags(options.tags)}
-    return Order(workflow, replace(record, created_by=new_token(), tags=tags, retention=retention))
+    return StartRequest(workflow, replace(record, created_by=new_token(), tags=tags, retention=retention))
 
 
-def order_by_name(
+def build_start_request_by_name(
     name: str,
     args: tuple[Any, ...],
     options: StartOptions,
@@ -86,13 +86,13 @@ def order_by_name(
     codec: Codec,
     config: EngineConfig,
     now: float,
-) -> Order:
+) -> StartRequest:
     """A start of a workflow that is not imported here and that a live worker has published, in its highest version.
 
     Nothing is known of it but its name: the payload is one dict by parameter name, written as it is and checked by the
     worker that takes the run up. Options of its definition (key, tags, retention, timeout) do not apply.
     """
-    alive = [worker for worker in workers if not worker.gone and worker.lease_until >= now]
+    alive = [worker for worker in workers if not worker.fenced and worker.lease_until >= now]
     found = [(version, worker.pool) for worker in alive for known, version in worker.workflows if known == name]
     if not found:
         raise WorkflowMisuse(
@@ -122,13 +122,15 @@ def order_by_name(
         wake_at=now + (0.0 if options.delay is None else check_seconds("delay", options.delay)),
         retention=None if options.retention is None else check_seconds("retention", options.retention),
     )
-    return Order(None, record)
+    return StartRequest(None, record)
 
 
-def child_of(work: StartChild, workflow: Workflow[Any, Any], parent: str, config: EngineConfig, now: float) -> Order:
+def build_child_start_request(
+    work: StartChild, workflow: Workflow[Any, Any], parent: str, config: EngineConfig, now: float
+) -> StartRequest:
     """The run that a workflow asked for. Its id, payload and `created_by` were fixed when it was first asked for."""
     record = _new_record(workflow, work.run_id, work.input, config, now)
-    return Order(workflow, replace(record, created_by=work.created_by, parent=parent, attached=work.attached))
+    return StartRequest(workflow, replace(record, created_by=work.created_by, parent=parent, attached=work.attached))
 
 
 def _new_record(
@@ -153,18 +155,18 @@ def _new_record(
     )
 
 
-def born_here(record: RunRecord, owner: str) -> RunRecord:
+def claimed_at_creation(record: RunRecord, owner: str) -> RunRecord:
     """The record of a run that its worker executes at once, so that it need not be claimed."""
-    return replace(record, owner=owner, status=RunStatus.RUNNING, begun_at=record.created_at, wake_at=None)
+    return replace(record, owner=owner, status=RunStatus.RUNNING, first_executed_at=record.created_at, wake_at=None)
 
 
-def check_same_run(order: Order, existing: RunRecord, codec: Codec) -> None:
+def check_same_run(order: StartRequest, existing: RunRecord, codec: Codec) -> None:
     """An existing id is observed if it is the same workflow with an equal payload, and a conflict otherwise."""
     mine = order.record
-    started_as = existing.first_workflow or existing.workflow
+    started_as = existing.original_workflow or existing.workflow
     if started_as != mine.workflow:
         raise RunConflict(mine.id, f"another workflow ({started_as!r}, not {mine.workflow!r})")
-    first = existing.input if existing.first_input is None else existing.first_input
+    first = existing.input if existing.original_input is None else existing.original_input
     if not _equal_payloads(order.workflow, codec, first, mine.input):
         raise RunConflict(mine.id, "another payload")
 

@@ -48,7 +48,7 @@ class CurrentStep:
                 self._event.set()
         return self._event
 
-    def stop(self) -> None:
+    def request_cancel(self) -> None:
         """Tell the body that its result is no longer wanted."""
         self._stopped = True
         if self._event is not None:
@@ -68,12 +68,12 @@ class CurrentStep:
         raise WorkflowMisuse("write to a stream from the body of a step that a workflow runs")
 
 
-CURRENT: ContextVar[CurrentStep] = ContextVar("perdure_current_step")
+_current_step: ContextVar[CurrentStep] = ContextVar("perdure_current_step")
 
 
 def current_step() -> CurrentStep:
     """The step whose body is executing."""
     try:
-        return CURRENT.get()
+        return _current_step.get()
     except LookupError:
         raise WorkflowMisuse("current_step() was called outside of a step that a workflow runs") from None

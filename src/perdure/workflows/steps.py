@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from perdure.codec.annotations import enclosing_names, returns_of
 from perdure.errors import InvalidArgument, WorkflowMisuse
-from perdure.model.locations import escape
+from perdure.model.locations import escape_segment
 from perdure.model.validation import check_name, check_seconds
 from perdure.retry import Retry
 from perdure.workflows.durable_call import DurableCall
@@ -90,7 +90,9 @@ class Step(Generic[P, R_co]):
         self.fn = body.fn
         self.name = name
         self.settings = options
-        self.segment = escape(name) if options.key is None else f"{escape(name)}[{escape(options.key)}]"
+        self.segment = (
+            escape_segment(name) if options.key is None else f"{escape_segment(name)}[{escape_segment(options.key)}]"
+        )
         update_wrapper(self, body.fn, updated=())  # not its attributes: it may have a `name` of its own
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[None, None, R_co]:
@@ -152,9 +154,9 @@ class StepCall(DurableCall[Any]):
         self.name = step.name
         self.number = number
         self._run = run
-        self._steps = None
+        self._coroutine = None
 
-    def _begin(self) -> Any:
+    def _start(self) -> Any:
         return self._run.ask_step(self)
 
 

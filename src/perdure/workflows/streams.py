@@ -8,12 +8,12 @@ from typing import Any
 from perdure.errors import InvalidArgument
 from perdure.model.records import PublishedValue, StreamItem
 from perdure.model.validation import check_name
-from perdure.workflows.commands import Question
-from perdure.workflows.durable_call import Asking
-from perdure.workflows.messages import Shows
+from perdure.workflows.commands import Command
+from perdure.workflows.durable_call import CommandCall
+from perdure.workflows.messages import OutputHost
 
 
-def publish(run: Shows, key: str, value: Any) -> Coroutine[None, None, None]:
+def publish(run: OutputHost, key: str, value: Any) -> Coroutine[None, None, None]:
     """A value that callers can read under its key."""
     if check_name("a published key", key).startswith("~"):
         raise InvalidArgument(f"a published key cannot begin with a tilde, as {key!r} does")
@@ -21,15 +21,17 @@ def publish(run: Shows, key: str, value: Any) -> Coroutine[None, None, None]:
 
     def ask() -> Any:
         shown = PublishedValue(key, encoded)
-        return run.pose(Question(kind="publish", name=key, segment=run.escape(key), instant=encoded, shows=shown))
+        return run.issue(
+            Command(kind="publish", name=key, segment=run.escape(key), immediate_value=encoded, publishes=shown)
+        )
 
-    return Asking("publish", ask, run.next_number())
+    return CommandCall("publish", ask, run.next_number())
 
 
 class Stream:
     """A named stream of the run."""
 
-    def __init__(self, run: Shows, name: str) -> None:
+    def __init__(self, run: OutputHost, name: str) -> None:
         self._run = run
         self.name = check_name("a stream's name", name)
 
@@ -40,6 +42,8 @@ class Stream:
 
         def ask() -> Any:
             shown = StreamItem(stream=name, value=encoded, location="", at=run.now())
-            return run.pose(Question(kind="stream", name=name, segment=run.escape(name), instant=encoded, shows=shown))
+            return run.issue(
+                Command(kind="stream", name=name, segment=run.escape(name), immediate_value=encoded, publishes=shown)
+            )
 
-        return Asking("stream", ask, run.next_number())
+        return CommandCall("stream", ask, run.next_number())

@@ -44,8 +44,8 @@ def make_token(keys: Sequence[SigningKey], run_id: str, epoch: int, name: str, *
     """
     key = _key_of(keys, at)
     run, called = run_id.encode(), name.encode()
-    said = _number_bytes(key.number) + _number_bytes(epoch) + _number_bytes(len(run)) + run + called
-    token = _text_of(said + _signature(key.secret, said))
+    payload = _number_bytes(key.number) + _number_bytes(epoch) + _number_bytes(len(run)) + run + called
+    token = _text_of(payload + _signature(key.secret, payload))
     if len(token) > _MAX_LENGTH:
         raise InvalidArgument(
             f"the id of the run and the name of the deferred {name[:40]!r}... are too long for a token"
@@ -56,16 +56,16 @@ def make_token(keys: Sequence[SigningKey], run_id: str, epoch: int, name: str, *
 def read_token(keys: Iterable[SigningKey], token: str) -> tuple[str, int, str]:
     """The run id, epoch and name that a token stands for. `InvalidToken` unless one of these keys has signed it."""
     raw = _raw_of(token)
-    said, signature = raw[:-_SIGNATURE_BYTES], raw[-_SIGNATURE_BYTES:]
+    payload, signature = raw[:-_SIGNATURE_BYTES], raw[-_SIGNATURE_BYTES:]
     try:
-        number, rest = _take_number(said)
+        number, rest = _take_number(payload)
     except IndexError:
-        raise _refused() from None
+        raise _invalid_token() from None
     known = next((key.secret for key in keys if key.number == number), None)
     # An unknown key costs as much time as a wrong signature: nobody learns from it which numbers there are.
-    right = hmac.compare_digest(_signature(_NO_SECRET if known is None else known, said), signature)
+    right = hmac.compare_digest(_signature(_NO_SECRET if known is None else known, payload), signature)
     if known is None or not right:
-        raise _refused()
+        raise _invalid_token()
     epoch, rest = _take_number(rest)
     length, rest = _take_number(rest)
     return rest[:length].decode(), epoch, rest[length:].decode()
@@ -77,8 +77,8 @@ def _key_of(keys: Sequence[SigningKey], at: float) -> SigningKey:
     return next((key for key in reversed(age) if key.made_at <= at), age[0])
 
 
-def _signature(secret: bytes, said: bytes) -> bytes:
-    return hmac.digest(secret, _PURPOSE + said, "sha256")
+def _signature(secret: bytes, payload: bytes) -> bytes:
+    return hmac.digest(secret, _PURPOSE + payload, "sha256")
 
 
 def _text_of(raw: bytes) -> str:
@@ -87,18 +87,18 @@ def _text_of(raw: bytes) -> str:
 
 def _raw_of(token: str) -> bytes:
     if not isinstance(token, str) or not token.isascii() or len(token) > _MAX_LENGTH:
-        raise _refused()
+        raise _invalid_token()
     try:
         raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
     except binascii.Error:
-        raise _refused() from None
+        raise _invalid_token() from None
     # Decoding passes over strange characters and surplus bits: only the one text that we would write is taken.
     if _text_of(raw) != token:
-        raise _refused()
+        raise _invalid_token()
     return raw
 
 
-def _refused() -> InvalidToken:
+def _invalid_token() -> InvalidToken:
     return InvalidToken("this token was not made here: it is forged, cut short, or of another store")
 
 
@@ -125,7 +125,7 @@ def _take_number(raw: bytes) -> tuple[int, bytes]:
 KEYS = "deferred"
 
 
-KEYS_EVERY = 60.0  # seconds between two looks for new keys
+KEY_REFRESH_SECONDS = 60.0  # seconds between two looks for new keys
 
 
-IN_USE_AFTER = 2 * KEYS_EVERY  # a new key signs from then on, when every worker has read it
+KEY_ACTIVATION_DELAY_SECONDS = 2 * KEY_REFRESH_SECONDS  # a new key signs from then on, when every worker has read it

@@ -39,13 +39,13 @@ async def main(url: str, lease: float, report: Path) -> None:
 def _count_what_is_left_undone(coordinator: Coordinator) -> list[int]:
     """How many runs it was executing whenever it heard, before it could commit any more, that it was declared gone."""
     left: list[int] = []
-    drop = coordinator.dropped
+    drop = coordinator.discard_all
 
     def count_and_drop() -> None:
         left.append(len(coordinator.residents.all_active()))
         drop()
 
-    coordinator.dropped = count_and_drop  # type: ignore[method-assign]
+    coordinator.discard_all = count_and_drop  # type: ignore[method-assign]
     return left
 
 

@@ -484,13 +484,13 @@ async def test_each_of_many_waiters_gets_an_event_once_though_its_publisher_dies
     publisher.faults.crash(2, "after")  # after the second page
     assert await h.drive_until_crash(publisher, publisher.broadcast(Notice(1))) is None
     await h.crash(publisher)
-    assert len(await h.store.unfinished()) == 1
-    waits = [(await h.store.load([run.id]))[0].record.inbox_last for run in runs]
+    assert len(await h.store.unfinished_broadcasts()) == 1
+    waits = [(await h.store.load([run.id]))[0].record.last_message_no for run in runs]
     assert sorted(set(waits)) == [0, 1]
     other = await h.engine(broadcast_ender)
     await h.drive(other.broadcast(Notice(2)))  # nobody gets it before the earlier one
     await h.clock.advance(10.0)
-    assert await h.store.unfinished() == []
+    assert await h.store.unfinished_broadcasts() == []
     found = [await h.run_to_end(run) for run in runs]
     assert [each for each in found if each != [1, 2, None]] == []
 
@@ -513,14 +513,14 @@ async def test_a_broadcast_to_ten_thousand_goes_out_in_pages_and_any_worker_fini
     assert await assigned_to(h, ids) == [1] * 4 * PAGE + [0] * (len(ids) - 4 * PAGE)
     await h.engine(broadcast_ender)
     await h.clock.advance(10.0)
-    assert await h.store.unfinished() == []
+    assert await h.store.unfinished_broadcasts() == []
     assert await assigned_to(h, ids) == [1] * len(ids)
 
 
 async def assigned_to(h, ids) -> list[int]:
     """How many events each of these runs, which read none, was ever given."""
     records = [each for first in range(0, len(ids), PAGE) for each in await h.store.records(ids[first : first + PAGE])]
-    return [record.inbox_last for record in records]
+    return [record.last_message_no for record in records]
 
 
 @on_every_store
@@ -532,7 +532,7 @@ async def test_who_broadcasts_counts_all_who_were_woken_though_a_duty_finishes_w
     commit = engine.faults.commit
 
     async def while_duties_look(batch):
-        engine._core._fan_outs.poke()
+        engine._core._fan_outs.trigger()
         return await commit(batch)
 
     monkeypatch.setattr(engine.faults, "commit", while_duties_look)

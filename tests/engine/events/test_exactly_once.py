@@ -128,7 +128,7 @@ async def settled(h: Harness) -> None:
     """Let a worker of its own see to what ended runs still owe."""
     await h.engine(once_nothing)
     await h.clock.advance(6)
-    assert await h.store.unsettled() == []
+    assert await h.store.unfinalized() == []
 
 
 def test_mail_of_a_run_that_is_rewound_while_it_is_settled_stays_or_moves_and_never_both(orders):
@@ -142,7 +142,7 @@ def test_mail_of_a_run_that_is_rewound_while_it_is_settled_stays_or_moves_and_ne
         engine = await h.engine(once_nothing, config=LONG)
         client: Any = await h.client(config=LONG)
         await stage.end("r")
-        door.hold("the engine", engine, frozenset(("commit", "unsettled")), answers=False)
+        door.hold("the engine", engine, frozenset(("commit", "unfinalized")), answers=False)
         door.hold("who rewinds", client, frozenset(("commit",)), answers=False)
         door.let_pass(1.0)
         ((rewound,),) = await at_once(h, door, client._link.store.commit([await rewinding(h, "r")]))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from perdure import Context, EngineConfig, RunStatus, RunTerminated, event, workflow
-from perdure.stores.writes import FanOut, Publish
+from perdure.stores.writes import FanOut, PublishEvent
 from perdure.testing import Harness, VirtualClock
 from tests.engine.store_matrix import SERVERS, STORES, make_store
 
@@ -249,7 +249,7 @@ class Found:
             after = 0
             while page := await store.topic(kind.__name__, 100, after):
                 self.queued.update(_number(each.body) for each in page)
-                after = page[-1].place
+                after = page[-1].offset
         for letter in await client.dead_letters(limit=10_000):
             self.letters[letter.value["n"]] += 1
 
@@ -280,9 +280,9 @@ def unaccounted(number: int, name: str, target: str | None, found: Found, *, rep
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a broadcast to those who wait takes several commits."""
-    monkeypatch.setattr("perdure.execution.store_writes.Publish", partial(Publish, page=7))
-    for room in ("sending", "topics"):
-        monkeypatch.setattr(f"perdure.execution.{room}.FanOut", partial(FanOut, page=7))
+    monkeypatch.setattr("perdure.execution.store_writes.PublishEvent", partial(PublishEvent, page=7))
+    for module in ("store_writes", "maintenance"):
+        monkeypatch.setattr(f"perdure.execution.{module}.FanOut", partial(FanOut, page=7))
 
 
 @pytest.mark.parametrize(
@@ -306,8 +306,8 @@ def test_every_accepted_event_is_accounted_for_once(kind: str, seed: int, tmp_pa
             ]
             assert faults == []
             _check_that_nobody_waits_in_vain(storm, found)
-            assert await harness.store.unsettled() == []
-            assert await harness.store.unfinished() == []
+            assert await harness.store.unfinalized() == []
+            assert await harness.store.unfinished_broadcasts() == []
             assert storm.deaths > 0
             assert len(accepted) > 300 * share
             if share == 1.0:

@@ -20,7 +20,7 @@ from perdure import (
     step,
     workflow,
 )
-from perdure.clock import moment
+from perdure.clock import to_datetime
 from tests.engine.store_matrix import everything_in, on_every_store
 
 LONG = EngineConfig(sweep_interval=1000.0, lease=5000.0)  # nothing in these tests is found by a sweep
@@ -94,11 +94,11 @@ async def test_unread_events_are_dropped_moved_or_kept_as_their_type_says(h):
     (letter,) = await engine.dead_letters()
     assert (letter.kind, letter.event_id, letter.event_name, letter.value) == ("event", "e-2", "Kept", {"n": 3})
     assert (letter.original_target, letter.target_status) == ("target", "succeeded")
-    assert (letter.target_ended_at, letter.sent_at) == (moment(h.clock.now()), moment(sent_at))
+    assert (letter.target_ended_at, letter.sent_at) == (to_datetime(h.clock.now()), to_datetime(sent_at))
     assert letter.id
     assert letter.reason
     assert await h.run_to_end(reader) == [2, 4, None]
-    assert await h.store.unsettled() == []
+    assert await h.store.unfinalized() == []
     assert await h.store.inbox("target") == []
     assert [each for name in ("Dropped", "Moved", "Kept") for each in await h.store.topic(name)] == []
 
@@ -144,7 +144,7 @@ async def test_an_unread_event_that_has_expired_becomes_no_letter(h):
     await run.send("end")
     await h.settle()
     assert await engine.dead_letters() == []
-    assert await h.store.unsettled() == []
+    assert await h.store.unfinalized() == []
 
 
 @on_every_store
@@ -175,7 +175,7 @@ async def test_settling_survives_a_crash_at_every_commit(h):
         await engine.result(name)
 
     async def check(engine: Engine, name: str) -> None:
-        assert await h.store.unsettled() == []
+        assert await h.store.unfinalized() == []
         letters = await engine.dead_letters()
         assert [(each.original_target, each.value) for each in letters] == [(name, {"n": 3})]
         assert await engine.remove_dead_letter(letters[0].id)
@@ -223,7 +223,7 @@ async def test_mail_that_does_not_fit_its_type_becomes_a_letter_and_the_run_wait
     assert await run.status() is RunStatus.SUSPENDED
     (letter,) = await engine.dead_letters(Kept)
     assert (letter.kind, letter.event_id, letter.event_name, letter.value) == ("event", "bad", "Kept", {"n": "seven"})
-    assert (letter.original_target, letter.sent_at) == (run.id, moment(sent_at))
+    assert (letter.original_target, letter.sent_at) == (run.id, to_datetime(sent_at))
     assert "n" in letter.reason
     assert "int" in letter.reason
     await run.send(Kept(7))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from perdure.stores.memory.due_queue import Due
+from perdure.stores.memory.due_queue import DueQueue
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.protocol import Store
 from perdure.stores.results import Committed
@@ -85,7 +85,7 @@ def test_a_run_that_sleeps_again_and_again_does_not_grow_the_heap() -> None:
 
 
 def test_due_gives_moments_in_order_and_forgets_what_was_moved() -> None:
-    due = Due()
+    due = DueQueue()
     for id, at in (("a", 3.0), ("b", 1.0), ("c", 2.0), ("a", 0.5), ("b", None), ("d", 2.0)):
         due.put(id, at)
     assert due.head() == (0.5, "a")

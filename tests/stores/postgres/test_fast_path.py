@@ -12,9 +12,9 @@ import pytest
 from perdure.stores.postgres import fast_path as postgres_plainly
 from perdure.stores.postgres.pool import sql
 from perdure.stores.postgres.store import PostgresStore
-from perdure.stores.postgres.url import target_of
+from perdure.stores.postgres.url import parse_url
 from perdure.stores.protocol import Claim
-from perdure.stores.results import Answer, Committed, Created, Exists
+from perdure.stores.results import Committed, Created, IdTaken, WriteResult
 from perdure.stores.writes import CreateRun, Write
 from perdure.testing.contract.builders import (
     entry,
@@ -48,7 +48,7 @@ class Heard(PostgresStore):
         super().__init__(url)
         self.called: list[str] = []
 
-    async def commit(self, batch: Sequence[Write]) -> list[Answer]:
+    async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
         self.called.clear()
         link, fetch = self._open, self._open.fetch
 
@@ -62,10 +62,10 @@ class Heard(PostgresStore):
             return await super().commit(batch)
 
 
-def play(before: Sequence[Write | Claim], write: Write) -> tuple[list[Answer], list[Any], list[str]]:
+def play(before: Sequence[Write | Claim], write: Write) -> tuple[list[WriteResult], list[Any], list[str]]:
     """The answer to a write, what it has left and told, and the functions that it called."""
 
-    async def life(url: str) -> tuple[list[Answer], list[Any], list[str]]:
+    async def life(url: str) -> tuple[list[WriteResult], list[Any], list[str]]:
         store = Heard(url)
         await store.open(shards=16)
         try:
@@ -107,7 +107,7 @@ def test_what_is_not_is_not_tried(what: str) -> None:
     ("first", "answer"), [(observe(), Committed()), (mail(), Committed(mail=True))], ids=["observed", "mailed"]
 )
 def test_an_end_waits_for_what_is_happening_to_its_run_and_then_knows_of_it(
-    postgres_url: str, first: Write, answer: Answer
+    postgres_url: str, first: Write, answer: WriteResult
 ) -> None:
     async def test(store: PostgresStore) -> None:
         async with halfway(postgres_url, [first]):
@@ -115,7 +115,7 @@ def test_an_end_waits_for_what_is_happening_to_its_run_and_then_knows_of_it(
             while not await ask(postgres_url, WAITS_FOR_A_LOCK, "ending"):
                 assert not ending.done(), "it must wait for whoever has the run"
         assert await ending == [answer]
-        assert [each.record.id for each in await store.unsettled()] == ["r"], (
+        assert [each.record.id for each in await store.unfinalized()] == ["r"], (
             "somebody is still to be told, or mail to be dealt with"
         )
         await store.commit([settle()])
@@ -129,7 +129,7 @@ def test_two_who_make_one_run_are_told_who_did(postgres_url: str) -> None:
             making = asyncio.ensure_future(store.commit([run("new", owner="a", created_by="second")]))
             while not await ask(postgres_url, WAITS_FOR_A_LOCK, "making"):
                 assert not making.done(), "it must wait for who was first"
-        assert await making == [Exists(await record(store, "new"))]
+        assert await making == [IdTaken(await record(store, "new"))]
         assert await store.commit([run("new", owner="a", created_by="first")]) == [Created(owned=True)]
 
     on(named(postgres_url, "making"), test)
@@ -145,9 +145,9 @@ def test_a_run_that_owes_something_at_its_end_is_not_even_locked(postgres_url: s
         plain = postgres_plainly.call(turn(1, entry("last", 1), patch=succeeded()))
         assert plain is not None
         given = (*plain.given[:3], seen, *plain.given[4:])
-        connection = await asyncpg.connect(target_of(postgres_url).dsn)
+        connection = await asyncpg.connect(parse_url(postgres_url).dsn)
         async with connection.transaction():
-            statement = sql(plain.statement, target_of(postgres_url))
+            statement = sql(plain.statement, parse_url(postgres_url))
             assert await connection.fetchval(statement, *given) is False
             assert await connection.fetchval("SELECT pg_current_xact_id_if_assigned()") is None
         await connection.close()

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from perdure.clock import SYSTEM_CLOCK, pause
+from perdure.clock import SYSTEM_CLOCK, sleep_on
 from perdure.errors import StoreError
 from perdure.stores.postgres.store import PostgresStore
-from perdure.stores.results import Answer, Committed
+from perdure.stores.results import Committed, WriteResult
 from perdure.stores.writes import Write
 from perdure.testing.contract.builders import entry, load, run, turn, worker
 from tests.servers import postgres as launcher
@@ -31,14 +31,14 @@ def server() -> Iterator[launcher.Server]:
         server.remove()
 
 
-async def commit_patiently(store: PostgresStore, batch: list[Write]) -> list[Answer]:
+async def commit_patiently(store: PostgresStore, batch: list[Write]) -> list[WriteResult]:
     while True:
         try:
             return await store.commit(batch)
         except StoreError as error:
             if not error.retryable:
                 raise
-            await pause(SYSTEM_CLOCK, 0.02)
+            await sleep_on(SYSTEM_CLOCK, 0.02)
 
 
 @pytest.mark.parametrize("how", [signal.SIGQUIT, signal.SIGINT], ids=["as by a crash", "in order"])

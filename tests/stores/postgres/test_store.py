@@ -15,7 +15,7 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
-from perdure.clock import SYSTEM_CLOCK, pause
+from perdure.clock import SYSTEM_CLOCK, sleep_on
 from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
 from perdure.model.records import ErrorRecord, Message, RunStatus
@@ -30,9 +30,9 @@ from perdure.stores.postgres import workers as postgres_fleet
 from perdure.stores.postgres.errors import as_store_error
 from perdure.stores.postgres.pool import Connection, sql
 from perdure.stores.postgres.store import PostgresStore
-from perdure.stores.postgres.url import Target, target_of
+from perdure.stores.postgres.url import PostgresUrl, parse_url
 from perdure.stores.protocol import Store
-from perdure.stores.results import Answer, Committed, Created, Delivered, Superseded
+from perdure.stores.results import Committed, Created, MessageDelivered, Superseded, WriteResult
 from perdure.stores.writes import FanOut, Observer, RewindRun, RunPatch, Write
 from perdure.testing.contract.builders import (
     claim,
@@ -91,7 +91,7 @@ class TestOneByOne(_InASchema, TurnCases, HistoryCases, MailCases, EndingCases, 
     def _nothing_is_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(postgres_plainly, "call", lambda write: None)
         monkeypatch.setattr(postgres_batch, "is_carried_out_alone", lambda write: False)
-        monkeypatch.setattr(postgres_batch._Gathered, "_is_alone", lambda self, run_id: False)
+        monkeypatch.setattr(postgres_batch._BatchPlan, "_is_alone", lambda self, run_id: False)
 
 
 class TestAllAtOnce(_InASchema, StoreContract):
@@ -133,7 +133,7 @@ async def opened(url: str) -> PostgresStore:
     return store
 
 
-async def carry_out(connection: Connection, target: Target, batch: Sequence[Write]) -> None:
+async def carry_out(connection: Connection, target: PostgresUrl, batch: Sequence[Write]) -> None:
     """A commit over a connection of the test's own."""
     plain = postgres_plainly.call(batch[0]) if len(batch) == 1 else None
     if plain is not None and await connection.fetchval(sql(plain.statement, target), *plain.given):
@@ -145,17 +145,17 @@ async def carry_out(connection: Connection, target: Target, batch: Sequence[Writ
 @asynccontextmanager
 async def halfway(url: str, batch: Sequence[Write]) -> AsyncIterator[None]:
     """While a batch is carried out, but not committed yet."""
-    connection = await asyncpg.connect(target_of(url).dsn)
+    connection = await asyncpg.connect(parse_url(url).dsn)
     try:
         async with connection.transaction():
-            await carry_out(connection, target_of(url), batch)
+            await carry_out(connection, parse_url(url), batch)
             yield
     finally:
         connection.terminate()
 
 
 def schema_in(url: str) -> str:
-    return target_of(url).quoted
+    return parse_url(url).quoted
 
 
 def named(url: str, name: str) -> str:
@@ -169,7 +169,7 @@ def in_database(url: str, name: str) -> str:
 
 async def ask(url: str, text: str, *values: Any) -> list[Any]:
     """Something that only another connection can tell."""
-    connection = await asyncpg.connect(target_of(url).dsn)
+    connection = await asyncpg.connect(parse_url(url).dsn)
     try:
         return await connection.fetch(text.format(schema=schema_in(url)), *values)
     finally:
@@ -184,7 +184,7 @@ async def patiently(call: Callable[[], Awaitable[Any]]) -> Any:
         except StoreError as error:
             if not error.retryable:
                 raise
-            await pause(SYSTEM_CLOCK, 0.05)
+            await sleep_on(SYSTEM_CLOCK, 0.05)
     raise AssertionError("the store does not come back")
 
 
@@ -205,7 +205,7 @@ def test_a_batch_of_any_writes_is_one_statement(postgres_url: str, monkeypatch: 
         monkeypatch.setattr(link, "fetch", counted)
         batch = [run("r2"), turn(0, entry()), mail(id="r2"), *waiting("r3"), publish(), end(id="r2"), settle("r2")]
         await store.commit(batch)
-        await store.commit([observed(run("r4")), mail("m2"), mail("m3"), settle("r2", told=(ABOVE,))])
+        await store.commit([observed(run("r4")), mail("m2"), mail("m3"), settle("r2", notified=(ABOVE,))])
         assert len(said) == 2
 
     on(postgres_url, test)
@@ -235,7 +235,15 @@ def test_plain_turns_are_judged_at_once_and_each_for_itself(postgres_url: str) -
             turn(0, entry(), id="missing"),
         ]
         names = [type(answer).__name__ for answer in await store.commit(batch)]
-        assert names == ["Committed", "Superseded", "Superseded", "Committed", "Committed", "Ended", "Missing"]
+        assert names == [
+            "Committed",
+            "Superseded",
+            "Superseded",
+            "Committed",
+            "Committed",
+            "AlreadyEnded",
+            "RunMissing",
+        ]
         positions = [(await load(store, f"r{n}")).position for n in range(6)]
         assert positions == [2, 0, 0, 1, 1, 1]
         assert await store.commit([batch[4], batch[3]]) == [Committed(mail=True), Committed()], (
@@ -272,7 +280,7 @@ HOT = {
 def test_hot_questions_are_answered_by_indexes(postgres_url: str) -> None:
     async def test(store: PostgresStore) -> None:
         await store.commit([run(f"r-{n:04d}", created_at=float(n), parent=f"p-{n // 9}") for n in range(3000)])
-        connection = await asyncpg.connect(target_of(postgres_url).dsn)
+        connection = await asyncpg.connect(parse_url(postgres_url).dsn)
         schema = schema_in(postgres_url)
         await connection.execute(f"ANALYZE {schema}.runs")
         # Small tables are read whole, whatever there is to help: what matters is that there is an index that fits.
@@ -294,18 +302,27 @@ EXPLAIN_ALL = """
 
 def test_what_the_functions_ask_is_answered_by_indexes(postgres_url: str) -> None:
     """Also where writes touch other runs: a cost that grew with all runs or all topics would show as a scan."""
-    target = target_of(postgres_url)
+    target = parse_url(postgres_url)
     batches: list[list[Write]] = [
         [*waiting("s1"), *waiting("s2", "t", "u"), publish(consume=False, page=1), mail(id="r")],
-        [FanOut(topic="t", place=1, now=125.0), observe(id="s1"), mail("m2", id="s1")],
+        [FanOut(topic="t", offset=1, now=125.0), observe(id="s1"), mail("m2", id="s1")],
         [turn(0, entry(), seen=1, consumed=(1,), patch=suspended()), mail("m3", id="s2")],
-        [turn(1, id="s1", owned=False, seen=9, patch=suspended(), extras=TurnExtras(returned=(1,), dropped=("x",)))],
+        [
+            turn(
+                1,
+                id="s1",
+                owned=False,
+                seen=9,
+                patch=suspended(),
+                extras=TurnExtras(released_assignments=(1,), dropped=("x",)),
+            )
+        ],
         [receive(2, "t", id="s1", seen=9), end(id="s2"), publish("e2", topic="u", limit=5)],
-        [settle("s2", returned=(1,), told=(Observer("above", "0/child"),), orphans=True)],
+        [settle("s2", returned=(1,), notified=(Observer("above", "0/child"),), orphans=True)],
         [RewindRun(run_id="s2", base=2, turn_id="back", now=300.0, dropped=("x",))],
         [observed(run("s3", owner="a")), run("s4"), mail("m4", id="s1"), mail("m5", id="s1"), mail("m6", id="s2")],
         [turn(0, id="s3", patch=succeeded())],
-        [settle("s3", told=(ABOVE,)), settle("s4", told=(ABOVE,))],
+        [settle("s3", notified=(ABOVE,)), settle("s4", told=(ABOVE,))],
         [turn(1, owned=False, id="r", patch=succeeded(prune_at=200.0))],
     ]
 
@@ -331,7 +348,7 @@ def test_what_the_functions_ask_is_answered_by_indexes(postgres_url: str) -> Non
 
 def test_much_mail_and_many_children_are_looked_up_one_by_one(postgres_url: str) -> None:
     """With plans as they are made when tables are still small: none goes through all mail for each message of it."""
-    target = target_of(postgres_url)
+    target = parse_url(postgres_url)
     many = 300
     ids = [f"child-{n}" for n in range(many)]
     others = [mail(f"o{n}", id=f"other-{n}", kind="child") for n in range(2 * many)]
@@ -345,7 +362,7 @@ def test_much_mail_and_many_children_are_looked_up_one_by_one(postgres_url: str)
         [turn(0, entry(), seen=2 * many, consumed=tuple(range(1, 2 * many)), patch=suspended())],
         [observed(run(id, owner="a")) for id in ids],
         [turn(0, id=id, patch=succeeded()) for id in ids],
-        [settle(id, told=(ABOVE,)) for id in ids],
+        [settle(id, notified=(ABOVE,)) for id in ids],
     ]
 
     async def test(store: PostgresStore) -> None:
@@ -365,18 +382,18 @@ def test_much_mail_and_many_children_are_looked_up_one_by_one(postgres_url: str)
 def test_many_who_begin_to_wait_for_a_topic_are_looked_up_one_by_one(postgres_url: str) -> None:
     """With plans as they are made when tables are still small: no table is gone through for each write, or the other
     way round, which would take minutes for a thousand of each."""
-    target = target_of(postgres_url)
+    target = parse_url(postgres_url)
     many = 200
     ids = [f"reader-{n}" for n in range(many)]
     batches: list[list[Write]] = [
         [*waiting("warm"), publish("e0")],
-        [*waiting("warm-2"), publish("e2"), observed(run("warm-3", owner="a")), settle("warm", told=(ABOVE,))],
+        [*waiting("warm-2"), publish("e2"), observed(run("warm-3", owner="a")), settle("warm", notified=(ABOVE,))],
         [run(id, owner="a") for id in ids],
         [receive(0, "t", id=id) for id in ids],
         [publish("e1")],
         [observed(run(f"child-{id}", owner="a")) for id in ids],
         [turn(0, id=f"child-{id}", patch=succeeded()) for id in ids],
-        [settle(f"child-{id}", told=(ABOVE,)) for id in ids],
+        [settle(f"child-{id}", notified=(ABOVE,)) for id in ids],
         [settle(f"child-{id}", returned=(1,)) for id in ids],
     ]
 
@@ -456,7 +473,7 @@ def test_an_older_schema_is_brought_up_to_date(postgres_url: str, monkeypatch: p
         newer = await opened(postgres_url)
         assert await ask(postgres_url, "SELECT new_in_the_next FROM {schema}.runs") == [(None,)]
         assert await store.commit([turn(0, entry())]) == [Committed()], "both go on while workers are replaced"
-        assert await newer.commit([mail()]) == [Delivered(1, fresh=True, owner="a")]
+        assert await newer.commit([mail()]) == [MessageDelivered(1, fresh=True, owner="a")]
         await store.close()
         await newer.close()
 
@@ -483,10 +500,10 @@ def test_many_processes_bring_it_up_to_date_at_once_under_load(
 
 def test_who_migrates_waits_for_whoever_is_at_it(postgres_url: str) -> None:
     async def test() -> None:
-        other = await asyncpg.connect(target_of(postgres_url).dsn)
+        other = await asyncpg.connect(parse_url(postgres_url).dsn)
         transaction = other.transaction()
         await transaction.start()
-        await other.fetch(postgres_schema._LOCK, target_of(postgres_url).schema)
+        await other.fetch(postgres_schema._LOCK, parse_url(postgres_url).schema)
         opening = asyncio.ensure_future(opened(named(postgres_url, "migrating")))
         while not await ask(postgres_url, WAITS_FOR_A_LOCK, "migrating"):
             assert not opening.done(), "it must wait for its turn"
@@ -589,7 +606,7 @@ def test_batches_in_opposite_order_do_not_wait_for_each_other_in_a_circle(postgr
             await asyncio.gather(
                 store.commit([*there, *new]), other.commit([*back, *reversed(new)]), store.commit(back[::-1])
             )
-        assert (await record(store, "r00")).inbox_last == 20
+        assert (await record(store, "r00")).last_message_no == 20
         await other.close()
 
     on(postgres_url, test)
@@ -613,12 +630,12 @@ def test_a_worker_that_is_just_given_a_run_is_not_forgotten(
     async def test(store: PostgresStore) -> None:
         await store.join(worker("b"))
         async with halfway(postgres_url, [gives, *company]):
-            retiring = asyncio.ensure_future(store.retire("b"))
+            retiring = asyncio.ensure_future(store.remove_worker("b"))
             while not await ask(postgres_url, WAITS_FOR_A_LOCK, "retiring"):
                 assert not retiring.done(), "it must wait for who gives the worker a run"
         await retiring
-        assert [(each.id, each.gone) for each in await store.workers()] == [("a", False), ("b", True)]
-        assert await store.release("b", 130.0, recovered=True) == [rules.run_of(gives)]
+        assert [(each.id, each.fenced) for each in await store.workers()] == [("a", False), ("b", True)]
+        assert await store.release_runs("b", 130.0, recovered=True) == [rules.run_of(gives)]
 
     on(named(postgres_url, "retiring"), test)
 
@@ -627,12 +644,12 @@ def test_a_worker_that_is_just_given_a_run_is_not_forgotten(
     ("first", "second", "answer"),
     [
         (turn(0, entry(), turn_id="first"), turn(0, entry(), turn_id="second"), Superseded()),
-        (mail("m1"), mail("m2"), Delivered(2, fresh=True, owner="a")),
+        (mail("m1"), mail("m2"), MessageDelivered(2, fresh=True, owner="a")),
     ],
     ids=["turns", "mail"],
 )
 def test_writes_that_come_at_the_same_time_are_judged_one_after_the_other(
-    postgres_url: str, first: Write, second: Write, answer: Answer
+    postgres_url: str, first: Write, second: Write, answer: WriteResult
 ) -> None:
     """Each alone in its batch: the second waits for the first, and then knows of it."""
 
@@ -705,7 +722,7 @@ def test_a_connection_that_is_cut_in_the_middle_of_a_batch_leaves_nothing(postgr
     url = named(postgres_url, "cut-while-waiting")
 
     async def test(store: PostgresStore) -> None:
-        blocker = await asyncpg.connect(target_of(postgres_url).dsn)
+        blocker = await asyncpg.connect(parse_url(postgres_url).dsn)
         await blocker.execute("BEGIN")
         await blocker.fetch(f"SELECT FROM {schema_in(postgres_url)}.runs WHERE id = 'r' FOR UPDATE")
         committing = asyncio.ensure_future(store.commit([run("new"), turn(0, entry())]))
@@ -736,7 +753,7 @@ def test_a_server_that_is_not_there_may_come_later(tmp_path: Any) -> None:
 def test_a_wrong_database_is_refused_for_good_and_no_password_is_told() -> None:
     error = asyncio.run(refused(PostgresStore(in_database(shared_url(), "nowhere")).open(shards=16)))
     assert "nowhere" in str(error)
-    assert "hush" not in target_of("postgresql://me:hush@h1,h2/db").name
+    assert "hush" not in parse_url("postgresql://me:hush@h1,h2/db").name
 
 
 def test_a_store_belongs_to_the_loop_that_opened_it(postgres_url: str) -> None:
@@ -812,7 +829,7 @@ def test_a_store_need_not_listen(postgres_url: str) -> None:
     on(named(postgres_url, "deaf") + "&listen=no", test)
 
 
-def ear_of(store: PostgresStore) -> postgres_news._Ear:
+def ear_of(store: PostgresStore) -> postgres_news._ListenConnection:
     assert store._news is not None
     assert store._news._ear is not None
     return store._news._ear
@@ -908,7 +925,7 @@ def test_who_does_not_hear_himself_cannot_know_that_he_is_alone(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As behind a pooler in transaction mode, or while the connection is made again."""
-    monkeypatch.setattr(postgres_news.News, "_heard", lambda *told: None)
+    monkeypatch.setattr(postgres_news.NotificationListener, "_heard", lambda *told: None)
 
     async def test(store: PostgresStore) -> None:
         async with tapped(store) as wire:
@@ -972,15 +989,15 @@ def test_people_can_read_histories(postgres_url: str) -> None:
 
 
 def test_our_options_are_taken_out_of_the_url_and_the_others_left() -> None:
-    target = target_of(
+    target = parse_url(
         "postgresql://u:p@h1,h2/db?schema=shop&connections=9&timeout=2.5&listen=no&statement_cache_size=0"
         "&target_session_attrs=primary&sslmode=require"
     )
     assert target.dsn == "postgresql://u:p@h1,h2/db?target_session_attrs=primary&sslmode=require"
     assert (target.schema, target.connections, target.timeout, target.listen) == ("shop", 9, 2.5, False)
     assert target.statement_cache_size == 0
-    assert target_of("postgresql:///db?schema=shop").dsn == "postgresql:///db"
-    assert target_of("postgresql://h/db").schema == "perdure"
+    assert parse_url("postgresql:///db?schema=shop").dsn == "postgresql:///db"
+    assert parse_url("postgresql://h/db").schema == "perdure"
 
 
 @pytest.mark.parametrize(
@@ -1008,8 +1025,8 @@ def test_a_zombie_that_commits_while_it_is_taken_over_changes_nothing_or_is_seen
         await other.join(worker("b"))
 
         async def take_over(id: str) -> Sequence[int]:
-            await other.declare_gone(f"w-{id}")
-            await other.release(f"w-{id}", 120.0, recovered=True)
+            await other.fence_worker(f"w-{id}")
+            await other.release_runs(f"w-{id}", 120.0, recovered=True)
             return [claimed.position for claimed in await other.claim(claim("b", 130.0)) if claimed.id == id]
 
         for n in range(20):
@@ -1030,7 +1047,7 @@ def test_a_claim_waits_for_a_commit_that_is_at_all_that_is_due(postgres_url: str
 
     async def test(store: PostgresStore) -> None:
         await store.commit([run("late"), run("early")])
-        telling = await asyncpg.connect(target_of(postgres_url).dsn)
+        telling = await asyncpg.connect(parse_url(postgres_url).dsn)
         transaction = telling.transaction()
         await transaction.start()
         await telling.fetch(f"SELECT FROM {schema_in(postgres_url)}.runs WHERE id = 'early' FOR NO KEY UPDATE")
@@ -1054,7 +1071,7 @@ def test_whoever_hears_nothing_is_told_so(
     async def warnings() -> list[str]:
         store = PostgresStore(postgres_url)
         await store.open(shards=16)
-        trying = [task for task in asyncio.all_tasks() if "_try_ear" in repr(task)]
+        trying = [task for task in asyncio.all_tasks() if "_warn_if_deaf" in repr(task)]
         await asyncio.wait_for(asyncio.gather(*trying), 60)
         await store.close()
         assert len(trying) == 1
@@ -1063,7 +1080,7 @@ def test_whoever_hears_nothing_is_told_so(
     monkeypatch.setattr(postgres_news, "HEAR_WITHIN", 2.0)
     assert asyncio.run(warnings()) == []
     monkeypatch.setattr(postgres_news, "HEAR_WITHIN", 0.0)
-    monkeypatch.setattr(postgres_news.News, "_heard", lambda *told: None)
+    monkeypatch.setattr(postgres_news.NotificationListener, "_heard", lambda *told: None)
     assert len(asyncio.run(warnings())) == 1
 
 

@@ -90,7 +90,7 @@ def test_signs_of_life_and_places_in_topics_are_written_over_each_other(server: 
 
 
 def test_the_settings_that_the_docs_advise_are_taken(server: Server) -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "postgres.md"
+    page = Path(__file__).resolve().parents[3] / "docs" / "postgres.md"
     advised = [line for line in page.read_text().splitlines() if line.startswith("ALTER TABLE perdure.")]
     assert len(advised) > 3
 
@@ -149,8 +149,8 @@ def test_runs_that_come_and_go_leave_nothing(server: Server) -> None:
             assert await asyncio.gather(*(each.result() for each in runs)) == ["shout" * 100] * 5
             store = engine._open.store
             while (await store.runs(RunQuery(limit=1))).runs:  # children go after their parents, all after their duties
-                await store.prune(await store.now() + 1, remember=0)
-            await store.prune(await store.now() + 2, remember=0)  # events that went a moment ago
+                await store.prune(await store.now() + 1, keep_ids_for=0)
+            await store.prune(await store.now() + 2, keep_ids_for=0)  # events that went a moment ago
         tables = sorted(await sizes(server))
         counts = await server.execute(*(f"SELECT count(*) FROM perdure.{table}" for table in tables))
         assert {table for table, rows in zip(tables, counts, strict=True) if rows} <= KEPT

@@ -14,7 +14,7 @@ from redis.asyncio import Connection
 from perdure.errors import StoreError
 from perdure.stores.redis.server import RedisServer, address_of
 from perdure.stores.redis.store import RedisStore
-from perdure.stores.results import Answer, Committed, Created
+from perdure.stores.results import Committed, Created, WriteResult
 from perdure.testing import StoreContract
 from perdure.testing.contract.builders import SHARDS, entry, run, turn, worker
 from tests.servers.redis import Cluster, new_prefix, with_options
@@ -66,7 +66,7 @@ async def _lose_a_primary(cluster: Cluster) -> None:
         await store.close()
 
 
-async def _patiently(call: Callable[[], Awaitable[list[Answer]]]) -> list[Answer]:
+async def _patiently(call: Callable[[], Awaitable[list[WriteResult]]]) -> list[WriteResult]:
     """Repeat the call, as the engine would, until the replica has taken over."""
     for _ in range(200):
         try:

@@ -12,7 +12,7 @@ import pytest
 from redis import exceptions as failures
 from redis.asyncio import ConnectionPool
 
-from perdure.stores.redis.connections import Link
+from perdure.stores.redis.connections import ScriptConnectionPool
 from tests.servers.redis import new_prefix, shared_url, with_options
 
 NO_CERTIFICATES = "aNULL:@SECLEVEL=0"
@@ -28,9 +28,11 @@ class Counted(ConnectionPool):
 
 
 @asynccontextmanager
-async def linked(most: int = 4, patience: float = 30.0, url: str = "") -> AsyncIterator[tuple[Link, Counted]]:
+async def linked(
+    most: int = 4, patience: float = 30.0, url: str = ""
+) -> AsyncIterator[tuple[ScriptConnectionPool, Counted]]:
     pool = Counted.from_url(url or shared_url())
-    link = Link(pool, most, patience)
+    link = ScriptConnectionPool(pool, most, patience)
     try:
         yield link, pool
     finally:
@@ -216,7 +218,7 @@ class Cut(MeddledWith):
 
 @on_a_link
 async def test_a_connection_that_is_cut_while_it_is_made_is_known_at_once() -> None:
-    link = Link(Cut.from_url(shared_url()), 4, 30.0)
+    link = ScriptConnectionPool(Cut.from_url(shared_url()), 4, 30.0)
     async with asyncio.timeout(10):
         with pytest.raises(failures.ConnectionError, match="as soon as it was made"):
             await link.execute("ECHO", "lost")
@@ -232,7 +234,7 @@ class Stubborn(MeddledWith):
 
 @on_a_link
 async def test_a_cancel_that_is_lost_while_a_connection_is_made_is_heard_all_the_same() -> None:
-    link = Link(Stubborn.from_url(shared_url()), 4, 30.0)
+    link = ScriptConnectionPool(Stubborn.from_url(shared_url()), 4, 30.0)
     waiting = asyncio.create_task(link.execute("ECHO", "nobody wants it"))
     await asyncio.sleep(0.05)  # it is being made
     waiting.cancel()

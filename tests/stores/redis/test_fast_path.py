@@ -12,7 +12,7 @@ from perdure.errors import StoreError
 from perdure.stores.protocol import Claim
 from perdure.stores.redis import fast_path as redis_plainly
 from perdure.stores.redis.store import RedisStore
-from perdure.stores.results import Answer
+from perdure.stores.results import WriteResult
 from perdure.stores.writes import CreateRun, Write
 from perdure.testing.contract.builders import entry, run, turn, worker
 from tests.servers.redis import prefix_of_its_own
@@ -42,10 +42,10 @@ async def everything(store: RedisStore) -> dict[bytes, Any]:
     return found
 
 
-def play(before: Sequence[Write | Claim], write: Write) -> tuple[list[Answer], list[Any], list[str]]:
+def play(before: Sequence[Write | Claim], write: Write) -> tuple[list[WriteResult], list[Any], list[str]]:
     """The answer to a write, what it has left and told, and the scripts that it called."""
 
-    async def life(url: str) -> tuple[list[Answer], list[Any], list[str]]:
+    async def life(url: str) -> tuple[list[WriteResult], list[Any], list[str]]:
         store, other = RedisStore(url), RedisStore(url)
         await store.open(shards=16)
         await other.open(shards=16)

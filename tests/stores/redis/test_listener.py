@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError, NoPermissionError
 
-from perdure.stores.change_listeners import Hints
+from perdure.stores.change_listeners import ChangeListeners
 from perdure.stores.redis import listener as redis_hints
-from perdure.stores.redis.listener import Ear, Listener, Sender
+from perdure.stores.redis.listener import ChangePublisher, Ear, Listener
 
-ME = Sender("channel", "channel:name", "name")
+ME = ChangePublisher("channel", "channel:name", "name")
 
 
 class Deaf(Listener):
@@ -40,7 +40,7 @@ class NoServer:
 def test_stopping_ends_a_listener_that_did_not_hear_the_first_time(begun):
     async def main() -> None:
         server: Any = NoServer()
-        listener = Deaf(server, Hints())
+        listener = Deaf(server, ChangeListeners())
         starting = asyncio.create_task(listener.start(ME))
         for _ in range(2 if begun else 1):  # what is started begins to listen a moment later
             await asyncio.sleep(0)
@@ -64,7 +64,7 @@ def test_a_store_that_cannot_hear_is_opened_all_the_same(kind: type[Listener], m
 
     async def main() -> None:
         server: Any = NoServer()
-        listener = kind(server, Hints())
+        listener = kind(server, ChangeListeners())
         try:
             async with asyncio.timeout(10):
                 await listener.start(ME)

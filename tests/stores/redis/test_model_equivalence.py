@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.protocol import Store
 from perdure.stores.redis.store import RedisStore
-from perdure.stores.results import Answer
+from perdure.stores.results import WriteResult
 from perdure.stores.writes import CommitTurn, Write
 from perdure.testing.contract.builders import receive, run, worker
 from tests.servers.redis import prefix_of_its_own
@@ -40,7 +40,7 @@ async def _agree(url: str, script: list[Ask]) -> None:
         for step in script:
             snapshots = await memory.load(RUNS)
             seen.look(snapshots)
-            lasts = {each.record.id: each.record.inbox_last for each in snapshots if each is not None}
+            lasts = {each.record.id: each.record.last_message_no for each in snapshots if each is not None}
             expected, got = await step(Honest(memory, lasts), seen), await step(Honest(redis, lasts), seen)  # type: ignore[arg-type]
             assert _sorted(got) == _sorted(expected), step.__qualname__
             assert await _state(redis) == await _state(memory), step.__qualname__
@@ -58,7 +58,7 @@ class Honest:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def commit(self, batch: list[Write]) -> list[Answer]:
+    async def commit(self, batch: list[Write]) -> list[WriteResult]:
         return await self._store.commit([self._honest(write) for write in batch])
 
     def _honest(self, write: Write) -> Write:

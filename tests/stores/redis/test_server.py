@@ -19,8 +19,8 @@ from perdure.stores.redis import server as redis_server
 from perdure.stores.redis.partitions import gathered
 from perdure.stores.redis.server import address_of
 from perdure.stores.redis.store import RedisStore
-from perdure.stores.results import Committed, Created, Delivered, Gone, Published
-from perdure.stores.writes import Moved, Replay, Write
+from perdure.stores.results import Committed, Created, DeadLetterMissing, EventPublished, MessageDelivered
+from perdure.stores.writes import RedirectedEvent, ReplayDeadLetter, Write
 from perdure.testing.contract.builders import (
     assigned,
     entry,
@@ -104,7 +104,11 @@ def test_what_is_at_its_default_is_not_stored() -> None:
         async with opened(url) as store:
             await store.commit([run("r", owner="a")])
             made = {b"id", b"workflow", b"version", b"input", b"created_at", b"created_by", b"seed", b"shard"}
-            assert set(await store._slices.ask(0, "HKEYS", "run:r")) == made | {b"status", b"owner", b"begun_at"}
+            assert set(await store._slices.ask(0, "HKEYS", "run:r")) == made | {
+                b"status",
+                b"owner",
+                b"first_executed_at",
+            }
 
     with prefix_of_its_own() as url:
         asyncio.run(scenario(url))
@@ -123,7 +127,9 @@ def test_what_was_acknowledged_is_there_after_a_restart(own_server: Server, how:
             before = await store.load([f"r{n}" for n in range(50)])
             own_server.restart(how)
             assert await patiently(lambda: store.load([f"r{n}" for n in range(50)])) == before
-            assert await store.commit([publish()]) == [Published(1, 1)], "scripts are given to the new server again"
+            assert await store.commit([publish()]) == [EventPublished(1, 1)], (
+                "scripts are given to the new server again"
+            )
             assert await store.commit([turn(1, entry("y", 1), id="r0")]) == [Committed()]
 
     asyncio.run(scenario())
@@ -154,8 +160,8 @@ def test_a_batch_whose_answer_is_lost_is_recognised(own_server: Server) -> None:
                 line.cut_answers = False
                 assert await store.commit(batch) == [
                     Committed(mail=True),
-                    Delivered(1, fresh=False, owner="a"),
-                    Published(1, 0, fresh=False),
+                    MessageDelivered(1, fresh=False, owner="a"),
+                    EventPublished(1, 0, fresh=False),
                     Created(owned=False),
                 ]
                 assert (await load(store)).position == 1
@@ -527,11 +533,11 @@ def test_an_assignment_whose_publisher_died_is_delivered_once(sliced_url: str, d
             await in_different_slices(dying)
             await dying.commit(waiting("r"))
             await death(dying, publish())
-            await other.unfinished()
+            await other.unfinished_broadcasts()
             assert await assigned(other, "r") == [["topic/t/1"]]
-            await other.unfinished()
-            assert (await record(other)).inbox_last == 1
-            assert await other.commit([publish()]) == [Published(1, 0, fresh=False)]
+            await other.unfinished_broadcasts()
+            assert (await record(other)).last_message_no == 1
+            assert await other.commit([publish()]) == [EventPublished(1, 0, fresh=False)]
             await other.commit([turn(1, owned=False, seen=1, consumed=(1,))])
             assert await other.topic("t") == []
 
@@ -546,11 +552,11 @@ def test_a_subscription_whose_worker_died_finds_what_is_queued(sliced_url: str, 
             await other.commit([publish(), run("r", owner="a")])
             await death(dying, receive(0, "t"))
             assert (await record(other)).status is RunStatus.SUSPENDED
-            await other.unfinished()
+            await other.unfinished_broadcasts()
             assert await assigned(other, "r") == [["topic/t/1"]]
             assert (await record(other)).wake_at == 110.0
             assert await other.commit([receive(0, "t")]) == [Committed(mail=True)], "its answer was lost"
-            assert (await record(other)).inbox_last == 1
+            assert (await record(other)).last_message_no == 1
 
     asyncio.run(scenario())
 
@@ -561,7 +567,7 @@ def test_an_event_whose_reader_died_is_gone_all_the_same(sliced_url: str, death)
         async with opened(sliced_url) as dying, opened(sliced_url) as other:
             await other.commit([*waiting("r"), publish()])
             await death(dying, turn(1, owned=False, seen=1, consumed=(1,)))
-            await other.unfinished()
+            await other.unfinished_broadcasts()
             assert await other.topic("t") == []
             await other.commit(waiting("s"))
             assert await assigned(other, "s") == [[]]
@@ -575,12 +581,14 @@ def test_a_letter_whose_replayer_died_is_sent_once(sliced_url: str, death) -> No
         async with opened(sliced_url) as dying, opened(sliced_url) as other:
             await in_different_slices(dying)
             await other.commit([run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=(letter(),)))])
-            await death(dying, Replay(letter_id="d", send=publish("mine")))
+            await death(dying, ReplayDeadLetter(letter_id="d", send=publish("mine")))
             assert await other.dead_letters() == []
-            assert await other.commit([Replay(letter_id="d", send=publish("theirs"))]) == [Gone()]
-            await other.unfinished()
+            assert await other.commit([ReplayDeadLetter(letter_id="d", send=publish("theirs"))]) == [
+                DeadLetterMissing()
+            ]
+            await other.unfinished_broadcasts()
             assert [event.id for event in await other.topic("t")] == ["mine"]
-            assert await other.commit([Replay(letter_id="d", send=publish("mine"))]) == [Published(1, 0)]
+            assert await other.commit([ReplayDeadLetter(letter_id="d", send=publish("mine"))]) == [EventPublished(1, 0)]
 
     asyncio.run(scenario())
 
@@ -592,7 +600,7 @@ def test_a_letter_that_is_refused_after_its_replayer_died_is_there_again(sliced_
             await in_different_slices(dying)
             letters = (letter("first"), letter("d"), letter("last"))
             await other.commit([publish("e"), run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=letters))])
-            await death(dying, Replay(letter_id="d", send=publish("mine", limit=1)))
+            await death(dying, ReplayDeadLetter(letter_id="d", send=publish("mine", limit=1)))
             await other._slices.sweep()
             assert [each.id for each in await other.dead_letters()] == ["first", "d", "last"]
 
@@ -607,8 +615,10 @@ def test_an_old_post_does_not_send_a_letter_twice(sliced_url: str) -> None:
             await other.commit(
                 [publish("e"), run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=(letter(),)))]
             )
-            await die_before_ticking_off(dying, Replay(letter_id="d", send=publish("mine", limit=1)))
-            assert await other.commit([Replay(letter_id="d", send=mail("elsewhere"))]) == [Delivered(1, True, "a")]
+            await die_before_ticking_off(dying, ReplayDeadLetter(letter_id="d", send=publish("mine", limit=1)))
+            assert await other.commit([ReplayDeadLetter(letter_id="d", send=mail("elsewhere"))]) == [
+                MessageDelivered(1, True, "a")
+            ]
             await other.commit([*waiting("s"), turn(1, id="s", owned=False, seen=1, consumed=(1,))])
             assert await other.topic("t") == []
             await other._slices.sweep()
@@ -624,10 +634,10 @@ def test_mail_that_moves_to_a_topic_whose_worker_died_is_there_once(sliced_url: 
         async with opened(sliced_url) as dying, opened(sliced_url) as other:
             await in_different_slices(dying)
             await other.commit([run("r", owner="a"), mail("m"), turn(0, seen=1, patch=succeeded())])
-            write = settle(moved=(Moved(1, publish("moved"), letter()),))
+            write = settle(moved=(RedirectedEvent(1, publish("moved"), letter()),))
             await death(dying, write)
-            assert await other.unsettled() == []
-            await other.unfinished()
+            assert await other.unfinalized() == []
+            await other.unfinished_broadcasts()
             assert [event.id for event in await other.topic("t")] == ["moved"]
             assert await other.commit([write]) == [Committed()]
             assert len(await other.topic("t")) == 1
@@ -640,11 +650,11 @@ def test_what_became_of_letters_is_forgotten_after_a_while(sliced_url: str) -> N
     async def scenario() -> None:
         async with opened(sliced_url) as store:
             await store.commit([run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=(letter(),)))])
-            await store.commit([Replay(letter_id="d", send=publish("mine", now=200.0))])
+            await store.commit([ReplayDeadLetter(letter_id="d", send=publish("mine", now=200.0))])
             target = store._slices.of("t")
-            await store.prune(249.0, remember=50.0)
+            await store.prune(249.0, keep_ids_for=50.0)
             assert await store._slices.read(target, "sent", "replay/mine")
-            await store.prune(250.0, remember=50.0)
+            await store.prune(250.0, keep_ids_for=50.0)
             assert not await store._slices.read(target, "sent", "replay/mine")
 
     asyncio.run(scenario())
@@ -656,7 +666,7 @@ def test_an_assignment_that_meets_no_open_receive_goes_to_the_next(sliced_url: s
             await other.commit([*waiting("r"), *waiting("s")])
             await die_before_handing_over(dying, publish())
             await other.commit([turn(1, owned=False, patch=succeeded())])
-            await other.unfinished()
+            await other.unfinished_broadcasts()
             assert await assigned(other, "r", "s") == [[], ["topic/t/1"]]
 
     asyncio.run(scenario())
@@ -669,9 +679,9 @@ def test_an_old_post_does_not_give_a_returned_event_twice(sliced_url: str) -> No
         async with opened(sliced_url) as dying, opened(sliced_url) as other:
             await other.commit([*waiting("r"), *waiting("s")])
             await die_before_ticking_off(dying, publish())
-            await other.commit([receive(1, "t", target="0/again", seen=1, returned=(1,))])
+            await other.commit([receive(1, "t", target="0/again", seen=1, released_assignments=(1,))])
             assert await assigned(other, "r", "s") == [[], ["topic/t/1"]]
-            await other.unfinished()
+            await other.unfinished_broadcasts()
             assert await assigned(other, "r", "s") == [[], ["topic/t/1"]]
 
     asyncio.run(scenario())
@@ -682,7 +692,7 @@ def test_a_worker_that_is_gone_is_fenced_off_in_every_slice(sliced_url: str) -> 
         async with opened(sliced_url) as store:
             await store.commit([run(id, owner="a") for id in ids])
             await store._slices.change(0, "declare_gone", "a", "")  # who declares it dies before the other slices know
-            assert sorted(await store.release("a", 120.0, recovered=True)) == ids
+            assert sorted(await store.release_runs("a", 120.0, recovered=True)) == ids
             answers = await store.commit([turn(0, entry(), id=id, owned=False) for id in ids])
             assert not any(isinstance(answer, Committed) for answer in answers)
 

@@ -15,7 +15,12 @@ import pytest
 from perdure.errors import StoreError
 from perdure.stores.sqlite import connection as sqlite_thread
 from perdure.stores.sqlite import schema as sqlite_file
-from perdure.stores.sqlite.connection import FEW, LATE, MANY, ConnectionThread
+from perdure.stores.sqlite.connection import (
+    COMMIT_ON_LOOP_MAX,
+    FORCED_CHECKPOINT_FACTOR,
+    WRITE_ON_LOOP_MAX,
+    ConnectionThread,
+)
 
 HERE = threading.get_ident
 
@@ -28,7 +33,7 @@ class Traced:
         self.by: dict[str, int] = {}
         self.undone = 0
         self.refuse = False
-        self.thread = ConnectionThread("traced", self._connect, undone=self._undo)
+        self.thread = ConnectionThread("traced", self._connect, on_rollback=self._undo)
 
     def _connect(self) -> apsw.Connection:
         connection = sqlite_file.connect(self.path, synchronous="full", busy_timeout=5.0)
@@ -63,7 +68,7 @@ def _insert(n: int, connection: apsw.Connection) -> int:
 
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_thread, "QUICK", 3600.0)
+    monkeypatch.setattr(sqlite_thread, "SLOW_COMMIT_SECONDS", 3600.0)
 
 
 @asynccontextmanager
@@ -78,7 +83,8 @@ async def traced(folder: Path) -> AsyncIterator[Traced]:
 
 
 @pytest.mark.parametrize(
-    ("size", "rows_here", "commit_here"), [(1, True, True), (FEW + 1, True, False), (MANY + 1, False, False)]
+    ("size", "rows_here", "commit_here"),
+    [(1, True, True), (COMMIT_ON_LOOP_MAX + 1, True, False), (WRITE_ON_LOOP_MAX + 1, False, False)],
 )
 def test_who_writes_and_who_commits(tmp_path: Path, size: int, rows_here: bool, commit_here: bool) -> None:
     async def scenario() -> None:
@@ -91,7 +97,7 @@ def test_who_writes_and_who_commits(tmp_path: Path, size: int, rows_here: bool, 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("size", [1, FEW + 1])
+@pytest.mark.parametrize("size", [1, COMMIT_ON_LOOP_MAX + 1])
 def test_a_file_that_somebody_else_has_locked_is_waited_for_by_the_thread(tmp_path: Path, size: int) -> None:
     async def scenario() -> None:
         async with traced(tmp_path) as it:
@@ -121,7 +127,7 @@ def test_after_a_slow_commit_the_next_are_left_to_the_thread(tmp_path: Path, mon
             self.time += self.step
             return self.time
 
-    monkeypatch.setattr(sqlite_thread, "AFTER_A_SLOW_ONE", 3)
+    monkeypatch.setattr(sqlite_thread, "SLOW_COMMIT_BACKOFF", 3)
 
     async def scenario() -> None:
         async with traced(tmp_path) as it:
@@ -136,7 +142,7 @@ def test_after_a_slow_commit_the_next_are_left_to_the_thread(tmp_path: Path, mon
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("size", [1, FEW + 1, MANY + 1])
+@pytest.mark.parametrize("size", [1, COMMIT_ON_LOOP_MAX + 1, WRITE_ON_LOOP_MAX + 1])
 @pytest.mark.parametrize("fails", ["rows", "commit"])
 def test_a_transaction_that_fails_leaves_nothing(tmp_path: Path, size: int, fails: str) -> None:
     def broken(connection: apsw.Connection) -> None:
@@ -168,7 +174,7 @@ def test_what_is_no_error_of_sqlite_reaches_the_caller_as_it_is(tmp_path: Path) 
 
     async def scenario() -> None:
         async with traced(tmp_path) as it:
-            for size in (1, MANY + 1):
+            for size in (1, WRITE_ON_LOOP_MAX + 1):
                 with pytest.raises(LookupError) as caught:
                     await it.thread.transact(broken, size=size)
                 assert caught.value is error
@@ -177,9 +183,9 @@ def test_what_is_no_error_of_sqlite_reaches_the_caller_as_it_is(tmp_path: Path) 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("size", [1, FEW + 1, MANY + 1])
+@pytest.mark.parametrize("size", [1, COMMIT_ON_LOOP_MAX + 1, WRITE_ON_LOOP_MAX + 1])
 def test_the_log_is_written_back_by_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(sqlite_thread, "LOG_PAGES", 10)
+    monkeypatch.setattr(sqlite_thread, "CHECKPOINT_PAGES", 10)
 
     async def scenario() -> None:
         async with traced(tmp_path) as it:
@@ -193,7 +199,7 @@ def test_the_log_is_written_back_by_the_thread(tmp_path: Path, monkeypatch: pyte
 def test_a_log_that_callers_always_forestall_is_written_back_before_one_of_them_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_thread, "LOG_PAGES", 10)
+    monkeypatch.setattr(sqlite_thread, "CHECKPOINT_PAGES", 10)
 
     async def scenario() -> None:
         async with traced(tmp_path) as it:
@@ -210,8 +216,8 @@ def test_a_log_that_callers_always_forestall_is_written_back_before_one_of_them_
             monkeypatch.setattr(it.thread, "_go_on", go_on_and_tell)
             monkeypatch.setattr(it.thread, "_write_back", write_back_unless_forestalled)
             for n in range(300):
-                await it.insert(n, FEW + 1)
-            assert Path(f"{it.path}-wal").stat().st_size < (LATE + 1) * 10 * 4096
+                await it.insert(n, COMMIT_ON_LOOP_MAX + 1)
+            assert Path(f"{it.path}-wal").stat().st_size < (FORCED_CHECKPOINT_FACTOR + 1) * 10 * 4096
 
     asyncio.run(scenario())
 
@@ -225,7 +231,7 @@ def test_event_loops_in_several_threads_share_one_connection(tmp_path: Path) -> 
             if n % 10 == 0:
                 await it.thread.call(partial(_insert, n))
             else:
-                await it.insert(n, (1, FEW + 1, MANY + 1)[n % 3])
+                await it.insert(n, (1, COMMIT_ON_LOOP_MAX + 1, WRITE_ON_LOOP_MAX + 1)[n % 3])
 
     async def scenario() -> None:
         async with traced(tmp_path) as it:

@@ -170,7 +170,7 @@ def test_the_commits_of_another_process_are_noticed(path: str) -> None:
 FORKING = """
 import asyncio, os, sys
 from perdure.errors import StoreError
-from perdure.stores.protocol import Committed
+from perdure.stores.results import Committed
 from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.contract.builders import entry, load, run, turn, worker
 

@@ -11,7 +11,7 @@ import pytest
 
 from perdure.model.records import PublishedValue, RunStatus, StreamItem
 from perdure.model.turns import TurnExtras
-from perdure.stores.results import Committed, Published, Superseded
+from perdure.stores.results import Committed, EventPublished, Superseded
 from perdure.stores.sqlite.store import SqliteStore
 from perdure.stores.writes import AppendStream, CreateRun, RewindRun, RunPatch, Write
 from perdure.testing.contract.builders import (
@@ -109,7 +109,7 @@ def test_a_worker_that_others_declare_gone_is_not_remembered_as_alive(path: str)
         other = SqliteStore(path, synchronous="off")
         await other.open(shards=16)
         try:
-            await other.declare_gone("a")
+            await other.fence_worker("a")
         finally:
             await other.close()
         assert await store.commit([turn(1, entry("b", 1))]) == [Superseded()]
@@ -185,7 +185,7 @@ def test_an_event_that_was_returned_is_looked_at_again(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         await store.commit([run(owner="a"), receive(0, "t"), receive(1, "t", target="0/other")])
         await store.commit([publish("e1", consume=False), publish("e2", consume=False)])
-        back = TurnExtras(returned=(1,))
+        back = TurnExtras(released_assignments=(1,))
         await store.commit([turn(2, owned=False, seen=2, consumed=(2,), patch=suspended(), extras=back)])
         await store.commit([receive(3, "t", seen=2, target="0/third")])
         assert await assigned(store, "r") == [["topic/t/1"]], "though it has seen a later one"
@@ -201,7 +201,7 @@ def busy(id: str) -> list[Write]:
     return [run(id, owner="a"), receive(0, "t", id=id, patch=GOING_ON), turn(1, entry(), id=id)]
 
 
-RETURN_IT = TurnExtras(returned=(1,))
+RETURN_IT = TurnExtras(released_assignments=(1,))
 
 
 @pytest.mark.parametrize(
@@ -218,10 +218,10 @@ def test_a_known_run_learns_of_what_others_have_it_given(path: str, before: list
         await store.commit([turn(2, entry("b", 1))])
         answers = await store.commit([turn(3, entry("c", 2)), giving, turn(4, entry("d", 3))])
         assert (answers[0], answers[-1]) == (Committed(), Committed(mail=True))
-        assert await store.mailed("a") == ["r"]
+        assert await store.owned_with_messages("a") == ["r"]
         assert await store.commit([turn(5, entry("e", 4))]) == [Committed(mail=True)]
         assert await store.commit([turn(6, entry("f", 5), seen=1, consumed=(1,))]) == [Committed()]
-        assert await store.mailed("a") == []
+        assert await store.owned_with_messages("a") == []
 
     on(path, test)
 
@@ -230,7 +230,7 @@ def test_a_known_run_that_is_observed_owes_news(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         await store.commit([run(owner="a")])
         await store.commit([turn(0, entry()), observe(), turn(1, entry("b", 1)), turn(2, patch=succeeded())])
-        assert len(await store.unsettled()) == 1
+        assert len(await store.unfinalized()) == 1
 
     on(path, test)
 
@@ -266,9 +266,9 @@ def test_a_pruned_run_leaves_nothing_in_any_table(path: str) -> None:
         before = await store._read(rows_of_runs)
         assert all(before.values()), before
         await store.commit([turn(3, owned=False, seen=2, patch=succeeded(prune_at=200.0))])
-        (owing,) = await store.unsettled()
-        await store.commit([settle(told=owing.observers, consumed=(2,))])
-        assert await store.prune(200.0, remember=50.0) == 1
+        (owing,) = await store.unfinalized()
+        await store.commit([settle(notified=owing.observers, consumed=(2,))])
+        assert await store.prune(200.0, keep_ids_for=50.0) == 1
         assert set((await store._read(rows_of_runs)).values()) == {0}
 
     on(path, test)
@@ -279,7 +279,7 @@ def test_a_fork_that_returns_its_copy_does_not_bring_an_event_back(path: str) ->
         await store.commit([*waiting(), publish()])
         (copy,) = await store.inbox("r")
         await store.commit([CreateRun(run("fork", owner="a").record, inbox=(copy,))])
-        extras = TurnExtras(returned=(1,))
+        extras = TurnExtras(released_assignments=(1,))
         await store.commit([turn(0, id="fork", seen=1, patch=suspended(), extras=extras), *waiting("next")])
         assert await assigned(store, "r", "fork", "next") == [["topic/t/1"], [], []]
 
@@ -291,9 +291,9 @@ def test_prune_says_nothing_and_writes_nothing_when_there_is_nothing(path: str) 
         await store.commit([publish(expires_at=500.0), *waiting("r", "u")])
         other = apsw.Connection(path)
         other.execute("BEGIN IMMEDIATE")
-        assert await store.prune(499.0, remember=50.0) == 0
+        assert await store.prune(499.0, keep_ids_for=50.0) == 0
         other.close()
-        assert await store.commit([publish("f", topic="u")]) == [Published(1, 1)]
+        assert await store.commit([publish("f", topic="u")]) == [EventPublished(1, 1)]
 
     on(path, test)
 

@@ -288,7 +288,7 @@ def test_idle_claims_do_not_wait_for_the_write_lock(path: str) -> None:
         other.execute("BEGIN IMMEDIATE")
         assert await store.claim(claim("a")) == []
         assert await store.prune(500.0) == 0
-        assert await store.mailed("a") == []
+        assert await store.owned_with_messages("a") == []
         other.close()
 
     on(SqliteStore(path, busy_timeout=0.01), test)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 
 
-class Due:
+class DueQueue:
     """A heap with lazy deletion. An id has one moment; what it had before stays in the heap until it surfaces."""
 
     def __init__(self) -> None:

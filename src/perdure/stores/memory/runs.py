@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from perdure.model.records import Entry, Message, PublishedValue, RunRecord
 from perdure.stores import semantics as rules
-from perdure.stores.memory.due_queue import Due
-from perdure.stores.memory.streams import Shown
+from perdure.stores.memory.due_queue import DueQueue
+from perdure.stores.memory.streams import RunOutputs
 from perdure.stores.paging import Key
 from perdure.stores.protocol import Claim
-from perdure.stores.results import Snapshot, StoredEntry, Unsettled
+from perdure.stores.results import Snapshot, StoredEntry, UnfinalizedRun
 from perdure.stores.writes import Observer
 
 DUTY_PAGE = 500
@@ -30,7 +30,7 @@ class Row(Struct, frozen=True):
     entry: Entry | None
 
 
-class Standing(Struct, frozen=True):
+class ActiveSubscription(Struct, frozen=True):
     """A subscription; `number` says since when it stands, compared with others and with events."""
 
     number: int
@@ -51,21 +51,21 @@ class MemoryRun(Struct):
     prune_at: float | None = None
     observers: dict[Observer, None] = field(default_factory=dict)
     orphans: bool = False  # it was terminated, and its attached children have not been told
-    standing: dict[str, Standing] = field(default_factory=dict)  # by target
-    shown: Shown = field(default_factory=Shown)
+    standing: dict[str, ActiveSubscription] = field(default_factory=dict)  # by target
+    shown: RunOutputs = field(default_factory=RunOutputs)
 
-    def judged(self) -> rules.Standing:
+    def state(self) -> rules.RunState:
         record = self.record
-        return rules.Standing(
+        return rules.RunState(
             status=record.status,
             owner=record.owner,
             position=self.position,
-            inbox_last=record.inbox_last,
+            last_message_no=record.last_message_no,
             wake_at=record.wake_at,
             mailed=self.mailed,
             held=record.held is not None,
-            begun=record.begun_at is not None or record.generation > 0,
-            waits_to_begin=record.begun_at is None,
+            begun=record.first_executed_at is not None or record.generation > 0,
+            waits_to_begin=record.first_executed_at is None,
         )
 
     def turn_at(self, position: int) -> str | None:
@@ -82,7 +82,7 @@ class MemoryRun(Struct):
         return [message for message in self.inbox.values() if message.kind in rules.EVENTS]
 
     @property
-    def owes(self) -> bool:
+    def needs_finalization(self) -> bool:
         """Whether something is to be done because the run has ended."""
         return self.record.status.terminal and bool(self.observers or self.orphans or self.unread_events())
 
@@ -95,8 +95,8 @@ class MemoryRuns:
 
     def __init__(self) -> None:
         self._runs: dict[str, MemoryRun] = {}
-        self._due: dict[tuple[str, str, int], Due] = defaultdict(Due)  # by pool, workflow and version
-        self._prunable = Due()
+        self._due: dict[tuple[str, str, int], DueQueue] = defaultdict(DueQueue)  # by pool, workflow and version
+        self._prunable = DueQueue()
         self._unsettled: set[str] = set()
         self._held: dict[str, None] = {}
         self._children: dict[str, set[str]] = defaultdict(set)  # attached and open, by parent
@@ -136,7 +136,7 @@ class MemoryRuns:
             replace(
                 record,
                 owner=None,
-                status=rules.status_released(run.judged().begun),
+                status=rules.status_released(run.state().begun),
                 wake_at=now,
                 recoveries=record.recoveries + recovered,
                 updated_at=now,
@@ -145,13 +145,13 @@ class MemoryRuns:
 
     def mail(self, run: MemoryRun, message: Message, now: float) -> int:
         """Put a message into the run's inbox and wake it; the message's number."""
-        number = run.record.inbox_last + 1
-        woken = rules.wakes(message, run.judged())
+        number = run.record.last_message_no + 1
+        woken = rules.wakes(message, run.state())
         run.inbox[number] = replace(message, number=number)
         run.numbers[message.id] = number
         wake_at = rules.earliest(run.record.wake_at, now) if woken else run.record.wake_at
         mailed = run.mailed or (woken and run.record.owner is not None)
-        self.put(run, replace(run.record, inbox_last=number, wake_at=wake_at), mailed=mailed)
+        self.put(run, replace(run.record, last_message_no=number, wake_at=wake_at), mailed=mailed)
         self.changed.add(run.record.id)
         return number
 
@@ -186,7 +186,7 @@ class MemoryRuns:
     def _index(self, run: MemoryRun) -> None:
         record = run.record
         if record.status.terminal:
-            if run.owes:
+            if run.needs_finalization:
                 self._unsettled.add(record.id)
             else:
                 self._prunable.put(record.id, run.prune_at)
@@ -249,10 +249,10 @@ class MemoryRuns:
         queues = [self._due[claim.pool, workflow, version] for workflow, version in set(claim.workflows)]
         due_by = claim.now if claim.due_by is None else claim.due_by
         taken: list[str] = []
-        passed: list[tuple[Due, float, str]] = []
+        passed: list[tuple[DueQueue, float, str]] = []
         while len(taken) < claim.limit:
             heads = [(*head, queue) for queue in queues if (head := queue.head()) is not None]
-            at, id, queue = min(heads, key=lambda head: head[:2], default=(due_by + 1.0, "", Due()))
+            at, id, queue = min(heads, key=lambda head: head[:2], default=(due_by + 1.0, "", DueQueue()))
             if at > due_by:
                 break
             queue.put(id, None)
@@ -272,7 +272,7 @@ class MemoryRuns:
         """Runs that nobody owns and that are held for this reason."""
         return [run for run in map(self._runs.__getitem__, self._held) if _held_for(run.record, kind, workflows)]
 
-    def unsettled(self, limit: int) -> list[Unsettled]:
+    def unsettled(self, limit: int) -> list[UnfinalizedRun]:
         """Runs that have ended and owe something, those that ended first first."""
         owing = heapq.nsmallest(limit, ((self._runs[id].record.ended_at or 0.0, id) for id in self._unsettled))
         return [_owed_by(self._runs[id]) for _, id in owing]
@@ -296,9 +296,9 @@ def _held_for(record: RunRecord, kind: str, workflows: frozenset[tuple[str, int]
     return record.held is not None and record.held.kind == kind and (record.workflow, record.version) in workflows
 
 
-def _owed_by(run: MemoryRun) -> Unsettled:
+def _owed_by(run: MemoryRun) -> UnfinalizedRun:
     observers, mail = tuple(run.observers)[:DUTY_PAGE], tuple(run.unread_events())[:DUTY_PAGE]
-    return Unsettled(run.record, observers, mail, run.orphans)
+    return UnfinalizedRun(run.record, observers, mail, run.orphans)
 
 
 def _entries(rows: Iterable[Row]) -> tuple[Entry, ...]:

@@ -22,7 +22,7 @@ class MemoryState:
 
     def alive(self, worker_id: str | None) -> bool:
         worker = self.workers.get(worker_id) if worker_id is not None else None
-        return worker is not None and not worker.gone
+        return worker is not None and not worker.fenced
 
     def keep_letters(self, letters: Iterable[DeadLetter]) -> None:
         for letter in letters:

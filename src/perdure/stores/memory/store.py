@@ -18,8 +18,8 @@ from perdure.clock import SYSTEM_CLOCK, Clock
 from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
 from perdure.model.records import (
+    ChangeCallback,
     DeadLetter,
-    Hint,
     Message,
     PublishedValue,
     RunRecord,
@@ -29,13 +29,13 @@ from perdure.model.records import (
     WorkerRecord,
 )
 from perdure.stores import semantics as rules
-from perdure.stores.change_listeners import Hints
+from perdure.stores.change_listeners import ChangeListeners
 from perdure.stores.memory.state import MemoryState
-from perdure.stores.memory.writes import carry_out
+from perdure.stores.memory.writes import apply
 from perdure.stores.paging import Key as Place
 from perdure.stores.paging import check_limit, created_between, cursor_after, key_of, statuses_of
 from perdure.stores.protocol import Claim
-from perdure.stores.results import Answer, ClaimedRun, Key, RunPage, Snapshot, StoredEntry, Unsettled
+from perdure.stores.results import ClaimedRun, RunPage, SigningKey, Snapshot, StoredEntry, UnfinalizedRun, WriteResult
 from perdure.stores.writes import Write
 
 
@@ -45,13 +45,13 @@ class MemoryStore:
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._lock = threading.RLock()
-        self._hints = Hints()
+        self._hints = ChangeListeners()
         self._opened = 0
         self._shards: int | None = None
         self._state = MemoryState()
         self._runs = self._state.runs
         self._workers = self._state.workers
-        self._keys: dict[str, list[Key]] = {}
+        self._keys: dict[str, list[SigningKey]] = {}
 
     # opening and closing
 
@@ -71,15 +71,15 @@ class MemoryStore:
     async def now(self) -> float:
         return self._clock.now()
 
-    def on_change(self, hint: Hint) -> Callable[[], None]:
-        return self._hints.listen(hint)
+    def on_change(self, hint: ChangeCallback) -> Callable[[], None]:
+        return self._hints.subscribe(hint)
 
     # commit and load
 
-    async def commit(self, batch: Sequence[Write]) -> list[Answer]:
+    async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
         rules.check_batch(batch)
         with self._lock:
-            answers = [carry_out(self._state, write) for write in batch]
+            answers = [apply(self._state, write) for write in batch]
             changed = self._runs.take_changed()
         self._tell(changed)
         return answers
@@ -106,12 +106,12 @@ class MemoryStore:
     async def claim(self, claim: Claim) -> list[ClaimedRun]:
         with self._lock:
             worker = self._workers.get(claim.worker)
-            if worker is None or worker.gone:
+            if worker is None or worker.fenced:
                 return []
             taken = self._runs.take_due(claim)
             for id in taken:
                 run = self._runs[id]
-                begun_at = claim.now if run.record.begun_at is None else run.record.begun_at
+                first_executed_at = claim.now if run.record.first_executed_at is None else run.record.first_executed_at
                 self._runs.put(
                     run,
                     replace(
@@ -119,11 +119,11 @@ class MemoryStore:
                         owner=claim.worker,
                         status=RunStatus.RUNNING,
                         wake_at=None,
-                        begun_at=begun_at,
+                        first_executed_at=first_executed_at,
                         updated_at=claim.now,
                     ),
                 )
-            return [ClaimedRun(id, self._runs[id].record.inbox_last, self._runs[id].position) for id in taken]
+            return [ClaimedRun(id, self._runs[id].record.last_message_no, self._runs[id].position) for id in taken]
 
     async def next_wake(self, pool: str) -> float | None:
         with self._lock:
@@ -133,11 +133,11 @@ class MemoryStore:
         with self._lock:
             return sorted(self._runs.owned.get(worker, ()))
 
-    async def mailed(self, worker: str, limit: int = 100) -> list[str]:
+    async def owned_with_messages(self, worker: str, limit: int = 100) -> list[str]:
         with self._lock:
             return sorted(self._runs.mailed.get(worker, ()))[:limit]
 
-    async def wake_held(self, workflows: Sequence[tuple[str, int]], kind: str, now: float) -> int:
+    async def retry_held(self, workflows: Sequence[tuple[str, int]], kind: str, now: float) -> int:
         with self._lock:
             woken = [run for run in self._runs.held_for(kind, frozenset(workflows)) if _later(run.record.wake_at, now)]
             for run in woken:
@@ -151,32 +151,32 @@ class MemoryStore:
         with self._lock:
             if worker.id in self._workers:
                 return False
-            self._workers[worker.id] = replace(worker, gone=False)
+            self._workers[worker.id] = replace(worker, fenced=False)
             return True
 
     async def renew(self, worker: WorkerRecord) -> bool:
         with self._lock:
             known = self._workers.get(worker.id)
-            if known is None or known.gone:
+            if known is None or known.fenced:
                 return False
-            self._workers[worker.id] = replace(worker, gone=False)
+            self._workers[worker.id] = replace(worker, fenced=False)
             return True
 
     async def workers(self) -> list[WorkerRecord]:
         with self._lock:
             return sorted(self._workers.values(), key=lambda worker: worker.id)
 
-    async def declare_gone(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
+    async def fence_worker(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
         with self._lock:
             worker = self._workers.get(worker_id)
             if worker is None:
                 return False
-            if not worker.gone and unless_renewed_after is not None and worker.lease_until > unless_renewed_after:
+            if not worker.fenced and unless_renewed_after is not None and worker.lease_until > unless_renewed_after:
                 return False
-            self._workers[worker_id] = replace(worker, gone=True)
+            self._workers[worker_id] = replace(worker, fenced=True)
             return True
 
-    async def release(self, worker_id: str, now: float, *, recovered: bool, limit: int = 500) -> list[str]:
+    async def release_runs(self, worker_id: str, now: float, *, recovered: bool, limit: int = 500) -> list[str]:
         with self._lock:
             released = sorted(self._runs.owned.get(worker_id, ()))[:limit]
             for id in released:
@@ -184,11 +184,11 @@ class MemoryStore:
         self._tell(set(released))
         return released
 
-    async def retire(self, worker_id: str) -> None:
+    async def remove_worker(self, worker_id: str) -> None:
         with self._lock:
             worker = self._workers.get(worker_id)
             if worker is not None and self._runs.owned.get(worker_id):
-                self._workers[worker_id] = replace(worker, gone=True)  # forgetting it would lose its runs
+                self._workers[worker_id] = replace(worker, fenced=True)  # forgetting it would lose its runs
             else:
                 self._workers.pop(worker_id, None)
 
@@ -211,31 +211,31 @@ class MemoryStore:
         end = len(keys) if last is None else bisect_left(keys, last)
         return (self._runs[keys[i][1]].record for i in range(end - 1, -1, -1))
 
-    async def prune(self, now: float, limit: int = 500, *, remember: float = 0.0) -> int:
+    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
         with self._lock:
             self._runs.forget_shown(now)
-            self._runs.forget_read(now - remember)
-            self._state.topics.forget(now, remember)
+            self._runs.forget_read(now - keep_ids_for)
+            self._state.topics.forget(now, keep_ids_for)
             return self._runs.prune(now, limit)
 
-    async def keys(self, name: str, now: float) -> list[Key]:
+    async def keys(self, name: str, now: float) -> list[SigningKey]:
         with self._lock:
             if name not in self._keys:
                 self._add_key(name, now)
             return list(self._keys[name])
 
-    async def add_key(self, name: str, now: float) -> Key:
+    async def add_key(self, name: str, now: float) -> SigningKey:
         with self._lock:
             return self._add_key(name, now)
 
-    def _add_key(self, name: str, now: float) -> Key:
+    def _add_key(self, name: str, now: float) -> SigningKey:
         keys = self._keys.setdefault(name, [])
-        keys.append(Key(len(keys) + 1, now, secrets.token_bytes(32)))
+        keys.append(SigningKey(len(keys) + 1, now, secrets.token_bytes(32)))
         return keys[-1]
 
     # finished runs, families, topics and what runs show
 
-    async def unsettled(self, limit: int = 100) -> list[Unsettled]:
+    async def unfinalized(self, limit: int = 100) -> list[UnfinalizedRun]:
         with self._lock:
             return self._runs.unsettled(check_limit(limit))
 
@@ -243,7 +243,7 @@ class MemoryStore:
         with self._lock:
             return self._runs.open_children(run_id, check_limit(limit), after)
 
-    async def unfinished(self, limit: int = 100) -> list[TopicEvent]:
+    async def unfinished_broadcasts(self, limit: int = 100) -> list[TopicEvent]:
         with self._lock:
             return self._state.topics.unfinished(check_limit(limit))
 
@@ -277,7 +277,7 @@ class MemoryStore:
 
     def _tell(self, changed: set[str]) -> None:
         if changed:
-            self._hints.tell(frozenset(changed))
+            self._hints.notify(frozenset(changed))
 
 
 def _later(wake_at: float | None, now: float) -> bool:

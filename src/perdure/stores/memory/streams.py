@@ -11,7 +11,7 @@ from perdure.model.records import PublishedValue, StreamItem
 from perdure.stores import semantics as rules
 
 
-class Shown:
+class RunOutputs:
     """The streams and published values of one run."""
 
     def __init__(self) -> None:

@@ -9,19 +9,19 @@ from perdure.model.turns import TurnExtras
 from perdure.stores import semantics as rules
 from perdure.stores.memory.runs import MemoryRun
 from perdure.stores.memory.state import MemoryState
-from perdure.stores.results import Answer, Committed, Missing
+from perdure.stores.results import Committed, RunMissing, WriteResult
 from perdure.stores.writes import CommitTurn, RunPatch
 
 NOTHING = TurnExtras()
 
 
-def commit_turn(state: MemoryState, turn: CommitTurn) -> Answer:
+def commit_turn(state: MemoryState, turn: CommitTurn) -> WriteResult:
     run = state.runs.get(turn.run_id)
     if run is None:
-        return Missing()
+        return RunMissing()
     if run.turn_at(turn.base + 1) == turn.turn_id:
         return Committed(mail=_unseen(run, turn, held=False))
-    refused = rules.refuse_turn(turn, run.judged(), state.alive(turn.worker))
+    refused = rules.refuse_turn(turn, run.state(), state.alive(turn.worker))
     if refused is not None:
         return refused
     extras = turn.extras or NOTHING
@@ -48,7 +48,7 @@ def read(state: MemoryState, run: MemoryRun, numbers: tuple[int, ...], now: floa
     for number in numbers:
         message = state.runs.read(run, number, now)
         if message is not None and message.kind == rules.ASSIGNMENT:
-            state.topics.read(run, message.name, message.place, now)
+            state.topics.read(run, message.name, message.offset, now)
 
 
 def _append(run: MemoryRun, turn: CommitTurn, extras: TurnExtras) -> None:
@@ -73,8 +73,8 @@ def _change_more(state: MemoryState, run: MemoryRun, turn: CommitTurn, extras: T
         state.topics.unsubscribe_all(run)
     for target in extras.unsubscribe:
         state.topics.unsubscribe(run, target)
-    for number in extras.returned:
-        state.topics.give_back(run, number, turn.now)
+    for number in extras.released_assignments:
+        state.topics.release(run, number, turn.now)
     for subscription in extras.subscribe if stays else ():
         state.topics.subscribe(run, subscription, turn.now)
     run.shown.append(extras.streamed)
@@ -89,7 +89,7 @@ def _change_more(state: MemoryState, run: MemoryRun, turn: CommitTurn, extras: T
 
 def _patch(state: MemoryState, run: MemoryRun, record: RunRecord, turn: CommitTurn, patch: RunPatch) -> None:
     ended = patch.status.terminal
-    unseen = _unseen(run, turn, held=rules.sleeps_on(turn, patch))
+    unseen = _unseen(run, turn, held=rules.ignores_messages(turn, patch))
     run.prune_at = patch.prune_at
     patched = replace(
         record,
@@ -112,7 +112,7 @@ def _patch(state: MemoryState, run: MemoryRun, record: RunRecord, turn: CommitTu
 
 def _unseen(run: MemoryRun, turn: CommitTurn, *, held: bool) -> bool:
     """Whether mail is left that the turn did not know of; with `held`, only such as wakes a held run."""
-    if run.record.inbox_last <= turn.seen:
+    if run.record.last_message_no <= turn.seen:
         return False
     unread = (message for number, message in run.inbox.items() if number > turn.seen and number not in turn.consumed)
     return any(not held or message.kind in rules.WAKES_HELD for message in unread)

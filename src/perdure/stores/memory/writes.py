@@ -9,62 +9,62 @@ from perdure.stores.memory.runs import MemoryRun
 from perdure.stores.memory.state import MemoryState
 from perdure.stores.memory.turns import commit_turn, read
 from perdure.stores.results import (
-    Answer,
-    Begun,
+    AlreadyEnded,
+    AlreadyStarted,
     Committed,
     Created,
-    Delivered,
-    Ended,
-    Exists,
-    Full,
-    Gone,
-    Missing,
+    DeadLetterMissing,
+    EventPublished,
+    IdTaken,
+    LimitReached,
+    MessageDelivered,
     Observing,
-    Published,
+    RunMissing,
     Superseded,
+    WriteResult,
 )
 from perdure.stores.writes import (
     AppendStream,
     CommitTurn,
     CreateRun,
-    Deliver,
+    DeliverMessage,
     EndRun,
     FanOut,
-    Observe,
+    FinalizeRun,
     Observer,
-    Publish,
+    ObserveRunEnd,
+    PublishEvent,
     ReleaseRun,
-    Replay,
+    ReplayDeadLetter,
     RewindRun,
-    Settle,
     SupersedeStream,
     Write,
 )
 
 
-def carry_out(state: MemoryState, write: Write) -> Answer:
+def apply(state: MemoryState, write: Write) -> WriteResult:
     match write:
         case CommitTurn():
             return commit_turn(state, write)
         case CreateRun():
             return _create(state, write)
-        case Deliver():
+        case DeliverMessage():
             return _deliver(state, write)
         case EndRun():
             return _end(state, write)
         case ReleaseRun():
             return _release(state, write)
-        case Observe():
+        case ObserveRunEnd():
             return _observe(state, write)
         case RewindRun():
             return _rewind(state, write)
-        case Settle():
+        case FinalizeRun():
             return _settle(state, write)
-        case Publish():
+        case PublishEvent():
             return state.topics.publish(write)
         case FanOut():
             return state.topics.fan_out(write)
-        case Replay():
+        case ReplayDeadLetter():
             return _replay(state, write)
         case AppendStream():
             return _append(state, write)
@@ -72,16 +72,16 @@ def carry_out(state: MemoryState, write: Write) -> Answer:
             return _supersede(state, write)
 
 
-def _create(state: MemoryState, write: CreateRun) -> Answer:
+def _create(state: MemoryState, write: CreateRun) -> WriteResult:
     record = write.record
     run = state.runs.get(record.id)
     if run is not None and run.record.created_by != record.created_by:
-        return Exists(run.record)
+        return IdTaken(run.record)
     if run is not None and write.observer is not None and run.record.status.terminal:
-        return rules.told(run.record)
+        return rules.already_ended(run.record)
     if run is None:
-        run = state.runs.add(rules.born(record, state.alive(record.owner), len(write.inbox)))
-        _furnish(run, write)
+        run = state.runs.add(rules.initial_record(record, state.alive(record.owner), len(write.inbox)))
+        _set_initial_history(run, write)
         if run.record.owner is None:
             state.runs.changed.add(record.id)
     if write.observer is not None:
@@ -89,7 +89,7 @@ def _create(state: MemoryState, write: CreateRun) -> Answer:
     return Created(owned=record.owner is not None and run.record.owner == record.owner)
 
 
-def _furnish(run: MemoryRun, write: CreateRun) -> None:
+def _set_initial_history(run: MemoryRun, write: CreateRun) -> None:
     """Give a fork the history and the mail that it begins with."""
     if write.entries:
         run.append(0, None, write.entries)
@@ -99,33 +99,33 @@ def _furnish(run: MemoryRun, write: CreateRun) -> None:
         run.numbers[message.id] = number
 
 
-def _deliver(state: MemoryState, write: Deliver) -> Answer:
+def _deliver(state: MemoryState, write: DeliverMessage) -> WriteResult:
     run = state.runs.get(write.run_id)
     if run is None:
-        return Missing()
+        return RunMissing()
     owner, message = run.record.owner, write.message
     if message.id in run.numbers:
-        return Delivered(run.numbers[message.id], fresh=False, owner=owner)
+        return MessageDelivered(run.numbers[message.id], fresh=False, owner=owner)
     if run.record.status.terminal:
-        return Ended(run.record.status)
+        return AlreadyEnded(run.record.status)
     if write.limit is not None and message.kind in rules.EVENTS and len(run.inbox) >= write.limit:
         unread = len(run.unread_events())
         if unread >= write.limit:
-            return Full(unread)
-    return Delivered(state.runs.mail(run, message, write.now), fresh=True, owner=owner)
+            return LimitReached(unread)
+    return MessageDelivered(state.runs.mail(run, message, write.now), fresh=True, owner=owner)
 
 
-def _end(state: MemoryState, write: EndRun) -> Answer:
+def _end(state: MemoryState, write: EndRun) -> WriteResult:
     run = state.runs.get(write.run_id)
     if run is None:
-        return Missing()
+        return RunMissing()
     if run.turn_at(run.position) == write.turn_id:
         return Committed()
     if run.record.status.terminal:
-        return Ended(run.record.status)
-    begun = run.judged().begun
-    if write.unless_begun and begun:
-        return Begun()
+        return AlreadyEnded(run.record.status)
+    begun = run.state().begun
+    if write.only_if_not_started and begun:
+        return AlreadyStarted()
     run.append(run.position, write.turn_id, ())
     run.position += 1
     run.prune_at = None if write.prune_after is None else write.now + write.prune_after
@@ -136,7 +136,7 @@ def _end(state: MemoryState, write: EndRun) -> Answer:
     return Committed()
 
 
-def _release(state: MemoryState, write: ReleaseRun) -> Answer:
+def _release(state: MemoryState, write: ReleaseRun) -> WriteResult:
     run = state.runs.get(write.run_id)
     if run is None or run.record.status.terminal or not state.alive(write.worker):
         return Superseded()
@@ -148,20 +148,20 @@ def _release(state: MemoryState, write: ReleaseRun) -> Answer:
     return Committed()
 
 
-def _observe(state: MemoryState, write: Observe) -> Answer:
+def _observe(state: MemoryState, write: ObserveRunEnd) -> WriteResult:
     run = state.runs.get(write.run_id)
     if run is None:
-        return Missing()
+        return RunMissing()
     if run.record.status.terminal:
-        return rules.told(run.record)
+        return rules.already_ended(run.record)
     run.observers[Observer(write.observer, write.target)] = None
     return Observing()
 
 
-def _rewind(state: MemoryState, write: RewindRun) -> Answer:
+def _rewind(state: MemoryState, write: RewindRun) -> WriteResult:
     run = state.runs.get(write.run_id)
     if run is None:
-        return Missing()
+        return RunMissing()
     if run.turn_at(write.base + 1) == write.turn_id:
         return Committed()
     if run.position != write.base:
@@ -178,66 +178,66 @@ def _rewind(state: MemoryState, write: RewindRun) -> Answer:
     state.topics.unsubscribe_all(run)
     for location in dropped:
         run.shown.supersede(location)
-    state.runs.put(run, rules.rewound(run.record, run.judged().begun, write, run.position))
+    state.runs.put(run, rules.rewound(run.record, run.state().begun, write, run.position))
     state.runs.changed.add(write.run_id)
     return Committed()
 
 
-def _settle(state: MemoryState, write: Settle) -> Answer:
+def _settle(state: MemoryState, write: FinalizeRun) -> WriteResult:
     run = state.runs.get(write.run_id)
     if run is None:
-        return Missing()
-    if not run.owes:
+        return RunMissing()
+    if not run.needs_finalization:
         return Committed()
-    for observer in write.told:
+    for observer in write.notified:
         run.observers.pop(observer, None)
     read(state, run, write.consumed, write.now)
     for number in write.returned:
-        state.topics.give_back(run, number, write.now)
+        state.topics.release(run, number, write.now)
     run.orphans = run.orphans and not write.orphans
     state.keep_letters(write.dead_letters)
     for moved in write.moved:
         if moved.number in run.inbox:
             read(state, run, (moved.number,), write.now)
-            if isinstance(state.topics.publish(moved.to), Full):
+            if isinstance(state.topics.publish(moved.to), LimitReached):
                 state.keep_letters([moved.otherwise])
     state.runs.put(run, run.record)
     return Committed()
 
 
-def _replay(state: MemoryState, write: Replay) -> Answer:
+def _replay(state: MemoryState, write: ReplayDeadLetter) -> WriteResult:
     if write.letter_id not in state.letters and not _is_known(state, write.send):
-        return Gone()
-    answer = carry_out(state, write.send)
-    if isinstance(answer, Delivered | Published):
+        return DeadLetterMissing()
+    answer = apply(state, write.send)
+    if isinstance(answer, MessageDelivered | EventPublished):
         state.letters.pop(write.letter_id, None)
     return answer
 
 
-def _is_known(state: MemoryState, send: Deliver | Publish) -> bool:
+def _is_known(state: MemoryState, send: DeliverMessage | PublishEvent) -> bool:
     """Whether what is to be sent was sent by this very call before."""
-    if isinstance(send, Publish):
+    if isinstance(send, PublishEvent):
         return state.topics.knows(send.event)
     run = state.runs.get(send.run_id)
     return run is not None and send.message.id in run.numbers
 
 
-def _append(state: MemoryState, write: AppendStream) -> Answer:
+def _append(state: MemoryState, write: AppendStream) -> WriteResult:
     run = state.runs.get(write.run_id)
     if run is None:
-        return Missing()
-    refused = rules.refuse_append(write, run.judged(), state.alive(write.worker))
+        return RunMissing()
+    refused = rules.refuse_append(write, run.state(), state.alive(write.worker))
     if refused is not None:
         return refused
     if write.items:
-        run.shown.append(rules.items_missing(write, run.shown.written[write.items[0].writer]))
+        run.shown.append(rules.unwritten_items(write, run.shown.written[write.items[0].writer]))
         state.runs.changed.add(write.run_id)
     return Committed()
 
 
-def _supersede(state: MemoryState, write: SupersedeStream) -> Answer:
+def _supersede(state: MemoryState, write: SupersedeStream) -> WriteResult:
     run = state.runs.get(write.run_id)
     if run is None:
-        return Missing()
+        return RunMissing()
     run.shown.supersede(write.location, write.writer)
     return Committed()

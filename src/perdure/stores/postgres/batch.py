@@ -20,25 +20,34 @@ from typing import Any
 
 import msgspec
 
-from perdure.model.records import Ending
+from perdure.model.records import RunResult
 from perdure.stores import semantics as rules
 from perdure.stores import sql_rows as rows
 from perdure.stores.postgres.write_encoding import Json, as_json, mail, new_run, told
 from perdure.stores.results import (
-    Answer,
-    Begun,
+    AlreadyEnded,
+    AlreadyStarted,
     Committed,
     Created,
-    Delivered,
-    Ended,
-    Full,
-    Gone,
-    Missing,
+    DeadLetterMissing,
+    EventPublished,
+    LimitReached,
+    MessageDelivered,
     Observing,
-    Published,
+    RunMissing,
     Superseded,
+    WriteResult,
 )
-from perdure.stores.writes import CommitTurn, CreateRun, Deliver, FanOut, Publish, Replay, Settle, Write
+from perdure.stores.writes import (
+    CommitTurn,
+    CreateRun,
+    DeliverMessage,
+    FanOut,
+    FinalizeRun,
+    PublishEvent,
+    ReplayDeadLetter,
+    Write,
+)
 
 COMMIT_WRITE = "SELECT * FROM {schema}.commit_write($1)"
 COMMIT_BATCH = "SELECT * FROM {schema}.commit_batch($1, $2, $3, $4, $5, $6, $7, $8, $9)"
@@ -52,9 +61,9 @@ def call(batch: Sequence[Write]) -> tuple[str, list[Any]]:
     """The statement that carries the batch out, and what it is given; the writes must have been checked."""
     if len(batch) == 1 and is_carried_out_alone(batch[0]):
         return COMMIT_WRITE, [_encode(as_json(batch[0])).decode()]
-    gathered = _Gathered(batch)
+    gathered = _BatchPlan(batch)
     if not gathered.readable:
-        gathered = _Gathered(batch, plainly=False)
+        gathered = _BatchPlan(batch, group_turns=False)
     return COMMIT_BATCH, gathered.arguments()
 
 
@@ -65,14 +74,14 @@ def is_carried_out_alone(write: Write) -> bool:
     thousands of instructions: 550 for a new run, 500 for a step, 820 for a step that ends its run; 780, 870 and 1,370
     as a batch.)
     """
-    return not _is_topical(write)
+    return not _touches_topics(write)
 
 
-class _Gathered:
+class _BatchPlan:
     """The writes of a batch, sorted by the way in which they travel."""
 
-    def __init__(self, batch: Sequence[Write], *, plainly: bool = True) -> None:
-        self._plainly = plainly
+    def __init__(self, batch: Sequence[Write], *, group_turns: bool = True) -> None:
+        self._plainly = group_turns
         self._topics: set[str] = set()
         self._topical = False  # nothing but new runs overtakes a write that may assign events
         self._times = Counter(map(rules.run_of, batch))
@@ -105,12 +114,12 @@ class _Gathered:
             return
         key = rules.run_of(write)
         self._topics.update(_topics_of(write))
-        self._topical = self._topical or _is_topical(write)
+        self._topical = self._topical or _touches_topics(write)
         if isinstance(write, CreateRun) and key not in self._met and not (write.entries or write.inbox):
             self._creates.append(new_run(at, write))
-        elif isinstance(write, Deliver) and (self._is_alone(write.run_id) or self._is_only_mailed(write.run_id)):
+        elif isinstance(write, DeliverMessage) and (self._is_alone(write.run_id) or self._is_only_mailed(write.run_id)):
             self._mail.append(mail(at, write))
-        elif isinstance(write, Settle) and rules.only_tells(write) and self._is_alone(write.run_id):
+        elif isinstance(write, FinalizeRun) and rules.only_marks_notified(write) and self._is_alone(write.run_id):
             self._settles += told(at, write)
         else:
             self._writes.append({**as_json(write), "at": at})
@@ -135,7 +144,7 @@ class _Gathered:
         """Runs that get several messages and nothing else, which cannot matter to each other."""
         ids: dict[str, set[str]] = {}
         for write in batch:
-            if isinstance(write, Deliver) and self._times[write.run_id] > 1 and rules.is_unbounded(write):
+            if isinstance(write, DeliverMessage) and self._times[write.run_id] > 1 and rules.is_unbounded(write):
                 ids.setdefault(write.run_id, set()).add(write.message.id)
         return frozenset(run_id for run_id, messages in ids.items() if len(messages) == self._times[run_id])
 
@@ -157,17 +166,17 @@ def _document(writes: Sequence[Json | CommitTurn | int]) -> str | None:
 # --- what must be locked ---------------------------------------------------------------------------------------------
 
 
-def _is_topical(write: Write) -> bool:
+def _touches_topics(write: Write) -> bool:
     """Whether a write may give mail to other runs, or needs the lock of a topic for its own."""
     match write:
-        case Publish() | FanOut():
+        case PublishEvent() | FanOut():
             return True
         case CommitTurn():
-            return write.extras is not None and bool(write.extras.subscribe or write.extras.returned)
-        case Settle():
+            return write.extras is not None and bool(write.extras.subscribe or write.extras.released_assignments)
+        case FinalizeRun():
             return bool(write.returned or write.moved)
-        case Replay():
-            return _is_topical(write.send)
+        case ReplayDeadLetter():
+            return _touches_topics(write.send)
         case _:
             return False
 
@@ -175,13 +184,13 @@ def _is_topical(write: Write) -> bool:
 def _topics_of(write: Write) -> Iterable[str]:
     """The topics that a write names; those of what it returns are known to the server."""
     match write:
-        case Publish():
+        case PublishEvent():
             yield write.event.topic
         case FanOut():
             yield write.topic
-        case Settle():
+        case FinalizeRun():
             yield from (moved.to.event.topic for moved in write.moved)
-        case Replay():
+        case ReplayDeadLetter():
             yield from _topics_of(write.send)
         case CommitTurn() if write.extras is not None:
             for subscription in write.extras.subscribe:
@@ -202,7 +211,7 @@ class Answers(msgspec.Struct):
     Where the answer must be `Exists`, and which runs were there already and are still to be observed.
     """
 
-    given: list[Answer]
+    given: list[WriteResult]
     changed: frozenset[str]
     taken: list[int]
     unobserved: list[int]
@@ -210,7 +219,7 @@ class Answers(msgspec.Struct):
 
 def answers(statement: str, batch: Sequence[Write], found: Sequence[rows.Row]) -> Answers:
     """What the statement of a `call` found, as answers: what is simply done as it was asked for has no row."""
-    given: list[Answer] = [_MADE if isinstance(write, CreateRun) else _COMMITTED for write in batch]
+    given: list[WriteResult] = [_MADE if isinstance(write, CreateRun) else _COMMITTED for write in batch]
     changed: list[str] = []
     taken: list[int] = []
     unobserved: list[int] = []
@@ -234,31 +243,31 @@ def _rows_of_one(found: rows.Row) -> Iterable[rows.Row]:
         yield (-1, None, None, None, run_id, None, None)
 
 
-def _answer(verdict: str, number: int, flag: bool, label: str, body: bytes | None, note: str | None) -> Answer:
+def _answer(verdict: str, number: int, flag: bool, label: str, body: bytes | None, note: str | None) -> WriteResult:
     match verdict:
         case "committed" | "again":
             return Committed(mail=bool(flag))
         case "superseded":
             return Superseded()
         case "delivered":
-            return Delivered(number, fresh=flag, owner=label)
+            return MessageDelivered(number, fresh=flag, owner=label)
         case "made" | "created":
             return Created(owned=flag)
         case "ended":
-            return Ended(rows.run_status(label))
+            return AlreadyEnded(rows.run_status(label))
         case "ended so":
             status = rows.run_status(label)
-            return Ended(status, Ending(status, body, rows.error_of(note)))
+            return AlreadyEnded(status, RunResult(status, body, rows.error_of(note)))
         case "published" | "known":
-            return Published(number, int(label), more=flag, fresh=verdict == "published")
+            return EventPublished(number, int(label), more=flag, fresh=verdict == "published")
         case "full":
-            return Full(number)
+            return LimitReached(number)
         case "observing":
             return Observing()
         case "begun":
-            return Begun()
+            return AlreadyStarted()
         case "gone":
-            return Gone()
+            return DeadLetterMissing()
         case _:
             assert verdict == "missing", verdict
-            return Missing()
+            return RunMissing()

@@ -29,7 +29,7 @@ _RETRYABLE = (
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """What asyncpg raises becomes what the callers of a store expect."""
     try:
         yield

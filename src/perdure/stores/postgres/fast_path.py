@@ -16,7 +16,7 @@ from perdure.model.records import RunRecord
 from perdure.stores import semantics as rules
 from perdure.stores import sql_rows as rows
 from perdure.stores.postgres.write_encoding import entry_row
-from perdure.stores.results import Answer, Committed, Created
+from perdure.stores.results import Committed, Created, WriteResult
 from perdure.stores.writes import CommitTurn, CreateRun, RunPatch, Write
 
 _CREATE_PLAINLY = f"SELECT {{schema}}.create_plainly({', '.join(f'${n}' for n in range(1, 21))})"
@@ -28,36 +28,38 @@ _GOES_ON = (None,) * 8
 _NOBODY: frozenset[str] = frozenset()
 
 
-class Call(Struct, frozen=True):
+class FastPathCall(Struct, frozen=True):
     """A statement that says whether it was done; if so, the answer to the write and the runs that others hear of."""
 
     statement: str
     given: tuple[Any, ...]
-    answer: Answer
+    answer: WriteResult
     changed: frozenset[str] = _NOBODY
 
 
-def call(write: Write) -> Call | None:
+def call(write: Write) -> FastPathCall | None:
     """The call for a write that has been checked; None if it is no plain one."""
-    if not rules.is_plain(write):
+    if not rules.qualifies_for_fast_path(write):
         return None
     if isinstance(write, CreateRun):
-        return Call(_CREATE_PLAINLY, _new_run(write.record), _MADE)
+        return FastPathCall(_CREATE_PLAINLY, _new_run(write.record), _MADE)
     assert isinstance(write, CommitTurn)
     return _turn(write, write.patch)
 
 
-def _turn(turn: CommitTurn, patch: RunPatch | None) -> Call:
+def _turn(turn: CommitTurn, patch: RunPatch | None) -> FastPathCall:
     standing = (turn.run_id, turn.worker, turn.base, turn.seen, turn.turn_id)
     entry = entry_row(turn.entries[0])
     if patch is None:
-        return Call(_TURN_PLAINLY, (*standing, *entry, *_GOES_ON), _COMMITTED)
-    return Call(_TURN_PLAINLY, (*standing, *entry, *_end(patch, turn.now)), _COMMITTED, frozenset((turn.run_id,)))
+        return FastPathCall(_TURN_PLAINLY, (*standing, *entry, *_GOES_ON), _COMMITTED)
+    return FastPathCall(
+        _TURN_PLAINLY, (*standing, *entry, *_end(patch, turn.now)), _COMMITTED, frozenset((turn.run_id,))
+    )
 
 
 _of_new_run = attrgetter(
     "id", "workflow", "version", "input", "created_at", "created_by", "pool", "shard", "generation", "epoch",
-    "run_attempt", "first_workflow", "first_input", "parent", "attached", "owner", "deadline_at", "retention"
+    "run_attempt", "original_workflow", "original_input", "parent", "attached", "owner", "deadline_at", "retention"
 )  # fmt: skip
 
 

@@ -22,19 +22,19 @@ from typing import Any
 
 import msgspec
 
-from perdure.clock import SYSTEM_CLOCK, pause
+from perdure.clock import SYSTEM_CLOCK, sleep_on
 from perdure.errors import StoreError
 from perdure.model.ids import new_token
-from perdure.stores.change_listeners import Hints
-from perdure.stores.postgres.errors import explained
-from perdure.stores.postgres.pool import Connection, Link, hang_up
+from perdure.stores.change_listeners import ChangeListeners
+from perdure.stores.postgres.errors import translate_errors
+from perdure.stores.postgres.pool import Connection, ConnectionPool, close_connection
 
 RECONNECT_AFTER = 1.0  # seconds
 ASK_EVERY = 30.0  # seconds
 HEAR_WITHIN = 5.0  # seconds until one's own voice must have come back
 MAX_PAYLOAD = 7_900  # bytes; the server takes less than 8,000
 
-_HELLO: tuple[str, ...] = ()
+_ANNOUNCEMENT: tuple[str, ...] = ()
 """News of no run: somebody has begun to listen, and tries whether he hears himself."""
 
 LOGGER = logging.getLogger("perdure.stores")
@@ -48,7 +48,7 @@ _LISTENERS = """
 _news = msgspec.json.Decoder(tuple[str, tuple[str, ...] | None])
 
 
-class _Ear:
+class _ListenConnection:
     """A connection that listens. One that goes dead without a word is found out by asking now and then.
 
     What is asked is whether anybody else listens. Hellos come over the same connection, so that one which is heard
@@ -75,7 +75,7 @@ class _Ear:
             finally:
                 timer.cancel()
             try:
-                with explained():
+                with translate_errors():
                     await self._count()
             except StoreError:
                 return
@@ -85,20 +85,20 @@ class _Ear:
 
     async def hang_up(self) -> None:
         self.alone = False
-        await hang_up(self._connection)
+        await close_connection(self._connection)
 
 
-class News:
+class NotificationListener:
     """Listens from `start` to `stop`, over a connection of its own that is made again whenever it breaks."""
 
-    def __init__(self, link: Link, hints: Hints) -> None:
+    def __init__(self, link: ConnectionPool, hints: ChangeListeners) -> None:
         self._link = link
         self._hints = hints
         self._me = new_token()  # one's own news come back, and are no news
         mark = hashlib.sha256(link.target.schema.encode()).digest()[:8]
         self._channel = "perdure_" + mark.hex()
         self._lock = int.from_bytes(mark, "big", signed=True)
-        self._ear: _Ear | None = None
+        self._ear: _ListenConnection | None = None
         self._unsent: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending = False
@@ -108,7 +108,7 @@ class News:
         """The first connection is made before this returns, so that nothing is missed from here on."""
         if self._link.target.listen:
             self._spawn(self._stay_tuned(await self._listen()))
-            self._spawn(self._try_ear())
+            self._spawn(self._warn_if_deaf())
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -116,7 +116,7 @@ class News:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._hang_up()
 
-    def tell(self, changed: frozenset[str]) -> None:
+    def notify(self, changed: frozenset[str]) -> None:
         """Tell the others, soon, if there are any."""
         if self._hears and self._ear is not None and self._ear.alone:
             return
@@ -132,9 +132,9 @@ class News:
 
     # listening
 
-    async def _try_ear(self) -> None:
+    async def _warn_if_deaf(self) -> None:
         """Whoever listens through a pooler in transaction mode hears nothing, and is told of no error either."""
-        await pause(SYSTEM_CLOCK, HEAR_WITHIN)
+        await sleep_on(SYSTEM_CLOCK, HEAR_WITHIN)
         if not self._hears:
             LOGGER.warning(
                 "%s: notifications do not arrive, as behind a pooler in transaction mode; changes by other "
@@ -142,7 +142,7 @@ class News:
                 self._link.target.name,
             )
 
-    async def _stay_tuned(self, ear: _Ear) -> None:
+    async def _stay_tuned(self, ear: _ListenConnection) -> None:
         while True:
             await ear.until_broken()
             await self._hang_up()
@@ -151,16 +151,16 @@ class News:
                     ear = await self._listen()
                     break
                 except StoreError:
-                    await pause(SYSTEM_CLOCK, RECONNECT_AFTER)
-            self._hints.tell(None)  # nobody knows what happened meanwhile
+                    await sleep_on(SYSTEM_CLOCK, RECONNECT_AFTER)
+            self._hints.notify(None)  # nobody knows what happened meanwhile
 
-    async def _listen(self) -> _Ear:
+    async def _listen(self) -> _ListenConnection:
         connection = await self._link.connect()
-        ear = _Ear(connection, self._lock)
+        ear = _ListenConnection(connection, self._lock)
         try:
-            with explained():
+            with translate_errors():
                 await connection.add_listener(self._channel, self._heard)
-                await ear.arrive(self._channel, self._payload(_HELLO))
+                await ear.arrive(self._channel, self._payload(_ANNOUNCEMENT))
         except BaseException:
             connection.terminate()
             raise
@@ -173,12 +173,12 @@ class News:
             self._hears = True
             if sender == self._me:
                 return
-            if changed == _HELLO:
-                self._welcome()
+            if changed == _ANNOUNCEMENT:
+                self._on_listener_joined()
             else:
-                self._hints.tell(None if changed is None else frozenset(changed))
+                self._hints.notify(None if changed is None else frozenset(changed))
 
-    def _welcome(self) -> None:
+    def _on_listener_joined(self) -> None:
         """Somebody has come. What was told to nobody a moment ago, he may have been too late to see."""
         if self._ear is not None and self._ear.alone:
             self._ear.alone = False

@@ -16,31 +16,31 @@ from typing import Any, TypeAlias, cast
 import asyncpg
 
 from perdure.errors import StoreError
-from perdure.stores.postgres.errors import RETRY_IMMEDIATELY, as_store_error, explained
-from perdure.stores.postgres.url import Target
+from perdure.stores.postgres.errors import RETRY_IMMEDIATELY, as_store_error, translate_errors
+from perdure.stores.postgres.url import PostgresUrl
 from perdure.stores.sql_rows import Row
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"  # generic in its stubs only
 
 
 _ATTEMPTS = 10
-GOODBYE = 5.0  # seconds
+CLOSE_TIMEOUT_SECONDS = 5.0  # seconds
 
 
-class Link:
+class ConnectionPool:
     """A pool of connections, made when they are needed. It belongs to the event loop on which it was made.
 
     asyncpg's own pool takes 60 us for a call, because it resets what callers may have done to a connection, in a task.
     Nothing that we do leaves traces in a session; and a connection that was given up in the middle is not used again.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: PostgresUrl) -> None:
         self.target = target
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
         self._room = asyncio.Semaphore(target.connections)
         self._idle: list[Connection] = []
-        self.lent: set[Connection] = set()
+        self.in_use: set[Connection] = set()
         self._closed = False
 
     async def fetch(self, sql: str, *values: Any) -> list[Row]:
@@ -59,7 +59,7 @@ class Link:
                 raise meant from error
 
     async def _fetch(self, sql: str, values: tuple[Any, ...]) -> list[Row]:
-        connection = await self.lend()
+        connection = await self.acquire()
         try:
             return cast("list[Row]", await connection.fetch(sql, *values))
         except asyncpg.PostgresError:  # the server's answer
@@ -68,9 +68,9 @@ class Link:
             connection.terminate()
             raise
         finally:
-            self.take_back(connection)
+            self.release(connection)
 
-    async def lend(self) -> Connection:
+    async def acquire(self) -> Connection:
         """A connection for a while; `take_back` must follow."""
         await self._room.acquire()
         try:
@@ -78,11 +78,11 @@ class Link:
         except BaseException:
             self._room.release()
             raise
-        self.lent.add(connection)
+        self.in_use.add(connection)
         return connection
 
-    def take_back(self, connection: Connection) -> None:
-        self.lent.discard(connection)
+    def release(self, connection: Connection) -> None:
+        self.in_use.discard(connection)
         if not connection.is_closed():
             self._idle.append(connection)
         self._room.release()
@@ -102,7 +102,7 @@ class Link:
     async def connect(self) -> Connection:
         """A connection of the caller's own, to be closed by him."""
         self._check_place()
-        with explained():
+        with translate_errors():
             return await self._connect(0)
 
     async def _connect(self, statement_cache_size: int) -> Connection:
@@ -120,9 +120,9 @@ class Link:
             async with asyncio.timeout(self.target.timeout):
                 for _ in range(self.target.connections):
                     await self._room.acquire()
-        for connection in self.lent:
+        for connection in self.in_use:
             connection.terminate()
-        await asyncio.gather(*map(hang_up, self._idle))
+        await asyncio.gather(*map(close_connection, self._idle))
 
     def _check_place(self) -> None:
         if os.getpid() != self._pid:
@@ -133,15 +133,15 @@ class Link:
             raise StoreError("this store has been closed; open it again")
 
 
-async def hang_up(connection: Connection) -> None:
+async def close_connection(connection: Connection) -> None:
     """Say goodbye, without waiting long for an answer."""
     try:
-        await connection.close(timeout=GOODBYE)
+        await connection.close(timeout=CLOSE_TIMEOUT_SECONDS)
     except Exception:  # whatever is wrong with it: it goes
         connection.terminate()
 
 
 @cache
-def sql(text: str, target: Target) -> str:
+def sql(text: str, target: PostgresUrl) -> str:
     """A statement with the schema in its place."""
     return text.format(schema=target.quoted)

@@ -13,8 +13,8 @@ from perdure.model.queries import RunQuery
 from perdure.model.records import DeadLetter, Message, PublishedValue, RunRecord, StreamItem, TopicEvent, WorkerRecord
 from perdure.stores import sql_rows as rows
 from perdure.stores.paging import check_limit, created_between, cursor_after, key_of, statuses_of
-from perdure.stores.postgres.pool import Link, sql
-from perdure.stores.results import RunPage, Snapshot, StoredEntry, Unsettled
+from perdure.stores.postgres.pool import ConnectionPool, sql
+from perdure.stores.results import RunPage, Snapshot, StoredEntry, UnfinalizedRun
 from perdure.stores.writes import Observer
 
 OWED_PAGE = 500  # of what one run owes
@@ -84,10 +84,10 @@ OPEN_CHILDREN = """
     WHERE r.parent = $1 AND r.attached AND r.ended_at IS NULL AND r.id > $2 ORDER BY r.id LIMIT $3"""
 UNFINISHED = f"""
     SELECT {_EVENT} FROM {{schema}}.topic_events e JOIN {{schema}}.topics t ON t.no = e.topic_no
-    WHERE e.fan_from IS NOT NULL ORDER BY t.name, e.place LIMIT $1"""
+    WHERE e.fan_out_cursor IS NOT NULL ORDER BY t.name, e.place LIMIT $1"""
 TOPIC = f"""
     SELECT {_EVENT} FROM {{schema}}.topics t JOIN {{schema}}.topic_events e ON e.topic_no = t.no
-    WHERE t.name = $1 AND e.place > $2 AND e.gone_at IS NULL ORDER BY e.place LIMIT $3"""
+    WHERE t.name = $1 AND e.place > $2 AND e.deleted_at IS NULL ORDER BY e.place LIMIT $3"""
 PUBLISHED = """
     SELECT p.key, p.value, p.expires_at FROM {schema}.published p
     WHERE p.run_no = (SELECT r.no FROM {schema}.runs r WHERE r.id = $1) ORDER BY p.key"""
@@ -106,12 +106,12 @@ LETTER_NO = "SELECT d.no FROM {schema}.dead_letters d WHERE d.id = $1"
 # --- runs with what they own -----------------------------------------------------------------------------------------
 
 
-async def records(link: Link, ids: Sequence[str]) -> list[RunRecord | None]:
+async def records(link: ConnectionPool, ids: Sequence[str]) -> list[RunRecord | None]:
     found = {row[0]: rows.run_of_row(row) for row in await link.fetch(sql(RECORDS, link.target), list(ids))}
     return [found.get(id) for id in ids]
 
 
-async def load(link: Link, ids: Sequence[str]) -> list[Snapshot | None]:
+async def load(link: ConnectionPool, ids: Sequence[str]) -> list[Snapshot | None]:
     found = {row[0]: _snapshot(row) for row in await link.fetch(sql(LOAD, link.target), list(ids))}
     return [found.get(id) for id in ids]
 
@@ -131,23 +131,23 @@ def _transposed(columns: rows.Row) -> list[rows.Row]:
     return [] if columns[0] is None else list(zip(*columns, strict=True))
 
 
-async def inbox(link: Link, run_id: str, after: int) -> list[Message]:
+async def inbox(link: ConnectionPool, run_id: str, after: int) -> list[Message]:
     return [rows.message_of_row(row) for row in await link.fetch(sql(INBOX, link.target), run_id, after)]
 
 
-async def history(link: Link, run_id: str, after: int) -> list[StoredEntry]:
+async def history(link: ConnectionPool, run_id: str, after: int) -> list[StoredEntry]:
     found = await link.fetch(sql(HISTORY, link.target), run_id, after)
     return [StoredEntry(row[0], rows.entry_of_row(row[1:])) for row in found]
 
 
-async def unsettled(link: Link, limit: int) -> list[Unsettled]:
+async def unsettled(link: ConnectionPool, limit: int) -> list[UnfinalizedRun]:
     found = await link.fetch(sql(UNSETTLED, link.target), check_limit(limit), OWED_PAGE)
     return [_owing(row) for row in found]
 
 
-def _owing(row: rows.Row) -> Unsettled:
+def _owing(row: rows.Row) -> UnfinalizedRun:
     observers = _transposed(row[_RUN_WIDTH + 1 : _RUN_WIDTH + 3])
-    return Unsettled(
+    return UnfinalizedRun(
         record=rows.run_of_row(row),
         observers=tuple(Observer(*each) for each in observers),
         mail=tuple(map(rows.message_of_row, _transposed(row[_RUN_WIDTH + 3 :]))),
@@ -155,7 +155,7 @@ def _owing(row: rows.Row) -> Unsettled:
     )
 
 
-async def open_children(link: Link, run_id: str, limit: int, after: str | None) -> list[str]:
+async def open_children(link: ConnectionPool, run_id: str, limit: int, after: str | None) -> list[str]:
     found = await link.fetch(sql(OPEN_CHILDREN, link.target), run_id, after or "", check_limit(limit))
     return [row[0] for row in found]
 
@@ -163,20 +163,20 @@ async def open_children(link: Link, run_id: str, limit: int, after: str | None) 
 # --- topics, and what runs show --------------------------------------------------------------------------------------
 
 
-async def unfinished(link: Link, limit: int) -> list[TopicEvent]:
+async def unfinished(link: ConnectionPool, limit: int) -> list[TopicEvent]:
     return [rows.event_of_row(row) for row in await link.fetch(sql(UNFINISHED, link.target), check_limit(limit))]
 
 
-async def topic(link: Link, name: str, limit: int, after: int) -> list[TopicEvent]:
+async def topic(link: ConnectionPool, name: str, limit: int, after: int) -> list[TopicEvent]:
     found = await link.fetch(sql(TOPIC, link.target), name, after, check_limit(limit))
     return [rows.event_of_row(row) for row in found]
 
 
-async def published(link: Link, run_id: str) -> list[PublishedValue]:
+async def published(link: ConnectionPool, run_id: str) -> list[PublishedValue]:
     return [PublishedValue(*row) for row in await link.fetch(sql(PUBLISHED, link.target), run_id)]
 
 
-async def stream(link: Link, run_id: str, name: str, start: int, limit: int) -> list[StreamItem]:
+async def stream(link: ConnectionPool, run_id: str, name: str, start: int, limit: int) -> list[StreamItem]:
     found = await link.fetch(sql(STREAM, link.target), run_id, name, start, check_limit(limit))
     return [rows.item_of_row(row) for row in found]
 
@@ -184,12 +184,12 @@ async def stream(link: Link, run_id: str, name: str, start: int, limit: int) -> 
 # --- workers and dead letters ----------------------------------------------------------------------------------------
 
 
-async def workers(link: Link) -> list[WorkerRecord]:
+async def workers(link: ConnectionPool) -> list[WorkerRecord]:
     return [rows.worker_of_row(row) for row in await link.fetch(sql(WORKERS, link.target))]
 
 
 async def dead_letters(
-    link: Link, limit: int, after: str | None, kind: str | None, event: str | None
+    link: ConnectionPool, limit: int, after: str | None, kind: str | None, event: str | None
 ) -> list[DeadLetter]:
     """In the order in which they came."""
     no = 0 if after is None else await link.value(sql(LETTER_NO, link.target), after)
@@ -199,7 +199,7 @@ async def dead_letters(
     return [rows.letter_of_row(row) for row in found]
 
 
-async def dead_letter(link: Link, letter_id: str) -> DeadLetter | None:
+async def dead_letter(link: ConnectionPool, letter_id: str) -> DeadLetter | None:
     found = await link.fetch(sql(LETTER, link.target), letter_id)
     return rows.letter_of_row(found[0]) if found else None
 
@@ -207,7 +207,7 @@ async def dead_letter(link: Link, letter_id: str) -> DeadLetter | None:
 # --- pages of runs -------------------------------------------------------------------------------------------------
 
 
-async def runs(link: Link, query: RunQuery) -> RunPage:
+async def runs(link: ConnectionPool, query: RunQuery) -> RunPage:
     """Asks for one more than the page holds, to know whether there is a next one."""
     limit = check_limit(query.limit)
     where, values = conditions(query)

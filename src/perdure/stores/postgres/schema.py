@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib.resources
 
 from perdure.errors import StoreError
-from perdure.stores.postgres.errors import explained
+from perdure.stores.postgres.errors import translate_errors
 from perdure.stores.postgres.pool import Connection
-from perdure.stores.postgres.url import Target
+from perdure.stores.postgres.url import PostgresUrl
 
 OLDEST_SERVER = 140_000
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('perdure/' || $1, 0))"
@@ -34,9 +34,9 @@ def migrations() -> list[str]:
     return [file.read_text("utf-8") for _, file in scripts]
 
 
-async def prepare(connection: Connection, target: Target, shards: int) -> None:
+async def prepare(connection: Connection, target: PostgresUrl, shards: int) -> None:
     """Make the schema ready: new ones are made, old ones migrated, foreign and newer ones refused."""
-    with explained():
+    with translate_errors():
         async with connection.transaction():  # one server behind a pooler, too
             await _check_server(connection, target)
             if await _version(connection, target) == len(migrations()):
@@ -47,7 +47,7 @@ async def prepare(connection: Connection, target: Target, shards: int) -> None:
             await _check_shards(connection, target, shards)
 
 
-async def _check_server(connection: Connection, target: Target) -> None:
+async def _check_server(connection: Connection, target: PostgresUrl) -> None:
     version = await connection.fetchval("SELECT current_setting('server_version_num')::int")
     if version < OLDEST_SERVER:
         raise StoreError(f"{target.name} runs PostgreSQL {version // 10_000}; perdure needs 14 or later")
@@ -56,7 +56,7 @@ async def _check_server(connection: Connection, target: Target) -> None:
         raise StoreError(f"{target.name} is encoded as {encoding}; make a database with ENCODING 'UTF8'")
 
 
-async def _version(connection: Connection, target: Target) -> int:
+async def _version(connection: Connection, target: PostgresUrl) -> int:
     """The schema's version, 0 if it is new or empty; raises if it is not for us."""
     ours = await connection.fetchval(_COMMENT, target.schema)
     if ours != _OURS:
@@ -74,7 +74,7 @@ async def _version(connection: Connection, target: Target) -> int:
     return version
 
 
-async def _migrate(connection: Connection, target: Target, shards: int) -> None:
+async def _migrate(connection: Connection, target: PostgresUrl, shards: int) -> None:
     """Run the scripts that the schema lacks, all or none, while nobody else may."""
     await connection.fetch(_LOCK, target.schema)
     await connection.execute("SET LOCAL client_min_messages = warning")
@@ -90,7 +90,7 @@ async def _migrate(connection: Connection, target: Target, shards: int) -> None:
     await connection.execute("UPDATE meta SET value = $1 WHERE key = 'version'", str(len(migrations())))
 
 
-async def _check_shards(connection: Connection, target: Target, shards: int) -> None:
+async def _check_shards(connection: Connection, target: PostgresUrl, shards: int) -> None:
     stored = int(await connection.fetchval(f"SELECT value FROM {target.quoted}.meta WHERE key = 'shards'"))
     if stored != shards:
         raise StoreError(f"{target.name} is cut into {stored} shards, not {shards}; open it with shards={stored}")

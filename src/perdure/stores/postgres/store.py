@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
 from perdure.model.records import (
+    ChangeCallback,
     DeadLetter,
-    Hint,
     Message,
     PublishedValue,
     RunRecord,
@@ -23,30 +23,30 @@ from perdure.model.records import (
     WorkerRecord,
 )
 from perdure.stores import semantics as rules
-from perdure.stores.change_listeners import Hints
+from perdure.stores.change_listeners import ChangeListeners
 from perdure.stores.postgres import batch as postgres_batch
 from perdure.stores.postgres import fast_path as postgres_plainly
 from perdure.stores.postgres import queries as postgres_queries
 from perdure.stores.postgres import schema as postgres_schema
 from perdure.stores.postgres import workers as postgres_fleet
-from perdure.stores.postgres.errors import explained
-from perdure.stores.postgres.listener import News
-from perdure.stores.postgres.pool import Link, hang_up, sql
-from perdure.stores.postgres.url import target_of
+from perdure.stores.postgres.errors import translate_errors
+from perdure.stores.postgres.listener import NotificationListener
+from perdure.stores.postgres.pool import ConnectionPool, close_connection, sql
+from perdure.stores.postgres.url import parse_url
 from perdure.stores.protocol import Claim
 from perdure.stores.results import (
-    Answer,
+    AlreadyEnded,
     ClaimedRun,
-    Ended,
-    Exists,
-    Key,
-    Missing,
+    IdTaken,
+    RunMissing,
     RunPage,
+    SigningKey,
     Snapshot,
     StoredEntry,
-    Unsettled,
+    UnfinalizedRun,
+    WriteResult,
 )
-from perdure.stores.writes import CreateRun, Observe, Write
+from perdure.stores.writes import CreateRun, ObserveRunEnd, Write
 
 
 class PostgresStore:
@@ -57,11 +57,11 @@ class PostgresStore:
     """
 
     def __init__(self, url: str) -> None:
-        self._target = target_of(url)
-        self._hints = Hints()
+        self._target = parse_url(url)
+        self._hints = ChangeListeners()
         self._opened = 0
-        self._link: Link | None = None
-        self._news: News | None = None
+        self._link: ConnectionPool | None = None
+        self._news: NotificationListener | None = None
 
     # opening and closing
 
@@ -69,21 +69,21 @@ class PostgresStore:
         self._opened += 1
         try:
             if self._link is None:
-                self._link = Link(self._target)
+                self._link = ConnectionPool(self._target)
             await self._prepare(self._link, shards)
             if self._news is None:
-                self._news = News(self._link, self._hints)
+                self._news = NotificationListener(self._link, self._hints)
                 await self._news.start()
         except BaseException:
             await self.close()
             raise
 
-    async def _prepare(self, link: Link, shards: int) -> None:
+    async def _prepare(self, link: ConnectionPool, shards: int) -> None:
         connection = await link.connect()
         try:
             await postgres_schema.prepare(connection, self._target, shards)
         finally:
-            await hang_up(connection)
+            await close_connection(connection)
 
     async def close(self) -> None:
         if self._opened == 0:
@@ -100,12 +100,12 @@ class PostgresStore:
     async def now(self) -> float:
         return await postgres_fleet.now(self._open)
 
-    def on_change(self, hint: Hint) -> Callable[[], None]:
-        return self._hints.listen(hint)
+    def on_change(self, hint: ChangeCallback) -> Callable[[], None]:
+        return self._hints.subscribe(hint)
 
     # commit and load
 
-    async def commit(self, batch: Sequence[Write]) -> list[Answer]:
+    async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
         rules.check_batch(batch)
         if not batch:
             return []
@@ -113,7 +113,7 @@ class PostgresStore:
         if plain is not None and await self._open.value(sql(plain.statement, self._target), *plain.given):
             self._tell(plain.changed)
             return [plain.answer]
-        with explained():
+        with translate_errors():
             statement, given = postgres_batch.call(batch)
         found = await self._open.fetch(sql(statement, self._target), *given)
         answers = postgres_batch.answers(statement, batch, found)
@@ -124,28 +124,30 @@ class PostgresStore:
             await self._observe_those_made_before(batch, answers.given, answers.unobserved)
         return answers.given
 
-    async def _name_those_that_exist(self, batch: Sequence[Write], answers: list[Answer], taken: Sequence[int]) -> None:
+    async def _name_those_that_exist(
+        self, batch: Sequence[Write], answers: list[WriteResult], taken: Sequence[int]
+    ) -> None:
         writes = {at: write for at in taken if isinstance(write := batch[at], CreateRun)}
         records = await self.records([write.record.id for write in writes.values()])
         for at, record in zip(writes, records, strict=True):
             if record is None:
                 raise StoreError("a run that had the id of a new one was pruned just now; try again", retryable=True)
-            answers[at] = Exists(record)
+            answers[at] = IdTaken(record)
 
     async def _observe_those_made_before(
-        self, batch: Sequence[Write], answers: list[Answer], at: Sequence[int]
+        self, batch: Sequence[Write], answers: list[WriteResult], at: Sequence[int]
     ) -> None:
         """By a commit of its own, which locks them in their order. A repeated call, so that nothing depends on it."""
         writes = [write for each in at if isinstance(write := batch[each], CreateRun)]
         observing = [
-            Observe(run_id=write.record.id, observer=write.observer.run_id, target=write.observer.target)
+            ObserveRunEnd(run_id=write.record.id, observer=write.observer.run_id, target=write.observer.target)
             for write in writes
             if write.observer is not None
         ]
         for each, answer in zip(at, await self.commit(observing), strict=True):
-            if isinstance(answer, Missing):
+            if isinstance(answer, RunMissing):
                 raise StoreError("a run that was made before was pruned just now; try again", retryable=True)
-            if isinstance(answer, Ended):
+            if isinstance(answer, AlreadyEnded):
                 answers[each] = answer
 
     async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
@@ -171,10 +173,10 @@ class PostgresStore:
     async def owned(self, worker: str) -> list[str]:
         return await postgres_fleet.owned(self._open, worker)
 
-    async def mailed(self, worker: str, limit: int = 100) -> list[str]:
+    async def owned_with_messages(self, worker: str, limit: int = 100) -> list[str]:
         return await postgres_fleet.mailed(self._open, worker, limit)
 
-    async def wake_held(self, workflows: Sequence[tuple[str, int]], kind: str, now: float) -> int:
+    async def retry_held(self, workflows: Sequence[tuple[str, int]], kind: str, now: float) -> int:
         woken = await postgres_fleet.wake_held(self._open, workflows, kind, now)
         self._tell(woken)
         return len(woken)
@@ -190,15 +192,15 @@ class PostgresStore:
     async def workers(self) -> list[WorkerRecord]:
         return await postgres_queries.workers(self._open)
 
-    async def declare_gone(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
+    async def fence_worker(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
         return await postgres_fleet.declare_gone(self._open, worker_id, unless_renewed_after)
 
-    async def release(self, worker_id: str, now: float, *, recovered: bool, limit: int = 500) -> list[str]:
+    async def release_runs(self, worker_id: str, now: float, *, recovered: bool, limit: int = 500) -> list[str]:
         released = await postgres_fleet.release(self._open, worker_id, now, recovered, limit)
         self._tell(frozenset(released))
         return released
 
-    async def retire(self, worker_id: str) -> None:
+    async def remove_worker(self, worker_id: str) -> None:
         await postgres_fleet.retire(self._open, worker_id)
 
     # queries and upkeep
@@ -206,24 +208,24 @@ class PostgresStore:
     async def runs(self, query: RunQuery) -> RunPage:
         return await postgres_queries.runs(self._open, query)
 
-    async def prune(self, now: float, limit: int = 500, *, remember: float = 0.0) -> int:
-        return await postgres_fleet.prune(self._open, now, limit, remember)
+    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
+        return await postgres_fleet.prune(self._open, now, limit, keep_ids_for)
 
-    async def keys(self, name: str, now: float) -> list[Key]:
+    async def keys(self, name: str, now: float) -> list[SigningKey]:
         return await postgres_fleet.keys(self._open, name, now)
 
-    async def add_key(self, name: str, now: float) -> Key:
+    async def add_key(self, name: str, now: float) -> SigningKey:
         return await postgres_fleet.add_key(self._open, name, now)
 
     # finished runs, families, topics and what runs show
 
-    async def unsettled(self, limit: int = 100) -> list[Unsettled]:
+    async def unfinalized(self, limit: int = 100) -> list[UnfinalizedRun]:
         return await postgres_queries.unsettled(self._open, limit)
 
     async def open_children(self, run_id: str, limit: int = 500, after: str | None = None) -> list[str]:
         return await postgres_queries.open_children(self._open, run_id, limit, after)
 
-    async def unfinished(self, limit: int = 100) -> list[TopicEvent]:
+    async def unfinished_broadcasts(self, limit: int = 100) -> list[TopicEvent]:
         return await postgres_queries.unfinished(self._open, limit)
 
     async def topic(self, name: str, limit: int = 100, after: int = 0) -> list[TopicEvent]:
@@ -249,13 +251,13 @@ class PostgresStore:
     # the server
 
     @property
-    def _open(self) -> Link:
+    def _open(self) -> ConnectionPool:
         if self._link is None:
             raise StoreError(f"the store {self._target.name} is not open; open it first (an Engine or a Client does)")
         return self._link
 
     def _tell(self, changed: frozenset[str]) -> None:
         if changed:
-            self._hints.tell(changed)
+            self._hints.notify(changed)
             if self._news is not None:
-                self._news.tell(changed)
+                self._news.notify(changed)

@@ -12,7 +12,7 @@ from perdure.errors import StoreError
 Number = TypeVar("Number", int, float)
 
 
-class Target(Struct, frozen=True):
+class PostgresUrl(Struct, frozen=True):
     """Where a store lives: a server, as asyncpg's URLs name it, a schema, and how to talk to it."""
 
     dsn: str
@@ -38,14 +38,14 @@ class Target(Struct, frozen=True):
 _OWN_OPTIONS = ("schema", "connections", "statement_cache_size", "listen", "timeout")
 
 
-def target_of(url: str) -> Target:
+def parse_url(url: str) -> PostgresUrl:
     """Our options out of a URL; what is left is asyncpg's."""
     server, _, query = url.partition("?")
     given = parse_qsl(query, keep_blank_values=True)
     own = {name: value for name, value in given if name in _OWN_OPTIONS}
     rest = urlencode([(name, value) for name, value in given if name not in _OWN_OPTIONS])
     try:
-        return Target(
+        return PostgresUrl(
             dsn=f"{server}?{rest}" if rest else server,
             schema=_schema(own.get("schema", "perdure")),
             connections=_at_least(1, int(own.get("connections", "4"))),

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from perdure.model.records import WorkerRecord
 from perdure.stores import sql_rows as rows
-from perdure.stores.postgres.pool import Link, sql
+from perdure.stores.postgres.pool import ConnectionPool, sql
 from perdure.stores.protocol import Claim
-from perdure.stores.results import ClaimedRun, Key
+from perdure.stores.results import ClaimedRun, SigningKey
 
 CLAIM = "SELECT * FROM {schema}.claim_due($1, $2, $3, $4, $5, $6, $7, $8)"
 # From pair to pair along the index: as many steps as there are workflows, however many runs wait.
@@ -72,7 +72,7 @@ REMOVE_LETTER = "DELETE FROM {schema}.dead_letters d WHERE d.id = $1 RETURNING t
 NOW = "SELECT extract(epoch FROM clock_timestamp())::float8"
 
 
-async def now(link: Link) -> float:
+async def now(link: ConnectionPool) -> float:
     moment: float = await link.value(NOW)
     return moment
 
@@ -80,7 +80,7 @@ async def now(link: Link) -> float:
 # --- claims and wake-ups -------------------------------------------------------------------------------------------
 
 
-async def claim(link: Link, claim: Claim) -> list[ClaimedRun]:
+async def claim(link: ConnectionPool, claim: Claim) -> list[ClaimedRun]:
     names = [name for name, _ in claim.workflows]
     versions = [version for _, version in claim.workflows]
     shards = None if claim.shards is None else sorted(claim.shards)
@@ -91,20 +91,22 @@ async def claim(link: Link, claim: Claim) -> list[ClaimedRun]:
     return [ClaimedRun(*row) for row in taken]
 
 
-async def next_wake(link: Link, pool: str) -> float | None:
+async def next_wake(link: ConnectionPool, pool: str) -> float | None:
     earliest: float | None = await link.value(sql(NEXT_WAKE, link.target), pool)
     return earliest
 
 
-async def owned(link: Link, worker: str) -> list[str]:
+async def owned(link: ConnectionPool, worker: str) -> list[str]:
     return [row[0] for row in await link.fetch(sql(OWNED, link.target), worker)]
 
 
-async def mailed(link: Link, worker: str, limit: int) -> list[str]:
+async def mailed(link: ConnectionPool, worker: str, limit: int) -> list[str]:
     return [row[0] for row in await link.fetch(sql(MAILED, link.target), worker, limit)]
 
 
-async def wake_held(link: Link, workflows: Sequence[tuple[str, int]], kind: str, now: float) -> frozenset[str]:
+async def wake_held(
+    link: ConnectionPool, workflows: Sequence[tuple[str, int]], kind: str, now: float
+) -> frozenset[str]:
     names, versions = [name for name, _ in workflows], [version for _, version in workflows]
     return frozenset(row[0] for row in await link.fetch(sql(WAKE_HELD, link.target), names, versions, kind, now))
 
@@ -112,45 +114,45 @@ async def wake_held(link: Link, workflows: Sequence[tuple[str, int]], kind: str,
 # --- workers -------------------------------------------------------------------------------------------------------
 
 
-async def join(link: Link, worker: WorkerRecord) -> bool:
+async def join(link: ConnectionPool, worker: WorkerRecord) -> bool:
     return await link.value(sql(JOIN, link.target), *rows.worker_row(worker)) is not None
 
 
-async def renew(link: Link, worker: WorkerRecord) -> bool:
+async def renew(link: ConnectionPool, worker: WorkerRecord) -> bool:
     return await link.value(sql(RENEW, link.target), *rows.worker_row(worker)) is not None
 
 
-async def declare_gone(link: Link, worker_id: str, unless_renewed_after: float | None) -> bool:
+async def declare_gone(link: ConnectionPool, worker_id: str, unless_renewed_after: float | None) -> bool:
     return await link.value(sql(DECLARE_GONE, link.target), worker_id, unless_renewed_after) is not None
 
 
-async def release(link: Link, worker_id: str, now: float, recovered: bool, limit: int) -> list[str]:
+async def release(link: ConnectionPool, worker_id: str, now: float, recovered: bool, limit: int) -> list[str]:
     found = await link.fetch(sql(RELEASE, link.target), worker_id, now, int(recovered), limit)
     return sorted(row[0] for row in found)
 
 
-async def retire(link: Link, worker_id: str) -> None:
+async def retire(link: ConnectionPool, worker_id: str) -> None:
     await link.fetch(sql(RETIRE, link.target), worker_id)
 
 
 # --- upkeep and keys -----------------------------------------------------------------------------------------------
 
 
-async def prune(link: Link, now: float, limit: int, remember: float) -> int:
-    count: int = await link.value(sql(PRUNE, link.target), now, limit, remember)
+async def prune(link: ConnectionPool, now: float, limit: int, keep_ids_for: float) -> int:
+    count: int = await link.value(sql(PRUNE, link.target), now, limit, keep_ids_for)
     return count
 
 
-async def keys(link: Link, name: str, now: float) -> list[Key]:
-    return [Key(*row) for row in await link.fetch(sql(KEYS, link.target), name, now, secrets.token_bytes(32))]
+async def keys(link: ConnectionPool, name: str, now: float) -> list[SigningKey]:
+    return [SigningKey(*row) for row in await link.fetch(sql(KEYS, link.target), name, now, secrets.token_bytes(32))]
 
 
-async def add_key(link: Link, name: str, now: float) -> Key:
+async def add_key(link: ConnectionPool, name: str, now: float) -> SigningKey:
     while True:
         made = await link.fetch(sql(ADD_KEY, link.target), name, now, secrets.token_bytes(32))
         if made:  # else another was added at the same time, and has taken the number
-            return Key(*made[0])
+            return SigningKey(*made[0])
 
 
-async def remove_dead_letter(link: Link, letter_id: str) -> bool:
+async def remove_dead_letter(link: ConnectionPool, letter_id: str) -> bool:
     return await link.value(sql(REMOVE_LETTER, link.target), letter_id) is not None

@@ -14,19 +14,19 @@ from perdure.stores import sql_rows as rows
 from perdure.stores.writes import (
     AppendStream,
     CommitTurn,
+    ContinueAs,
     CreateRun,
-    Deliver,
+    DeliverMessage,
     EndRun,
     FanOut,
-    Moved,
-    Observe,
-    Publish,
+    FinalizeRun,
+    ObserveRunEnd,
+    PublishEvent,
+    RedirectedEvent,
     ReleaseRun,
-    Replay,
-    Restart,
+    ReplayDeadLetter,
     RewindRun,
     RunPatch,
-    Settle,
     SupersedeStream,
     Write,
 )
@@ -42,23 +42,23 @@ def as_json(write: Write) -> Json:
         case CreateRun():
             history = _given(entries=_entries(write.entries), inbox=_messages(write.inbox))
             return {"kind": "create", **new_run(0, write), **history}
-        case Deliver():
+        case DeliverMessage():
             return _tagged("mail", write, message=_message(write.message))
         case EndRun():
             return _tagged("end", write)
         case ReleaseRun():
             return _tagged("release", write)
-        case Observe():
+        case ObserveRunEnd():
             return _tagged("observe", write)
         case RewindRun():
             return _tagged("rewind", write, entries=_entries(write.entries), returned=_messages(write.returned))
-        case Settle():
+        case FinalizeRun():
             return _tagged("settle", write, moved=_moved(write.moved), dead_letters=_letters(write.dead_letters))
-        case Publish():
+        case PublishEvent():
             return _tagged("publish", write, event=_fields(write.event))
         case FanOut():
             return _tagged("fan_out", write)
-        case Replay():
+        case ReplayDeadLetter():
             return _tagged("replay", write, send=as_json(write.send))
         case AppendStream():
             return _tagged("append_stream", write)
@@ -97,7 +97,7 @@ def _patch(patch: RunPatch) -> Json:
     return _given(**dict(zip(_PATCH_NAMES, _patch_row(patch), strict=True)))
 
 
-def _restart(restart: Restart) -> Json:
+def _restart(restart: ContinueAs) -> Json:
     return _given(**{**_fields(restart), "entries": _entries(restart.entries)})
 
 
@@ -131,7 +131,7 @@ def _letters(letters: Sequence[DeadLetter]) -> tuple[Json, ...]:
     )
 
 
-def _moved(moved: Sequence[Moved]) -> tuple[Json, ...]:
+def _moved(moved: Sequence[RedirectedEvent]) -> tuple[Json, ...]:
     return tuple(
         {"number": each.number, "to": as_json(each.to), "otherwise": _letters((each.otherwise,))[0]} for each in moved
     )
@@ -139,7 +139,7 @@ def _moved(moved: Sequence[Moved]) -> tuple[Json, ...]:
 
 _GIVEN_TO_NEW_RUNS = (
     "id, workflow, version, input, created_at, created_by, pool, shard, generation, epoch, run_attempt, "
-    "first_workflow, first_input, parent, attached, tags, wake_at, owner, deadline_at, retention"
+    "original_workflow, original_input, parent, attached, tags, wake_at, owner, deadline_at, retention"
 )
 _NEW_RUN = _GIVEN_TO_NEW_RUNS.split(", ")
 _given_to_a_new_run = attrgetter(*_NEW_RUN)
@@ -153,13 +153,13 @@ def new_run(at: int, write: CreateRun) -> Json:
     return {"at": at, "seed": str(record.seed), **dict(given), **observed}
 
 
-def mail(at: int, write: Deliver) -> Json:
+def mail(at: int, write: DeliverMessage) -> Json:
     return {**_message(write.message), "at": at, "run_id": write.run_id, "now": write.now, "room": write.limit}
 
 
-def told(at: int, write: Settle) -> list[Json]:
+def told(at: int, write: FinalizeRun) -> list[Json]:
     run = {"at": at, "run_id": write.run_id}
-    return [{**run, "observer": each.run_id, "target": each.target} for each in write.told] or [run]
+    return [{**run, "observer": each.run_id, "target": each.target} for each in write.notified] or [run]
 
 
 def entry_row(entry: Entry) -> rows.Row:
@@ -169,7 +169,7 @@ def entry_row(entry: Entry) -> rows.Row:
         entry.kind,
         entry.name,
         entry.status,
-        entry.asked,
+        entry.call_seq,
         entry.ordinal,
         entry.seq,
         entry.value,

@@ -22,7 +22,7 @@ PUSHED: Any = getattr(hiredis, "PushNotification", ())  # what a server says una
 _MORE = object()  # has yet to come
 
 
-async def hearing_cancels(call: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+async def propagate_cancellation(call: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
     """What a call of redis-py answers, unless it was cancelled: `wait_for` of 3.11 prefers an answer to a cancel."""
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
@@ -32,7 +32,7 @@ async def hearing_cancels(call: Callable[..., Awaitable[Any]], *arguments: Any) 
     return answer
 
 
-class Wire(asyncio.Protocol):
+class RedisProtocol(asyncio.Protocol):
     """Subclasses say what becomes of an answer (`heard`), and of those who wait when there will be none (`lost`)."""
 
     def __init__(self, connection: Connection, transport: asyncio.Transport) -> None:
@@ -47,7 +47,7 @@ class Wire(asyncio.Protocol):
         """A new connection of the kind that the pool has; `more` is for the constructor."""
         connection: Connection = pool.make_connection()  # type: ignore[no-untyped-call]
         try:
-            await hearing_cancels(connection.connect)
+            await propagate_cancellation(connection.connect)
             transport: Any = connection._writer.transport  # type: ignore[union-attr]
             if transport.is_closing():  # nobody would tell us later
                 raise failures.ConnectionError("the connection was lost as soon as it was made")
@@ -69,11 +69,11 @@ class Wire(asyncio.Protocol):
     def send(self, *command: bytes | str | int) -> None:
         self._transport.write(hiredis.pack_command(command))  # type: ignore[arg-type]
 
-    def heard(self, answer: Any) -> None:
+    def on_reply(self, answer: Any) -> None:
         """An answer; a refusal is an exception of redis-py's, which is not raised."""
         raise NotImplementedError
 
-    def lost(self, error: Exception) -> None:
+    def on_connection_lost(self, error: Exception) -> None:
         raise NotImplementedError
 
     # what the event loop calls
@@ -82,24 +82,26 @@ class Wire(asyncio.Protocol):
         self._reader.feed(data)
         try:
             while (answer := self._reader.gets()) is not _MORE:
-                self.heard(answer)
+                self.on_reply(answer)
         except failures.InvalidResponse as error:
-            self.lost(failures.ConnectionError(f"the server does not speak as Redis does ({error})"))
+            self.on_connection_lost(failures.ConnectionError(f"the server does not speak as Redis does ({error})"))
             self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.lost(failures.ConnectionError(f"the connection was lost ({error or 'closed by the server'})"))
+        self.on_connection_lost(
+            failures.ConnectionError(f"the connection was lost ({error or 'closed by the server'})")
+        )
 
 
-class Link:
+class ScriptConnectionPool:
     """As many connections as are in use at once, up to `most`; `pool` says how one is made."""
 
-    def __init__(self, pool: ConnectionPool, most: int, patience: float) -> None:
+    def __init__(self, pool: ConnectionPool, most: int, response_timeout: float) -> None:
         self._pool = pool
-        self._idle: list[Line] = []
+        self._idle: list[ScriptConnection] = []
         self._room = asyncio.Semaphore(most)
         self._closed = False
-        self._patience = pool.connection_kwargs.get("socket_timeout") or patience
+        self._patience = pool.connection_kwargs.get("socket_timeout") or response_timeout
 
     async def execute(self, *command: bytes | str | int) -> Any:
         """What the server answers; its refusals are raised as redis-py does."""
@@ -118,12 +120,12 @@ class Link:
         finally:
             self._room.release()
 
-    async def _another(self, line: Line | None) -> Line:
+    async def _another(self, line: ScriptConnection | None) -> ScriptConnection:
         """In place of one that was closed meanwhile, if there was one: the next that is not, or a new one."""
         while line is not None and line.closed:
             await line.close()
             line = self._idle.pop() if self._idle else None
-        return line or await Line.made(self._pool, self._patience)
+        return line or await ScriptConnection.made(self._pool, self._patience)
 
     async def close(self) -> None:
         """Calls that are under way close their connections themselves."""
@@ -136,12 +138,12 @@ class Link:
             await line.close()
 
 
-class Line(Wire):
+class ScriptConnection(RedisProtocol):
     """One connection, and one call at a time, which fails if the server says nothing for `patience` seconds."""
 
-    def __init__(self, connection: Connection, transport: asyncio.Transport, patience: float) -> None:
+    def __init__(self, connection: Connection, transport: asyncio.Transport, response_timeout: float) -> None:
         super().__init__(connection, transport)
-        self._patience = patience
+        self._patience = response_timeout
         self._loop = asyncio.get_running_loop()
         self._asked: asyncio.Future[Any] | None = None
         self._asked_at = 0.0
@@ -176,7 +178,7 @@ class Line(Wire):
             self._watch.cancel()
         await super().close()
 
-    def heard(self, answer: Any) -> None:
+    def on_reply(self, answer: Any) -> None:
         if isinstance(answer, PUSHED):
             return
         asked, self._asked = self._asked, None
@@ -186,7 +188,7 @@ class Line(Wire):
         elif not asked.done():
             asked.set_result(answer)
 
-    def lost(self, error: Exception) -> None:
+    def on_connection_lost(self, error: Exception) -> None:
         if self._asked is not None:
             _fail(self._asked, error)
 

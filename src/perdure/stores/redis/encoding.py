@@ -17,25 +17,25 @@ from msgspec.structs import astuple
 
 from perdure.model.records import (
     DeadLetter,
-    Ending,
     Entry,
     ErrorRecord,
-    Held,
+    Hold,
     Message,
     PublishedValue,
     RunRecord,
+    RunResult,
     RunStatus,
     StreamItem,
     TopicEvent,
     Wait,
     WorkerRecord,
 )
-from perdure.stores.results import Key
+from perdure.stores.results import SigningKey
 
 encode = msgspec.msgpack.Encoder().encode
 EMPTY = encode(())
 
-Standing = tuple[tuple[Wait, ...], Held | None, bytes | None, ErrorRecord | None]
+Standing = tuple[tuple[Wait, ...], Hold | None, bytes | None, ErrorRecord | None]
 """How a run stands after a turn: what it waits for, what holds it, how it ended."""
 
 _NOTHING: Standing = ((), None, None, None)
@@ -118,9 +118,9 @@ _AT_FIRST = {
     b"tags": encode({}),
     b"recoveries": b"0",
     b"drift": EMPTY,
-    b"inbox_last": b"0",
+    b"last_message_no": b"0",
     b"fence": b"0",
-    **dict.fromkeys((b"first_workflow", b"parent", b"begun_at", b"ended_at", b"wake_at", b"owner"), b""),
+    **dict.fromkeys((b"original_workflow", b"parent", b"first_executed_at", b"ended_at", b"wake_at", b"owner"), b""),
     **dict.fromkeys((b"deadline_at", b"retention", b"standing"), b""),
 }
 """What a field that a hash lacks would say."""
@@ -144,10 +144,10 @@ def born(run: RunRecord, raw: Callable[[bytes], Any]) -> list[Any]:
         fields += ("retention", moment(run.retention))
     if run.generation or run.epoch or run.run_attempt != 1:
         fields += ("generation", str(run.generation), "epoch", str(run.epoch), "run_attempt", str(run.run_attempt))
-    if run.first_workflow is not None:
-        fields += ("first_workflow", run.first_workflow)
-    if run.first_input is not None:
-        fields += ("first_input", raw(run.first_input))
+    if run.original_workflow is not None:
+        fields += ("original_workflow", run.original_workflow)
+    if run.original_input is not None:
+        fields += ("original_input", raw(run.original_input))
     return fields
 
 
@@ -168,14 +168,14 @@ def run_of(pairs: Pairs) -> RunRecord:
         generation=int(row[b"generation"]),
         epoch=int(row[b"epoch"]),
         run_attempt=int(row[b"run_attempt"]),
-        first_workflow=_text(row[b"first_workflow"]),
-        first_input=row.get(b"first_input"),
+        original_workflow=_text(row[b"original_workflow"]),
+        original_input=row.get(b"original_input"),
         result=result,
         error=error,
         parent=_text(row[b"parent"]),
         attached=row[b"attached"] == b"1",
         tags=_tags.decode(row[b"tags"]),
-        begun_at=_moment(row[b"begun_at"]),
+        first_executed_at=_moment(row[b"first_executed_at"]),
         updated_at=float(row.get(b"updated_at", row[b"created_at"])),
         ended_at=_moment(row[b"ended_at"]),
         wake_at=_moment(row[b"wake_at"]),
@@ -186,7 +186,7 @@ def run_of(pairs: Pairs) -> RunRecord:
         waits=waits,
         held=held,
         drift=_names.decode(row[b"drift"]),
-        inbox_last=int(row[b"inbox_last"]),
+        last_message_no=int(row[b"last_message_no"]),
         fence=int(row[b"fence"]),
     )
 
@@ -201,7 +201,7 @@ def orphans_of(pairs: Pairs) -> bool:
     return any(field == b"orphans" and value == b"1" for field, value in pairs_of(pairs))
 
 
-def standing(waits: tuple[Wait, ...], held: Held | None, result: bytes | None, error: ErrorRecord | None) -> bytes:
+def standing(waits: tuple[Wait, ...], held: Hold | None, result: bytes | None, error: ErrorRecord | None) -> bytes:
     """Empty if there is nothing to say."""
     parts = (waits, held, result, error)
     return b"" if parts == _NOTHING else encode(parts)
@@ -211,9 +211,9 @@ def _standing_of(value: bytes) -> Standing:
     return _standing.decode(value) if value else _NOTHING
 
 
-def ending_of(status: RunStatus, standing: bytes) -> Ending:
+def ending_of(status: RunStatus, standing: bytes) -> RunResult:
     _, _, result, error = _standing_of(standing)
-    return Ending(status, result, error)
+    return RunResult(status, result, error)
 
 
 # --- histories and mail ----------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def message_value(message: Message, topic_slice: int) -> bytes:
     """An assignment is kept as its topic would have made it: the event's body, and all else in the header."""
     if message.kind != "assignment":
         return framed((message.kind, message.id), encode(message))
-    made = (message.kind, message.id, message.name, topic_slice, message.place, 0)
+    made = (message.kind, message.id, message.name, topic_slice, message.offset, 0)
     shown = (message.target or "", message.sender or "", moment(message.sent_at), moment(message.expires_at))
     return framed((*made, *shown, message.event_id or ""), encode(message.body))
 
@@ -260,7 +260,7 @@ def message_of(number: int, value: bytes) -> Message:
         sent_at=float(sent_at),
         expires_at=float(expires_at) if expires_at else None,
         target=target or None,
-        place=place,
+        offset=place,
         event_id=event_id or None,
     )
 
@@ -285,7 +285,7 @@ def event_of(fields: Sequence[Any]) -> TopicEvent:
         consume=consume == b"1",
         expires_at=_moment(expires_at),
         sender=_text(sender),
-        place=int(place),
+        offset=int(place),
         event_id=_text(event_id),
     )
 
@@ -311,12 +311,12 @@ def observer_of(member: bytes) -> list[Any]:
 
 
 def worker_of(blob: bytes, gone: bool) -> WorkerRecord:
-    return msgspec.structs.replace(_worker.decode(blob), gone=gone)
+    return msgspec.structs.replace(_worker.decode(blob), fenced=gone)
 
 
 def key_blob(made_at: float, secret: bytes) -> Raw:
     return raw(encode((made_at, secret)))
 
 
-def key_of(number: int, blob: bytes) -> Key:
-    return Key(number, *_key.decode(blob))
+def key_of(number: int, blob: bytes) -> SigningKey:
+    return SigningKey(number, *_key.decode(blob))

@@ -14,8 +14,8 @@ from msgspec import Struct
 from perdure.model.records import RunRecord
 from perdure.stores import semantics as rules
 from perdure.stores.redis.encoding import born, encode, entry_value, moment, standing
-from perdure.stores.redis.listener import Sender
-from perdure.stores.results import Answer, Committed, Created
+from perdure.stores.redis.listener import ChangePublisher
+from perdure.stores.results import Committed, Created, WriteResult
 from perdure.stores.writes import CommitTurn, CreateRun, RunPatch, Write
 
 _MADE = Created(owned=True)
@@ -29,13 +29,13 @@ class Call(Struct, frozen=True):
     script: str
     run_id: str
     given: tuple[Any, ...]
-    answer: Answer
+    answer: WriteResult
     changed: frozenset[str] = _NOBODY
 
 
-def call(write: Write, me: Sender) -> Call | None:
+def call(write: Write, me: ChangePublisher) -> Call | None:
     """The call for a write that has been checked; None if it is no plain one. Others hear of it from `me`."""
-    if not rules.is_plain(write):
+    if not rules.qualifies_for_fast_path(write):
         return None
     if isinstance(write, CreateRun):
         record = write.record  # a child is in its parent's indexes, too
@@ -44,7 +44,7 @@ def call(write: Write, me: Sender) -> Call | None:
     return _turn(write, write.patch, me)
 
 
-def _turn(turn: CommitTurn, patch: RunPatch | None, me: Sender) -> Call:
+def _turn(turn: CommitTurn, patch: RunPatch | None, me: ChangePublisher) -> Call:
     run_id = turn.run_id
     given = (run_id, turn.worker, turn.base, turn.seen, entry_value(turn.turn_id, turn.entries[0]))
     if patch is None:

@@ -15,9 +15,9 @@ import msgspec
 from redis.asyncio import Connection, Redis
 from redis.exceptions import RedisError
 
-from perdure.clock import SYSTEM_CLOCK, pause
-from perdure.stores.change_listeners import Hints
-from perdure.stores.redis.connections import Wire
+from perdure.clock import SYSTEM_CLOCK, sleep_on
+from perdure.stores.change_listeners import ChangeListeners
+from perdure.stores.redis.connections import RedisProtocol
 from perdure.stores.redis.server import RedisServer
 
 PAUSE = 0.5  # seconds before the channel is tried again
@@ -27,7 +27,7 @@ STOP_AGAIN = 0.1  # seconds
 _note = msgspec.msgpack.Decoder(tuple[str, list[str] | bool])
 
 
-class Sender(NamedTuple):
+class ChangePublisher(NamedTuple):
     """A store object that tells others of what it changed, as scripts are told."""
 
     channel: str  # to which all listen
@@ -35,22 +35,22 @@ class Sender(NamedTuple):
     name: str
 
 
-def sender_of(prefix: str, name: str, *, cluster: bool) -> Sender:
+def build_publisher(prefix: str, name: str, *, cluster: bool) -> ChangePublisher:
     channel = f"{prefix}:changes"
-    return Sender(channel, "" if cluster else f"{channel}:{name}", name)
+    return ChangePublisher(channel, "" if cluster else f"{channel}:{name}", name)
 
 
 class Listener:
     """Passes on what is published, except what this very store object has published itself."""
 
-    def __init__(self, server: RedisServer, hints: Hints) -> None:
+    def __init__(self, server: RedisServer, hints: ChangeListeners) -> None:
         self._server = server
         self._hints = hints
-        self._me = Sender("", "", "")
+        self._me = ChangePublisher("", "", "")
         self._task: asyncio.Task[None] | None = None
         self._tried = asyncio.Event()
 
-    async def start(self, me: Sender) -> None:
+    async def start(self, me: ChangePublisher) -> None:
         """It hears when this returns, so that nothing is missed from here on; or it goes on trying to."""
         if self._task is None:
             self._me = me
@@ -75,7 +75,7 @@ class Listener:
                 with contextlib.suppress(RedisError, OSError):
                     await self._follow(client)
                 self._tried.set()
-                await pause(SYSTEM_CLOCK, PAUSE)
+                await sleep_on(SYSTEM_CLOCK, PAUSE)
         finally:
             await client.aclose()
 
@@ -85,7 +85,7 @@ class Listener:
             ear.send("SUBSCRIBE", self._me.channel)
             await ear.hears
             self._tried.set()
-            self._hints.tell(None)
+            self._hints.notify(None)
             if self._me.mine and not ear.closed:
                 ear.send("SUBSCRIBE", self._me.mine)  # not before: who listens to it is taken to listen to the other
             await ear.deaf
@@ -95,10 +95,10 @@ class Listener:
     def _hear(self, data: bytes) -> None:
         sender, ids = _note.decode(data)
         if sender != self._me.name:
-            self._hints.tell(frozenset(ids) if isinstance(ids, list) else None)
+            self._hints.notify(frozenset(ids) if isinstance(ids, list) else None)
 
 
-class Ear(Wire):
+class Ear(RedisProtocol):
     """A connection that is only listened to: once it `hears` what is published, until it is `deaf`."""
 
     def __init__(self, connection: Connection, transport: asyncio.Transport, hear: Callable[[bytes], None]) -> None:
@@ -113,17 +113,17 @@ class Ear(Wire):
             waiting.cancel()
         await super().close()
 
-    def heard(self, answer: Any) -> None:
+    def on_reply(self, answer: Any) -> None:
         """A server may have other news, of which nothing is wanted, and may refuse a second subscription."""
         if not self.hears.done():
             if isinstance(answer, Exception):
-                self.lost(answer)
+                self.on_connection_lost(answer)
             elif answer[0] == b"subscribe":
                 self.hears.set_result(None)
         elif not isinstance(answer, Exception) and answer[0] == b"message":
             self._hear(answer[2])
 
-    def lost(self, error: Exception) -> None:
+    def on_connection_lost(self, error: Exception) -> None:
         """Told to who waits to hear, or to who waits for the end of it."""
         waiting = self.deaf if self.hears.done() else self.hears
         if not waiting.done():

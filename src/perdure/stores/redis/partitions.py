@@ -27,17 +27,17 @@ from typing import Any
 from perdure.errors import StoreError
 from perdure.model.ids import shard_of
 from perdure.stores.redis.encoding import encode, pairs_of, raw
-from perdure.stores.redis.listener import sender_of
+from perdure.stores.redis.listener import build_publisher
 from perdure.stores.redis.server import RedisServer
 
 AT_ONCE = 16  # calls to different slices under way together
-Post = tuple[float, int, int, int, bytes]
+PartitionMessage = tuple[float, int, int, int, bytes]
 """When its event was sent (for an assignment), the slice that it is from, that it is for, its number, the message."""
 
 FORMAT = 2  # of the keys; another number means that this code cannot read them
 
 
-class Slices:
+class Partitions:
     """Calls of scripts by slice. `tell` is called with the ids of runs that changed."""
 
     def __init__(self, server: RedisServer, name: str, tell: Callable[[frozenset[str]], None]) -> None:
@@ -46,9 +46,9 @@ class Slices:
         self._tell = tell
         self._shards = 1
         self.count = 1
-        self.me = sender_of(self._prefix, name, cluster=True)  # as long as it may be one
+        self.me = build_publisher(self._prefix, name, cluster=True)  # as long as it may be one
 
-    async def found(self, shards: int) -> None:
+    async def initialize(self, shards: int) -> None:
         """Make the store if there is none, and refuse what is not ours, newer than us, or cut into other shards."""
         slices = self._server.address.slices or (shards if self._server.cluster else 1)
         stored = await self.change(0, "found", FORMAT, shards, slices)
@@ -62,7 +62,7 @@ class Slices:
                 f"open it with shards={int(stored[1])}"
             )
         self._shards, self.count = shards, int(stored[2])
-        self.me = sender_of(self._prefix, self.me.name, cluster=self._server.cluster)
+        self.me = build_publisher(self._prefix, self.me.name, cluster=self._server.cluster)
 
     def of(self, name: str) -> int:
         """The slice of a run's id or a topic's name."""
@@ -78,7 +78,7 @@ class Slices:
         answers: list[Any] = await self._call("commit", number, encoded(arrays))
         return answers
 
-    async def call_plainly(self, script: str, run_id: str, arguments: tuple[bytes | str | int, ...]) -> bool:
+    async def call_fast_path(self, script: str, run_id: str, arguments: tuple[bytes | str | int, ...]) -> bool:
         """Call a script that needs nothing but what it is given, in the slice of a run; whether it did anything."""
         return bool(await self._server.call(script, self.tag(self.of(run_id)), *arguments))
 
@@ -117,7 +117,7 @@ class Slices:
             posts = await self._hand_over(posts)
         return answer
 
-    async def _call_alone(self, script: str, number: int, request: bytes) -> tuple[Any, list[Post]]:
+    async def _call_alone(self, script: str, number: int, request: bytes) -> tuple[Any, list[PartitionMessage]]:
         """The answer, and what is to be handed over."""
         answer, posts, changed = await self._server.call(script, self.tag(number), request, number, *self.me)
         if changed:
@@ -126,9 +126,9 @@ class Slices:
 
     # posts
 
-    async def _hand_over(self, posts: Iterable[Post]) -> list[Post]:
+    async def _hand_over(self, posts: Iterable[PartitionMessage]) -> list[PartitionMessage]:
         """In order, those from one slice for another together; what comes of it. Assignments by when they were sent."""
-        more: list[Post] = []
+        more: list[PartitionMessage] = []
         for (source, target), group in itertools.groupby(sorted(posts, key=_urgency), lambda post: post[1:3]):
             handed = list(group)
             arrays = [("post", raw(message)) for *_, message in handed]
@@ -143,19 +143,19 @@ class Slices:
         """Hand over what processes that died have left in the outboxes."""
         if self.count == 1:
             return
-        left: list[Post] = []
+        left: list[PartitionMessage] = []
         for number, found in enumerate(await self.read_all("outbox")):
             left += sorted((_post_of(number, id, packed) for id, packed in pairs_of(found)), key=lambda post: post[3])
         while left:
             left = await self._hand_over(left)
 
 
-def _post_of(source: int, number: bytes, packed: bytes) -> Post:
+def _post_of(source: int, number: bytes, packed: bytes) -> PartitionMessage:
     target, sent_at, message = packed.split(b":", 2)
     return (float(sent_at) if sent_at else float("-inf"), source, int(target), int(number), message)
 
 
-def _urgency(post: Post) -> float:
+def _urgency(post: PartitionMessage) -> float:
     return post[0]
 
 

@@ -10,15 +10,15 @@ from perdure.model.queries import RunQuery
 from perdure.model.records import DeadLetter, Message, RunRecord, RunStatus
 from perdure.stores.paging import check_limit, created_between, cursor_after, key_of, statuses_of
 from perdure.stores.redis import encoding as rows
-from perdure.stores.redis.partitions import Slices, gathered
-from perdure.stores.results import RunPage, Unsettled
+from perdure.stores.redis.partitions import Partitions, gathered
+from perdure.stores.results import RunPage, UnfinalizedRun
 from perdure.stores.writes import Observer
 
 PAGE = 200  # ids that a slice is asked for at once while a list is looked through
 DUTIES = 500  # observers, and messages, of an ended run that are named at once
 
 
-async def records(slices: Slices, ids: list[str]) -> list[RunRecord | None]:
+async def records(slices: Partitions, ids: list[str]) -> list[RunRecord | None]:
     found = await gathered(slices.ask(slices.of(id), "HGETALL", f"run:{id}") for id in ids)
     return [rows.run_of(flat(pairs)) if pairs else None for pairs in found]
 
@@ -33,7 +33,7 @@ def flat(pairs: object) -> list[bytes]:
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-async def runs(slices: Slices, query: RunQuery) -> RunPage:
+async def runs(slices: Partitions, query: RunQuery) -> RunPage:
     limit = check_limit(query.limit)
     page: list[RunRecord] = []
     async for record in _newest_first(slices, query):
@@ -43,7 +43,7 @@ async def runs(slices: Slices, query: RunQuery) -> RunPage:
     return RunPage(tuple(page))
 
 
-async def _newest_first(slices: Slices, query: RunQuery) -> AsyncIterator[RunRecord]:
+async def _newest_first(slices: Partitions, query: RunQuery) -> AsyncIterator[RunRecord]:
     """Runs that fit the query, in pages of all slices together."""
     since, until = created_between(query)
     before, last_id = ("+inf", "") if until is None else (f"({until!r}", "")
@@ -67,7 +67,7 @@ async def _newest_first(slices: Slices, query: RunQuery) -> AsyncIterator[RunRec
         size = PAGE
 
 
-async def _page(slices: Slices, query: RunQuery, before: str, last_id: str, size: int) -> list[tuple[float, str]]:
+async def _page(slices: Partitions, query: RunQuery, before: str, last_id: str, size: int) -> list[tuple[float, str]]:
     pages = await slices.read_all("pages", _indexes(query), before, last_id, size)
     found = ((float(at), id.decode()) for of_slice in pages for page in of_slice for id, at in rows.pairs_of(page))
     return heapq.nlargest(size, found)
@@ -95,18 +95,18 @@ def _matches(query: RunQuery, record: RunRecord) -> bool:
 # --- duties and families ---------------------------------------------------------------------------------------------
 
 
-async def unsettled(slices: Slices, limit: int) -> list[Unsettled]:
+async def unsettled(slices: Partitions, limit: int) -> list[UnfinalizedRun]:
     found = [_unsettled(*owing) for page in await slices.read_all("unsettled", limit, DUTIES) for owing in page]
     return sorted(found, key=lambda owing: (owing.record.ended_at or 0.0, owing.record.id))[:limit]
 
 
-def _unsettled(run: list[bytes], observers: list[bytes], mail: list[bytes]) -> Unsettled:
+def _unsettled(run: list[bytes], observers: list[bytes], mail: list[bytes]) -> UnfinalizedRun:
     unread: list[Message] = [message for message in rows.inbox_of(mail) if message.kind in ("event", "assignment")]
     told = tuple(Observer(*rows.observer_of(member)) for member in observers)
-    return Unsettled(rows.run_of(run), told, tuple(unread[:DUTIES]), rows.orphans_of(run))
+    return UnfinalizedRun(rows.run_of(run), told, tuple(unread[:DUTIES]), rows.orphans_of(run))
 
 
-async def open_children(slices: Slices, run_id: str, limit: int, after: str | None) -> list[str]:
+async def open_children(slices: Partitions, run_id: str, limit: int, after: str | None) -> list[str]:
     first = "-" if after is None else f"({after}"
     pages = await slices.ask_all("ZRANGEBYLEX", f"open-children:{run_id}", first, "+", "LIMIT", 0, check_limit(limit))
     return sorted(id.decode() for page in pages for id in page)[:limit]
@@ -116,7 +116,7 @@ async def open_children(slices: Slices, run_id: str, limit: int, after: str | No
 
 
 async def dead_letters(
-    slices: Slices, limit: int, after: str | None, kind: str | None, event: str | None
+    slices: Partitions, limit: int, after: str | None, kind: str | None, event: str | None
 ) -> list[DeadLetter]:
     check_limit(limit)
     last = 0.0
@@ -140,7 +140,7 @@ async def dead_letters(
 # --- forgetting ------------------------------------------------------------------------------------------------------
 
 
-async def prune_runs(slices: Slices, now: float, limit: int) -> int:
+async def prune_runs(slices: Partitions, now: float, limit: int) -> int:
     """Forget finished runs whose time has come; those with an open parent are passed over."""
     pruned, moment = 0, rows.moment(now)
     for number in range(slices.count):
@@ -156,7 +156,7 @@ async def prune_runs(slices: Slices, now: float, limit: int) -> int:
     return pruned
 
 
-async def _without_open_parent(slices: Slices, page: list[tuple[bytes, bytes]]) -> list[str]:
+async def _without_open_parent(slices: Partitions, page: list[tuple[bytes, bytes]]) -> list[str]:
     parents = sorted({parent.decode() for _, parent in page if parent})
     asked = await gathered(slices.ask(slices.of(id), "HGET", f"run:{id}", "status") for id in parents)
     is_open = {id for id, status in zip(parents, asked, strict=True) if status and not _terminal(status)}

@@ -22,7 +22,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from perdure.errors import StoreError
-from perdure.stores.redis.connections import Link, hearing_cancels
+from perdure.stores.redis.connections import ScriptConnectionPool, propagate_cancellation
 
 Call = Callable[..., Awaitable[Any]]
 
@@ -32,7 +32,7 @@ SOCKET_SCHEME = "redis+unix"
 CONNECTIONS = 32  # of one store object to one server
 CALL_TIMEOUT = 30.0  # seconds until a server that says nothing counts as lost
 
-ROOMS = {
+SCRIPT_MODULES = {
     "commit": ("rows", "queues", "history", "course", "writes", "mail", "posts", "topics", "shown", "letters"),
     "fleet": ("rows", "queues", "letters"),
     "upkeep": ("rows", "queues", "mail", "posts", "topics", "shown"),
@@ -42,7 +42,7 @@ ROOMS = {
 and nothing but `lua/keys.lua` before it."""
 
 # How a server says that it cannot now, but may later: by classes of the client, or by a word that it has no class for.
-_LATER = (
+_RETRYABLE = (
     failures.ReadOnlyError,
     failures.ClusterError,
     failures.RedisClusterException,
@@ -62,7 +62,7 @@ class Script(Struct, frozen=True):
 @cache
 def script(name: str) -> Script:
     """A room is a table of the name of its file; the file says what is put into it once something in it is wanted."""
-    wanted = ROOMS.get(name, ())
+    wanted = SCRIPT_MODULES.get(name, ())
     rooms = (f"{room} = room(function({room})\n{_lua(room)}\nend)\n" for room in wanted)
     opening = (f"local {', '.join(wanted)}\n", _lua("core")) if wanted else ()
     text = "".join((_lua("keys"), *opening, *rooms, _lua(name)))
@@ -73,7 +73,7 @@ def _lua(name: str) -> str:
     return (importlib.resources.files("perdure.stores.redis") / "lua" / f"{name}.lua").read_text("utf-8")
 
 
-class Address(Struct, frozen=True):
+class RedisUrl(Struct, frozen=True):
     """What a URL says: where the server is, and how the store is to use it."""
 
     url: str  # for the client library, without what is ours
@@ -82,7 +82,7 @@ class Address(Struct, frozen=True):
     slices: int | None = None
 
 
-def address_of(url: str) -> Address:
+def address_of(url: str) -> RedisUrl:
     """redis://[user:password@]host[:port][/db][?prefix=name&durability=relaxed&slices=n], or rediss:// for TLS.
 
     Or redis+unix://[user:password@]/path/of/the/socket[?db=n&...], for a server on this machine.
@@ -109,7 +109,7 @@ def address_of(url: str) -> Address:
     query = f"?{urlencode(options)}" if options else ""
     plain = f"{scheme}://{parts.netloc}{parts.path}{query}"
     _check_options(plain)
-    return Address(plain, prefix, durability == "relaxed", int(slices) if slices else None)
+    return RedisUrl(plain, prefix, durability == "relaxed", int(slices) if slices else None)
 
 
 def _check_options(url: str) -> None:
@@ -127,11 +127,11 @@ def _check_options(url: str) -> None:
 class RedisServer:
     """One server or cluster. `call` sends a request to a script."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: RedisUrl) -> None:
         self.address = address
         self.cluster = False
         self._client: Redis | RedisCluster | None = None
-        self._link: Link | None = None  # None to a cluster
+        self._link: ScriptConnectionPool | None = None  # None to a cluster
 
     async def connect(self) -> None:
         """Connect, and refuse a server that would lose what it has acknowledged."""
@@ -157,8 +157,8 @@ class RedisServer:
         settings = {"max_connections": CONNECTIONS, "timeout": CALL_TIMEOUT, **_settings(self.address.url)}
         return Redis.from_pool(BlockingConnectionPool.from_url(self.address.url, **settings))  # closed with the client
 
-    def _linked(self, client: Redis) -> Link:
-        return Link(client.connection_pool, CONNECTIONS, CALL_TIMEOUT)
+    def _linked(self, client: Redis) -> ScriptConnectionPool:
+        return ScriptConnectionPool(client.connection_pool, CONNECTIONS, CALL_TIMEOUT)
 
     async def close(self) -> None:
         link, self._link = self._link, None
@@ -252,8 +252,8 @@ class RedisServer:
             if isinstance(client, RedisCluster):
                 # One that does not know its nodes would send a script to any of them, and close all its connections
                 # when it hears too often that it was the wrong one: after a failover it might never find back.
-                await hearing_cancels(client.initialize)
-            return await hearing_cancels(call, *arguments)
+                await propagate_cancellation(client.initialize)
+            return await propagate_cancellation(call, *arguments)
         except _FAILURES as error:
             raise await self._explanation(client, error) from error
 
@@ -267,7 +267,7 @@ class RedisServer:
             return StoreError(f"{self.name} was cut off while it was being reached", retryable=True)
         if isinstance(error, (failures.ReadOnlyError, failures.ClusterError, failures.RedisClusterException)):
             await self._drop_connections(client)
-        later = isinstance(error, _LATER) or str(error).startswith(_LATER_WORDS)
+        later = isinstance(error, _RETRYABLE) or str(error).startswith(_LATER_WORDS)
         return StoreError(f"{self.name} refused a call: {error}", retryable=later)
 
     async def _drop_connections(self, client: Redis | RedisCluster) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 from perdure.clock import Clock
 from perdure.model.queries import RunQuery
 from perdure.model.records import (
+    ChangeCallback,
     DeadLetter,
-    Hint,
     Message,
     PublishedValue,
     RunRecord,
@@ -29,18 +29,28 @@ from perdure.model.records import (
     WorkerRecord,
 )
 from perdure.stores import semantics as rules
-from perdure.stores.change_listeners import Hints
+from perdure.stores.change_listeners import ChangeListeners
 from perdure.stores.paging import check_limit
 from perdure.stores.protocol import Claim
 from perdure.stores.redis import encoding as rows
 from perdure.stores.redis import fast_path as redis_plainly
 from perdure.stores.redis import queries
 from perdure.stores.redis.listener import Listener
-from perdure.stores.redis.partitions import Slices, gathered, refusing_bad_text
+from perdure.stores.redis.partitions import Partitions, gathered, refusing_bad_text
 from perdure.stores.redis.server import RedisServer, address_of
 from perdure.stores.redis.write_encoding import Array, answer_of, array_of, name_of, reaches_topics, sent_as
-from perdure.stores.results import Answer, ClaimedRun, Committed, Gone, Key, RunPage, Snapshot, StoredEntry, Unsettled
-from perdure.stores.writes import CommitTurn, Replay, Write
+from perdure.stores.results import (
+    ClaimedRun,
+    Committed,
+    DeadLetterMissing,
+    RunPage,
+    SigningKey,
+    Snapshot,
+    StoredEntry,
+    UnfinalizedRun,
+    WriteResult,
+)
+from perdure.stores.writes import CommitTurn, ReplayDeadLetter, Write
 
 
 class RedisStore:
@@ -51,9 +61,9 @@ class RedisStore:
 
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
         self._clock = clock
-        self._hints = Hints()
+        self._hints = ChangeListeners()
         self._server = RedisServer(address_of(url))
-        self._slices = Slices(self._server, secrets.token_hex(8), self._hints.tell)
+        self._slices = Partitions(self._server, secrets.token_hex(8), self._hints.notify)
         self._listener = Listener(self._server, self._hints)
         self._opened = 0
         self._announced: set[str] = set()
@@ -65,7 +75,7 @@ class RedisStore:
         try:
             if self._opened == 1:
                 await self._server.connect()
-            await self._slices.found(shards)
+            await self._slices.initialize(shards)
             await self._listener.start(self._slices.me)
         except BaseException:
             await self.close()
@@ -83,12 +93,12 @@ class RedisStore:
     async def now(self) -> float:
         return await self._server.now() if self._clock is None else self._clock.now()
 
-    def on_change(self, hint: Hint) -> Callable[[], None]:
-        return self._hints.listen(hint)
+    def on_change(self, hint: ChangeCallback) -> Callable[[], None]:
+        return self._hints.subscribe(hint)
 
     # commit and load
 
-    async def commit(self, batch: Sequence[Write]) -> list[Answer]:
+    async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
         rules.check_batch(batch)
         if len(batch) == 1 and (answer := await self._commit_plainly(batch[0])) is not None:
             return [answer]
@@ -99,22 +109,22 @@ class RedisStore:
             return await self._commit_in_slices(batch, arrays, homes)
         return [answer_of(given) for given in await self._slices.write(0, arrays)] if arrays else []
 
-    async def _commit_plainly(self, write: Write) -> Answer | None:
+    async def _commit_plainly(self, write: Write) -> WriteResult | None:
         """None if nothing has happened: this write goes the way of all others."""
         with refusing_bad_text():
             plain = redis_plainly.call(write, self._slices.me)
-            if plain is None or not await self._slices.call_plainly(plain.script, plain.run_id, plain.given):
+            if plain is None or not await self._slices.call_fast_path(plain.script, plain.run_id, plain.given):
                 return None
         if plain.changed:
-            self._hints.tell(plain.changed)
+            self._hints.notify(plain.changed)
         return plain.answer
 
     async def _commit_in_slices(
         self, batch: Sequence[Write], arrays: Sequence[Array], homes: Sequence[int]
-    ) -> list[Answer]:
-        answers: dict[int, Answer] = {}
+    ) -> list[WriteResult]:
+        answers: dict[int, WriteResult] = {}
         for part in _parts(batch):
-            if len(part) == 1 and isinstance(replay := batch[part[0]], Replay):
+            if len(part) == 1 and isinstance(replay := batch[part[0]], ReplayDeadLetter):
                 answers[part[0]] = await self._replay(replay, arrays[part[0]])
                 continue
             by_slice: dict[int, list[int]] = {}
@@ -126,16 +136,16 @@ class RedisStore:
             await self._look_for_finds(batch, part, answers)
         return [answers[place] for place in range(len(batch))]
 
-    async def _replay(self, write: Replay, array: Array) -> Answer:
+    async def _replay(self, write: ReplayDeadLetter, array: Array) -> WriteResult:
         """A letter is where its run is, or was sent to before; what it is sent to may be in another slice."""
         target = self._slices.of(name_of(write))
         answer = await self._send_letter(write, array, target)
         if answer is None:  # on its way since an earlier try, perhaps
             await self._slices.sweep()
             answer = await self._send_letter(write, array, target)
-        return Gone() if answer is None else answer
+        return DeadLetterMissing() if answer is None else answer
 
-    async def _send_letter(self, write: Replay, array: Array, target: int) -> Answer | None:
+    async def _send_letter(self, write: ReplayDeadLetter, array: Array, target: int) -> WriteResult | None:
         """What became of it; None if the letter is nowhere, and was not sent by this call."""
         found = await self._slices.ask_all("HEXISTS", "letters:", write.letter_id)
         for home in [number for number, is_there in enumerate(found) if is_there] or [target]:
@@ -145,7 +155,7 @@ class RedisStore:
         told = await self._slices.read(target, "sent", sent_as(write))
         return answer_of(told) if told else None
 
-    async def _look_for_finds(self, batch: Sequence[Write], part: list[int], answers: dict[int, Answer]) -> None:
+    async def _look_for_finds(self, batch: Sequence[Write], part: list[int], answers: dict[int, WriteResult]) -> None:
         """What a subscription found in another slice came after its turn was answered."""
         for place in part:
             write = batch[place]
@@ -201,11 +211,11 @@ class RedisStore:
         pages = await self._slices.ask_all("ZRANGE", f"owned:{worker}", 0, -1)
         return sorted(id.decode() for page in pages for id in page)
 
-    async def mailed(self, worker: str, limit: int = 100) -> list[str]:
+    async def owned_with_messages(self, worker: str, limit: int = 100) -> list[str]:
         pages = await self._slices.ask_all("ZRANGE", f"mailed:{worker}", 0, limit - 1)
         return sorted(id.decode() for page in pages for id in page)[:limit]
 
-    async def wake_held(self, workflows: Sequence[tuple[str, int]], kind: str, now: float) -> int:
+    async def retry_held(self, workflows: Sequence[tuple[str, int]], kind: str, now: float) -> int:
         pairs = [_pair(pair) for pair in dict.fromkeys(workflows)]
         return sum(await self._slices.change_all("wake_held", pairs, kind, rows.moment(now)))
 
@@ -238,14 +248,14 @@ class RedisStore:
         known = [rows.worker_of(blob, id in gone) for id, blob in rows.pairs_of(found)]
         return sorted(known, key=lambda worker: worker.id)
 
-    async def declare_gone(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
+    async def fence_worker(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
         """The first slice decides; the others are fenced off before anyone is told."""
         if not await self._slices.change(0, "declare_gone", worker_id, rows.moment(unless_renewed_after)):
             return False
         await self._slices.change_others("fence", worker_id)
         return True
 
-    async def release(self, worker_id: str, now: float, *, recovered: bool, limit: int = 500) -> list[str]:
+    async def release_runs(self, worker_id: str, now: float, *, recovered: bool, limit: int = 500) -> list[str]:
         gone = self._slices.count > 1 and await self._slices.ask(0, "ZSCORE", "gone:", worker_id) is not None
         released: list[str] = []
         for number in range(self._slices.count):
@@ -255,10 +265,10 @@ class RedisStore:
                 released += [id.decode() for id in page]
         return released
 
-    async def retire(self, worker_id: str) -> None:
+    async def remove_worker(self, worker_id: str) -> None:
         """Forget the worker; one that still owns runs is declared gone instead, or its runs would be lost."""
         if any(await self._slices.ask_all("EXISTS", f"owned:{worker_id}")):
-            await self.declare_gone(worker_id)
+            await self.fence_worker(worker_id)
             return
         await self._slices.change_others("retire", worker_id)
         await self._slices.change(0, "retire", worker_id)
@@ -268,36 +278,36 @@ class RedisStore:
     async def runs(self, query: RunQuery) -> RunPage:
         return await queries.runs(self._slices, query)
 
-    async def prune(self, now: float, limit: int = 500, *, remember: float = 0.0) -> int:
-        moments = (rows.moment(now), rows.moment(now - remember))
+    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
+        moments = (rows.moment(now), rows.moment(now - keep_ids_for))
         slices = self._slices
         await gathered(slices.forget(number, "forget_expired", *moments, limit) for number in range(slices.count))
         return await queries.prune_runs(self._slices, now, limit)
 
-    async def keys(self, name: str, now: float) -> list[Key]:
+    async def keys(self, name: str, now: float) -> list[SigningKey]:
         return await self._add_key(name, now, only_if_none=True)
 
-    async def add_key(self, name: str, now: float) -> Key:
+    async def add_key(self, name: str, now: float) -> SigningKey:
         return (await self._add_key(name, now, only_if_none=False))[-1]
 
-    async def _add_key(self, name: str, now: float, *, only_if_none: bool) -> list[Key]:
+    async def _add_key(self, name: str, now: float, *, only_if_none: bool) -> list[SigningKey]:
         blob = rows.key_blob(now, secrets.token_bytes(32))
         kept = await self._slices.change(0, "add_key", name, blob, only_if_none)
         return [rows.key_of(number, blob) for number, blob in enumerate(kept, 1)]
 
     # finished runs, families, topics and what runs show
 
-    async def unsettled(self, limit: int = 100) -> list[Unsettled]:
+    async def unfinalized(self, limit: int = 100) -> list[UnfinalizedRun]:
         return await queries.unsettled(self._slices, limit)
 
     async def open_children(self, run_id: str, limit: int = 500, after: str | None = None) -> list[str]:
         return await queries.open_children(self._slices, run_id, limit, after)
 
-    async def unfinished(self, limit: int = 100) -> list[TopicEvent]:
+    async def unfinished_broadcasts(self, limit: int = 100) -> list[TopicEvent]:
         """Also hands over what processes that died have left on its way from one slice to another."""
         await self._slices.sweep()
         found = [rows.event_of(event) for page in await self._slices.read_all("unfinished", limit) for event in page]
-        return sorted(found, key=lambda event: (event.topic, event.place))[:limit]
+        return sorted(found, key=lambda event: (event.topic, event.offset))[:limit]
 
     async def topic(self, name: str, limit: int = 100, after: int = 0) -> list[TopicEvent]:
         found = await self._slices.read(self._slices.of(name), "topic", name, after, check_limit(limit))

@@ -27,36 +27,36 @@ from perdure.stores.redis.encoding import (
     standing,
 )
 from perdure.stores.results import (
-    Answer,
-    Begun,
+    AlreadyEnded,
+    AlreadyStarted,
     Committed,
     Created,
-    Delivered,
-    Ended,
-    Exists,
-    Full,
-    Gone,
-    Missing,
+    DeadLetterMissing,
+    EventPublished,
+    IdTaken,
+    LimitReached,
+    MessageDelivered,
     Observing,
-    Published,
+    RunMissing,
     Superseded,
+    WriteResult,
 )
 from perdure.stores.writes import (
     AppendStream,
     CommitTurn,
+    ContinueAs,
     CreateRun,
-    Deliver,
+    DeliverMessage,
     EndRun,
     FanOut,
-    Moved,
-    Observe,
-    Publish,
+    FinalizeRun,
+    ObserveRunEnd,
+    PublishEvent,
+    RedirectedEvent,
     ReleaseRun,
-    Replay,
-    Restart,
+    ReplayDeadLetter,
     RewindRun,
     RunPatch,
-    Settle,
     SupersedeStream,
     Write,
 )
@@ -71,11 +71,11 @@ def name_of(write: Write) -> str:
     match write:
         case CreateRun():
             return write.record.id
-        case Publish():
+        case PublishEvent():
             return write.event.topic
         case FanOut():
             return write.topic
-        case Replay():
+        case ReplayDeadLetter():
             return name_of(write.send)
         case _:
             return write.run_id
@@ -84,10 +84,10 @@ def name_of(write: Write) -> str:
 def reaches_topics(write: Write) -> bool:
     """Whether a write waits for other slices: the writes after it must find what it did there."""
     match write:
-        case Publish() | FanOut() | EndRun() | RewindRun() | Replay():
+        case PublishEvent() | FanOut() | EndRun() | RewindRun() | ReplayDeadLetter():
             return True
-        case Settle():
-            return not rules.only_tells(write)
+        case FinalizeRun():
+            return not rules.only_marks_notified(write)
         case CommitTurn():
             return write.extras is not None or write.restart is not None or bool(write.consumed) or _ends(write)
         case CreateRun():
@@ -109,7 +109,7 @@ def array_of(write: Write, slice_of: SliceOf) -> Array:
             return _turn(write, slice_of)
         case CreateRun():
             return _create(write, slice_of)
-        case Deliver():
+        case DeliverMessage():
             message = write.message
             value = raw(message_value(message, slice_of(message.name)))
             limit = -1 if write.limit is None else write.limit
@@ -118,23 +118,23 @@ def array_of(write: Write, slice_of: SliceOf) -> Array:
             return _end(write)
         case ReleaseRun():
             return ("release", write.run_id, write.worker, moment(write.now))
-        case Observe():
+        case ObserveRunEnd():
             return ("observe", write.run_id, write.observer, write.target)
         case RewindRun():
             return _rewind(write, slice_of)
-        case Settle():
-            told = [(observer.run_id, observer.target) for observer in write.told]
-            if rules.only_tells(write):
+        case FinalizeRun():
+            told = [(observer.run_id, observer.target) for observer in write.notified]
+            if rules.only_marks_notified(write):
                 return ("tell", write.run_id, told)
             letters = _letters(write.dead_letters)
             mail = (write.consumed, write.returned)
             moved = [_moved(each, slice_of) for each in write.moved]
             return ("settle", write.run_id, moment(write.now), told, *mail, letters, write.orphans, moved)
-        case Publish():
+        case PublishEvent():
             return _publish(write)
         case FanOut():
-            return ("fan_out", write.topic, write.place, moment(write.now), write.page)
-        case Replay():
+            return ("fan_out", write.topic, write.offset, moment(write.now), write.page)
+        case ReplayDeadLetter():
             sending = (moment(write.send.now), slice_of(name_of(write)), array_of(write.send, slice_of))
             return ("replay", write.letter_id, sent_as(write), *sending)
         case AppendStream():
@@ -150,7 +150,7 @@ def _create(write: CreateRun, slice_of: SliceOf) -> Array:
     inbox = []
     for message in write.inbox:
         topic_slice = slice_of(message.name)
-        topic = (message.name, topic_slice, message.place)
+        topic = (message.name, topic_slice, message.offset)
         inbox.append((message.id, message.kind, raw(message_value(message, topic_slice)), *topic))
     created_at = moment(record.created_at)
     due_at = created_at if record.wake_at is None else moment(record.wake_at)
@@ -188,14 +188,14 @@ def _patch(turn: CommitTurn, patch: RunPatch) -> Array:
         *(patch.status.value, patch.owner or "", moment(patch.wake_at)),
         raw(standing(patch.waits, patch.held, patch.result, patch.error)),
         *(patch.held.kind if patch.held else "", raw(encode(patch.drift)), str(patch.recoveries)),
-        *(moment(patch.ended_at), moment(patch.prune_at), rules.sleeps_on(turn, patch)),
+        *(moment(patch.ended_at), moment(patch.prune_at), rules.ignores_messages(turn, patch)),
     )
 
 
-def _restart(restart: Restart) -> list[Any]:
+def _restart(restart: ContinueAs) -> list[Any]:
     fields = [
         *("workflow", restart.workflow, "version", str(restart.version), "input", raw(restart.input)),
-        *("begun_at", moment(restart.begun_at), "run_attempt", str(restart.run_attempt)),
+        *("first_executed_at", moment(restart.first_executed_at), "run_attempt", str(restart.run_attempt)),
     ]
     return fields if restart.pool is None else [*fields, "pool", restart.pool]
 
@@ -204,7 +204,7 @@ def _extras(extras: TurnExtras, slice_of: SliceOf) -> Array:
     return (
         extras.dropped,
         extras.unsubscribe,
-        extras.returned,
+        extras.released_assignments,
         [(subscription.target, _by_slice(subscription, slice_of)) for subscription in extras.subscribe],
         [(value.key, raw(encode(value)), moment(value.expires_at)) for value in extras.published],
         [item_write(item) for item in extras.streamed],
@@ -221,12 +221,12 @@ def _by_slice(subscription: Subscription, slice_of: SliceOf) -> list[list[int | 
     return list(groups.values())
 
 
-def sent_as(write: Replay) -> str:
+def sent_as(write: ReplayDeadLetter) -> str:
     """The name under which a slice remembers what became of it."""
-    return f"replay/{write.send.event.id if isinstance(write.send, Publish) else write.send.message.id}"
+    return f"replay/{write.send.event.id if isinstance(write.send, PublishEvent) else write.send.message.id}"
 
 
-def _moved(moved: Moved, slice_of: SliceOf) -> Array:
+def _moved(moved: RedirectedEvent, slice_of: SliceOf) -> Array:
     event = moved.to.event
     letter = _letters((moved.otherwise,))[0]
     return (moved.number, slice_of(event.topic), f"moved/{event.id}", _publish(moved.to), letter)
@@ -243,7 +243,7 @@ def _end(write: EndRun) -> Array:
         *("status", write.status.value, "owner", "", "wake_at", "", "mailed", "0", "standing", ""),
         *("held_kind", "", "ended_at", now, "updated_at", now, "prune_at", prune_at),
     ]
-    return ("end", write.run_id, write.turn_id, now, write.unless_begun, raw(marker(write.turn_id)), fields)
+    return ("end", write.run_id, write.turn_id, now, write.only_if_not_started, raw(marker(write.turn_id)), fields)
 
 
 def _rewind(write: RewindRun, slice_of: SliceOf) -> Array:
@@ -264,7 +264,7 @@ def _returned(message: Message, slice_of: SliceOf) -> Array:
     return (message.number, message.id, message.kind, value, raw(encode(message.body)))
 
 
-def _publish(write: Publish) -> Array:
+def _publish(write: PublishEvent) -> Array:
     event = write.event
     sent = (event.delivery, event.consume, moment(event.sent_at), moment(event.expires_at), event.sender or "")
     limit = -1 if write.limit is None else write.limit
@@ -278,32 +278,32 @@ def _publish(write: Publish) -> Array:
 _YES = (Committed(), Committed(mail=True), Created(owned=False), Created(owned=True))
 
 
-def answer_of(given: Any) -> Answer:
+def answer_of(given: Any) -> WriteResult:
     if isinstance(given, int):
         return _YES[given]
     match given:
         case [b"superseded"]:
             return Superseded()
         case [b"missing"]:
-            return Missing()
+            return RunMissing()
         case [b"ended", status]:
-            return Ended(RunStatus(status.decode()))
+            return AlreadyEnded(RunStatus(status.decode()))
         case [b"ended", status, standing]:
             how = RunStatus(status.decode())
-            return Ended(how, ending_of(how, standing))
+            return AlreadyEnded(how, ending_of(how, standing))
         case [b"exists", pairs]:
-            return Exists(run_of(pairs))
+            return IdTaken(run_of(pairs))
         case [b"delivered", number, fresh, owner]:
-            return Delivered(number, fresh=bool(fresh), owner=owner.decode() or None)
+            return MessageDelivered(number, fresh=bool(fresh), owner=owner.decode() or None)
         case [b"full", pending]:
-            return Full(pending)
+            return LimitReached(pending)
         case [b"begun"]:
-            return Begun()
+            return AlreadyStarted()
         case [b"gone"]:
-            return Gone()
+            return DeadLetterMissing()
         case [b"observing"]:
             return Observing()
         case [b"published", place, woken, more, fresh]:
-            return Published(place, woken, more=bool(more), fresh=bool(fresh))
+            return EventPublished(place, woken, more=bool(more), fresh=bool(fresh))
         case _:
             raise AssertionError(f"the Lua script answered {given!r}")

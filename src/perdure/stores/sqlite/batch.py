@@ -19,41 +19,47 @@ from perdure.model.turns import TurnExtras
 from perdure.stores import semantics as rules
 from perdure.stores import sql_rows as rows
 from perdure.stores.results import (
-    Answer,
-    Begun,
+    AlreadyEnded,
+    AlreadyStarted,
     Committed,
     Created,
-    Delivered,
-    Ended,
-    Exists,
-    Full,
-    Gone,
-    Missing,
+    DeadLetterMissing,
+    EventPublished,
+    IdTaken,
+    LimitReached,
+    MessageDelivered,
     Observing,
-    Published,
+    RunMissing,
     Superseded,
+    WriteResult,
 )
 from perdure.stores.sqlite import finalization as sqlite_duties
 from perdure.stores.sqlite import rows as sqlite_rows
 from perdure.stores.sqlite.finalization import ADD_LETTER, MESSAGE_NUMBER, REMOVE_LETTER
-from perdure.stores.sqlite.run_state_cache import Known, StandingMemory, known_at_birth, read_standing, read_standings
+from perdure.stores.sqlite.run_state_cache import (
+    CachedRunState,
+    RunStateCache,
+    known_at_birth,
+    read_standing,
+    read_standings,
+)
 from perdure.stores.sqlite.streams import ADD_ITEM, SHOW, SUPERSEDE, appended_rows, item_row, value_row
 from perdure.stores.sqlite.topics import ADD_MESSAGE, CONSUME, COUNT_MESSAGE, UNSUBSCRIBE_ALL, Topics, mail_rows
 from perdure.stores.writes import (
     AppendStream,
     CommitTurn,
+    ContinueAs,
     CreateRun,
-    Deliver,
+    DeliverMessage,
     EndRun,
     FanOut,
-    Observe,
-    Publish,
+    FinalizeRun,
+    ObserveRunEnd,
+    PublishEvent,
     ReleaseRun,
-    Replay,
-    Restart,
+    ReplayDeadLetter,
     RewindRun,
     RunPatch,
-    Settle,
     SupersedeStream,
     Write,
 )
@@ -79,8 +85,8 @@ ADD_OBSERVED_RUN = f"INSERT INTO runs ({rows.RUN_COLUMNS}, observed) VALUES ({',
 # Without its columns, which are those of the table: the driver hashes the text for every row, 2 % of a step.
 ADD_ENTRY = f"INSERT INTO entries VALUES ({','.join('?' * 19)})"
 RESTART = """
-    UPDATE runs SET first_workflow = coalesce(first_workflow, workflow), workflow = ?, version = ?,
-           first_input = coalesce(first_input, input), input = ?, begun_at = ?,
+    UPDATE runs SET original_workflow = coalesce(original_workflow, workflow), workflow = ?, version = ?,
+           original_input = coalesce(original_input, input), input = ?, first_executed_at = ?,
            run_attempt = ?, pool = coalesce(?, pool), generation = generation + 1, epoch = epoch + 1
     WHERE no = ?"""
 MOVE_FENCE = "UPDATE runs SET fence = ? WHERE no = ?"
@@ -124,8 +130,8 @@ _ORDER = (
 
 
 def write(
-    connection: apsw.Connection, batch: Sequence[Write], memory: StandingMemory
-) -> tuple[list[Answer], frozenset[str]]:
+    connection: apsw.Connection, batch: Sequence[Write], memory: RunStateCache
+) -> tuple[list[WriteResult], frozenset[str]]:
     """Write a batch within the transaction of the caller, who has the memory forget if it is not committed.
 
     The answers, and the runs that others will want to know of.
@@ -151,7 +157,7 @@ def _parts(batch: Sequence[Write]) -> Iterator[Part]:
             key, alone, is_mail = write.run_id, False, False
         else:
             key, alone = rules.run_of(write), _is_alone(write)
-            is_mail = isinstance(write, Deliver) and rules.is_unbounded(write)
+            is_mail = isinstance(write, DeliverMessage) and rules.is_unbounded(write)
         if part and (alone or (key in met and not (is_mail and met[key]))):
             yield part
             part, met = [], {}
@@ -166,21 +172,21 @@ def _parts(batch: Sequence[Write]) -> Iterator[Part]:
 def _is_alone(write: Write) -> bool:
     if isinstance(write, CommitTurn):
         extras = write.extras
-        return extras is not None and bool(extras.subscribe or extras.unsubscribe or extras.returned)
+        return extras is not None and bool(extras.subscribe or extras.unsubscribe or extras.released_assignments)
     if isinstance(write, CreateRun):
         return bool(write.entries or write.inbox)
-    if isinstance(write, Settle):
-        return not rules.only_tells(write)
-    return isinstance(write, (Publish, FanOut, RewindRun, Replay))
+    if isinstance(write, FinalizeRun):
+        return not rules.only_marks_notified(write)
+    return isinstance(write, (PublishEvent, FanOut, RewindRun, ReplayDeadLetter))
 
 
-_ToRun = Deliver | EndRun | Observe | Settle | RewindRun | AppendStream | SupersedeStream
+_ToRun = DeliverMessage | EndRun | ObserveRunEnd | FinalizeRun | RewindRun | AppendStream | SupersedeStream
 
 
 class BatchWriter:
     """Judges writes and gathers the rows that they make; must be used within one transaction."""
 
-    def __init__(self, connection: apsw.Connection, memory: StandingMemory) -> None:
+    def __init__(self, connection: apsw.Connection, memory: RunStateCache) -> None:
         self._connection = connection
         self._memory = memory
         self._known = memory.begin(connection)
@@ -188,28 +194,28 @@ class BatchWriter:
         self._born: dict[str, list[RunRecord]] = {ADD_RUN: [], ADD_OBSERVED_RUN: []}
         self._alive = memory.alive
         self._topics = Topics(connection)
-        self._posted: dict[tuple[int, str], int] = {}  # messages that are not written yet, by run and id
+        self._unflushed_messages: dict[tuple[int, str], int] = {}  # messages that are not written yet, by run and id
         self.changed: set[str] = set()
 
-    def carry_out(self, part: Part) -> list[Answer]:
+    def carry_out(self, part: Part) -> list[WriteResult]:
         """The answers, in the order of the writes."""
         ids = dict.fromkeys(key for key, _ in part if key not in self._known and isinstance(key, str))
         if ids:
             self._known.update(read_standings(self._connection, ids))
-        answers: list[Answer] = []
+        answers: list[WriteResult] = []
         for key, write in part:
-            if type(write) is CommitTurn and self._is_next_step(write):
+            if type(write) is CommitTurn and self._append_to_known_run(write):
                 answers.append(COMMITTED)
                 continue
-            answer = self._judge(write)
-            self._memory.learn(key, write, answer)
+            answer = self._apply(write)
+            self._memory.update(key, write, answer)
             answers.append(answer)
         self._flush()
         if self._topics.touched:
             self._forget_touched()
         return answers
 
-    def _is_next_step(self, turn: CommitTurn) -> bool:
+    def _append_to_known_run(self, turn: CommitTurn) -> bool:
         """The hot case in one go: a turn that only adds to a run that is ours and of which all is known.
 
         Nothing here decides differently from `_commit_turn`; what it does not recognise goes there.
@@ -225,7 +231,7 @@ class BatchWriter:
             return False
         if run.position != turn.base or run.owner != turn.worker or run.status is not RUNNING or run.mailed:
             return False
-        if run.inbox_last > turn.seen or not turn.entries or not self._is_alive(turn.worker):
+        if run.last_message_no > turn.seen or not turn.entries or not self._is_alive(turn.worker):
             return False
         self._add_entries(run.no, turn.base + 1, turn.turn_id, turn.entries)
         run.position = turn.base + len(turn.entries)
@@ -241,11 +247,11 @@ class BatchWriter:
             else:
                 self._connection.executemany(sql, pending)
             if sql in self._born:
-                self._know_born(self._born[sql], observed=sql is ADD_OBSERVED_RUN)
+                self._cache_created(self._born[sql], observed=sql is ADD_OBSERVED_RUN)
             pending.clear()
-        self._posted.clear()
+        self._unflushed_messages.clear()
 
-    def _know_born(self, born: list[RunRecord], *, observed: bool) -> None:
+    def _cache_created(self, born: list[RunRecord], *, observed: bool) -> None:
         """These runs are the last rows: SQLite numbers them one after the other, so that none need be read again."""
         first = self._connection.last_insert_rowid() - len(born) + 1
         for no, record in enumerate(born, first):
@@ -258,36 +264,36 @@ class BatchWriter:
         self.changed |= self._topics.touched
         self._topics.touched.clear()
 
-    def _judge(self, write: Write) -> Answer:
+    def _apply(self, write: Write) -> WriteResult:
         match write:
             case CommitTurn():  # the most frequent is asked for first
                 run = self._known.get(write.run_id)
-                return Missing() if run is None else self._commit_turn(write, run)
+                return RunMissing() if run is None else self._commit_turn(write, run)
             case CreateRun():
                 return self._create(write)
-            case Publish():
+            case PublishEvent():
                 return self._topics.publish(write)
             case FanOut():
                 return self._topics.fan_out(write)
-            case Replay():
+            case ReplayDeadLetter():
                 return self._replay(write)
             case ReleaseRun():
                 return self._release(write, self._known.get(write.run_id))
             case _:
                 run = self._known.get(write.run_id)
-                return Missing() if run is None else self._judge_other(write, run)
+                return RunMissing() if run is None else self._judge_other(write, run)
 
-    def _judge_other(self, write: _ToRun, run: Known) -> Answer:
+    def _judge_other(self, write: _ToRun, run: CachedRunState) -> WriteResult:
         match write:
-            case Deliver():
+            case DeliverMessage():
                 return self._deliver(write, run)
             case EndRun():
                 return self._end(write, run)
-            case Observe():
+            case ObserveRunEnd():
                 return self._observe(write, run)
-            case Settle() if rules.only_tells(write):
-                return self._tick_off(write, run)
-            case Settle():
+            case FinalizeRun() if rules.only_marks_notified(write):
+                return self._mark_notified(write, run)
+            case FinalizeRun():
                 return sqlite_duties.settle(self._connection, self._topics, run, write)
             case RewindRun():
                 return self._rewind(write, run)
@@ -299,12 +305,12 @@ class BatchWriter:
 
     # creating
 
-    def _create(self, write: CreateRun) -> Answer:
+    def _create(self, write: CreateRun) -> WriteResult:
         record = write.record
         run = self._known.get(record.id)
         if run is None:
             alive = record.owner is not None and self._is_alive(record.owner)
-            new = rules.born(record, alive, mail=len(write.inbox))
+            new = rules.initial_record(record, alive, mail=len(write.inbox))
             add = ADD_RUN if write.observer is None else ADD_OBSERVED_RUN
             if write.entries or write.inbox:
                 self._fork(write, add, new)
@@ -319,11 +325,11 @@ class BatchWriter:
             return Created(owned=new.owner is not None)
         stored = rows.run_of_row(self._connection.execute(RUN, (record.id,)).get)
         if stored.created_by != record.created_by:
-            return Exists(stored)
+            return IdTaken(stored)
         if write.observer is not None:
             observer = write.observer
-            observe = Observe(run_id=record.id, observer=observer.run_id, target=observer.target)
-            if isinstance(answer := self._observe(observe, run), Ended):
+            observe = ObserveRunEnd(run_id=record.id, observer=observer.run_id, target=observer.target)
+            if isinstance(answer := self._observe(observe, run), AlreadyEnded):
                 return answer
         return Created(owned=record.owner is not None and stored.owner == record.owner)
 
@@ -337,7 +343,7 @@ class BatchWriter:
 
     # turns
 
-    def _commit_turn(self, turn: CommitTurn, run: Known) -> Answer:
+    def _commit_turn(self, turn: CommitTurn, run: CachedRunState) -> WriteResult:
         if run.position > turn.base and self._turn_at(run, turn.base + 1) == turn.turn_id:
             return Committed(mail=self._unseen(turn, run))
         refused = rules.refuse_turn(turn, run, self._is_alive(turn.worker))
@@ -353,7 +359,7 @@ class BatchWriter:
             self._pending[CLEAR_MAILED].append((run.no,))
         return Committed(mail=mail)
 
-    def _append(self, turn: CommitTurn, run: Known) -> None:
+    def _append(self, turn: CommitTurn, run: CachedRunState) -> None:
         first = turn.base + 1
         entries = turn.entries
         if turn.restart is not None:
@@ -376,21 +382,21 @@ class BatchWriter:
             add(sqlite_rows.entry_row(run_no, position, turn_id, entry))
             turn_id = None
 
-    def _drop(self, turn: CommitTurn, run: Known, locations: Sequence[str]) -> None:
+    def _drop(self, turn: CommitTurn, run: CachedRunState, locations: Sequence[str]) -> None:
         """Delete what is no longer needed; the fence keeps the positions taken that go with it."""
         self._pending[MOVE_FENCE].append((rules.last_position(turn), run.no))
         # Below "a" is what begins with "a/", and that sorts before "a0".
         self._pending[DROP_BELOW] += [(run.no, each, f"{each}/", f"{each}0") for each in locations]
         self._pending[DROP_MARKERS].append((run.no,))
 
-    def _restart(self, turn: CommitTurn, run: Known, restart: Restart) -> None:
+    def _restart(self, turn: CommitTurn, run: CachedRunState, restart: ContinueAs) -> None:
         self._pending[MOVE_FENCE].append((rules.last_position(turn), run.no))
         self._pending[DROP_ALL].append((run.no,))
         input = sqlite_rows.pack(restart.input)
-        begun = (restart.begun_at, restart.run_attempt, restart.pool)
+        begun = (restart.first_executed_at, restart.run_attempt, restart.pool)
         self._pending[RESTART].append((restart.workflow, restart.version, input, *begun, run.no))
 
-    def _add_extras(self, turn: CommitTurn, run: Known, extras: TurnExtras) -> Known:
+    def _add_extras(self, turn: CommitTurn, run: CachedRunState, extras: TurnExtras) -> CachedRunState:
         """What few turns have; the run as it stands after that, for its subscriptions may have found mail."""
         self._pending[SHOW] += [value_row(run.no, shown) for shown in extras.published]
         self._pending[ADD_ITEM] += [item_row(run.no, item) for item in extras.streamed]
@@ -401,15 +407,15 @@ class BatchWriter:
             return run
         self._flush()
         self._topics.unsubscribe(run.no, extras.unsubscribe)
-        self._topics.give_back(run.no, extras.returned, turn.now)
+        self._topics.release(run.no, extras.released_assignments, turn.now)
         if not _stops_listening(turn):
             for subscription in extras.subscribe:
                 self._topics.subscribe(run.no, subscription, turn.now)
         return read_standing(self._connection, run.no)[1]
 
-    def _patch(self, turn: CommitTurn, run: Known, patch: RunPatch) -> None:
+    def _patch(self, turn: CommitTurn, run: CachedRunState, patch: RunPatch) -> None:
         owner = None if patch.status.terminal else patch.owner
-        unseen = self._unseen(turn, run, held=rules.sleeps_on(turn, patch))
+        unseen = self._unseen(turn, run, held=rules.ignores_messages(turn, patch))
         wake_at = rules.wake_after(patch, turn.now, unseen)
         self._pending[PATCH].append(
             (
@@ -433,47 +439,47 @@ class BatchWriter:
         if patch.status.terminal or (owner is None and wake_at is not None):
             self.changed.add(turn.run_id)
 
-    def _turn_at(self, run: Known, position: int) -> str | None:
+    def _turn_at(self, run: CachedRunState, position: int) -> str | None:
         found: str | None = self._connection.execute(TURN_AT, (run.no, position)).get
         return found
 
-    def _unseen(self, turn: CommitTurn, run: Known, *, held: bool = False) -> bool:
+    def _unseen(self, turn: CommitTurn, run: CachedRunState, *, held: bool = False) -> bool:
         """Whether mail is left that the turn did not know of; for a run that it holds, only what wakes a held run."""
-        if run.inbox_last <= turn.seen:
+        if run.last_message_no <= turn.seen:
             return False
         sql = UNREAD_WAKING_HELD if held else UNREAD
         return self._connection.execute(sql, (run.no, turn.seen, _numbers(turn.consumed))).get is not None
 
     # from outside
 
-    def _deliver(self, write: Deliver, run: Known) -> Answer:
+    def _deliver(self, write: DeliverMessage, run: CachedRunState) -> WriteResult:
         message = write.message
-        number = self._posted.get((run.no, message.id))
+        number = self._unflushed_messages.get((run.no, message.id))
         if number is None:
             number = self._connection.execute(MESSAGE_NUMBER, (run.no, message.id)).get
         if number is not None:
-            return Delivered(number, fresh=False, owner=run.owner)
+            return MessageDelivered(number, fresh=False, owner=run.owner)
         if run.status.terminal:
-            return Ended(run.status)
-        if write.limit is not None and run.inbox_last >= write.limit and message.kind in rules.EVENTS:
+            return AlreadyEnded(run.status)
+        if write.limit is not None and run.last_message_no >= write.limit and message.kind in rules.EVENTS:
             pending = self._connection.execute(UNREAD_COUNT, (run.no,)).get
             if pending >= write.limit:
-                return Full(pending)
+                return LimitReached(pending)
         added, count = mail_rows(run, message, write.now)
         self._pending[ADD_MESSAGE].append(added)
         self._pending[COUNT_MESSAGE].append(count)
         self.changed.add(write.run_id)
-        run.inbox_last, run.wake_at, run.mailed = count[:3]
-        self._posted[run.no, message.id] = run.inbox_last
-        return Delivered(run.inbox_last, fresh=True, owner=run.owner)
+        run.last_message_no, run.wake_at, run.mailed = count[:3]
+        self._unflushed_messages[run.no, message.id] = run.last_message_no
+        return MessageDelivered(run.last_message_no, fresh=True, owner=run.owner)
 
-    def _end(self, write: EndRun, run: Known) -> Answer:
+    def _end(self, write: EndRun, run: CachedRunState) -> WriteResult:
         if run.position and self._turn_at(run, run.position) == write.turn_id:
             return Committed()
         if run.status.terminal:
-            return Ended(run.status)
-        if write.unless_begun and run.begun:
-            return Begun()
+            return AlreadyEnded(run.status)
+        if write.only_if_not_started and run.begun:
+            return AlreadyStarted()
         position = run.position + 1
         prune_at = None if write.prune_after is None else write.now + write.prune_after
         self._pending[ADD_ENTRY].append(sqlite_rows.marker_row(run.no, position, write.turn_id, write.now))
@@ -484,7 +490,7 @@ class BatchWriter:
         self.changed.add(write.run_id)
         return Committed()
 
-    def _release(self, write: ReleaseRun, run: Known | None) -> Answer:
+    def _release(self, write: ReleaseRun, run: CachedRunState | None) -> WriteResult:
         if run is None or run.status.terminal or not self._is_alive(write.worker):
             return Superseded()
         if run.owner not in (None, write.worker):
@@ -496,36 +502,36 @@ class BatchWriter:
 
     # duties, going back, streams
 
-    def _owes(self, run: Known, consumed: Sequence[int] = ()) -> bool:
+    def _owes(self, run: CachedRunState, consumed: Sequence[int] = ()) -> bool:
         """Whether a run that ends like this has to tell somebody, or has events that nobody will read."""
-        if run.observed or not run.inbox_last:
+        if run.observed or not run.last_message_no:
             return run.observed
         return self._connection.execute(UNREAD_EVENT, (run.no, 0, _numbers(consumed))).get is not None
 
-    def _observe(self, write: Observe, run: Known) -> Answer:
+    def _observe(self, write: ObserveRunEnd, run: CachedRunState) -> WriteResult:
         if run.status.terminal:
-            return rules.told(rows.run_of_row(self._connection.execute(RUN, (write.run_id,)).get))
+            return rules.already_ended(rows.run_of_row(self._connection.execute(RUN, (write.run_id,)).get))
         self._pending[sqlite_duties.OBSERVE].append((run.no, write.observer, write.target))
         if not run.observed:
             self._pending[sqlite_duties.OBSERVED].append((run.no,))
         return Observing()
 
-    def _tick_off(self, write: Settle, run: Known) -> Answer:
+    def _mark_notified(self, write: FinalizeRun, run: CachedRunState) -> WriteResult:
         if run.unsettled:
-            self._pending[sqlite_duties.TELL] += [(run.no, each.run_id, each.target) for each in write.told]
+            self._pending[sqlite_duties.TELL] += [(run.no, each.run_id, each.target) for each in write.notified]
             self._pending[sqlite_duties.TICK_OFF].append((run.no,) * 4)
         return Committed()
 
-    def _replay(self, write: Replay) -> Answer:
+    def _replay(self, write: ReplayDeadLetter) -> WriteResult:
         run = self._known.get(rules.run_of(write))
         if not sqlite_duties.may_replay(self._connection, self._topics, run, write):
-            return Gone()
-        answer = self._judge(write.send)
-        if isinstance(answer, Delivered | Published):
+            return DeadLetterMissing()
+        answer = self._apply(write.send)
+        if isinstance(answer, MessageDelivered | EventPublished):
             self._connection.execute(REMOVE_LETTER, (write.letter_id,))
         return answer
 
-    def _rewind(self, write: RewindRun, run: Known) -> Answer:
+    def _rewind(self, write: RewindRun, run: CachedRunState) -> WriteResult:
         if run.position > write.base and self._turn_at(run, write.base + 1) == write.turn_id:
             return Committed()
         if run.position != write.base:
@@ -538,7 +544,7 @@ class BatchWriter:
         self.changed.add(write.run_id)
         return Committed()
 
-    def _append_stream(self, write: AppendStream, run: Known) -> Answer:
+    def _append_stream(self, write: AppendStream, run: CachedRunState) -> WriteResult:
         refused = rules.refuse_append(write, run, self._is_alive(write.worker))
         if refused is not None:
             return refused

@@ -32,12 +32,12 @@ Connect = Callable[[], apsw.Connection]
 Work = Callable[[apsw.Connection], T]
 
 _POLL_AFTER_JOBS = 16  # a thread that is never idle still looks around now and then
-FEW = 8  # writes: the next batch is not waiting yet
-MANY = 200  # writes that would keep the event loop from everything else for too long
-LOG_PAGES = 4000  # after so many the log is written back into the file
-LATE = 2  # times as many: callers have been first each time, and the next of them waits for it
-QUICK = 0.002  # seconds for which a commit may hold up the caller's event loop
-AFTER_A_SLOW_ONE = 200  # commits that are left to the thread
+COMMIT_ON_LOOP_MAX = 8  # writes: the next batch is not waiting yet
+WRITE_ON_LOOP_MAX = 200  # writes that would keep the event loop from everything else for too long
+CHECKPOINT_PAGES = 4000  # after so many the log is written back into the file
+FORCED_CHECKPOINT_FACTOR = 2  # times as many: callers have been first each time, and the next of them waits for it
+SLOW_COMMIT_SECONDS = 0.002  # seconds for which a commit may hold up the caller's event loop
+SLOW_COMMIT_BACKOFF = 200  # commits that are left to the thread
 
 
 class _Job:
@@ -62,20 +62,20 @@ class ConnectionThread:
         name: str,
         connect: Connect,
         *,
-        look_around: Work[None] | None = None,
+        poll: Work[None] | None = None,
         interval: float | None = None,
-        undone: Callable[[], None] = lambda: None,
+        on_rollback: Callable[[], None] = lambda: None,
     ) -> None:
         self._connect = connect
-        self._look_around = look_around
-        self._interval = interval if look_around else None
-        self._undone = undone
+        self._look_around = poll
+        self._interval = interval if poll else None
+        self._undone = on_rollback
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._stopped = False
         self._pid = os.getpid()
         self._connection: apsw.Connection | None = None
-        self._patience = 0  # milliseconds for which the connection waits for others
+        self._busy_timeout_ms = 0  # milliseconds for which the connection waits for others
         self._in_use = threading.Lock()  # held by the thread that uses the connection
         self._begun: _Job | None = None  # what a caller has begun on the connection and left to the thread
         self._log_pages = 0
@@ -94,10 +94,10 @@ class ConnectionThread:
 
     async def transact(self, work: Work[T], *, size: int) -> T:
         """Have a work of so many writes done between BEGIN and COMMIT, here as far as that is quicker."""
-        written = self._begin_here(work) if size <= MANY else None
+        written = self._begin_here(work) if size <= WRITE_ON_LOOP_MAX else None
         if written is None:
             return await self.call(partial(_transact, work))
-        if size > FEW and (commit := self._leave_to_the_thread()):
+        if size > COMMIT_ON_LOOP_MAX and (commit := self._leave_to_the_thread()):
             await commit.future
         else:
             self._commit_here()
@@ -150,7 +150,7 @@ class ConnectionThread:
         except apsw.BusyError:
             return False
         finally:
-            connection.set_busy_timeout(self._patience)
+            connection.set_busy_timeout(self._busy_timeout_ms)
         return True
 
     def _commit_here(self) -> None:
@@ -162,9 +162,9 @@ class ConnectionThread:
             self._give_up(error)
             raise
         self._in_use.release()
-        if SYSTEM_CLOCK.now() - began > QUICK:
-            self._slow = AFTER_A_SLOW_ONE
-        if self._log_pages > LOG_PAGES:
+        if SYSTEM_CLOCK.now() - began > SLOW_COMMIT_SECONDS:
+            self._slow = SLOW_COMMIT_BACKOFF
+        if self._log_pages > CHECKPOINT_PAGES:
             self._jobs.put(_NOTHING)  # after which the thread writes the log back
 
     def _give_up(self, error: BaseException) -> None:
@@ -210,11 +210,11 @@ class ConnectionThread:
                 break
             with self._in_use:
                 answers = self._go_on(job)
-            if self._log_pages > LATE * LOG_PAGES:
+            if self._log_pages > FORCED_CHECKPOINT_FACTOR * CHECKPOINT_PAGES:
                 self._write_back()
             for answer in answers:  # those who get them find the connection free
                 answer()
-            if self._log_pages > LOG_PAGES:
+            if self._log_pages > CHECKPOINT_PAGES:
                 self._write_back()
             since_looking += 1
             if since_looking == _POLL_AFTER_JOBS:
@@ -242,7 +242,7 @@ class ConnectionThread:
 
     def _connected(self) -> apsw.Connection:
         connection = self._connect()
-        self._patience = connection.pragma("busy_timeout")
+        self._busy_timeout_ms = connection.pragma("busy_timeout")
         connection.set_wal_hook(self._count_pages)
         return connection
 

@@ -10,12 +10,12 @@ import apsw
 
 from perdure.stores import semantics as rules
 from perdure.stores import sql_rows as rows
-from perdure.stores.results import Answer, Committed, Full
+from perdure.stores.results import Committed, LimitReached, WriteResult
 from perdure.stores.sqlite import rows as sqlite_rows
-from perdure.stores.sqlite.run_state_cache import Known
+from perdure.stores.sqlite.run_state_cache import CachedRunState
 from perdure.stores.sqlite.streams import SUPERSEDE_ALL
 from perdure.stores.sqlite.topics import UNSUBSCRIBE_ALL, Topics
-from perdure.stores.writes import Publish, Replay, RewindRun, Settle
+from perdure.stores.writes import FinalizeRun, PublishEvent, ReplayDeadLetter, RewindRun
 
 OBSERVE = "INSERT OR IGNORE INTO observers (run_no, observer, target) VALUES (?, ?, ?)"
 OBSERVED = "UPDATE runs SET observed = 1 WHERE no = ? AND observed = 0"
@@ -46,16 +46,16 @@ REMOVE_LETTER = "DELETE FROM dead_letters WHERE id = ? RETURNING 1"
 MESSAGE_NUMBER = "SELECT number FROM inbox WHERE run_no = ? AND id = ?"
 
 
-def settle(connection: apsw.Connection, topics: Topics, run: Known, write: Settle) -> Answer:
+def settle(connection: apsw.Connection, topics: Topics, run: CachedRunState, write: FinalizeRun) -> WriteResult:
     if not run.unsettled:
         return Committed()
-    connection.executemany(TELL, [(run.no, each.run_id, each.target) for each in write.told])
+    connection.executemany(TELL, [(run.no, each.run_id, each.target) for each in write.notified])
     topics.consume((write.now, run.no, number) for number in write.consumed)
-    topics.give_back(run.no, write.returned, write.now)
+    topics.release(run.no, write.returned, write.now)
     connection.executemany(ADD_LETTER, map(sqlite_rows.letter_row, write.dead_letters))
     for moved in write.moved:
         unread = topics.consume([(write.now, run.no, moved.number)])
-        if unread and isinstance(topics.publish(moved.to), Full):
+        if unread and isinstance(topics.publish(moved.to), LimitReached):
             connection.execute(ADD_LETTER, sqlite_rows.letter_row(moved.otherwise))
     if write.orphans:
         connection.execute(TOLD_CHILDREN, (run.no,))
@@ -63,16 +63,18 @@ def settle(connection: apsw.Connection, topics: Topics, run: Known, write: Settl
     return Committed()
 
 
-def may_replay(connection: apsw.Connection, topics: Topics, run: Known | None, write: Replay) -> bool:
+def may_replay(
+    connection: apsw.Connection, topics: Topics, run: CachedRunState | None, write: ReplayDeadLetter
+) -> bool:
     """Whether the letter is there, or was sent by this very call before. `run` is the one that it is to go to."""
     if connection.execute(LETTER_IS_THERE, (write.letter_id,)).get is not None:
         return True
-    if isinstance(write.send, Publish):
+    if isinstance(write.send, PublishEvent):
         return topics.knows(write.send.event)
     return run is not None and connection.execute(MESSAGE_NUMBER, (run.no, write.send.message.id)).get is not None
 
 
-def rewind(connection: apsw.Connection, run: Known, write: RewindRun) -> None:
+def rewind(connection: apsw.Connection, run: CachedRunState, write: RewindRun) -> None:
     """Everything but the entries that the rewinding itself appends."""
     connection.executemany(DROP_AT, [(run.no, location) for location in write.dropped])
     connection.executemany(SUPERSEDE_ALL, [(run.no, location) for location in write.dropped])

@@ -10,7 +10,7 @@ import secrets
 
 import apsw
 
-from perdure.stores.results import Key
+from perdure.stores.results import SigningKey
 from perdure.stores.sqlite.finalization import REMOVE_LETTER
 from perdure.stores.sqlite.workers import writing
 
@@ -20,15 +20,15 @@ PRUNABLE = """
           AND NOT EXISTS (SELECT 1 FROM runs AS above WHERE above.id = runs.parent AND above.ended_at IS NULL)
     ORDER BY prune_at LIMIT ?"""
 EXPIRED_EVENTS = """
-    SELECT rowid FROM topic_events WHERE expires_at <= ? AND gone_at IS NULL LIMIT ?"""
+    SELECT rowid FROM topic_events WHERE expires_at <= ? AND deleted_at IS NULL LIMIT ?"""
 EXPIRED_VALUES = "SELECT run_no, key FROM published WHERE expires_at <= ? LIMIT ?"
-GONE_EVENTS = "SELECT topic, place FROM topic_events WHERE gone_at <= ? LIMIT ?"
+GONE_EVENTS = "SELECT topic, place FROM topic_events WHERE deleted_at <= ? LIMIT ?"
 CONSUMED_EVENTS = "SELECT rowid FROM inbox WHERE consumed_at <= ? AND kind = 'event' LIMIT ?"
 
-_OWNED = ("entries", "inbox", "observers", "subscriptions", "topic_floors", "published", "stream_items")
+_OWNED = ("entries", "inbox", "observers", "subscriptions", "topic_cursors", "published", "stream_items")
 DROP_RUN = (*(f"DELETE FROM {table} WHERE run_no = ?" for table in _OWNED), "DELETE FROM runs WHERE no = ?")
 LET_GO = """
-    UPDATE topic_events SET assigned_to = NULL, queued = 0, fan_from = NULL, body = NULL, gone_at = ?
+    UPDATE topic_events SET assigned_to = NULL, queued = 0, fan_out_cursor = NULL, body = NULL, deleted_at = ?
     WHERE rowid = ?"""
 DROP_VALUE = "DELETE FROM published WHERE run_no = ? AND key = ?"
 DROP_EVENT = (
@@ -44,9 +44,9 @@ ADD_KEY = """
     RETURNING number, made_at, secret"""
 
 
-def prune(connection: apsw.Connection, now: float, limit: int, remember: float) -> int:
+def prune(connection: apsw.Connection, now: float, limit: int, keep_ids_for: float) -> int:
     """Runs, then what has expired, then ids: each up to the limit."""
-    forgotten = now - remember
+    forgotten = now - keep_ids_for
     asked = (
         (PRUNABLE, now),
         (EXPIRED_EVENTS, now),
@@ -75,20 +75,22 @@ def remove_dead_letter(connection: apsw.Connection, letter_id: str) -> bool:
         return connection.execute(REMOVE_LETTER, (letter_id,)).get is not None
 
 
-def keys(connection: apsw.Connection, name: str, now: float) -> list[Key]:
-    found = [Key(*row) for row in connection.execute(KEYS, (name,))]
+def keys(connection: apsw.Connection, name: str, now: float) -> list[SigningKey]:
+    found = [SigningKey(*row) for row in connection.execute(KEYS, (name,))]
     if found:
         return found
     with writing(connection):
-        found = [Key(*row) for row in connection.execute(KEYS, (name,))]  # again: another process may have been first
+        found = [
+            SigningKey(*row) for row in connection.execute(KEYS, (name,))
+        ]  # again: another process may have been first
         return found or [_add_key(connection, name, now)]
 
 
-def add_key(connection: apsw.Connection, name: str, now: float) -> Key:
+def add_key(connection: apsw.Connection, name: str, now: float) -> SigningKey:
     with writing(connection):
         return _add_key(connection, name, now)
 
 
-def _add_key(connection: apsw.Connection, name: str, now: float) -> Key:
+def _add_key(connection: apsw.Connection, name: str, now: float) -> SigningKey:
     number, made_at, secret = connection.execute(ADD_KEY, (name, now, secrets.token_bytes(32))).get
-    return Key(number, made_at, secret)
+    return SigningKey(number, made_at, secret)

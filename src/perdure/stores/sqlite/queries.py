@@ -13,7 +13,7 @@ from perdure.model.queries import RunQuery
 from perdure.model.records import DeadLetter, Message, RunRecord, TopicEvent, WorkerRecord
 from perdure.stores import sql_rows as rows
 from perdure.stores.paging import check_limit, created_between, cursor_after, key_of, statuses_of
-from perdure.stores.results import RunPage, Snapshot, StoredEntry, Unsettled
+from perdure.stores.results import RunPage, Snapshot, StoredEntry, UnfinalizedRun
 from perdure.stores.sqlite import rows as sqlite_rows
 from perdure.stores.sqlite.batch import RUN
 from perdure.stores.sqlite.topics import EVENT_COLUMNS
@@ -44,10 +44,10 @@ DUTY_MAIL = f"""
 OPEN_CHILDREN = """
     SELECT id FROM runs WHERE parent = ? AND attached = 1 AND ended_at IS NULL AND id > ? ORDER BY id LIMIT ?"""
 UNFINISHED = f"""
-    SELECT {EVENT_COLUMNS} FROM topic_events WHERE fan_from IS NOT NULL ORDER BY topic, place LIMIT ?"""
+    SELECT {EVENT_COLUMNS} FROM topic_events WHERE fan_out_cursor IS NOT NULL ORDER BY topic, place LIMIT ?"""
 TOPIC = f"""
     SELECT {EVENT_COLUMNS} FROM topic_events
-    WHERE topic = ? AND place > ? AND gone_at IS NULL ORDER BY place LIMIT ?"""
+    WHERE topic = ? AND place > ? AND deleted_at IS NULL ORDER BY place LIMIT ?"""
 
 
 def reading(connection: apsw.Connection, read: Callable[[], T]) -> T:
@@ -121,14 +121,14 @@ def dead_letter(connection: apsw.Connection, letter_id: str) -> DeadLetter | Non
 # --- duties, families and topics -----------------------------------------------------------------------------------
 
 
-def unsettled(connection: apsw.Connection, limit: int) -> list[Unsettled]:
+def unsettled(connection: apsw.Connection, limit: int) -> list[UnfinalizedRun]:
     owing = (check_limit(limit),)
     return reading(connection, lambda: [_owing(connection, row) for row in connection.execute(UNSETTLED, owing)])
 
 
-def _owing(connection: apsw.Connection, row: rows.Row) -> Unsettled:
+def _owing(connection: apsw.Connection, row: rows.Row) -> UnfinalizedRun:
     no, orphans = row[-2:]
-    return Unsettled(
+    return UnfinalizedRun(
         record=rows.run_of_row(row),
         observers=tuple(Observer(*each) for each in connection.execute(OBSERVERS, (no, DUTY_PAGE))),
         mail=tuple(map(rows.message_of_row, connection.execute(DUTY_MAIL, (no, DUTY_PAGE)))),

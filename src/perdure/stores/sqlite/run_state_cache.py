@@ -13,21 +13,21 @@ import apsw
 
 from perdure.model.records import RunRecord
 from perdure.stores import sql_rows as rows
-from perdure.stores.results import Answer, Committed
-from perdure.stores.semantics import Key, Standing, last_position
-from perdure.stores.writes import AppendStream, CommitTurn, Deliver, SupersedeStream, Write
+from perdure.stores.results import Committed, WriteResult
+from perdure.stores.semantics import Key, RunState, last_position
+from perdure.stores.writes import AppendStream, CommitTurn, DeliverMessage, SupersedeStream, Write
 
-MOST = 20_000
+MAX_CACHED_RUNS = 20_000
 
 STANDING = """
-    SELECT id, no, status, owner, fence, inbox_last, wake_at, mailed, held IS NOT NULL,
-           begun_at IS NOT NULL, generation, observed, listens, unsettled,
+    SELECT id, no, status, owner, fence, last_message_no, wake_at, mailed, held IS NOT NULL,
+           first_executed_at IS NOT NULL, generation, observed, listens, unsettled,
            (SELECT max(position) FROM entries WHERE run_no = runs.no)
     FROM runs WHERE id = ?"""
 STANDING_OF_NO = STANDING.replace("WHERE id = ?", "WHERE no = ?")
 
 
-class Known(Standing, kw_only=True):
+class CachedRunState(RunState, kw_only=True):
     """A run's standing with the number of its row, and whether it has rows in tables that most runs are not in."""
 
     no: int
@@ -36,25 +36,25 @@ class Known(Standing, kw_only=True):
     unsettled: bool
 
 
-def read_standings(connection: apsw.Connection, ids: Iterable[str]) -> Iterator[tuple[str, Known]]:
+def read_standings(connection: apsw.Connection, ids: Iterable[str]) -> Iterator[tuple[str, CachedRunState]]:
     """The standings of those runs that there are."""
     return map(_known_of_row, connection.executemany(STANDING, [(id,) for id in ids]))
 
 
-def read_standing(connection: apsw.Connection, no: int) -> tuple[str, Known]:
+def read_standing(connection: apsw.Connection, no: int) -> tuple[str, CachedRunState]:
     """The id and standing of the run with this number."""
     row: rows.Row = connection.execute(STANDING_OF_NO, (no,)).get
     return _known_of_row(row)
 
 
-def _known_of_row(row: rows.Row) -> tuple[str, Known]:
-    id, no, status, owner, fence, inbox_last, wake_at, mailed, held, has_begun, generation, *more = row
+def _known_of_row(row: rows.Row) -> tuple[str, CachedRunState]:
+    id, no, status, owner, fence, last_message_no, wake_at, mailed, held, has_begun, generation, *more = row
     observed, listens, unsettled, last = more
-    known = Known(
+    known = CachedRunState(
         status=rows.run_status(status),
         owner=owner,
         position=max(last or 0, fence),
-        inbox_last=inbox_last,
+        last_message_no=last_message_no,
         wake_at=wake_at,
         mailed=bool(mailed),
         held=bool(held),
@@ -68,14 +68,14 @@ def _known_of_row(row: rows.Row) -> tuple[str, Known]:
     return id, known
 
 
-def known_at_birth(record: RunRecord, no: int, *, observed: bool) -> Known:
+def known_at_birth(record: RunRecord, no: int, *, observed: bool) -> CachedRunState:
     """The standing of a run that has just been written, and has neither history nor mail."""
-    begun = record.begun_at is not None
-    return Known(
+    begun = record.first_executed_at is not None
+    return CachedRunState(
         status=record.status,
         owner=record.owner,
         position=record.fence,
-        inbox_last=record.inbox_last,
+        last_message_no=record.last_message_no,
         wake_at=record.wake_at,
         mailed=False,
         held=record.held is not None,
@@ -88,19 +88,19 @@ def known_at_birth(record: RunRecord, no: int, *, observed: bool) -> Known:
     )
 
 
-class StandingMemory:
+class RunStateCache:
     """The standings of runs by id, as of the last commit of one connection."""
 
     def __init__(self) -> None:
         self.alive: dict[str, bool] = {}  # workers, since `begin`
-        self._known: dict[Key, Known] = {}
+        self._known: dict[Key, CachedRunState] = {}
         self._connection: apsw.Connection | None = None
         self._version: int | None = None
 
-    def begin(self, connection: apsw.Connection) -> dict[Key, Known]:
+    def begin(self, connection: apsw.Connection) -> dict[Key, CachedRunState]:
         """What is still true, in a transaction that has just begun."""
         version = connection.execute("PRAGMA data_version").get
-        if connection is not self._connection or version != self._version or len(self._known) > MOST:
+        if connection is not self._connection or version != self._version or len(self._known) > MAX_CACHED_RUNS:
             self._known, self.alive = {}, {}
             self._connection, self._version = connection, version
         return self._known
@@ -108,7 +108,7 @@ class StandingMemory:
     def forget(self) -> None:
         self._connection = None
 
-    def learn(self, key: Key, write: Write, answer: Answer) -> None:
+    def update(self, key: Key, write: Write, answer: WriteResult) -> None:
         """Take note of what a write has changed: a plain turn moves its run on, anything else is better read again.
 
         Mail was taken note of when it was judged, for there may be more to the same run.
@@ -119,7 +119,7 @@ class StandingMemory:
         if isinstance(write, CommitTurn) and isinstance(answer, Committed) and not run.mailed and _is_plain(write):
             if run.position == write.base:
                 run.position = last_position(write)
-        elif not isinstance(write, (AppendStream, SupersedeStream, Deliver)):
+        elif not isinstance(write, (AppendStream, SupersedeStream, DeliverMessage)):
             del self._known[key]
 
     def drop(self, id: str) -> None:

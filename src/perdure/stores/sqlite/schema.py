@@ -161,7 +161,7 @@ def library_version() -> tuple[int, ...]:
     return tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
 
 
-class SoleUse:
+class ExclusiveLock:
     """A lock on a file beside the database, held while a library is in use that cannot share it safely."""
 
     def __init__(self, path: str) -> None:

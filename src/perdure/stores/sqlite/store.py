@@ -19,8 +19,8 @@ from perdure.clock import SYSTEM_CLOCK, Clock
 from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
 from perdure.model.records import (
+    ChangeCallback,
     DeadLetter,
-    Hint,
     Message,
     PublishedValue,
     RunRecord,
@@ -29,9 +29,9 @@ from perdure.model.records import (
     WorkerRecord,
 )
 from perdure.stores import semantics as rules
-from perdure.stores.change_listeners import Hints
+from perdure.stores.change_listeners import ChangeListeners
 from perdure.stores.protocol import Claim
-from perdure.stores.results import Answer, ClaimedRun, Key, RunPage, Snapshot, StoredEntry, Unsettled
+from perdure.stores.results import ClaimedRun, RunPage, SigningKey, Snapshot, StoredEntry, UnfinalizedRun, WriteResult
 from perdure.stores.sqlite import batch as sqlite_commit
 from perdure.stores.sqlite import maintenance as sqlite_upkeep
 from perdure.stores.sqlite import queries as sqlite_queries
@@ -39,7 +39,7 @@ from perdure.stores.sqlite import schema as sqlite_file
 from perdure.stores.sqlite import streams as sqlite_shown
 from perdure.stores.sqlite import workers as sqlite_fleet
 from perdure.stores.sqlite.connection import ConnectionThread, T, Work
-from perdure.stores.sqlite.run_state_cache import StandingMemory
+from perdure.stores.sqlite.run_state_cache import RunStateCache
 from perdure.stores.writes import Write
 
 POLL_INTERVAL = 0.02  # seconds between two looks for what other processes did
@@ -63,13 +63,13 @@ class SqliteStore:
         self._connect = partial(
             sqlite_file.connect, self._path, synchronous=synchronous.lower(), busy_timeout=busy_timeout
         )
-        self._sole_use = sqlite_file.SoleUse(self._path)
-        self._hints = Hints()
+        self._sole_use = sqlite_file.ExclusiveLock(self._path)
+        self._hints = ChangeListeners()
         self._opened = 0
         self._writer: ConnectionThread | None = None
         self._reader: ConnectionThread | None = None
         self._data_version: int | None = None
-        self._memory = StandingMemory()  # touched only with the use of the writer's connection
+        self._memory = RunStateCache()  # touched only with the use of the writer's connection
 
     # opening and closing
 
@@ -89,9 +89,9 @@ class SqliteStore:
         self._writer = ConnectionThread(
             "perdure-sqlite-writer",
             self._connect,
-            look_around=self._look_around,
+            poll=self._look_around,
             interval=POLL_INTERVAL,
-            undone=self._memory.forget,
+            on_rollback=self._memory.forget,
         )
         self._reader = ConnectionThread("perdure-sqlite-reader", partial(self._connect, read_only=True))
         self._writer.start()
@@ -117,8 +117,8 @@ class SqliteStore:
     async def now(self) -> float:
         return self._clock.now()
 
-    def on_change(self, hint: Hint) -> Callable[[], None]:
-        return self._hints.listen(hint)
+    def on_change(self, hint: ChangeCallback) -> Callable[[], None]:
+        return self._hints.subscribe(hint)
 
     def _look_around(self, connection: apsw.Connection) -> None:
         """Have others committed? The number changes with every commit of another connection, never with our own."""
@@ -126,14 +126,14 @@ class SqliteStore:
             return
         before, self._data_version = self._data_version, connection.execute("PRAGMA data_version").get
         if before != self._data_version:
-            self._hints.tell(None)
+            self._hints.notify(None)
 
     # commit and load
 
-    async def commit(self, batch: Sequence[Write]) -> list[Answer]:
+    async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
         rules.check_batch(batch)
 
-        def work(connection: apsw.Connection) -> tuple[list[Answer], frozenset[str]]:
+        def work(connection: apsw.Connection) -> tuple[list[WriteResult], frozenset[str]]:
             return sqlite_commit.write(connection, batch, self._memory)
 
         answers, changed = await self._thread(self._writer).transact(work, size=len(batch))
@@ -163,10 +163,10 @@ class SqliteStore:
     async def owned(self, worker: str) -> list[str]:
         return await self._read(lambda connection: sqlite_fleet.owned(connection, worker))
 
-    async def mailed(self, worker: str, limit: int = 100) -> list[str]:
+    async def owned_with_messages(self, worker: str, limit: int = 100) -> list[str]:
         return await self._read(lambda connection: sqlite_fleet.mailed(connection, worker, limit))
 
-    async def wake_held(self, workflows: Sequence[tuple[str, int]], kind: str, now: float) -> int:
+    async def retry_held(self, workflows: Sequence[tuple[str, int]], kind: str, now: float) -> int:
         def work(connection: apsw.Connection) -> int:
             woken = sqlite_fleet.wake_held(connection, workflows, kind, now)
             self._tell(woken)
@@ -185,10 +185,10 @@ class SqliteStore:
     async def workers(self) -> list[WorkerRecord]:
         return await self._read(sqlite_queries.workers)
 
-    async def declare_gone(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
+    async def fence_worker(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
         return await self._write(lambda conn: sqlite_fleet.declare_gone(conn, worker_id, unless_renewed_after))
 
-    async def release(self, worker_id: str, now: float, *, recovered: bool, limit: int = 500) -> list[str]:
+    async def release_runs(self, worker_id: str, now: float, *, recovered: bool, limit: int = 500) -> list[str]:
         def work(connection: apsw.Connection) -> list[str]:
             released = sqlite_fleet.release(connection, worker_id, now, recovered, limit)
             self._tell(frozenset(released))
@@ -196,7 +196,7 @@ class SqliteStore:
 
         return await self._write(work)
 
-    async def retire(self, worker_id: str) -> None:
+    async def remove_worker(self, worker_id: str) -> None:
         await self._write(lambda connection: sqlite_fleet.retire(connection, worker_id))
 
     # queries and upkeep
@@ -204,24 +204,24 @@ class SqliteStore:
     async def runs(self, query: RunQuery) -> RunPage:
         return await self._read(lambda connection: sqlite_queries.runs(connection, query))
 
-    async def prune(self, now: float, limit: int = 500, *, remember: float = 0.0) -> int:
-        return await self._write(lambda connection: sqlite_upkeep.prune(connection, now, limit, remember))
+    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
+        return await self._write(lambda connection: sqlite_upkeep.prune(connection, now, limit, keep_ids_for))
 
-    async def keys(self, name: str, now: float) -> list[Key]:
+    async def keys(self, name: str, now: float) -> list[SigningKey]:
         return await self._write(lambda connection: sqlite_upkeep.keys(connection, name, now))
 
-    async def add_key(self, name: str, now: float) -> Key:
+    async def add_key(self, name: str, now: float) -> SigningKey:
         return await self._write(lambda connection: sqlite_upkeep.add_key(connection, name, now))
 
     # finished runs, families, topics and what runs show
 
-    async def unsettled(self, limit: int = 100) -> list[Unsettled]:
+    async def unfinalized(self, limit: int = 100) -> list[UnfinalizedRun]:
         return await self._read(lambda connection: sqlite_queries.unsettled(connection, limit))
 
     async def open_children(self, run_id: str, limit: int = 500, after: str | None = None) -> list[str]:
         return await self._read(lambda connection: sqlite_queries.open_children(connection, run_id, limit, after))
 
-    async def unfinished(self, limit: int = 100) -> list[TopicEvent]:
+    async def unfinished_broadcasts(self, limit: int = 100) -> list[TopicEvent]:
         return await self._read(lambda connection: sqlite_queries.unfinished(connection, limit))
 
     async def topic(self, name: str, limit: int = 100, after: int = 0) -> list[TopicEvent]:
@@ -265,4 +265,4 @@ class SqliteStore:
 
     def _tell(self, changed: frozenset[str]) -> None:
         if changed:
-            self._hints.tell(changed)
+            self._hints.notify(changed)

@@ -43,7 +43,7 @@ def item_row(run_no: int, item: StreamItem) -> rows.Row:
 def appended_rows(connection: apsw.Connection, run_no: int, write: AppendStream) -> list[rows.Row]:
     """The items that a step appends and that are not there yet."""
     there = connection.execute(WRITTEN, (run_no, write.items[0].writer)).get
-    return [item_row(run_no, item) for item in rules.items_missing(write, there)]
+    return [item_row(run_no, item) for item in rules.unwritten_items(write, there)]
 
 
 def published(connection: apsw.Connection, run_id: str) -> list[PublishedValue]:

@@ -20,41 +20,41 @@ from msgspec.structs import replace
 from perdure.model.records import Message, Subscription, TopicEvent
 from perdure.stores import semantics as rules
 from perdure.stores import sql_rows as rows
-from perdure.stores.results import Answer, Full, Published
+from perdure.stores.results import EventPublished, LimitReached, WriteResult
 from perdure.stores.sqlite import rows as sqlite_rows
-from perdure.stores.sqlite.run_state_cache import Known, read_standing
-from perdure.stores.writes import FanOut, Publish
+from perdure.stores.sqlite.run_state_cache import CachedRunState, read_standing
+from perdure.stores.writes import FanOut, PublishEvent
 
 EVENT_COLUMNS = "topic, id, body, sent_at, delivery, consume, expires_at, sender, place, event_id"
-_STORED = f"SELECT {EVENT_COLUMNS}, bound, fan_from, assigned_to FROM topic_events"
+_STORED = f"SELECT {EVENT_COLUMNS}, bound, fan_out_cursor, assigned_to FROM topic_events"
 
 # publishing
-PLACE_OF_ID = "SELECT place, fan_from IS NOT NULL FROM topic_events WHERE topic = ? AND id = ?"
+PLACE_OF_ID = "SELECT place, fan_out_cursor IS NOT NULL FROM topic_events WHERE topic = ? AND id = ?"
 NEXT_PLACE = """
-    INSERT INTO topics (name, last_place) VALUES (?, 1)
-    ON CONFLICT (name) DO UPDATE SET last_place = last_place + 1 RETURNING last_place"""
-LAST_PLACE = "SELECT last_place FROM topics WHERE name = ?"
+    INSERT INTO topics (name, last_offset) VALUES (?, 1)
+    ON CONFLICT (name) DO UPDATE SET last_offset = last_offset + 1 RETURNING last_offset"""
+LAST_PLACE = "SELECT last_offset FROM topics WHERE name = ?"
 LAST_SUBSCRIPTION = "SELECT max(no) FROM subscriptions WHERE topic = ?"
 QUEUED_COUNT = """
     SELECT count(*) FROM topic_events WHERE topic = ? AND queued = 1 AND (expires_at IS NULL OR expires_at > ?)"""
 ADD_EVENT = f"""
-    INSERT INTO topic_events ({EVENT_COLUMNS}, bound, fan_from, queued, gone_at)
+    INSERT INTO topic_events ({EVENT_COLUMNS}, bound, fan_out_cursor, queued, deleted_at)
     VALUES ({",".join("?" * 14)})"""
-FIRST_UNFINISHED = f"{_STORED} WHERE topic = ? AND fan_from IS NOT NULL ORDER BY place LIMIT 1"
+FIRST_UNFINISHED = f"{_STORED} WHERE topic = ? AND fan_out_cursor IS NOT NULL ORDER BY place LIMIT 1"
 STANDING_PAGE = """
     SELECT standing.no, run_no, target, created_at,
            EXISTS (SELECT 1 FROM inbox WHERE inbox.run_no = standing.run_no AND inbox.id = ?)
     FROM subscriptions AS standing CROSS JOIN runs ON runs.no = run_no
     WHERE topic = ? AND standing.no > ? AND standing.no <= ? ORDER BY standing.no LIMIT ?"""
 ANY_STANDING = "SELECT 1 FROM subscriptions WHERE topic = ? AND no > ? AND no <= ? LIMIT 1"
-FAN_ON = "UPDATE topic_events SET fan_from = ? WHERE topic = ? AND place = ?"
+FAN_ON = "UPDATE topic_events SET fan_out_cursor = ? WHERE topic = ? AND place = ?"
 
 # assigning
-EVENT = f"{_STORED} WHERE topic = ? AND place = ? AND gone_at IS NULL"
-ASSIGN = "UPDATE topic_events SET assigned_to = ?, queued = 0, fan_from = NULL WHERE topic = ? AND place = ?"
-QUEUE = "UPDATE topic_events SET assigned_to = NULL, queued = 1, fan_from = NULL WHERE topic = ? AND place = ?"
+EVENT = f"{_STORED} WHERE topic = ? AND place = ? AND deleted_at IS NULL"
+ASSIGN = "UPDATE topic_events SET assigned_to = ?, queued = 0, fan_out_cursor = NULL WHERE topic = ? AND place = ?"
+QUEUE = "UPDATE topic_events SET assigned_to = NULL, queued = 1, fan_out_cursor = NULL WHERE topic = ? AND place = ?"
 LEAVE = """
-    UPDATE topic_events SET assigned_to = NULL, queued = 0, fan_from = NULL, body = NULL, gone_at = ?
+    UPDATE topic_events SET assigned_to = NULL, queued = 0, fan_out_cursor = NULL, body = NULL, deleted_at = ?
     WHERE topic = ? AND place = ?"""
 FIRST_IN_LINE = """
     SELECT run_no, target FROM subscriptions AS standing CROSS JOIN runs ON runs.no = run_no
@@ -65,7 +65,7 @@ OWN_IN_LINE = """
     SELECT run_no, target FROM subscriptions WHERE topic = ? AND run_no = ? AND no <= ? ORDER BY no LIMIT 1"""
 LIES_UNREAD = "SELECT 1 FROM inbox WHERE kind = 'assignment' AND name = ? AND place = ? AND consumed_at IS NULL LIMIT 1"
 ADD_MESSAGE = f"INSERT INTO inbox (run_no, {rows.MESSAGE_COLUMNS}) VALUES ({','.join('?' * 14)})"
-COUNT_MESSAGE = "UPDATE runs SET inbox_last = ?, wake_at = ?, mailed = ? WHERE no = ?"
+COUNT_MESSAGE = "UPDATE runs SET last_message_no = ?, wake_at = ?, mailed = ? WHERE no = ?"
 CONSUME = """
     UPDATE inbox SET consumed_at = ?, body = NULL WHERE run_no = ? AND number = ? AND consumed_at IS NULL
     RETURNING kind, run_no, name, place, consumed_at"""
@@ -80,17 +80,17 @@ _FREE = f"""
           AND (delivery <> 'after_create' OR sent_at >= (SELECT created_at FROM runs WHERE no = ?3))
           AND NOT EXISTS (SELECT 1 FROM inbox WHERE run_no = ?3 AND id = 'topic/' || event.topic || '/' || event.place)
     ORDER BY place LIMIT 1"""
-FIRST_TO_TAKE = _FREE.replace("ORDER BY", "AND consume = 1 AND fan_from IS NULL ORDER BY")
+FIRST_TO_TAKE = _FREE.replace("ORDER BY", "AND consume = 1 AND fan_out_cursor IS NULL ORDER BY")
 FIRST_TO_READ = _FREE.replace(
     "ORDER BY",
     """AND consume = 0
-          AND place > coalesce((SELECT place FROM topic_floors WHERE run_no = ?3 AND topic_floors.topic = ?1), 0)
+          AND place > coalesce((SELECT place FROM topic_cursors WHERE run_no = ?3 AND topic_cursors.topic = ?1), 0)
     ORDER BY""",
 )
 RAISE_FLOOR = """
-    INSERT INTO topic_floors (run_no, topic, place) VALUES (?, ?, ?)
+    INSERT INTO topic_cursors (run_no, topic, place) VALUES (?, ?, ?)
     ON CONFLICT (run_no, topic) DO UPDATE SET place = max(place, excluded.place)"""
-LOWER_FLOOR = "UPDATE topic_floors SET place = ?3 - 1 WHERE run_no = ?1 AND topic = ?2 AND place >= ?3"
+LOWER_FLOOR = "UPDATE topic_cursors SET place = ?3 - 1 WHERE run_no = ?1 AND topic = ?2 AND place >= ?3"
 STANDS = "SELECT 1 FROM subscriptions WHERE run_no = ? AND target = ? LIMIT 1"
 SUBSCRIBE = "INSERT OR IGNORE INTO subscriptions (topic, run_no, target) VALUES (?, ?, ?)"
 UNSUBSCRIBE = "DELETE FROM subscriptions WHERE run_no = ? AND target = ?"
@@ -101,16 +101,16 @@ _ANY = 2**63 - 1
 
 
 class _Stored(Struct, frozen=True):
-    """An event that a topic holds. `fan_from` is set while it is unfinished."""
+    """An event that a topic holds. `fan_out_cursor` is set while it is unfinished."""
 
     event: TopicEvent
     bound: int = 0
-    fan_from: int | None = None
+    fan_out_cursor: int | None = None
     assigned_to: int | None = None
 
     @property
     def key(self) -> tuple[str, int]:
-        return self.event.topic, self.event.place
+        return self.event.topic, self.event.offset
 
 
 class Topics:
@@ -122,55 +122,55 @@ class Topics:
 
     # events that come
 
-    def publish(self, write: Publish) -> Answer:
+    def publish(self, write: PublishEvent) -> WriteResult:
         event = write.event
         known = self._connection.execute(PLACE_OF_ID, (event.topic, event.id)).fetchone()
         if known is not None:
-            return Published(known[0], 0, more=bool(known[1]), fresh=False)
+            return EventPublished(known[0], 0, more=bool(known[1]), fresh=False)
         if rules.expired(event.expires_at, write.now):
-            return Published(self._add(_Stored(event), gone_at=write.now).event.place, 0)
+            return EventPublished(self._add(_Stored(event), deleted_at=write.now).event.offset, 0)
         bound = self._connection.execute(LAST_SUBSCRIPTION, (event.topic,)).get or 0
         earlier = self._connection.execute(FIRST_UNFINISHED, (event.topic,)).fetchone() is not None
-        stored = _Stored(event, bound, fan_from=0 if earlier else None)
+        stored = _Stored(event, bound, fan_out_cursor=0 if earlier else None)
         pending = self._pending_if_full(write)
         if pending is not None and (earlier or not event.consume or self._first_in_line(stored) is None):
-            return Full(pending)
+            return LimitReached(pending)
         stored = self._add(stored)
         woken, more = (0, True) if earlier else self._offer(stored, write.page, write.now)
-        return Published(stored.event.place, woken, more)
+        return EventPublished(stored.event.offset, woken, more)
 
     def knows(self, event: TopicEvent) -> bool:
         """Whether an event with this id was accepted before."""
         return self._connection.execute(PLACE_OF_ID, (event.topic, event.id)).fetchone() is not None
 
-    def fan_out(self, write: FanOut) -> Answer:
-        asked = self._held(write.topic, write.place)
-        if asked is None or asked.fan_from is None:
-            return Published(write.place, 0)
+    def fan_out(self, write: FanOut) -> WriteResult:
+        asked = self._held(write.topic, write.offset)
+        if asked is None or asked.fan_out_cursor is None:
+            return EventPublished(write.offset, 0)
         first = _stored_of_row(self._connection.execute(FIRST_UNFINISHED, (write.topic,)).get)
         woken, more = self._offer(first, write.page, write.now)
         if first.key != asked.key:
-            return Published(write.place, 0, more=True)
-        return Published(write.place, woken, more)
+            return EventPublished(write.offset, 0, more=True)
+        return EventPublished(write.offset, woken, more)
 
-    def _pending_if_full(self, write: Publish) -> int | None:
+    def _pending_if_full(self, write: PublishEvent) -> int | None:
         """How many events wait in the topic, if this one could not wait there too."""
         event, limit = write.event, write.limit
-        if limit is None or not rules.may_wait(event):
+        if limit is None or not rules.is_queueable(event):
             return None
         if (self._connection.execute(LAST_PLACE, (event.topic,)).get or 0) < limit:  # it cannot hold that many
             return None
         pending: int = self._connection.execute(QUEUED_COUNT, (event.topic, write.now)).get
         return pending if pending >= limit else None
 
-    def _add(self, stored: _Stored, gone_at: float | None = None) -> _Stored:
+    def _add(self, stored: _Stored, deleted_at: float | None = None) -> _Stored:
         """Give the event its place: queued at first, unless nobody who comes later may have it."""
         place = self._connection.execute(NEXT_PLACE, (stored.event.topic,)).get
-        event = replace(stored.event, place=place)
-        queued = gone_at is None and rules.may_wait(event)
-        body = sqlite_rows.pack(event.body) if gone_at is None else None
+        event = replace(stored.event, offset=place)
+        queued = deleted_at is None and rules.is_queueable(event)
+        body = sqlite_rows.pack(event.body) if deleted_at is None else None
         columns = (event.topic, event.id, body, event.sent_at, event.delivery, event.consume, event.expires_at)
-        row = (*columns, event.sender, place, event.event_id, stored.bound, stored.fan_from, queued, gone_at)
+        row = (*columns, event.sender, place, event.event_id, stored.bound, stored.fan_out_cursor, queued, deleted_at)
         self._connection.execute(ADD_EVENT, row)
         return replace(stored, event=event)
 
@@ -187,8 +187,8 @@ class Topics:
 
     def _offer_page(self, stored: _Stored, page: int, now: float) -> tuple[int, bool]:
         """An event for all: those of the next subscriptions get it that may have it and have not seen it."""
-        event, last = stored.event, stored.fan_from or 0
-        where = (rules.assignment_id(event.topic, event.place), event.topic, last, stored.bound, page)
+        event, last = stored.event, stored.fan_out_cursor or 0
+        where = (rules.assignment_id(event.topic, event.offset), event.topic, last, stored.bound, page)
         standing: list[rows.Row] = [*self._connection.execute(STANDING_PAGE, where)]
         given: set[int] = set()
         for no, run_no, target, created_at, seen in standing:
@@ -199,7 +199,7 @@ class Topics:
         more = self._connection.execute(ANY_STANDING, (event.topic, last, stored.bound)).get is not None
         self._connection.execute(FAN_ON, (last if more else None, *stored.key))
         if not more:
-            self._leave_if_nobody_has_it(stored, now)
+            self._delete_if_unreferenced(stored, now)
         return len(given), more
 
     # events that go
@@ -215,12 +215,12 @@ class Topics:
             if stored is None:
                 continue
             if not stored.event.consume:
-                self._leave_if_nobody_has_it(stored, now)
+                self._delete_if_unreferenced(stored, now)
             elif stored.assigned_to == run_no:
                 self._leave(stored, now)
         return len(read)
 
-    def give_back(self, run_no: int, numbers: Iterable[int], now: float) -> None:
+    def release(self, run_no: int, numbers: Iterable[int], now: float) -> None:
         """Take unread assignments out of an inbox and offer their events to the next in line."""
         for number in numbers:
             returned = self._connection.execute(GIVE_BACK, (run_no, number)).fetchone()
@@ -232,7 +232,7 @@ class Topics:
                     self._offer_to(stored, self._first_in_line(stored), now)
             else:
                 self._connection.execute(LOWER_FLOOR, (run_no, *stored.key))
-                bound = stored.bound if not rules.may_wait(stored.event) else _ANY
+                bound = stored.bound if not rules.is_queueable(stored.event) else _ANY
                 own = self._connection.execute(OWN_IN_LINE, (stored.event.topic, run_no, bound)).fetchone()
                 self._offer_to(stored, own, now)
 
@@ -245,26 +245,26 @@ class Topics:
             run_no, target = to
             self._assign(stored, run_no, target, now)
         elif not event.consume:
-            self._leave_if_nobody_has_it(stored, now)
-        elif rules.may_wait(event):
+            self._delete_if_unreferenced(stored, now)
+        elif rules.is_queueable(event):
             self._connection.execute(QUEUE, stored.key)
         else:
             self._leave(stored, now)
 
     def _first_in_line(self, stored: _Stored) -> rows.Row | None:
         event = stored.event
-        bound = stored.bound if not rules.may_wait(event) else _ANY
+        bound = stored.bound if not rules.is_queueable(event) else _ANY
         created = event.sent_at if event.delivery == "after_create" else float("inf")
-        where = (event.topic, bound, created, rules.assignment_id(event.topic, event.place))
+        where = (event.topic, bound, created, rules.assignment_id(event.topic, event.offset))
         found: rows.Row | None = self._connection.execute(FIRST_IN_LINE, where).fetchone()
         return found
 
-    def _leave_if_nobody_has_it(self, stored: _Stored, now: float) -> None:
+    def _delete_if_unreferenced(self, stored: _Stored, now: float) -> None:
         """An event for all who waited is gone once none of them is still to get it or to read it."""
-        if rules.may_wait(stored.event):
+        if rules.is_queueable(stored.event):
             return
         current = self._held(*stored.key)
-        finished = current is not None and current.fan_from is None
+        finished = current is not None and current.fan_out_cursor is None
         if finished and self._connection.execute(LIES_UNREAD, stored.key).get is None:
             self._leave(stored, now)
 
@@ -294,7 +294,7 @@ class Topics:
         """The first event of the topic that waits for this run, whether to be taken away or only read."""
         found = [self._connection.execute(sql, (topic, now, run_no)).get for sql in (FIRST_TO_TAKE, FIRST_TO_READ)]
         free = [_stored_of_row(row) for row in found if row is not None]
-        return min(free, key=lambda stored: stored.event.place, default=None)
+        return min(free, key=lambda stored: stored.event.offset, default=None)
 
     def unsubscribe(self, run_no: int, targets: Iterable[str]) -> None:
         self._connection.executemany(UNSUBSCRIBE, [(run_no, target) for target in targets])
@@ -315,9 +315,9 @@ class Topics:
         self.touched.add(id)
 
 
-def mail_rows(run: Known, message: Message, now: float) -> tuple[rows.Row, rows.Row]:
+def mail_rows(run: CachedRunState, message: Message, now: float) -> tuple[rows.Row, rows.Row]:
     """What `ADD_MESSAGE` and `COUNT_MESSAGE` take to put a message into a run's inbox and wake the run."""
-    number = run.inbox_last + 1
+    number = run.last_message_no + 1
     woken = rules.wakes(message, run)
     wake_at = rules.earliest(run.wake_at, now) if woken else run.wake_at
     return sqlite_rows.message_row(run.no, number, message), (number, wake_at, woken and run.owner is not None, run.no)

@@ -24,10 +24,12 @@ DUE = """
     ORDER BY wake_at, id LIMIT ?"""
 DUE_IN_SHARDS = DUE.replace("ORDER BY", "AND shard IN (SELECT value FROM json_each(?)) ORDER BY")
 TAKE = """
-    UPDATE runs SET owner = ?, status = 'running', wake_at = NULL, mailed = 0, begun_at = coalesce(begun_at, ?),
+    UPDATE runs SET owner = ?, status = 'running', wake_at = NULL, mailed = 0,
+        first_executed_at = coalesce(first_executed_at, ?),
            updated_at = ?
     WHERE no = ?
-    RETURNING id, inbox_last, max(fence, coalesce((SELECT max(position) FROM entries WHERE run_no = runs.no), 0))"""
+    RETURNING id, last_message_no,
+        max(fence, coalesce((SELECT max(position) FROM entries WHERE run_no = runs.no), 0))"""
 NEXT_VERSION = """
     SELECT workflow, version, wake_at FROM runs
     WHERE pool = ? AND workflow = ? AND version > ? AND owner IS NULL AND wake_at IS NOT NULL AND ended_at IS NULL
@@ -42,7 +44,7 @@ WAKE_HELD = """
     WHERE workflow = ? AND version = ? AND held IS NOT NULL AND json_extract(held, '$.kind') = ? AND owner IS NULL
           AND ended_at IS NULL AND (wake_at IS NULL OR wake_at > ?)
     RETURNING id"""
-OWNED = "SELECT id, no, begun_at IS NOT NULL OR generation > 0 FROM runs WHERE owner = ? LIMIT ?"
+OWNED = "SELECT id, no, first_executed_at IS NOT NULL OR generation > 0 FROM runs WHERE owner = ? LIMIT ?"
 COUNT_RECOVERY = "UPDATE runs SET recoveries = recoveries + 1 WHERE no = ?"
 JOIN = """
     INSERT INTO workers (id, pool, workflows, lease_until, started_at, node, pid) VALUES (?, ?, ?, ?, ?, ?, ?)

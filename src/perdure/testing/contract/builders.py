@@ -22,17 +22,17 @@ from perdure.model.records import (
 )
 from perdure.model.turns import TurnExtras
 from perdure.stores.protocol import Claim, Store
-from perdure.stores.results import Snapshot, Unsettled
+from perdure.stores.results import Snapshot, UnfinalizedRun
 from perdure.stores.writes import (
     CommitTurn,
     CreateRun,
-    Deliver,
+    DeliverMessage,
     EndRun,
-    Observe,
+    FinalizeRun,
     Observer,
-    Publish,
+    ObserveRunEnd,
+    PublishEvent,
     RunPatch,
-    Settle,
     Write,
 )
 
@@ -40,7 +40,7 @@ SHARDS = 16
 FLOW = ("flow", 1)
 """The (workflow, version) of every run that does not say otherwise."""
 
-K = TypeVar("K", bound="Kit")
+K = TypeVar("K", bound="ContractCase")
 
 
 def case(test: Callable[[K, Store], Coroutine[Any, Any, None]]) -> Callable[[K], None]:
@@ -55,7 +55,7 @@ def case(test: Callable[[K, Store], Coroutine[Any, Any, None]]) -> Callable[[K],
     return run
 
 
-class Kit:
+class ContractCase:
     """What the author of a store gives: one to test, and a second handle on the same data."""
 
     async def make_store(self) -> Store:
@@ -105,7 +105,7 @@ def run(id: str = "r", **fields: Any) -> CreateRun:
 
 def entry(location: str = "charge", asked: int = 0, **fields: Any) -> Entry:
     given = {"kind": "step", "name": location, "status": EntryStatus.SUCCEEDED, "value": b'"done"'}
-    return Entry(location=location, asked=asked, **{**given, **fields})
+    return Entry(location=location, call_seq=asked, **{**given, **fields})
 
 
 def turn(base: int, *entries: Entry, id: str = "r", worker: str = "a", **fields: Any) -> CommitTurn:
@@ -116,17 +116,17 @@ def turn(base: int, *entries: Entry, id: str = "r", worker: str = "a", **fields:
 
 def mail(
     message_id: str = "m", *, id: str = "r", now: float = 120.0, limit: int | None = None, **fields: Any
-) -> Deliver:
+) -> DeliverMessage:
     given: dict[str, Any] = {"kind": "event", "name": "approved", "body": b'{"by":"ada"}'}
-    return Deliver(run_id=id, message=Message(id=message_id, **{**given, **fields}), now=now, limit=limit)
+    return DeliverMessage(run_id=id, message=Message(id=message_id, **{**given, **fields}), now=now, limit=limit)
 
 
 def end(turn_id: str = "end", now: float = 150.0, *, id: str = "r", **fields: Any) -> EndRun:
     return EndRun(run_id=id, turn_id=turn_id, now=now, **fields)
 
 
-def observe(observer: str = "above", target: str = "0/child", *, id: str = "r") -> Observe:
-    return Observe(run_id=id, observer=observer, target=target)
+def observe(observer: str = "above", target: str = "0/child", *, id: str = "r") -> ObserveRunEnd:
+    return ObserveRunEnd(run_id=id, observer=observer, target=target)
 
 
 def observed(write: CreateRun, observer: str = "above", target: str = "0/child") -> CreateRun:
@@ -134,8 +134,8 @@ def observed(write: CreateRun, observer: str = "above", target: str = "0/child")
     return replace(write, observer=Observer(observer, target))
 
 
-def settle(id: str = "r", now: float = 160.0, **fields: Any) -> Settle:
-    return Settle(run_id=id, now=now, **fields)
+def settle(id: str = "r", now: float = 160.0, **fields: Any) -> FinalizeRun:
+    return FinalizeRun(run_id=id, now=now, **fields)
 
 
 def letter(id: str = "d", **fields: Any) -> DeadLetter:
@@ -144,15 +144,15 @@ def letter(id: str = "d", **fields: Any) -> DeadLetter:
 
 def publish(
     id: str = "e", *, topic: str = "t", now: float = 120.0, limit: int | None = None, page: int = 500, **fields: Any
-) -> Publish:
+) -> PublishEvent:
     """An event that is sent now, to its topic."""
     given: dict[str, Any] = {"body": b'{"by":"ada"}', "sent_at": now}
-    return Publish(event=TopicEvent(topic=topic, id=id, **{**given, **fields}), now=now, limit=limit, page=page)
+    return PublishEvent(event=TopicEvent(topic=topic, id=id, **{**given, **fields}), now=now, limit=limit, page=page)
 
 
 def receive(base: int, *topics: str, id: str = "r", target: str = "0/receive", **fields: Any) -> CommitTurn:
     """A turn that leaves a run, which nobody or "a" owns, suspended in a receive from these topics."""
-    more = {name: fields.pop(name) for name in ("returned", "unsubscribe") if name in fields}
+    more = {name: fields.pop(name) for name in ("released_assignments", "unsubscribe") if name in fields}
     extras = TurnExtras(subscribe=(Subscription(target, topics),), **more)
     return turn(base, id=id, **{"owned": False, "patch": suspended(), **fields}, extras=extras)
 
@@ -211,9 +211,9 @@ async def held_by(store: Store, topic: str = "t") -> list[str]:
     return [event.id for event in await store.topic(topic)]
 
 
-async def duties(store: Store) -> dict[str, Unsettled]:
+async def duties(store: Store) -> dict[str, UnfinalizedRun]:
     """Every run that still owes something, by id, those that ended first first."""
-    return {owing.record.id: owing for owing in await store.unsettled()}
+    return {owing.record.id: owing for owing in await store.unfinalized()}
 
 
 def locations(snapshot: Snapshot) -> list[str]:

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 from perdure.model.queries import RunQuery
 from perdure.model.records import RunStatus
 from perdure.stores.protocol import Store
-from perdure.stores.results import Committed, Created, Delivered, Exists, Superseded
+from perdure.stores.results import Committed, Created, IdTaken, MessageDelivered, Superseded
 from perdure.testing.contract.builders import (
-    Kit,
+    ContractCase,
     case,
     claim,
     end,
@@ -26,7 +26,7 @@ from perdure.testing.contract.builders import (
 )
 
 
-class FamilyCases(Kit):
+class FamilyCases(ContractCase):
     @case
     async def test_attached_children_that_are_open_are_listed_by_id(self, store: Store) -> None:
         for id in ("c3", "c1", "c2", "ended", "terminated"):
@@ -50,7 +50,7 @@ class FamilyCases(Kit):
         assert (second.parent, second.attached, second.epoch) == ("r", False, 0)
 
 
-class ForkCases(Kit):
+class ForkCases(ContractCase):
     @case
     async def test_a_fork_is_made_with_a_history_and_an_inbox(self, store: Store) -> None:
         entries = (entry("a"), entry("b", 1))
@@ -64,17 +64,19 @@ class ForkCases(Kit):
         assert (snapshot.entries, snapshot.position, snapshot.record.fence) == (entries, 2, 0)
         assert snapshot.inbox == (replace(inbox[0], number=1), replace(inbox[1], number=2))
         row = snapshot.record
-        assert (row.inbox_last, row.generation, row.epoch, row.status) == (2, 2, 1, RunStatus.PENDING)
+        assert (row.last_message_no, row.generation, row.epoch, row.status) == (2, 2, 1, RunStatus.PENDING)
         assert [each.position for each in await store.history("r")] == [1, 2]
 
     @case
     async def test_a_fork_goes_on_from_there(self, store: Store) -> None:
         write = replace(run(owner="a"), entries=(entry("a"),), inbox=(mail("m").message,))
         assert await store.commit([write]) == [Created(owned=True)]
-        assert (await store.mailed("a"), (await record(store)).wake_at) == ([], None), "its maker knows of its mail"
+        assert (await store.owned_with_messages("a"), (await record(store)).wake_at) == ([], None), (
+            "its maker knows of its mail"
+        )
         assert await store.commit([mail("m"), mail("n")]) == [
-            Delivered(1, fresh=False, owner="a"),
-            Delivered(2, fresh=True, owner="a"),
+            MessageDelivered(1, fresh=False, owner="a"),
+            MessageDelivered(2, fresh=True, owner="a"),
         ]
         assert await store.commit([turn(0, entry("stale"))]) == [Superseded()]
         assert await store.commit([turn(1, entry("b", 1), seen=2, consumed=(1,))]) == [Committed()]
@@ -84,7 +86,7 @@ class ForkCases(Kit):
     async def test_a_fork_is_due_and_claimed_like_any_run(self, store: Store) -> None:
         await store.commit([replace(run(), entries=(entry("a"), entry("b", 1)), inbox=(mail("m").message,))])
         (claimed,) = await store.claim(claim("b"))
-        assert (claimed.id, claimed.position, claimed.inbox_last) == ("r", 2, 1)
+        assert (claimed.id, claimed.position, claimed.last_message_no) == ("r", 2, 1)
 
     @case
     async def test_a_fork_is_made_once(self, store: Store) -> None:
@@ -93,7 +95,7 @@ class ForkCases(Kit):
         before = await load(store)
         assert await store.commit([write]) == [Created(owned=False)]
         (answer,) = await store.commit([replace(run(created_by="another"), entries=(entry("x"),))])
-        assert isinstance(answer, Exists)
+        assert isinstance(answer, IdTaken)
         assert await load(store) == before
 
     @case

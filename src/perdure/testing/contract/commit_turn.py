@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from perdure.model.records import EntryStatus, ErrorRecord, Held, RunStatus, Wait
+from perdure.model.records import EntryStatus, ErrorRecord, Hold, RunStatus, Wait
 from perdure.model.turns import TurnExtras
 from perdure.stores.protocol import Store
-from perdure.stores.results import Committed, Ended, Missing, Superseded
+from perdure.stores.results import AlreadyEnded, Committed, RunMissing, Superseded
 from perdure.stores.writes import EndRun, ReleaseRun, RunPatch, Write
 from perdure.testing.contract.builders import (
-    Kit,
+    ContractCase,
     case,
     claim,
     entry,
@@ -28,7 +28,7 @@ from perdure.testing.contract.builders import (
 )
 
 
-class TurnCases(Kit):
+class TurnCases(ContractCase):
     @case
     async def test_entries_are_appended_in_order_and_read_back(self, store: Store) -> None:
         await store.commit([run(owner="a")])
@@ -72,7 +72,7 @@ class TurnCases(Kit):
     async def test_a_patch_is_the_whole_row(self, store: Store) -> None:
         await store.commit([run(owner="a")])
         error = ErrorRecord("E", "bad", "trace", "charge", "m.E", b"\x00{}", ErrorRecord("Cause", "worse"))
-        held = Held("diverged", "why", "charge", "step a", "step b", "flow.py:3")
+        held = Hold("diverged", "why", "charge", "step a", "step b", "flow.py:3")
         waits = (Wait("timer", "nap", None, 500.0), Wait("event", name="approved"))
         patch = suspended(500.0, waits=waits, held=held, drift=("a", "b"), recoveries=2, error=error)
         await store.commit([turn(0, entry(), patch=patch)])
@@ -99,7 +99,7 @@ class TurnCases(Kit):
     @case
     async def test_a_run_that_ended_takes_no_turn(self, store: Store) -> None:
         await store.commit([run(owner="a"), turn(0, patch=succeeded())])
-        ended = Ended(RunStatus.SUCCEEDED)
+        ended = AlreadyEnded(RunStatus.SUCCEEDED)
         assert await store.commit([turn(1, entry(), turn_id="late")]) == [ended]
         assert await store.commit([turn(0, entry(), turn_id="stale")]) == [ended]
         assert await store.commit([turn(1, entry(), turn_id="free", owned=False)]) == [ended]
@@ -113,11 +113,11 @@ class TurnCases(Kit):
         row = await record(store)
         assert (row.owner, row.wake_at) == (None, None)
         assert await store.next_wake("default") is None
-        assert await store.release("a", 130.0, recovered=True) == []
+        assert await store.release_runs("a", 130.0, recovered=True) == []
 
     @case
     async def test_a_missing_run_takes_no_turn(self, store: Store) -> None:
-        assert await store.commit([turn(0, entry())]) == [Missing()]
+        assert await store.commit([turn(0, entry())]) == [RunMissing()]
         assert await store.load(["r"]) == [None]
         assert await store.records(["r"]) == [None]
         assert await store.history("r") == []
@@ -188,9 +188,9 @@ class TurnCases(Kit):
     @case
     async def test_nothing_is_taken_from_a_worker_declared_gone(self, store: Store) -> None:
         await store.commit([run(owner="a")])
-        await store.declare_gone("a")
+        await store.fence_worker("a")
         assert await store.commit([turn(0, entry())]) == [Superseded()]
-        await store.release("a", 120.0, recovered=True)
+        await store.release_runs("a", 120.0, recovered=True)
         assert await store.commit([turn(0, entry(), owned=False)]) == [Superseded()]
         assert await store.commit([ReleaseRun(run_id="r", worker="a", now=121.0)]) == [Superseded()]
         assert (await load(store)).position == 0
@@ -200,14 +200,14 @@ class TurnCases(Kit):
         await store.commit([run()])
         assert await store.commit([turn(0, entry(), worker="stranger", owned=False)]) == [Superseded()]
         await store.join(worker("c"))
-        await store.retire("c")
+        await store.remove_worker("c")
         assert await store.commit([turn(0, entry(), worker="c", owned=False)]) == [Superseded()]
 
     @case
     async def test_a_worker_that_was_taken_over_changes_nothing(self, store: Store) -> None:
         await store.commit([run(owner="a"), turn(0, entry("before"))])
-        await store.declare_gone("a")
-        assert await store.release("a", 120.0, recovered=True) == ["r"]
+        await store.fence_worker("a")
+        assert await store.release_runs("a", 120.0, recovered=True) == ["r"]
         assert await take(store, claim("b", 121.0)) == ["r"]
         zombie = turn(1, entry("zombie"))
         assert await store.commit([zombie]) == [Superseded()]
@@ -231,9 +231,9 @@ class TurnCases(Kit):
         await store.commit([run(owner="a")])
         write = turn(0, entry())
         await store.commit([write])
-        await store.declare_gone("a")
+        await store.fence_worker("a")
         assert await store.commit([write]) == [Committed()]
-        await store.release("a", 120.0, recovered=True)
+        await store.release_runs("a", 120.0, recovered=True)
         await take(store, claim("b", 121.0))
         await store.commit([turn(1, entry("next"), worker="b")])
         assert await store.commit([write]) == [Committed()]

@@ -9,10 +9,19 @@ from msgspec.structs import replace
 from perdure.model.records import DeadLetter, RunStatus
 from perdure.model.turns import TurnExtras
 from perdure.stores.protocol import Store
-from perdure.stores.results import Answer, Delivered, Ended, Full, Gone, Key, Missing, Published
-from perdure.stores.writes import CommitTurn, Deliver, Publish, Replay, Write
+from perdure.stores.results import (
+    AlreadyEnded,
+    DeadLetterMissing,
+    EventPublished,
+    LimitReached,
+    MessageDelivered,
+    RunMissing,
+    SigningKey,
+    WriteResult,
+)
+from perdure.stores.writes import CommitTurn, DeliverMessage, PublishEvent, ReplayDeadLetter, Write
 from perdure.testing.contract.builders import (
-    Kit,
+    ContractCase,
     assigned,
     case,
     held_by,
@@ -31,7 +40,7 @@ def leaving(base: int, *letters: DeadLetter, worker: str = "a") -> CommitTurn:
     return turn(base, worker=worker, extras=TurnExtras(dead_letters=letters))
 
 
-class LetterCases(Kit):
+class LetterCases(ContractCase):
     @case
     async def test_dead_letters_are_kept_once_and_in_order(self, store: Store) -> None:
         letters = [
@@ -106,8 +115,8 @@ class LetterCases(Kit):
         assert await store.dead_letters() == [letter()]
 
 
-def replay(send: Deliver | Publish, letter_id: str = "d") -> Replay:
-    return Replay(letter_id=letter_id, send=send)
+def replay(send: DeliverMessage | PublishEvent, letter_id: str = "d") -> ReplayDeadLetter:
+    return ReplayDeadLetter(letter_id=letter_id, send=send)
 
 
 def some_letters(count: int = 1) -> list[Write]:
@@ -116,30 +125,30 @@ def some_letters(count: int = 1) -> list[Write]:
     return [run("dead", owner="a"), turn(0, id="dead", extras=TurnExtras(dead_letters=tuple(letters)))]
 
 
-async def only(store: Store, write: Write) -> Answer:
+async def only(store: Store, write: Write) -> WriteResult:
     (answer,) = await store.commit([write])
     return answer
 
 
-class ReplayCases(Kit):
+class ReplayCases(ContractCase):
     @case
     async def test_a_letter_is_sent_to_a_run_and_gone(self, store: Store) -> None:
         await store.commit([*some_letters(2), run("r"), run("s")])
-        assert await only(store, replay(mail("x", event_id="e"))) == Delivered(1, fresh=True)
+        assert await only(store, replay(mail("x", event_id="e"))) == MessageDelivered(1, fresh=True)
         (message,) = await store.inbox("r")
         assert (message.id, message.event_id, message.body) == ("x", "e", b'{"by":"ada"}')
         assert [each.id for each in await store.dead_letters()] == ["d1"]
         assert await store.dead_letter("d") is None
-        assert await only(store, replay(mail("y", id="s"))) == Gone()
-        assert await only(store, replay(mail("y", id="s"), "never")) == Gone()
+        assert await only(store, replay(mail("y", id="s"))) == DeadLetterMissing()
+        assert await only(store, replay(mail("y", id="s"), "never")) == DeadLetterMissing()
         assert await store.inbox("s") == []
 
     @case
     async def test_a_letter_is_sent_to_a_topic_and_gone(self, store: Store) -> None:
         await store.commit([*some_letters(2), *waiting("r")])
-        assert await only(store, replay(publish("x"))) == Published(1, 1)
-        assert await only(store, replay(publish("y"))) == Gone()
-        assert await only(store, replay(publish("z"), "d1")) == Published(2, 0)
+        assert await only(store, replay(publish("x"))) == EventPublished(1, 1)
+        assert await only(store, replay(publish("y"))) == DeadLetterMissing()
+        assert await only(store, replay(publish("z"), "d1")) == EventPublished(2, 0)
         assert await assigned(store, "r") == [["topic/t/1"]]
         assert await held_by(store) == ["x", "z"]
         assert await store.dead_letters() == []
@@ -150,9 +159,9 @@ class ReplayCases(Kit):
         to_run, to_topic = replay(mail("x")), replay(publish("y"), "d1")
         await store.commit([to_run, to_topic])
         for again in await store.commit([to_run, to_topic]):
-            assert isinstance(again, Delivered | Published)
-            assert (again.number if isinstance(again, Delivered) else again.place) == 1
-        assert await only(store, replay(mail("other"))) == Gone(), "somebody else's call is not the same"
+            assert isinstance(again, MessageDelivered | EventPublished)
+            assert (again.number if isinstance(again, MessageDelivered) else again.offset) == 1
+        assert await only(store, replay(mail("other"))) == DeadLetterMissing(), "somebody else's call is not the same"
         assert [message.id for message in await store.inbox("r")] == ["x"]
         assert await held_by(store) == ["y"]
 
@@ -161,17 +170,17 @@ class ReplayCases(Kit):
         await store.commit([*some_letters(3), run("r", owner="a"), run("full"), mail("m", id="full"), publish("e")])
         await store.commit([turn(0, patch=succeeded())])
         before = await store.dead_letters()
-        refusals: list[tuple[Deliver | Publish, Answer]] = [
-            (mail("x"), Ended(RunStatus.SUCCEEDED)),
-            (mail("x", id="missing"), Missing()),
-            (mail("x", id="full", limit=1), Full(1)),
-            (publish("x", limit=1), Full(1)),
+        refusals: list[tuple[DeliverMessage | PublishEvent, WriteResult]] = [
+            (mail("x"), AlreadyEnded(RunStatus.SUCCEEDED)),
+            (mail("x", id="missing"), RunMissing()),
+            (mail("x", id="full", limit=1), LimitReached(1)),
+            (publish("x", limit=1), LimitReached(1)),
         ]
         for number, (send, answer) in enumerate(refusals):
             mine = replay(_named(send, f"x{number}"), "d1")
             assert await only(store, mine) == answer
             assert await store.dead_letters() == before
-        assert await only(store, replay(mail("y", id="full"), "d1")) == Delivered(2, fresh=True)
+        assert await only(store, replay(mail("y", id="full"), "d1")) == MessageDelivered(2, fresh=True)
         assert [each.id for each in await store.dead_letters()] == ["d", "d2"]
 
     @case
@@ -189,8 +198,8 @@ class ReplayCases(Kit):
             ]
             calls = [only((store, other)[n % 2], replay(send, lost.id)) for n, send in enumerate(sends)]
             answers, removed = await asyncio.gather(asyncio.gather(*calls), store.remove_dead_letter(lost.id))
-            sent = [answer for answer in answers if answer != Gone()]
-            assert all(isinstance(answer, Delivered | Published) for answer in sent)
+            sent = [answer for answer in answers if answer != DeadLetterMissing()]
+            assert all(isinstance(answer, MessageDelivered | EventPublished) for answer in sent)
             assert len(sent) + removed == 1
             came = [message.id for id in runs for message in await store.inbox(id)]
             came += [id for topic in ("t", "u") for id in await held_by(store, topic)]
@@ -201,7 +210,7 @@ class ReplayCases(Kit):
     async def test_a_replay_is_one_write_among_others_of_its_batch(self, store: Store) -> None:
         await store.commit([*some_letters(), run("r", owner="a")])
         answers = await store.commit([mail("m"), replay(mail("x")), mail("n"), turn(0, seen=1, consumed=(1,))])
-        numbers = [answer.number for answer in answers[:3] if isinstance(answer, Delivered)]
+        numbers = [answer.number for answer in answers[:3] if isinstance(answer, MessageDelivered)]
         assert numbers == [1, 2, 3]
         assert [message.id for message in await store.inbox("r")] == ["x", "n"]
 
@@ -214,13 +223,13 @@ class ReplayCases(Kit):
         assert len(await store.dead_letters()) == 1
 
 
-def _named(send: Deliver | Publish, id: str) -> Deliver | Publish:
-    if isinstance(send, Publish):
+def _named(send: DeliverMessage | PublishEvent, id: str) -> DeliverMessage | PublishEvent:
+    if isinstance(send, PublishEvent):
         return replace(send, event=replace(send.event, id=id))
     return replace(send, message=replace(send.message, id=id))
 
 
-class KeyCases(Kit):
+class KeyCases(ContractCase):
     @case
     async def test_the_first_key_is_made_once_and_the_same_for_everyone(self, store: Store) -> None:
         other = await self.second(store)
@@ -236,7 +245,7 @@ class KeyCases(Kit):
     async def test_another_key_is_the_newest_from_then_on(self, store: Store) -> None:
         (first,) = await store.keys("tokens", 100.0)
         second = await store.add_key("tokens", 200.0)
-        assert second == Key(first.number + 1, 200.0, second.secret)
+        assert second == SigningKey(first.number + 1, 200.0, second.secret)
         assert len(second.secret) >= 32
         assert second.secret != first.secret
         third = await store.add_key("tokens", 200.0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from perdure.model.records import Held, RunStatus, Wait
+from perdure.model.records import Hold, RunStatus, Wait
 from perdure.stores.protocol import Store
-from perdure.stores.results import Begun, Committed, Created, Ended, Missing, Superseded
-from perdure.stores.writes import ReleaseRun, Restart, RunPatch
+from perdure.stores.results import AlreadyEnded, AlreadyStarted, Committed, Created, RunMissing, Superseded
+from perdure.stores.writes import ContinueAs, ReleaseRun, RunPatch
 from perdure.testing.contract.builders import (
-    Kit,
+    ContractCase,
     case,
     claim,
     end,
@@ -24,10 +24,10 @@ from perdure.testing.contract.builders import (
 )
 
 
-class EndingCases(Kit):
+class EndingCases(ContractCase):
     @case
     async def test_a_run_is_ended_from_outside_at_once(self, store: Store) -> None:
-        held = Held("diverged", "why")
+        held = Hold("diverged", "why")
         await store.commit(
             [run(owner="a"), turn(0, entry(), patch=suspended(500.0, held=held, waits=(Wait("timer"),)))]
         )
@@ -40,7 +40,7 @@ class EndingCases(Kit):
     @case
     async def test_a_turn_in_the_making_is_refused_after_the_end(self, store: Store) -> None:
         await store.commit([run(owner="a"), turn(0, entry()), end(status=RunStatus.FAILED)])
-        assert await store.commit([turn(1, entry("b", 1))]) == [Ended(RunStatus.FAILED)]
+        assert await store.commit([turn(1, entry("b", 1))]) == [AlreadyEnded(RunStatus.FAILED)]
         snapshot = await load(store)
         assert (snapshot.position, snapshot.record.fence, len(snapshot.entries)) == (2, 2, 1)
         assert len(await store.history("r")) == 1
@@ -50,42 +50,42 @@ class EndingCases(Kit):
         await store.commit([run(), end()])
         before = await load(store)
         assert await store.commit([end(now=190.0)]) == [Committed()], "its answer was lost"
-        assert await store.commit([end("another")]) == [Ended(RunStatus.CANCELLED)]
+        assert await store.commit([end("another")]) == [AlreadyEnded(RunStatus.CANCELLED)]
         assert await load(store) == before
 
     @case
     async def test_what_ended_or_is_missing_is_not_ended(self, store: Store) -> None:
-        assert await store.commit([end()]) == [Missing()]
+        assert await store.commit([end()]) == [RunMissing()]
         await store.commit([run(owner="a"), turn(0, entry(), patch=succeeded())])
-        assert await store.commit([end()]) == [Ended(RunStatus.SUCCEEDED)]
+        assert await store.commit([end()]) == [AlreadyEnded(RunStatus.SUCCEEDED)]
 
     @case
     async def test_only_a_run_that_never_executed_is_ended_unless_begun(self, store: Store) -> None:
         await store.commit([run()])
-        assert await store.commit([end(unless_begun=True)]) == [Committed()]
-        assert await store.commit([end(unless_begun=True)]) == [Committed()]
+        assert await store.commit([end(only_if_not_started=True)]) == [Committed()]
+        assert await store.commit([end(only_if_not_started=True)]) == [Committed()]
 
     @case
     async def test_a_run_that_has_executed_is_not_ended_unless_begun(self, store: Store) -> None:
         await store.commit([run()])
         await take(store, claim("a"))
-        assert await store.commit([end(unless_begun=True)]) == [Begun()]
-        await store.release("a", 210.0, recovered=False)
-        assert await store.commit([end(unless_begun=True)]) == [Begun()]
+        assert await store.commit([end(only_if_not_started=True)]) == [AlreadyStarted()]
+        await store.release_runs("a", 210.0, recovered=False)
+        assert await store.commit([end(only_if_not_started=True)]) == [AlreadyStarted()]
         assert (await record(store)).status is RunStatus.RUNNING
 
     @case
     async def test_a_later_generation_has_executed_even_before_it_begins(self, store: Store) -> None:
-        restart = Restart(workflow="flow", version=1, input=b"", begun_at=None)
+        restart = ContinueAs(workflow="flow", version=1, input=b"", first_executed_at=None)
         patch = RunPatch(status=RunStatus.PENDING, wake_at=500.0)
         await store.commit([run(owner="a"), turn(0, restart=restart, patch=patch)])
-        assert await store.commit([end(unless_begun=True)]) == [Begun()]
+        assert await store.commit([end(only_if_not_started=True)]) == [AlreadyStarted()]
 
     @case
     async def test_an_ended_run_is_not_owned(self, store: Store) -> None:
         await store.commit([run(owner="a"), mail(), end()])
-        assert await store.mailed("a") == []
-        assert await store.release("a", 160.0, recovered=True) == []
+        assert await store.owned_with_messages("a") == []
+        assert await store.release_runs("a", 160.0, recovered=True) == []
 
     # giving back
 

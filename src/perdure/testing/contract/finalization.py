@@ -6,12 +6,12 @@ import asyncio
 
 from msgspec.structs import replace
 
-from perdure.model.records import Ending, ErrorRecord, RunStatus
+from perdure.model.records import ErrorRecord, RunResult, RunStatus
 from perdure.stores.protocol import Store
-from perdure.stores.results import Committed, Created, Ended, Exists, Missing, Observing
-from perdure.stores.writes import Moved, Observer, Restart, RewindRun, RunPatch, Settle
+from perdure.stores.results import AlreadyEnded, Committed, Created, IdTaken, Observing, RunMissing
+from perdure.stores.writes import ContinueAs, FinalizeRun, Observer, RedirectedEvent, RewindRun, RunPatch
 from perdure.testing.contract.builders import (
-    Kit,
+    ContractCase,
     case,
     claim,
     duties,
@@ -37,19 +37,19 @@ from perdure.testing.contract.builders import (
 ABOVE = Observer("above", "0/child")
 
 
-def moved(number: int, *, topic: str = "t", limit: int | None = None) -> Moved:
+def moved(number: int, *, topic: str = "t", limit: int | None = None) -> RedirectedEvent:
     to = publish(f"moved-{number}", topic=topic, now=160.0, limit=limit)
-    return Moved(number, to, letter(f"letter-{number}"))
+    return RedirectedEvent(number, to, letter(f"letter-{number}"))
 
 
-class ObservingCases(Kit):
+class ObservingCases(ContractCase):
     @case
     async def test_an_observed_run_owes_news_once_it_has_ended(self, store: Store) -> None:
         await store.commit([run(owner="a")])
         assert await store.commit([observe()]) == [Observing()]
-        assert await store.unsettled() == []
+        assert await store.unfinalized() == []
         await store.commit([turn(0, entry(), patch=succeeded())])
-        (owing,) = await store.unsettled()
+        (owing,) = await store.unfinalized()
         assert (owing.observers, owing.mail, owing.orphans) == ((ABOVE,), (), False)
         assert owing.record == await record(store)
 
@@ -68,7 +68,7 @@ class ObservingCases(Kit):
         )
         assert answers[1:] == [Observing()] * 5
         await store.commit([turn(0, patch=succeeded())])
-        (owing,) = await store.unsettled()
+        (owing,) = await store.unfinalized()
         assert sorted(owing.observers, key=lambda each: (each.run_id, each.target)) == [
             ABOVE,
             Observer("above", "0/other"),
@@ -83,12 +83,12 @@ class ObservingCases(Kit):
         await store.commit([run("r2", owner="a"), turn(0, id="r2", patch=failed), run("r3"), end(id="r3")])
         answers = await store.commit([observe(id=id) for id in ("r1", "r2", "r3", "missing")])
         assert answers == [
-            Ended(RunStatus.SUCCEEDED, Ending(result=b'"done"')),
-            Ended(RunStatus.FAILED, Ending(RunStatus.FAILED, error=error)),
-            Ended(RunStatus.CANCELLED, Ending(RunStatus.CANCELLED)),
-            Missing(),
+            AlreadyEnded(RunStatus.SUCCEEDED, RunResult(result=b'"done"')),
+            AlreadyEnded(RunStatus.FAILED, RunResult(RunStatus.FAILED, error=error)),
+            AlreadyEnded(RunStatus.CANCELLED, RunResult(RunStatus.CANCELLED)),
+            RunMissing(),
         ]
-        assert await store.unsettled() == [], "it was told at once"
+        assert await store.unfinalized() == [], "it was told at once"
 
     @case
     async def test_observing_and_ending_do_not_miss_each_other(self, store: Store) -> None:
@@ -98,13 +98,13 @@ class ObservingCases(Kit):
         ends = [store.commit([turn(0, id=id, patch=succeeded())]) for id in ids]
         asked = [other.commit([observe(id=id)]) for id in ids]
         answers = await asyncio.gather(*(call for pair in zip(asked, ends, strict=True) for call in pair))
-        told = {id for id, (answer,) in zip(ids, answers[::2], strict=True) if isinstance(answer, Ended)}
+        told = {id for id, (answer,) in zip(ids, answers[::2], strict=True) if isinstance(answer, AlreadyEnded)}
         assert told | set(await duties(store)) == set(ids)
         assert not told & set(await duties(store))
 
     @case
     async def test_observers_stay_when_the_run_begins_anew(self, store: Store) -> None:
-        restart = Restart(workflow="flow", version=1, input=b"2", begun_at=111.0)
+        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
         going_on = RunPatch(status=RunStatus.RUNNING, owner="a")
         await store.commit([run(owner="a"), observe(), turn(0, restart=restart, patch=going_on)])
         await store.commit([turn(1, patch=succeeded())])
@@ -115,7 +115,7 @@ class ObservingCases(Kit):
         births = [observed(run("r1", owner="a")), run("r2", owner="a"), observed(run("r3"), "beside", "0/x")]
         created = [Created(owned=True), Created(owned=True), Created(owned=False)]
         assert await store.commit(births) == created
-        assert await store.unsettled() == []
+        assert await store.unfinalized() == []
         await store.commit([turn(0, id=id, patch=succeeded()) for id in ("r1", "r2")])
         await store.commit([end(id="r3")])
         owing = await duties(store)
@@ -144,10 +144,10 @@ class ObservingCases(Kit):
     async def test_who_asks_again_for_a_run_that_has_ended_learns_how(self, store: Store) -> None:
         births = [observed(run(id, owner="a")) for id in ("r1", "r2")]
         await store.commit(births)
-        await store.commit([turn(0, id="r1", patch=succeeded()), settle("r1", told=(ABOVE,))])
-        how = Ended(RunStatus.SUCCEEDED, Ending(result=b'"done"'))
+        await store.commit([turn(0, id="r1", patch=succeeded()), settle("r1", notified=(ABOVE,))])
+        how = AlreadyEnded(RunStatus.SUCCEEDED, RunResult(result=b'"done"'))
         assert await store.commit(births) == [how, Created(owned=True)]
-        assert await store.unsettled() == [], "it was told at once"
+        assert await store.unfinalized() == [], "it was told at once"
 
     @case
     async def test_a_run_whose_id_was_taken_is_not_observed(self, store: Store) -> None:
@@ -155,7 +155,7 @@ class ObservingCases(Kit):
         answers = await store.commit(
             [observed(run("r1", created_by="another")), observed(run("r3", owner="a")), observed(run("r2"))]
         )
-        assert [type(answer) for answer in answers] == [Exists, Created, Created]
+        assert [type(answer) for answer in answers] == [IdTaken, Created, Created]
         await store.commit([turn(0, id=id, patch=succeeded()) for id in ("r1", "r2", "r3")])
         assert sorted(await duties(store)) == ["r2", "r3"]
 
@@ -167,42 +167,42 @@ class ObservingCases(Kit):
         ends = [store.commit([turn(0, id=id, patch=succeeded())]) for id in ids]
         asked = [other.commit([observed(run(id, owner="a"))]) for id in ids]
         answers = await asyncio.gather(*(call for pair in zip(asked, ends, strict=True) for call in pair))
-        told = {id for id, (answer,) in zip(ids, answers[::2], strict=True) if isinstance(answer, Ended)}
+        told = {id for id, (answer,) in zip(ids, answers[::2], strict=True) if isinstance(answer, AlreadyEnded)}
         assert told | set(await duties(store)) == set(ids)
         assert not told & set(await duties(store))
 
 
-class DutyCases(Kit):
+class DutyCases(ContractCase):
     @case
     async def test_the_end_of_a_plain_run_is_settled_at_once(self, store: Store) -> None:
         await store.commit([run(owner="a"), mail("m", kind="resume"), mail("c", kind="child"), mail("e")])
         await store.commit([turn(0, seen=3, consumed=(3,), patch=succeeded(prune_at=200.0))])
-        assert await store.unsettled() == [], "mail that is no event is nobody's loss"
+        assert await store.unfinalized() == [], "mail that is no event is nobody's loss"
         assert await store.prune(200.0) == 1
 
     @case
     async def test_unread_events_are_owed_an_answer(self, store: Store) -> None:
         await store.commit([run(owner="a"), mail("m1"), mail("m2", kind="cancel"), mail("m3", policy="broadcast")])
         await store.commit([turn(0, seen=0, patch=succeeded())])
-        (owing,) = await store.unsettled()
+        (owing,) = await store.unfinalized()
         assert [message.id for message in owing.mail] == ["m1", "m3"]
         assert owing.mail[1] == (await store.inbox("r"))[2], "as it lies in the inbox"
 
     @case
     async def test_unread_assignments_are_owed_to_their_topic(self, store: Store) -> None:
         await store.commit([*waiting(), publish(), end()])
-        (owing,) = await store.unsettled()
-        assert [(message.kind, message.place) for message in owing.mail] == [("assignment", 1)]
+        (owing,) = await store.unfinalized()
+        assert [(message.kind, message.offset) for message in owing.mail] == [("assignment", 1)]
         await store.commit([*waiting("next")])
         assert await store.commit([settle(returned=(1,), orphans=True)]) == [Committed()]
-        assert await store.unsettled() == []
+        assert await store.unfinalized() == []
         assert [message.id for message in await store.inbox("next")] == ["topic/t/1"]
         assert await store.inbox("r") == []
 
     @case
     async def test_a_terminated_run_leaves_orphans(self, store: Store) -> None:
         await store.commit([run("r1", owner="a"), run("r2"), run("r3"), run("r4", owner="a")])
-        await store.commit([end(id="r1"), end(id="r2"), end(id="r3", unless_begun=True)])
+        await store.commit([end(id="r1"), end(id="r2"), end(id="r3", only_if_not_started=True)])
         await store.commit([turn(0, id="r4", patch=RunPatch(status=RunStatus.CANCELLED, ended_at=110.0))])
         owing = await duties(store)
         assert list(owing) == ["r1"], "one that never executed has no children; one that ends itself has seen to them"
@@ -210,28 +210,28 @@ class DutyCases(Kit):
         await store.commit([settle("r1")])
         assert list(await duties(store)) == ["r1"]
         assert await store.commit([settle("r1", orphans=True)]) == [Committed()]
-        assert await store.unsettled() == []
+        assert await store.unfinalized() == []
 
     @case
     async def test_a_run_that_was_ended_before_it_began_still_tells(self, store: Store) -> None:
-        await store.commit([run(), observe(), mail(), end(unless_begun=True)])
-        (owing,) = await store.unsettled()
+        await store.commit([run(), observe(), mail(), end(only_if_not_started=True)])
+        (owing,) = await store.unfinalized()
         assert (owing.observers, len(owing.mail), owing.orphans) == ((ABOVE,), 1, False)
 
     @case
     async def test_duties_are_ticked_off_in_parts(self, store: Store) -> None:
         await store.commit([run(owner="a"), observe(), observe("beside"), mail("m1"), mail("m2")])
         await store.commit([turn(0, seen=2, patch=succeeded(prune_at=200.0))])
-        first = settle(told=(ABOVE,), consumed=(1,), dead_letters=(letter("d1"),))
+        first = settle(notified=(ABOVE,), consumed=(1,), dead_letters=(letter("d1"),))
         assert await store.commit([first]) == [Committed()]
         assert await store.commit([first]) == [Committed()], "its answer was lost"
-        (owing,) = await store.unsettled()
+        (owing,) = await store.unfinalized()
         assert owing.observers == (Observer("beside", "0/child"),)
         assert [message.id for message in owing.mail] == ["m2"]
         assert await store.prune(300.0) == 0
-        await store.commit([settle(told=owing.observers)])
+        await store.commit([settle(notified=owing.observers)])
         await store.commit([settle(consumed=(2,))])
-        assert await store.unsettled() == []
+        assert await store.unfinalized() == []
         assert [each.id for each in await store.dead_letters()] == ["d1"]
         assert await store.prune(300.0) == 1
 
@@ -239,7 +239,7 @@ class DutyCases(Kit):
     async def test_settling_changes_nothing_else_of_the_run(self, store: Store) -> None:
         await store.commit([run(owner="a"), observe(), turn(0, entry(), patch=succeeded())])
         before = await load(store)
-        await store.commit([settle(told=(ABOVE,))])
+        await store.commit([settle(notified=(ABOVE,))])
         assert await load(store) == before
 
     @case
@@ -254,13 +254,13 @@ class DutyCases(Kit):
     @case
     async def test_a_run_that_goes_on_has_nothing_to_settle(self, store: Store) -> None:
         await store.commit([run(owner="a"), observe(), mail()])
-        assert await store.commit([settle(told=(ABOVE,), consumed=(1,), dead_letters=(letter(),))]) == [Committed()]
+        assert await store.commit([settle(notified=(ABOVE,), consumed=(1,), dead_letters=(letter(),))]) == [Committed()]
         assert await store.dead_letters() == []
         assert len(await store.inbox("r")) == 1, "it was rewound meanwhile, and its duties are its next end's"
         await store.commit([turn(0, seen=1, patch=succeeded())])
-        (owing,) = await store.unsettled()
+        (owing,) = await store.unfinalized()
         assert (owing.observers, len(owing.mail)) == ((ABOVE,), 1)
-        assert await store.commit([Settle(run_id="missing", now=1.0)]) == [Missing()]
+        assert await store.commit([FinalizeRun(run_id="missing", now=1.0)]) == [RunMissing()]
 
     # events that move to their topics
 
@@ -269,10 +269,10 @@ class DutyCases(Kit):
         await store.commit([*waiting("w"), run(owner="a"), mail("m1"), mail("m2"), turn(0, seen=2, patch=succeeded())])
         write = settle(moved=(moved(1), moved(2)))
         assert await store.commit([write]) == [Committed()]
-        assert [each.place for each in await store.inbox("w")] == [1]
-        assert [(each.place, each.id) for each in await store.topic("t")] == [(1, "moved-1"), (2, "moved-2")]
+        assert [each.offset for each in await store.inbox("w")] == [1]
+        assert [(each.offset, each.id) for each in await store.topic("t")] == [(1, "moved-1"), (2, "moved-2")]
         assert await store.inbox("r") == []
-        assert await store.unsettled() == []
+        assert await store.unfinalized() == []
         assert await take(store, claim("b")) == ["w"]
         assert await store.commit([write]) == [Committed()], "its answer was lost"
         assert len(await store.topic("t")) == 2
@@ -284,7 +284,7 @@ class DutyCases(Kit):
         assert await store.commit([write]) == [Committed()]
         assert [each.id for each in await store.dead_letters()] == ["letter-1"]
         assert [[each.id for each in await store.topic(topic)] for topic in "tu"] == [["e"], ["moved-2"]]
-        assert await store.unsettled() == []
+        assert await store.unfinalized() == []
         assert await store.remove_dead_letter("letter-1")
         await store.commit([write])
         assert await store.dead_letters() == []
@@ -303,15 +303,15 @@ class DutyCases(Kit):
             await store.commit(waiting(f"w{n}"))
         await store.commit([publish(page=2, consume=False)])
         await store.commit([run(owner="a"), mail(), turn(0, seen=1, patch=succeeded()), settle(moved=(moved(1),))])
-        assert [each.id for each in await store.unfinished()] == ["e", "moved-1"]
+        assert [each.id for each in await store.unfinished_broadcasts()] == ["e", "moved-1"]
 
     @case
     async def test_those_that_ended_first_come_first_and_in_pages(self, store: Store) -> None:
         ended = {"r1": 130.0, "r2": 110.0, "r3": 120.0}
         for id, at in ended.items():
             await store.commit([run(id, owner="a"), observe(id=id), turn(0, id=id, patch=succeeded(at))])
-        assert [each.record.id for each in await store.unsettled()] == ["r2", "r3", "r1"]
-        assert [each.record.id for each in await store.unsettled(limit=2)] == ["r2", "r3"]
+        assert [each.record.id for each in await store.unfinalized()] == ["r2", "r3", "r1"]
+        assert [each.record.id for each in await store.unfinalized(limit=2)] == ["r2", "r3"]
 
     @case
     async def test_what_many_runs_owed_is_ticked_off_in_one_batch(self, store: Store) -> None:
@@ -323,17 +323,17 @@ class DutyCases(Kit):
         rewind = RewindRun(run_id="r4", base=1, turn_id="back", now=155.0, dropped=())
         answers = await store.commit(
             [
-                settle("r0", told=(ABOVE, beside)),
-                settle("r1", told=(beside,)),
-                settle("nobody", told=(ABOVE,)),
-                settle("r2", told=(ABOVE, beside)),
-                settle("r3", told=(ABOVE, beside), consumed=(1,)),
-                settle("r5", told=(ABOVE,)),  # has not ended
+                settle("r0", notified=(ABOVE, beside)),
+                settle("r1", notified=(beside,)),
+                settle("nobody", notified=(ABOVE,)),
+                settle("r2", notified=(ABOVE, beside)),
+                settle("r3", notified=(ABOVE, beside), consumed=(1,)),
+                settle("r5", notified=(ABOVE,)),  # has not ended
                 rewind,
-                settle("r4", told=(ABOVE,)),  # not any more
+                settle("r4", notified=(ABOVE,)),  # not any more
             ]
         )
-        assert answers == [Committed(), Committed(), Missing(), *[Committed()] * 5]
+        assert answers == [Committed(), Committed(), RunMissing(), *[Committed()] * 5]
         owing = await duties(store)
         assert {id: (each.observers, len(each.mail)) for id, each in owing.items()} == {
             "r1": ((ABOVE,), 0),
@@ -351,12 +351,12 @@ class DutyCases(Kit):
         await store.commit([run(owner="a"), *observers, *(mail(f"m{n}") for n in range(1200))])
         await store.commit([turn(0, seen=0, patch=succeeded())])
         told, read = set[str](), set[str]()
-        while owings := await store.unsettled():
+        while owings := await store.unfinalized():
             (owing,) = owings
             assert owing.observers or owing.mail
             told |= {each.run_id for each in owing.observers}
             read |= {each.id for each in owing.mail}
-            await store.commit([settle(told=owing.observers, consumed=tuple(each.number for each in owing.mail))])
+            await store.commit([settle(notified=owing.observers, consumed=tuple(each.number for each in owing.mail))])
         assert (len(told), len(read)) == (1200, 1200)
 
     @case
@@ -366,7 +366,7 @@ class DutyCases(Kit):
         for id in ("r", "s"):
             await store.commit([turn(0, id=id, patch=succeeded(prune_at=200.0))])
         assert await store.prune(300.0) == 0
-        await store.commit([settle("s", told=(ABOVE,))])
+        await store.commit([settle("s", notified=(ABOVE,))])
         assert await store.prune(300.0) == 1, "a parent that is not there is not open"
         await store.commit([turn(0, id="above", patch=succeeded())])
         assert await store.prune(300.0) == 1

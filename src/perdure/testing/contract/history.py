@@ -5,21 +5,21 @@ from __future__ import annotations
 from perdure.model.records import RunStatus
 from perdure.model.turns import TurnExtras
 from perdure.stores.protocol import Store
-from perdure.stores.results import Committed, Ended, Missing, Superseded
+from perdure.stores.results import AlreadyEnded, Committed, RunMissing, Superseded
 from perdure.stores.writes import (
     CommitTurn,
+    ContinueAs,
     EndRun,
     FanOut,
-    Observe,
+    FinalizeRun,
+    ObserveRunEnd,
     ReleaseRun,
-    Restart,
     RunPatch,
-    Settle,
     SupersedeStream,
     Write,
 )
 from perdure.testing.contract.builders import (
-    Kit,
+    ContractCase,
     case,
     claim,
     entry,
@@ -35,7 +35,7 @@ from perdure.testing.contract.builders import (
 )
 
 
-class HistoryCases(Kit):
+class HistoryCases(ContractCase):
     # dropping and beginning anew
 
     @case
@@ -89,16 +89,16 @@ class HistoryCases(Kit):
     @case
     async def test_a_restart_begins_the_history_anew_and_keeps_the_mail(self, store: Store) -> None:
         await store.commit([run(owner="a", input=b"1"), mail("m1"), mail("m2"), turn(0, entry("x"), entry("y", 1))])
-        restart = Restart(workflow="flow2", version=3, input=b"2", begun_at=None, run_attempt=2)
+        restart = ContinueAs(workflow="flow2", version=3, input=b"2", first_executed_at=None, run_attempt=2)
         patch = RunPatch(status=RunStatus.PENDING, wake_at=150.0)
         write = turn(2, restart=restart, patch=patch, seen=2, consumed=(1,))
         assert await store.commit([write]) == [Committed()]
         snapshot = await load(store)
         row = snapshot.record
         assert (row.workflow, row.version, row.input) == ("flow2", 3, b"2")
-        assert (row.first_workflow, row.first_input) == ("flow", b"1")
+        assert (row.original_workflow, row.original_input) == ("flow", b"1")
         assert (row.generation, row.epoch, row.run_attempt) == (1, 1, 2)
-        assert (row.begun_at, row.wake_at, row.pool) == (None, 150.0, "default")
+        assert (row.first_executed_at, row.wake_at, row.pool) == (None, 150.0, "default")
         assert (snapshot.entries, snapshot.position, row.fence) == ((), 3, 3)
         assert [message.id for message in snapshot.inbox] == ["m2"]
         assert await store.commit([write]) == [Committed()], "its answer was lost"
@@ -107,7 +107,7 @@ class HistoryCases(Kit):
     @case
     async def test_a_stale_generation_is_refused(self, store: Store) -> None:
         await store.commit([run(owner="a"), turn(0, entry("x"), entry("y", 1))])
-        restart = Restart(workflow="flow", version=1, input=b"2", begun_at=111.0)
+        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
         patch = RunPatch(status=RunStatus.RUNNING, owner="a")
         await store.commit([turn(2, restart=restart, patch=patch)])
         for base in range(3):
@@ -120,15 +120,15 @@ class HistoryCases(Kit):
         await store.commit([run(owner="a", input=b"1")])
         patch = RunPatch(status=RunStatus.RUNNING, owner="a")
         for base in range(3):
-            restart = Restart(workflow="flow", version=1, input=b"%d" % (base + 2), begun_at=111.0)
+            restart = ContinueAs(workflow="flow", version=1, input=b"%d" % (base + 2), first_executed_at=111.0)
             await store.commit([turn(base, restart=restart, patch=patch)])
         row = await record(store)
-        assert (row.first_input, row.input, row.generation, row.begun_at) == (b"1", b"4", 3, 111.0)
+        assert (row.original_input, row.input, row.generation, row.first_executed_at) == (b"1", b"4", 3, 111.0)
 
     @case
     async def test_the_entries_of_a_restarting_turn_go_with_the_old_history(self, store: Store) -> None:
         await store.commit([run(owner="a"), turn(0, entry("old"))])
-        restart = Restart(workflow="flow", version=1, input=b"2", begun_at=111.0)
+        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
         write = turn(1, entry("last"), entry("too", 1), restart=restart)
         assert await store.commit([write]) == [Committed()]
         snapshot = await load(store)
@@ -144,7 +144,7 @@ class HistoryCases(Kit):
         for extra, entries in ((0, ()), (1, (entry("x", 3),)), (3, tuple(entry(f"x{n}", n) for n in range(3)))):
             id = f"r{extra}"
             await store.commit([run(id, owner="a"), turn(0, entry("old"), id=id)])
-            restart = Restart(workflow="flow", version=1, input=b"2", begun_at=111.0, entries=carried)
+            restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0, entries=carried)
             going_on = RunPatch(status=RunStatus.RUNNING, owner="a")
             write = turn(1, *entries, id=id, restart=restart, patch=going_on)
             assert await store.commit([write]) == [Committed()]
@@ -158,7 +158,7 @@ class HistoryCases(Kit):
 
     @case
     async def test_a_restart_may_move_the_run_to_another_pool(self, store: Store) -> None:
-        restart = Restart(workflow="flow", version=1, input=b"2", begun_at=None, pool="gpu")
+        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=None, pool="gpu")
         await store.commit([run(owner="a"), turn(0, restart=restart, patch=suspended(150.0))])
         assert (await record(store)).pool == "gpu"
         assert (await store.next_wake("gpu"), await store.next_wake("default")) == (150.0, None)
@@ -175,11 +175,16 @@ class HistoryCases(Kit):
             EndRun(run_id="r", turn_id="t", now=1.0, status=RunStatus.RUNNING),
             CommitTurn(run_id="", base=0, turn_id="t", worker="a", owned=True, now=1.0),
             run("r3", input="text"),
-            turn(1, restart=Restart(workflow="f", version=1, input=b"", begun_at=None, entries=(entry(value=12),))),
-            FanOut(topic="t", place=1, now=1.0, page=0),
-            FanOut(topic="", place=1, now=1.0),
-            Observe(run_id="", observer="above", target="0/child"),
-            Settle(run_id="", now=1.0),
+            turn(
+                1,
+                restart=ContinueAs(
+                    workflow="f", version=1, input=b"", first_executed_at=None, entries=(entry(value=12),)
+                ),
+            ),
+            FanOut(topic="t", offset=1, now=1.0, page=0),
+            FanOut(topic="", offset=1, now=1.0),
+            ObserveRunEnd(run_id="", observer="above", target="0/child"),
+            FinalizeRun(run_id="", now=1.0),
             SupersedeStream(run_id="", location="charge", writer="w"),
             ReleaseRun(run_id="", worker="a", now=1.0),
             "no write at all",
@@ -206,7 +211,7 @@ class HistoryCases(Kit):
         answers = await store.commit(batch)
         assert answers[1:3] == [Committed(), Superseded()]
         assert answers[4] == Committed(mail=True)
-        assert answers[6:] == [Committed(), Ended(RunStatus.SUCCEEDED)]
+        assert answers[6:] == [Committed(), AlreadyEnded(RunStatus.SUCCEEDED)]
         assert locations(await load(store)) == ["x", "y", "z"]
 
     @case
@@ -219,7 +224,7 @@ class HistoryCases(Kit):
     async def test_a_refused_write_does_not_touch_its_neighbours(self, store: Store) -> None:
         await store.commit([run("r1", owner="a"), run("r2", owner="b"), run("r3", owner="a")])
         answers = await store.commit([turn(0, entry(), id=id) for id in ("r1", "r2", "missing", "r3")])
-        assert answers == [Committed(), Superseded(), Missing(), Committed()]
+        assert answers == [Committed(), Superseded(), RunMissing(), Committed()]
         assert [(await load(store, id)).position for id in ("r1", "r2", "r3")] == [1, 0, 1]
 
     @case

@@ -6,12 +6,12 @@ import asyncio
 
 from msgspec.structs import replace
 
-from perdure.model.records import Held, RunStatus
+from perdure.model.records import Hold, RunStatus
 from perdure.stores.protocol import Store
-from perdure.stores.results import Committed, Delivered, Ended, Full, Missing, Published
-from perdure.stores.writes import EndRun, Restart, RunPatch
+from perdure.stores.results import AlreadyEnded, Committed, EventPublished, LimitReached, MessageDelivered, RunMissing
+from perdure.stores.writes import ContinueAs, EndRun, RunPatch
 from perdure.testing.contract.builders import (
-    Kit,
+    ContractCase,
     case,
     claim,
     end,
@@ -28,12 +28,12 @@ from perdure.testing.contract.builders import (
     turn,
 )
 
-HELD = Held("diverged", "other code")
+HELD = Hold("diverged", "other code")
 RUNNING = RunPatch(status=RunStatus.RUNNING, owner="a")
-ANEW = Restart(workflow="flow", version=1, input=b"{}", begun_at=None, run_attempt=2)
+ANEW = ContinueAs(workflow="flow", version=1, input=b"{}", first_executed_at=None, run_attempt=2)
 
 
-class MailCases(Kit):
+class MailCases(ContractCase):
     @case
     async def test_messages_are_numbered_and_come_back_whole(self, store: Store) -> None:
         await store.commit([run()])
@@ -45,12 +45,12 @@ class MailCases(Kit):
             body=None,
             policy="broadcast",
             target="2/join",
-            place=3,
+            offset=3,
             wants_reply=True,
             event_id="paid-7",
         )
         answers = await store.commit([first, mail("a", kind="cancel", body=b"")])
-        assert answers == [Delivered(1, fresh=True), Delivered(2, fresh=True)]
+        assert answers == [MessageDelivered(1, fresh=True), MessageDelivered(2, fresh=True)]
         snapshot = await load(store)
         assert [(m.number, m.id, m.kind, m.body) for m in snapshot.inbox] == [
             (1, "z", "event", None),
@@ -58,18 +58,20 @@ class MailCases(Kit):
         ]
         assert snapshot.inbox[0] == replace(first.message, number=1)
         plain = snapshot.inbox[1]
-        assert (plain.policy, plain.target, plain.place, plain.wants_reply) == ("discard", None, 0, False)
+        assert (plain.policy, plain.target, plain.offset, plain.wants_reply) == ("discard", None, 0, False)
         assert plain.event_id is None
-        assert snapshot.record.inbox_last == 2
+        assert snapshot.record.last_message_no == 2
 
     @case
     async def test_a_message_id_is_taken_once_even_after_it_was_consumed(self, store: Store) -> None:
         await store.commit([run(owner="a"), mail("m"), mail("n")])
-        assert await store.commit([mail("m", body=b"other")]) == [Delivered(1, fresh=False, owner="a")]
+        assert await store.commit([mail("m", body=b"other")]) == [MessageDelivered(1, fresh=False, owner="a")]
         await store.commit([turn(0, entry(), seen=2, consumed=(1,))])
-        assert await store.commit([mail("m")]) == [Delivered(1, fresh=False, owner="a")]
+        assert await store.commit([mail("m")]) == [MessageDelivered(1, fresh=False, owner="a")]
         assert [message.id for message in (await load(store)).inbox] == ["n"]
-        assert await store.commit([mail("o")]) == [Delivered(3, fresh=True, owner="a")], "numbers are not given again"
+        assert await store.commit([mail("o")]) == [MessageDelivered(3, fresh=True, owner="a")], (
+            "numbers are not given again"
+        )
 
     @case
     async def test_mail_after_a_number_is_read_alone(self, store: Store) -> None:
@@ -83,14 +85,17 @@ class MailCases(Kit):
     @case
     async def test_two_runs_may_get_the_same_message_id(self, store: Store) -> None:
         await store.commit([run("r1"), run("r2")])
-        assert await store.commit([mail(id="r1"), mail(id="r2")]) == [Delivered(1, fresh=True)] * 2
+        assert await store.commit([mail(id="r1"), mail(id="r2")]) == [MessageDelivered(1, fresh=True)] * 2
 
     @case
     async def test_a_run_that_ended_or_is_missing_takes_no_mail(self, store: Store) -> None:
         await store.commit([run(owner="a"), mail("before"), turn(0, seen=1, patch=succeeded())])
-        assert await store.commit([mail("late"), mail(id="missing")]) == [Ended(RunStatus.SUCCEEDED), Missing()]
+        assert await store.commit([mail("late"), mail(id="missing")]) == [
+            AlreadyEnded(RunStatus.SUCCEEDED),
+            RunMissing(),
+        ]
         (again,) = await store.commit([mail("before")])
-        assert again == Delivered(1, fresh=False), "its answer was lost"
+        assert again == MessageDelivered(1, fresh=False), "its answer was lost"
 
     @case
     async def test_mail_of_one_batch_is_taken_in_its_order(self, store: Store) -> None:
@@ -99,19 +104,19 @@ class MailCases(Kit):
         lost = [("m1", "done"), ("m2", "done"), ("m1", "missing"), ("m2", "missing")]
         answers = await store.commit([mail(message, id=id) for message, id in [*given, *lost]])
         assert answers == [
-            Delivered(2, fresh=True, owner="a"),
-            Delivered(1, fresh=False, owner="a"),
-            Delivered(1, fresh=True),
-            Delivered(3, fresh=True, owner="a"),
-            Delivered(2, fresh=True),
-            *[Ended(RunStatus.CANCELLED)] * 2,
-            *[Missing()] * 2,
+            MessageDelivered(2, fresh=True, owner="a"),
+            MessageDelivered(1, fresh=False, owner="a"),
+            MessageDelivered(1, fresh=True),
+            MessageDelivered(3, fresh=True, owner="a"),
+            MessageDelivered(2, fresh=True),
+            *[AlreadyEnded(RunStatus.CANCELLED)] * 2,
+            *[RunMissing()] * 2,
         ]
         answers = await store.commit([mail(message, id="r1") for message in ("n1", "n2", "n1", "n3")])
-        assert [answer.number for answer in answers if isinstance(answer, Delivered)] == [4, 5, 4, 6]
-        assert await store.commit([mail("n4", id="r1")]) == [Delivered(7, fresh=True, owner="a")]
+        assert [answer.number for answer in answers if isinstance(answer, MessageDelivered)] == [4, 5, 4, 6]
+        assert await store.commit([mail("n4", id="r1")]) == [MessageDelivered(7, fresh=True, owner="a")]
         assert [each.id for each in await store.inbox("r1")] == ["m1", "m2", "m3", "n1", "n2", "n3", "n4"]
-        assert (await record(store, "r1")).inbox_last == 7
+        assert (await record(store, "r1")).last_message_no == 7
 
     @case
     async def test_mail_of_one_batch_wakes_as_each_of_it_would(self, store: Store) -> None:
@@ -125,14 +130,14 @@ class MailCases(Kit):
         await store.commit([*later, resume, *sooner, mail("resumed-2", id="resumed", now=125.0)])
         wakes = {id: (await record(store, id)).wake_at for id in runs}
         assert wakes == {"asleep": 125.0, "held": None, "resumed": 140.0}
-        assert await store.mailed("a") == ["ours"]
+        assert await store.owned_with_messages("a") == ["ours"]
 
     @case
     async def test_mail_after_a_turn_of_its_batch_finds_the_run_as_the_turn_left_it(self, store: Store) -> None:
         await store.commit([run(owner="a")])
         asleep = turn(0, entry(), seen=1, patch=suspended(500.0))
         answers = await store.commit([mail("m1"), asleep, mail("m2"), mail("m3")])
-        assert answers[1:] == [Committed(), Delivered(2, fresh=True), Delivered(3, fresh=True)]
+        assert answers[1:] == [Committed(), MessageDelivered(2, fresh=True), MessageDelivered(3, fresh=True)]
         assert (await record(store)).wake_at == 120.0
         assert await take(store, claim("b", 120.0)) == ["r"]
 
@@ -140,31 +145,35 @@ class MailCases(Kit):
     async def test_a_full_inbox_refuses_and_takes_again_once_read(self, store: Store) -> None:
         await store.commit([run(owner="a")])
         answers = await store.commit([mail(f"m{n}", limit=2) for n in range(3)])
-        assert answers == [Delivered(1, fresh=True, owner="a"), Delivered(2, fresh=True, owner="a"), Full(2)]
-        assert await store.commit([mail("m0", limit=2)]) == [Delivered(1, fresh=False, owner="a")]
+        assert answers == [
+            MessageDelivered(1, fresh=True, owner="a"),
+            MessageDelivered(2, fresh=True, owner="a"),
+            LimitReached(2),
+        ]
+        assert await store.commit([mail("m0", limit=2)]) == [MessageDelivered(1, fresh=False, owner="a")]
         await store.commit([turn(0, entry(), seen=2, consumed=(2,))])
-        assert await store.commit([mail("m2", limit=2)]) == [Delivered(3, fresh=True, owner="a")]
-        assert await store.commit([mail("m3", limit=2)]) == [Full(2)]
-        assert await store.commit([mail("m3", limit=None)]) == [Delivered(4, fresh=True, owner="a")]
+        assert await store.commit([mail("m2", limit=2)]) == [MessageDelivered(3, fresh=True, owner="a")]
+        assert await store.commit([mail("m3", limit=2)]) == [LimitReached(2)]
+        assert await store.commit([mail("m3", limit=None)]) == [MessageDelivered(4, fresh=True, owner="a")]
 
     @case
     async def test_only_events_fill_an_inbox_and_only_events_are_refused(self, store: Store) -> None:
         await store.commit([run(), mail("c", kind="child"), mail("d", kind="deferred"), mail("e1", limit=1)])
-        assert await store.commit([mail("e2", limit=1)]) == [Full(1)]
+        assert await store.commit([mail("e2", limit=1)]) == [LimitReached(1)]
         for number, kind in enumerate(("child", "deferred", "cancel", "resume"), 4):
-            assert await store.commit([mail(kind, kind=kind, limit=1)]) == [Delivered(number, fresh=True)]
+            assert await store.commit([mail(kind, kind=kind, limit=1)]) == [MessageDelivered(number, fresh=True)]
 
     @case
     async def test_ids_of_consumed_events_are_remembered_for_a_while(self, store: Store) -> None:
         await store.commit([run(owner="a"), mail("m"), mail("unread"), mail("deferred/0/x", kind="deferred")])
         await store.commit([turn(0, entry(), seen=3, consumed=(1, 3), now=200.0)])
-        await store.prune(249.0, remember=50.0)
-        assert await store.commit([mail("m")]) == [Delivered(1, fresh=False, owner="a")]
-        await store.prune(250.0, remember=50.0)
-        assert await store.commit([mail("m")]) == [Delivered(4, fresh=True, owner="a")]
+        await store.prune(249.0, keep_ids_for=50.0)
+        assert await store.commit([mail("m")]) == [MessageDelivered(1, fresh=False, owner="a")]
+        await store.prune(250.0, keep_ids_for=50.0)
+        assert await store.commit([mail("m")]) == [MessageDelivered(4, fresh=True, owner="a")]
         assert await store.commit([mail("unread"), mail("deferred/0/x", kind="deferred")]) == [
-            Delivered(2, fresh=False, owner="a"),
-            Delivered(3, fresh=False, owner="a"),
+            MessageDelivered(2, fresh=False, owner="a"),
+            MessageDelivered(3, fresh=False, owner="a"),
         ], "who completes a deferred a second time is told so as long as the run is known"
 
     @case
@@ -173,7 +182,7 @@ class MailCases(Kit):
         await store.commit([run()])
         calls = [(store, other)[i % 2].commit([mail(f"m{i}")]) for i in range(40)]
         answers = [answer for (answer,) in await asyncio.gather(*calls)]
-        numbers = {f"m{i}": answer.number for i, answer in enumerate(answers) if isinstance(answer, Delivered)}
+        numbers = {f"m{i}": answer.number for i, answer in enumerate(answers) if isinstance(answer, MessageDelivered)}
         assert sorted(numbers.values()) == list(range(1, 41))
         assert [(m.id, m.number) for m in (await load(store)).inbox] == sorted(
             numbers.items(), key=lambda item: item[1]
@@ -250,10 +259,10 @@ class MailCases(Kit):
     @case
     async def test_the_owner_is_told_of_its_mail(self, store: Store) -> None:
         await store.commit([run("r1", owner="a"), run("r2", owner="a"), run("r3", owner="b"), run("r4")])
-        assert await store.mailed("a") == []
+        assert await store.owned_with_messages("a") == []
         answers = await store.commit([mail(id=id) for id in ("r1", "r3", "r4")])
-        assert answers[0] == Delivered(1, fresh=True, owner="a")
-        assert (await store.mailed("a"), await store.mailed("b")) == (["r1"], ["r3"])
+        assert answers[0] == MessageDelivered(1, fresh=True, owner="a")
+        assert (await store.owned_with_messages("a"), await store.owned_with_messages("b")) == (["r1"], ["r3"])
         assert await store.next_wake("default") == 100.0, "only r4 is anybody's to take"
 
     @case
@@ -261,37 +270,37 @@ class MailCases(Kit):
         ids = [f"r{n}" for n in range(5)]
         await store.commit([run(id, owner="a") for id in ids])
         await store.commit([mail(id=id) for id in ids])
-        assert len(await store.mailed("a", limit=3)) == 3
+        assert len(await store.owned_with_messages("a", limit=3)) == 3
 
     @case
     async def test_a_turn_that_saw_the_mail_ends_the_wake_up_without_a_patch(self, store: Store) -> None:
         await store.commit([run(owner="a"), mail("m1"), mail("m2")])
         assert await store.commit([turn(0, entry(), seen=1, consumed=(1,))]) == [Committed(mail=True)]
-        assert await store.mailed("a") == ["r"], "m2 is still to be looked at"
+        assert await store.owned_with_messages("a") == ["r"], "m2 is still to be looked at"
         assert await store.commit([turn(1, entry("b", 1), seen=2)]) == [Committed(mail=False)]
-        assert await store.mailed("a") == []
+        assert await store.owned_with_messages("a") == []
         assert (await record(store)).wake_at is None
 
     @case
     async def test_a_patch_that_keeps_the_run_tells_of_unseen_mail(self, store: Store) -> None:
         await store.commit([run(owner="a"), mail("m1")])
         assert await store.commit([turn(0, seen=0, patch=RUNNING)]) == [Committed(mail=True)]
-        assert await store.mailed("a") == ["r"]
+        assert await store.owned_with_messages("a") == ["r"]
         assert await store.commit([turn(1, seen=1, patch=RUNNING)]) == [Committed(mail=False)]
-        assert await store.mailed("a") == []
+        assert await store.owned_with_messages("a") == []
 
     @case
     async def test_a_timer_of_an_owned_run_is_no_mail(self, store: Store) -> None:
         await store.commit([run(owner="a")])
         await store.commit([turn(0, patch=RunPatch(status=RunStatus.RUNNING, owner="a", wake_at=500.0))])
-        assert await store.mailed("a") == []
+        assert await store.owned_with_messages("a") == []
         assert await take(store, claim("b", 600.0)) == [], "it has an owner"
 
     @case
     async def test_a_claim_answers_the_wake_up(self, store: Store) -> None:
         await store.commit([run(), mail()])
         assert await take(store, claim("a")) == ["r"]
-        assert await store.mailed("a") == []
+        assert await store.owned_with_messages("a") == []
         assert (await record(store)).wake_at is None
 
     # between two attempts of a whole run
@@ -301,7 +310,7 @@ class MailCases(Kit):
         for kind, wakes in (("event", False), ("child", False), ("resume", True), ("cancel", True)):
             pause = turn(0, id=kind, restart=ANEW, patch=suspended(500.0))
             await store.commit([run(kind, owner="a"), pause])
-            assert await store.commit([mail(id=kind, kind=kind)]) == [Delivered(1, fresh=True)]
+            assert await store.commit([mail(id=kind, kind=kind)]) == [MessageDelivered(1, fresh=True)]
             assert (await record(store, kind)).wake_at == (120.0 if wakes else 500.0), kind
         assert sorted(await take(store, claim("b"))) == ["cancel", "resume"]
         assert sorted(await take(store, claim("b", 500.0))) == ["child", "event"]
@@ -311,7 +320,7 @@ class MailCases(Kit):
     async def test_an_assignment_does_not_cut_a_pause_short_either(self, store: Store) -> None:
         await store.commit([run(owner="a"), turn(0, restart=ANEW, patch=suspended(500.0))])
         await store.commit([receive(1, "t", patch=suspended(500.0))])
-        assert await store.commit([publish()]) == [Published(1, 1)]
+        assert await store.commit([publish()]) == [EventPublished(1, 1)]
         assert (await record(store)).wake_at == 500.0
 
     @case
@@ -335,7 +344,7 @@ class MailCases(Kit):
     async def test_a_held_run_is_woken_by_a_resume_or_a_cancel_only(self, store: Store) -> None:
         for kind, wakes in (("event", False), ("reply", False), ("resume", True), ("cancel", True)):
             await store.commit([run(kind, owner="a"), turn(0, id=kind, patch=suspended(held=HELD))])
-            assert await store.commit([mail(id=kind, kind=kind)]) == [Delivered(1, fresh=True)]
+            assert await store.commit([mail(id=kind, kind=kind)]) == [MessageDelivered(1, fresh=True)]
             assert (await record(store, kind)).wake_at == (120.0 if wakes else None), kind
         assert sorted(await take(store, claim("b"))) == ["cancel", "resume"]
 
@@ -356,20 +365,20 @@ class MailCases(Kit):
     @case
     async def test_a_worker_that_tries_a_held_run_again_is_told_of_its_mail(self, store: Store) -> None:
         await store.commit([run(owner="a"), turn(0, patch=suspended(held=HELD))])
-        await store.wake_held([("flow", 1)], "diverged", 150.0)
+        await store.retry_held([("flow", 1)], "diverged", 150.0)
         assert await take(store, claim("b")) == ["r"]
         await store.commit([mail()])
-        assert await store.mailed("b") == ["r"]
+        assert await store.owned_with_messages("b") == ["r"]
 
     @case
     async def test_wake_held_makes_fitting_runs_due(self, store: Store) -> None:
-        poison = Held("poison", "again and again")
+        poison = Hold("poison", "again and again")
         for id, held in (("r1", HELD), ("r2", poison), ("r3", None)):
             await store.commit([run(id, owner="a"), turn(0, id=id, patch=suspended(held=held))])
         await store.commit([run("r4", version=2, owner="a"), turn(0, id="r4", patch=suspended(held=HELD))])
         await store.commit([run("r5", owner="a"), turn(0, id="r5", patch=suspended(held=HELD))])
         await store.commit([EndRun(run_id="r5", turn_id="end", now=115.0)])
-        assert await store.wake_held([("flow", 1), ("other", 1)], "diverged", 150.0) == 1
+        assert await store.retry_held([("flow", 1), ("other", 1)], "diverged", 150.0) == 1
         assert await take(store, claim("b", 150.0)) == ["r1"]
-        assert await store.wake_held([("flow", 2)], "diverged", 150.0) == 1
-        assert await store.wake_held([], "diverged", 150.0) == 0
+        assert await store.retry_held([("flow", 2)], "diverged", 150.0) == 1
+        assert await store.retry_held([], "diverged", 150.0) == 0

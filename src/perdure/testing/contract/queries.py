@@ -12,7 +12,7 @@ from perdure.stores.protocol import Store
 from perdure.stores.writes import EndRun
 from perdure.testing.contract.builders import (
     SHARDS,
-    Kit,
+    ContractCase,
     case,
     claim,
     entry,
@@ -46,7 +46,7 @@ PAYLOADS = (
 )
 
 
-class ListCases(Kit):
+class ListCases(ContractCase):
     @case
     async def test_runs_are_listed_newest_first(self, store: Store) -> None:
         await store.commit([run("b", created_at=1.0), run("c", created_at=2.0), run("a", created_at=1.0)])
@@ -135,7 +135,7 @@ class ListCases(Kit):
         assert await store.now() >= first > 0
 
 
-class HintCases(Kit):
+class HintCases(ContractCase):
     @case
     async def test_those_who_listen_are_told_of_runs_that_others_care_about(self, store: Store) -> None:
         told: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
@@ -154,7 +154,7 @@ class HintCases(Kit):
         await store.commit([turn(1, owned=False, patch=succeeded())])
         await hears("r")
         await take(store, claim("a"))
-        await store.release("a", 150.0, recovered=False)
+        await store.release_runs("a", 150.0, recovered=False)
         await hears("due")
         leave()
         leave()
@@ -175,20 +175,20 @@ class HintCases(Kit):
         assert told.is_set()
 
 
-class ValueCases(Kit):
+class ValueCases(ContractCase):
     @case
     async def test_payloads_come_back_as_they_were(self, store: Store) -> None:
         for n, payload in enumerate(PAYLOADS):
             id = f"r{n}"
             step = entry(value=payload, fingerprint=payload, detail=payload)
-            create = run(id, owner="a", input=payload or b"", first_input=payload)
+            create = run(id, owner="a", input=payload or b"", original_input=payload)
             await store.commit([create, mail(id=id, body=payload), turn(0, step, id=id, seen=1)])
             await store.commit([turn(1, id=id, patch=replace(succeeded(), result=payload))])
             snapshot = await load(store, id)
             assert snapshot.entries == (step,)
             assert snapshot.inbox[0].body == payload
             row = snapshot.record
-            assert (row.input, row.first_input, row.result) == (payload or b"", payload, payload)
+            assert (row.input, row.original_input, row.result) == (payload or b"", payload, payload)
 
     @case
     async def test_every_field_of_an_entry_comes_back(self, store: Store) -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from perdure.model.records import Held, RunStatus, StreamItem, Wait
+from perdure.model.records import Hold, RunStatus, StreamItem, Wait
 from perdure.model.turns import TurnExtras
 from perdure.stores.protocol import Store
-from perdure.stores.results import Begun, Committed, Delivered, Missing, Superseded
+from perdure.stores.results import AlreadyStarted, Committed, MessageDelivered, RunMissing, Superseded
 from perdure.stores.writes import AppendStream, Observer, RewindRun, RunPatch
 from perdure.testing.contract.builders import (
-    Kit,
+    ContractCase,
     assigned,
     case,
     claim,
@@ -42,7 +42,7 @@ def rewind(base: int, *dropped: str, id: str = "r", **fields: Any) -> RewindRun:
     return RewindRun(run_id=id, base=base, dropped=dropped, **{**given, **fields})
 
 
-class RewindingCases(Kit):
+class RewindingCases(ContractCase):
     @case
     async def test_the_rows_of_the_dropped_locations_go(self, store: Store) -> None:
         pending, done = entry("b", 1, value=None), entry("b", 1)
@@ -74,14 +74,14 @@ class RewindingCases(Kit):
             1,
             300.0,
         )
-        assert (row.begun_at, row.epoch, row.run_attempt) == (100.0, 0, 1), "it is cut back, not begun anew"
+        assert (row.first_executed_at, row.epoch, row.run_attempt) == (100.0, 0, 1), "it is cut back, not begun anew"
         assert await take(store, claim("b", 300.0)) == ["r"]
-        assert (await record(store)).begun_at == 100.0
+        assert (await record(store)).first_executed_at == 100.0
 
     @case
     async def test_the_owner_of_a_rewound_run_is_refused(self, store: Store) -> None:
         await store.commit([run(owner="a"), turn(0, entry()), mail(), rewind(1, "charge")])
-        assert await store.mailed("a") == []
+        assert await store.owned_with_messages("a") == []
         assert await store.owned("a") == []
         stale = [turn(base, entry("zombie"), turn_id=f"z{base}") for base in range(3)]
         assert await store.commit(stale) == [Superseded()] * 3
@@ -90,13 +90,13 @@ class RewindingCases(Kit):
 
     @case
     async def test_a_suspended_and_held_run_is_let_go(self, store: Store) -> None:
-        held, waits = Held("failure", "why"), (Wait("timer"),)
+        held, waits = Hold("failure", "why"), (Wait("timer"),)
         patch = suspended(900.0, held=held, waits=waits, recoveries=3, drift=("charge",))
         await store.commit([run(owner="a"), turn(0, entry(), patch=patch), rewind(1, "charge")])
         row = await record(store)
         assert (row.held, row.waits, row.wake_at) == (None, (), 300.0)
         assert (row.recoveries, row.drift) == (0, ())
-        assert await store.wake_held([("flow", 1)], "failure", 301.0) == 0
+        assert await store.retry_held([("flow", 1)], "failure", 301.0) == 0
         assert await take(store, claim("b", 300.0)) == ["r"]
 
     @case
@@ -117,24 +117,24 @@ class RewindingCases(Kit):
         await store.commit([run(owner="a"), observe(), mail(), end()])
         assert (await duties(store))["r"].orphans
         await store.commit([rewind(1)])
-        assert await store.unsettled() == []
+        assert await store.unfinalized() == []
         await store.commit([turn(2, owned=False, seen=1, consumed=(1,), patch=succeeded(310.0))])
-        (owing,) = await store.unsettled()
+        (owing,) = await store.unfinalized()
         assert (owing.observers, owing.mail, owing.orphans) == ((Observer("above", "0/child"),), (), False)
 
     @case
     async def test_a_run_that_never_executed_waits_on(self, store: Store) -> None:
         await store.commit([run(wake_at=900.0), rewind(0)])
         row = await record(store)
-        assert (row.status, row.begun_at, row.wake_at) == (RunStatus.PENDING, None, 300.0)
-        assert await store.commit([end(unless_begun=True)]) == [Begun()]
+        assert (row.status, row.first_executed_at, row.wake_at) == (RunStatus.PENDING, None, 300.0)
+        assert await store.commit([end(only_if_not_started=True)]) == [AlreadyStarted()]
 
     @case
     async def test_rewinding_is_refused_from_another_position(self, store: Store) -> None:
         await store.commit([run(owner="a"), turn(0, entry("a"), entry("b", 1))])
         for base in (0, 1, 3):
             assert await store.commit([rewind(base, "b")]) == [Superseded()]
-        assert await store.commit([rewind(0, id="missing")]) == [Missing()]
+        assert await store.commit([rewind(0, id="missing")]) == [RunMissing()]
         snapshot = await load(store)
         assert (snapshot.position, snapshot.record.generation, snapshot.record.owner) == (2, 0, "a")
 
@@ -163,8 +163,11 @@ class RewindingCases(Kit):
         assert inbox == [before[0], before[1], back[0]]
         assert (await load(store)).inbox == tuple(inbox)
         assert await store.inbox("r", after=2) == [back[0]]
-        assert await store.commit([mail("m3"), mail("m4")]) == [Delivered(3, fresh=False), Delivered(4, fresh=False)]
-        assert await store.commit([mail("m5")]) == [Delivered(5, fresh=True)]
+        assert await store.commit([mail("m3"), mail("m4")]) == [
+            MessageDelivered(3, fresh=False),
+            MessageDelivered(4, fresh=False),
+        ]
+        assert await store.commit([mail("m5")]) == [MessageDelivered(5, fresh=True)]
         await store.commit([turn(2, owned=False, seen=5, consumed=(1, 2, 3, 5), patch=suspended())])
         assert await store.inbox("r") == []
 
@@ -173,7 +176,7 @@ class RewindingCases(Kit):
         await store.commit([*waiting(), publish("e1", event_id="own")])
         (given,) = await store.inbox("r")
         await store.commit([turn(1, entry(), owned=False, seen=1, consumed=(1,), patch=suspended())])
-        back = replace(given, kind="event", target=None, place=0)
+        back = replace(given, kind="event", target=None, offset=0)
         await store.commit([rewind(2, "charge", returned=(back,))])
         assert await store.inbox("r") == [back]
         assert await held_by(store) == [], "the topic has let go of it"
@@ -183,7 +186,7 @@ class RewindingCases(Kit):
         await store.commit([run(owner="a"), mail(), turn(0, entry(), seen=1, consumed=(1,))])
         await store.commit([rewind(1, "charge", returned=(replace(mail().message, number=1),))])
         await store.prune(9e9)
-        assert await store.commit([mail()]) == [Delivered(1, fresh=False)]
+        assert await store.commit([mail()]) == [MessageDelivered(1, fresh=False)]
 
     @case
     async def test_mail_comes_back_even_if_its_id_was_forgotten(self, store: Store) -> None:
@@ -192,7 +195,10 @@ class RewindingCases(Kit):
         back = replace(mail().message, number=1)
         await store.commit([rewind(1, "charge", returned=(back,))])
         assert await store.inbox("r") == [back]
-        assert await store.commit([mail(), mail("n")]) == [Delivered(1, fresh=False), Delivered(2, fresh=True)]
+        assert await store.commit([mail(), mail("n")]) == [
+            MessageDelivered(1, fresh=False),
+            MessageDelivered(2, fresh=True),
+        ]
 
     @case
     async def test_unread_events_that_came_back_are_owed_an_answer(self, store: Store) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 from perdure.model.records import PublishedValue, RunStatus, StreamItem
 from perdure.model.turns import TurnExtras
 from perdure.stores.protocol import Store
-from perdure.stores.results import Committed, Ended, Missing, Superseded
-from perdure.stores.writes import AppendStream, Restart, RewindRun, RunPatch, SupersedeStream
-from perdure.testing.contract.builders import Kit, case, end, refused, run, settle, succeeded, suspended, turn
+from perdure.stores.results import AlreadyEnded, Committed, RunMissing, Superseded
+from perdure.stores.writes import AppendStream, ContinueAs, RewindRun, RunPatch, SupersedeStream
+from perdure.testing.contract.builders import ContractCase, case, end, refused, run, settle, succeeded, suspended, turn
 
 
 def item(value: bytes = b"1", stream: str = "log", **fields: Any) -> StreamItem:
@@ -28,7 +28,7 @@ async def values(store: Store, stream: str = "log", **page: int) -> list[bytes]:
     return [each.value for each in await store.stream("r", stream, **page)]
 
 
-class StreamCases(Kit):
+class StreamCases(ContractCase):
     @case
     async def test_items_get_the_next_offsets_of_their_stream(self, store: Store) -> None:
         extras = TurnExtras(streamed=(item(b"1"), item(b"a", "other"), item(b"2")))
@@ -69,8 +69,8 @@ class StreamCases(Kit):
                 append(),
             ]
         )
-        assert answers == [Superseded(), Superseded(), Ended(RunStatus.SUCCEEDED), Missing(), Committed()]
-        await store.declare_gone("a")
+        assert answers == [Superseded(), Superseded(), AlreadyEnded(RunStatus.SUCCEEDED), RunMissing(), Committed()]
+        await store.fence_worker("a")
         assert await store.commit([append(item())]) == [Superseded()]
         assert await values(store) == []
 
@@ -110,11 +110,11 @@ class StreamCases(Kit):
         assert [each.superseded for each in await store.stream("r", "other")] == [True]
         await store.commit([append(item(b"3", writer="w1")), supersede("w2")])
         assert [each.superseded for each in await store.stream("r", "log")] == [True, False, False, True]
-        assert await store.commit([supersede("w", id="missing")]) == [Missing()]
+        assert await store.commit([supersede("w", id="missing")]) == [RunMissing()]
 
     @case
     async def test_what_was_written_before_the_run_began_anew_is_not_marked(self, store: Store) -> None:
-        restart = Restart(workflow="flow", version=1, input=b"2", begun_at=111.0)
+        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
         going_on = RunPatch(status=RunStatus.RUNNING, owner="a")
         last = TurnExtras(streamed=(item(b"2"),))
         await store.commit([run(owner="a"), append(item(b"1", writer="w1"))])
@@ -126,7 +126,7 @@ class StreamCases(Kit):
 
     @case
     async def test_streams_go_on_when_the_run_begins_anew_and_end_with_it(self, store: Store) -> None:
-        restart = Restart(workflow="flow", version=1, input=b"2", begun_at=111.0)
+        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
         going_on = RunPatch(status=RunStatus.RUNNING, owner="a")
         await store.commit([run(owner="a"), append(item(b"1")), turn(0, restart=restart, patch=going_on)])
         await store.commit([append(item(b"2")), end(prune_after=10.0), settle(orphans=True)])
@@ -146,7 +146,7 @@ class StreamCases(Kit):
         assert await values(store) == []
 
 
-class PublishedCases(Kit):
+class PublishedCases(ContractCase):
     @case
     async def test_values_are_shown_by_key(self, store: Store) -> None:
         shown = (PublishedValue("é", b""), PublishedValue("z", b"1"), PublishedValue("~a", b"\xff", 200.0))
@@ -182,7 +182,7 @@ class PublishedCases(Kit):
 
     @case
     async def test_values_outlive_a_restart_and_the_end_and_go_with_the_run(self, store: Store) -> None:
-        restart = Restart(workflow="flow", version=1, input=b"2", begun_at=111.0)
+        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
         shown = PublishedValue("k", b"1")
         going_on = RunPatch(status=RunStatus.RUNNING, owner="a")
         write = turn(0, restart=restart, patch=going_on, extras=TurnExtras(published=(shown,)))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from perdure.model.records import Held, Message, RunStatus, Subscription
+from perdure.model.records import Hold, Message, RunStatus, Subscription
 from perdure.model.turns import TurnExtras
 from perdure.stores.protocol import Store
-from perdure.stores.results import Committed, Full, Published
-from perdure.stores.writes import Restart, RunPatch
+from perdure.stores.results import Committed, EventPublished, LimitReached
+from perdure.stores.writes import ContinueAs, RunPatch
 from perdure.testing.contract.builders import (
-    Kit,
+    ContractCase,
     assigned,
     case,
     claim,
@@ -35,12 +35,12 @@ ONE = "topic/t/1"
 TWO = "topic/t/2"
 
 
-class PublishingCases(Kit):
+class PublishingCases(ContractCase):
     @case
     async def test_an_event_goes_to_a_run_that_waits_and_wakes_it(self, store: Store) -> None:
         await store.commit(waiting())
         write = publish(sender="s", expires_at=900.0, event_id="paid-7")
-        assert await store.commit([write]) == [Published(place=1, woken=1)]
+        assert await store.commit([write]) == [EventPublished(offset=1, woken=1)]
         assert await store.inbox("r") == [
             Message(
                 id=ONE,
@@ -52,24 +52,24 @@ class PublishingCases(Kit):
                 sent_at=120.0,
                 expires_at=900.0,
                 target="0/receive",
-                place=1,
+                offset=1,
                 event_id="paid-7",
             )
         ]
         row = await record(store)
-        assert (row.wake_at, row.inbox_last, row.status) == (120.0, 1, RunStatus.SUSPENDED)
+        assert (row.wake_at, row.last_message_no, row.status) == (120.0, 1, RunStatus.SUSPENDED)
         assert await take(store, claim("b", 120.0)) == ["r"]
 
     @case
     async def test_an_owner_is_told_of_an_assignment_like_of_other_mail(self, store: Store) -> None:
         patch = RunPatch(status=RunStatus.RUNNING, owner="a")
         await store.commit([run(owner="a"), receive(0, "t", patch=patch), publish()])
-        assert await store.mailed("a") == ["r"]
+        assert await store.owned_with_messages("a") == ["r"]
 
     @case
     async def test_a_held_run_is_not_woken_by_an_assignment(self, store: Store) -> None:
-        await store.commit([run(owner="a"), receive(0, "t", patch=suspended(held=Held("diverged", "why")))])
-        assert await store.commit([publish()]) == [Published(1, 1)]
+        await store.commit([run(owner="a"), receive(0, "t", patch=suspended(held=Hold("diverged", "why")))])
+        assert await store.commit([publish()]) == [EventPublished(1, 1)]
         assert (await record(store)).wake_at is None
         assert await assigned(store, "r") == [[ONE]]
 
@@ -116,7 +116,7 @@ class PublishingCases(Kit):
     async def test_an_assignment_uses_up_a_subscription_in_all_its_topics(self, store: Store) -> None:
         await store.commit([*waiting("r", "t", "u"), *waiting("s", "u")])
         answers = await store.commit([publish("e1"), publish("e2", topic="u"), publish("e3")])
-        assert answers == [Published(1, 1), Published(1, 1), Published(2, 0)]
+        assert answers == [EventPublished(1, 1), EventPublished(1, 1), EventPublished(2, 0)]
         assert await assigned(store, "r", "s") == [[ONE], ["topic/u/1"]]
 
     @case
@@ -134,17 +134,17 @@ class PublishingCases(Kit):
     @case
     async def test_an_event_id_is_taken_once_per_topic(self, store: Store) -> None:
         await store.commit([*waiting("r"), *waiting("s")])
-        again = Published(1, woken=0, fresh=False)
-        assert await store.commit([publish(), publish(body=b"other")]) == [Published(1, 1), again]
+        again = EventPublished(1, woken=0, fresh=False)
+        assert await store.commit([publish(), publish(body=b"other")]) == [EventPublished(1, 1), again]
         await store.commit([turn(1, owned=False, seen=1, consumed=(1,), patch=suspended())])
         assert await store.commit([publish()]) == [again], "its id is remembered when it is gone"
         assert await assigned(store, "s") == [[]]
-        assert await store.commit([publish(topic="u"), publish("f")]) == [Published(1, 0), Published(2, 1)]
+        assert await store.commit([publish(topic="u"), publish("f")]) == [EventPublished(1, 0), EventPublished(2, 1)]
 
     @case
     async def test_a_queued_events_id_is_known_too(self, store: Store) -> None:
         await store.commit([publish()])
-        assert await store.commit([publish(limit=1)]) == [Published(1, woken=0, fresh=False)]
+        assert await store.commit([publish(limit=1)]) == [EventPublished(1, woken=0, fresh=False)]
         assert await held_by(store) == ["e"]
 
     @case
@@ -170,17 +170,17 @@ class PublishingCases(Kit):
             consume=False,
             expires_at=1e9,
             sender="s",
-            place=1,
+            offset=1,
             event_id='"é',
         )
-        assert (second.place, second.delivery, second.consume, second.expires_at) == (2, "all", True, None)
+        assert (second.offset, second.delivery, second.consume, second.expires_at) == (2, "all", True, None)
         assert (second.body, second.sender, second.event_id) == (None, None, None)
 
     @case
     async def test_a_topic_is_listed_in_pages(self, store: Store) -> None:
         await store.commit([publish(f"e{n}") for n in range(5)])
-        assert [event.place for event in await store.topic("t", limit=2)] == [1, 2]
-        assert [event.place for event in await store.topic("t", limit=2, after=2)] == [3, 4]
+        assert [event.offset for event in await store.topic("t", limit=2)] == [1, 2]
+        assert [event.offset for event in await store.topic("t", limit=2, after=2)] == [3, 4]
         assert await store.topic("t", after=5) == []
         assert await store.topic("nobody's") == []
 
@@ -206,14 +206,14 @@ class PublishingCases(Kit):
 
     @case
     async def test_a_subscription_goes_when_the_run_begins_anew(self, store: Store) -> None:
-        restart = Restart(workflow="flow", version=1, input=b"2", begun_at=111.0)
+        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
         await store.commit([*waiting(), receive(1, "t", target="1/receive", restart=restart), publish()])
         assert await assigned(store, "r") == [[]]
         assert await held_by(store) == ["e"]
 
     @case
     async def test_an_assignment_stays_when_the_run_begins_anew(self, store: Store) -> None:
-        restart = Restart(workflow="flow", version=1, input=b"2", begun_at=111.0)
+        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
         await store.commit([*waiting(), publish(), turn(1, owned=False, restart=restart, patch=suspended())])
         assert await assigned(store, "r") == [[ONE]]
 
@@ -226,22 +226,22 @@ class PublishingCases(Kit):
     @case
     async def test_assignments_fill_the_mailbox_but_are_never_refused(self, store: Store) -> None:
         await store.commit([*waiting(), mail("m1"), mail("m2", kind="cancel")])
-        assert await store.commit([publish(limit=1)]) == [Published(1, 1)]
-        assert await store.commit([mail("m3", limit=2)]) == [Full(2)]
+        assert await store.commit([publish(limit=1)]) == [EventPublished(1, 1)]
+        assert await store.commit([mail("m3", limit=2)]) == [LimitReached(2)]
         (answer,) = await store.commit([mail("m4", kind="child", limit=2)])
-        assert not isinstance(answer, Full)
+        assert not isinstance(answer, LimitReached)
 
 
-class QueueCases(Kit):
+class QueueCases(ContractCase):
     @case
     async def test_a_queued_event_is_found_by_who_subscribes_later(self, store: Store) -> None:
-        assert await store.commit([publish("e1"), publish("e2")]) == [Published(1, 0), Published(2, 0)]
+        assert await store.commit([publish("e1"), publish("e2")]) == [EventPublished(1, 0), EventPublished(2, 0)]
         await store.commit([run(owner="a")])
         assert await store.commit([receive(0, "t")]) == [Committed(mail=True)]
         row = await record(store)
-        assert (row.status, row.wake_at, row.inbox_last) == (RunStatus.SUSPENDED, 110.0, 1)
+        assert (row.status, row.wake_at, row.last_message_no) == (RunStatus.SUSPENDED, 110.0, 1)
         (message,) = await store.inbox("r")
-        assert (message.id, message.target, message.place, message.number) == (ONE, "0/receive", 1, 1)
+        assert (message.id, message.target, message.offset, message.number) == (ONE, "0/receive", 1, 1)
         await store.commit(waiting("s"))
         assert await assigned(store, "s") == [[TWO]]
         await store.commit([*waiting("u"), publish("e3")])
@@ -260,9 +260,9 @@ class QueueCases(Kit):
         extras = TurnExtras(subscribe=(Subscription("0/receive", ("t",)),))
         await store.commit([publish(), run(owner="a")])
         assert await store.commit([turn(0, entry(), extras=extras)]) == [Committed(mail=True)]
-        assert await store.mailed("a") == ["r"]
+        assert await store.owned_with_messages("a") == ["r"]
         assert await store.commit([turn(1, entry("b", 1), seen=1, consumed=(1,))]) == [Committed()]
-        assert (await store.mailed("a"), await held_by(store)) == ([], [])
+        assert (await store.owned_with_messages("a"), await held_by(store)) == ([], [])
 
     @case
     async def test_of_several_topics_what_was_sent_first_comes_first(self, store: Store) -> None:
@@ -285,10 +285,10 @@ class QueueCases(Kit):
     @case
     async def test_after_wait_is_for_runs_that_wait_and_never_queued(self, store: Store) -> None:
         answers = await store.commit([publish("e1", delivery="after_wait", limit=0), *waiting()])
-        assert answers[0] == Published(1, 0)
+        assert answers[0] == EventPublished(1, 0)
         assert (await assigned(store, "r"), await held_by(store)) == ([[]], [])
         answers = await store.commit([publish("e2", delivery="after_wait", limit=0), publish("e1")])
-        assert answers == [Published(2, 1), Published(1, 0, fresh=False)]
+        assert answers == [EventPublished(2, 1), EventPublished(1, 0, fresh=False)]
         assert await assigned(store, "r") == [[TWO]]
 
     @case
@@ -297,8 +297,8 @@ class QueueCases(Kit):
             await store.commit([run(id, owner="a", created_at=created_at)])
         early = publish("e1", delivery="after_create")
         assert await store.commit([early, publish("e2", delivery="after_create", now=119.5)]) == [
-            Published(1, 0),
-            Published(2, 0),
+            EventPublished(1, 0),
+            EventPublished(2, 0),
         ]
         await store.commit([receive(0, "t", id="younger", now=130.0)])
         assert await assigned(store, "younger") == [[]]
@@ -308,7 +308,7 @@ class QueueCases(Kit):
     @case
     async def test_after_create_passes_over_younger_runs_that_wait(self, store: Store) -> None:
         await store.commit([*waiting("younger", created_at=121.0), *waiting("older")])
-        assert await store.commit([publish(delivery="after_create")]) == [Published(1, 1)]
+        assert await store.commit([publish(delivery="after_create")]) == [EventPublished(1, 1)]
         assert await assigned(store, "younger", "older") == [[], [ONE]]
         await store.commit([publish("e2")])
         assert await assigned(store, "younger") == [[TWO]]
@@ -323,20 +323,22 @@ class QueueCases(Kit):
     async def test_an_event_that_has_expired_on_arrival_is_accepted_and_dropped(self, store: Store) -> None:
         await store.commit(waiting())
         write = publish(expires_at=120.0, limit=0)
-        assert await store.commit([write]) == [Published(1, 0)]
-        assert await store.commit([write]) == [Published(1, 0, fresh=False)]
+        assert await store.commit([write]) == [EventPublished(1, 0)]
+        assert await store.commit([write]) == [EventPublished(1, 0, fresh=False)]
         assert (await assigned(store, "r"), await held_by(store)) == ([[]], [])
-        assert await store.commit([publish("e2")]) == [Published(2, 1)]
+        assert await store.commit([publish("e2")]) == [EventPublished(2, 1)]
 
     @case
     async def test_a_full_topic_refuses_what_it_would_have_to_queue(self, store: Store) -> None:
         answers = await store.commit([publish(f"e{n}", limit=2) for n in range(3)])
-        assert answers == [Published(1, 0), Published(2, 0), Full(2)]
-        assert await store.commit([publish("w", delivery="after_wait", limit=2)]) == [Published(3, 0)]
-        assert await store.commit([publish("n", consume=False, limit=2)]) == [Full(2)]
-        assert await store.commit([publish("o", topic="u", limit=2)]) == [Published(1, 0)], "another topic has room"
+        assert answers == [EventPublished(1, 0), EventPublished(2, 0), LimitReached(2)]
+        assert await store.commit([publish("w", delivery="after_wait", limit=2)]) == [EventPublished(3, 0)]
+        assert await store.commit([publish("n", consume=False, limit=2)]) == [LimitReached(2)]
+        assert await store.commit([publish("o", topic="u", limit=2)]) == [EventPublished(1, 0)], (
+            "another topic has room"
+        )
         await store.commit(waiting())
-        assert await store.commit([publish("e2", limit=2)]) == [Published(4, 0)], "an assigned event waits no more"
+        assert await store.commit([publish("e2", limit=2)]) == [EventPublished(4, 0)], "an assigned event waits no more"
         await store.commit([publish("e3", limit=None)])
         assert await held_by(store) == ["e0", "e1", "e2", "e3"]
 
@@ -344,21 +346,24 @@ class QueueCases(Kit):
     async def test_a_full_topic_takes_an_event_that_somebody_waits_for(self, store: Store) -> None:
         await store.commit([*waiting("r", created_at=150.0), publish("old", delivery="after_create")])
         everyones = publish("n", consume=False, limit=1)
-        assert await store.commit([everyones]) == [Full(1)], "that is for those who come later too"
-        assert await store.commit([publish("e1", limit=1), publish("e2", limit=1)]) == [Published(2, 1), Full(1)]
+        assert await store.commit([everyones]) == [LimitReached(1)], "that is for those who come later too"
+        assert await store.commit([publish("e1", limit=1), publish("e2", limit=1)]) == [
+            EventPublished(2, 1),
+            LimitReached(1),
+        ]
 
     @case
     async def test_expired_events_take_no_room(self, store: Store) -> None:
         await store.commit([publish("e1", expires_at=130.0)])
-        assert await store.commit([publish("e2", now=129.0, limit=1)]) == [Full(1)]
-        assert await store.commit([publish("e2", now=130.0, limit=1)]) == [Published(2, 0)]
+        assert await store.commit([publish("e2", now=129.0, limit=1)]) == [LimitReached(1)]
+        assert await store.commit([publish("e2", now=130.0, limit=1)]) == [EventPublished(2, 0)]
 
     # for every run
 
     @case
     async def test_without_consume_every_waiting_run_gets_the_event(self, store: Store) -> None:
         await store.commit([*waiting("r1"), *waiting("r2"), *waiting("r3", "u")])
-        assert await store.commit([publish(consume=False)]) == [Published(1, 2)]
+        assert await store.commit([publish(consume=False)]) == [EventPublished(1, 2)]
         assert await assigned(store, "r1", "r2", "r3") == [[ONE], [ONE], []]
 
     @case
@@ -382,7 +387,7 @@ class QueueCases(Kit):
     @case
     async def test_two_receives_of_one_run_see_the_event_once(self, store: Store) -> None:
         await store.commit([run(owner="a"), receive(0, "t"), receive(1, "t", target="0/other")])
-        assert await store.commit([publish(consume=False)]) == [Published(1, 1)]
+        assert await store.commit([publish(consume=False)]) == [EventPublished(1, 1)]
         assert [message.target for message in await store.inbox("r")] == ["0/receive"]
         await store.commit([publish("e2")])
         assert await assigned(store, "r") == [[ONE, TWO]], "the other one waits on"
@@ -394,7 +399,9 @@ class QueueCases(Kit):
         assert await held_by(store) == ["e"]
         await store.commit([turn(1, id="r2", owned=False, consumed=(1,), seen=1)])
         assert (await held_by(store), await assigned(store, "late")) == ([], [[]])
-        assert await store.commit([publish("n", consume=False, delivery="after_wait", topic="u")]) == [Published(1, 0)]
+        assert await store.commit([publish("n", consume=False, delivery="after_wait", topic="u")]) == [
+            EventPublished(1, 0)
+        ]
         assert await held_by(store, "u") == [], "nobody waited"
 
     @case
@@ -408,9 +415,9 @@ class QueueCases(Kit):
     async def test_expired_events_are_pruned(self, store: Store) -> None:
         await store.commit([publish("e1", expires_at=200.0), publish("e2", expires_at=300.0), publish("e3")])
         await store.commit([*waiting("r", "u"), publish("e4", topic="u", expires_at=200.0)])
-        assert await store.prune(199.0, remember=50.0) == 0
+        assert await store.prune(199.0, keep_ids_for=50.0) == 0
         assert (await held_by(store), await held_by(store, "u")) == (["e1", "e2", "e3"], ["e4"])
-        assert await store.prune(200.0, remember=50.0) == 0, "these are no runs"
+        assert await store.prune(200.0, keep_ids_for=50.0) == 0, "these are no runs"
         assert (await held_by(store), await held_by(store, "u")) == (["e2", "e3"], [])
         assert await assigned(store, "r") == [["topic/u/1"]], "what lies in a mailbox is the run's to drop"
         assert await store.commit([turn(1, owned=False, seen=1, consumed=(1,), patch=suspended())]) == [Committed()]
@@ -420,24 +427,24 @@ class QueueCases(Kit):
         await store.commit([*waiting(), publish("read"), publish("queued"), publish("late", expires_at=100.0)])
         await store.commit([publish("unheard", delivery="after_wait", now=120.0)])
         await store.commit([turn(1, owned=False, seen=1, consumed=(1,), patch=suspended(), now=150.0)])
-        await store.prune(169.0, remember=50.0)
+        await store.prune(169.0, keep_ids_for=50.0)
         for id in ("read", "queued", "late", "unheard"):
             (answer,) = await store.commit([publish(id, now=169.0)])
-            assert isinstance(answer, Published)
+            assert isinstance(answer, EventPublished)
             assert not answer.fresh, id
-        await store.prune(170.0, remember=50.0)
+        await store.prune(170.0, keep_ids_for=50.0)
         answers = await store.commit(
             [publish(id, now=170.0, topic="t") for id in ("read", "late", "unheard", "queued")]
         )
-        assert [answer.fresh for answer in answers if isinstance(answer, Published)] == [False, True, True, False]
-        await store.prune(200.0, remember=50.0)
-        assert await store.commit([publish("read", now=200.0)]) == [Published(7, 0)], "places are not given again"
+        assert [answer.fresh for answer in answers if isinstance(answer, EventPublished)] == [False, True, True, False]
+        await store.prune(200.0, keep_ids_for=50.0)
+        assert await store.commit([publish("read", now=200.0)]) == [EventPublished(7, 0)], "places are not given again"
 
     @case
     async def test_a_pruned_run_is_forgotten_by_its_topics(self, store: Store) -> None:
         await store.commit([*waiting(), publish(consume=False)])
         await store.commit([turn(1, owned=False, seen=1, consumed=(1,), patch=succeeded(prune_at=200.0))])
-        assert await store.prune(200.0, remember=50.0) == 1
+        assert await store.prune(200.0, keep_ids_for=50.0) == 1
         await store.commit([run(owner="a", created_by="anew"), receive(0, "t")])
         assert await assigned(store, "r") == [[ONE]], "another run that has its id has not seen the event"
-        assert (await load(store)).record.inbox_last == 1
+        assert (await load(store)).record.last_message_no == 1

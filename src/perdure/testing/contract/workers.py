@@ -10,7 +10,7 @@ from perdure.stores.results import ClaimedRun, Committed
 from perdure.testing.contract.builders import (
     FLOW,
     SHARDS,
-    Kit,
+    ContractCase,
     case,
     claim,
     entry,
@@ -25,16 +25,16 @@ from perdure.testing.contract.builders import (
 )
 
 
-class FleetCases(Kit):
+class FleetCases(ContractCase):
     @case
     async def test_a_claimed_run_is_running_and_begun(self, store: Store) -> None:
         await store.commit([run()])
         assert await take(store, claim("a", 130.0)) == ["r"]
         row = await record(store)
-        assert (row.status, row.owner, row.wake_at, row.begun_at) == (RunStatus.RUNNING, "a", None, 130.0)
+        assert (row.status, row.owner, row.wake_at, row.first_executed_at) == (RunStatus.RUNNING, "a", None, 130.0)
         await store.commit([turn(0, patch=suspended(140.0))])
         assert await take(store, claim("b", 150.0)) == ["r"]
-        assert (await record(store)).begun_at == 130.0, "it began when it first executed"
+        assert (await record(store)).first_executed_at == 130.0, "it began when it first executed"
 
     @case
     async def test_claims_go_by_workflow_version_pool_and_shard(self, store: Store) -> None:
@@ -83,7 +83,10 @@ class FleetCases(Kit):
     async def test_only_what_has_been_due_for_long_if_asked_so(self, store: Store) -> None:
         await store.commit([run("long", wake_at=110.0), run("just", wake_at=120.0), run("not", wake_at=121.0)])
         assert await take(store, claim(now=150.0, due_by=120.0)) == ["long", "just"]
-        assert ((await record(store, "long")).begun_at, (await record(store, "long")).updated_at) == (150.0, 150.0)
+        assert ((await record(store, "long")).first_executed_at, (await record(store, "long")).updated_at) == (
+            150.0,
+            150.0,
+        )
         assert await take(store, claim(now=150.0)) == ["not"]
 
     @case
@@ -111,13 +114,13 @@ class FleetCases(Kit):
         assert await store.owned("a") == []
         await store.claim(claim("a", limit=3))
         assert await store.owned("a") == ["r0", "r1", "r2"]
-        await store.release("a", 210.0, recovered=False, limit=1)
+        await store.release_runs("a", 210.0, recovered=False, limit=1)
         assert len(await store.owned("a")) == 2
 
     @case
     async def test_nothing_is_given_to_a_worker_that_is_gone_or_unknown(self, store: Store) -> None:
         await store.commit([run()])
-        await store.declare_gone("a")
+        await store.fence_worker("a")
         assert await take(store, claim("a")) == []
         assert await take(store, claim("stranger")) == []
         assert await take(store, claim("b")) == ["r"]
@@ -154,27 +157,27 @@ class FleetCases(Kit):
     @case
     async def test_nobody_joins_under_the_id_of_another(self, store: Store) -> None:
         assert not await store.join(worker("a", lease_until=9e9))
-        await store.declare_gone("b")
+        await store.fence_worker("b")
         assert not await store.join(worker("b", lease_until=9e9))
-        assert [(w.id, w.lease_until, w.gone) for w in await store.workers()] == [
+        assert [(w.id, w.lease_until, w.fenced) for w in await store.workers()] == [
             ("a", 1000.0, False),
             ("b", 1000.0, True),
         ]
 
     @case
     async def test_a_worker_declared_gone_cannot_come_back(self, store: Store) -> None:
-        assert await store.declare_gone("a")
+        assert await store.fence_worker("a")
         assert not await store.renew(worker("a", lease_until=9e9))
-        gone = {w.id: (w.gone, w.lease_until) for w in await store.workers()}
+        gone = {w.id: (w.fenced, w.lease_until) for w in await store.workers()}
         assert gone == {"a": (True, 1000.0), "b": (False, 1000.0)}
-        assert await store.declare_gone("a"), "its answer was lost"
-        assert not await store.declare_gone("stranger")
+        assert await store.fence_worker("a"), "its answer was lost"
+        assert not await store.fence_worker("stranger")
 
     @case
     async def test_a_worker_that_renewed_in_time_is_not_declared_gone(self, store: Store) -> None:
-        assert not await store.declare_gone("a", unless_renewed_after=999.0)
+        assert not await store.fence_worker("a", unless_renewed_after=999.0)
         assert await store.renew(worker("a"))
-        assert await store.declare_gone("a", unless_renewed_after=1000.0)
+        assert await store.fence_worker("a", unless_renewed_after=1000.0)
         assert not await store.renew(worker("a"))
 
     @case
@@ -183,7 +186,7 @@ class FleetCases(Kit):
         for n in range(10):
             await store.join(worker(f"w{n}", lease_until=200.0))
             renewed, gone = await asyncio.gather(
-                store.renew(worker(f"w{n}", lease_until=300.0)), other.declare_gone(f"w{n}", unless_renewed_after=200.0)
+                store.renew(worker(f"w{n}", lease_until=300.0)), other.fence_worker(f"w{n}", unless_renewed_after=200.0)
             )
             assert renewed != gone
 
@@ -191,8 +194,8 @@ class FleetCases(Kit):
     async def test_the_runs_of_a_worker_are_released_in_pages(self, store: Store) -> None:
         ids = [f"r{n}" for n in range(5)]
         await store.commit([run(id, owner="a") for id in ids] + [run("of b", owner="b")])
-        await store.declare_gone("a")
-        pages = [await store.release("a", 150.0, recovered=True, limit=2) for _ in range(4)]
+        await store.fence_worker("a")
+        pages = [await store.release_runs("a", 150.0, recovered=True, limit=2) for _ in range(4)]
         assert [len(page) for page in pages] == [2, 2, 1, 0]
         assert sorted(id for page in pages for id in page) == ids
         row = await record(store, "r0")
@@ -203,27 +206,27 @@ class FleetCases(Kit):
     @case
     async def test_a_recovery_is_counted_only_if_it_was_one(self, store: Store) -> None:
         await store.commit([run(owner="a")])
-        await store.release("a", 150.0, recovered=False)
+        await store.release_runs("a", 150.0, recovered=False)
         await take(store, claim("a", 150.0))
         assert (await record(store)).recoveries == 0
         for count in (1, 2):
-            await store.release("a", 150.0, recovered=True)
+            await store.release_runs("a", 150.0, recovered=True)
             await take(store, claim("a", 150.0))
             assert (await record(store)).recoveries == count
 
     @case
     async def test_a_retired_worker_is_forgotten(self, store: Store) -> None:
         await store.commit([run(owner="a")])
-        await store.declare_gone("a")
-        await store.release("a", 150.0, recovered=True)
-        await store.retire("a")
-        await store.retire("stranger")
+        await store.fence_worker("a")
+        await store.release_runs("a", 150.0, recovered=True)
+        await store.remove_worker("a")
+        await store.remove_worker("stranger")
         assert [w.id for w in await store.workers()] == ["b"]
 
     @case
     async def test_a_renewal_that_comes_too_late_does_not_make_up_a_worker(self, store: Store) -> None:
-        await store.declare_gone("a")
-        await store.retire("a")
+        await store.fence_worker("a")
+        await store.remove_worker("a")
         assert not await store.renew(worker("a")), "it was on its way when its sender was taken over"
         assert not await store.renew(worker("stranger"))
         assert [w.id for w in await store.workers()] == ["b"]
@@ -234,9 +237,9 @@ class FleetCases(Kit):
     @case
     async def test_retiring_a_worker_never_loses_its_runs(self, store: Store) -> None:
         await store.commit([run(owner="a")])
-        await store.retire("a")
-        assert [(w.id, w.gone) for w in await store.workers()] == [("a", True), ("b", False)]
-        assert await store.release("a", 150.0, recovered=True) == ["r"]
+        await store.remove_worker("a")
+        assert [(w.id, w.fenced) for w in await store.workers()] == [("a", True), ("b", False)]
+        assert await store.release_runs("a", 150.0, recovered=True) == ["r"]
 
     @case
     async def test_a_worker_goes_on_after_renewing(self, store: Store) -> None:

@@ -7,21 +7,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from perdure.errors import StoreError
-from perdure.model.records import Hint
+from perdure.model.records import ChangeCallback
 from perdure.stores.protocol import Claim, Store
-from perdure.stores.results import Answer, ClaimedRun
+from perdure.stores.results import ClaimedRun, WriteResult
 from perdure.stores.writes import Write
 from perdure.testing.faults import FaultyStore
 from perdure.testing.simulation.fault_plan import Fault, Plan
 from perdure.testing.simulation.process import Process
-from perdure.testing.simulation.randomness import dice
+from perdure.testing.simulation.randomness import seeded_random
 
 T = TypeVar("T")
 SLOW = 2.0  # seconds
 DELAYS = (0.0, 0.0, 0.001, 0.002, 0.005, 0.02)  # seconds that a call may take, there or back
 
 
-class Door(FaultyStore):
+class FaultyConnection(FaultyStore):
     """One for each process. `seed` decides how long calls and hints are under way."""
 
     def __init__(self, store: Store, process: Process, plan: Plan, seed: object) -> None:
@@ -73,7 +73,7 @@ class Door(FaultyStore):
             raise StoreError("the answer got lost (planned, claim)", retryable=True)
         return claimed
 
-    async def commit(self, batch: Sequence[Write]) -> list[Answer]:
+    async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
         n = self.process.count("commits")
         fault = None if self.healed else self.plan.at_commit(self.process.name, n)
         if fault is None:
@@ -87,7 +87,7 @@ class Door(FaultyStore):
             raise StoreError(f"the answer got lost (planned, commit {n})", retryable=True)
         return answers
 
-    async def _commit_with(self, fault: Fault, batch: Sequence[Write]) -> list[Answer]:
+    async def _commit_with(self, fault: Fault, batch: Sequence[Write]) -> list[WriteResult]:
         """A store that is spread over several databases may have done a part of a batch: each write is for itself."""
         if fault.kind == "dies before":
             return []
@@ -100,8 +100,11 @@ class Door(FaultyStore):
         """For so long hints are lost, doubled or late."""
         self._hints_until[kind] = self.process.loop.moment + seconds
 
-    def on_change(self, hint: Hint) -> Callable[[], None]:
-        process, chance = self.process, dice(self._seed, self.process.name, "hints", self.process.count("listeners"))
+    def on_change(self, hint: ChangeCallback) -> Callable[[], None]:
+        process, chance = (
+            self.process,
+            seeded_random(self._seed, self.process.name, "hints", self.process.count("listeners")),
+        )
         listening = [True]
 
         def deliver(run_ids: frozenset[str] | None) -> None:

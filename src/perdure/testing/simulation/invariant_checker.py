@@ -21,35 +21,43 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from perdure.model.queries import RunQuery
-from perdure.model.records import Ending, Entry, EntryStatus, Message, RunRecord, RunStatus, TopicEvent, WorkerRecord
+from perdure.model.records import Entry, EntryStatus, Message, RunRecord, RunResult, RunStatus, TopicEvent, WorkerRecord
 from perdure.stores.protocol import Claim, Store
-from perdure.stores.results import Answer, ClaimedRun, Committed, Created, Delivered, Published, Snapshot
+from perdure.stores.results import (
+    ClaimedRun,
+    Committed,
+    Created,
+    EventPublished,
+    MessageDelivered,
+    Snapshot,
+    WriteResult,
+)
 from perdure.stores.writes import (
     CommitTurn,
+    ContinueAs,
     CreateRun,
-    Deliver,
+    DeliverMessage,
     EndRun,
-    Publish,
+    PublishEvent,
     ReleaseRun,
-    Restart,
     RewindRun,
     RunPatch,
     Write,
 )
 from perdure.testing.faults import FaultyStore
-from perdure.testing.simulation.run_model import Picture, born, is_known, started_at
+from perdure.testing.simulation.run_model import RunModel, born, is_known, started_at
 
 Trace = Callable[[str], None]
 
 
-class Witness(FaultyStore):
+class InvariantChecker(FaultyStore):
     """See the module's docstring. Wraps the one store; no call waits here."""
 
     def __init__(self, store: Store, trace: Trace, run_retention: float) -> None:
         super().__init__(store)
-        self.broken: list[str] = []
-        self.pictures: dict[str, Picture] = {}
-        self.departed: list[tuple[Picture, RunRecord]] = []  # runs that were pruned, as they were
+        self.violations: list[str] = []
+        self.models: dict[str, RunModel] = {}
+        self.departed: list[tuple[RunModel, RunRecord]] = []  # runs that were pruned, as they were
         self.births: dict[str, CreateRun] = {}
         self._run_retention = run_retention
         self.gone: set[str] = set()
@@ -58,11 +66,11 @@ class Witness(FaultyStore):
 
     def breaks(self, what: str) -> None:
         self._trace(f"BROKEN: {what}")
-        self.broken.append(what)
+        self.violations.append(what)
 
     # --- commits
 
-    async def commit(self, batch: Sequence[Write]) -> list[Answer]:
+    async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
         touched = list(dict.fromkeys(run_id for write in batch if (run_id := _run_of(write)) is not None))
         before = dict(zip(touched, await self.inner.load(touched), strict=True))
         answers = await self.inner.commit(batch)
@@ -78,27 +86,27 @@ class Witness(FaultyStore):
             self._compare(run_id, after[run_id])
         return answers
 
-    def _take(self, write: Write, answer: Answer, mail: dict[str, dict[int, Message]]) -> None:
+    def _take(self, write: Write, answer: WriteResult, mail: dict[str, dict[int, Message]]) -> None:
         match write, answer:
-            case CreateRun(record), Created() if record.id not in self.pictures:
+            case CreateRun(record), Created() if record.id not in self.models:
                 self.births[record.id] = write
-                self.pictures[record.id] = born(write, record.owner if answer.owned else None)
-            case CreateRun(record), Created() if self.pictures[record.id].created_by != record.created_by:
+                self.models[record.id] = born(write, record.owner if answer.owned else None)
+            case CreateRun(record), Created() if self.models[record.id].created_by != record.created_by:
                 self.breaks(f"run {record.id} was created twice")
             case CommitTurn(), Committed():
-                self._take_turn(self.pictures[write.run_id], write, mail.get(write.run_id, {}))
-            case Deliver(), Delivered(fresh=True):
-                self._take_message(self.pictures[write.run_id], write.message)
+                self._take_turn(self.models[write.run_id], write, mail.get(write.run_id, {}))
+            case DeliverMessage(), MessageDelivered(fresh=True):
+                self._take_message(self.models[write.run_id], write.message)
             case EndRun(), Committed():
-                self._take_end(self.pictures[write.run_id], write)
+                self._take_end(self.models[write.run_id], write)
             case ReleaseRun(), Committed():
-                self.pictures[write.run_id].owner = None
+                self.models[write.run_id].owner = None
             case RewindRun(), Committed():
-                self._take_rewind(self.pictures[write.run_id], write)
-            case Publish(), Published(fresh=True):
+                self._take_rewind(self.models[write.run_id], write)
+            case PublishEvent(), EventPublished(fresh=True):
                 self.sent[write.event.topic, write.event.id] = write.event
 
-    def _take_turn(self, run: Picture, turn: CommitTurn, mail: dict[int, Message]) -> None:
+    def _take_turn(self, run: RunModel, turn: CommitTurn, mail: dict[int, Message]) -> None:
         if turn.turn_id in run.turns:
             return  # a repetition: its answer had been lost
         run.turns.add(turn.turn_id)
@@ -120,7 +128,7 @@ class Witness(FaultyStore):
         if turn.extras is not None:
             run.streamed += len(turn.extras.streamed)
 
-    def _append(self, run: Picture, turn: CommitTurn) -> None:
+    def _append(self, run: RunModel, turn: CommitTurn) -> None:
         carried = () if turn.restart is None else turn.restart.entries
         run.position = turn.base + max(1, len(turn.entries), len(carried))
         gone: dict[str, Entry] = {}
@@ -140,7 +148,7 @@ class Witness(FaultyStore):
             run.entries = {entry.location: entry for entry in carried}
             run.generation, run.epoch, run.last_seq = run.generation + 1, run.epoch + 1, -1
 
-    def _begin_anew(self, run: Picture, turn: CommitTurn, restart: Restart) -> None:
+    def _begin_anew(self, run: RunModel, turn: CommitTurn, restart: ContinueAs) -> None:
         """As another, or because it failed and is tried again: then it has waited, and is what it was."""
         if restart.run_attempt > 1:
             run.before_retry = len(run.recorded)
@@ -153,13 +161,13 @@ class Witness(FaultyStore):
         run.before_epoch, run.begun_in = len(run.recorded), run.generation + 1
         run.workflow, run.version, run.run_attempt = restart.workflow, restart.version, restart.run_attempt
 
-    def _check_kept(self, run: Picture, patch: RunPatch) -> None:
+    def _check_kept(self, run: RunModel, patch: RunPatch) -> None:
         kept = self._run_retention if run.retention is None else run.retention
         run.prune_at = patch.prune_at
         if patch.ended_at is None or patch.prune_at != patch.ended_at + kept:
             self.breaks(f"run {run.id} ended at {patch.ended_at}, is kept for {kept} s and goes at {patch.prune_at}")
 
-    def _record(self, run: Picture, entry: Entry, last: int) -> None:
+    def _record(self, run: RunModel, entry: Entry, last: int) -> None:
         before, known = run.entries.get(entry.location), run.settled_at(entry.location)
         again = before is not None and before.seq == entry.seq  # a step that was undone and runs again in its place
         changed = known is not None and (known.status, known.value, known.seq) != (entry.status, entry.value, entry.seq)
@@ -174,19 +182,19 @@ class Witness(FaultyStore):
             self._check_answer(run, entry)
         run.entries[entry.location] = entry
 
-    def _check_answer(self, run: Picture, entry: Entry) -> None:
+    def _check_answer(self, run: RunModel, entry: Entry) -> None:
         """What was waited for has come about, and not in another generation."""
         if entry.kind == "deferred":
             message = run.completed.get(f"deferred/{run.epoch}/{entry.name}")
-            given = None if message is None else msgspec.json.decode(message.body or b"{}", type=Ending).result
+            given = None if message is None else msgspec.json.decode(message.body or b"{}", type=RunResult).result
             if given != entry.value and not is_known(run, entry):
                 self.breaks(f"run {run.id}: deferred {entry.name} came to {entry.value!r}, which nobody gave it")
         elif entry.kind in ("child", "result", "outcome") and entry.detail is not None:
-            child = self.pictures.get(msgspec.json.decode(entry.detail).get("id"))
+            child = self.models.get(msgspec.json.decode(entry.detail).get("id"))
             if child is not None and child.ending is None and not child.rewound:
                 self.breaks(f"run {run.id}: {entry.location} knows the end of {child.id}, which goes on")
 
-    def _consume(self, run: Picture, message: Message | None, number: int) -> None:
+    def _consume(self, run: RunModel, message: Message | None, number: int) -> None:
         if message is None:
             self.breaks(f"run {run.id}: message {number} was consumed, and was not there")
         elif message.kind in ("event", "assignment"):
@@ -194,7 +202,7 @@ class Witness(FaultyStore):
                 self.breaks(f"run {run.id}: {message.kind} {message.id} was consumed twice")
             run.consumed[message.id] = message
 
-    def _take_message(self, run: Picture, message: Message) -> None:
+    def _take_message(self, run: RunModel, message: Message) -> None:
         if run.ending is not None:
             self.breaks(f"run {run.id}: {message.kind} {message.id} was accepted after its end")
         run.touched = run.touched or message.kind == "cancel"
@@ -207,7 +215,7 @@ class Witness(FaultyStore):
         elif message.kind == "deferred":
             run.completed[message.id] = message
 
-    def _take_end(self, run: Picture, end: EndRun) -> None:
+    def _take_end(self, run: RunModel, end: EndRun) -> None:
         if end.turn_id in run.turns:
             return
         if run.ending is not None:
@@ -218,7 +226,7 @@ class Witness(FaultyStore):
         run.terminated = True
         run.owner, run.touched, run.status, run.ending = None, True, end.status, (end.status, None)
 
-    def _take_rewind(self, run: Picture, rewind: RewindRun) -> None:
+    def _take_rewind(self, run: RunModel, rewind: RewindRun) -> None:
         if rewind.turn_id in run.turns:
             return
         if rewind.base != run.position:
@@ -229,7 +237,7 @@ class Witness(FaultyStore):
         run.owner, run.touched, run.status, run.ending = None, True, RunStatus.SUSPENDED, None
         run.generation += 1
         stopped = {entry.name for entry in rewind.entries if entry.kind == "stop"}
-        for child in self.pictures.values():
+        for child in self.models.values():
             if child.ending is None and child.id not in stopped and started_at(child, run) in rewind.dropped:
                 self.breaks(f"run {run.id} was rewound to before it started {child.id}, which is not stopped")
         for location in rewind.dropped:
@@ -244,7 +252,7 @@ class Witness(FaultyStore):
 
     def _compare(self, run_id: str, stored: Snapshot | None) -> None:
         """The store against the picture: what was refused has changed nothing, what was taken is there."""
-        run = self.pictures.get(run_id)
+        run = self.models.get(run_id)
         if stored is None or run is None:
             if (stored is None) != (run is None):
                 self.breaks(f"run {run_id} is {'not ' if stored is None else ''}there")
@@ -269,18 +277,18 @@ class Witness(FaultyStore):
     async def claim(self, claim: Claim) -> list[ClaimedRun]:
         claimed = await self.inner.claim(claim)
         for each in claimed:
-            run = self.pictures[each.id]
+            run = self.models[each.id]
             if run.owner is not None or run.ending is not None or claim.worker in self.gone:
                 self.breaks(f"run {each.id} of {run.owner} was given to {claim.worker}")
             run.owner = claim.worker
             self._trace(f"  {claim.worker} claims {each.id}")
         return claimed
 
-    async def release(self, worker_id: str, now: float, *, recovered: bool, limit: int = 500) -> list[str]:
-        released = await self.inner.release(worker_id, now, recovered=recovered, limit=limit)
+    async def release_runs(self, worker_id: str, now: float, *, recovered: bool, limit: int = 500) -> list[str]:
+        released = await self.inner.release_runs(worker_id, now, recovered=recovered, limit=limit)
         for run_id in released:
             self._trace(f"  {run_id} is released from {worker_id}")
-            self.pictures[run_id].owner = None
+            self.models[run_id].owner = None
         return released
 
     async def renew(self, worker: WorkerRecord) -> bool:
@@ -289,29 +297,29 @@ class Witness(FaultyStore):
             self.breaks(f"worker {worker.id} was declared gone and is back under its old id")
         return renewed
 
-    async def declare_gone(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
-        gone = await self.inner.declare_gone(worker_id, unless_renewed_after)
+    async def fence_worker(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
+        gone = await self.inner.fence_worker(worker_id, unless_renewed_after)
         if gone:
             self._trace(f"  {worker_id} is declared gone")
             self.gone.add(worker_id)
         return gone
 
-    async def prune(self, now: float, limit: int = 500, *, remember: float = 0.0) -> int:
+    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
         before = {record.id: record for record in (await self.inner.runs(_ALL)).runs}
-        owing = {each.record.id for each in await self.inner.unsettled(1_000)}
-        pruned = await self.inner.prune(now, limit, remember=remember)
+        owing = {each.record.id for each in await self.inner.unfinalized(1_000)}
+        pruned = await self.inner.prune(now, limit, keep_ids_for=keep_ids_for)
         left = {record.id for record in (await self.inner.runs(_ALL)).runs}
         gone = [record for run_id, record in before.items() if run_id not in left]
         if len(gone) != pruned:
             self.breaks(f"{pruned} runs were pruned, and {len(gone)} are gone")
         for record in gone:
-            self._take_pruned(self.pictures.pop(record.id), record, now, record.id in owing)
+            self._take_pruned(self.models.pop(record.id), record, now, record.id in owing)
         for record in gone:
-            if record.parent in self.pictures and self.pictures[record.parent].ending is None:
+            if record.parent in self.models and self.models[record.parent].ending is None:
                 self.breaks(f"run {record.id} was pruned, and its parent {record.parent} goes on")
         return pruned
 
-    def _take_pruned(self, run: Picture, record: RunRecord, now: float, owing: bool) -> None:
+    def _take_pruned(self, run: RunModel, record: RunRecord, now: float, owing: bool) -> None:
         self._trace(f"  {run.id} is pruned")
         self.departed.append((run, record))
         if run.ending is None or owing:
@@ -339,13 +347,13 @@ def _said(write: Write) -> str:
             state = "" if write.patch is None else f" now {write.patch.status}"
             took = f" took {list(write.consumed)}" if write.consumed else ""
             return f"{kind} {write.run_id} at {write.base}: {changes}{took}{state}"
-        case Deliver():
+        case DeliverMessage():
             return f"{kind} {write.run_id}: {write.message.kind} {write.message.name} {write.message.id}"
-        case Publish():
+        case PublishEvent():
             return f"{kind} {write.event.topic} {write.event.id}"
         case _:
             return f"{kind} {_run_of(write) or ''}"
 
 
-def _answered(answer: Answer) -> str:
+def _answered(answer: WriteResult) -> str:
     return type(answer).__name__ + (" (mail)" if isinstance(answer, Committed) and answer.mail else "")

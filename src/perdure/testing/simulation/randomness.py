@@ -22,6 +22,6 @@ def seeded(seed: object) -> Iterator[None]:
         random.setstate(before)
 
 
-def dice(*names: object) -> random.Random:
+def seeded_random(*names: object) -> random.Random:
     """A source of its own for each purpose: what one of them is asked for does not change what another one gives."""
     return random.Random("/".join(map(str, names)))

@@ -11,7 +11,7 @@ from perdure.stores.writes import CreateRun
 
 
 @dataclass(slots=True)
-class Picture:
+class RunModel:
     """A run, as far as its writes tell."""
 
     id: str
@@ -55,10 +55,10 @@ class Picture:
         return entry if entry is not None and entry.status is not EntryStatus.PENDING else None
 
 
-def born(write: CreateRun, owner: str | None) -> Picture:
+def born(write: CreateRun, owner: str | None) -> RunModel:
     """The picture of a new run. A fork begins with a history and mail."""
     record = write.record
-    picture = Picture(
+    picture = RunModel(
         record.id,
         record.created_by,
         workflow=record.workflow,
@@ -88,14 +88,14 @@ def born(write: CreateRun, owner: str | None) -> Picture:
     return picture
 
 
-def started_at(child: Picture, run: Picture) -> str | None:
+def started_at(child: RunModel, run: RunModel) -> str | None:
     """Where a run has started this child of its, in the history that it has now."""
     generation, _, location = child.created_by.removeprefix(f"child/{run.id}/").partition("/")
     ours = child.parent == run.id and child.attached and generation.isdecimal() and int(generation) >= run.begun_in
     return location if ours else None
 
 
-def is_known(run: Picture, deferred: Entry) -> bool:
+def is_known(run: RunModel, deferred: Entry) -> bool:
     """Whether it was awaited before, and came to just that."""
     return any(
         (each.kind, each.name, each.value) == (deferred.kind, deferred.name, deferred.value)

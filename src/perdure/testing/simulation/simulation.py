@@ -15,17 +15,17 @@ from typing import Any
 from perdure.client.client import Client
 from perdure.clock import Clock
 from perdure.config import EngineConfig
-from perdure.engine import Engine, core_over
+from perdure.engine import Engine, build_runtime
 from perdure.model.records import EntryStatus
 from perdure.model.turns import RunStep
 from perdure.runner.entry_tracker import EXHAUSTED
 from perdure.stores.protocol import Store
 from perdure.testing.simulation.event_loop import SimulatedLoop
 from perdure.testing.simulation.fault_plan import Fault, Plan
-from perdure.testing.simulation.faulty_connection import Door
-from perdure.testing.simulation.invariant_checker import Witness
+from perdure.testing.simulation.faulty_connection import FaultyConnection
+from perdure.testing.simulation.invariant_checker import InvariantChecker
 from perdure.testing.simulation.process import Process
-from perdure.testing.simulation.randomness import dice
+from perdure.testing.simulation.randomness import seeded_random
 from perdure.testing.step_interception import intercept_steps
 from perdure.workflows.definition import Workflow
 
@@ -66,7 +66,7 @@ class Body:
 class SimulatedEngine(Engine):
     """An engine whose world sees what it executes."""
 
-    def __init__(self, world: World, process: Process, door: Door, **options: Any) -> None:
+    def __init__(self, world: Simulation, process: Process, door: FaultyConnection, **options: Any) -> None:
         super().__init__(door, clock=process, **options)
         self.door = door
         self.process = process
@@ -78,7 +78,7 @@ class SimulatedEngine(Engine):
 
     async def open(self) -> None:
         await Client.open(self)
-        self._core = core = core_over(self._open, self._catalog, self._pool, self._concurrency)
+        self._core = core = build_runtime(self._open, self._catalog, self._pool, self._concurrency)
         executor, coordinator = core.coordinator.executor, core.coordinator
 
         def begins(run_id: str, step: RunStep) -> RunStep:
@@ -90,7 +90,7 @@ class SimulatedEngine(Engine):
         await core.start()
 
 
-class World:
+class Simulation:
     """Made inside the simulated loop. `trace` gathers what happened, in words, the same for the same seed and plan."""
 
     def __init__(
@@ -110,7 +110,7 @@ class World:
         self.began_at = loop.moment
         self.names: dict[str, str] = {}
         self.store = make_store(Process("store", loop, self.trace, {}))
-        self.witness = Witness(self.store, self.trace, config.seconds("run_retention"))
+        self.witness = InvariantChecker(self.store, self.trace, config.seconds("run_retention"))
         self.bodies: list[Body] = []
         self.writings: dict[int, Process] = {}
         self._deploy = deploy
@@ -121,7 +121,7 @@ class World:
         self._engines: dict[str, SimulatedEngine] = {}
         self._leaving: dict[str, asyncio.Event] = {}
         self._clients: list[Client] = []
-        self._doors: list[Door] = []
+        self._doors: list[FaultyConnection] = []
 
     # --- what happened
 
@@ -164,15 +164,15 @@ class World:
             if client._link is not None:
                 await client._link.abandon()
 
-    def _process(self, name: str) -> tuple[Process, Door]:
+    def _process(self, name: str) -> tuple[Process, FaultyConnection]:
         process = Process(name, self.loop, self.trace, self._counts.setdefault(name, {}))
-        door = Door(self.witness, process, self.plan, self.seed)
+        door = FaultyConnection(self.witness, process, self.plan, self.seed)
         door.healed = self._healed.is_set()
         self._doors.append(door)
         return process, door
 
     async def _live(self, name: str) -> None:
-        chance = dice(self.seed, name, "life")
+        chance = seeded_random(self.seed, name, "life")
         while True:
             process, door = self._process(name)
             workflows = self._deploy.after if self._is_deployed(name) else self._deploy.before
@@ -230,11 +230,11 @@ class World:
 
     def executes(self, process: Process, worker: str, run_id: str, step: RunStep) -> None:
         """A worker begins to execute a body: what is on record must allow it."""
-        if run_id not in self.witness.pictures:
+        if run_id not in self.witness.models:
             return  # it was stopped under its hands, and is gone by now
         self.bodies.append(Body(process.name, run_id, step.location, step.attempt, step.idempotency_key))
         self.trace(f"{process.name} executes {step.idempotency_key} (attempt {step.attempt})")
-        run, witness = self.witness.pictures[run_id], self.witness
+        run, witness = self.witness.models[run_id], self.witness
         if run.owner != worker:
             # It was taken over, or the run was stopped under its hands: such a body cannot be fenced.
             if worker not in witness.gone and not run.touched:

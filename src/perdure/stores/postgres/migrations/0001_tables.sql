@@ -30,14 +30,14 @@ CREATE TABLE runs (
     generation     integer NOT NULL,
     epoch          integer NOT NULL,
     run_attempt    integer NOT NULL,
-    first_workflow text,
-    first_input    bytea,
+    original_workflow text,
+    original_input    bytea,
     result         bytea,
     error          text,
     parent         text COLLATE "C",
     attached       boolean NOT NULL,
     tags           jsonb NOT NULL,
-    begun_at       float8,
+    first_executed_at       float8,
     updated_at     float8 NOT NULL,
     ended_at       float8,
     wake_at        float8,
@@ -49,7 +49,7 @@ CREATE TABLE runs (
     held           text,
     held_kind      text COLLATE "C",
     drift          text,
-    inbox_last     bigint NOT NULL DEFAULT 0,
+    last_message_no     bigint NOT NULL DEFAULT 0,
     fence          bigint NOT NULL DEFAULT 0,      -- turns computed from before this position are refused
     mailed         boolean NOT NULL DEFAULT false, -- owned, and mail has come that the owner has not seen
     prune_at       float8,
@@ -160,7 +160,7 @@ CREATE INDEX stream_items_of_writer ON stream_items (run_no, writer, nth) WHERE 
 CREATE TABLE topics (
     no         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name       text COLLATE "C" NOT NULL UNIQUE,
-    last_place bigint NOT NULL DEFAULT 0
+    last_offset bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 
 CREATE TABLE subscriptions (
@@ -173,8 +173,8 @@ CREATE TABLE subscriptions (
 CREATE INDEX subscriptions_of_topic ON subscriptions (topic_no, no);
 CREATE INDEX subscriptions_of_run ON subscriptions (run_no);
 
--- An event waits for readers (queued), or goes out in pages (fan_from), or lies in the inbox of its only reader
--- (assigned_to), or is gone and only its id is remembered (gone_at).
+-- An event waits for readers (queued), or goes out in pages (fan_out_cursor), or lies in the inbox of its only reader
+-- (assigned_to), or is gone and only its id is remembered (deleted_at).
 CREATE TABLE topic_events (
     topic_no    bigint NOT NULL,
     place       bigint NOT NULL,
@@ -187,18 +187,18 @@ CREATE TABLE topic_events (
     sender      text,
     event_id    text,
     bound       bigint NOT NULL DEFAULT 0,      -- the last subscription that stood when it was published
-    fan_from    bigint,                         -- the last subscription that was looked at; NULL: all were
+    fan_out_cursor    bigint,                         -- the last subscription that was looked at; NULL: all were
     queued      boolean NOT NULL DEFAULT false,
     assigned_to bigint,
-    gone_at     float8,
+    deleted_at     float8,
     PRIMARY KEY (topic_no, place),
     UNIQUE (topic_no, id)
 ) WITH (fillfactor = 80);
 
 CREATE INDEX topic_events_queued ON topic_events (topic_no, place) WHERE queued;
-CREATE INDEX topic_events_unfinished ON topic_events (topic_no, place) WHERE fan_from IS NOT NULL;
-CREATE INDEX topic_events_expiring ON topic_events (expires_at) WHERE gone_at IS NULL AND expires_at IS NOT NULL;
-CREATE INDEX topic_events_gone ON topic_events (gone_at) WHERE gone_at IS NOT NULL;
+CREATE INDEX topic_events_unfinished ON topic_events (topic_no, place) WHERE fan_out_cursor IS NOT NULL;
+CREATE INDEX topic_events_expiring ON topic_events (expires_at) WHERE deleted_at IS NULL AND expires_at IS NOT NULL;
+CREATE INDEX topic_events_gone ON topic_events (deleted_at) WHERE deleted_at IS NOT NULL;
 
 CREATE TABLE workers (
     id          text COLLATE "C" PRIMARY KEY,

@@ -35,11 +35,11 @@ CREATE FUNCTION expired(expires_at float8, now float8) RETURNS boolean LANGUAGE 
 RETURN coalesce(expires_at <= now, false);
 
 CREATE FUNCTION has_begun(run runs) RETURNS boolean LANGUAGE sql IMMUTABLE
-RETURN (run).begun_at IS NOT NULL OR (run).generation > 0;
+RETURN (run).first_executed_at IS NOT NULL OR (run).generation > 0;
 
 -- What a run is called that nobody owns and that is to go on.
 CREATE FUNCTION status_released(run runs) RETURNS text LANGUAGE sql IMMUTABLE
-RETURN CASE WHEN (run).begun_at IS NOT NULL OR (run).generation > 0 THEN 'running' ELSE 'pending' END;
+RETURN CASE WHEN (run).first_executed_at IS NOT NULL OR (run).generation > 0 THEN 'running' ELSE 'pending' END;
 
 CREATE FUNCTION alive(worker text) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -60,7 +60,7 @@ BEGIN
 END;
 $$;
 
--- Whether there is mail after this number, which can only be if the run's `inbox_last` is higher; with `held`, only
+-- Whether there is mail after this number, which can only be if the run's `last_message_no` is higher; with `held`, only
 -- such as wakes a held run. By this the race between a send and a suspension is decided, and cannot be lost: both hold
 -- the lock on the run's row, so that one comes first. Mail that comes before the turn is found here and leaves the run
 -- due; mail that comes after it finds the run suspended and makes it due (`mail_came`).
@@ -131,11 +131,11 @@ $$;
 -- time or anew, waits for its time, unless a worker is at it already.
 CREATE FUNCTION mail_came(run runs, number bigint, kind text, now float8) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF (run.held IS NULL AND run.begun_at IS NOT NULL) OR run.owner IS NOT NULL OR wakes_held(kind) THEN
-        UPDATE runs r SET inbox_last = number, wake_at = least(r.wake_at, now), mailed = r.owner IS NOT NULL
+    IF (run.held IS NULL AND run.first_executed_at IS NOT NULL) OR run.owner IS NOT NULL OR wakes_held(kind) THEN
+        UPDATE runs r SET last_message_no = number, wake_at = least(r.wake_at, now), mailed = r.owner IS NOT NULL
         WHERE r.no = run.no;
     ELSE
-        UPDATE runs r SET inbox_last = number WHERE r.no = run.no;
+        UPDATE runs r SET last_message_no = number WHERE r.no = run.no;
     END IF;
 END;
 $$;

@@ -61,8 +61,8 @@ BEGIN ATOMIC
     CROSS JOIN LATERAL (
         SELECT s.run_no FROM subscriptions s
         WHERE s.topic_no = t.no
-              AND s.no > coalesce((SELECT e.fan_from FROM topic_events e
-                                   WHERE e.topic_no = t.no AND e.fan_from IS NOT NULL ORDER BY e.place LIMIT 1), 0)
+              AND s.no > coalesce((SELECT e.fan_out_cursor FROM topic_events e
+                                   WHERE e.topic_no = t.no AND e.fan_out_cursor IS NOT NULL ORDER BY e.place LIMIT 1), 0)
         ORDER BY s.no LIMIT going.page
     ) AS s
     CROSS JOIN LATERAL (SELECT x.id FROM runs x WHERE x.no = s.run_no OFFSET 0) AS r;
@@ -92,12 +92,12 @@ BEGIN
     END IF;
     INSERT INTO inbox (run_no, number, id, kind, name, body, sender, sent_at, expires_at, policy, target, place,
                        wants_reply, event_id)
-    VALUES (r.no, r.inbox_last + 1, assignment_id(topic, e.place), 'assignment', topic, e.body, e.sender, e.sent_at,
+    VALUES (r.no, r.last_message_no + 1, assignment_id(topic, e.place), 'assignment', topic, e.body, e.sender, e.sent_at,
             e.expires_at, 'discard', at_target, e.place, false, e.event_id);
-    PERFORM mail_came(r, r.inbox_last + 1, 'assignment', now);
+    PERFORM mail_came(r, r.last_message_no + 1, 'assignment', now);
     DELETE FROM subscriptions s WHERE s.run_no = r.no AND s.target = at_target;
     IF e.consume THEN
-        UPDATE topic_events x SET assigned_to = r.no, queued = false, fan_from = NULL
+        UPDATE topic_events x SET assigned_to = r.no, queued = false, fan_out_cursor = NULL
         WHERE x.topic_no = e.topic_no AND x.place = e.place;
     END IF;
     RETURN r.id;
@@ -106,7 +106,7 @@ $$;
 
 CREATE FUNCTION leave(e topic_events, now float8) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    UPDATE topic_events x SET assigned_to = NULL, queued = false, fan_from = NULL, body = NULL, gone_at = now
+    UPDATE topic_events x SET assigned_to = NULL, queued = false, fan_out_cursor = NULL, body = NULL, deleted_at = now
     WHERE x.topic_no = e.topic_no AND x.place = e.place;
 END;
 $$;
@@ -119,7 +119,7 @@ BEGIN
         RETURN;
     END IF;
     SELECT * INTO e FROM topic_events x WHERE x.topic_no = e.topic_no AND x.place = e.place FOR UPDATE;
-    IF e.fan_from IS NULL AND NOT EXISTS (
+    IF e.fan_out_cursor IS NULL AND NOT EXISTS (
         SELECT FROM inbox i WHERE i.kind = 'assignment' AND i.consumed_at IS NULL AND i.name = topic
             AND i.place = e.place)
     THEN
@@ -176,7 +176,7 @@ CREATE FUNCTION offer_page(
     e topic_events, topic text, page bigint, now float8, OUT woken text[], OUT more boolean) LANGUAGE plpgsql AS $$
 DECLARE
     s subscriptions;
-    after bigint := coalesce(e.fan_from, 0);
+    after bigint := coalesce(e.fan_out_cursor, 0);
     given text;
 BEGIN
     woken := '{}';
@@ -205,7 +205,7 @@ BEGIN
     END LOOP;
     more := EXISTS (
         SELECT FROM subscriptions x WHERE x.topic_no = e.topic_no AND x.no > after AND x.no <= e.bound);
-    UPDATE topic_events x SET fan_from = CASE WHEN more THEN after END
+    UPDATE topic_events x SET fan_out_cursor = CASE WHEN more THEN after END
     WHERE x.topic_no = e.topic_no AND x.place = e.place;
     IF more THEN
         RETURN;
@@ -224,7 +224,7 @@ DECLARE
     e topic_events;
 BEGIN
     SELECT * INTO e FROM topic_events x
-    WHERE x.topic_no = first_unfinished.topic_no AND x.fan_from IS NOT NULL ORDER BY x.place LIMIT 1;
+    WHERE x.topic_no = first_unfinished.topic_no AND x.fan_out_cursor IS NOT NULL ORDER BY x.place LIMIT 1;
     RETURN e;
 END;
 $$;
@@ -243,10 +243,10 @@ BEGIN
     SELECT * INTO t FROM topics WHERE name = given->>'topic';
     SELECT * INTO e FROM topic_events x WHERE x.topic_no = t.no AND x.id = given->>'id';
     IF FOUND THEN
-        RETURN answered('known', e.place, e.fan_from IS NOT NULL, '0');
+        RETURN answered('known', e.place, e.fan_out_cursor IS NOT NULL, '0');
     END IF;
     e.topic_no := t.no;
-    e.place := t.last_place + 1;
+    e.place := t.last_offset + 1;
     e.id := given->>'id';
     e.body := decode(given->>'body', 'base64');
     e.sent_at := (given->>'sent_at')::float8;
@@ -261,7 +261,7 @@ BEGIN
     IF expired(e.expires_at, now) THEN
         e.queued := false;
         e.body := NULL;
-        e.gone_at := now;
+        e.deleted_at := now;
     ELSIF room IS NOT NULL AND e.queued THEN
         SELECT count(*) INTO pending FROM topic_events x
         WHERE x.topic_no = t.no AND x.queued AND NOT expired(x.expires_at, now);
@@ -269,11 +269,11 @@ BEGIN
             RETURN answered('full', pending);
         END IF;
     END IF;
-    e.fan_from := CASE WHEN earlier AND e.gone_at IS NULL THEN 0 END;
+    e.fan_out_cursor := CASE WHEN earlier AND e.deleted_at IS NULL THEN 0 END;
     INSERT INTO topic_events SELECT e.*;
-    UPDATE topics x SET last_place = e.place WHERE x.no = t.no;
-    IF e.gone_at IS NOT NULL OR earlier THEN
-        RETURN answered('published', e.place, e.gone_at IS NULL, '0');
+    UPDATE topics x SET last_offset = e.place WHERE x.no = t.no;
+    IF e.deleted_at IS NOT NULL OR earlier THEN
+        RETURN answered('published', e.place, e.deleted_at IS NULL, '0');
     END IF;
     offered := offer_page(e, t.name, (w->>'page')::bigint, now);
     RETURN answered('published', e.place, offered.more, cardinality(offered.woken)::text, offered.woken);
@@ -289,7 +289,7 @@ DECLARE
 BEGIN
     SELECT * INTO t FROM topics WHERE name = w->>'topic';
     IF NOT EXISTS (SELECT FROM topic_events x WHERE x.topic_no = t.no AND x.place = asked
-        AND x.fan_from IS NOT NULL) THEN
+        AND x.fan_out_cursor IS NOT NULL) THEN
         RETURN answered('published', asked, false, '0');
     END IF;
     e := first_unfinished(t.no);
@@ -308,7 +308,7 @@ DECLARE
     e topic_events;
 BEGIN
     SELECT x.* INTO e FROM topic_events x JOIN topics t ON t.no = x.topic_no
-    WHERE t.name = topic AND x.place = at_place AND x.gone_at IS NULL;
+    WHERE t.name = topic AND x.place = at_place AND x.deleted_at IS NULL;
     IF NOT FOUND THEN
         RETURN;
     ELSIF NOT e.consume THEN
@@ -360,7 +360,7 @@ BEGIN
         RETURNING i.name, i.place INTO message;
         CONTINUE WHEN NOT FOUND;
         SELECT x.* INTO e FROM topic_events x JOIN topics t ON t.no = x.topic_no
-        WHERE t.name = message.name AND x.place = message.place AND x.gone_at IS NULL;
+        WHERE t.name = message.name AND x.place = message.place AND x.deleted_at IS NULL;
         -- What it was not assigned is a copy, in the inbox of a fork.
         CONTINUE WHEN NOT FOUND OR (e.consume AND e.assigned_to IS DISTINCT FROM of_run);
         IF expired(e.expires_at, now) THEN
@@ -400,7 +400,7 @@ BEGIN
         SELECT q.* FROM topic_events q
         WHERE q.topic_no = t.no AND q.queued AND NOT expired(q.expires_at, now)
               AND (q.delivery <> 'after_create' OR q.sent_at >= run.created_at)
-              AND NOT (q.consume AND q.fan_from IS NOT NULL)  -- those who stood when it was sent come first
+              AND NOT (q.consume AND q.fan_out_cursor IS NOT NULL)  -- those who stood when it was sent come first
               AND NOT EXISTS (SELECT FROM inbox i WHERE i.run_no = run.no AND i.id = assignment_id(t.name, q.place))
         ORDER BY q.place LIMIT 1
     ) AS x

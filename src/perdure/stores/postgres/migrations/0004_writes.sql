@@ -9,13 +9,13 @@ BEGIN
     WITH added AS (
         INSERT INTO runs AS r (
             id, workflow, version, input, created_at, created_by, seed, pool, shard, status, generation, epoch,
-            run_attempt, first_workflow, first_input, parent, attached, tags, begun_at, updated_at, wake_at, owner,
+            run_attempt, original_workflow, original_input, parent, attached, tags, first_executed_at, updated_at, wake_at, owner,
             deadline_at, retention)
         SELECT c->>'id', c->>'workflow', (c->>'version')::bigint, decode(c->>'input', 'base64'),
                (c->>'created_at')::float8, c->>'created_by', c->>'seed', c->>'pool', (c->>'shard')::integer,
                CASE WHEN o.owner IS NULL THEN 'pending' ELSE 'running' END, (c->>'generation')::integer,
-               (c->>'epoch')::integer, (c->>'run_attempt')::integer, c->>'first_workflow',
-               decode(c->>'first_input', 'base64'), c->>'parent', (c->>'attached')::boolean, c->'tags',
+               (c->>'epoch')::integer, (c->>'run_attempt')::integer, c->>'original_workflow',
+               decode(c->>'original_input', 'base64'), c->>'parent', (c->>'attached')::boolean, c->'tags',
                CASE WHEN o.owner IS NOT NULL THEN (c->>'created_at')::float8 END, (c->>'created_at')::float8,
                CASE WHEN o.owner IS NULL THEN coalesce(c->>'wake_at', c->>'created_at')::float8 END, o.owner,
                (c->>'deadline_at')::float8, (c->>'retention')::float8
@@ -78,7 +78,7 @@ BEGIN
         END IF;
         PERFORM put_message(r.no, m.number, m.message)
         FROM jsonb_array_elements(coalesce(w->'inbox', '[]')) WITH ORDINALITY AS m (message, number);
-        UPDATE runs x SET inbox_last = coalesce(jsonb_array_length(w->'inbox'), 0) WHERE x.no = r.no;
+        UPDATE runs x SET last_message_no = coalesce(jsonb_array_length(w->'inbox'), 0) WHERE x.no = r.no;
     END IF;
     RETURN answered('made', flag => n.unowned IS NULL, changed => n.unowned);
 END;
@@ -104,7 +104,7 @@ BEGIN
     IF w->'patch' ? 'owner' THEN  -- who must not be forgotten while it gets a run
         PERFORM FROM workers x WHERE x.id = w->'patch'->>'owner' FOR KEY SHARE;
     END IF;
-    SELECT r.no, r.status, r.owner, r.fence, r.inbox_last, r.mailed INTO run
+    SELECT r.no, r.status, r.owner, r.fence, r.last_message_no, r.mailed INTO run
     FROM runs r WHERE r.id = w->>'run_id' FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RETURN answered('missing');
@@ -113,7 +113,7 @@ BEGIN
            EXISTS (SELECT FROM workers x WHERE x.id = w->>'worker' AND NOT x.gone)
     INTO last, lives;
     IF last > base AND turn_at(run.no, base + 1) = w->>'turn_id' THEN
-        RETURN answered('committed', flag => run.inbox_last > seen AND unread_after(run.no, seen));
+        RETURN answered('committed', flag => run.last_message_no > seen AND unread_after(run.no, seen));
     ELSIF terminal(run.status) THEN
         RETURN answered('ended', label => run.status);
     ELSIF base <> last OR NOT lives
@@ -133,9 +133,9 @@ BEGIN
     END IF;
     IF w ? 'extras' THEN
         changed := write_extras(before, w->'extras', leaves, now);
-        SELECT r.no, r.inbox_last, r.mailed INTO run FROM runs r WHERE r.no = run.no;  -- it may have got mail
+        SELECT r.no, r.last_message_no, r.mailed INTO run FROM runs r WHERE r.no = run.no;  -- it may have got mail
     END IF;
-    unread := run.inbox_last > seen AND unread_after(run.no, seen);
+    unread := run.last_message_no > seen AND unread_after(run.no, seen);
     IF w ? 'patch' THEN
         changed := changed || patch_run(run.no, w, unread, now);
     ELSIF run.mailed AND NOT unread THEN
@@ -174,9 +174,9 @@ CREATE FUNCTION begin_anew(run runs, restart jsonb) RETURNS void LANGUAGE plpgsq
 BEGIN
     DELETE FROM entries e WHERE e.run_no = run.no;
     UPDATE runs r
-    SET first_workflow = coalesce(r.first_workflow, r.workflow), first_input = coalesce(r.first_input, r.input),
+    SET original_workflow = coalesce(r.original_workflow, r.workflow), original_input = coalesce(r.original_input, r.input),
         workflow = restart->>'workflow', version = (restart->>'version')::bigint,
-        input = decode(restart->>'input', 'base64'), begun_at = (restart->>'begun_at')::float8,
+        input = decode(restart->>'input', 'base64'), first_executed_at = (restart->>'first_executed_at')::float8,
         run_attempt = (restart->>'run_attempt')::integer, pool = coalesce(restart->>'pool', r.pool),
         generation = r.generation + 1, epoch = r.epoch + 1
     WHERE r.no = run.no;
@@ -224,7 +224,7 @@ DECLARE
     ended boolean := terminal(patch->>'status');
     new_owner text := CASE WHEN NOT ended THEN patch->>'owner' END;
     asleep boolean := new_owner IS NULL AND (
-        patch->>'held' IS NOT NULL OR (w ? 'restart' AND w->'restart'->>'begun_at' IS NULL));
+        patch->>'held' IS NOT NULL OR (w ? 'restart' AND w->'restart'->>'first_executed_at' IS NULL));
     unseen boolean := unread AND (NOT asleep OR unread_after(of_run, (w->>'seen')::bigint, true));
     wake float8 := CASE WHEN ended THEN NULL WHEN unseen THEN now ELSE (patch->>'wake_at')::float8 END;
 BEGIN
@@ -234,7 +234,7 @@ BEGIN
         recoveries = (patch->>'recoveries')::integer, result = decode(patch->>'result', 'base64'),
         error = patch->>'error', ended_at = (patch->>'ended_at')::float8, prune_at = (patch->>'prune_at')::float8,
         updated_at = now, unsettled = ended AND (  -- as `owes` says, which need not be asked about mail of most
-            EXISTS (SELECT FROM observers o WHERE o.run_no = of_run) OR (r.inbox_last > 0 AND owes(r.no)))
+            EXISTS (SELECT FROM observers o WHERE o.run_no = of_run) OR (r.last_message_no > 0 AND owes(r.no)))
     WHERE r.no = of_run;
     RETURN CASE WHEN ended OR (new_owner IS NULL AND wake IS NOT NULL) THEN w->>'run_id' END;
 END;
@@ -252,15 +252,15 @@ BEGIN
     ELSIF terminal(r.status) THEN
         RETURN answered('ended', label => r.status);
     END IF;
-    IF r.inbox_last >= room AND is_event(m->>'kind') THEN  -- only then it may be full
+    IF r.last_message_no >= room AND is_event(m->>'kind') THEN  -- only then it may be full
         SELECT count(*) INTO known FROM inbox i WHERE i.run_no = r.no AND i.consumed_at IS NULL AND is_event(i.kind);
         IF known >= room THEN
             RETURN answered('full', known);
         END IF;
     END IF;
-    PERFORM put_message(r.no, r.inbox_last + 1, m);
-    PERFORM mail_came(r, r.inbox_last + 1, m->>'kind', (w->>'now')::float8);
-    RETURN answered('delivered', r.inbox_last + 1, true, r.owner, ARRAY[r.id]);
+    PERFORM put_message(r.no, r.last_message_no + 1, m);
+    PERFORM mail_came(r, r.last_message_no + 1, m->>'kind', (w->>'now')::float8);
+    RETURN answered('delivered', r.last_message_no + 1, true, r.owner, ARRAY[r.id]);
 END;
 $$;
 
@@ -272,11 +272,11 @@ LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
     WITH judged AS MATERIALIZED (
-        SELECT k.*, k.inbox_last + count(*) FILTER (WHERE k.verdict = 'fresh')
+        SELECT k.*, k.last_message_no + count(*) FILTER (WHERE k.verdict = 'fresh')
                                    OVER (PARTITION BY k.no ORDER BY k.at) AS next
         FROM (
-            SELECT m.*, r.no, r.status, r.owner, r.inbox_last, known.number AS known, pending.count,
-                   (r.held IS NULL AND r.begun_at IS NOT NULL) OR r.owner IS NOT NULL OR wakes_held(m.kind) AS wakes,
+            SELECT m.*, r.no, r.status, r.owner, r.last_message_no, known.number AS known, pending.count,
+                   (r.held IS NULL AND r.first_executed_at IS NOT NULL) OR r.owner IS NOT NULL OR wakes_held(m.kind) AS wakes,
                    CASE WHEN r.no IS NULL THEN 'missing'
                         WHEN known.number IS NOT NULL THEN 'delivered'
                         WHEN terminal(r.status) THEN 'ended'
@@ -289,7 +289,7 @@ BEGIN
             LEFT JOIN runs r ON r.id = m.run_id
             LEFT JOIN LATERAL (SELECT message_number(r.no, m.id) OFFSET 0) AS known (number) ON true
             CROSS JOIN LATERAL (
-                SELECT CASE WHEN r.inbox_last >= m.room AND is_event(m.kind) THEN (
+                SELECT CASE WHEN r.last_message_no >= m.room AND is_event(m.kind) THEN (
                     SELECT count(*) FROM inbox i
                     WHERE i.run_no = r.no AND i.consumed_at IS NULL AND is_event(i.kind)) END
                 OFFSET 0  -- computed once
@@ -303,7 +303,7 @@ BEGIN
         FROM judged j WHERE j.verdict = 'fresh'
     ), woken AS (
         UPDATE runs r
-        SET inbox_last = j.last,
+        SET last_message_no = j.last,
             wake_at = CASE WHEN j.wakes THEN least(r.wake_at, j.now) ELSE r.wake_at END,
             mailed = CASE WHEN j.wakes THEN r.owner IS NOT NULL ELSE r.mailed END
         FROM (
@@ -332,7 +332,7 @@ BEGIN
         RETURN answered('committed');
     ELSIF terminal(r.status) THEN
         RETURN answered('ended', label => r.status);
-    ELSIF (w->>'unless_begun')::boolean AND has_begun(r) THEN
+    ELSIF (w->>'only_if_not_started')::boolean AND has_begun(r) THEN
         RETURN answered('begun');
     END IF;
     PERFORM append_entries(r.no, last, w->>'turn_id', NULL, now);
@@ -410,10 +410,10 @@ CREATE FUNCTION take_again(of_run bigint, message jsonb) RETURNS void LANGUAGE p
 BEGIN
     PERFORM put_message(of_run, (message->>'number')::bigint, message);
     IF message->>'kind' = 'assignment' THEN
-        UPDATE topic_events e SET assigned_to = of_run, body = decode(message->>'body', 'base64'), gone_at = NULL
+        UPDATE topic_events e SET assigned_to = of_run, body = decode(message->>'body', 'base64'), deleted_at = NULL
         FROM topics t
         WHERE t.name = message->>'name' AND e.topic_no = t.no AND e.place = (message->>'place')::bigint AND e.consume
-              AND e.gone_at IS NOT NULL;
+              AND e.deleted_at IS NOT NULL;
     END IF;
 END;
 $$;

@@ -82,11 +82,11 @@ BEGIN
     END IF;
     IF b_turns IS NOT NULL THEN
         SELECT array_agg(j.no ORDER BY j.nth), array_agg(j.verdict ORDER BY j.nth),
-               array_agg(j.status ORDER BY j.nth), array_agg(j.inbox_last ORDER BY j.nth),
-               array_agg(j.mailed ORDER BY j.nth), coalesce(bool_or(j.inbox_last > j.seen), false)
+               array_agg(j.status ORDER BY j.nth), array_agg(j.last_message_no ORDER BY j.nth),
+               array_agg(j.mailed ORDER BY j.nth), coalesce(bool_or(j.last_message_no > j.seen), false)
         INTO run_nos, verdicts, statuses, lasts, marked, some_mail
         FROM (
-            SELECT k.nth, k.no, k.status, k.inbox_last, k.mailed, k.seen,
+            SELECT k.nth, k.no, k.status, k.last_message_no, k.mailed, k.seen,
                    CASE WHEN k.no IS NULL THEN 'missing'
                         WHEN k.position > k.base AND k.id = (
                             SELECT e.turn_id FROM entries e WHERE e.run_no = k.no AND e.position = k.base + 1)
@@ -98,7 +98,7 @@ BEGIN
                         THEN 'superseded'
                         ELSE 'committed' END AS verdict
             FROM (
-                SELECT t.*, r.no, r.status, r.owner, r.mailed, r.inbox_last,
+                SELECT t.*, r.no, r.status, r.owner, r.mailed, r.last_message_no,
                        greatest(r.fence, (SELECT max(e.position) FROM entries e WHERE e.run_no = r.no), 0) AS position
                 FROM unnest(t_run, t_base, t_id, t_worker, t_owned, t_seen) WITH ORDINALITY
                      AS t (run, base, id, worker, owned, seen, nth)

@@ -25,7 +25,7 @@ $$;
 CREATE FUNCTION claim_due(
     claimer text, now float8, due_by float8, of_pool text, names text[], versions bigint[], shards integer[],
     lim bigint)
-RETURNS TABLE (id text, inbox_last bigint, "position" bigint) LANGUAGE plpgsql
+RETURNS TABLE (id text, last_message_no bigint, "position" bigint) LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
@@ -57,10 +57,10 @@ BEGIN
     END LOOP;
     UPDATE runs r
     SET owner = claimer, status = 'running', wake_at = NULL, mailed = false,
-        begun_at = coalesce(r.begun_at, claim_due.now), updated_at = claim_due.now
+        first_executed_at = coalesce(r.first_executed_at, claim_due.now), updated_at = claim_due.now
     WHERE r.no = ANY (taken);
     RETURN QUERY
-    SELECT r.id, r.inbox_last, position_of(r)
+    SELECT r.id, r.last_message_no, position_of(r)
     FROM unnest(taken) WITH ORDINALITY AS t (no, nth) JOIN runs r ON r.no = t.no ORDER BY t.nth;
 END;
 $$;
@@ -109,19 +109,19 @@ BEGIN
     DELETE FROM published x WHERE x.ctid = ANY (ARRAY(
         SELECT p.ctid FROM published p WHERE p.expires_at <= prune_page.now LIMIT lim FOR UPDATE SKIP LOCKED));
     UPDATE topic_events x
-    SET assigned_to = NULL, queued = false, fan_from = NULL, body = NULL, gone_at = prune_page.now
+    SET assigned_to = NULL, queued = false, fan_out_cursor = NULL, body = NULL, deleted_at = prune_page.now
     WHERE x.ctid = ANY (ARRAY(
         SELECT e.ctid FROM topic_events e
-        WHERE e.expires_at <= prune_page.now AND e.gone_at IS NULL LIMIT lim FOR UPDATE SKIP LOCKED));
+        WHERE e.expires_at <= prune_page.now AND e.deleted_at IS NULL LIMIT lim FOR UPDATE SKIP LOCKED));
     DELETE FROM topic_events x WHERE x.ctid = ANY (ARRAY(
         SELECT e.ctid FROM topic_events e
-        WHERE e.gone_at <= prune_page.now - remember LIMIT lim FOR UPDATE SKIP LOCKED));
+        WHERE e.deleted_at <= prune_page.now - remember LIMIT lim FOR UPDATE SKIP LOCKED));
     DELETE FROM inbox x WHERE x.ctid = ANY (ARRAY(
         SELECT i.ctid FROM inbox i
         WHERE i.consumed_at <= prune_page.now - remember AND i.kind IN ('event', 'assignment')
               AND (i.kind = 'event' OR NOT EXISTS (  -- as long as the event is there, it has been seen
                   SELECT FROM topic_events e JOIN topics t ON t.no = e.topic_no
-                  WHERE t.name = i.name AND e.place = i.place AND e.gone_at IS NULL))
+                  WHERE t.name = i.name AND e.place = i.place AND e.deleted_at IS NULL))
         LIMIT lim FOR UPDATE OF i SKIP LOCKED));
     RETURN coalesce(cardinality(doomed), 0);
 END;

@@ -7,7 +7,7 @@
 
 CREATE FUNCTION create_plainly(
     run_id text, workflow text, version bigint, input bytea, created_at float8, created_by text, pool text,
-    shard integer, generation integer, epoch integer, run_attempt integer, first_workflow text, first_input bytea,
+    shard integer, generation integer, epoch integer, run_attempt integer, original_workflow text, original_input bytea,
     parent text, attached boolean, owner text, deadline_at float8, retention float8, seed text, tags jsonb)
 RETURNS boolean LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -21,10 +21,10 @@ AS $$
 BEGIN
     INSERT INTO runs (
         id, workflow, version, input, created_at, created_by, seed, pool, shard, status, generation, epoch,
-        run_attempt, first_workflow, first_input, parent, attached, tags, begun_at, updated_at, owner, deadline_at,
+        run_attempt, original_workflow, original_input, parent, attached, tags, first_executed_at, updated_at, owner, deadline_at,
         retention)
     SELECT run_id, workflow, version, input, created_at, created_by, seed, pool, shard, 'running', generation, epoch,
-           run_attempt, first_workflow, first_input, parent, attached, tags, created_at, created_at, w.id, deadline_at,
+           run_attempt, original_workflow, original_input, parent, attached, tags, created_at, created_at, w.id, deadline_at,
            retention
     FROM workers w WHERE w.id = owner AND NOT w.gone FOR KEY SHARE
     ON CONFLICT DO NOTHING;
@@ -55,8 +55,8 @@ DECLARE
     fence bigint;
 BEGIN
     SELECT r.no, r.fence INTO run_no, fence FROM runs r
-    WHERE r.id = of_run AND r.owner = worker AND NOT r.mailed AND r.inbox_last <= seen
-          AND (ends IS NULL OR r.inbox_last = 0 AND NOT EXISTS (SELECT FROM observers o WHERE o.run_no = r.no))
+    WHERE r.id = of_run AND r.owner = worker AND NOT r.mailed AND r.last_message_no <= seen
+          AND (ends IS NULL OR r.last_message_no = 0 AND NOT EXISTS (SELECT FROM observers o WHERE o.run_no = r.no))
     FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RETURN false;

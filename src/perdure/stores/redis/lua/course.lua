@@ -34,13 +34,13 @@ function course.create(write)
     end
   end
   extend(fields, 'id', id, 'created_by', created_by, 'created_at', created_at)
-  if #inbox > 0 then extend(fields, 'inbox_last', #inbox, 'pending', pending) end
+  if #inbox > 0 then extend(fields, 'last_message_no', #inbox, 'pending', pending) end
   if #observer > 0 then
     call('ZADD', key('observers', id), 1, cmsgpack.pack(observer))
     extend(fields, 'observer_last', '1')
   end
   if alive(owner) then
-    extend(fields, 'status', 'running', 'owner', owner, 'begun_at', created_at)
+    extend(fields, 'status', 'running', 'owner', owner, 'first_executed_at', created_at)
     rows.add(id, fields)
     return CREATED + 1
   end
@@ -51,9 +51,9 @@ function course.create(write)
 end
 
 local function restarted(row, restart, fields)
-  local first = call('HMGET', RUN .. row.id, 'first_workflow', 'first_input', 'input', 'epoch')
-  if not first[1] then fields.first_workflow = row.workflow end
-  if not first[2] then fields.first_input = first[3] end
+  local first = call('HMGET', RUN .. row.id, 'original_workflow', 'original_input', 'input', 'epoch')
+  if not first[1] then fields.original_workflow = row.workflow end
+  if not first[2] then fields.original_input = first[3] end
   fields.generation = tonumber(row.generation) + 1
   fields.epoch = tonumber(first[4] or '0') + 1
   for i = 1, #restart, 2 do fields[restart[i]] = restart[i + 1] end

@@ -7,7 +7,7 @@ local row = RUN .. id
 if call('EXISTS', row) == 1 or call('SISMEMBER', key('alive'), worker) == 0 then return 0 end
 call(
   'HSET', row, 'id', id, 'created_by', created_by, 'created_at', created_at,
-  'status', 'running', 'owner', worker, 'begun_at', created_at, unpack(ARGV, 5)
+  'status', 'running', 'owner', worker, 'first_executed_at', created_at, unpack(ARGV, 5)
 )
 call('ZADD', key('status', 'running'), created_at, id)
 call('ZADD', key('owned', worker), '0', id)

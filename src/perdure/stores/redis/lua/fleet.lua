@@ -14,9 +14,9 @@ calls.claim = function(worker, now, due_by, wanted, pool, shards, limit)
     local row = rows.read(due[1])
     rows.change(row, {
       owner = worker, status = 'running', wake_at = '', mailed = '0', updated_at = now,
-      begun_at = row.begun_at == '' and now or row.begun_at,
+      first_executed_at = row.first_executed_at == '' and now or row.first_executed_at,
     })
-    claimed[i] = {row.id, tonumber(row.inbox_last), rows.position(row), string.format('%.17g', due[2])}
+    claimed[i] = {row.id, tonumber(row.last_message_no), rows.position(row), string.format('%.17g', due[2])}
   end
   return claimed
 end

@@ -5,7 +5,7 @@
 -- Mail that comes before the turn is found here and leaves the run due; mail that comes after it finds the run
 -- suspended and makes it due (`mail.add`).
 function history.unseen(row, seen, held)
-  if tonumber(row.inbox_last) <= seen then return false end
+  if tonumber(row.last_message_no) <= seen then return false end
   local name = key('mail', row.id)
   for _, number in ipairs(call('HKEYS', name)) do
     if tonumber(number) > seen then

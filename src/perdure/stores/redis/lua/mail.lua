@@ -11,15 +11,15 @@ end
 
 -- A held run stays asleep, and one that has yet to begin, for the first time or anew, waits for its time.
 local function wakes(row, kind)
-  return (row.held_kind == '' and row.begun_at ~= '') or row.owner ~= '' or mail.WAKES_HELD[kind]
+  return (row.held_kind == '' and row.first_executed_at ~= '') or row.owner ~= '' or mail.WAKES_HELD[kind]
 end
 
 -- Put a message that is fresh into the inbox; answers its number.
 function mail.add(row, message_id, kind, value, now)
-  local number = tonumber(row.inbox_last) + 1
+  local number = tonumber(row.last_message_no) + 1
   call('HSET', key('mail', row.id), number, value)
   call('HSET', key('message-numbers', row.id), message_id, number)
-  local fields = {inbox_last = number}
+  local fields = {last_message_no = number}
   if mail.COUNTED[kind] then fields.pending = tonumber(row.pending) + 1 end
   if wakes(row, kind) then
     local sooner = row.wake_at == '' or tonumber(row.wake_at) > tonumber(now)

@@ -7,16 +7,16 @@ local changes = {'', '', '', '', '', '', '', '', '', '', '', '', '', '', '', ''}
 -- A row as far as Lua judges by it. A field that the hash lacks says what it says here.
 local function blank(id)
   return {
-    id = id, status = 'pending', owner = '', mailed = '0', inbox_last = '0', pending = '0', skipped = '0', wake_at = '',
+    id = id, status = 'pending', owner = '', mailed = '0', last_message_no = '0', pending = '0', skipped = '0', wake_at = '',
     pool = 'default', workflow = '', version = '', shard = '', held_kind = '', parent = '', attached = '0',
-    created_at = '', begun_at = '', generation = '0', recoveries = '0', drift = EMPTY, observer_last = '0',
+    created_at = '', first_executed_at = '', generation = '0', recoveries = '0', drift = EMPTY, observer_last = '0',
     ended_at = '', prune_at = '', unsettled = '0', orphans = '0',
   }
 end
 
 local FIELDS = {
-  'status', 'owner', 'mailed', 'inbox_last', 'pending', 'skipped', 'wake_at', 'pool', 'workflow', 'version', 'shard',
-  'held_kind', 'parent', 'attached', 'created_at', 'begun_at', 'generation', 'recoveries', 'drift', 'observer_last',
+  'status', 'owner', 'mailed', 'last_message_no', 'pending', 'skipped', 'wake_at', 'pool', 'workflow', 'version', 'shard',
+  'held_kind', 'parent', 'attached', 'created_at', 'first_executed_at', 'generation', 'recoveries', 'drift', 'observer_last',
 }
 local FIELDS_OF_AN_END = {'ended_at', 'prune_at', 'unsettled', 'orphans'} -- only a run that has ended has them
 
@@ -37,10 +37,10 @@ end
 
 -- As much of it as is needed to add to the history.
 function rows.glance(id)
-  local found = call('HMGET', RUN .. id, 'status', 'owner', 'mailed', 'inbox_last', 'skipped')
+  local found = call('HMGET', RUN .. id, 'status', 'owner', 'mailed', 'last_message_no', 'skipped')
   if not found[1] then return nil end
   return {
-    id = id, status = found[1], owner = found[2] or '', mailed = found[3], inbox_last = found[4] or '0',
+    id = id, status = found[1], owner = found[2] or '', mailed = found[3], last_message_no = found[4] or '0',
     skipped = found[5] or '0',
   }
 end
@@ -64,7 +64,7 @@ function rows.skipped(id, position)
 end
 
 function rows.begun(row)
-  return row.begun_at ~= '' or tonumber(row.generation) > 0
+  return row.first_executed_at ~= '' or tonumber(row.generation) > 0
 end
 
 -- The indexes are sorted sets of ids. Each of these says where one kind of them has a run: the key and the score.

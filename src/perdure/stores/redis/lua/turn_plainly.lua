@@ -7,9 +7,9 @@
 
 local id, worker, base, seen, value, ends = unpack(ARGV, 1, 6)
 local row, entries = RUN .. id, ENTRIES .. id
-local owner, mailed, inbox_last, skipped = unpack(call('HMGET', row, 'owner', 'mailed', 'inbox_last', 'skipped'))
+local owner, mailed, last_message_no, skipped = unpack(call('HMGET', row, 'owner', 'mailed', 'last_message_no', 'skipped'))
 if owner ~= worker then return 0 end -- who has ended has none
-if mailed == '1' or tonumber(inbox_last or 0) > tonumber(seen) then return 0 end
+if mailed == '1' or tonumber(last_message_no or 0) > tonumber(seen) then return 0 end
 if call('HLEN', entries) + tonumber(skipped or 0) ~= tonumber(base) then return 0 end
 if call('SISMEMBER', key('alive'), worker) == 0 then return 0 end
 if not ends then

@@ -15,13 +15,13 @@ end
 
 -- `fields` say how the row of an ended run reads.
 writes['end'] = function(write)
-  local _, id, turn_id, now, unless_begun, marker, fields_flat = unpack(write)
+  local _, id, turn_id, now, only_if_not_started, marker, fields_flat = unpack(write)
   local row = rows.read(id)
   if not row then return {'missing'} end
   local position = rows.position(row)
   if position > 0 and history.has_turn(id, position, turn_id) then return COMMITTED end
   if TERMINAL[row.status] then return {'ended', row.status} end
-  if unless_begun and rows.begun(row) then return {'begun'} end
+  if only_if_not_started and rows.begun(row) then return {'begun'} end
   call('HSET', ENTRIES .. id, position + 1, marker)
   mail.unsubscribe_all(row)
   local fields = {fence = position + 1, orphans = rows.begun(row) and '1' or '0'}

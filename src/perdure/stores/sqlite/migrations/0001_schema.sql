@@ -27,14 +27,14 @@ CREATE TABLE runs (
     generation  INTEGER NOT NULL,
     epoch       INTEGER NOT NULL,
     run_attempt INTEGER NOT NULL,
-    first_workflow TEXT,
-    first_input ANY,
+    original_workflow TEXT,
+    original_input ANY,
     result      ANY,
     error       TEXT,                 -- JSON, like tags, waits, held and drift
     parent      TEXT,
     attached    INTEGER NOT NULL,
     tags        TEXT,
-    begun_at    REAL,
+    first_executed_at    REAL,
     updated_at  REAL NOT NULL,
     ended_at    REAL,
     wake_at     REAL,
@@ -45,7 +45,7 @@ CREATE TABLE runs (
     waits       TEXT,
     held        TEXT,
     drift       TEXT,
-    inbox_last  INTEGER NOT NULL,
+    last_message_no  INTEGER NOT NULL,
     fence       INTEGER NOT NULL,     -- turns computed from before this position are refused
     mailed      INTEGER NOT NULL DEFAULT 0,  -- owned, and mail has come that the owner has not seen
     prune_at    REAL,
@@ -136,7 +136,7 @@ CREATE TABLE observers (
 
 CREATE TABLE topics (
     name       TEXT PRIMARY KEY,
-    last_place INTEGER NOT NULL
+    last_offset INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE topic_events (
@@ -151,22 +151,22 @@ CREATE TABLE topic_events (
     sender      TEXT,
     event_id    TEXT,
     bound       INTEGER NOT NULL,      -- the last subscription that stood when it was published
-    fan_from    INTEGER,               -- the last subscription that it was offered to, while there are more
+    fan_out_cursor    INTEGER,               -- the last subscription that it was offered to, while there are more
     queued      INTEGER NOT NULL,
     assigned_to INTEGER,
-    gone_at     REAL
+    deleted_at     REAL
 ) STRICT;
 
 CREATE UNIQUE INDEX topic_events_by_place ON topic_events (topic, place);
 CREATE UNIQUE INDEX topic_events_by_id ON topic_events (topic, id);
 CREATE INDEX topic_events_queued ON topic_events (topic, consume, place, expires_at) WHERE queued = 1;
-CREATE INDEX topic_events_held ON topic_events (topic, place) WHERE gone_at IS NULL;
-CREATE INDEX topic_events_unfinished ON topic_events (topic, place) WHERE fan_from IS NOT NULL;
+CREATE INDEX topic_events_held ON topic_events (topic, place) WHERE deleted_at IS NULL;
+CREATE INDEX topic_events_unfinished ON topic_events (topic, place) WHERE fan_out_cursor IS NOT NULL;
 CREATE INDEX topic_events_expiring ON topic_events (expires_at)
-    WHERE expires_at IS NOT NULL AND gone_at IS NULL;
-CREATE INDEX topic_events_gone ON topic_events (gone_at) WHERE gone_at IS NOT NULL;
+    WHERE expires_at IS NOT NULL AND deleted_at IS NULL;
+CREATE INDEX topic_events_gone ON topic_events (deleted_at) WHERE deleted_at IS NOT NULL;
 
-CREATE TABLE topic_floors (
+CREATE TABLE topic_cursors (
     run_no INTEGER NOT NULL,
     topic  TEXT NOT NULL,
     place  INTEGER NOT NULL,
