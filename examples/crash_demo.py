@@ -1,8 +1,8 @@
-"""An order whose worker is killed in the middle with SIGKILL, and which goes on in another process: `make demo`.
+"""Kill a worker with SIGKILL in the middle of an order, and finish the order in another process: `make demo`.
 
-Two kinds of process take part. A worker executes the workflow below; it is this file, started with `worker` and a
-store. The director, which is this file without arguments, places the order, starts a worker, kills it, starts another
-one, and then shows from the store what happened. All of them share nothing but a SQLite file.
+The demo has two kinds of processes. A worker executes the workflow below: this file, started with `worker` and a store
+URL. The controller is this file without arguments. It starts the order and a worker, kills the worker, starts another
+one, and prints what the store recorded. The processes share only a SQLite file.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from perdure import Client, Context, Run, Worker, current_step, step, workflow
 console = Console(highlight=False)
 
 
-# --- what a user of perdure writes: steps, and a workflow that calls them ------------------------------------------
+# --- steps, and a workflow that calls them ------------------------------------------------------------------------
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Order:
     id: str
     item: str
     cents: int
-    ledger: str  # a file in which every step leaves a line when it is executed: the outside world of this demo
+    effect_log: str  # file to which every executed step appends a line: the outside world of this demo
 
 
 @step
@@ -69,7 +69,7 @@ async def send_email(order: Order, receipt: str) -> str:
 async def fulfil(ctx: Context, order: Order) -> str:
     shelf = await reserve_stock(order)
     receipt = await charge_card(order)
-    await ctx.sleep(2.0)  # the warehouse packs; a durable sleep, which is where the worker will be killed
+    await ctx.sleep(2.0)  # the warehouse packs the item; the controller kills the worker during this durable sleep
     label = await print_label(order, shelf)
     parcel = await hand_to_carrier(order, label)
     await send_email(order, receipt)
@@ -77,50 +77,50 @@ async def fulfil(ctx: Context, order: Order) -> str:
 
 
 async def work(order: Order) -> None:
-    """Half a second of work, and one line in the ledger."""
-    now = current_step()
-    console.print(f"  [dim]process {os.getpid()}[/]  {now.name}")
+    """Simulate half a second of work and append a line to the effect log."""
+    current = current_step()
+    console.print(f"  [dim]process {os.getpid()}[/]  {current.name}")
     await asyncio.sleep(0.4)
-    # A real step would now call a service, and pass it `now.idempotency_key`: should the process die after the call and
-    # before its result is recorded, the step runs again with the same key, and the service can tell.
-    write_line(order.ledger, f"{now.name} {os.getpid()}")
+    # A real step would call a service here and pass `current.idempotency_key`. If the process dies after the call and
+    # before the result is recorded, the step runs again with the same key, and the service can detect the repetition.
+    append_line(order.effect_log, f"{current.name} {os.getpid()}")
 
 
-def write_line(ledger: str, line: str) -> None:
-    with Path(ledger).open("a") as file:
+def append_line(effect_log: str, line: str) -> None:
+    with Path(effect_log).open("a") as file:
         file.write(f"{line}\n")
 
 
-def read_lines(ledger: Path) -> list[list[str]]:
-    return [line.split() for line in ledger.read_text().splitlines()]
+def read_lines(effect_log: Path) -> list[list[str]]:
+    return [line.split() for line in effect_log.read_text().splitlines()]
 
 
-# --- the worker: executes whatever is due in the store, until it is told to stop -----------------------------------
+# --- the worker: executes due runs until it gets SIGTERM ------------------------------------------------------------
 
 
 async def worker(url: str) -> None:
-    logging.getLogger("perdure").setLevel(logging.ERROR)  # it would say that it takes over from a dead worker; so do we
+    logging.getLogger("perdure").setLevel(logging.ERROR)  # the controller prints the takeover itself
     await Worker(url, [fulfil]).run()
 
 
-# --- the director ---------------------------------------------------------------------------------------------------
+# --- the controller -------------------------------------------------------------------------------------------------
 
 
-async def direct(folder: Path) -> None:
-    url, ledger = f"sqlite:///{folder / 'shop.db'}", folder / "ledger.txt"
+async def control(folder: Path) -> None:
+    url, effect_log = f"sqlite:///{folder / 'shop.db'}", folder / "effects.txt"
     async with Client(url) as client:
-        run = await client.start(fulfil, Order("42", "teapot", 2400, str(ledger)), id="order-42")
-        say(f"Order {run.id} is in the store. A worker starts:")
+        run = await client.start(fulfil, Order("42", "teapot", 2400, str(effect_log)), id="order-42")
+        say(f"Started run {run.id}. Starting a worker:")
         first = start_worker(url)
         try:
-            await until_asleep(run)
-            await asyncio.sleep(0.3)  # it is in the middle of the order now, and of no step
+            await wait_until_sleeping(run)
+            await asyncio.sleep(0.3)  # the run is in its sleep; no step is executing
             first.kill()
             first.wait()
-            say(f"[bold red]SIGKILL[/] to process {first.pid}: gone in the middle of the order, without a last word.")
+            say(f"[bold red]SIGKILL[/] to process {first.pid} in the middle of the order. Recorded in the store:")
             for entry in await client.history(run.id):
-                console.print(f"  in the store   {entry.name}: {entry.value if entry.value else entry.status}")
-            say("Another worker starts on the same file:")
+                console.print(f"  {entry.name}: {entry.value if entry.value else entry.status}")
+            say("Starting another worker on the same file:")
             second = start_worker(url)
             try:
                 result = await run.result(timeout=60)
@@ -129,53 +129,53 @@ async def direct(folder: Path) -> None:
                 second.wait()
         finally:
             first.kill()
-        say(f"[bold green]{await run.status()}[/]: {result}")
-        await show_timeline(client, run, ledger, killed=first.pid)
+        say(f"Run {run.id} [bold green]{await run.status()}[/]: {result}")
+        await show_timeline(client, run, effect_log, killed_pid=first.pid)
 
 
 def start_worker(url: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, __file__, "worker", url])
 
 
-async def until_asleep(run: Run[str]) -> None:
-    """Follow the run's history until its sleep has begun: everything before it is recorded, and no step is running."""
+async def wait_until_sleeping(run: Run[str]) -> None:
+    """Return when the run's sleep is recorded. All earlier steps are recorded then, and no step is executing."""
     async for entry in run.watch():
         if entry.kind == "sleep":
             return
 
 
-async def show_timeline(client: Client, run: Run[str], ledger: Path, killed: int) -> None:
-    """What the store and the ledger know, one line per entry; fails if any step was executed twice."""
-    executions = read_lines(ledger)
-    times = Counter(name for name, _ in executions)
+async def show_timeline(client: Client, run: Run[str], effect_log: Path, killed_pid: int) -> None:
+    """Print one line per entry, from the store and the effect log. Exit with an error if a step was executed twice."""
+    executions = read_lines(effect_log)
+    counts = Counter(name for name, _ in executions)
     process = {name: int(pid) for name, pid in executions}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("entry", "result", "began", "process", "crash", "executed"):
-        table.add_column(heading, justify="right" if heading == "began" else "left", no_wrap=True)
+    for heading in ("entry", "result", "start", "process", "crash", "executed"):
+        table.add_column(heading, justify="right" if heading == "start" else "left", no_wrap=True)
     created_at = (await run.describe()).created_at
     for entry in await client.history(run.id):
-        began = f"{(entry.started_at - created_at).total_seconds():.1f} s"
+        started = f"{(entry.started_at - created_at).total_seconds():.1f} s"
         if entry.kind == "sleep":
-            table.add_row(entry.name, "", began, "", "during", "", style="dim")
+            table.add_row(entry.name, "", started, "", "during", "", style="dim")
         else:
             pid = process[entry.name]
-            when = "[yellow]before[/]" if pid == killed else "[green]after[/]"
-            count = times[entry.name]
-            table.add_row(entry.name, entry.value, began, str(pid), when, "once" if count == 1 else f"{count} times")
+            when = "[yellow]before[/]" if pid == killed_pid else "[green]after[/]"
+            count = counts[entry.name]
+            table.add_row(entry.name, entry.value, started, str(pid), when, "once" if count == 1 else f"{count} times")
     console.print()
     console.print(table)
-    if set(times.values()) != {1} or len(set(process.values())) != 2:
-        sys.exit("this should not have happened: a step was executed twice, or all in one process")
+    if set(counts.values()) != {1} or len(set(process.values())) != 2:
+        sys.exit("Unexpected result: a step was executed twice, or all steps in one process")
     console.print(
-        "No step ran twice: what was recorded before the crash was read back. Had the crash hit a step while it ran, "
-        "that one step would have run again, with the same idempotency key as the first time.",
+        "No step ran twice: the second worker replayed the recorded results. If the crash had hit a running step, that "
+        "step would have run again with the same idempotency key.",
         style="dim",
     )
 
 
-def say(what: str) -> None:
+def say(text: str) -> None:
     console.print()
-    console.print(what)
+    console.print(text)
 
 
 if __name__ == "__main__":
@@ -183,4 +183,4 @@ if __name__ == "__main__":
         asyncio.run(worker(sys.argv[2]))
     else:
         with tempfile.TemporaryDirectory(prefix="perdure-demo-") as folder:
-            asyncio.run(direct(Path(folder)))
+            asyncio.run(control(Path(folder)))

@@ -1,12 +1,13 @@
-"""Agents that think side by side and write to one shared folder, one at a time: `python shared_workspace.py FOLDER`.
+"""Call agents concurrently and write their results to one shared folder, one at a time.
 
-Three agents read the files of a folder, and each adds a section to one report in it. Thinking takes long, so they do it
-in parallel. Writing means reading the report, changing it and writing it back, so two at once would lose a section: a
-lock lets one in at a time. The lock is a plain `asyncio.Lock`. Inside a workflow it is as durable as everything else,
-because who got it and in which order follows from the recorded history: after a crash the replay hands it out the same
-way, and nobody has to find out whose lock file that was.
+Usage: `python shared_workspace.py FOLDER`. Three agents read the text files of a folder, and each adds a section to one
+report in it. Model calls are slow, so they run concurrently. A write reads the report, changes it and writes it back;
+two concurrent writes would lose a section, so a lock serializes them.
 
-Kill the program at any moment and start it again on the same folder: it goes on from there.
+The lock is a plain `asyncio.Lock`. Inside a workflow it is durable, because the recorded history determines which task
+gets it and in which order. After a crash the replay grants it in the same order. There is no lock file to clean up.
+
+Kill the program at any time and start it again on the same folder: the run continues.
 """
 
 import asyncio
@@ -21,60 +22,59 @@ ROLES = ["structure", "style", "facts"]
 REPORT = "report.md"
 
 
-# --- the steps: all that touches the disk, or an agent -------------------------------------------------------------
+# --- steps: everything that touches the disk or calls an agent ------------------------------------------------------
 
 
 @step
 def read_inputs(workspace: str) -> dict[str, str]:
-    """Every text in the workspace, by name."""
+    """Return the contents of every text file in the workspace, by name."""
     return {path.name: path.read_text() for path in sorted(Path(workspace).glob("*.txt"))}
 
 
 @step
-async def ask_agent(role: str, files: dict[str, str]) -> str:
-    """Stands for a call of a model, which is slow, costs money and answers differently each time."""
-    say(f"the agent for {role} is thinking")
+async def call_agent(role: str, files: dict[str, str]) -> str:
+    """Simulate a model call: slow, expensive and not repeatable."""
+    log(f"calling the agent for {role}")
     await asyncio.sleep(0.3)
-    return f"As for {role}: {len(files)} files, {sum(map(len, files.values()))} characters, nothing to add."
+    return f"Review of {role}: {len(files)} files, {sum(map(len, files.values()))} characters, no findings."
 
 
 @step
 def add_section(workspace: str, title: str, text: str) -> int:
-    """Add a section to the report, which others write too; how many there are now.
+    """Add a section to the shared report and return the number of sections. Idempotent.
 
-    A step may be executed again if a crash comes before its result is recorded. So a section that is there already is
-    replaced and not added a second time.
+    A step runs again if a crash comes before its result is recorded. So an existing section of this title is replaced.
     """
     report = Path(workspace, REPORT)
     sections = read_sections(report)
-    time.sleep(0.2)  # whoever else writes in between would be undone
+    time.sleep(0.2)  # a concurrent write in this interval would be lost
     sections[title] = text
     write_sections(report, sections)
-    say(f"section {title!r} is written")
+    log(f"wrote section {title!r}")
     return len(sections)
 
 
-# --- the workflow: who does what, and when -------------------------------------------------------------------------
+# --- workflow -------------------------------------------------------------------------------------------------------
 
 
 @workflow
 async def write_report(ctx: Context, workspace: str) -> str:
     files = await read_inputs(workspace)
-    writing = asyncio.Lock()
+    report_lock = asyncio.Lock()
 
     async def contribute(role: str) -> str:
-        finding = await ask_agent(role, files)
-        async with writing:
+        finding = await call_agent(role, files)
+        async with report_lock:
             await add_section(workspace, role, finding)
         return finding
 
     findings = await ctx.join({role: contribute(role) for role in ROLES}, name="agents")
-    summary = f"{len(findings)} agents have read {len(files)} files."
+    summary = f"{len(findings)} agents read {len(files)} files."
     await add_section(workspace, "summary", summary)
     return summary
 
 
-# --- the report is a file with a heading above each section --------------------------------------------------------
+# --- the report: a file with a heading above each section ----------------------------------------------------------
 
 
 def read_sections(report: Path) -> dict[str, str]:
@@ -85,20 +85,20 @@ def read_sections(report: Path) -> dict[str, str]:
 def write_sections(report: Path, sections: dict[str, str]) -> None:
     draft = report.with_suffix(".draft")
     draft.write_text("".join(f"## {title}\n{text}\n\n" for title, text in sections.items()))
-    draft.replace(report)  # at once, so that a crash leaves no half of it
+    draft.replace(report)  # atomic: a crash leaves the old report or the new one
 
 
-def say(what: str) -> None:
-    print(f"  {current_step().location}: {what}", flush=True)
+def log(text: str) -> None:
+    print(f"  {current_step().location}: {text}", flush=True)
 
 
-# --- the program ---------------------------------------------------------------------------------------------------
+# --- program --------------------------------------------------------------------------------------------------------
 
 
 async def main(workspace: Path) -> None:
     async with Engine(f"sqlite:///{workspace / 'runs.db'}") as engine:
         run = await engine.start(write_report, str(workspace), id="report")
-        print("A new report:" if run.created else "This report was begun before:", flush=True)
+        print("Started a new report:" if run.created else "Continuing an existing report:", flush=True)
         print(await run.result(timeout=60))
     print()
     print((workspace / REPORT).read_text().strip())
@@ -109,6 +109,6 @@ if __name__ == "__main__":
         asyncio.run(main(Path(sys.argv[1]).resolve()))
     else:
         with tempfile.TemporaryDirectory(prefix="perdure-workspace-") as folder:
-            Path(folder, "one.txt").write_text("Once upon a time there was a file.\n")
-            Path(folder, "two.txt").write_text("And then there was another one.\n")
+            Path(folder, "one.txt").write_text("First text.\n")
+            Path(folder, "two.txt").write_text("Second text.\n")
             asyncio.run(main(Path(folder).resolve()))

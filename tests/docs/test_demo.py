@@ -1,4 +1,4 @@
-"""`make demo` shows what it promises: a worker killed in the middle, the order finished in another, no step twice."""
+"""Test `make demo`: a worker is killed, another process finishes the order, and no step runs twice."""
 
 import os
 import re
@@ -12,7 +12,7 @@ BEFORE = ("reserve_stock", "charge_card")
 AFTER = ("print_label", "hand_to_carrier", "send_email")
 
 
-def test_the_demo_shows_which_steps_ran_before_the_crash_and_which_after():
+def test_demo_shows_which_steps_ran_before_the_crash_and_which_after():
     path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
     plain = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS")}
     done = subprocess.run(
@@ -24,8 +24,9 @@ def test_the_demo_shows_which_steps_ran_before_the_crash_and_which_after():
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    assert "\x1b" not in done.stdout, "no colours in a pipe"
+    assert "\x1b" not in done.stdout, "no colours when the output is a pipe"
     assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "…" not in done.stdout, "no column is truncated"
 
     shown = re.findall(r"^  process (\d+)  (\w+)$", done.stdout, re.MULTILINE)
     assert [name for _, name in shown] == [*BEFORE, *AFTER]

@@ -1,4 +1,4 @@
-"""The reference names everything that is public, and the links between pages lead somewhere."""
+"""Test that the reference names everything that is public, and that no link between pages is broken."""
 
 import dataclasses
 import re
@@ -21,10 +21,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
 
-INTERNAL = {"result_of", "open", "stop"}  # public in Python's eyes: a handle, `async with` or the engine calls them
+# Called only by a handle, by `async with` or by the engine.
+INTERNAL = {"result_of", "open", "stop"}
 
-
-CODE = "\n".join(re.findall(r"```.*?```|`[^`]+`", REFERENCE, re.DOTALL))  # a word in a sentence names nothing
+# Only code spans and code blocks document a name, not words of a sentence.
+CODE = "\n".join(re.findall(r"```.*?```|`[^`]+`", REFERENCE, re.DOTALL))
 
 
 def _named(name: str) -> bool:
@@ -50,7 +51,7 @@ def test_every_status_is_in_the_reference():
     assert [status for status in RunStatus if not _named(status)] == []
 
 
-def test_links_lead_somewhere():
+def test_no_link_is_broken():
     broken = []
     for page in PAGES:
         for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
