@@ -10,6 +10,7 @@
     chores.py        what their workflows do
     engines.py       what an engine has to say of itself to be compared
     comparison.py    figures and ratios of engines
+    compare_commits.py  the current tree over another commit: `make bench-compare`
     environments.py  where peers are installed
     hosts.py         PostgreSQL and Redis for the time of a measurement
     raw.py           the rows of a run without the engine: the limit that SQLite sets; raw_servers.py likewise
