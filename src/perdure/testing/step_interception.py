@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from perdure.execution.step_executor import Executor
-from perdure.model.records import RunStep
+from perdure.model.turns import RunStep
 
 Interceptor = Callable[[str, RunStep], RunStep]
 
