@@ -5,7 +5,7 @@ turn. A round measures both trees once per workload and store, next to each othe
 their order (base, current, current, base, ...). The machine's drift therefore affects both trees alike, and the ratio
 of one round is a paired observation.
 
-Both trees are measured as plain Python, from their `src` folders, in this Python environment, on the same servers. The
+Both trees are measured as Python source, from their `src` folders, in this Python environment, on the same servers. The
 command starts the measuring modules of each tree directly (`RUNNERS`) and depends on nothing else there, so that BASE
 may have another layout. Commits are comparable as long as these agree: workload ids, the names of subjects and sizes,
 the JSON of a `Setting`, and the JSON of measures in the last line of output.
@@ -35,8 +35,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness import ROOT, Measures, Setting, Workload, workload
-from benchmarks.servers import Hosts
+from benchmarks.harness import ROOT, Measures, Setting, Workload, load_workload
+from benchmarks.servers import BenchmarkServers
 from benchmarks.workloads import MODULES
 
 RESULTS = Path(__file__).parent / "results"
@@ -266,12 +266,12 @@ def measure_subject(tree: Path, kind: str, name: str, subject: str, setting: Set
     return measures
 
 
-def select_subjects(chosen: Workload, store: str) -> tuple[str, ...]:
+def select_subjects(workload: Workload, store: str) -> tuple[str, ...]:
     """Return the workload's own subjects on this store. A subject that needs no server counts as one of SQLite."""
     return tuple(
         subject
-        for subject in chosen.subjects
-        if chosen.needs.get(subject, ("sqlite",)) == (store,) and "raw" not in re.findall(r"\w+", subject)
+        for subject in workload.subjects
+        if workload.needs.get(subject, ("sqlite",)) == (store,) and "raw" not in re.findall(r"\w+", subject)
     )
 
 
@@ -282,56 +282,58 @@ class StoreMeasurement:
     name: str
     store: str
     scale: float
-    hosts: Hosts
+    servers: BenchmarkServers
     data: Path
 
     @property
-    def servers(self) -> tuple[str, ...]:
+    def server_names(self) -> tuple[str, ...]:
         return () if self.store == "sqlite" else (self.store,)
 
     def is_possible(self) -> bool:
         """Return whether the workload has anything to measure on this store."""
-        chosen = workload(self.name)
-        return bool(chosen.compared or select_subjects(chosen, self.store))
+        workload = load_workload(self.name)
+        return bool(workload.compared or select_subjects(workload, self.store))
 
     def measure(self, tree: Path) -> dict[str, Measures]:
         """Measure every subject once, each in its own process, with files and databases that are new."""
-        chosen = workload(self.name)
-        sizes = chosen.sized(self.scale)
+        workload = load_workload(self.name)
+        sizes = workload.sized(self.scale)
         with contextlib.ExitStack() as afterwards:
             folder = Path(afterwards.enter_context(tempfile.TemporaryDirectory(dir=self.data, prefix="compare-")))
             own, prepared = folder / "own", folder / "prepared"
             own.mkdir()
             prepared.mkdir()
-            if chosen.compared:
-                urls = afterwards.enter_context(self.hosts.fresh(self.servers))
+            if workload.compared:
+                urls = afterwards.enter_context(self.servers.fresh(self.server_names))
                 engine = f"perdure-{self.store}"
                 return {engine: measure_subject(tree, "engine", self.name, engine, Setting(own, prepared, sizes, urls))}
             shared: Mapping[str, str] | None = None
-            if chosen.one_place or chosen.prepare is not None:
-                shared = afterwards.enter_context(self.hosts.fresh(self.servers))
-            if chosen.prepare is not None:
+            if workload.shares_servers or workload.prepare is not None:
+                shared = afterwards.enter_context(self.servers.fresh(self.server_names))
+            if workload.prepare is not None:
                 # Each tree prepares its own: the other one may not be able to read its format.
                 setting = Setting(prepared, prepared, sizes, shared or {})
                 measure_subject(tree, "subject", self.name, "prepare", setting)
             measured = {}
-            for subject in select_subjects(chosen, self.store):
+            for subject in select_subjects(workload, self.store):
                 with contextlib.ExitStack() as after_subject:
-                    urls = dict(shared or after_subject.enter_context(self.hosts.fresh(self.servers)))
+                    urls = dict(shared or after_subject.enter_context(self.servers.fresh(self.server_names)))
                     setting = Setting(own, prepared, sizes, urls)
                     measured[subject] = measure_subject(tree, "subject", self.name, subject, setting)
             return measured
 
 
-def measure_pairs(options: Options, trees: Mapping[str, Path], hosts: Hosts, log: Console) -> Iterator[Pair]:
+def measure_pairs(
+    options: Options, trees: Mapping[str, Path], servers: BenchmarkServers, log: Console
+) -> Iterator[Pair]:
     """Measure both trees in every round, with the order of `tree_order`."""
     possible: list[StoreMeasurement] = []
     for name in options.only:
         for store in options.stores:
-            measurement = StoreMeasurement(name, store, options.scale, hosts, options.results)
+            measurement = StoreMeasurement(name, store, options.scale, servers, options.results)
             if not measurement.is_possible():
                 log.print(f"{name}: does not use {store}, left out")
-            elif (reason := hosts.need(measurement.servers)) is not None:
+            elif (reason := servers.ensure_started(measurement.server_names)) is not None:
                 raise SystemExit(f"{reason}; use STORES to leave it out")
             else:
                 possible.append(measurement)
@@ -386,8 +388,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not screen.is_terminal:
         screen.width = 140
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that cleanup runs
-    with worktree(options.base) as base, Hosts(options.results / f"servers-{os.getpid()}") as hosts:
-        ratios = compute_ratios(measure_pairs(options, {"base": base, "current": ROOT}, hosts, log))
+    with worktree(options.base) as base, BenchmarkServers(options.results / f"servers-{os.getpid()}") as servers:
+        ratios = compute_ratios(measure_pairs(options, {"base": base, "current": ROOT}, servers, log))
     if not ratios:
         raise SystemExit("nothing to compare: these workloads measure no rate and no duration on these stores")
     screen.print(build_table(ratios, options))

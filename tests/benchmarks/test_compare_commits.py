@@ -29,8 +29,8 @@ from benchmarks.compare_commits import (
     tree_order,
     worktree,
 )
-from benchmarks.harness import Setting, workload
-from benchmarks.servers import Hosts
+from benchmarks.harness import Setting, load_workload
+from benchmarks.servers import BenchmarkServers
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -171,18 +171,18 @@ def test_wrong_options_are_refused_with_an_error_message(given, message, capsys)
 
 
 def test_workloads_own_subjects_are_those_of_the_store_without_raw_ones():
-    fleet = workload("fleet")
-    assert select_subjects(fleet, "sqlite") == ()
-    subjects = select_subjects(fleet, "redis")
+    multiple_workers = load_workload("fleet")
+    assert select_subjects(multiple_workers, "sqlite") == ()
+    subjects = select_subjects(multiple_workers, "redis")
     assert "redis, 1" in subjects
     assert all(subject.startswith("redis, ") and "raw" not in subject for subject in subjects)
-    assert select_subjects(workload("evicted"), "sqlite")
-    assert select_subjects(workload("evicted"), "redis") == ()
+    assert select_subjects(load_workload("evicted"), "sqlite")
+    assert select_subjects(load_workload("evicted"), "redis") == ()
 
 
 def test_workload_whose_own_subjects_share_a_folder_is_measured(tmp_path):
-    with Hosts(tmp_path / "servers") as hosts:
-        measurement = StoreMeasurement("history", "sqlite", 0, hosts, tmp_path)
+    with BenchmarkServers(tmp_path / "servers") as servers:
+        measurement = StoreMeasurement("history", "sqlite", 0, servers, tmp_path)
         assert measurement.is_possible()
         measured = measurement.measure(ROOT)
     assert measured["sqlite"]["steps_per_s"] > 0
