@@ -38,8 +38,8 @@ class RecordingMixin:
 
     async def commit(self, batch: Sequence[Write]) -> list[Answer]:
         self.recording.batches.append(tuple(batch))
-        answers: list[Answer] = await super().commit(batch)  # type: ignore[misc]  # the store's
-        return answers
+        results: list[Answer] = await super().commit(batch)  # type: ignore[misc]  # the store's
+        return results
 
 
 class CountingSqliteStore(SqliteStore):
