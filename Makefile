@@ -7,7 +7,7 @@
 # chooses another Python (after `make clean`).
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check chaos format coverage bench simulate clean
+.PHONY: help demo test check chaos format coverage bench bench-compare simulate clean
 .NOTPARALLEL:
 
 PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python)
@@ -56,6 +56,15 @@ comma := ,
 bench: $(VENV)/dev
 	$(BIN)/python -m benchmarks $(subst $(comma), ,$(ONLY)) --page $(if $(ENGINES),--engines $(ENGINES)) \
 	  $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SCALE),--scale $(SCALE))
+
+#   make bench-compare BASE=main  this tree's speed over a commit's; ONLY=noop10 STORES=sqlite ROUNDS=15 LIMIT=2%
+BASE :=
+STORES :=
+LIMIT :=
+bench-compare: $(VENV)/dev
+	@$(if $(BASE),,$(error BASE is missing; name a commit: make bench-compare BASE=main))
+	$(BIN)/python -m benchmarks.compare_commits $(BASE) $(if $(ONLY),--only $(ONLY)) $(if $(STORES),--stores $(STORES)) \
+	  $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SCALE),--scale $(SCALE)) $(if $(LIMIT),--limit $(LIMIT))
 
 #   make simulate  workers, clients and faults from seeds: SEEDS=10000 how many, STORE=sqlite where, START=500 the first
 SEEDS := 1000

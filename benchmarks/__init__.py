@@ -1,23 +1,26 @@
-"""What perdure costs, beside what others do. `make bench` measures everything, `python -m benchmarks noop10` a part.
+"""Benchmarks: perdure compared with other engines. `make bench` runs all of them, `python -m benchmarks noop10` one.
 
-    workloads/       one file per workload, which says what it measures and why
-    peers/           one file per engine: how it is installed, how it is used, what it can do
-    harness.py       workloads, rounds and what comes out of them
-    rounds.py        the rounds: every subject once, each in a fresh process
-    round.py         the other end, for subjects of a workload's own
-    versus.py        the other end, for engines, in their environments
-    driving.py       the measurements of engines, the same code for all of them
-    chores.py        what their workflows do
-    engines.py       what an engine has to say of itself to be compared
-    comparison.py    figures and ratios of engines
-    environments.py  where peers are installed
-    hosts.py         PostgreSQL and Redis for the time of a measurement
-    raw.py           the rows of a run without the engine: the limit that SQLite sets; raw_servers.py likewise
-    watched.py       stores that count their calls and remember what they were given
-    sleeping.py      runs that wait
-    machine.py       where it was measured, and what of a process can be measured
-    report.py        tables for the terminal and for docs/performance.md; chart.py draws the chart there
+    workloads/            one file per workload; its docstring says what it measures and why
+    peers/                one file per engine: installation, use and capabilities
+    harness.py            workloads, rounds and their results
+    rounds.py             the rounds: measure every subject once, each in a new process
+    run_subject.py        the program of that process for a workload's own subjects
+    run_peer.py           the program of that process for engines, in their environments
+    measurements.py       the measurements of engines, the same code for all of them
+    step_bodies.py        what the workflows of the engines do
+    peer_protocol.py      what a file of peers/ defines
+    comparison.py         figures and ratios of engines
+    compare_commits.py    the speed of the current tree relative to a commit: `make bench-compare`
+    peer_environments.py  where peers are installed
+    servers.py            PostgreSQL and Redis for the duration of a measurement
+    raw_sqlite.py         the rows of a run without the engine: the limit of SQLite; raw_servers.py does so for servers
+    recording_stores.py   stores that count their calls and record their batches
+    waiting_workflows.py  runs that wait
+    event_loop.py         the event loop of all Python processes
+    machine_info.py       the machine of a measurement, and the memory of a process
+    report.py             tables for the terminal and for docs/performance.md
+    chart.py              the chart of docs/performance.md
 
-Nothing here asserts on time: figures have targets, and the reader judges. What can be counted instead of timed is in
-`tests/engine/test_write_budget.py`.
+No benchmark asserts on time: figures have targets, and the reader judges. What can be counted instead of timed is a
+test, in `tests/engine/test_write_budget.py`.
 """

@@ -1,4 +1,4 @@
-"""The command: measure workloads, print their tables, keep the results; or make page and chart of kept results."""
+"""The command: measure workloads, print tables and save results; or build page and chart from saved results."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import machine_info as machine
-from benchmarks import peer_protocol as engines
-from benchmarks.chart import chart_of
-from benchmarks.harness import ROOT, Result, figures_of, workload
-from benchmarks.report import markdown_of, put_between_markers, tables_of
-from benchmarks.rounds import Outcome, Rig, measure
-from benchmarks.servers import SETTINGS, Hosts
+from benchmarks.chart import build_chart
+from benchmarks.harness import ROOT, Result, compute_figures, load_workload
+from benchmarks.machine_info import collect_machine_info
+from benchmarks.peer_protocol import select_entrants
+from benchmarks.report import build_markdown, build_tables, replace_between_markers
+from benchmarks.rounds import Outcome, Session, measure
+from benchmarks.servers import SETTINGS, BenchmarkServers
 from benchmarks.workloads import MODULES
 
 RESULTS = Path(__file__).parent / "results"
@@ -30,104 +30,107 @@ ROUNDS = 5
 def main(argv: Sequence[str] | None = None) -> None:
     options = _options(argv)
     options.results.mkdir(parents=True, exist_ok=True)
-    # Figures of small sizes mean nothing, so that they must not take the place of real ones.
-    kept = options.results / ("latest.json" if options.scale == 1 else "quick.json")
+    # Figures of small sizes mean nothing, so they must not replace real ones.
+    saved = options.results / ("latest.json" if options.scale == 1 else "quick.json")
     if options.markdown is not None:
-        make_page(kept, options.markdown)
+        update_page(saved, options.markdown)
         return
     screen, log = Console(), Console(stderr=True)
     if not screen.is_terminal:
         screen.width = 140
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # servers are stopped on the way out
-    with Hosts(options.results / f"servers-{os.getpid()}") as hosts:
-        rig = Rig(options.results, hosts, options.engines, options.rounds, options.scale, log.print)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that servers are stopped
+    with BenchmarkServers(options.results / f"servers-{os.getpid()}") as servers:
+        session = Session(options.results, servers, options.engines, options.rounds, options.scale, log.print)
         for name in options.names or MODULES:
-            outcome = measure(name, rig)
+            outcome = measure(name, session)
             if not any(outcome.rounds) and not outcome.missing:
                 log.print(f"{name}: nothing to measure with these engines")
                 continue
-            result = _result(name, outcome, rig)
-            keep(kept, result)
-            for table in tables_of(result):
+            result = _result(name, outcome, session)
+            save_result(saved, result)
+            for table in build_tables(result):
                 screen.print(table)
                 screen.print()
     if options.page:
-        make_page(kept, PAGE)
+        update_page(saved, PAGE)
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure what perdure costs.")
-    which = f"which workloads: {', '.join(MODULES)} (default: all)"
-    parser.add_argument("names", nargs="*", metavar="name", help=which)
-    parser.add_argument("--engines", default="", metavar="A,B", help="which engines, by name or its beginning: dbos")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, one round: shows that it works, not how fast")
-    parser.add_argument("--scale", type=float, help="sizes as a share of the full ones, to try things out: 0.1")
-    parser.add_argument("--rounds", type=int, help=f"how often each subject is measured (default: {ROUNDS})")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for results, and data while measuring")
-    parser.add_argument("--page", action="store_true", help="put the results into docs/performance.md when all is done")
-    parser.add_argument("--markdown", type=Path, metavar="PAGE", help="measure nothing; put the latest results there")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure perdure and other engines.")
+    names = f"workloads: {', '.join(MODULES)} (default: all)"
+    parser.add_argument("names", nargs="*", metavar="name", help=names)
+    parser.add_argument("--engines", default="", metavar="A,B", help="engines, by name or prefix: dbos")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, one round: a functional check")
+    parser.add_argument("--scale", type=float, help="sizes as a share of the full ones: 0.1")
+    parser.add_argument("--rounds", type=int, help=f"measurements per subject (default: {ROUNDS})")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for results and temporary data")
+    parser.add_argument("--page", action="store_true", help="write the results to docs/performance.md at the end")
+    parser.add_argument("--markdown", type=Path, metavar="PAGE", help="measure nothing; write the latest results there")
     options = parser.parse_args(argv)
     unknown = [name for name in options.names if name not in MODULES]
     if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}; choose from {', '.join(MODULES)}")
+        parser.error(f"unknown workload: {', '.join(unknown)}; use one of {', '.join(MODULES)}")
     if options.scale is None:
         options.scale = 0.0 if options.quick else 1.0
     if options.rounds is None:
         options.rounds = 1 if options.quick else ROUNDS
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
-    whole = not options.names and not options.engines and options.scale == 1 and options.rounds >= ROUNDS
-    options.page = options.page and whole  # a part of the figures would be a page that leaves out the rest
+    is_complete = not options.names and not options.engines and options.scale == 1 and options.rounds >= ROUNDS
+    options.page = options.page and is_complete  # a partial measurement must not replace a page of full ones
     options.results = options.results.resolve()
-    options.engines = engines.chosen([word for word in options.engines.split(",") if word])
+    options.engines = select_entrants([word for word in options.engines.split(",") if word])
     return options
 
 
-def _result(name: str, outcome: Outcome, rig: Rig) -> Result:
-    chosen = workload(name)
-    compared = [figure for each in chosen.compared for figure in each.figures(outcome.entrants)]
+def _result(name: str, outcome: Outcome, session: Session) -> Result:
+    workload = load_workload(name)
+    compared = [figure for each in workload.compared for figure in each.figures(outcome.entrants)]
     return Result(
         workload=name,
-        title=chosen.title.format(**outcome.sizes),
+        title=workload.title.format(**outcome.sizes),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine={**machine.facts(), "servers": dict(rig.hosts.versions), "server_settings": SETTINGS},
+        machine={**collect_machine_info(), "servers": dict(session.servers.versions), "server_settings": SETTINGS},
         sizes=outcome.sizes,
         rounds=outcome.rounds,
-        figures=figures_of([*compared, *chosen.figures], outcome.rounds),
+        figures=compute_figures([*compared, *workload.figures], outcome.rounds),
         engines={
-            each.name: "; ".join(filter(None, [each.title, rig.versions[each.peer_name], each.peer.settings]))
+            each.name: "; ".join(filter(None, [each.title, session.versions[each.peer_name], each.peer.settings]))
             for each in outcome.entrants
         },
         missing=outcome.missing,
     )
 
 
-def make_page(kept: Path, page: Path) -> None:
-    """Figures and their chart, from kept results, which are put beside them. What was not measured again stays."""
-    measured = read(kept)
+def update_page(saved: Path, page: Path) -> None:
+    """Write figures and chart of the saved results into the page, and the results next to it.
+
+    Workloads without a saved result keep the figures that the page has.
+    """
+    measured = read_results(saved)
     if not measured:
-        raise SystemExit(f"there are no results in {kept}; measure first: python -m benchmarks")
-    beside = page.with_suffix(".json")
-    results = _newest([*read(beside), *measured])
-    put_between_markers(page, markdown_of(results, page.with_suffix(".svg").name))
-    page.with_suffix(".svg").write_text(chart_of(results), encoding="utf-8")
-    _write(beside, results)
+        raise SystemExit(f"{saved} has no results; measure first: python -m benchmarks")
+    page_results = page.with_suffix(".json")
+    results = _latest_per_workload([*read_results(page_results), *measured])
+    replace_between_markers(page, build_markdown(results, page.with_suffix(".svg").name))
+    page.with_suffix(".svg").write_text(build_chart(results), encoding="utf-8")
+    _write(page_results, results)
 
 
-def read(path: Path) -> list[Result]:
-    """The kept results, in the order of the workloads."""
-    return _newest(map(Result.from_dict, json.loads(path.read_text())["results"])) if path.exists() else []
+def read_results(path: Path) -> list[Result]:
+    """Return the saved results, in the order of the workloads."""
+    return _latest_per_workload(map(Result.from_dict, json.loads(path.read_text())["results"])) if path.exists() else []
 
 
-def keep(path: Path, result: Result) -> None:
-    """Put a result in the place of the last one of its workload; the others stay."""
-    _write(path, _newest([*read(path), result]))
+def save_result(path: Path, result: Result) -> None:
+    """Replace the saved result of this workload; other workloads are unchanged."""
+    _write(path, _latest_per_workload([*read_results(path), result]))
 
 
-def _newest(results: Iterable[Result]) -> list[Result]:
-    """The last of each workload, in their order."""
-    found = {each.workload: each for each in results}
-    return [found[name] for name in MODULES if name in found]
+def _latest_per_workload(results: Iterable[Result]) -> list[Result]:
+    """Return the last result of each workload, in the order of the workloads."""
+    latest = {each.workload: each for each in results}
+    return [latest[name] for name in MODULES if name in latest]
 
 
 def _write(path: Path, results: Sequence[Result]) -> None:

@@ -1,7 +1,7 @@
-"""Perdure beside its peers: which measure of a workload is compared, and the figures that come of it.
+"""Comparison of Perdure with other engines: the compared measure of a workload, and its figures.
 
-A ratio says how many times better Perdure is (faster, or sooner done), whichever way the measure points. It is computed
-within a round, between a store of Perdure's and what a user of that store would take instead.
+A ratio is how many times better Perdure is: higher throughput or shorter duration. It is computed within a round,
+between a Perdure store and the alternatives that a user of that store has.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.peer_protocol import Entrant
 
 @dataclass(frozen=True)
 class Comparison:
-    """`targets`: by store of Perdure's and peer, how many times better it should be at least."""
+    """A measure that engines are compared by. `targets`: the minimum ratio by Perdure store and peer."""
 
     measure: str
     title: str
@@ -25,16 +25,17 @@ class Comparison:
     targets: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def figures(self, entrants: Sequence[Entrant]) -> Iterator[Figure]:
-        """What each of them did, then the ratios."""
+        """Yield the value of each engine, then the ratios."""
         for each in entrants:
             yield Figure(f"{self.title}: {each.title}", self.unit, partial(self._value, each.name), subject=each.name)
         for ours in (each for each in entrants if each.peer_name == "perdure"):
-            for theirs in (each for each in entrants if rivals(ours, each)):
+            for theirs in (each for each in entrants if is_alternative(ours, each)):
+                target = self.targets.get((ours.variant_name, theirs.peer_name))
                 yield Figure(
                     f"{self.title}: {ours.title} against {theirs.title}",
                     "x",
                     partial(self._times_better, ours.name, theirs.name),
-                    at_least=None if theirs.variant.aside else self.targets.get((ours.variant_name, theirs.peer_name)),
+                    at_least=None if theirs.variant.has_no_target else target,
                 )
 
     def _value(self, name: str, measured: Round) -> float:
@@ -45,8 +46,12 @@ class Comparison:
         return ratio if self.more_is_better else 1 / ratio
 
 
-def rivals(ours: Entrant, theirs: Entrant) -> bool:
-    """SQLite beside what needs no server of ours, servers beside what has one; and Redis beside PostgreSQL."""
+def is_alternative(ours: Entrant, theirs: Entrant) -> bool:
+    """Return whether the figures compare these two engines.
+
+    Perdure on SQLite is compared with engines that need no PostgreSQL server, Perdure on a server with engines that
+    have one, and Perdure on Redis with Perdure on PostgreSQL.
+    """
     if theirs.peer_name == "perdure":
         return (ours.variant_name, theirs.variant_name) == ("redis", "postgres")
     if ours.variant_name == "sqlite":

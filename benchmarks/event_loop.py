@@ -1,4 +1,4 @@
-"""The event loop that everything in Python is measured on."""
+"""The event loop that all Python processes of a benchmark use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import importlib
 
 
-def use_the_quick_loop() -> None:
-    """uvloop, which is an application's to choose whatever engine it uses; asyncio's own where there is none."""
+def use_uvloop_if_installed() -> None:
+    """Use uvloop if it is installed, else asyncio's own loop. An application makes this choice for any engine."""
     with contextlib.suppress(ImportError):
         asyncio.set_event_loop_policy(importlib.import_module("uvloop").EventLoopPolicy())

@@ -1,11 +1,11 @@
-"""Workloads, and what comes of their rounds.
+"""Workloads, rounds and their results.
 
-A workload has subjects that are measured side by side: engines (`engines.py`), and subjects of its own (the raw store,
-the engine in memory, ...). A round measures each of them once, each in a fresh process (`rounds.py`); rounds follow
-each other, so that whatever slows the machine for a while slows all subjects. A figure is computed per round, ratios
-too, and reported as the median over the rounds with the lowest and the highest.
+A workload has subjects that are measured next to each other: engines (`peer_protocol.py`), and subjects of its own (the
+raw store, the engine in memory, ...). A round measures each subject once, each in a new process (`rounds.py`). Rounds
+are repeated, so that a temporary slowdown of the machine affects all subjects. Figures and ratios are computed per
+round, and reported as the median over the rounds with the lowest and the highest.
 
-Only the standard library: peers import this in environments of their own.
+Imports only the standard library: peers import this module in their own environments.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from benchmarks.comparison import Comparison
 
 ROOT = Path(__file__).resolve().parents[1]
-UNSCALED = ("at_once", "settle_ms")
+UNSCALED = ("at_once", "settle_ms")  # sizes that define the workload, not its duration
 
 Measures = Mapping[str, float]
-"""What a subject measured, by name."""
+"""The measures of one subject, by name."""
 Round = Mapping[str, Measures]
 """The measures of one round, by subject."""
 Sizes = Mapping[str, int]
@@ -35,10 +35,10 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Setting:
-    """What a subject gets: how much to do and where.
+    """The input of a subject: sizes, folders and servers.
 
-    `folder` is new in each round and shared by its subjects, `prepared` is what the workload's `prepare` has filled.
-    `urls` are those of servers, where nobody else has been: `postgres` a database, `redis` an empty server.
+    `folder` is new in each round and shared by its subjects; the workload's `prepare` has filled `prepared`. `urls` are
+    those of unused servers: `postgres` an empty database, `redis` an empty server.
     """
 
     folder: Path
@@ -67,9 +67,9 @@ Subject = Callable[[Setting], Measures]
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the report, computed from a round. The target is for the reader; nothing fails when it is missed.
+    """One line of the report, computed from a round. A missed target is reported and fails nothing.
 
-    `subject` is set where the figure is nothing but what that subject measured.
+    `subject` is set if the figure is the measure of a single subject.
     """
 
     title: str
@@ -82,11 +82,14 @@ class Figure:
 
 @dataclass(frozen=True)
 class Workload:
-    """`prepare` runs once, before the first round; `quick` sizes only show that it works. The title names sizes.
+    """A workload: its subjects, figures and sizes. The title may contain sizes.
 
-    `needs` are the servers of subjects that use any. With `compared`, every engine that can do the workload is measured
-    too, by the function of its name in `driving.py`. With `one_place`, the subjects of a round share servers as well as
-    a folder: some go on with what another left.
+    `prepare` runs once, before the first round. `quick` sizes are for functional checks only. `needs` names the servers
+    of subjects. With `compared`, every engine that supports the workload is measured too, by the function of its name
+    in `measurements.py`. With `shares_servers`, the subjects of a round share servers and not only a folder, because
+    some continue with the data of others.
+
+    Names of sizes and subjects stay the same over time: `compare_commits.py` passes them to older commits.
     """
 
     title: str
@@ -97,12 +100,12 @@ class Workload:
     prepare: Subject | None = None
     needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     compared: Sequence[Comparison] = ()
-    one_place: bool = False
+    shares_servers: bool = False
 
     def sized(self, scale: float) -> Sizes:
-        """The sizes at a scale: 1 is what figures are made of, 0 the quick ones, below which nothing goes.
+        """Return the sizes at a scale: 1 for the full sizes, 0 for the quick ones, which are also the minimum.
 
-        What makes the workload what it is, and not how long it takes, is not scaled.
+        Sizes of `UNSCALED` are not scaled.
         """
         if scale == 0:
             return self.quick
@@ -112,7 +115,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class FigureResult:
-    """A figure over all rounds."""
+    """A figure, summarized over all rounds."""
 
     title: str
     unit: str
@@ -125,7 +128,7 @@ class FigureResult:
 
     @property
     def met(self) -> bool:
-        """Whether the median is where it should be; True without a target."""
+        """Whether the median meets the target; True without a target."""
         return (self.at_least is None or self.median >= self.at_least) and (
             self.at_most is None or self.median <= self.at_most
         )
@@ -133,9 +136,9 @@ class FigureResult:
 
 @dataclass(frozen=True)
 class Result:
-    """A workload as it was measured. Self-contained: results of different days may lie in one file.
+    """The result of a workload. It is self-contained: one file may have results of different days.
 
-    `engines` says of each engine that was measured what it is; `missing` of what was not measured, why.
+    `engines` describes each measured engine; `missing` has the reason for each subject that was not measured.
     """
 
     workload: str
@@ -156,14 +159,14 @@ class Result:
         return asdict(self)
 
 
-def workload(name: str) -> Workload:
-    """The workload in the file of this name."""
+def load_workload(name: str) -> Workload:
+    """Return the workload with this id."""
     found: Workload = importlib.import_module(f"benchmarks.workloads.{MODULES[name]}").WORKLOAD
     return found
 
 
-def figures_of(figures: Sequence[Figure], rounds: Sequence[Round]) -> list[FigureResult]:
-    """Each figure computed per round, then summed up over the rounds; without those of subjects not measured."""
+def compute_figures(figures: Sequence[Figure], rounds: Sequence[Round]) -> list[FigureResult]:
+    """Compute each figure per round and summarize it over the rounds. Figures of missing subjects are left out."""
     results = []
     for figure in figures:
         try:

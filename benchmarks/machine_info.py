@@ -1,4 +1,4 @@
-"""Where something was measured, as far as it can be told without failing; and the memory of a process."""
+"""The machine of a measurement, as far as it can be determined without errors, and the memory of a process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from benchmarks.harness import ROOT
 DRIVERS = ("asyncpg", "redis")
 
 
-def facts() -> dict[str, Any]:
-    """Cores, versions and commit. No names of hosts, users or folders: results may be published."""
+def collect_machine_info() -> dict[str, Any]:
+    """Return cores, versions and commit. No names of hosts, users or folders: results may be published."""
     return {
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "processor": _processor(),
@@ -39,8 +39,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def resident_bytes() -> int:
-    """The memory that this process has now; where the system does not tell, the most that it ever had."""
+def process_memory_bytes() -> int:
+    """Return the memory of this process, or its peak if the system does not report the current value."""
     gc.collect()
     statm = Path("/proc/self/statm")
     if statm.exists():
@@ -58,9 +58,9 @@ def _processor() -> str | None:
 
 
 def _commit(git: Path) -> str | None:
-    """The commit that is checked out, read from the files so that git need not be there."""
+    """Return the checked-out commit, read from files, so that git need not be installed."""
     try:
-        if git.is_file():  # a worktree: the file says where its part of the repository is
+        if git.is_file():  # a worktree: the file names its git directory
             git = (git.parent / git.read_text().partition("gitdir:")[2].strip()).resolve()
         head = (git / "HEAD").read_text().strip()
         if not head.startswith("ref: "):
@@ -68,12 +68,12 @@ def _commit(git: Path) -> str | None:
         name = head.removeprefix("ref: ")
         common = git / "commondir"
         folders = [git, (git / common.read_text().strip()).resolve()] if common.exists() else [git]
-        return next(filter(None, (_commit_of(folder, name) for folder in folders)), None)
+        return next(filter(None, (_read_ref(folder, name) for folder in folders)), None)
     except OSError:
         return None
 
 
-def _commit_of(folder: Path, name: str) -> str | None:
+def _read_ref(folder: Path, name: str) -> str | None:
     if (folder / name).exists():
         return (folder / name).read_text().strip()
     packed = folder / "packed-refs"

@@ -1,6 +1,6 @@
-"""The measurements of the comparison: the same code for every engine, through its adapter.
+"""The measurements of engines: the same code for every engine, through its adapter.
 
-Only the standard library: this runs in the environments of the peers.
+Imports only the standard library: this module runs in the environments of the peers.
 """
 
 from __future__ import annotations
@@ -22,54 +22,54 @@ from benchmarks.step_bodies import STEPS, Gate
 
 T = TypeVar("T")
 
-PATIENCE = 300.0  # seconds until a phase of `recovery` is given up
-LOOK = 0.005  # seconds between two looks at a file
+PHASE_TIMEOUT_SECONDS = 300.0  # per phase of `recovery`
+POLL_INTERVAL_SECONDS = 0.005
 
 
 # --- one process ---------------------------------------------------------------------------------------------------
 
 
 async def noop10(engine: Adapter, setting: Setting) -> Measures:
-    """Start runs for some seconds, so many at a time; the rate is over the time until the last of them is done."""
+    """Start runs for some seconds with fixed concurrency, and return the rate until the last run has ended."""
     sizes = setting.sizes
-    # With fewer at a time: all of them would take a slow engine as long as the measurement itself.
-    await _for_a_while(engine, sizes["warm_up_ms"] / 1000, max(1, sizes["at_once"] // 10))
-    seconds, runs = await _for_a_while(engine, sizes["measured_ms"] / 1000, sizes["at_once"])
+    # Less concurrency: with all of it, the warm-up of a slow engine takes as long as the measurement.
+    await _execute_for(engine, sizes["warm_up_ms"] / 1000, max(1, sizes["at_once"] // 10))
+    seconds, runs = await _execute_for(engine, sizes["measured_ms"] / 1000, sizes["at_once"])
     return {"steps_per_s": runs * STEPS / seconds, "runs": runs}
 
 
-async def _for_a_while(engine: Adapter, seconds: float, at_once: int) -> tuple[float, int]:
-    began = perf_counter()
+async def _execute_for(engine: Adapter, seconds: float, at_once: int) -> tuple[float, int]:
+    started_at = perf_counter()
     done = 0
 
-    async def one_after_the_other(number: int) -> None:
+    async def run_sequentially(number: int) -> None:
         nonlocal done
         while True:  # at least one
             assert await engine.execute("ten_steps", number) == number
             done += 1
-            if perf_counter() - began > seconds:
+            if perf_counter() - started_at > seconds:
                 return
 
-    await asyncio.gather(*map(one_after_the_other, range(at_once)))
-    return perf_counter() - began, done
+    await asyncio.gather(*map(run_sequentially, range(at_once)))
+    return perf_counter() - started_at, done
 
 
 async def latency(engine: Adapter, setting: Setting) -> Measures:
-    """One run at a time, for so many runs or so many seconds, in a process that has been at work for a while."""
+    """Return the durations of runs, one at a time, after a warm-up. Stops after a number of runs or a time limit."""
     sizes = setting.sizes
-    began = perf_counter()
-    while perf_counter() - began < sizes["warm_up_ms"] / 1000:
+    started_at = perf_counter()
+    while perf_counter() - started_at < sizes["warm_up_ms"] / 1000:
         await engine.timed("one_step", 0)
     seconds: list[float] = []
-    began = perf_counter()
-    while len(seconds) < sizes["runs"] and (len(seconds) < 20 or perf_counter() - began < sizes["most_ms"] / 1000):
+    started_at = perf_counter()
+    while len(seconds) < sizes["runs"] and (len(seconds) < 20 or perf_counter() - started_at < sizes["most_ms"] / 1000):
         seconds.append(await engine.timed("one_step", len(seconds)))
     hundredths = statistics.quantiles(seconds, n=100, method="inclusive")
     return {"p50_ms": 1000 * hundredths[49], "p99_ms": 1000 * hundredths[98], "runs": len(seconds)}
 
 
 async def fanout(engine: Adapter, setting: Setting) -> Measures:
-    """The seconds of one run with many children, and of one with many steps at once."""
+    """Return the seconds of one run with many children, and of one run with many concurrent steps."""
     sizes = setting.sizes
     measured: dict[str, float] = {}
     for workflow in ("children", "parallel"):
@@ -79,56 +79,56 @@ async def fanout(engine: Adapter, setting: Setting) -> Measures:
     return measured
 
 
-# --- two processes, the first of which is killed ---------------------------------------------------------------------
+# --- two processes; the first one is killed    ---------------------------------------------------------------------
 
 
 def recovery(entrant: Entrant, setting: Setting) -> Measures:
-    """From SIGKILL, with all runs in the middle, to the last result: a new process takes over at once."""
+    """Return the seconds from SIGKILL, with all runs unfinished, to the last result in a new process."""
     gate = Gate(setting.folder)
     runs = setting.sizes["runs"]
-    with entrant.peer.beside(setting):
+    with entrant.peer.external_process(setting):
         with _process(entrant, "before", setting) as first:
-            assert _line(first) == "all are in the middle"
+            assert _line(first) == "all runs are at the gate"
             os.killpg(first.pid, signal.SIGKILL)
-            killed = perf_counter()
+            killed_at = perf_counter()
         gate.open()
         with _process(entrant, "after", setting) as second:
-            assert _line(second) == "all are done"
-            seconds = perf_counter() - killed
+            assert _line(second) == "all runs have ended"
+            seconds = perf_counter() - killed_at
     return {"recovery_s": seconds, "runs": runs}
 
 
 async def before(engine: Adapter, setting: Setting) -> None:
-    """Get all runs to the gate, say so, and wait to be killed."""
+    """Run all runs up to the gate, print a line, and wait for SIGKILL."""
     gate, runs = Gate(setting.folder), setting.sizes["runs"]
-    async with asyncio.timeout(PATIENCE):
-        await _some_at_a_time(lambda number: engine.start("halfway", number, f"run-{number}"), runs)
-        while gate.arrivals < runs:  # noqa: ASYNC110 - they arrive in other processes, too
-            await asyncio.sleep(LOOK)
-    print("all are in the middle", flush=True)
+    async with asyncio.timeout(PHASE_TIMEOUT_SECONDS):
+        await _run_concurrently(lambda number: engine.start("halfway", number, f"run-{number}"), runs)
+        while gate.arrivals < runs:  # noqa: ASYNC110 - runs may arrive in other processes
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
+    print("all runs are at the gate", flush=True)
     await asyncio.Event().wait()
 
 
 async def after(engine: Adapter, setting: Setting) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(PHASE_TIMEOUT_SECONDS):
         results = await asyncio.gather(*(engine.result(f"run-{number}") for number in range(setting.sizes["runs"])))
     assert results == list(range(setting.sizes["runs"]))
-    print("all are done", flush=True)
+    print("all runs have ended", flush=True)
 
 
-async def _some_at_a_time(start: Callable[[int], Awaitable[None]], runs: int, at_once: int = 100) -> None:
+async def _run_concurrently(start: Callable[[int], Awaitable[None]], runs: int, at_once: int = 100) -> None:
     numbers = iter(range(runs))
 
-    async def one_after_the_other() -> None:
+    async def run_sequentially() -> None:
         for number in numbers:
             await start(number)
 
-    await asyncio.gather(*(one_after_the_other() for _ in range(at_once)))
+    await asyncio.gather(*(run_sequentially() for _ in range(at_once)))
 
 
 @contextlib.contextmanager
 def _process(entrant: Entrant, phase: str, setting: Setting) -> Iterator[subprocess.Popen[str]]:
-    """In a session of its own, which is gone afterwards with everything in it."""
+    """Start a process in its own session, and kill the whole session at the end."""
     with subprocess.Popen(
         [sys.executable, "-m", "benchmarks.run_peer", phase, entrant.name, setting.to_json()],
         stdout=subprocess.PIPE,
@@ -150,16 +150,16 @@ def _line(process: subprocess.Popen[str]) -> str:
 # --- by name -----------------------------------------------------------------------------------------------------
 
 
-def measured(workload: str, entrant: Entrant, setting: Setting) -> Measures:
-    """What `workload` measures of this engine."""
+def measure_engine(workload: str, entrant: Entrant, setting: Setting) -> Measures:
+    """Return the measures of this engine in a workload."""
     if workload == "recovery":
         return recovery(entrant, setting)
-    drive = {"noop10": noop10, "latency": latency, "fanout": fanout}[workload]
-    with entrant.peer.beside(setting):
-        return asyncio.run(_with_engine(drive, entrant, setting))
+    measurement = {"noop10": noop10, "latency": latency, "fanout": fanout}[workload]
+    with entrant.peer.external_process(setting):
+        return asyncio.run(_with_engine(measurement, entrant, setting))
 
 
-def phase(name: str, entrant: Entrant, setting: Setting) -> None:
+def run_phase(name: str, entrant: Entrant, setting: Setting) -> None:
     asyncio.run(_with_engine({"before": before, "after": after}[name], entrant, setting))
 
 

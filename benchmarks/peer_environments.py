@@ -1,7 +1,8 @@
-"""Where peers are installed: a virtual environment and a folder of node modules for each, below `.bench/`.
+"""Installation of peers: one virtual environment and one folder of node modules per peer, below `.bench/`.
 
-Installed once, and again when their file names other packages; `make clean` does not remove them, deleting `.bench/`
-does. Nothing is built into the project's own environment. Only the standard library: peers use this too.
+A peer is installed once, and again when its file names other packages. `make clean` keeps the installations; delete
+`.bench/` to remove them. Nothing is installed into the environment of the project. Imports only the standard library:
+peers use this module too.
 """
 
 from __future__ import annotations
@@ -19,38 +20,38 @@ from benchmarks.harness import ROOT
 if TYPE_CHECKING:
     from benchmarks.peer_protocol import Peer
 
-PLACE = ROOT / ".bench"
-PATIENCE = 900.0  # seconds for one installation
+ENVIRONMENTS = ROOT / ".bench"
+INSTALL_TIMEOUT_SECONDS = 900.0
 
 
 class NotInstallable(Exception):
-    """A peer cannot be had on this machine. The message is the reason, for the report."""
+    """A peer cannot be installed on this machine. The message is the reason, for the report."""
 
 
-def python_of(name: str, peer: Peer) -> str:
-    """The interpreter that this peer runs with: ours, if it needs no packages."""
-    return str(PLACE / name / "venv" / "bin" / "python") if peer.python else sys.executable
+def python_path(name: str, peer: Peer) -> str:
+    """Return the interpreter of this peer; the current one if the peer needs no packages."""
+    return str(ENVIRONMENTS / name / "venv" / "bin" / "python") if peer.python else sys.executable
 
 
-def node_program(name: str, program: str) -> Path:
-    return PLACE / name / "node_modules" / ".bin" / program
+def node_program_path(name: str, program: str) -> Path:
+    return ENVIRONMENTS / name / "node_modules" / ".bin" / program
 
 
 def install(name: str, peer: Peer) -> str:
-    """Install what the peer needs, if it is not there; the version of its first package, of each kind."""
+    """Install the packages of the peer if they are missing. Return the versions of its main packages."""
     if not peer.python and not peer.node:
         return ""
-    folder = PLACE / name
-    wanted = json.dumps({"python": peer.python, "node": peer.node, "with": sys.version})
+    folder = ENVIRONMENTS / name
+    required = json.dumps({"python": peer.python, "node": peer.node, "with": sys.version})
     done = folder / "installed.json"
-    if not done.exists() or done.read_text() != wanted:
+    if not done.exists() or done.read_text() != required:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         if peer.python:
             _install_python(folder, peer.python)
         if peer.node:
             _install_node(folder, peer.node)
-        done.write_text(wanted)
+        done.write_text(required)
     return ", ".join(
         [f"{package} {_python_version(folder, package)}" for package in peer.python[:1]]
         + [f"{package} {_node_version(folder, package)}" for package in peer.node[:1]]
@@ -65,28 +66,28 @@ def _install_python(folder: Path, packages: Sequence[str]) -> None:
 
 def _install_node(folder: Path, packages: Sequence[str]) -> None:
     if shutil.which("npm") is None:
-        raise NotInstallable("there is no npm on this machine")
+        raise NotInstallable("npm is not installed")
     (folder / "package.json").write_text('{"private": true}')
     _run(["npm", "install", "--no-audit", "--no-fund", "--loglevel=error", *packages], folder)
 
 
 def _run(command: Sequence[str], folder: Path) -> None:
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotInstallable(f"{command[0]} failed: {error}") from error
     if done.returncode != 0:
-        words = (done.stderr or done.stdout).strip().splitlines()
-        raise NotInstallable(f"{Path(command[0]).name} {command[1]} failed: {words[-1] if words else done.returncode}")
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise NotInstallable(f"{Path(command[0]).name} {command[1]} failed: {lines[-1] if lines else done.returncode}")
 
 
 def _python_version(folder: Path, package: str) -> str:
-    asked = f"import importlib.metadata as m; print(m.version({package!r}))"
-    done = subprocess.run([folder / "venv" / "bin" / "python", "-c", asked], capture_output=True, text=True)
-    return done.stdout.strip() or "of unknown version"
+    program = f"import importlib.metadata as m; print(m.version({package!r}))"
+    done = subprocess.run([folder / "venv" / "bin" / "python", "-c", program], capture_output=True, text=True)
+    return done.stdout.strip() or "(unknown version)"
 
 
 def _node_version(folder: Path, package: str) -> str:
-    described = folder / "node_modules" / package / "package.json"
-    version: str = json.loads(described.read_text())["version"]
+    manifest = folder / "node_modules" / package / "package.json"
+    version: str = json.loads(manifest.read_text())["version"]
     return version

@@ -1,8 +1,8 @@
-"""What an engine has to say of itself to be compared: one file in `peers/`, with a `PEER` and an adapter.
+"""What an engine must define to be compared: one file in `peers/`, with a `PEER` and an adapter.
 
-The file is read in two places: here, to learn how the engine is installed and what it can do, and in the engine's own
-environment, where its adapter is opened. So it imports the engine's package inside functions only; and this module,
-`chores` and `driving` import nothing but the standard library.
+The file is imported in two environments: in the project's, to read how the engine is installed and what it supports,
+and in the engine's own, where its adapter is opened. It therefore imports the engine's package inside functions only.
+This module, `step_bodies` and `measurements` import only the standard library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PEERS = Path(__file__).parent / "peers"
 
 
 class Adapter(ABC):
-    """An engine at work in this process (or in children of it), with the workflows of `chores` in it."""
+    """An engine in this process (or in child processes) that has the workflows of `step_bodies`."""
 
     def __init__(self, variant: str, setting: Setting) -> None:
         self.variant = variant
@@ -29,57 +29,58 @@ class Adapter(ABC):
 
     @abstractmethod
     async def open(self) -> None:
-        """Start it. What an earlier process left unfinished goes on."""
+        """Start the engine. Unfinished runs of an earlier process continue."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Stop it."""
+        """Stop the engine."""
 
     @abstractmethod
     async def execute(self, workflow: str, number: int) -> int:
-        """A run from its start to its result."""
+        """Start a run and return its result."""
 
     async def timed(self, workflow: str, number: int) -> float:
-        """The seconds that a run takes; for engines in another process, as seen from there."""
-        began = perf_counter()
+        """Return the seconds of a run. An engine in another process is timed in that process."""
+        started_at = perf_counter()
         assert await self.execute(workflow, number) == number
-        return perf_counter() - began
+        return perf_counter() - started_at
 
     async def start(self, workflow: str, number: int, id: str) -> None:
-        """Have a run accepted for good, under an id by which another process can ask for it."""
+        """Start a run durably, under an id that another process can use to wait for it."""
         raise NotImplementedError
 
     async def result(self, id: str) -> int:
-        """Wait for a run that was started, perhaps by a process that is dead."""
+        """Return the result of a run that may have been started by a dead process."""
         raise NotImplementedError
 
 
 @contextlib.contextmanager
-def nothing_beside(setting: Setting) -> Iterator[None]:
+def no_external_process(setting: Setting) -> Iterator[None]:
+    """For engines without a server of their own."""
     yield
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to use an engine. `needs` are servers (`postgres`, `redis`), `workloads` what is measured with it.
+    """A way to use an engine. `needs` names servers (`postgres`, `redis`), `workloads` what is measured with it.
 
-    `aside`: it is measured to be looked at, and no target is held against it.
+    `has_no_target`: the variant is measured for information only.
     """
 
     title: str
     workloads: tuple[str, ...]
     needs: tuple[str, ...] = ()
-    aside: bool = False
+    has_no_target: bool = False
 
 
 @dataclass(frozen=True)
 class Peer:
-    """An engine: what it is called, what to install, how it is opened, and what is known of it beforehand.
+    """An engine: its title, its packages, its adapter and its capabilities.
 
-    Without `python` and `node` it runs in our own environment. The version is that of the first package named.
-    `beside` runs what outlives the engine's process in a crash (a server of its own); one that is
-    `embedded` has nothing of the kind in any variant. `cannot` says why workloads are
-    left out, `settings` what somebody should know who reads the figures.
+    Without `python` and `node` packages it runs in the project's environment. Its version is that of the first package.
+    `external_process` runs what survives a crash of the engine's process (its own server). An `embedded` engine has no
+    such process in any variant. `unsupported` has the reasons for missing workloads. `settings` describes the
+    configuration for readers of the figures.
     """
 
     title: str
@@ -88,14 +89,14 @@ class Peer:
     settings: str
     python: tuple[str, ...] = ()
     node: tuple[str, ...] = ()
-    beside: Callable[[Setting], contextlib.AbstractContextManager[None]] = nothing_beside
+    external_process: Callable[[Setting], contextlib.AbstractContextManager[None]] = no_external_process
     embedded: bool = False
-    cannot: Mapping[str, str] = field(default_factory=dict)
+    unsupported: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """One variant of one peer, as it is named on the command line and in results: `dbos-sqlite`."""
+    """One variant of one peer. Its name on the command line and in results is, for example, `dbos-sqlite`."""
 
     peer_name: str
     variant_name: str
@@ -120,24 +121,29 @@ def peer_names() -> list[str]:
     return sorted(names, key=lambda name: name != "perdure")
 
 
-def peer(name: str) -> Peer:
+def load_peer(name: str) -> Peer:
+    """Return the peer that this file of `peers/` defines."""
     found: Peer = importlib.import_module(f"benchmarks.peers.{name}").PEER
     return found
 
 
-def entrants() -> list[Entrant]:
-    """Every variant of every peer."""
-    return [Entrant(name, variant, peer(name)) for name in peer_names() for variant in peer(name).variants]
+def all_entrants() -> list[Entrant]:
+    """Return every variant of every peer."""
+    return [Entrant(name, variant, load_peer(name)) for name in peer_names() for variant in load_peer(name).variants]
 
 
-def chosen(words: list[str]) -> list[Entrant]:
-    """Those whose name is one of the words or begins with one (`dbos`, `dbos-sqlite`); all, if there are none."""
-    everyone = entrants()
-    unknown = [word for word in words if not any(_fits(entrant, word) for entrant in everyone)]
+def select_entrants(words: list[str]) -> list[Entrant]:
+    """Return the entrants whose name or prefix is one of the words (`dbos`, `dbos-sqlite`); without words, all.
+
+    Raises SystemExit for a word that matches no entrant.
+    """
+    known = all_entrants()
+    unknown = [word for word in words if not any(_matches(entrant, word) for entrant in known)]
     if unknown:
-        raise SystemExit(f"no such engine: {', '.join(unknown)}; there are {', '.join(each.name for each in everyone)}")
-    return [entrant for entrant in everyone if not words or any(_fits(entrant, word) for word in words)]
+        names = ", ".join(each.name for each in known)
+        raise SystemExit(f"unknown engine: {', '.join(unknown)}; use one of {names}")
+    return [entrant for entrant in known if not words or any(_matches(entrant, word) for word in words)]
 
 
-def _fits(entrant: Entrant, word: str) -> bool:
+def _matches(entrant: Entrant, word: str) -> bool:
     return entrant.name == word or entrant.name.startswith(f"{word}-")

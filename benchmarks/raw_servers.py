@@ -1,8 +1,8 @@
-"""The same rows on the servers without the engine, as `raw.py` does it for SQLite.
+"""The rows of a recorded run, written to the servers without the engine, as `raw_sqlite.py` does for SQLite.
 
-PostgreSQL: the rows that a recorded run left in its tables, inserted into new tables with the same indexes through
-asyncpg, each batch in one transaction with one statement per table; runs that end are updated. Redis: the bytes that
-the recorded writes sent, each batch in one pipeline: a hash per run and a list per history.
+PostgreSQL: asyncpg inserts the recorded rows into new tables with the same indexes. Each batch is one transaction with
+one statement per table; runs that end are updated. Redis: redis-py sends the bytes of the recorded writes, each batch
+in one pipeline: a hash per run and a list per history.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import asyncpg
 from redis.asyncio import Redis
 
-from benchmarks.recording_stores import Remembering
+from benchmarks.recording_stores import RecordingMixin
 from perdure import EngineConfig
 from perdure.stores.postgres.store import PostgresStore
 from perdure.stores.redis.encoding import encode
@@ -26,43 +26,43 @@ from perdure.stores.writes import CommitTurn, CreateRun, Write
 SHARDS = EngineConfig().shards
 
 
-class RememberingPostgres(Remembering, PostgresStore):
-    """A PostgreSQL store that remembers what it was given."""
+class RecordingPostgresStore(RecordingMixin, PostgresStore):
+    """A PostgreSQL store that records its batches."""
 
 
-class RememberingRedis(Remembering, RedisStore):
-    """A Redis store that remembers what it was given."""
+class RecordingRedisStore(RecordingMixin, RedisStore):
+    """A Redis store that records its batches."""
 
 
 @dataclass
 class Rows:
-    """What one batch leaves in PostgreSQL's tables."""
+    """The rows of one batch in the tables of PostgreSQL."""
 
-    made: list[Any] = field(default_factory=list)
+    created: list[Any] = field(default_factory=list)
     entries: list[Any] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
 
 
 async def write_raw_postgres(url: str, batches: Sequence[Sequence[Write]], recorded: str) -> list[float]:
-    """Write again, into a schema of its own, what a run has left in the schema `recorded`; seconds per batch."""
+    """Write the rows of the schema `recorded` to the schema `raw`. Return the seconds per batch."""
     store = PostgresStore(f"{url}&schema=raw")
     await store.open(shards=SHARDS)
     await store.close()
     connection = await asyncpg.connect(url)
     try:
-        rows = [each async for each in _rows_of(connection, batches, recorded)]
-        make, enter, end = await _statements(connection)
+        rows = [each async for each in _read_rows(connection, batches, recorded)]
+        insert_runs, insert_entries, end_runs = await _statements(connection)
         seconds = []
         for batch in rows:
-            began = perf_counter()
+            started_at = perf_counter()
             async with connection.transaction():
-                if batch.made:
-                    await make.fetch(batch.made)
+                if batch.created:
+                    await insert_runs.fetch(batch.created)
                 if batch.entries:
-                    await enter.fetch(batch.entries)
+                    await insert_entries.fetch(batch.entries)
                 if batch.ended:
-                    await end.fetch(batch.ended)
-            seconds.append(perf_counter() - began)
+                    await end_runs.fetch(batch.ended)
+            seconds.append(perf_counter() - started_at)
         return seconds
     finally:
         await connection.close()
@@ -79,7 +79,7 @@ async def _statements(connection: Any) -> Sequence[Any]:
     ]
 
 
-async def _rows_of(connection: Any, batches: Sequence[Sequence[Write]], recorded: str) -> Any:
+async def _read_rows(connection: Any, batches: Sequence[Sequence[Write]], recorded: str) -> Any:
     runs = {row["id"]: row for row in await connection.fetch(f"SELECT * FROM {recorded}.runs")}
     found = await connection.fetch(f"SELECT * FROM {recorded}.entries")
     entries = {(row["run_no"], row["position"]): row for row in found}
@@ -87,28 +87,28 @@ async def _rows_of(connection: Any, batches: Sequence[Sequence[Write]], recorded
         rows = Rows()
         for write in batch:
             if isinstance(write, CreateRun):
-                rows.made.append(tuple(runs[write.record.id]))
+                rows.created.append(tuple(runs[write.record.id]))
             elif isinstance(write, CommitTurn):
                 number = runs[write.run_id]["no"]
-                places = range(write.base + 1, write.base + 1 + len(write.entries))
-                rows.entries += [tuple(entries[number, place]) for place in places]
+                positions = range(write.base + 1, write.base + 1 + len(write.entries))
+                rows.entries += [tuple(entries[number, position]) for position in positions]
                 if write.patch is not None and write.patch.status.terminal:
                     rows.ended.append(write.run_id)
         yield rows
 
 
 async def write_raw_redis(url: str, batches: Sequence[Sequence[Write]]) -> list[float]:
-    """Send again the bytes of the recorded writes; seconds per batch."""
-    client = Redis.from_url(url.removeprefix("redis+"))  # unix://, as redis-py has it
+    """Send the bytes of the recorded writes again. Return the seconds per batch."""
+    client = Redis.from_url(url.removeprefix("redis+"))  # redis-py's scheme is unix://
     try:
         seconds = []
         for commands in [list(_commands(batch)) for batch in batches]:
-            began = perf_counter()
+            started_at = perf_counter()
             pipeline = client.pipeline(transaction=False)
             for command in commands:
                 pipeline.execute_command(*command)
             await pipeline.execute()
-            seconds.append(perf_counter() - began)
+            seconds.append(perf_counter() - started_at)
         return seconds
     finally:
         await client.aclose()

@@ -1,8 +1,7 @@
-"""The same rows without the engine: what a store's own limit is.
+"""The rows of a recorded run, written to SQLite without the engine: the limit that the database sets.
 
-A recording of a real run is given to a SQLite store again, whose statements are traced: the rows that it writes, in
-the transactions in which it writes them. Those are then written by apsw alone to a new file with the same schema,
-indexes and settings, with nothing to decide or to read.
+A SQLite store commits a recording of a real run again while its statements are traced. apsw alone then writes the same
+rows, in the same transactions, to a new file with the same schema, indexes and settings. It checks and reads nothing.
 """
 
 from __future__ import annotations
@@ -21,56 +20,56 @@ from perdure.stores.sqlite import schema as sqlite_file
 from perdure.stores.sqlite.store import SqliteStore
 
 Transaction = list[tuple[str, list[Any]]]
-"""Statements in order, each with the rows that it is carried out with."""
+"""Statements in order, each with its rows."""
 _WRITES = ("INSERT", "UPDATE", "DELETE", "REPLACE")
 _SHARDS = EngineConfig().shards
 
 
-async def through_the_store(recording: Recording, path: Path) -> list[float]:
-    """Commit the batches of a recording with no engine around; the seconds that each took."""
+async def commit_recording(recording: Recording, path: Path) -> list[float]:
+    """Commit the batches of a recording through a store, without an engine. Return the seconds per batch."""
     store = SqliteStore(str(path))
     await store.open(shards=_SHARDS)
     assert recording.worker is not None
     await store.join(recording.worker)
     seconds = []
     for batch in recording.batches:
-        began = perf_counter()
+        started_at = perf_counter()
         await store.commit(batch)
-        seconds.append(perf_counter() - began)
+        seconds.append(perf_counter() - started_at)
     await store.close()
     return seconds
 
 
-async def rows_of(recording: Recording, path: Path) -> list[Transaction]:
-    """What the SQLite store writes for a recording, a transaction per batch."""
-    with traced() as statements:
-        await through_the_store(recording, path)
+async def trace_rows(recording: Recording, path: Path) -> list[Transaction]:
+    """Return the rows that the SQLite store writes for a recording, one transaction per batch."""
+    with trace_statements() as statements:
+        await commit_recording(recording, path)
     transactions = list(_transactions(statements))
-    return transactions[-len(recording.batches) :]  # before them, the file was made and the worker became a member
+    return transactions[-len(recording.batches) :]  # earlier ones create the file and register the worker
 
 
 async def write_raw(transactions: Sequence[Transaction], path: Path) -> list[float]:
-    """Write the rows to a new file; the seconds that each transaction took."""
+    """Write the rows to a new file. Return the seconds per transaction."""
     store = SqliteStore(str(path))
     await store.open(shards=_SHARDS)
     await store.close()
     connection = sqlite_file.connect(str(path), synchronous="full", busy_timeout=5.0)
-    connection.execute("PRAGMA wal_autocheckpoint = 4000")  # as seldom as the store does it
+    connection.execute("PRAGMA wal_autocheckpoint = 4000")  # as rarely as the store does it
     seconds = []
     for transaction in transactions:
-        began = perf_counter()
+        started_at = perf_counter()
         connection.execute("BEGIN IMMEDIATE")
         for sql, rows in transaction:
             connection.executemany(sql, rows)
         connection.execute("COMMIT")
-        seconds.append(perf_counter() - began)
+        seconds.append(perf_counter() - started_at)
     connection.close()
     return seconds
 
 
 @contextlib.contextmanager
-def traced() -> Iterator[list[tuple[str, Any]]]:
-    """Every statement, with its values, of the connections that are opened meanwhile."""
+def trace_statements() -> Iterator[list[tuple[str, Any]]]:
+    """Yield a list that collects every statement, with its values, of connections opened inside the block."""
     statements: list[tuple[str, Any]] = []
 
     def trace(cursor: apsw.Cursor, sql: str, values: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Stores that remember what they were given; that in SQLite counts what is asked of it as well."""
+"""Stores that record their batches. The SQLite store also counts its calls."""
 
 from __future__ import annotations
 
@@ -19,40 +19,43 @@ T = TypeVar("T")
 
 @dataclass
 class Recording:
-    """Writes in the batches in which they were committed, by this worker."""
+    """The committed batches of writes, and the worker that committed them."""
 
     worker: WorkerRecord | None = None
     batches: list[tuple[Write, ...]] = field(default_factory=list)
 
 
-class Remembering:
-    """Mixed into a store: its batches are remembered."""
+class RecordingMixin:
+    """Mixin for a store: records its batches."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         self.recording = Recording()
 
-    def forget(self) -> None:
-        """Begin anew, after a warm-up."""
+    def clear(self) -> None:
+        """Delete what was recorded during a warm-up."""
         self.recording.batches.clear()
 
     async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
         self.recording.batches.append(tuple(batch))
-        answers: list[WriteResult] = await super().commit(batch)  # type: ignore[misc]  # the store's
-        return answers
+        results: list[WriteResult] = await super().commit(batch)  # type: ignore[misc]  # the store's
+        return results
 
 
-class WatchedStore(SqliteStore):
-    """Costs a few additions per call, which is per batch and not per step, so that it may be measured."""
+class CountingSqliteStore(SqliteStore):
+    """A SQLite store that counts calls and can record batches.
 
-    def __init__(self, path: str, *, synchronous: str = "full", remember: bool = False) -> None:
+    The overhead is a few additions per call, so per batch and not per step: it does not distort a measurement.
+    """
+
+    def __init__(self, path: str, *, synchronous: str = "full", record: bool = False) -> None:
         super().__init__(path, synchronous=synchronous)
-        self.recording = Recording() if remember else None
+        self.recording = Recording() if record else None
         self.calls: Counter[str] = Counter()
         self.writes = 0
 
-    def forget(self) -> None:
-        """Begin anew, after a warm-up."""
+    def clear(self) -> None:
+        """Delete what was recorded during a warm-up."""
         self.calls.clear()
         self.writes = 0
         if self.recording is not None:
@@ -75,7 +78,7 @@ class WatchedStore(SqliteStore):
             self.recording.worker = worker
         return await super().join(worker)
 
-    # Every other call goes through one of these two.
+    # All other calls use one of these two methods.
 
     async def _write(self, work: Callable[[apsw.Connection], T]) -> T:
         self.calls["all"] += 1

@@ -1,10 +1,10 @@
-"""The rounds of a workload: every subject once, each in a fresh process; then again.
+"""The rounds of a workload. A round measures every subject once, each in a new process.
 
-Nobody pays for his neighbours: what a subject has left to write is on the disk before the next one begins, and each
-round begins with another engine.
+Subjects are isolated: pending writes are flushed to disk before the next subject starts, and each round starts with
+another engine.
 
-A subject of ours that fails ends the measurement. A peer that cannot be installed, needs a server that is not there, or
-fails, is left out, and the result says why.
+A failing subject of perdure ends the measurement. A peer is left out if it cannot be installed, needs a server that is
+missing, or fails; the result has the reason.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.harness import ROOT, Measures, Round, Setting, Sizes, Workload, workload
-from benchmarks.peer_environments import NotInstallable, install, python_of
+from benchmarks.harness import ROOT, Measures, Round, Setting, Sizes, Workload, load_workload
+from benchmarks.peer_environments import NotInstallable, install, python_path
 from benchmarks.peer_protocol import Entrant
-from benchmarks.servers import Hosts
+from benchmarks.servers import BenchmarkServers
 
 SOURCE = ROOT / "src"
-PATIENCE = 900.0  # seconds until a subject is given up
+SUBJECT_TIMEOUT_SECONDS = 900.0
 
 
 class SubjectFailed(Exception):
-    """A process of a measurement failed. The message is its last line; `output` all of it."""
+    """The process of a subject failed. The message is the last line of its output; `output` has all lines."""
 
     def __init__(self, output: str) -> None:
-        words = [line for line in output.strip().splitlines() if line.strip()]
-        super().__init__(words[-1] if words else "no output")
+        lines = [line for line in output.strip().splitlines() if line.strip()]
+        super().__init__(lines[-1] if lines else "no output")
         self.output = output
 
 
 @dataclass
-class Rig:
-    """What all workloads of one command share: where, on which servers, with which engines."""
+class Session:
+    """What all workloads of one command share: folder, servers, engines and sizes."""
 
     data: Path
-    hosts: Hosts
+    servers: BenchmarkServers
     entrants: Sequence[Entrant]
     rounds: int
     scale: float
     progress: Callable[[str], None]
     versions: dict[str, str] = field(default_factory=dict)
-    """Of the peers that are installed."""
+    """Versions of the installed peers."""
     not_installed: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was measured, by whom, and why not by others."""
+    """The measured rounds, their entrants, and the reasons for missing subjects."""
 
     sizes: Sizes
     rounds: Sequence[Round]
@@ -62,39 +62,39 @@ class Outcome:
     missing: Mapping[str, str]
 
 
-def measure(name: str, rig: Rig) -> Outcome:
-    """Run all rounds of a workload, with its files in a folder below `rig.data` that is removed in the end."""
-    chosen = workload(name)
+def measure(name: str, session: Session) -> Outcome:
+    """Run all rounds of a workload. Its files are in a temporary folder below `session.data`."""
+    workload = load_workload(name)
     missing: dict[str, str] = {}
-    entrants = list(_ready(name, chosen, rig, missing))
-    subjects = dict(_own(chosen, rig, missing))
+    entrants = list(_available_entrants(name, workload, session, missing))
+    subjects = dict(_available_subjects(workload, session, missing))
     measured: list[dict[str, Measures]] = []
     with ExitStack() as afterwards:
-        folder = Path(afterwards.enter_context(TemporaryDirectory(dir=rig.data, prefix=f"{name}-")))
-        course = Course(name, rig, chosen.sized(rig.scale), folder, chosen.one_place)
-        if chosen.prepare is not None:
-            course.urls = afterwards.enter_context(rig.hosts.fresh(_servers_of(subjects)))
-            course.prepare()
-        for number in range(1, rig.rounds + 1):
-            course.number = number
-            measured.append({**course.engines(entrants, missing), **course.subjects(subjects)})
+        folder = Path(afterwards.enter_context(TemporaryDirectory(dir=session.data, prefix=f"{name}-")))
+        rounds = WorkloadRounds(name, session, workload.sized(session.scale), folder, workload.shares_servers)
+        if workload.prepare is not None:
+            rounds.urls = afterwards.enter_context(session.servers.fresh(_servers_of(subjects)))
+            rounds.prepare()
+        for number in range(1, session.rounds + 1):
+            rounds.number = number
+            measured.append({**rounds.engines(entrants, missing), **rounds.subjects(subjects)})
     for each in measured:
         for failed in missing:
             each.pop(failed, None)
-    return Outcome(course.sizes, measured, entrants, missing)
+    return Outcome(rounds.sizes, measured, entrants, missing)
 
 
 @dataclass
-class Course:
-    """One workload on its way through its rounds."""
+class WorkloadRounds:
+    """Measures one workload, round by round."""
 
     name: str
-    rig: Rig
+    session: Session
     sizes: Sizes
     folder: Path
-    one_place: bool
+    shares_servers: bool
     urls: Mapping[str, str] | None = None
-    """What `prepare` has filled, for all rounds; None: each subject gets servers that nobody has used."""
+    """The servers that `prepare` has filled, for all rounds. None: each subject gets unused servers."""
     number: int = 0
 
     @property
@@ -102,18 +102,18 @@ class Course:
         return self.folder / "prepared"
 
     def prepare(self) -> None:
-        self.rig.progress(f"{self.name}: preparing")
+        self.session.progress(f"{self.name}: preparing")
         self.prepared.mkdir()
-        self._ours("prepare", Setting(self.prepared, self.prepared, self.sizes, self.urls or {}))
+        self._measure_subject("prepare", Setting(self.prepared, self.prepared, self.sizes, self.urls or {}))
 
     def engines(self, entrants: list[Entrant], missing: dict[str, str]) -> dict[str, Measures]:
-        """Every engine once; one of the peers that fails is struck off the list."""
+        """Measure every engine once. A peer that fails is removed from the list."""
         measured = {}
         for entrant in _rotated(entrants, self.number - 1):
-            self._tell(entrant.name)
-            python = python_of(entrant.peer_name, entrant.peer)
+            self._report_progress(entrant.name)
+            python = python_path(entrant.peer_name, entrant.peer)
             try:
-                with self._round_folder() as own, self.rig.hosts.fresh(entrant.variant.needs) as urls:
+                with self._round_folder() as own, self.session.servers.fresh(entrant.variant.needs) as urls:
                     setting = Setting(own, self.prepared, self.sizes, urls)
                     measured[entrant.name] = _run(python, "run_peer", self.name, entrant.name, setting)
             except SubjectFailed as error:
@@ -124,19 +124,19 @@ class Course:
         return measured
 
     def subjects(self, subjects: Mapping[str, tuple[str, ...]]) -> dict[str, Measures]:
-        """The workload's own."""
+        """Measure the workload's own subjects once."""
         measured = {}
         with self._round_folder() as own, ExitStack() as afterwards:
             shared = self.urls
-            if shared is None and self.one_place:
-                shared = afterwards.enter_context(self.rig.hosts.fresh(_servers_of(subjects)))
+            if shared is None and self.shares_servers:
+                shared = afterwards.enter_context(self.session.servers.fresh(_servers_of(subjects)))
             for subject, needs in subjects.items():
-                self._tell(subject)
-                with nullcontext(shared) if shared is not None else self.rig.hosts.fresh(needs) as urls:
-                    measured[subject] = self._ours(subject, Setting(own, self.prepared, self.sizes, urls))
+                self._report_progress(subject)
+                with nullcontext(shared) if shared is not None else self.session.servers.fresh(needs) as urls:
+                    measured[subject] = self._measure_subject(subject, Setting(own, self.prepared, self.sizes, urls))
         return measured
 
-    def _ours(self, subject: str, setting: Setting) -> Measures:
+    def _measure_subject(self, subject: str, setting: Setting) -> Measures:
         try:
             return _run(sys.executable, "run_subject", self.name, subject, setting)
         except SubjectFailed as error:
@@ -147,8 +147,8 @@ class Course:
         with TemporaryDirectory(dir=self.folder, prefix="round-") as own:
             yield Path(own)
 
-    def _tell(self, subject: str) -> None:
-        self.rig.progress(f"{self.name}: round {self.number} of {self.rig.rounds}, {subject}")
+    def _report_progress(self, subject: str) -> None:
+        self.session.progress(f"{self.name}: round {self.number} of {self.session.rounds}, {subject}")
 
 
 def _rotated(entrants: Sequence[Entrant], by: int) -> list[Entrant]:
@@ -156,40 +156,44 @@ def _rotated(entrants: Sequence[Entrant], by: int) -> list[Entrant]:
     return [*entrants[first:], *entrants[:first]]
 
 
-def _ready(name: str, chosen: Workload, rig: Rig, missing: dict[str, str]) -> Iterator[Entrant]:
-    """The engines that take part in this workload here."""
-    if not chosen.compared:
+def _available_entrants(name: str, workload: Workload, session: Session, missing: dict[str, str]) -> Iterator[Entrant]:
+    """Yield the engines that can be measured in this workload; record the reasons for the others."""
+    if not workload.compared:
         return
-    for entrant in rig.entrants:
+    for entrant in session.entrants:
         if name not in entrant.variant.workloads:
-            if (reason := entrant.peer.cannot.get(name)) is not None:
+            if (reason := entrant.peer.unsupported.get(name)) is not None:
                 missing[entrant.name] = reason
-        elif (reason := _installed(entrant, rig)) is not None or (reason := rig.hosts.need(entrant.variant.needs)):
+        elif (reason := _install_error(entrant, session)) is not None or (
+            reason := session.servers.ensure_started(entrant.variant.needs)
+        ):
             missing[entrant.name] = reason
         else:
             yield entrant
 
 
-def _installed(entrant: Entrant, rig: Rig) -> str | None:
-    """None, or why not. Tried once per command."""
+def _install_error(entrant: Entrant, session: Session) -> str | None:
+    """Install the peer, once per command. Return None, or the reason for a failure."""
     name = entrant.peer_name
-    if name not in rig.versions and name not in rig.not_installed:
+    if name not in session.versions and name not in session.not_installed:
         try:
-            rig.versions[name] = install(name, entrant.peer)
-            rig.progress(f"{name} is here: {rig.versions[name] or 'as it is checked out'}")
+            session.versions[name] = install(name, entrant.peer)
+            session.progress(f"{name} is installed: {session.versions[name] or 'the checked-out source'}")
         except NotInstallable as error:
-            rig.not_installed[name] = f"not installed: {error}"
-    return rig.not_installed.get(name)
+            session.not_installed[name] = f"not installed: {error}"
+    return session.not_installed.get(name)
 
 
-def _own(chosen: Workload, rig: Rig, missing: dict[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The workload's own subjects, with the servers that each needs."""
-    names = {each.variant_name for each in rig.entrants if each.peer_name == "perdure"}
-    for subject in chosen.subjects:
-        needs = chosen.needs.get(subject, ())
+def _available_subjects(
+    workload: Workload, session: Session, missing: dict[str, str]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the workload's own subjects with the servers that each needs; record the reasons for missing ones."""
+    names = {each.variant_name for each in session.entrants if each.peer_name == "perdure"}
+    for subject in workload.subjects:
+        needs = workload.needs.get(subject, ())
         if not set(needs) <= names:
-            continue  # that store was not asked for
-        if (reason := rig.hosts.need(needs)) is not None:
+            continue  # the store of this subject was not selected
+        if (reason := session.servers.ensure_started(needs)) is not None:
             missing[subject] = reason
         else:
             yield subject, needs
@@ -200,7 +204,7 @@ def _servers_of(subjects: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _run(python: str, module: str, name: str, subject: str, setting: Setting) -> Measures:
-    """The measures that a subject prints in its last line."""
+    """Measure a subject in a new process. Return the measures that it prints in its last line."""
     path = os.pathsep.join(filter(None, [str(ROOT), str(SOURCE), os.environ.get("PYTHONPATH")]))
     os.sync()
     try:
@@ -210,10 +214,10 @@ def _run(python: str, module: str, name: str, subject: str, setting: Setting) ->
             env={**os.environ, "PYTHONPATH": path},
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=SUBJECT_TIMEOUT_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
-        raise SubjectFailed(f"not done after {PATIENCE:.0f} seconds") from error
+        raise SubjectFailed(f"timeout after {SUBJECT_TIMEOUT_SECONDS:.0f} seconds") from error
     if done.returncode != 0:
         raise SubjectFailed(done.stdout + done.stderr)
     measures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

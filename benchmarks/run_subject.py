@@ -1,23 +1,23 @@
-"""One subject of one workload, in this process: `python -m benchmarks.run_subject WORKLOAD SUBJECT SETTING`.
+"""Measure one subject of one workload: `python -m benchmarks.run_subject WORKLOAD SUBJECT SETTING`.
 
-Prints its measures as JSON. Only the harness calls it.
+Prints the measures as JSON in the last line. Started by `rounds.py` and `compare_commits.py`.
 """
 
 import json
 import logging
 import sys
 
-from benchmarks.event_loop import use_the_quick_loop
-from benchmarks.harness import Setting, workload
+from benchmarks.event_loop import use_uvloop_if_installed
+from benchmarks.harness import Setting, load_workload
 
 
 def main(name: str, subject: str, setting: str) -> None:
-    logging.basicConfig(level=logging.WARNING)  # to stderr: an engine that retries or complains spoils the figure
-    use_the_quick_loop()
-    chosen = workload(name)
-    measured = chosen.prepare if subject == "prepare" else chosen.subjects[subject]
-    assert measured is not None
-    print(json.dumps(dict(measured(Setting.from_json(setting)))))
+    logging.basicConfig(level=logging.WARNING)  # to stderr: a retry or a warning invalidates the figure
+    use_uvloop_if_installed()
+    workload = load_workload(name)
+    measure = workload.prepare if subject == "prepare" else workload.subjects[subject]
+    assert measure is not None
+    print(json.dumps(dict(measure(Setting.from_json(setting)))))
 
 
 if __name__ == "__main__":

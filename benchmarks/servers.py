@@ -1,9 +1,8 @@
-"""Servers for a measurement: a PostgreSQL and a Redis of our own, with their files beside the results.
+"""PostgreSQL and Redis servers for a measurement, with their files next to the results.
 
-They are the ones that tests start, but durable as in production: PostgreSQL with its defaults, Redis with an
-append-only file that is on the disk before it answers (`redis`), or within a second, as is its own default
-(`redis-everysec`). Both are reached by a socket in their folder. Each subject finds a database, or a Redis, that is
-empty.
+They are the servers that the tests start, but durable as in production. PostgreSQL has its defaults. Redis flushes its
+append-only file before it responds (`redis`), or every second, which is its default (`redis-everysec`). Both are
+reached by a socket in their folder. Each subject gets an empty database or an empty Redis.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from types import TracebackType
 from urllib.parse import urlsplit
 
 SETTINGS = {
-    "postgres": {"deadlock_timeout": "1s"},  # PostgreSQL's own; tests want to know sooner
+    "postgres": {"deadlock_timeout": "1s"},  # PostgreSQL's default; the tests use a shorter one
     "redis": {"appendfsync": "always"},
-    "redis-everysec": {"appendfsync": "everysec"},  # the same server, set so while it is used
+    "redis-everysec": {"appendfsync": "everysec"},  # the same server, reconfigured
 }
 REDIS = ("redis", "redis-everysec")
 
 
-class Hosts:
-    """Starts what is asked for, when it is first asked for. `missing` says what cannot be had here, and why."""
+class BenchmarkServers:
+    """Starts servers on first use. `missing` has the reasons for servers that cannot be started."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -38,15 +37,15 @@ class Hosts:
         self.missing: dict[str, str] = {}
         self.versions: dict[str, str] = {}
 
-    def __enter__(self) -> Hosts:
+    def __enter__(self) -> BenchmarkServers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._servers.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def need(self, names: tuple[str, ...]) -> str | None:
-        """Have these servers running. None, or why one of them does not."""
+    def ensure_started(self, names: tuple[str, ...]) -> str | None:
+        """Start these servers if they are not running. Return None, or the reason for a failure."""
         servers = ["redis" if name in REDIS else name for name in names]
         for name in servers:
             if name not in self._urls and name not in self.missing:
@@ -58,7 +57,7 @@ class Hosts:
 
     @contextlib.contextmanager
     def fresh(self, names: tuple[str, ...]) -> Iterator[dict[str, str]]:
-        """URLs of servers as if they had just been made."""
+        """Yield URLs of servers without data."""
         with contextlib.ExitStack() as afterwards:
             urls = {}
             if "postgres" in names:
@@ -73,16 +72,16 @@ class Hosts:
     def _start_postgres(self) -> None:
         from tests.servers.postgres import Server
 
-        folder, where = self._folder / "postgres", ""
-        if not _everyone_can_enter(self._folder.parent):
+        folder, note = self._folder / "postgres", ""
+        if not _is_accessible_to_all_users(self._folder.parent):
             folder = Path(self._servers.enter_context(tempfile.TemporaryDirectory(prefix="perdure-pg-"))) / "postgres"
             folder.parent.chmod(0o755)
-            where = ", its files in the system's temporary folder"
+            note = ", its files in the system's temporary folder"
         server = Server(folder, **SETTINGS["postgres"])
         self._servers.callback(server.remove)
         server.start()
         self._urls["postgres"] = server.url
-        self.versions["postgres"] = asyncio.run(self._sql("SHOW server_version")) + where
+        self.versions["postgres"] = asyncio.run(self._sql("SHOW server_version")) + note
 
     def _start_redis(self) -> None:
         from tests.servers.redis import Server
@@ -92,8 +91,8 @@ class Hosts:
         self._servers.callback(self._redis.remove)
         self._redis.start()
         self._urls["redis"] = self._redis.socket_url
-        told = self._redis.command("INFO", "server").decode().splitlines()
-        facts = dict(line.split(":", 1) for line in told if ":" in line)
+        lines = self._redis.command("INFO", "server").decode().splitlines()
+        facts = dict(line.split(":", 1) for line in lines if ":" in line)
         self.versions["redis"] = (
             f"Valkey {facts['valkey_version']}" if "valkey_version" in facts else f"Redis {facts['redis_version']}"
         )
@@ -118,7 +117,7 @@ class Hosts:
             await connection.close()
 
 
-def _everyone_can_enter(folder: Path) -> bool:
-    """PostgreSQL does not run as root: started by root, it runs as somebody who may not be let into root's folders."""
-    way = [folder, *folder.parents]
-    return os.getuid() != 0 or all(each.stat().st_mode & stat.S_IXOTH for each in way)
+def _is_accessible_to_all_users(folder: Path) -> bool:
+    """Return whether all users may enter the folder. If root starts PostgreSQL, it runs as another user."""
+    path = [folder, *folder.parents]
+    return os.getuid() != 0 or all(each.stat().st_mode & stat.S_IXOTH for each in path)

@@ -1,6 +1,6 @@
-"""What the workflows of the comparison do, the same for every engine. Each adapter puts these into steps of its engine.
+"""The step bodies of the compared workflows, the same for every engine. Each adapter makes them steps of its engine.
 
-Only the standard library: peers import this in environments of their own.
+Imports only the standard library: peers import this module in their own environments.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import os
 from pathlib import Path
 
 STEPS = 10
-"""Of a run of `ten_steps`, and of `halfway`, which stops at its gate after half of them."""
+"""The number of steps of `ten_steps`, and of `halfway`, which waits at its gate after half of them."""
 WORKFLOWS = {
     "one_step": "one step",
     "ten_steps": "ten steps, one after the other",
     "halfway": "five steps, the gate, five steps",
-    "children": "as many children as its number says, all at once, each of one step",
-    "parallel": "as many steps as its number says, all at once",
+    "children": "as many concurrent children as its number, each of one step",
+    "parallel": "as many concurrent steps as its number",
 }
-"""What an adapter has to offer. Each takes a number; all return it."""
+"""The workflows that an adapter must provide. Each takes a number and returns it."""
 
 
 async def noop(number: int) -> int:
@@ -26,9 +26,9 @@ async def noop(number: int) -> int:
 
 
 class Gate:
-    """Its step lets nobody pass until a file says so: how a run is stopped in the middle, in whichever process.
+    """A step that blocks until a file exists. It stops runs in the middle, in any process.
 
-    Arrivals are bytes in a file, so that they can be counted from outside.
+    Arrivals are bytes in a file, so that other processes can count them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,9 +37,9 @@ class Gate:
 
     async def stop(self, number: int) -> int:
         if not self._opened.exists():
-            line = os.open(self._arrived, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            os.write(line, b".")
-            os.close(line)
+            arrivals = os.open(self._arrived, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.write(arrivals, b".")
+            os.close(arrivals)
             await asyncio.Event().wait()
         return number
 

@@ -1,4 +1,4 @@
-"""Workflows that wait, for a year or for news: how to tell that runs have begun to, and that many are awake."""
+"""Workflows that wait, for a year or for an event, and functions that wait until runs are suspended or activated."""
 
 from __future__ import annotations
 
@@ -7,49 +7,49 @@ import asyncio
 from perdure import Context, Engine, event, workflow
 from perdure.workflows.definition import Workflow
 
-YEAR = 365 * 86_400
-_awake: list[tuple[int, asyncio.Future[str]]] = []
-_count = 0
+YEAR_SECONDS = 365 * 86_400
+_waiters: list[tuple[int, asyncio.Future[str]]] = []
+_activated = 0
 
 
 @workflow
 async def sleeper(ctx: Context) -> None:
-    await ctx.sleep(YEAR)
-    _note(ctx.run_id)
+    await ctx.sleep(YEAR_SECONDS)
+    _count_activation(ctx.run_id)
 
 
 @event(delivery="after_wait", consume=False)
-class News:
-    """For everyone who waits."""
+class Announcement:
+    """An event for all waiting runs."""
 
 
 @workflow
 async def waiter(ctx: Context) -> None:
-    await ctx.receive(News)
-    _note(ctx.run_id)
+    await ctx.receive(Announcement)
+    _count_activation(ctx.run_id)
 
 
-async def fall_asleep(engine: Engine, runs: int, wf: Workflow[[], None] = sleeper) -> None:
-    """Start runs together; returns once all of them are suspended."""
-    await asyncio.gather(*(_fall_asleep(engine, wf) for _ in range(runs)))
+async def start_suspended(engine: Engine, runs: int, wf: Workflow[[], None] = sleeper) -> None:
+    """Start runs concurrently and return when all of them are suspended."""
+    await asyncio.gather(*(_start_suspended(engine, wf) for _ in range(runs)))
 
 
-async def _fall_asleep(engine: Engine, wf: Workflow[[], None]) -> None:
+async def _start_suspended(engine: Engine, wf: Workflow[[], None]) -> None:
     run = await engine.start(wf)
-    async for _ in run.watch():  # what it waits in is its first entry, recorded in the commit that suspends the run
+    async for _ in run.watch():  # the first entry is the wait, recorded in the commit that suspends the run
         return
 
 
-def woken(runs: int) -> asyncio.Future[str]:
-    """When so many have woken in this process: the id of the last one."""
+def wait_for_activations(runs: int) -> asyncio.Future[str]:
+    """Return a future that completes with the id of the last run when that many runs are activated in this process."""
     future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    _awake.append((runs, future))
+    _waiters.append((runs, future))
     return future
 
 
-def _note(id: str) -> None:
-    global _count
-    _count += 1
-    for runs, future in _awake:
-        if _count == runs:
-            future.set_result(id)
+def _count_activation(run_id: str) -> None:
+    global _activated
+    _activated += 1
+    for runs, future in _waiters:
+        if _activated == runs:
+            future.set_result(run_id)

@@ -1,1 +1,1 @@
-"""One file per engine that is compared. `benchmarks/peer_protocol.py` says what has to be in it."""
+"""One file per compared engine. `benchmarks/peer_protocol.py` defines its contents."""

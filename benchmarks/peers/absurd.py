@@ -1,7 +1,6 @@
 """Absurd: durable tasks in PostgreSQL functions, with the worker of its Python SDK.
 
-The worker has a connection and an event loop (or threads) of its own, and so has the caller: with one connection for
-both, they would wait for each other.
+Worker and caller each have their own connection. With a single connection, they would wait for each other.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 from benchmarks.peer_protocol import Adapter, Peer, Variant
 from benchmarks.step_bodies import STEPS, noop
 
-AT_ONCE = 100  # tasks that the worker takes at a time; its default is one
+AT_ONCE = 100  # concurrent tasks of the worker; its default is one
 QUEUE = "bench"
 
 
@@ -55,7 +54,7 @@ async def ten_steps(number: int, ctx: Any) -> int:
 
 
 def _make_schema(url: str) -> None:
-    """By its own program, which needs psql."""
+    """Create the schema with Absurd's own program, which needs psql."""
     program = Path(sys.executable).parent / "absurdctl"
     done = subprocess.run([program, "init", "-d", url], capture_output=True, text=True)
     if done.returncode != 0:
@@ -66,10 +65,10 @@ PEER = Peer(
     title="Absurd",
     adapter=Absurd,
     variants={"": Variant("PostgreSQL", ("noop10", "latency"), needs=("postgres",))},
-    settings=f"defaults, but for {AT_ONCE} tasks at a time",
+    settings=f"defaults, except {AT_ONCE} concurrent tasks",
     python=("absurd-sdk", "absurdctl", "uvloop"),
-    cannot={
-        "recovery": "a task of a dead worker is taken up after its claim's time limit, two minutes by default",
-        "fanout": "a task has no steps at once, and waiting for another task of the same queue is refused",
+    unsupported={
+        "recovery": "a task of a dead worker is claimed again after its claim timeout, two minutes by default",
+        "fanout": "a task cannot run concurrent steps or wait for another task of the same queue",
     },
 )

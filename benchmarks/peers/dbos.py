@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.peer_protocol import Adapter, Peer, Variant
 from benchmarks.step_bodies import STEPS, Gate, noop
 
-AT_ONCE = 100  # threads that call workflows, in the variants without coroutines
+AT_ONCE = 100  # threads that call workflows, in the sync variants
 
 
 class Dbos(Adapter):
@@ -20,13 +20,13 @@ class Dbos(Adapter):
         self._dbos: Any = importlib.import_module("dbos")
         self._sync = self.variant.endswith("sync")
         self._threads = ThreadPoolExecutor(AT_ONCE)
-        # Both processes of `recovery` are the same version of the application: otherwise it leaves runs alone.
+        # DBOS recovers only runs of the same application version, so both processes of `recovery` use the same one.
         config = {"name": "bench", "system_database_url": self._url, "log_level": "ERROR", "application_version": "1"}
         self._dbos.DBOS(config=config)
         gate = Gate(self.setting.folder)
         make = _blocking_workflows if self._sync else _workflows
         self._workflows = make(self._dbos.DBOS, gate)
-        await self._in_a_thread(self._dbos.DBOS.launch)
+        await self._run_in_thread(self._dbos.DBOS.launch)
 
     @property
     def _url(self) -> str:
@@ -35,12 +35,12 @@ class Dbos(Adapter):
         return self.setting.urls["postgres"].replace("postgresql://", "postgresql+psycopg://", 1)
 
     async def close(self) -> None:
-        await self._in_a_thread(self._dbos.DBOS.destroy)
+        await self._run_in_thread(self._dbos.DBOS.destroy)
         self._threads.shutdown()
 
     async def execute(self, workflow: str, number: int) -> int:
         body = self._workflows[workflow]
-        result: int = await (self._in_a_thread(partial(body, number)) if self._sync else body(number))
+        result: int = await (self._run_in_thread(partial(body, number)) if self._sync else body(number))
         return result
 
     async def start(self, workflow: str, number: int, id: str) -> None:
@@ -52,14 +52,14 @@ class Dbos(Adapter):
         result: int = await handle.get_result()
         return result
 
-    async def _in_a_thread(self, work: Callable[[], Any]) -> Any:
+    async def _run_in_thread(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 def _workflows(dbos: Any, gate: Gate) -> dict[str, Any]:
     step, workflow = dbos.step(), dbos.workflow()
 
-    async def stop_at_gate(number: int) -> int:  # it marks what it decorates, which a method does not bear
+    async def stop_at_gate(number: int) -> int:  # a function, because the decorator sets attributes
         return await gate.stop(number)
 
     task, stop = step(noop), step(stop_at_gate)
@@ -119,6 +119,6 @@ PEER = Peer(
         "postgres": Variant("PostgreSQL", _ASYNC, needs=("postgres",)),
         "postgres-sync": Variant("PostgreSQL, threads", _SYNC, needs=("postgres",)),
     },
-    settings="defaults; runs are called in the process that executes them",
+    settings="defaults; the caller is in the process that executes the runs",
     python=("dbos", "uvloop"),
 )

@@ -85,6 +85,6 @@ PEER = Peer(
         "redis": Variant("Redis", _ALL, needs=("redis",)),
         "redis-everysec": Variant("Redis flushing every second", ("latency",), needs=("redis-everysec",)),
     },
-    settings="defaults: a commit is on the disk when it is answered, on Redis because of appendfsync=always; "
-    "with everysec, which is Redis's own default, within a second",
+    settings="defaults: an acknowledged commit is on disk, on Redis because of appendfsync=always; with everysec, the "
+    "default of Redis, it is on disk within a second",
 )

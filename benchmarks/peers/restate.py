@@ -1,7 +1,7 @@
 """Restate: its server (from its npm package), and a service written with its Python SDK, served by hypercorn.
 
-The service has a process of its own, as in a deployment; the server outlives both it and the caller in a crash.
-`python -m benchmarks.peers.restate PORT FOLDER` is the service.
+The service has its own process, as in a deployment. The server survives a crash of the service and of the caller.
+`python -m benchmarks.peers.restate PORT FOLDER` runs the service.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from benchmarks.event_loop import use_the_quick_loop
+from benchmarks.event_loop import use_uvloop_if_installed
 from benchmarks.harness import Setting
-from benchmarks.peer_environments import node_program
+from benchmarks.peer_environments import node_program_path
 from benchmarks.peer_protocol import Adapter, Peer, Variant
 from benchmarks.step_bodies import STEPS, Gate, noop
 
-PATIENCE = 60.0  # seconds until the server must answer
+SERVER_START_TIMEOUT_SECONDS = 60.0
 SERVICE = "bench"
 
 
 @contextlib.contextmanager
 def server(setting: Setting) -> Iterator[None]:
-    """restate-server in a folder of its own, on ports that are free."""
+    """Run restate-server in its own folder, on free ports."""
     ports = {name: _free_port() for name in ("ingress", "admin", "node", "service")}
     (setting.folder / "ports").write_text(json.dumps(ports))
     environment = {
@@ -45,7 +45,7 @@ def server(setting: Setting) -> Iterator[None]:
         "RESTATE_DISABLE_TELEMETRY": "true",
     }
     command = [
-        str(node_program("restate", "restate-server")),
+        str(node_program_path("restate", "restate-server")),
         "--no-logo",
         "--base-dir",
         str(setting.folder / "server"),
@@ -57,7 +57,7 @@ def server(setting: Setting) -> Iterator[None]:
     try:
         yield
     finally:
-        os.killpg(process.pid, signal.SIGKILL)  # the program of the package is a script that starts the server
+        os.killpg(process.pid, signal.SIGKILL)  # the program is a script that starts the server
         process.wait()
 
 
@@ -70,7 +70,7 @@ def _free_port() -> int:
 
 class Restate(Adapter):
     async def open(self) -> None:
-        aiohttp: Any = importlib.import_module("aiohttp")  # the SDK's own client takes more time than the engine
+        aiohttp: Any = importlib.import_module("aiohttp")  # the SDK's own client is slower than the engine
         self._ports: dict[str, int] = json.loads((self.setting.folder / "ports").read_text())
         self._service = _start_service(self._ports["service"], self.setting.folder)
         self._client = aiohttp.ClientSession(
@@ -78,21 +78,21 @@ class Restate(Adapter):
         )
         self._ingress = f"http://127.0.0.1:{self._ports['ingress']}/{SERVICE}"
         registered = self.setting.folder / "registered"
-        if not registered.exists():  # a service that comes back is known by its address
+        if not registered.exists():  # a restarted service is registered already
             await self._register(aiohttp.ClientConnectionError)
             registered.touch()
 
-    async def _register(self, not_yet: type[Exception]) -> None:
-        """Tell the server where the service is, once both answer; it finds out what is there."""
-        deadline = monotonic() + PATIENCE
+    async def _register(self, connection_error: type[Exception]) -> None:
+        """Register the service with the server, with retries until both respond."""
+        deadline = monotonic() + SERVER_START_TIMEOUT_SECONDS
         admin = f"http://127.0.0.1:{self._ports['admin']}/deployments"
         service = {"uri": f"http://127.0.0.1:{self._ports['service']}", "force": True}
         while True:
-            with contextlib.suppress(not_yet):
-                async with self._client.post(admin, json=service) as answer:
-                    if answer.status < 300:
+            with contextlib.suppress(connection_error):
+                async with self._client.post(admin, json=service) as response:
+                    if response.status < 300:
                         return
-            assert monotonic() < deadline, "restate-server did not take the service"
+            assert monotonic() < deadline, "restate-server did not accept the service"
             await asyncio.sleep(0.02)
 
     async def close(self) -> None:
@@ -107,14 +107,14 @@ class Restate(Adapter):
         await self._post(f"{workflow}/send", number, id)
 
     async def result(self, id: str) -> int:
-        """Asking for the same again, under the same key, is waiting for it."""
+        """Return the result. Repeating a call with the same idempotency key waits for its result."""
         return int(await self._post("halfway", int(id.partition("-")[2]), id))
 
     async def _post(self, path: str, number: int, key: str | None = None) -> Any:
         headers = {"idempotency-key": key} if key else {}
-        async with self._client.post(f"{self._ingress}/{path}", json=number, headers=headers) as answer:
-            answer.raise_for_status()
-            return await answer.json()
+        async with self._client.post(f"{self._ingress}/{path}", json=number, headers=headers) as response:
+            response.raise_for_status()
+            return await response.json()
 
 
 # --- the service ---------------------------------------------------------------------------------------------------
@@ -129,9 +129,9 @@ def serve(port: int, folder: Path) -> None:
     config: Any = importlib.import_module("hypercorn.config").Config()
     config.bind = [f"127.0.0.1:{port}"]
     config.errorlog = None
-    # What its documentation recommends for production; but one process, as every engine here has.
+    # The production settings of its documentation, but with one process, like every engine here.
     config.h2_max_concurrent_streams = config.keep_alive_max_requests = config.keep_alive_timeout = 2**31 - 1
-    use_the_quick_loop()
+    use_uvloop_if_installed()
     asyncio.run(hypercorn.serve(_app(Gate(folder)), config))
 
 
@@ -173,10 +173,10 @@ PEER = Peer(
     title="Restate",
     adapter=Restate,
     variants={"": Variant("", ("noop10", "latency", "recovery", "fanout"))},
-    settings="one node with its defaults, one process of hypercorn; in `recovery` the server lives on",
+    settings="one node with its defaults, one process of hypercorn; in `recovery` the server keeps running",
     python=("restate-sdk", "hypercorn", "aiohttp", "uvloop"),
     node=("@restatedev/restate-server",),
-    beside=server,
+    external_process=server,
 )
 
 if __name__ == "__main__":

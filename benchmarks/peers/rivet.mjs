@@ -1,9 +1,9 @@
-// Rivet's workflow engine over a SQLite file, told what to do line by line on standard input (see rivet.py).
+// Rivet's workflow engine over a SQLite file. It reads requests line by line from standard input (see rivet.py).
 //
-// The engine wants a key-value store per workflow, and has no group commit of its own. Our store is one table in one
-// file, with `synchronous = FULL`, so that an answered write is on the disk. "plain": each write (a batch of the engine's
-// is one) is a transaction, as in any driver that is written to its interface. "grouped": those that come up in the same
-// turn of the event loop share one, which makes it several times faster.
+// The engine requires a key-value store per workflow, and has no group commit. This store is one table in one file, with
+// `synchronous = FULL`, so that an acknowledged write is on disk. "plain": each write (a batch of the engine is one write)
+// is a transaction, as in any driver that implements the interface. "grouped": all writes of one event-loop iteration
+// share a transaction, which makes it several times faster.
 
 import { closeSync, existsSync, openSync, writeSync } from "node:fs";
 import { join } from "node:path";
@@ -11,7 +11,7 @@ import { createInterface } from "node:readline";
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
 
-const [modules, folder, how] = process.argv.slice(2);
+const [modules, folder, mode] = process.argv.slice(2);
 const require = createRequire(join(modules, "node_modules", "here.js"));
 const Database = require("better-sqlite3");
 const { runWorkflow } = await import(
@@ -42,7 +42,7 @@ function commit() {
 }
 
 function durably(write) {
-  if (how === "plain") {
+  if (mode === "plain") {
     file.transaction(write)();
     return Promise.resolve();
   }
@@ -51,7 +51,7 @@ function durably(write) {
   });
 }
 
-// The first key that does not begin with these bytes.
+// Returns the first key after all keys with this prefix.
 function after(prefix) {
   const end = Buffer.from(prefix);
   for (let at = end.length - 1; at >= 0; at--) {
@@ -63,7 +63,7 @@ function after(prefix) {
   return Buffer.alloc(64, 255);
 }
 
-// The engine slices what it reads, and a Buffer's slice, unlike that of a plain array, is a view of all of it.
+// The engine slices values. The slice of a Buffer is a view; the slice of a Uint8Array is a copy.
 const plain = (buffer) => new Uint8Array(buffer);
 
 class SqliteDriver {
@@ -140,29 +140,29 @@ const workflows = {
   },
 };
 
-// --- what is asked -----------------------------------------------------------------------------------------------
+// --- requests ----------------------------------------------------------------------------------------------------
 
 let runs = 0;
 const started = new Map();
 
-function begin(workflow, number, id) {
+function startWorkflow(workflow, number, id) {
   return runWorkflow(id, workflows[workflow], number, new SqliteDriver(id), { mode: "live" }).result;
 }
 
-// The engine leaves it to its host to remember which workflows there are: ours is a row of the same table, put first.
+// The host of the engine must store which workflows exist. Here that is a row of the same table, written first.
 const register = (id, what) => durably(() => put.run("", Buffer.from(id), Buffer.from(JSON.stringify(what))));
 
-const answers = {
+const handlers = {
   async execute({ workflow, number }) {
     const id = `${process.pid}-${runs++}`;
-    const began = performance.now();
+    const startedAt = performance.now();
     await register(id, { workflow, number });
-    const { output } = await begin(workflow, number, id);
-    return { value: output, seconds: (performance.now() - began) / 1000 };
+    const { output } = await startWorkflow(workflow, number, id);
+    return { value: output, seconds: (performance.now() - startedAt) / 1000 };
   },
   async start({ workflow, number, id }) {
     await register(id, { workflow, number });
-    started.set(id, begin(workflow, number, id));
+    started.set(id, startWorkflow(workflow, number, id));
     return {};
   },
   async result({ id }) {
@@ -173,14 +173,16 @@ const answers = {
 for (const { key, value } of range.all("", Buffer.alloc(0), Buffer.alloc(64, 255))) {
   const { workflow, number } = JSON.parse(value.toString());
   const id = key.toString();
-  started.set(id, begin(workflow, number, id));
+  started.set(id, startWorkflow(workflow, number, id));
 }
 
 for await (const line of createInterface({ input: process.stdin })) {
-  const asked = JSON.parse(line);
-  answers[asked.verb](asked).then(
-    (answer) => process.stdout.write(`${JSON.stringify({ question: asked.question, ...answer })}\n`),
-    (error) => process.stdout.write(`${JSON.stringify({ question: asked.question, error: String(error) })}\n`),
+  const request = JSON.parse(line);
+  const respond = (response) =>
+    process.stdout.write(`${JSON.stringify({ request_id: request.request_id, ...response })}\n`);
+  handlers[request.verb](request).then(
+    (response) => respond(response),
+    (error) => respond({ error: String(error) }),
   );
 }
 process.exit(0);

@@ -1,7 +1,6 @@
-"""Rivet's workflow engine for Node, over a SQLite driver of ours: `rivet.mjs`, which this talks to over a pipe.
+"""Rivet's workflow engine for Node, over a SQLite driver of this project: `rivet.mjs`, controlled through a pipe.
 
-Questions and answers are lines of JSON. Times of single runs are taken on the other side, so that the pipe is not in
-them.
+Requests and responses are lines of JSON. Node measures the times of single runs, so that they do not include the pipe.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peer_environments import PLACE
+from benchmarks.peer_environments import ENVIRONMENTS
 from benchmarks.peer_protocol import Adapter, Peer, Variant
 
 PROGRAM = Path(__file__).with_suffix(".mjs")
@@ -23,52 +22,52 @@ class Rivet(Adapter):
         pipe = asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(
             "node",
-            *(str(PROGRAM), str(PLACE / "rivet"), str(self.setting.folder), self.variant or "plain"),
+            *(str(PROGRAM), str(ENVIRONMENTS / "rivet"), str(self.setting.folder), self.variant or "plain"),
             stdin=pipe,
             stdout=pipe,
         )
         self._numbers = count()
-        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._reading = asyncio.create_task(self._read())
+        self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._reader = asyncio.create_task(self._read())
 
     async def close(self) -> None:
         self._process.kill()
         await self._process.wait()
-        await self._reading
+        await self._reader
 
     async def execute(self, workflow: str, number: int) -> int:
-        return int((await self._ask("execute", workflow=workflow, number=number))["value"])
+        return int((await self._request("execute", workflow=workflow, number=number))["value"])
 
     async def timed(self, workflow: str, number: int) -> float:
         if workflow == "children":
             raise NotImplementedError
-        answer = await self._ask("execute", workflow=workflow, number=number)
-        assert answer["value"] == number
-        return float(answer["seconds"])
+        response = await self._request("execute", workflow=workflow, number=number)
+        assert response["value"] == number
+        return float(response["seconds"])
 
     async def start(self, workflow: str, number: int, id: str) -> None:
-        await self._ask("start", workflow=workflow, number=number, id=id)
+        await self._request("start", workflow=workflow, number=number, id=id)
 
     async def result(self, id: str) -> int:
-        return int((await self._ask("result", id=id))["value"])
+        return int((await self._request("result", id=id))["value"])
 
-    async def _ask(self, verb: str, **words: object) -> dict[str, Any]:
-        question = next(self._numbers)
-        self._asked[question] = asyncio.get_running_loop().create_future()
+    async def _request(self, verb: str, **arguments: object) -> dict[str, Any]:
+        request_id = next(self._numbers)
+        self._pending[request_id] = asyncio.get_running_loop().create_future()
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"question": question, "verb": verb, **words}).encode() + b"\n")
-        answer = await self._asked[question]
-        if "error" in answer:
-            raise RuntimeError(f"{verb}: {answer['error']}")
-        return answer
+        self._process.stdin.write(json.dumps({"request_id": request_id, "verb": verb, **arguments}).encode() + b"\n")
+        response = await self._pending[request_id]
+        if "error" in response:
+            raise RuntimeError(f"{verb}: {response['error']}")
+        return response
 
     async def _read(self) -> None:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            answer = json.loads(line)
-            self._asked.pop(answer["question"]).set_result(answer)
-        for asked in self._asked.values():
-            asked.set_exception(RuntimeError("node is gone"))
+            response = json.loads(line)
+            self._pending.pop(response["request_id"]).set_result(response)
+        for future in self._pending.values():
+            future.set_exception(RuntimeError("the node process exited"))
 
 
 _ALL = ("noop10", "latency", "recovery", "fanout")
@@ -77,11 +76,11 @@ PEER = Peer(
     adapter=Rivet,
     variants={
         "": Variant("SQLite", _ALL),
-        "grouped": Variant("SQLite, grouped by our driver", _ALL, aside=True),
+        "grouped": Variant("SQLite, with added group commit", _ALL, has_no_target=True),
     },
     settings=(
-        "over a SQLite driver of ours with synchronous=FULL, once with a transaction for each write, as its interface "
-        "has it, and once with a group commit that we have added to it; no children"
+        "over a SQLite driver of this project with synchronous=FULL, once with one transaction per write, as its "
+        "interface requires, and once with an added group commit; no children"
     ),
     node=("@rivetkit/workflow-engine", "better-sqlite3"),
     embedded=True,

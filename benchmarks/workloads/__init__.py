@@ -1,4 +1,4 @@
-"""The workloads, in the order in which they run: workload id -> module of this package that has its `WORKLOAD`."""
+"""The workloads, in execution order: workload id -> module of this package with its `WORKLOAD`."""
 
 MODULES = {
     "noop10": "throughput",

@@ -1,8 +1,8 @@
-"""Events: round trips between two processes, and a broadcast to 10,000 runs that wait.
+"""Events: round trips between two processes, and a broadcast to 10,000 waiting runs.
 
-<store>, round trip   a run in this process and a run in another one send each other an event in turn: from one ping
-                      to the next, which is two events, each from a commit here to a step of the run there
-<store>, broadcast    one event for all runs that wait, until the last of them has ended
+<store>, round trip   a run in this process and a run in another process send events to each other: the time from
+                      one ping to the next, which is two events
+<store>, broadcast    one event for all waiting runs, until the last of them has ended
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from itertools import pairwise
 from time import perf_counter
 
 from benchmarks.harness import Figure, Measures, Round, Setting, Subject, Workload
-from benchmarks.waiting_workflows import News, fall_asleep, waiter, woken
+from benchmarks.waiting_workflows import Announcement, start_suspended, wait_for_activations, waiter
 from perdure import Context, Engine, workflow
 
 STORES = {"sqlite": "SQLite", "postgres": "PostgreSQL", "redis": "Redis"}
@@ -59,7 +59,7 @@ async def _ping(url: str, trips: int) -> None:
 
 
 def pong(url: str) -> None:
-    """The other process."""
+    """Run the worker of the other process."""
 
     async def serve() -> None:
         async with Engine(url, workflows=[ponger]):
@@ -89,14 +89,14 @@ def broadcast(store: str, setting: Setting) -> Measures:
 async def _broadcast(url: str, waiting: int) -> Measures:
     async with Engine(url, workflows=[waiter]) as engine:
         for _ in range(0, waiting, AT_ONCE):
-            await fall_asleep(engine, min(AT_ONCE, waiting), waiter)
-        all_are_awake = woken(waiting)
-        began = perf_counter()
-        await engine.broadcast(News())
-        answered = perf_counter()
-        await engine.get(await all_are_awake).result()
-        done = perf_counter()
-    return {"broadcast_s": answered - began, "all_awake_s": done - began}
+            await start_suspended(engine, min(AT_ONCE, waiting), waiter)
+        all_activated = wait_for_activations(waiting)
+        started_at = perf_counter()
+        await engine.broadcast(Announcement())
+        published_at = perf_counter()
+        await engine.get(await all_activated).result()
+        ended_at = perf_counter()
+    return {"broadcast_s": published_at - started_at, "all_awake_s": ended_at - started_at}
 
 
 def _url(store: str, setting: Setting) -> str:
@@ -115,10 +115,10 @@ def _subjects() -> Iterator[tuple[str, Subject]]:
 
 def _figures() -> Iterator[Figure]:
     for store, title in STORES.items():
-        there_and_back, told = f"{store}, round trip", f"{store}, broadcast"
-        yield Figure(f"{title}: round trip between two processes, p50", "ms", partial(_of, there_and_back, "p50_ms"))
-        yield Figure(f"{title}: round trip between two processes, p99", "ms", partial(_of, there_and_back, "p99_ms"))
-        yield Figure(f"{title}: broadcast, until all have ended", "s", partial(_of, told, "all_awake_s"))
+        trips, broadcasts = f"{store}, round trip", f"{store}, broadcast"
+        yield Figure(f"{title}: round trip between two processes, p50", "ms", partial(_of, trips, "p50_ms"))
+        yield Figure(f"{title}: round trip between two processes, p99", "ms", partial(_of, trips, "p99_ms"))
+        yield Figure(f"{title}: broadcast, until all have ended", "s", partial(_of, broadcasts, "all_awake_s"))
 
 
 WORKLOAD = Workload(

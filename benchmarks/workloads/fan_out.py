@@ -1,4 +1,4 @@
-"""Fan-out: one run with 1,000 children that it starts at once and waits for, and one with 1,000 steps at once."""
+"""Fan-out: one run that starts 1,000 children at once and waits for them, and one run with 1,000 concurrent steps."""
 
 from benchmarks.comparison import Comparison
 from benchmarks.harness import Workload
@@ -6,7 +6,7 @@ from benchmarks.harness import Workload
 _SERVER = {"dbos": 20, "restate": 4}
 
 WORKLOAD = Workload(
-    title="one run, {width:,} children; one run, {width:,} steps at once",
+    title="one run, {width:,} children; one run, {width:,} concurrent steps",
     compared=[
         Comparison(
             "children_s",
@@ -18,7 +18,7 @@ WORKLOAD = Workload(
                 **{(store, peer): times for store in ("postgres", "redis") for peer, times in _SERVER.items()},
             },
         ),
-        Comparison("parallel_s", "steps at once", "s", more_is_better=False),
+        Comparison("parallel_s", "concurrent steps", "s", more_is_better=False),
     ],
     subjects={},
     figures=[],

@@ -1,7 +1,7 @@
 """Latency: a run of one step, one at a time, from its start to its result.
 
-Nothing shares a commit here, so that a run of ours pays for two of its own: its start, and its step together with its
-end. The raw figure is those two commits alone, the same rows through apsw; the memory figure is everything but them.
+Commits are not shared here, so a run of perdure pays for two: its start, and its step together with its end. The raw
+figure is those two commits alone, the same rows through apsw. The memory figure is everything except the commits.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from time import perf_counter
 
 from benchmarks.comparison import Comparison
 from benchmarks.harness import Figure, Measures, Round, Setting, Workload
-from benchmarks.raw_sqlite import rows_of, write_raw
-from benchmarks.recording_stores import WatchedStore
+from benchmarks.raw_sqlite import trace_rows, write_raw
+from benchmarks.recording_stores import CountingSqliteStore
 from perdure import Context, Engine, step, workflow
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.protocol import Store
 
-COMMITS = 2  # of each run
+COMMITS_PER_RUN = 2
 
 
 @step
@@ -38,26 +38,26 @@ def memory(setting: Setting) -> Measures:
 
 
 def raw(setting: Setting) -> Measures:
-    watched = WatchedStore(str(setting.folder / "raw-recorded.db"), remember=True)
-    asyncio.run(_execute(watched, setting, warmed_up=watched.forget))
-    assert watched.recording is not None
-    transactions = asyncio.run(rows_of(watched.recording, setting.folder / "raw-traced.db"))
+    store = CountingSqliteStore(str(setting.folder / "raw-recorded.db"), record=True)
+    asyncio.run(_execute(store, setting, after_warm_up=store.clear))
+    assert store.recording is not None
+    transactions = asyncio.run(trace_rows(store.recording, setting.folder / "raw-traced.db"))
     seconds = asyncio.run(write_raw(transactions, setting.folder / "raw.db"))
-    raw_seconds = [sum(seconds[at : at + COMMITS]) for at in range(0, len(seconds), COMMITS)]
-    return {**_percentiles(raw_seconds), "commits_per_run": watched.calls["commit"] / setting.sizes["runs"]}
+    raw_seconds = [sum(seconds[first : first + COMMITS_PER_RUN]) for first in range(0, len(seconds), COMMITS_PER_RUN)]
+    return {**_percentiles(raw_seconds), "commits_per_run": store.calls["commit"] / setting.sizes["runs"]}
 
 
-async def _execute(store: Store, setting: Setting, warmed_up: Callable[[], None] = lambda: None) -> list[float]:
-    """The seconds that each run took."""
+async def _execute(store: Store, setting: Setting, after_warm_up: Callable[[], None] = lambda: None) -> list[float]:
+    """Return the seconds of each run."""
     seconds = []
     async with Engine(store, workflows=[one_step]) as engine:
         for number in range(setting.sizes["warm_up"]):
             await engine.execute(one_step, number)
-        warmed_up()
+        after_warm_up()
         for number in range(setting.sizes["runs"]):
-            began = perf_counter()
+            started_at = perf_counter()
             await engine.execute(one_step, number)
-            seconds.append(perf_counter() - began)
+            seconds.append(perf_counter() - started_at)
     return seconds
 
 
@@ -95,9 +95,9 @@ WORKLOAD = Workload(
     ],
     subjects={"raw": raw, "memory": memory},
     figures=[
-        Figure("its two commits, raw, SQLite, p50", "ms", partial(_of, "raw", "p50_ms")),
-        Figure("its two commits, raw, SQLite, p99", "ms", partial(_of, "raw", "p99_ms")),
-        Figure("a run over its commits, SQLite, p50", "x", _over_raw),
+        Figure("two raw commits, SQLite, p50", "ms", partial(_of, "raw", "p50_ms")),
+        Figure("two raw commits, SQLite, p99", "ms", partial(_of, "raw", "p99_ms")),
+        Figure("run over its raw commits, SQLite, p50", "x", _over_raw),
         Figure("in memory, p50", "ms", partial(_of, "memory", "p50_ms")),
         Figure("in memory, p99", "ms", partial(_of, "memory", "p99_ms")),
         Figure("commits per run", "", partial(_of, "raw", "commits_per_run"), at_most=2),

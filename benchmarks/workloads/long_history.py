@@ -1,11 +1,11 @@
 """Long histories: one run of 5,000 steps.
 
-A step must cost the same at the end as at the start, and a run that was left in the middle must be back soon: one load,
-then a replay of 5,000 recorded steps that executes none of them.
+A step must cost the same at the end as at the start, and an interrupted run must resume quickly: one load, then a
+replay of 5,000 recorded steps that executes none of them.
 
-    <store>           the run from its first step to its last, left waiting in one more step; with one step per commit
-    <store>, replay   a new process opens what that left, until the step that was under way begins again
-    memory            the same without a disk or a server, whose noise might hide what the engine itself adds
+    <store>           the run from its first step to its last, then blocked in one more step; one step per commit
+    <store>, replay   a new process opens that store, until the interrupted step starts again
+    memory            the same without a disk or a server, whose noise could hide the cost of the engine
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from itertools import pairwise
 from time import perf_counter, time
 
 from benchmarks.harness import Figure, Measures, Round, Setting, Subject, Workload
-from benchmarks.recording_stores import WatchedStore
+from benchmarks.recording_stores import CountingSqliteStore
 from perdure import Context, Engine, EngineConfig, step, workflow
 from perdure.client.store_urls import open_store
 from perdure.clock import SYSTEM_CLOCK
@@ -28,107 +28,107 @@ from perdure.stores.protocol import Store
 from perdure.stores.results import Snapshot
 from perdure.workflows.context import RunInfo
 
-PLACES = {"sqlite": "SQLite", "postgres": "PostgreSQL", "redis": "Redis", "memory": "in memory"}
+TITLES = {"sqlite": "SQLite", "postgres": "PostgreSQL", "redis": "Redis", "memory": "in memory"}
 SERVERS = ("postgres", "redis")
 RUN = "long"
-BEGINNINGS: list[float] = []
-"""When each step of this process began."""
-AT_THE_END = asyncio.Event()
+STARTED_AT: list[float] = []
+"""The start time of each step of this process."""
+LAST_STEP_STARTED = asyncio.Event()
 
 
 @step
 async def tick(n: int) -> int:
-    BEGINNINGS.append(perf_counter())
+    STARTED_AT.append(perf_counter())
     return n
 
 
 @step
-async def stay() -> None:
-    BEGINNINGS.append(perf_counter())
-    AT_THE_END.set()
+async def block() -> None:
+    STARTED_AT.append(perf_counter())
+    LAST_STEP_STARTED.set()
     await asyncio.Event().wait()
 
 
 @workflow
-async def many_steps(ctx: Context, steps: int, staying: bool) -> None:
+async def many_steps(ctx: Context, steps: int, blocking: bool) -> None:
     for number in range(steps):
         await tick(number)
-    if staying:
-        await stay()
+    if blocking:
+        await block()
 
 
-def grow(place: str, setting: Setting) -> Measures:
-    return asyncio.run(_grow(_store(place, setting), setting))
+def grow(store: str, setting: Setting) -> Measures:
+    return asyncio.run(_grow(_store(store, setting), setting))
 
 
-def _store(place: str, setting: Setting) -> Store:
-    match place:
+def _store(store: str, setting: Setting) -> Store:
+    match store:
         case "memory":
             return MemoryStore()
         case "sqlite":
-            return WatchedStore(str(setting.folder / "history.db"))
+            return CountingSqliteStore(str(setting.folder / "history.db"))
         case _:
-            return open_store(setting.urls[place], SYSTEM_CLOCK)
+            return open_store(setting.urls[store], SYSTEM_CLOCK)
 
 
 async def _grow(store: Store, setting: Setting) -> Measures:
     engine = Engine(store, workflows=[many_steps])
     await engine.open()
     await engine.execute(many_steps, setting.sizes["warm_up"], False)
-    BEGINNINGS.clear()
+    STARTED_AT.clear()
     await engine.start(many_steps, setting.sizes["steps"], True, id=RUN)
-    await AT_THE_END.wait()
+    await LAST_STEP_STARTED.wait()
     await engine.shutdown(grace=0)
-    return _costs(BEGINNINGS)
+    return _costs(STARTED_AT)
 
 
-def _costs(beginnings: Sequence[float]) -> Measures:
-    """Microseconds from the beginning of a step to that of the next one: the median of 50."""
-    costs = [1e6 * (after - before) for before, after in pairwise(beginnings)]
+def _costs(starts: Sequence[float]) -> Measures:
+    """Return the microseconds from the start of a step to the start of the next one: the median of 50."""
+    costs = [1e6 * (after - before) for before, after in pairwise(starts)]
     return {
         "first_50_us": statistics.median(costs[:50]),
         "last_50_us": statistics.median(costs[-50:]),
-        "steps_per_s": len(costs) / (beginnings[-1] - beginnings[0]),
+        "steps_per_s": len(costs) / (starts[-1] - starts[0]),
     }
 
 
-def replay(place: str, setting: Setting) -> Measures:
-    """The figures of the load and of the replay alone come from a second time, when imports are paid for."""
-    store = _store(place, setting)
-    began = perf_counter()
-    reached = asyncio.run(_until_it_goes_on(store))
-    loads = {"loads": store.calls["load"]} if isinstance(store, WatchedStore) else {}
-    assert len(BEGINNINGS) == 1, "recorded steps were executed again"
-    load_s, snapshot = asyncio.run(_load(_store(place, setting)))
+def replay(name: str, setting: Setting) -> Measures:
+    """Measure a resumption. Load and replay are then measured a second time, so that they contain no imports."""
+    store = _store(name, setting)
+    started_at = perf_counter()
+    resumed_at = asyncio.run(_time_of_next_step(store))
+    loads = {"loads": store.calls["load"]} if isinstance(store, CountingSqliteStore) else {}
+    assert len(STARTED_AT) == 1, "recorded steps were executed again"
+    load_s, snapshot = asyncio.run(_load(_store(name, setting)))
     assert len(snapshot.entries) >= setting.sizes["steps"]
     return {
-        "open_to_step_ms": 1000 * (reached - began),
+        "open_to_step_ms": 1000 * (resumed_at - started_at),
         "load_ms": 1000 * load_s,
         "replay_ms": 1000 * _replay_alone(snapshot),
         **loads,
     }
 
 
-async def _until_it_goes_on(store: Store) -> float:
+async def _time_of_next_step(store: Store) -> float:
     engine = Engine(store, workflows=[many_steps])
     await engine.open()
-    await AT_THE_END.wait()
+    await LAST_STEP_STARTED.wait()
     await engine.shutdown(grace=0)
-    return BEGINNINGS[0]
+    return STARTED_AT[0]
 
 
 async def _load(store: Store) -> tuple[float, Snapshot]:
     await store.open(shards=EngineConfig().shards)
-    began = perf_counter()
+    started_at = perf_counter()
     snapshot = (await store.load([RUN]))[0]
-    seconds = perf_counter() - began
+    seconds = perf_counter() - started_at
     await store.close()
     assert snapshot is not None
     return seconds, snapshot
 
 
 def _replay_alone(snapshot: Snapshot) -> float:
-    """The seconds that the runner takes from the loaded history to the turn that asks for the next step."""
+    """Return the seconds of the runner from the loaded history to the turn that starts the next step."""
     record = snapshot.record
     facts = RunInfo(
         id=record.id,
@@ -147,10 +147,10 @@ def _replay_alone(snapshot: Snapshot) -> float:
         history=snapshot.entries,
     )
     now = time()
-    began = perf_counter()
+    started_at = perf_counter()
     runner = Runner(start)
     turn = runner.advance(now)
-    seconds = perf_counter() - began
+    seconds = perf_counter() - started_at
     assert len(turn.effects) == 1
     runner.close()
     return seconds
@@ -165,32 +165,32 @@ def _growth(subject: str, measured: Round) -> float:
 
 
 def _subjects() -> Iterator[tuple[str, Subject]]:
-    """A store's replay comes after its growth, and finds what that has left."""
-    for place in PLACES:
-        yield place, partial(grow, place)
-        if place != "memory":
-            yield f"{place}, replay", partial(replay, place)
+    """Yield the subjects. The replay of a store follows its growth and uses its data."""
+    for store in TITLES:
+        yield store, partial(grow, store)
+        if store != "memory":
+            yield f"{store}, replay", partial(replay, store)
 
 
 def _figures() -> Iterator[Figure]:
-    for place, title in PLACES.items():
-        yield Figure(f"{title}: a step among the first 50", "us", partial(_of, place, "first_50_us"))
-        yield Figure(f"{title}: a step among the last 50", "us", partial(_of, place, "last_50_us"))
-        yield Figure(f"{title}: last 50 over first 50", "x", partial(_growth, place), at_most=1.2)
-        if place != "memory":
-            again = f"{place}, replay"
-            yield Figure(f"{title}: open, until the next step begins", "ms", partial(_of, again, "open_to_step_ms"))
-            yield Figure(f"{title}: the load alone", "ms", partial(_of, again, "load_ms"))
-    yield Figure("loads while doing so", "", partial(_of, "sqlite, replay", "loads"), at_most=1)
-    yield Figure("the replay alone", "ms", partial(_of, "sqlite, replay", "replay_ms"))
+    for store, title in TITLES.items():
+        yield Figure(f"{title}: a step among the first 50", "us", partial(_of, store, "first_50_us"))
+        yield Figure(f"{title}: a step among the last 50", "us", partial(_of, store, "last_50_us"))
+        yield Figure(f"{title}: last 50 over first 50", "x", partial(_growth, store), at_most=1.2)
+        if store != "memory":
+            subject = f"{store}, replay"
+            yield Figure(f"{title}: open, until the next step starts", "ms", partial(_of, subject, "open_to_step_ms"))
+            yield Figure(f"{title}: load alone", "ms", partial(_of, subject, "load_ms"))
+    yield Figure("loads per resumption", "", partial(_of, "sqlite, replay", "loads"), at_most=1)
+    yield Figure("replay alone", "ms", partial(_of, "sqlite, replay", "replay_ms"))
 
 
 WORKLOAD = Workload(
     title="one run of {steps:,} steps",
     subjects=dict(_subjects()),
-    needs={subject: (place,) for subject, _ in _subjects() if (place := subject.partition(",")[0]) in SERVERS},
+    needs={subject: (store,) for subject, _ in _subjects() if (store := subject.partition(",")[0]) in SERVERS},
     figures=list(_figures()),
     sizes={"steps": 5_000, "warm_up": 300},
     quick={"steps": 120, "warm_up": 10},
-    one_place=True,
+    shares_servers=True,
 )

@@ -1,15 +1,15 @@
-"""A fleet: what several worker processes do on one server, how soon they take over from each other, and hear of things.
+"""Multiple workers on one server: throughput, takeover time and wake-up latency.
 
-Runs of ten steps that do nothing lie ready when the workers are let go, so that nothing but workers and the server is
-at work; the time is from there to the end of the last run. Beside it, in the same round, stands what the server itself
-can do: the rows of such runs in the batches of one worker, without an engine (`raw_servers.py`).
+Throughput: runs of ten steps that do nothing are stored before the workers start, so that only workers and the server
+are busy. The time is from the start of the workers to the end of the last run. The raw rate of the same round is the
+limit of the server: the rows of such runs in the batches of one worker, without an engine (`raw_servers.py`).
 
-Takeover: a worker is killed (SIGKILL) while all its runs are in the middle of a step, and the time is until the last
-of them executes again in another process. On one machine that is noticed by looking for the process; the second figure
-is of a worker that is stopped (SIGSTOP), where only the lease can tell.
+Takeover: a worker is killed (SIGKILL) while all its runs execute a step. The time is until the last of them executes
+again in another process. On one machine, other workers notice the missing process. The second figure is of a stopped
+worker (SIGSTOP), which only the expired lease reveals.
 
-Wake-ups: a client sends an event to a run that waits in another process, one at a time; from there to the first line of
-the step that follows.
+Wake-ups: a client sends events, one at a time, to runs that wait in another process. The time is until the next step of
+the run starts.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from pathlib import Path
 from time import perf_counter
 
 from benchmarks.harness import ROOT, Figure, Measures, Round, Setting, Workload
-from benchmarks.raw_servers import RememberingPostgres, RememberingRedis, write_raw_postgres, write_raw_redis
-from benchmarks.recording_stores import Remembering
+from benchmarks.raw_servers import RecordingPostgresStore, RecordingRedisStore, write_raw_postgres, write_raw_redis
+from benchmarks.recording_stores import RecordingMixin
 from perdure import Client, Context, Engine, EngineConfig, Worker, event, step, workflow
 from perdure.admin.health_check import workers_of
 from perdure.model.queries import RunQuery
@@ -37,9 +37,9 @@ from perdure.stores.protocol import Store
 from perdure.stores.writes import Write
 
 STEPS = 10
-LEASE = 3.0  # seconds
-POLL = 0.01  # seconds between two looks
-OPEN = ("pending", "running", "suspended")
+LEASE_SECONDS = 3.0
+POLL_INTERVAL_SECONDS = 0.01
+OPEN_STATUSES = ("pending", "running", "suspended")
 STORES = {"postgres": "PostgreSQL", "redis": "Redis"}
 
 
@@ -60,30 +60,30 @@ async def ten_steps(ctx: Context, n: int) -> int:
     return n
 
 
-@step(name="fleet.stay")
-async def stay(folder: str, run_id: str) -> None:
-    """Says when and where it began, and stays."""
-    began = Path(folder) / f"{run_id}-{os.getpid()}"
-    await asyncio.to_thread(began.write_text, repr(time.time()))
+@step(name="fleet.block")
+async def block(folder: str, run_id: str) -> None:
+    """Record the start time and the process, then block."""
+    started = Path(folder) / f"{run_id}-{os.getpid()}"
+    await asyncio.to_thread(started.write_text, repr(time.time()))
     await asyncio.Event().wait()
 
 
-@workflow(name="fleet.stays")
-async def stays(ctx: Context, folder: str) -> None:
-    await stay(folder, ctx.run_id)
+@workflow(name="fleet.blocks")
+async def blocks(ctx: Context, folder: str) -> None:
+    await block(folder, ctx.run_id)
 
 
-@step(name="fleet.late-by")
-async def late_by(sent_at: float) -> float:
+@step(name="fleet.delay-since")
+async def delay_since(sent_at: float) -> float:
     return time.time() - sent_at
 
 
-@workflow(name="fleet.hears")
-async def hears(ctx: Context) -> float:
-    return await late_by((await ctx.receive(Ping)).sent_at)
+@workflow(name="fleet.receives")
+async def receives(ctx: Context) -> float:
+    return await delay_since((await ctx.receive(Ping)).sent_at)
 
 
-WORKFLOWS = (ten_steps, stays, hears)
+WORKFLOWS = (ten_steps, blocks, receives)
 
 
 # --- throughput
@@ -95,44 +95,44 @@ def workers(store: str, count: int, setting: Setting) -> Measures:
 
 async def _throughput(url: str, count: int, runs: int) -> Measures:
     async with Client(url) as client:
-        await _started(client, runs)
+        await _start_runs(client, runs)
         with _processes(url, count) as processes:
-            began = perf_counter()
+            started_at = perf_counter()
             for process in processes:
-                _let_go(process)
-            await _until(partial(_none_is, client, *OPEN))
-            return {"steps_per_s": runs * STEPS / (perf_counter() - began)}
+                _release_worker(process)
+            await _wait_until(partial(_none_is, client, *OPEN_STATUSES))
+            return {"steps_per_s": runs * STEPS / (perf_counter() - started_at)}
 
 
-async def _started(client: Client, runs: int) -> None:
+async def _start_runs(client: Client, runs: int) -> None:
     numbers = iter(range(runs))
 
-    async def one_after_the_other() -> None:
+    async def run_sequentially() -> None:
         for number in numbers:
             await client.start(ten_steps, number)
 
-    await asyncio.gather(*(one_after_the_other() for _ in range(100)))
+    await asyncio.gather(*(run_sequentially() for _ in range(100)))
 
 
 def raw(store: str, setting: Setting) -> Measures:
-    """What one worker writes for these runs, written without it."""
+    """Measure the writes of one worker for these runs, without the worker."""
     url = setting.urls[store]
-    recording = asyncio.run(_recorded(_remembering(store, url), setting.sizes["runs"]))
+    recording = asyncio.run(_record(_recording_store(store, url), setting.sizes["runs"]))
     writing = write_raw_postgres(url, recording, "fleet") if store == "postgres" else write_raw_redis(url, recording)
     return {"steps_per_s": setting.sizes["runs"] * STEPS / sum(asyncio.run(writing))}
 
 
-def _remembering(store: str, url: str) -> Remembering:
+def _recording_store(store: str, url: str) -> RecordingMixin:
     if store == "postgres":
-        return RememberingPostgres(f"{url}&schema=fleet")
-    return RememberingRedis(f"{url}?prefix=fleet")
+        return RecordingPostgresStore(f"{url}&schema=fleet")
+    return RecordingRedisStore(f"{url}?prefix=fleet")
 
 
-async def _recorded(remembering: Remembering, runs: int) -> list[tuple[Write, ...]]:
-    assert isinstance(remembering, Store)
-    async with Engine(remembering, [ten_steps]) as engine:
+async def _record(store: RecordingMixin, runs: int) -> list[tuple[Write, ...]]:
+    assert isinstance(store, Store)
+    async with Engine(store, [ten_steps]) as engine:
         await asyncio.gather(*(engine.execute(ten_steps, number) for number in range(runs)))
-    return remembering.recording.batches
+    return store.recording.batches
 
 
 # --- takeover
@@ -150,32 +150,32 @@ def takeover(store: str, setting: Setting) -> Measures:
 
 
 async def _takeover(url: str, folder: Path, runs: int, how: signal.Signals) -> float:
-    """Seconds from the signal until the last of the worker's runs executes elsewhere."""
+    """Return the seconds from the signal until the last run of the worker executes in another process."""
     async with Client(url) as client:
         ids = [f"{folder.name}-{number}" for number in range(runs)]
         with _processes(url, 2) as (victim, other):
-            _let_go(victim)
+            _release_worker(victim)
             for run_id in ids:
-                await client.start(stays, str(folder), id=run_id)
-            await _until(partial(_execute_in, victim.pid, folder, ids))
-            _let_go(other)
-            await _until(partial(_has_joined, client, other.pid))
-            began = time.time()
+                await client.start(blocks, str(folder), id=run_id)
+            await _wait_until(partial(_all_execute_in, victim.pid, folder, ids))
+            _release_worker(other)
+            await _wait_until(partial(_has_joined, client, other.pid))
+            started_at = time.time()
             victim.send_signal(how)
-            await _until(partial(_execute_in, other.pid, folder, ids))
-            last = max([await asyncio.to_thread(_began, folder / f"{run_id}-{other.pid}") for run_id in ids])
+            await _wait_until(partial(_all_execute_in, other.pid, folder, ids))
+            last = max([await asyncio.to_thread(_read_start_time, folder / f"{run_id}-{other.pid}") for run_id in ids])
         for run_id in ids:
             await client.terminate(run_id)
-    return last - began
+    return last - started_at
 
 
-def _began(note: Path) -> float:
-    while not (text := note.read_text()):
-        time.sleep(POLL)  # it is being written
+def _read_start_time(file: Path) -> float:
+    while not (text := file.read_text()):
+        time.sleep(POLL_INTERVAL_SECONDS)  # the file is being written
     return float(text)
 
 
-async def _execute_in(pid: int, folder: Path, ids: list[str]) -> bool:
+async def _all_execute_in(pid: int, folder: Path, ids: list[str]) -> bool:
     return await asyncio.to_thread(lambda: all((folder / f"{run_id}-{pid}").exists() for run_id in ids))
 
 
@@ -189,14 +189,14 @@ def wake_up(store: str, setting: Setting) -> Measures:
 async def _wake_up(url: str, count: int) -> Measures:
     async with Client(url) as client:
         with _processes(url, 1) as (worker,):
-            _let_go(worker)
-            runs = [await client.start(hears, id=f"hears-{number}") for number in range(count)]
-            await _until(partial(_none_is, client, "pending", "running"))
-            late = []
+            _release_worker(worker)
+            runs = [await client.start(receives, id=f"receives-{number}") for number in range(count)]
+            await _wait_until(partial(_none_is, client, "pending", "running"))
+            delays_ms = []
             for run in runs:
                 await client.send(run.id, Ping(time.time()))
-                late.append(1_000 * await run.result())
-    return {"median_ms": statistics.median(late), "p99_ms": sorted(late)[int(0.99 * (len(late) - 1))]}
+                delays_ms.append(1_000 * await run.result())
+    return {"median_ms": statistics.median(delays_ms), "p99_ms": sorted(delays_ms)[int(0.99 * (len(delays_ms) - 1))]}
 
 
 # --- worker processes
@@ -204,7 +204,7 @@ async def _wake_up(url: str, count: int) -> Measures:
 
 @contextmanager
 def _processes(url: str, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Workers that have imported everything, and open the store when they are let go."""
+    """Start worker processes that have imported everything and wait for `_release_worker` to open the store."""
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "benchmarks.workloads.multiple_workers", url],
@@ -225,15 +225,15 @@ def _processes(url: str, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
             process.communicate()
 
 
-def _let_go(process: subprocess.Popen[bytes]) -> None:
+def _release_worker(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     process.stdin.write(b"go\n")
     process.stdin.flush()
 
 
-async def _until(holds: Callable[[], Awaitable[bool]]) -> None:
-    while not await holds():  # noqa: ASYNC110 - what is waited for happens in other processes
-        await asyncio.sleep(POLL)
+async def _wait_until(holds: Callable[[], Awaitable[bool]]) -> None:
+    while not await holds():  # noqa: ASYNC110 - the condition depends on other processes
+        await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
 
 async def _none_is(client: Client, *statuses: str) -> bool:
@@ -248,11 +248,11 @@ def _url(store: str, setting: Setting) -> str:
     return setting.urls[store]
 
 
-def _work(url: str) -> None:
+def _run_worker(url: str) -> None:
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.readline()
-    asyncio.run(Worker(url, WORKFLOWS, config=EngineConfig(lease=LEASE)).run())
+    asyncio.run(Worker(url, WORKFLOWS, config=EngineConfig(lease=LEASE_SECONDS)).run())
 
 
 # --- the workload
@@ -270,11 +270,11 @@ def _figures(store: str, name: str) -> Iterator[Figure]:
     for count in (1, 2, 4):
         title = f"{count} worker processes, {name}" if count > 1 else f"1 worker process, {name}"
         yield Figure(title, "steps/s", partial(_of, f"{store}, {count}", "steps_per_s"))
-    yield Figure(f"the raw rate, {name}", "steps/s", partial(_of, f"{store}, raw", "steps_per_s"))
+    yield Figure(f"raw rate, {name}", "steps/s", partial(_of, f"{store}, raw", "steps_per_s"))
     yield Figure(f"4 workers' share of the raw rate, {name}", "%", partial(_share, store, 4))
     yield Figure(f"takeover from a killed worker, {name}", "s", partial(_of, f"{store}, takeover", "killed_s"))
     yield Figure(
-        f"takeover when a lease of {LEASE:g} s runs out, {name}",
+        f"takeover from a stopped worker, lease of {LEASE_SECONDS:g} s, {name}",
         "s",
         partial(_of, f"{store}, takeover", "stopped_s"),
     )
@@ -290,7 +290,7 @@ SUBJECTS = {
 }
 
 WORKLOAD = Workload(
-    title="a fleet: {runs:,} runs of 10 steps, {taken_over} runs taken over, {wake_ups} wake-ups",
+    title="multiple workers: {runs:,} runs of 10 steps, {taken_over} runs taken over, {wake_ups} wake-ups",
     subjects=SUBJECTS,
     needs={subject: (subject.partition(",")[0],) for subject in SUBJECTS},
     figures=[figure for store, name in STORES.items() for figure in _figures(store, name)],
@@ -300,4 +300,4 @@ WORKLOAD = Workload(
 
 
 if __name__ == "__main__":
-    _work(sys.argv[1])
+    _run_worker(sys.argv[1])

@@ -1,7 +1,7 @@
-"""Recovery: a process is killed (SIGKILL) with 1,000 runs in the middle; a new one is started at once and ends them.
+"""Recovery: a process with 1,000 unfinished runs is killed (SIGKILL), and a new process finishes them.
 
-Each run has done five steps and waits in the sixth. The time is from the kill to the last result, with the start of the
-new process and its imports. Databases, and the server of an engine that has one, live on.
+Each run has done five steps and waits in the sixth. The time is from the kill to the last result, including the start
+of the new process and its imports. Databases, and the server of an engine that has one, keep running.
 """
 
 from benchmarks.comparison import Comparison
@@ -10,11 +10,11 @@ from benchmarks.harness import Workload
 _SERVER = {"dbos": 20, "restate": 3}
 
 WORKLOAD = Workload(
-    title="{runs:,} runs in the middle of a process that is killed",
+    title="{runs:,} unfinished runs of a killed process",
     compared=[
         Comparison(
             "recovery_s",
-            "until all are done",
+            "until all have ended",
             "s",
             more_is_better=False,
             targets={

@@ -1,13 +1,13 @@
-"""Many sleeping runs: a store with a million of them against an empty one; and ten thousand that wake at once.
+"""Many sleeping runs: a store with a million of them compared with an empty one, and ten thousand that are due at once.
 
-A run that sleeps for a year is a row and a place in an index. A worker that opens such a store must begin to work as
-soon as on an empty one, and must not hold anything for each of them.
+A run that sleeps for a year is a row and an index entry. A worker that opens such a store must start working as soon as
+on an empty one, and must not hold memory for each of them.
 
-    <store>, empty      open an engine on an empty store, until the first step of a new run begins
+    <store>, empty      open an engine on an empty store, until the first step of a new run starts
     <store>, sleepers   the same on a store full of sleeping runs, and the memory of the worker then
     <store>, wake       open an engine on a store whose sleeping runs are all due, until the last of them has ended
 
-The sleeping runs are copies of a real one: what the engine writes for a run that sleeps, written again under other ids.
+The sleeping runs are copies of a real one: the writes of the engine for a sleeping run, with other ids.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from time import perf_counter, time
 from msgspec.structs import replace
 
 from benchmarks.harness import Figure, Measures, Round, Setting, Subject, Workload
-from benchmarks.machine_info import resident_bytes
-from benchmarks.recording_stores import Recording, WatchedStore
-from benchmarks.waiting_workflows import fall_asleep, sleeper, woken
+from benchmarks.machine_info import process_memory_bytes
+from benchmarks.recording_stores import CountingSqliteStore, Recording
+from benchmarks.waiting_workflows import sleeper, start_suspended, wait_for_activations
 from perdure import Context, Engine, EngineConfig, RunStatus, step, workflow
 from perdure.client.store_urls import open_store
 from perdure.clock import SYSTEM_CLOCK
@@ -35,20 +35,20 @@ from perdure.stores.writes import CommitTurn, CreateRun
 STORES = {"sqlite": "SQLite", "postgres": "PostgreSQL", "redis": "Redis"}
 SHARDS = EngineConfig().shards
 BATCH = 2_000
-BEGINNINGS: list[float] = []
+STARTED_AT: list[float] = []
 
 
 @step
 async def mark() -> None:
-    BEGINNINGS.append(perf_counter())
+    STARTED_AT.append(perf_counter())
 
 
 @workflow
-async def newcomer(ctx: Context) -> None:
+async def new_run(ctx: Context) -> None:
     await mark()
 
 
-# --- stores full of them -------------------------------------------------------------------------------------------
+# --- stores full of sleeping runs -------------------------------------------------------------------------------------
 
 
 def prepare(setting: Setting) -> Measures:
@@ -57,11 +57,11 @@ def prepare(setting: Setting) -> Measures:
 
 
 async def _fill_all(setting: Setting) -> None:
-    """All stores at once: most of the work is done by their servers."""
+    """Fill all stores concurrently: their servers do most of the work."""
     recording = await _record_one(setting.folder / "model.db")
     await asyncio.gather(
         *(
-            _fill(_url(store, name, setting.folder, setting.urls, careless=True), recording, runs)
+            _fill(_url(store, name, setting.folder, setting.urls, durable_off=True), recording, runs)
             for store in STORES
             if store == "sqlite" or store in setting.urls
             for name, runs in (("empty", 0), ("sleepers", setting.sizes["runs"]))
@@ -69,20 +69,20 @@ async def _fill_all(setting: Setting) -> None:
     )
 
 
-def _url(store: str, name: str, folder: Path, urls: Mapping[str, str], *, careless: bool = False) -> str:
-    """Where the sleepers of this name are. What is only filled need not wait for the disk."""
+def _url(store: str, name: str, folder: Path, urls: Mapping[str, str], *, durable_off: bool = False) -> str:
+    """Return the URL of a store by name. With `durable_off`, writes do not wait for the disk."""
     if store == "sqlite":
-        return f"sqlite:///{folder / name}.db" + ("?synchronous=off" if careless else "")
+        return f"sqlite:///{folder / name}.db" + ("?synchronous=off" if durable_off else "")
     if store == "postgres":
-        return f"{urls[store]}&schema={name}" + ("&synchronous_commit=off" if careless else "")
+        return f"{urls[store]}&schema={name}" + ("&synchronous_commit=off" if durable_off else "")
     return f"{urls[store]}?prefix={name}"
 
 
 async def _record_one(path: Path) -> Recording:
-    """What the engine writes for a run that falls asleep."""
-    store = WatchedStore(str(path), synchronous="off", remember=True)
+    """Record the writes of the engine for a run that suspends."""
+    store = CountingSqliteStore(str(path), synchronous="off", record=True)
     async with Engine(store, workflows=[sleeper]) as engine:
-        await fall_asleep(engine, 1)
+        await start_suspended(engine, 1)
     assert store.recording is not None
     return store.recording
 
@@ -121,37 +121,37 @@ def _copies(recording: Recording, runs: int, due_at: float | None) -> tuple[Iter
 # --- what is measured ----------------------------------------------------------------------------------------------
 
 
-def begin_to_work(store: str, name: str, setting: Setting) -> Measures:
+def measure_first_step(store: str, name: str, setting: Setting) -> Measures:
     url = _url(store, name, setting.prepared, setting.urls)
-    return asyncio.run(_begin_to_work(open_store(url, SYSTEM_CLOCK), setting))
+    return asyncio.run(_measure_first_step(open_store(url, SYSTEM_CLOCK), setting))
 
 
-async def _begin_to_work(store: Store, setting: Setting) -> Measures:
-    """Open an engine, time the way to the first step of a new run, then let its duties go round a few times."""
+async def _measure_first_step(store: Store, setting: Setting) -> Measures:
+    """Measure the time until the first step of a new run, then the memory after some rounds of periodic tasks."""
     config = EngineConfig(sweep_interval=0.1)
-    began = perf_counter()
-    async with Engine(store, workflows=[sleeper, newcomer], config=config) as engine:
-        await engine.execute(newcomer)
+    started_at = perf_counter()
+    async with Engine(store, workflows=[sleeper, new_run], config=config) as engine:
+        await engine.execute(new_run)
         await asyncio.sleep(setting.sizes["settle_ms"] / 1000)
-        memory = resident_bytes()
-    return {"first_step_ms": 1000 * (BEGINNINGS[0] - began), "memory": memory, "runs": setting.sizes["runs"]}
+        memory = process_memory_bytes()
+    return {"first_step_ms": 1000 * (STARTED_AT[0] - started_at), "memory": memory, "runs": setting.sizes["runs"]}
 
 
 def wake(store: str, setting: Setting) -> Measures:
     runs = setting.sizes["woken"]
     recording = asyncio.run(_record_one(setting.folder / f"{store}-model.db"))
-    place = f"wake_{setting.folder.name.replace('-', '_')}".lower()
-    asyncio.run(_fill(_url(store, place, setting.folder, setting.urls, careless=True), recording, runs, time()))
-    return asyncio.run(_wake(open_store(_url(store, place, setting.folder, setting.urls), SYSTEM_CLOCK), runs))
+    name = f"wake_{setting.folder.name.replace('-', '_')}".lower()
+    asyncio.run(_fill(_url(store, name, setting.folder, setting.urls, durable_off=True), recording, runs, time()))
+    return asyncio.run(_wake(open_store(_url(store, name, setting.folder, setting.urls), SYSTEM_CLOCK), runs))
 
 
 async def _wake(store: Store, runs: int) -> Measures:
-    all_are_awake = woken(runs)
-    began = perf_counter()
+    all_activated = wait_for_activations(runs)
+    started_at = perf_counter()
     async with Engine(store, workflows=[sleeper]) as engine:
-        last = await all_are_awake
+        last = await all_activated
         await engine.get(last).result()
-        seconds = perf_counter() - began
+        seconds = perf_counter() - started_at
     return {"wake_s": seconds, "woken_per_s": runs / seconds}
 
 
@@ -177,8 +177,8 @@ def _extra_bytes_per_run(store: str, measured: Round) -> float:
 
 def _subjects() -> Iterator[tuple[str, Subject]]:
     for store in STORES:
-        yield f"{store}, empty", partial(begin_to_work, store, "empty")
-        yield f"{store}, sleepers", partial(begin_to_work, store, "sleepers")
+        yield f"{store}, empty", partial(measure_first_step, store, "empty")
+        yield f"{store}, sleepers", partial(measure_first_step, store, "sleepers")
         yield f"{store}, wake", partial(wake, store)
 
 
@@ -189,12 +189,12 @@ def _figures() -> Iterator[Figure]:
         yield Figure(f"{title}: first step of a new run, sleepers", "ms", partial(_of, full, "first_step_ms"))
         yield Figure(f"{title}: sleepers over empty", "x", partial(_slower, store), at_most=2)
         yield Figure(f"{title}: memory of the worker", "MiB", partial(_memory, store), at_most=150)
-        yield Figure(f"{title}: more than on an empty store, per run", "bytes", partial(_extra_bytes_per_run, store))
-        yield Figure(f"{title}: wake all", "s", partial(_of, f"{store}, wake", "wake_s"))
+        yield Figure(f"{title}: additional memory per sleeping run", "bytes", partial(_extra_bytes_per_run, store))
+        yield Figure(f"{title}: all due runs, until the last has ended", "s", partial(_of, f"{store}, wake", "wake_s"))
 
 
 WORKLOAD = Workload(
-    title="{runs:,} sleeping runs, against an empty store; {woken:,} that wake at once",
+    title="{runs:,} sleeping runs, compared with an empty store; {woken:,} due at once",
     prepare=prepare,
     subjects=dict(_subjects()),
     needs={subject: (store,) for subject, _ in _subjects() if (store := subject.partition(",")[0]) != "sqlite"},

@@ -1,4 +1,4 @@
-"""The benchmarks run, and report what they measured. How fast anything is, no test asks."""
+"""The benchmarks run and report their measurements. No test asserts on time."""
 
 import json
 import os
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import keep, main, read
-from benchmarks.chart import chart_of
-from benchmarks.harness import Figure, FigureResult, Result, Workload, figures_of, workload
-from benchmarks.machine_info import facts
-from benchmarks.report import BEGIN, END, markdown_of, number, row_of, tables_of
+from benchmarks.__main__ import main, read_results, save_result
+from benchmarks.chart import build_chart
+from benchmarks.harness import Figure, FigureResult, Result, Workload, compute_figures, load_workload
+from benchmarks.machine_info import collect_machine_info
+from benchmarks.report import BEGIN, END, build_markdown, build_tables, format_number, format_row
 from benchmarks.workloads import MODULES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,24 +27,24 @@ ON_SERVERS = {
 
 
 def test_all_workloads_run_and_print_their_tables(tmp_path):
-    shown = quick(tmp_path, "--engines", "perdure-sqlite")
-    results = {result.workload: result for result in read(tmp_path / "quick.json")}
+    output = quick(tmp_path, "--engines", "perdure-sqlite")
+    results = {result.workload: result for result in read_results(tmp_path / "quick.json")}
     assert list(results) == [name for name in MODULES if name not in ONLY_ON_SERVERS]
     for name, result in results.items():
-        assert f"{name}: {result.title}" in shown
+        assert f"{name}: {result.title}" in output
         for figure in result.figures:
-            assert figure.title in shown
+            assert figure.title in output
     assert [path.name for path in tmp_path.iterdir()] == ["quick.json"], "data was left behind"
     counts = {figure.title: figure.median for result in results.values() for figure in result.figures}
     assert counts["commits per run"] == 2
-    assert counts["loads while doing so"] == 1
+    assert counts["loads per resumption"] == 1
     assert counts["other store calls per run"] >= 0
 
 
-def test_workloads_run_on_servers_as_well(tmp_path):
+def test_workloads_run_on_servers(tmp_path):
     quick(tmp_path, "noop10", "sleepers", "events", "--engines", "perdure-postgres,perdure-redis")
     quick(tmp_path, "history", "fleet", "--engines", "perdure-redis")
-    results = {result.workload: result for result in read(tmp_path / "quick.json")}
+    results = {result.workload: result for result in read_results(tmp_path / "quick.json")}
     for name, servers in ON_SERVERS.items():
         assert not results[name].missing
         assert set(results[name].machine["servers"]) == set(servers)
@@ -55,7 +55,7 @@ def test_workloads_run_on_servers_as_well(tmp_path):
 
 
 def quick(folder: Path, *given: str) -> str:
-    """What the command prints, with the smallest sizes and its results in this folder."""
+    """Run the command with the smallest sizes and this results folder; return its output."""
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", *given, "--quick", "--results", str(folder)],
@@ -69,10 +69,10 @@ def quick(folder: Path, *given: str) -> str:
     return done.stdout
 
 
-def test_an_unknown_workload_is_refused(capsys):
+def test_unknown_workload_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["nonsense"])
-    assert "unknown: nonsense; choose from noop10" in capsys.readouterr().err
+    assert "unknown workload: nonsense; use one of noop10" in capsys.readouterr().err
 
 
 def test_ratios_are_computed_per_round():
@@ -81,30 +81,33 @@ def test_ratios_are_computed_per_round():
         Figure("of a subject that was not measured", "x", lambda measured: measured["c"]["n"]),
     ]
     rounds = [{"a": {"n": a}, "b": {"n": b}} for a, b in ((2, 1), (30, 10), (5, 5), (8, 2), (9, 9))]
-    [ratio] = figures_of(figures, rounds)
+    [ratio] = compute_figures(figures, rounds)
     assert (ratio.median, ratio.low, ratio.high, ratio.met) == (2, 1, 4, True)
 
 
-def test_sizes_are_scaled_but_not_what_makes_a_workload_what_it_is():
-    chosen = Workload("", {}, [], sizes={"runs": 1000, "at_once": 100}, quick={"runs": 30, "at_once": 10})
-    assert chosen.sized(1) == {"runs": 1000, "at_once": 100}
-    assert chosen.sized(0.1) == {"runs": 100, "at_once": 100}
-    assert chosen.sized(0.001) == {"runs": 30, "at_once": 100}
-    assert chosen.sized(0) == {"runs": 30, "at_once": 10}
+def test_sizes_are_scaled_except_unscaled_ones():
+    scaled = Workload("", {}, [], sizes={"runs": 1000, "at_once": 100}, quick={"runs": 30, "at_once": 10})
+    assert scaled.sized(1) == {"runs": 1000, "at_once": 100}
+    assert scaled.sized(0.1) == {"runs": 100, "at_once": 100}
+    assert scaled.sized(0.001) == {"runs": 30, "at_once": 100}
+    assert scaled.sized(0) == {"runs": 30, "at_once": 10}
 
 
-def test_a_result_takes_the_place_of_its_workloads_last_one(tmp_path):
-    kept = tmp_path / "latest.json"
+def test_new_result_replaces_the_previous_one_of_its_workload(tmp_path):
+    saved = tmp_path / "latest.json"
     for name, median in (("latency", 1.0), ("noop10", 2.0), ("latency", 3.0)):
-        keep(kept, result(name, median))
-    assert [(each.workload, each.figures[0].median) for each in read(kept)] == [("noop10", 2.0), ("latency", 3.0)]
-    assert json.loads(kept.read_text())["results"][0]["machine"]["cores"] >= 1
+        save_result(saved, result(name, median))
+    assert [(each.workload, each.figures[0].median) for each in read_results(saved)] == [
+        ("noop10", 2.0),
+        ("latency", 3.0),
+    ]
+    assert json.loads(saved.read_text())["results"][0]["machine"]["cores"] >= 1
 
 
-def test_the_page_gets_the_latest_results_between_its_markers(tmp_path):
+def test_page_gets_the_latest_results_between_its_markers(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    keep(tmp_path / "latest.json", result("noop10", 12_345.6))
+    save_result(tmp_path / "latest.json", result("noop10", 12_345.6))
     for _ in range(2):
         main(["--markdown", str(page), "--results", str(tmp_path)])
     text = page.read_text()
@@ -114,44 +117,44 @@ def test_the_page_gets_the_latest_results_between_its_markers(tmp_path):
     assert "old" not in text
 
 
-def test_what_was_not_measured_again_stays_on_the_page(tmp_path):
-    """Also on another machine, which has none of the older results but those beside the page."""
+def test_page_keeps_results_of_workloads_that_were_not_measured_again(tmp_path):
+    """Also on another machine, which only has the older results of the page."""
     page = tmp_path / "page.md"
     page.write_text(f"{BEGIN}\n{END}\n")
     for machine, name, median in (("one", "noop10", 111.0), ("one", "latency", 222.0), ("other", "noop10", 333.0)):
         (tmp_path / machine).mkdir(exist_ok=True)
-        keep(tmp_path / machine / "latest.json", result(name, median))
+        save_result(tmp_path / machine / "latest.json", result(name, median))
     for machine in ("one", "other"):
         main(["--markdown", str(page), "--results", str(tmp_path / machine)])
     text = page.read_text()
     assert [n for n in (111, 222, 333) if f" {n} steps/s" in text] == [222, 333]
-    assert [(each.workload, each.figures[0].median) for each in read(tmp_path / "page.json")] == [
+    assert [(each.workload, each.figures[0].median) for each in read_results(tmp_path / "page.json")] == [
         ("noop10", 333.0),
         ("latency", 222.0),
     ]
 
 
-def test_a_page_without_results_or_markers_is_left_alone(tmp_path):
+def test_page_without_results_or_markers_is_not_changed(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("words\n")
+    page.write_text("text\n")
     with pytest.raises(SystemExit, match="measure first"):
         main(["--markdown", str(page), "--results", str(tmp_path)])
-    keep(tmp_path / "latest.json", result("noop10", 1.0))
-    with pytest.raises(SystemExit, match="no place for the figures"):
+    save_result(tmp_path / "latest.json", result("noop10", 1.0))
+    with pytest.raises(SystemExit, match="no markers for the figures"):
         main(["--markdown", str(page), "--results", str(tmp_path)])
-    assert page.read_text() == "words\n"
+    assert page.read_text() == "text\n"
     assert not (tmp_path / "page.json").exists()
 
 
-def test_page_and_chart_are_what_the_results_beside_them_make():
-    results = read(PAGE.with_suffix(".json"))
+def test_page_and_chart_are_generated_from_the_results_file():
+    results = read_results(PAGE.with_suffix(".json"))
     assert [each.workload for each in results] == list(MODULES)
     figures = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
-    assert figures.strip() == markdown_of(results, "performance.svg").strip()
-    assert PAGE.with_suffix(".svg").read_text(encoding="utf-8") == chart_of(results)
+    assert figures.strip() == build_markdown(results, "performance.svg").strip()
+    assert PAGE.with_suffix(".svg").read_text(encoding="utf-8") == build_chart(results)
 
 
-def test_the_docs_explain_every_workload_and_figure():
+def test_page_explains_every_workload():
     text = PAGE.read_text(encoding="utf-8")
     explained, begin, _ = text.partition(BEGIN)
     assert begin
@@ -159,26 +162,26 @@ def test_the_docs_explain_every_workload_and_figure():
     assert [name for name in MODULES if f"`{name}`" not in explained] == []
 
 
-def test_what_was_not_measured_is_shown_with_its_reason():
-    told = replace(result("noop10", 1.0), missing={"absurd": "not installed: there is no network"})
-    assert "- absurd: not installed: there is no network" in markdown_of([told], "chart.svg")
-    assert len(tables_of(told)) == 2
+def test_report_shows_why_a_subject_was_not_measured():
+    reported = replace(result("noop10", 1.0), missing={"absurd": "not installed: no network"})
+    assert "- absurd: not installed: no network" in build_markdown([reported], "chart.svg")
+    assert len(build_tables(reported)) == 2
 
 
-def test_what_there_is_a_target_for_is_shown_first():
-    aside = FigureResult("in memory", "ms", 1.0, 1.0, 1.0)
-    told = replace(result("noop10", 16_000.0), figures=[aside, *result("noop10", 16_000.0).figures])
+def test_report_shows_figures_with_a_target_first():
+    without_target = FigureResult("in memory", "ms", 1.0, 1.0, 1.0)
+    reported = replace(result("noop10", 16_000.0), figures=[without_target, *result("noop10", 16_000.0).figures])
     missed = result("latency", 1.0)
-    first = markdown_of([told, missed], "chart.svg").partition("### `noop10`")[0].splitlines()
+    first = build_markdown([reported, missed], "chart.svg").partition("### `noop10`")[0].splitlines()
     assert [line for line in first if line.startswith("| `")] == [
         "| `noop10` | durable steps | 16,000 steps/s | at least 15,000 |",
         "| `latency` | durable steps | 1 steps/s | at least 15,000, missed |",
     ]
 
 
-def test_every_workload_says_what_it_is_for():
+def test_every_workload_has_a_docstring():
     for name in MODULES:
-        workload(name)
+        load_workload(name)
         assert sys.modules[f"benchmarks.workloads.{MODULES[name]}"].__doc__
 
 
@@ -186,14 +189,14 @@ def test_every_workload_says_what_it_is_for():
     ("value", "shown"),
     [(0, "0"), (1.0, "1"), (0.123, "0.12"), (12.34, "12.3"), (123.4, "123"), (12_345.6, "12,346"), (-1.5, "-1.50")],
 )
-def test_numbers_have_the_digits_that_mean_something(value, shown):
-    assert number(value) == shown
+def test_number_has_three_significant_digits(value, shown):
+    assert format_number(value) == shown
 
 
-def test_a_figure_without_target_shows_none():
-    assert row_of(FigureResult("p50", "ms", 1.5, 1.0, 2.25)) == ("p50", "1.50 ms", "1 to 2.25", "")
+def test_figure_without_target_has_an_empty_target_column():
+    assert format_row(FigureResult("p50", "ms", 1.5, 1.0, 2.25)) == ("p50", "1.50 ms", "1 to 2.25", "")
 
 
 def result(name: str, median: float) -> Result:
     figure = FigureResult("durable steps", "steps/s", median, 1, 20_000, at_least=15_000)
-    return Result(name, "a title", "2025-01-02T03:04:05+00:00", facts(), {"runs": 1}, [{}], [figure])
+    return Result(name, "a title", "2025-01-02T03:04:05+00:00", collect_machine_info(), {"runs": 1}, [{}], [figure])

@@ -125,7 +125,7 @@ def test_code_that_cannot_be_imported_is_told_with_its_line(open_runs):
         (Hold("diverged", "", location="x", recorded="a timer that fired", call_seq="no such timer"), "ctx.version("),
         (Hold("diverged", "", location="f", recorded="step 'a'", call_seq="step 'f'"), 'ctx.version("f"'),
         (Hold("diverged", "", location="p", recorded="step 'a'", call_seq="step 'p/~3/f#1'"), 'ctx.removed("a")'),
-        (Hold("spinning", "it spins"), "see the line"),
+        (Hold("livelock", "it spins"), "see the line"),
     ],
 )
 def test_the_remedy_fits_what_happened(held, words):

@@ -50,7 +50,7 @@ def test_a_run_that_could_go_on_keeps_its_owner():
 
 
 def test_a_hold_may_carry_entries_and_mail():
-    held = Hold("failure", "exhausted")
+    held = Hold("step_failed", "exhausted")
     write = commit(Turn(entries=(entry(),), consumed=(4,), held=held, busy=True))
     assert (write.entries, write.consumed) == ((entry(),), (4,))
     assert (write.patch.status, write.patch.held) == (RunStatus.SUSPENDED, held)
@@ -68,7 +68,7 @@ def test_a_poison_run_is_held_and_shown_as_a_dead_letter():
     (letter,) = write.extras.dead_letters
     assert isinstance(letter, DeadLetter)
     assert (letter.kind, letter.original_target) == ("poison", "r")
-    assert build_hold_commit("r", 3, 5, Hold("defect", "bug"), "w", 10.0).extras is None
+    assert build_hold_commit("r", 3, 5, Hold("internal_error", "bug"), "w", 10.0).extras is None
 
 
 # --- the coordinator

@@ -246,7 +246,7 @@ def test_a_run_that_spins_is_held_with_the_line():
 
     play = Play(spinning).begin()
     play.complete("fetch")
-    assert play.held.kind == "spinning"
+    assert play.held.kind == "livelock"
     assert play.held.line == line_of(spinning, "sleep")
     assert play.turn.entries == ()
 
@@ -258,7 +258,7 @@ def test_a_run_that_spins_on_sleeps_of_nothing_is_held(monkeypatch):
         while True:
             await ctx.sleep(0)
 
-    assert Play(spinning).begin().held.kind == "spinning"
+    assert Play(spinning).begin().held.kind == "livelock"
 
 
 def test_a_busy_run_is_not_spinning():

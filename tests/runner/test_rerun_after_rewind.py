@@ -229,7 +229,7 @@ def test_one_that_is_exhausted_holds_the_run_and_resume_gives_it_its_attempts_ba
     play.complete("book")
     play.advance(now=play.turn.wake_at)
     play.complete("book")
-    assert play.held.kind == "failure"
+    assert play.held.kind == "step_failed"
     assert play.held.location == "book"
     assert play.entries["book"].seq == 1
     cold = crash(play)

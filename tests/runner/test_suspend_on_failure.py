@@ -63,7 +63,7 @@ def held_at_b() -> Play:
 
 def test_an_exhausted_step_holds_the_run_and_says_why():
     play = held_at_b()
-    assert play.held.kind == "failure"
+    assert play.held.kind == "step_failed"
     assert play.held.location == "fragile#1"
     assert "OSError: b is broken" in play.held.reason
     entry = play.entries["fragile#1"]
@@ -165,7 +165,7 @@ def test_two_that_failed_are_resumed_together():
 
     BROKEN.update("bc")
     play = until_held(Play(two, suspend_on_failure=True).begin())
-    assert play.held.kind == "failure"
+    assert play.held.kind == "step_failed"
     play = resumed(play)
     assert play.attempts == {"fragile": 1, "fragile#1": 1}
     BROKEN.clear()

@@ -134,7 +134,7 @@ async def nudge(world: Simulation, stage: Stage, client: Client, open_runs: list
 async def _release(world: Simulation, stage: Stage, client: Client, record: RunRecord, held: Hold) -> None:
     """A run that a failed step holds goes on once that is mended; nothing else may hold a run."""
     entry = world.witness.models[record.id].entries.get(held.location or "")
-    failed = held.kind == "failure" and entry is not None and entry.detail == EXHAUSTED
+    failed = held.kind == "step_failed" and entry is not None and entry.detail == EXHAUSTED
     # Since a rewind it may be one that is done again in its old place: what comes after it depends on its success.
     again = entry is not None and entry.seq is not None
     if not failed or not (record.workflow == "sim.patient" or again):

@@ -95,7 +95,7 @@ SITUATIONS: dict[str, tuple[Sequence[Write | Claim], Write]] = {
         turn(1, entry("next", 1), patch=succeeded()),
     ),
     "an end of who was held": (
-        (turn(0, entry(), patch=suspended(300.0, held=Hold("failure", "why"))), claim(now=400.0)),
+        (turn(0, entry(), patch=suspended(300.0, held=Hold("step_failed", "why"))), claim(now=400.0)),
         turn(1, entry("next", 1), patch=succeeded()),
     ),
     "an end of a child": (

@@ -28,7 +28,7 @@ from perdure.workflows.definition import Workflow
 from perdure.workflows.tokens import KEYS, SigningKey
 
 Definitions = Mapping[tuple[str, int], Workflow[Any, Any]]
-CODE_HOLD_KINDS = ("diverged", "deadlock", "spinning", "defect")  # what the code is to blame for
+CODE_HOLD_KINDS = ("diverged", "deadlock", "livelock", "internal_error")  # what the code is to blame for
 _THING = re.compile(r"^(\w+) '(.*)'(, cancelled)?$")
 
 
@@ -122,7 +122,7 @@ def _held(
     except InvalidPayload as misfit:
         return Hold("diverged", str(misfit), recorded="the payload", call_seq="one of another type")
     except Exception as error:
-        return Hold("defect", f"{type(error).__name__}: {error}")
+        return Hold("internal_error", f"{type(error).__name__}: {error}")
 
 
 async def _run_outside_task(work: Callable[[], IncompatibleRun | None]) -> IncompatibleRun | None:

@@ -367,7 +367,7 @@ class Coordinator:
             return Turn(held=Hold("diverged", str(misfit), recorded="the payload", call_seq="one of another type"))
         except Exception as error:
             LOGGER.exception("run %s: advancing it failed", resident.id)
-            return Turn(held=Hold("defect", f"{type(error).__name__}: {error}"))
+            return Turn(held=Hold("internal_error", f"{type(error).__name__}: {error}"))
 
     def _submit(self, resident: CachedRun, turn: Turn, now: float, taken: Sequence[Input]) -> None:
         commit = build_turn_commit(resident, turn, self.worker, now, self._config)

@@ -227,7 +227,7 @@ class WorkerRuntime:
     async def _wake_held(self) -> None:
         """Other code may have come to own runs that the old code could not go on with: each gets another chance."""
         link = self._link
-        for kind in ("diverged", "deadlock", "spinning", "defect"):
+        for kind in ("diverged", "deadlock", "livelock", "internal_error"):
             wake = partial(link.store.retry_held, self._catalog.pairs(), kind, link.clock.now())
             await retry_store_call(wake, link.clock, link.config.store_retry)
 

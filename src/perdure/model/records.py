@@ -91,7 +91,7 @@ class Wait(Struct, frozen=True, gc=False, omit_defaults=True):
 class Hold(Struct, frozen=True, omit_defaults=True):
     """Why a run is suspended until a person or fitting code resumes it."""
 
-    kind: str  # "diverged", "deadlock", "spinning", "poison", "failure"
+    kind: str  # "diverged", "deadlock", "livelock", "internal_error", "poison", "step_failed"
     reason: str
     location: str | None = None
     recorded: str | None = None

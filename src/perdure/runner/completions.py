@@ -48,7 +48,7 @@ class CompletionApplier(TurnBuilder):
             self._loop.halted = True
         if self._loop.spinning and not self._loop.stopped:
             reason = "the workflow ran 100,000 call-backs without waiting for anything durable"
-            self._ledger.hold(Hold("spinning", reason, line=self._waiting_line()))
+            self._ledger.hold(Hold("livelock", reason, line=self._waiting_line()))
         if self._loop.stopped and self._function_outcome is None:
             self._function_ended()
 

@@ -119,7 +119,7 @@ class TurnBuilder(ContextApi):
         for location, pending in self._ledger.exhausted.items():
             error = pending.error
             reason = f"step {location} failed" + (f": {error.type}: {error.message}" if error is not None else "")
-            return Hold("failure", f"{reason}; mend it, then resume the run", location)
+            return Hold("step_failed", f"{reason}; mend it, then resume the run", location)
         return None
 
     # --- limits

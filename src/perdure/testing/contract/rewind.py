@@ -90,13 +90,13 @@ class RewindingCases(ContractCase):
 
     @case
     async def test_a_suspended_and_held_run_is_let_go(self, store: Store) -> None:
-        held, waits = Hold("failure", "why"), (Wait("timer"),)
+        held, waits = Hold("step_failed", "why"), (Wait("timer"),)
         patch = suspended(900.0, held=held, waits=waits, recoveries=3, drift=("charge",))
         await store.commit([run(owner="a"), turn(0, entry(), patch=patch), rewind(1, "charge")])
         row = await record(store)
         assert (row.held, row.waits, row.wake_at) == (None, (), 300.0)
         assert (row.recoveries, row.drift) == (0, ())
-        assert await store.retry_held([("flow", 1)], "failure", 301.0) == 0
+        assert await store.retry_held([("flow", 1)], "step_failed", 301.0) == 0
         assert await take(store, claim("b", 300.0)) == ["r"]
 
     @case
