@@ -1,7 +1,13 @@
 """docs/cli.md documents every command, option and JSON field, and nothing else."""
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer.main
@@ -9,7 +15,7 @@ import typer.main
 from perdure import RunStatus
 from perdure.cli import json_output
 from perdure.cli.app import app
-from tests.cli.cli_runner import ROOT
+from tests.cli.cli_runner import ROOT, TIMEOUT_SECONDS
 
 PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 SECTIONS = {
@@ -126,3 +132,47 @@ def test_every_command_with_arguments_has_an_example():
         takes_something = any(not parameter.opts[0].startswith("-") for parameter in command.params)
         if takes_something:
             assert f"perdure {name}" in (command.epilog or ""), name
+
+
+def test_first_example_works_as_printed_in_an_empty_folder_twice(tmp_path):
+    """The program and the commands at the top of the page, with `perdure dev` in a second terminal."""
+    program = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]
+    lines = re.findall(r"^\$ (perdure [^\n]*)$", re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)[0], re.MULTILINE)
+    background, *commands_to_run = [shlex.split(line)[1:] for line in lines]
+    assert background[0] == "dev"
+    (tmp_path / "app.py").write_text(program)
+    printed = ""
+    for id in ("order-42", "order-43"):
+        with running(tmp_path, background):
+            for words in commands_to_run:
+                printed = run(tmp_path, [word.replace("order-42", id) for word in words])
+    assert "No problems found." in printed
+
+
+@contextmanager
+def running(folder: Path, words: list[str]) -> Iterator[None]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "perdure.cli", *words], cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        while "Worker started" not in process.stdout.readline():
+            assert process.poll() is None
+        yield
+    finally:
+        process.terminate()
+        process.communicate(timeout=TIMEOUT_SECONDS)
+
+
+def run(folder: Path, words: list[str]) -> str:
+    command = [sys.executable, "-m", "perdure.cli", *words]
+    done = subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+    )
+    assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def environment() -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name != "PERDURE_STORE"}
+    return {**inherited, "PYTHONPATH": str(ROOT / "src")}
