@@ -71,7 +71,7 @@ class TestThroughPgBouncer(StoreContract):
     test_a_change_through_another_handle_is_heard = None  # type: ignore[assignment]
 
 
-def test_a_fleet_whose_notifications_nobody_hears_finishes_all_runs(pooler: PgBouncer, tmp_path: Path) -> None:
+def test_workers_without_notifications_finish_all_runs(pooler: PgBouncer, tmp_path: Path) -> None:
     async def main(url: str) -> None:
         async with Client(url, config=EngineConfig(sweep_interval=0.5)) as client:
             fleet = Fleet(tmp_path, Place(url, url), client, "worker", LEASE)
@@ -106,13 +106,13 @@ async def used_by_many(url: str) -> int:
         await store.close()
 
 
-def test_prepared_statements_work_where_the_pooler_carries_them(pooler: PgBouncer) -> None:
+def test_prepared_statements_work_with_a_pooler_that_supports_them(pooler: PgBouncer) -> None:
     if version() < (1, 21):
         pytest.skip("this PgBouncer carries none: they came with 1.21")
     assert asyncio.run(used_by_many(new_schema(pooler) + "&listen=no")) == 100
 
 
-def test_where_it_does_not_carry_them_an_error_says_what_to_do(server: Server) -> None:
+def test_pooler_without_prepared_statements_is_reported_with_advice(server: Server) -> None:
     none = {"max_prepared_statements": "0"} if version() >= (1, 21) else {}
     pooler = PgBouncer(Path(tempfile.mkdtemp(prefix="perdure-pgb-")), server, **none)
     try:

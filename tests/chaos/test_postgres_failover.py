@@ -22,7 +22,7 @@ RUNS = 300
 AWAY = 2.0  # seconds without a primary
 
 
-def test_a_fleet_goes_on_by_itself_when_the_standby_has_taken_over(
+def test_workers_continue_after_a_postgres_failover(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     async def main(primary: Server, standby: Standby) -> float:

@@ -29,7 +29,7 @@ WAVES = 5
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_all_runs_finish_right_and_recorded_effects_happen_once(
+def test_all_runs_finish_and_recorded_effects_happen_once(
     where: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     async def main(place: Place) -> dict[str, float]:

@@ -16,7 +16,7 @@ WORKERS = 4
 RUNS = 300
 
 
-def test_runs_of_every_shape_finish_right_on_a_cluster(tmp_path: Path) -> None:
+def test_all_kinds_of_runs_finish_on_a_redis_cluster(tmp_path: Path) -> None:
     async def main(url: str) -> None:
         async with Client(url, config=EngineConfig(sweep_interval=1.0)) as client:
             fleet = Fleet(tmp_path, Place(url, url), client, "worker", LEASE)

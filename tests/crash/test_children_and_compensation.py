@@ -18,7 +18,7 @@ EFFECTS = 2 * CHILDREN + 2 * ROUNDS
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_family_survives_a_worker_that_is_killed_again_and_again(kind: str, tmp_path: Path) -> None:
+def test_parent_and_children_survive_repeated_sigkill(kind: str, tmp_path: Path) -> None:
     dice = random.Random(20_250_302)
     with scene(tmp_path, kind) as here:
         recorded_at_kills = []  # (how many effects there were, what was recorded)

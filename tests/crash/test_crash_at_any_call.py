@@ -30,7 +30,7 @@ Snapshot = tuple[int, dict[tuple[str, str], Recorded]]  # how many effects there
 
 
 @pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind in STORES for seed in range(SEEDS[kind])])
-def test_a_workflow_goes_on_wherever_it_was_killed(kind: str, seed: int, tmp_path: Path) -> None:
+def test_workflow_survives_sigkill_at_any_call(kind: str, seed: int, tmp_path: Path) -> None:
     with scene(tmp_path, kind) as here:
         snapshots = _live_and_die(here, seed)
         assert snapshots, "it was killed at least once"

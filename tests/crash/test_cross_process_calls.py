@@ -77,7 +77,7 @@ def test_every_call_works_from_a_process_that_does_not_execute_the_run(
 
 
 @pytest.mark.parametrize("executes", [False, True], ids=["client", "engine"])
-def test_they_work_too_where_nobody_hears_notifications(executes: bool, tmp_path: Path) -> None:
+def test_calls_work_without_notifications(executes: bool, tmp_path: Path) -> None:
     with scene(tmp_path, "postgres") as here:
         here.book.url += "&listen=no"
         worker = start_worker(here, SHORT)
@@ -85,7 +85,7 @@ def test_they_work_too_where_nobody_hears_notifications(executes: bool, tmp_path
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_worker_that_is_told_to_stop_hands_over_at_once(kind: str, tmp_path: Path) -> None:
+def test_sigterm_hands_runs_over_at_once(kind: str, tmp_path: Path) -> None:
     """Neither a lease nor a sweep would come in time."""
     gate = tmp_path / "gate"
     ids = [f"run-{number}" for number in range(6)]

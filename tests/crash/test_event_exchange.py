@@ -13,9 +13,7 @@ from tests.crash.programs.event_exchange import ITEMS
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", STORES)
-def test_what_runs_and_callers_send_comes_once_wherever_the_process_was_killed(
-    kind: str, seed: int, tmp_path: Path
-) -> None:
+def test_events_arrive_once_wherever_the_process_is_killed(kind: str, seed: int, tmp_path: Path) -> None:
     with scene(tmp_path, kind) as here:
         program = here.start("event_exchange", seed, talks=True)
         assert program.stdout is not None

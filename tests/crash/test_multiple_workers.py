@@ -63,9 +63,7 @@ def pause(here: Scene, worker: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_no_run_is_executed_by_two_workers_and_those_of_a_killed_one_go_on_in_the_other(
-    kind: str, tmp_path: Path
-) -> None:
+def test_runs_of_a_killed_worker_continue_on_the_other_and_execute_once(kind: str, tmp_path: Path) -> None:
     ids = [f"run-{number}" for number in range(30)]
     with scene(tmp_path, kind) as here:
         first, second = (start_worker(here, concurrency=10) for _ in range(2))
@@ -106,7 +104,7 @@ def _check_repetitions(here: Scene, killed: int, survivor: int, recorded: frozen
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_sigterm_finishes_steps_within_the_grace_and_gives_the_runs_back(kind: str, tmp_path: Path) -> None:
+def test_sigterm_finishes_steps_within_the_grace_and_releases_runs(kind: str, tmp_path: Path) -> None:
     ids = [f"run-{number}" for number in range(20)]
     with scene(tmp_path, kind) as here:
         worker = start_worker(here)

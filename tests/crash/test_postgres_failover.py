@@ -41,7 +41,7 @@ async def patiently(call: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(0.02)
 
 
-def test_what_was_acknowledged_is_there_when_the_standby_has_taken_over() -> None:
+def test_acknowledged_writes_survive_a_failover() -> None:
     async def test(primary: Server, standby: Standby) -> None:
         store = await opened(url_of(primary, standby))
         acknowledged = dict.fromkeys(RUNS, 0)
@@ -73,7 +73,7 @@ def test_what_was_acknowledged_is_there_when_the_standby_has_taken_over() -> Non
         asyncio.run(test(*servers))
 
 
-def test_a_commit_that_the_standby_does_not_have_is_not_acknowledged_however_often_it_is_tried() -> None:
+def test_commit_that_the_standby_lacks_is_never_acknowledged() -> None:
     """A wait for a standby that is given up leaves the commit on the primary: who asks again must wait again."""
 
     async def test(primary: Server, standby: Standby) -> None:

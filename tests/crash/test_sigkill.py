@@ -17,7 +17,7 @@ KILLS = 14
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_runs_survive_a_worker_that_is_killed_again_and_again(kind: str, tmp_path: Path) -> None:
+def test_runs_survive_repeated_sigkill(kind: str, tmp_path: Path) -> None:
     dice = random.Random(20_240_817)
     with scene(tmp_path, kind) as here:
         recorded_at_kills = []  # (how many effects there were, what was recorded)

@@ -34,7 +34,7 @@ def nowhere(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", [Client, Engine])
-def test_a_caller_is_told(kind: type[Client], nowhere: str) -> None:
+def test_queue_full_is_raised_to_the_caller(kind: type[Client], nowhere: str) -> None:
     async def main() -> None:
         async with kind(nowhere, config=EngineConfig(store_retry=Retry(max_attempts=3, initial=0.01))):
             pass

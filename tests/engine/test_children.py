@@ -95,7 +95,7 @@ async def parent(ctx: Context, n: int) -> dict:
 
 
 @on_every_store
-async def test_children_have_ids_that_follow_from_their_place_and_give_their_results(h):
+async def test_child_ids_derive_from_their_location_and_return_results(h):
     engine = await h.engine(parent, doubles)
     run = await engine.start(parent, 21, id="p")
     assert await h.run_to_end(run) == {
@@ -131,7 +131,7 @@ async def test_a_child_knows_its_parent(h):
 
 
 @on_every_store
-async def test_a_parent_waits_for_its_child_in_the_store_and_says_so(h):
+async def test_parent_waiting_for_a_child_is_suspended_with_that_reason(h):
     @workflow(name="kids.waits")
     async def waits(ctx: Context) -> str:
         return await ctx.run_child(sleeps, 100)
@@ -159,7 +159,7 @@ async def test_the_end_of_a_child_finds_a_parent_in_another_process(h):
 
 
 @on_every_store
-async def test_a_child_that_has_ended_before_anybody_asks_is_told_at_once(h):
+async def test_result_of_a_child_that_ended_early_is_delivered_at_once(h):
     @workflow(name="kids.late")
     async def late(ctx: Context) -> list:
         handle = await ctx.start_child(doubles, 4)
@@ -213,7 +213,7 @@ async def test_the_failure_of_a_child_that_is_awaited_fails_the_parent(h):
 
 
 @on_every_store
-async def test_a_failed_child_that_nobody_awaits_does_not_touch_its_parent(h):
+async def test_failed_child_that_is_not_awaited_does_not_affect_its_parent(h):
     @workflow(name="kids.careless")
     async def careless(ctx: Context) -> str:
         await ctx.start_child(fails, "luck")
@@ -230,7 +230,7 @@ async def test_a_failed_child_that_nobody_awaits_does_not_touch_its_parent(h):
 
 
 @on_every_store
-async def test_a_child_that_was_cancelled_by_itself_is_told_as_a_failure(h):
+async def test_cancelled_child_raises_child_failed(h):
     @workflow(name="kids.bereaved")
     async def bereaved(ctx: Context) -> list:
         handle = await ctx.start_child(sleeps, 1000)
@@ -248,7 +248,7 @@ async def test_a_child_that_was_cancelled_by_itself_is_told_as_a_failure(h):
 
 
 @on_every_store
-async def test_a_child_with_the_id_of_another_run_is_refused_and_that_run_is_left_alone(h):
+async def test_child_with_the_id_of_another_run_is_refused_and_leaves_that_run_alone(h):
     @workflow(name="kids.thief")
     async def thief(ctx: Context) -> str:
         try:
@@ -276,7 +276,7 @@ async def waits_for_the_same(ctx: Context, fail: bool = False) -> list:
 
 
 @on_every_store
-async def test_everyone_who_waits_for_a_run_is_told(h):
+async def test_all_waiters_of_a_run_are_notified(h):
     engine = await h.engine(waits_for_the_same, sleeps)
     runs = [await engine.start(waits_for_the_same, id=f"p{number}") for number in range(3)]
     outside = h.background(engine.get("shared").result())
@@ -289,7 +289,7 @@ async def test_everyone_who_waits_for_a_run_is_told(h):
 
 
 @on_every_store
-async def test_a_run_that_existed_already_is_independent_of_who_names_it(h):
+async def test_existing_run_is_not_attached_to_a_second_parent(h):
     engine = await h.engine(waits_for_the_same, sleeps)
     await engine.start(sleeps, 1000.0, id="shared")
     await h.settle()
@@ -310,7 +310,7 @@ async def test_a_run_that_existed_already_is_independent_of_who_names_it(h):
 
 
 @on_every_store
-async def test_cancelling_the_first_parent_tells_the_second(h):
+async def test_cancelled_child_of_one_parent_notifies_another_waiter(h):
     @workflow(name="kids.sees")
     async def sees(ctx: Context) -> str:
         handle = await ctx.start_child(sleeps, 1000, id="shared")
@@ -393,7 +393,7 @@ async def test_a_run_ends_after_its_children_when_it_is_cancelled(h):
 
 
 @on_every_store
-async def test_children_and_grandchildren_are_terminated_with_their_parent_without_a_word(h):
+async def test_terminate_ends_children_and_grandchildren_without_compensation(h):
     engine, _ = await family(h)
     assert await engine.terminate("top")
     await h.clock.advance(30)
@@ -422,7 +422,7 @@ async def test_attached_children_are_cancelled_when_the_parent_fails(h):
 
 @on_every_store
 @pytest.mark.parametrize("how", ["return", "continue"])
-async def test_children_go_on_when_the_parent_succeeds_or_continues(h, how):
+async def test_children_continue_when_the_parent_succeeds_or_continues_as_new(h, how):
     engine, run = await family(h, how)
     assert await h.run_to_end(run) == "done"
     assert await statuses(engine, *FAMILY) == [SUCCEEDED, *[RunStatus.SUSPENDED] * 3]
@@ -450,7 +450,7 @@ async def test_children_of_an_earlier_generation_are_still_attached(h):
 
 
 @on_every_store
-async def test_giving_up_the_wait_in_run_child_cancels_that_child(h):
+async def test_cancelling_run_child_cancels_the_child(h):
     @workflow(name="kids.impatient")
     async def impatient(ctx: Context) -> list:
         winner, _ = await ctx.race(child=ctx.run_child(sleeps, 1000, id="slow"), limit=ctx.sleep(5))
@@ -493,7 +493,7 @@ async def between_doubles(ctx: Context, n: int) -> int:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_whatever_crashes_a_child_is_started_once_and_told_once(kind, tmp_path):
+def test_child_starts_and_notifies_once_at_any_crash(kind, tmp_path):
     names = count()
 
     async def started_once(engine):
@@ -529,7 +529,7 @@ async def fails_with_family(ctx: Context) -> None:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_whatever_crashes_children_and_grandchildren_are_cancelled_with_a_parent_that_fails(kind, tmp_path):
+def test_failed_parent_cancels_descendants_at_any_crash(kind, tmp_path):
     names = count()
 
     async def all_cancelled(engine):
@@ -549,7 +549,7 @@ def test_whatever_crashes_children_and_grandchildren_are_cancelled_with_a_parent
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_whatever_crashes_a_terminated_run_takes_its_family_along(kind, tmp_path):
+def test_terminated_run_ends_its_children_at_any_crash(kind, tmp_path):
     names = count()
 
     async def terminate(engine):

@@ -127,7 +127,7 @@ async def test_compensations_run_last_first_wherever_they_were_registered(h):
 
 
 @on_every_store
-async def test_only_steps_that_succeeded_are_undone(h):
+async def test_only_succeeded_steps_are_compensated(h):
     @step(compensate=undo, retry=None)
     async def fails() -> str:
         raise OSError("no")
@@ -144,7 +144,7 @@ async def test_only_steps_that_succeeded_are_undone(h):
 
 
 @on_every_store
-async def test_a_run_that_succeeds_undoes_nothing(h):
+async def test_successful_run_compensates_nothing(h):
     @workflow(name="undo.succeeds")
     async def succeeds(ctx: Context) -> str:
         ctx.on_rollback(undo, "by hand")
@@ -344,7 +344,7 @@ async def test_a_second_cancel_while_a_cancelled_run_compensates_changes_nothing
 
 
 @on_every_store
-async def test_a_run_that_exceeds_its_time_compensates_and_fails(h):
+async def test_run_that_exceeds_its_timeout_compensates_and_fails(h):
     @workflow(name="undo.too-long", timeout=50)
     async def too_long(ctx: Context) -> None:
         await do("work")
@@ -357,7 +357,7 @@ async def test_a_run_that_exceeds_its_time_compensates_and_fails(h):
 
 
 @on_every_store
-async def test_exits_run_however_a_run_ends(h):
+async def test_exit_hooks_run_for_every_outcome(h):
     @workflow(name="undo.exits")
     async def exits(ctx: Context, how: str) -> str:
         ctx.on_exit(note, f"exit of {how}")
@@ -440,7 +440,7 @@ async def test_a_compensation_in_a_loop_must_be_importable(h):
 
 
 @on_every_store
-async def test_compensations_are_kept_across_continuations(h):
+async def test_compensations_survive_continuations(h):
     @workflow(name="undo.continues")
     async def continues(ctx: Context, n: int) -> None:
         await do(f"{n}")
@@ -479,14 +479,14 @@ UNSCOPED = ["undo branch b", "undo branch a", "undo inside 1", "caught OSError"]
 
 
 @on_every_store
-async def test_a_rollback_scope_undoes_what_is_inside_before_the_error_goes_on(h):
+async def test_rollback_scope_compensates_before_the_error_propagates(h):
     engine = await h.engine(scoped)
     assert await h.run_to_end(await engine.start(scoped)) == "done"
     assert [*SCOPED, *UNSCOPED, "kept"] == LOG
 
 
 @on_every_store
-async def test_what_is_outside_of_a_rollback_scope_stays_registered_and_what_was_undone_is_not_undone_again(h):
+async def test_rollback_scope_leaves_outer_compensations_and_repeats_none(h):
     await failed(h, await h.engine(scoped), scoped, True)
     assert [*SCOPED, *UNSCOPED, "kept", "undo kept", "undo outside"] == LOG
 
@@ -572,7 +572,7 @@ def test_a_crash_at_every_commit_of_a_run_that_is_cancelled(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_crash_at_every_commit_of_continuations_that_are_undone(kind, tmp_path):
+def test_crash_at_every_commit_of_compensated_continuations(kind, tmp_path):
     @workflow(name="undo.continues-and-crashes")
     async def continues(ctx: Context, n: int) -> None:
         ctx.on_exit(note, f"exit {n}")

@@ -30,7 +30,7 @@ def test_the_defaults_are_those_of_the_contract():
     assert isinstance(config.store_retry, Retry)
 
 
-def test_it_is_frozen():
+def test_engine_config_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         EngineConfig().lease = 5  # type: ignore[misc]
 
@@ -47,12 +47,12 @@ def test_every_limit_is_documented():
 
 @pytest.mark.parametrize("count", ["shards", "resident_runs", "max_concurrent_steps", "max_pending_events"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, "5", True, None])
-def test_bad_counts(count, value):
+def test_invalid_counts_are_refused(count, value):
     with pytest.raises(InvalidArgument, match=f"EngineConfig.{count}"):
         EngineConfig(**{count: value})
 
 
-def test_bad_others():
+def test_invalid_settings_are_refused():
     with pytest.raises(InvalidArgument, match="lease"):
         EngineConfig(lease=0)
     with pytest.raises(InvalidArgument, match="sweep_interval"):
@@ -77,6 +77,6 @@ def test_bad_others():
         {"retry_on": (ValueError, "KeyError")},
     ],
 )
-def test_bad_retries(bad):
+def test_invalid_retries_are_refused(bad):
     with pytest.raises(InvalidArgument, match="Retry"):
         Retry(**bad)

@@ -51,7 +51,7 @@ async def handing_over(ctx: Context) -> str:
 
 
 @on_every_store
-async def test_who_waits_waits_on_and_the_history_begins_anew(h):
+async def test_waiters_keep_waiting_across_continue_as(h):
     engine = await h.engine(countdown)
     run = await engine.start(countdown, 3, id="c")
     assert await h.run_to_end(run) == 6
@@ -62,7 +62,7 @@ async def test_who_waits_waits_on_and_the_history_begins_anew(h):
 
 
 @on_every_store
-async def test_another_workflow_may_go_on_and_steps_under_way_are_cancelled(h):
+async def test_continue_as_another_workflow_cancels_running_steps(h):
     engine = await h.engine(handing_over, closing_words)
     assert await h.run_to_end(await engine.start(handing_over, id="h")) == "handed over, generation 1"
     assert (await engine.describe("h")).workflow == "closing_words"
@@ -70,7 +70,7 @@ async def test_another_workflow_may_go_on_and_steps_under_way_are_cancelled(h):
 
 
 @on_every_store
-async def test_an_id_means_what_it_first_meant(h):
+async def test_run_id_keeps_its_first_workflow_and_payload(h):
     engine = await h.engine(handing_over, closing_words, countdown)
     await h.run_to_end(await engine.start(handing_over, id="h"))
     assert not (await engine.start(handing_over, id="h")).created
@@ -83,7 +83,7 @@ async def test_an_id_means_what_it_first_meant(h):
 
 
 @on_every_store
-async def test_a_payload_that_does_not_fit_is_refused_where_it_is_given(h):
+async def test_payload_of_the_wrong_type_is_refused_at_the_call(h):
     @workflow(name="misfit")
     async def misfit(ctx: Context, n: int) -> str:
         try:
@@ -96,7 +96,7 @@ async def test_a_payload_that_does_not_fit_is_refused_where_it_is_given(h):
 
 
 @on_every_store
-async def test_a_cancelled_run_does_not_begin_anew(h):
+async def test_cancelled_run_is_not_retried(h):
     @workflow(name="stubborn")
     async def stubborn(ctx: Context) -> None:
         try:
@@ -150,7 +150,7 @@ async def test_idempotency_keys_differ_between_generations(h):
 
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("kind", STORES)
-def test_a_crash_at_any_commit_leaves_the_old_or_the_new(kind, side, tmp_path):
+def test_crash_at_any_commit_leaves_the_old_or_the_new_state(kind, side, tmp_path):
     names = count()
 
     async def crashed_at(n: int) -> bool:

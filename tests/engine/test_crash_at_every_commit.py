@@ -129,7 +129,7 @@ def test_a_crash_at_every_commit_and_claim(kind, tmp_path):
     assert len([crash for crash in report.crashes if crash.call == "commit"]) >= 2 * report.commits - 4
 
 
-def test_a_store_that_forgets_a_commit_is_caught():
+def test_store_that_loses_a_commit_is_caught():
     """The harness itself: a step whose record got lost is executed again, and the harness says so."""
 
     class Forgetful(MemoryStore):
@@ -166,7 +166,7 @@ def test_another_outcome_after_a_crash_is_caught():
         asyncio.run(crash_everywhere(fickle, begin=calls.clear))
 
 
-def test_other_arguments_on_replay_are_caught():
+def test_changed_arguments_on_replay_are_caught():
     odds = count()
 
     @workflow
@@ -179,7 +179,7 @@ def test_other_arguments_on_replay_are_caught():
         asyncio.run(crash_everywhere(drifting))
 
 
-def test_a_failing_workflow_fails_alike():
+def test_failing_workflow_fails_with_the_same_error():
     @workflow
     async def doomed(ctx: Context) -> None:
         await fetch(1)

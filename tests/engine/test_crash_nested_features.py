@@ -198,7 +198,7 @@ def lines_undone() -> list[str]:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_everything_nested_comes_to_the_same_and_is_undone_whatever_crashes(kind, tmp_path):
+def test_nested_features_have_one_outcome_and_compensate_at_any_crash(kind, tmp_path):
     rounds = 1 if kind in SERVERS else 2
     stores, names = count(), names_of(rounds)
 

@@ -61,7 +61,7 @@ async def waiting_review(h, engine=None, id="r"):
 
 
 @on_every_store
-async def test_a_typed_value_comes_from_outside(h):
+async def test_deferred_delivers_a_typed_value(h):
     engine, run = await waiting_review(h)
     assert await run.status() is RunStatus.SUSPENDED
     [reason] = (await run.describe()).waiting_for
@@ -71,14 +71,14 @@ async def test_a_typed_value_comes_from_outside(h):
 
 
 @on_every_store
-async def test_a_typed_failure_comes_as_itself(h):
+async def test_typed_deferred_failure_is_raised_as_its_type(h):
     engine, run = await waiting_review(h)
     assert await engine.fail(TOKENS[0], Rejected("too short")) is True
     assert await h.run_to_end(run) == "rejected: too short"
 
 
 @on_every_store
-async def test_a_failure_in_words_fails_the_run_with_them(h):
+async def test_fail_with_a_text_fails_the_run_with_that_text(h):
     engine, run = await waiting_review(h)
     assert await engine.fail(TOKENS[0], "nobody has time") is True
     with pytest.raises(RunFailed, match="nobody has time"):
@@ -110,7 +110,7 @@ async def test_the_first_completion_wins(h):
 
 
 @on_every_store
-async def test_all_of_one_name_are_the_same_deferred(h):
+async def test_deferreds_of_one_name_are_the_same(h):
     @workflow(name="deferreds.twice")
     async def twice(ctx: Context) -> list[int]:
         return [await ctx.deferred("n", int), await ctx.deferred("n", int)]
@@ -166,7 +166,7 @@ async def test_completion_while_the_run_is_being_suspended(h):
 
 
 @on_every_store
-async def test_completion_while_nobody_executes_the_run_and_after_a_restart(h):
+async def test_deferred_completed_without_a_worker_is_delivered_after_restart(h):
     engine, _ = await waiting_review(h)
     await h.crash(engine)
     client = await h.client(store=another_handle(h.store, h.clock))
@@ -197,7 +197,7 @@ async def test_a_losing_wait_consumes_nothing(h):
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_crash_at_every_commit_loses_no_completion_and_takes_none_twice(kind, tmp_path):
+def test_crash_at_every_commit_applies_each_completion_once(kind, tmp_path):
     names = count()
 
     @workflow(name="deferreds.several")
@@ -234,7 +234,7 @@ def test_a_crash_at_every_commit_loses_no_completion_and_takes_none_twice(kind, 
 
 
 @on_every_store
-async def test_tokens_fit_into_a_url_and_can_be_computed(h):
+async def test_tokens_are_url_safe_and_computable(h):
     engine, _ = await waiting_review(h)
     assert re.fullmatch(r"[A-Za-z0-9_.~-]+", TOKENS[0])
     assert await engine.deferred_token("r", "verdict") == TOKENS[0]
@@ -244,7 +244,7 @@ async def test_tokens_fit_into_a_url_and_can_be_computed(h):
 
 
 @on_every_store
-async def test_a_forged_foreign_or_unknown_token_is_refused_and_changes_nothing(h):
+async def test_invalid_token_is_refused_and_changes_nothing(h):
     engine, _ = await waiting_review(h)
     token = TOKENS[0]
     keys = await h.store.keys("deferred", h.clock.now())
@@ -262,7 +262,7 @@ async def test_a_forged_foreign_or_unknown_token_is_refused_and_changes_nothing(
 
 
 @on_every_store
-async def test_after_a_rotation_old_tokens_are_good_and_new_runs_sign_with_the_new_key(h):
+async def test_key_rotation_keeps_old_tokens_valid_and_signs_new_ones(h):
     engine, run = await waiting_review(h)
     await engine.rotate_keys()
     await h.clock.advance(300)
@@ -304,7 +304,7 @@ async def test_a_token_belongs_to_one_generation_of_continuation(h):
 
 
 @on_every_store
-async def test_a_run_that_has_ended_takes_nothing(h):
+async def test_ended_run_accepts_no_event(h):
     engine, run = await waiting_review(h)
     await engine.terminate("r")
     assert await engine.complete(TOKENS[0], Verdict("ada", 5)) is False

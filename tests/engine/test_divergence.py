@@ -59,7 +59,7 @@ async def halted(h) -> None:
 
 
 @on_every_store
-async def test_a_run_whose_code_does_not_fit_is_held_and_its_code_sees_nothing(h):
+async def test_diverged_run_is_held_without_raising_in_user_code(h):
     await halted(h)
     engine = await h.engine(version(bad))
     history = await engine.history("d")
@@ -78,7 +78,7 @@ async def test_a_run_whose_code_does_not_fit_is_held_and_its_code_sees_nothing(h
 
 
 @on_every_store
-async def test_another_engine_with_fitting_code_picks_it_up(h):
+async def test_engine_with_compatible_code_resumes_a_held_run(h):
     await halted(h)
     engine = await h.engine(version(bad))
     await h.clock.advance(200)
@@ -90,7 +90,7 @@ async def test_another_engine_with_fitting_code_picks_it_up(h):
 
 
 @on_every_store
-async def test_resume_tries_it_again(h):
+async def test_resume_retries_the_held_run(h):
     await halted(h)
     code = [bad]
 
@@ -119,7 +119,7 @@ async def test_a_held_run_can_be_terminated(h):
 
 
 @on_every_store
-async def test_a_cancel_waits_with_a_held_run_until_its_code_fits(h):
+async def test_cancel_of_a_held_run_waits_for_compatible_code(h):
     await halted(h)
     engine = await h.engine(version(bad))
     await h.clock.advance(200)
@@ -135,7 +135,7 @@ async def test_a_cancel_waits_with_a_held_run_until_its_code_fits(h):
 
 
 @on_every_store
-async def test_a_payload_that_no_longer_fits_holds_the_run(h):
+async def test_run_whose_payload_type_changed_is_held(h):
     @workflow(name="typed")
     async def typed(ctx: Context, n: int) -> int:
         await ctx.sleep(10)
@@ -160,7 +160,7 @@ async def test_a_payload_that_no_longer_fits_holds_the_run(h):
 
 
 @on_every_store
-async def test_other_arguments_are_reported_and_do_no_harm(h):
+async def test_changed_arguments_are_reported_without_effect(h):
     async def other_arguments(ctx: Context) -> str:
         await first(99)
         await ctx.sleep(100)
@@ -203,7 +203,7 @@ async def test_versions_side_by_side(h):
 
 
 @on_every_store
-async def test_a_held_run_is_not_failed_by_anything_that_passes(h):
+async def test_held_run_does_not_time_out(h):
     await halted(h)
     await h.engine(version(bad))
     await h.clock.advance(200)

@@ -59,7 +59,7 @@ async def adds_up(ctx: Context, until: int) -> int:
 
 
 @on_every_store
-async def test_a_loop_hands_its_state_on_and_ends_with_a_value(h):
+async def test_loop_passes_its_state_and_ends_with_a_value(h):
     engine = await h.engine(adds_up)
     assert await h.run_to_end(await engine.start(adds_up, 10, id="l")) == 45
     assert [str(n) for n in range(11)] == LOG
@@ -68,7 +68,7 @@ async def test_a_loop_hands_its_state_on_and_ends_with_a_value(h):
 
 
 @on_every_store
-async def test_a_loop_without_state_goes_on_until_it_breaks(h):
+async def test_stateless_loop_runs_until_break(h):
     seen = []
 
     @workflow(name="loops.stateless")
@@ -101,7 +101,7 @@ async def test_tasks_that_an_iteration_leaves_behind_are_cancelled_at_its_end(h)
 
 
 @on_every_store
-async def test_state_is_durable_every_so_many_iterations_only(h):
+async def test_loop_state_is_durable_every_commit_every_iterations(h):
     @workflow(name="loops.sparse")
     async def sparse(ctx: Context) -> int:
         async def body(ctx: Context, n: int) -> Continue[int] | Break[int]:
@@ -187,7 +187,7 @@ async def test_a_loop_with_a_step_resumes_in_constant_time(h, store_kind):
 
 
 @on_every_store
-async def test_what_is_pruned_goes_in_the_commit_that_begins_a_later_iteration(h):
+async def test_pruned_entries_are_deleted_with_the_next_iteration(h):
     engine = await h.engine(adds_up)
     await h.run_to_end(await engine.start(adds_up, 100, id="l"))
     dropping = [
@@ -235,7 +235,7 @@ async def locations(engine):
 
 
 @on_every_store
-async def test_the_entry_of_a_running_attached_child_outlasts_its_iteration(h):
+async def test_entry_of_a_running_attached_child_survives_pruning(h):
     engine = await h.engine(breeds, sleeper)
     run = await engine.start(breeds, 80, 1_000, 100, id="l")
     await h.clock.advance(40)
@@ -267,7 +267,7 @@ async def test_a_child_in_every_iteration_leaves_a_bounded_history(h):
 
 
 @on_every_store
-async def test_a_failure_and_a_rewind_find_the_children_of_iterations_that_are_gone(h):
+async def test_failure_and_rewind_reach_children_of_pruned_iterations(h):
     engine = await h.engine(breeds, sleeper)
     run = await engine.start(breeds, 5_000, 1_000, 30, id="l")
     await h.clock.advance(25)
@@ -350,7 +350,7 @@ async def done_so_far(h, steps):
 
 
 @on_every_store
-async def test_nested_loops_joins_and_races_resume_in_another_engine_where_they_were(h):
+async def test_nested_structures_resume_on_another_engine(h):
     engine = await h.engine(nested)
     await engine.start(nested, id="l")
     for n in range(9):
@@ -410,7 +410,7 @@ def test_a_crash_at_every_commit_of_a_loop_that_prunes(kind, tmp_path):
 
 
 @on_every_store
-async def test_a_loop_goes_on_when_runs_are_dropped_from_memory_between_turns(h):
+async def test_loop_continues_when_runs_are_evicted_between_turns(h):
     config = EngineConfig(resident_runs=1)
     engine = await h.engine(nested, config=config)
     for name in ("a", "b"):

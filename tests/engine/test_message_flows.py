@@ -98,7 +98,7 @@ async def test_a_workflow_sends_to_runs_and_topics(h):
 
 
 @on_every_store
-async def test_an_event_that_a_run_gives_back_wakes_the_next_in_line(h):
+async def test_released_event_wakes_the_next_waiter(h):
     engine = await h.engine(talk_checkout, config=LONG, store=deaf(h))
     first, second = [await engine.start(talk_checkout, "1") for _ in range(2)]
     await h.settle()
@@ -111,7 +111,7 @@ async def test_an_event_that_a_run_gives_back_wakes_the_next_in_line(h):
 
 
 @on_every_store
-async def test_an_active_run_hears_of_mail_that_another_engine_delivers(h):
+async def test_active_run_receives_a_message_delivered_by_another_engine(h):
     go = asyncio.Event()
 
     @step
@@ -134,7 +134,7 @@ async def test_an_active_run_hears_of_mail_that_another_engine_delivers(h):
 
 
 @on_every_store
-async def test_a_run_answers_requests(h):
+async def test_run_replies_to_requests(h):
     @workflow
     async def talk_server(ctx: Context) -> int:
         answered = 0
@@ -158,7 +158,7 @@ async def test_a_run_answers_requests(h):
 
 
 @on_every_store
-async def test_a_deferred_is_completed_with_the_token_that_the_run_shows(h):
+async def test_deferred_is_completed_with_the_published_token(h):
     @workflow
     async def talk_reviewed(ctx: Context) -> str:
         review = ctx.deferred("review", str)
@@ -178,7 +178,7 @@ async def test_a_deferred_is_completed_with_the_token_that_the_run_shows(h):
 
 
 @on_every_store
-async def test_published_values_are_those_of_a_run_that_is_there(h):
+async def test_published_values_need_an_existing_run(h):
     client = await h.client()
     with pytest.raises(RunNotFound):
         await client.published("nobody")
@@ -201,7 +201,7 @@ async def test_a_workflow_writes_streams_itself(h):
 
 
 @on_every_store
-async def test_a_parent_hears_of_its_children_without_a_sweep(h):
+async def test_parent_is_notified_of_its_children_without_a_sweep(h):
     @workflow
     async def talk_parent(ctx: Context, n: int) -> list[Any]:
         first = await ctx.run_child(talk_double, n)
@@ -245,7 +245,7 @@ async def test_children_are_cancelled_or_terminated_with_their_parent(h):
 
 
 @on_every_store
-async def test_a_parent_elsewhere_is_told_by_the_engine_of_the_child(h):
+async def test_parent_on_another_engine_is_notified_of_its_childs_end(h):
     @workflow
     async def talk_far_parent(ctx: Context) -> int:
         return await ctx.run_child(talk_double, 4)
@@ -256,7 +256,7 @@ async def test_a_parent_elsewhere_is_told_by_the_engine_of_the_child(h):
 
 
 @on_every_store
-async def test_a_parent_that_crashes_while_it_waits_hears_of_the_end(h):
+async def test_parent_that_crashed_while_waiting_gets_the_childs_result(h):
     @workflow
     async def talk_crashing_parent(ctx: Context) -> int:
         return await ctx.run_child(talk_double, 5, id="the-child")
@@ -281,7 +281,7 @@ async def talk_twice(ctx: Context) -> list[Any]:
 
 
 @on_every_store
-async def test_a_run_is_rewound_and_goes_on_from_there(h):
+async def test_rewound_run_continues_from_the_location(h):
     engine = await h.engine(talk_twice, config=LONG)
     run = await engine.start(talk_twice)
     await run.send("go", 1)
@@ -317,7 +317,7 @@ async def test_a_run_is_rewound_while_it_is_executed(h):
 
 
 @on_every_store
-async def test_a_fork_goes_its_own_way(h):
+async def test_fork_is_independent_of_the_original(h):
     engine = await h.engine(talk_twice, config=LONG)
     run = await engine.start(talk_twice, id="original")
     await run.send("go", 1)
@@ -332,7 +332,7 @@ async def test_a_fork_goes_its_own_way(h):
 
 
 @on_every_store
-async def test_what_cannot_be_rewound_is_refused(h):
+async def test_invalid_rewinds_are_refused(h):
     engine = await h.engine(talk_twice)
     run = await engine.start(talk_twice)
     await h.settle()

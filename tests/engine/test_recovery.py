@@ -14,7 +14,7 @@ async def plain(n: int) -> int:
 
 
 @on_every_store
-async def test_a_run_goes_on_where_it_was(h):
+async def test_run_continues_from_its_last_recorded_entry(h):
     @workflow
     async def three(ctx: Context) -> int:
         total = await plain(1)
@@ -62,7 +62,7 @@ async def test_recover_reports_what_it_did(h):
 
 
 @on_every_store
-async def test_a_dead_workers_runs_go_on_within_the_lease(h):
+async def test_runs_of_a_dead_worker_continue_within_the_lease(h):
     gate = asyncio.Event()
 
     @step
@@ -119,7 +119,7 @@ async def test_attempts_and_the_next_ones_time_survive_a_restart(h):
 
 
 @on_every_store
-async def test_an_attempt_that_a_crash_cut_short_is_repeated_under_its_number(h):
+async def test_attempt_interrupted_by_a_crash_keeps_its_number(h):
     gate = asyncio.Event()
 
     @step(retry=Retry(max_attempts=2, initial=1, jitter=0))
@@ -177,7 +177,7 @@ async def test_at_most_once_across_a_crash(h):
 
 
 @on_every_store
-async def test_at_most_once_that_was_recorded_and_not_begun_is_not_begun_later(h):
+async def test_recorded_at_most_once_step_does_not_start_after_a_crash(h):
     @step(at_most_once=True)
     async def pay() -> str:
         return "paid"
@@ -256,7 +256,7 @@ async def test_a_poison_run_is_held_and_shown_as_a_dead_letter(h):
 
 
 @on_every_store
-async def test_recoveries_are_counted_in_a_row_only(h):
+async def test_only_consecutive_recoveries_are_counted(h):
     """A run that got on in between is not a poison run."""
 
     @step
@@ -282,7 +282,7 @@ async def test_recoveries_are_counted_in_a_row_only(h):
 
 
 @on_every_store
-async def test_what_a_caller_has_seen_survives(h):
+async def test_results_seen_by_a_caller_survive(h):
     """Guarantee 1: an entry that someone saw is there after any crash."""
 
     @workflow

@@ -28,7 +28,7 @@ def clean_registry(monkeypatch):
 
 
 @on_every_store
-async def test_defining_a_name_again_from_the_same_place_replaces_it(h):
+async def test_redefinition_from_the_same_source_replaces_a_workflow(h):
     defined_in("shop.orders", "old")
     new = defined_in("shop.orders", "new")
     assert REGISTRY.find("twice", 1) is new
@@ -37,7 +37,7 @@ async def test_defining_a_name_again_from_the_same_place_replaces_it(h):
 
 
 @on_every_store
-async def test_two_places_are_an_error_only_for_who_must_choose(h):
+async def test_two_definitions_of_a_name_are_an_error_only_when_one_must_be_chosen(h):
     one = defined_in("shop.orders", "one")
     two = defined_in("shop.returns", "two")
     engine = await h.engine()  # no error yet
@@ -65,7 +65,7 @@ async def test_a_run_of_an_ambiguous_name_waits_and_is_not_failed(h):
 
 
 @on_every_store
-async def test_a_list_means_just_those(h):
+async def test_workflow_list_limits_what_the_engine_serves(h):
     one = defined_in("shop.orders", "one", name="listed")
     other = defined_in("shop.orders", "other", name="unlisted")
     engine = await h.engine(one)
@@ -76,7 +76,7 @@ async def test_a_list_means_just_those(h):
 
 
 @on_every_store
-async def test_no_list_means_what_was_imported_and_what_is_started(h):
+async def test_engine_without_a_list_serves_all_imported_workflows(h):
     before = defined_in("shop.orders", "before", name="imported_before")
     engine = await h.engine()
     client = await h.client()
@@ -100,7 +100,7 @@ async def test_versions_of_a_name_side_by_side(h):
 
 
 @on_every_store
-async def test_what_this_engine_has_is_not_reported_as_missing(h):
+async def test_workflows_of_this_engine_are_not_reported_as_missing(h):
     """A workflow that was defined after the engine was opened, before its next sign of life."""
     engine = await h.engine()
     late = defined_in("shop.late", "late", name="late")

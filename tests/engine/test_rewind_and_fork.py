@@ -86,7 +86,7 @@ CHAIN = ["delta 0", "alpha 1", "charlie 2", "alpha 3", "bravo 4"]
 
 
 @on_every_store
-async def test_a_rewind_goes_by_order_and_never_by_name(h):
+async def test_rewind_drops_entries_by_order_not_by_name(h):
     engine = await h.engine(chain)
     assert await h.run_to_end(await engine.start(chain, id="r")) == CHAIN
     await engine.rewind("r", "charlie")
@@ -96,7 +96,7 @@ async def test_a_rewind_goes_by_order_and_never_by_name(h):
 
 
 @on_every_store
-async def test_branches_are_cut_by_when_they_asked(h):
+async def test_rewind_cuts_branches_by_request_order(h):
     @workflow(name="rewind.branches")
     async def branches(ctx: Context) -> dict:
         async def branch(name: str, pause: float) -> list[str]:
@@ -116,7 +116,7 @@ async def test_branches_are_cut_by_when_they_asked(h):
 
 
 @on_every_store
-async def test_a_rewind_to_the_first_entry_does_all_again(h):
+async def test_rewind_to_the_first_entry_repeats_everything(h):
     engine = await h.engine(chain)
     await h.run_to_end(await engine.start(chain, id="r"))
     await engine.rewind("r", "delta")
@@ -137,7 +137,7 @@ async def test_effects_get_new_ids(h):
 
 
 @on_every_store
-async def test_an_unknown_location_is_refused_in_clear_words_and_nothing_is_stored(h):
+async def test_unknown_location_is_refused_and_nothing_is_stored(h):
     engine = await h.engine(chain)
     await h.run_to_end(await engine.start(chain, id="r"))
     before = await everything_in(h.store, "r")
@@ -164,7 +164,7 @@ async def looping(ctx: Context, until: int) -> list[str]:
 
 
 @on_every_store
-async def test_in_a_loop_it_means_that_iteration(h):
+async def test_rewind_location_in_a_loop_means_that_iteration(h):
     engine = await h.engine(looping)
     run = await engine.start(looping, 6, id="r")
     assert await h.run_to_end(run) == ["0", "1", "2", "3", "4", "5"]
@@ -197,7 +197,7 @@ async def test_an_iteration_that_was_pruned_is_refused(h):
 
 
 @on_every_store
-async def test_a_failed_run_goes_on_from_where_it_broke(h):
+async def test_rewound_failed_run_continues_at_the_failed_step(h):
     BROKEN.add("charlie 2")
     engine = await h.engine(chain)
     run = await engine.start(chain, id="r")
@@ -219,7 +219,7 @@ async def sleeps(ctx: Context) -> list[str]:
 
 
 @on_every_store
-async def test_a_cancelled_run_lives_again(h):
+async def test_cancelled_run_can_be_rewound(h):
     engine = await h.engine(sleeps)
     run = await engine.start(sleeps, id="r")
     await h.settle()
@@ -233,7 +233,7 @@ async def test_a_cancelled_run_lives_again(h):
 
 
 @on_every_store
-async def test_a_terminated_run_lives_again(h):
+async def test_terminated_run_can_be_rewound(h):
     engine = await h.engine(sleeps)
     run = await engine.start(sleeps, id="r")
     await h.settle()
@@ -243,7 +243,7 @@ async def test_a_terminated_run_lives_again(h):
 
 
 @on_every_store
-async def test_a_suspended_run_sleeps_anew(h):
+async def test_rewound_sleep_gets_a_new_deadline(h):
     engine = await h.engine(sleeps)
     run = await engine.start(sleeps, id="r")
     await h.clock.advance(60)
@@ -255,7 +255,7 @@ async def test_a_suspended_run_sleeps_anew(h):
 
 
 @on_every_store
-async def test_a_run_that_nobody_has_in_memory_is_rewound_by_a_client(h):
+async def test_client_rewinds_a_run_that_no_worker_has_cached(h):
     engine = await h.engine(sleeps)
     await engine.start(sleeps, id="r")
     await h.settle()
@@ -268,7 +268,7 @@ async def test_a_run_that_nobody_has_in_memory_is_rewound_by_a_client(h):
 
 
 @on_every_store
-async def test_a_run_that_another_worker_executes_is_rewound_under_its_hands(h):
+async def test_run_executing_on_another_worker_can_be_rewound(h):
     @workflow(name="rewind.elsewhere")
     async def elsewhere(ctx: Context) -> list[str]:
         return [await gated("a"), await gated("b")]
@@ -303,7 +303,7 @@ async def test_the_result_of_an_attempt_in_flight_is_refused(h):
 
 
 @on_every_store
-async def test_a_held_run_is_free_after_a_rewind(h):
+async def test_rewind_releases_a_held_run(h):
     @workflow(name="rewind.held", suspend_on_failure=True)
     async def held(ctx: Context) -> list[str]:
         return [await do("first"), await do("second")]
@@ -371,7 +371,7 @@ async def test_events_of_a_topic_return_to_the_mailbox(h):
 
 
 @on_every_store
-async def test_a_receive_that_was_given_up_stands_again(h):
+async def test_abandoned_receive_can_be_requested_again(h):
     @workflow(name="rewind.gives-up")
     async def gives_up(ctx: Context) -> list:
         await do("first")
@@ -403,7 +403,7 @@ async def parent(ctx: Context) -> list:
 
 
 @on_every_store
-async def test_children_that_were_started_since_are_cancelled_and_started_anew(h):
+async def test_rewind_cancels_and_restarts_children(h):
     engine = await h.engine(parent, kid)
     run = await engine.start(parent, id="r")
     await h.settle()
@@ -415,7 +415,7 @@ async def test_children_that_were_started_since_are_cancelled_and_started_anew(h
 
 
 @on_every_store
-async def test_settled_deferreds_stay(h):
+async def test_completed_deferreds_survive_a_rewind(h):
     @workflow(name="rewind.deferred")
     async def waits(ctx: Context) -> list:
         number = await ctx.deferred("n", int)
@@ -476,7 +476,7 @@ async def test_a_run_that_is_rewound_and_fails_again_is_compensated_again(h):
 
 
 @on_every_store
-async def test_who_waits_for_a_run_waits_for_its_new_end(h):
+async def test_waiter_of_a_rewound_run_waits_for_its_new_end(h):
     engine = await h.engine(sleeps)
     run = await engine.start(sleeps, id="r")
     await h.run_to_end(run)
@@ -493,7 +493,7 @@ async def test_who_waits_for_a_run_waits_for_its_new_end(h):
 
 
 @on_every_store
-async def test_a_fork_goes_on_from_there_and_the_old_run_is_left_alone(h):
+async def test_fork_continues_from_the_location_and_leaves_the_original_alone(h):
     engine = await h.engine(chain)
     await h.run_to_end(await engine.start(chain, id="r"))
     before = await everything_in(h.store, "r")
@@ -572,7 +572,7 @@ async def test_a_fork_of_a_running_run_does_not_wait_for_it(h):
 
 
 @on_every_store
-async def test_a_fork_of_a_failed_saga_does_again_what_was_undone(h):
+async def test_fork_of_a_compensated_run_repeats_compensated_steps(h):
     BROKEN.add("last")
     engine = await h.engine(saga)
     with pytest.raises(RunFailed):

@@ -53,18 +53,18 @@ async def name_of_loop() -> str:
     return type(asyncio.get_running_loop()).__module__
 
 
-def test_run_uses_uvloop_where_it_is_installed(monkeypatch):
+def test_run_uses_uvloop_if_installed(monkeypatch):
     assert perdure.run(on_which_loop).startswith("uvloop")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert perdure.run(on_which_loop).startswith("asyncio")
 
 
-def test_run_raises_what_the_run_came_to():
+def test_run_raises_the_outcome_of_the_run():
     with pytest.raises(RunFailed, match="no"):
         perdure.run(failing_script)
 
 
-def test_run_with_an_id_on_a_durable_store_does_nothing_twice(tmp_path):
+def test_run_with_an_id_on_a_durable_store_executes_once(tmp_path):
     url = f"sqlite:///{tmp_path}/script.db"
     assert perdure.run(script, 4, store=url, id="s") == 5
     assert perdure.run(script, 4, store=url, id="s") == 5

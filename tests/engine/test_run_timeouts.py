@@ -96,7 +96,7 @@ async def test_a_suspension_longer_than_max_suspend_fails_the_run(h):
 
 
 @on_every_store
-async def test_a_step_that_takes_long_is_no_suspension(h):
+async def test_long_step_does_not_count_as_suspension(h):
     gate = asyncio.Event()
 
     @step
@@ -116,7 +116,7 @@ async def test_a_step_that_takes_long_is_no_suspension(h):
 
 
 @on_every_store
-async def test_a_failed_run_with_a_retry_begins_a_new_generation(h):
+async def test_failed_run_with_retry_starts_a_new_generation(h):
     @workflow(retry=Retry(max_attempts=3, initial=10, jitter=0))
     async def again(ctx: Context) -> str:
         await note(f"generation {ctx.generation}")
@@ -152,7 +152,7 @@ async def test_attempts_of_a_run_end(h):
 
 
 @on_every_store
-async def test_a_critical_error_is_not_tried_again(h):
+async def test_critical_error_is_not_retried(h):
     @workflow(retry=Retry(initial=1))
     async def doomed(ctx: Context) -> None:
         await note("once")
@@ -185,7 +185,7 @@ async def test_a_run_level_retry_survives_a_crash_in_its_wait(h):
 
 
 @on_every_store
-async def test_a_timeout_is_for_the_whole_run_and_not_tried_again(h):
+async def test_run_timeout_covers_all_attempts_and_is_not_retried(h):
     @workflow(timeout=30, retry=Retry(max_attempts=5, initial=1, jitter=0))
     async def endless(ctx: Context) -> None:
         await note(f"generation {ctx.generation}")

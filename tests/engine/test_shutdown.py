@@ -28,7 +28,7 @@ def gated():
 
 
 @on_every_store
-async def test_steps_finish_and_are_recorded_and_no_new_ones_begin(h):
+async def test_shutdown_records_running_steps_and_starts_no_new_ones(h):
     wf, gate = gated()
     engine = await h.engine(wf)
     await engine.start(wf, id="g")
@@ -50,7 +50,7 @@ async def test_steps_finish_and_are_recorded_and_no_new_ones_begin(h):
 
 
 @on_every_store
-async def test_a_step_that_outlasts_the_grace_is_cancelled_and_its_run_given_back(h):
+async def test_step_that_exceeds_the_grace_is_cancelled_and_its_run_released(h):
     wf, gate = gated()
     engine = await h.engine(wf)
     await engine.start(wf, id="g")
@@ -119,7 +119,7 @@ async def test_shutdown_leaves_no_worker_behind(h):
 
 
 @on_every_store
-async def test_runs_that_sleep_need_no_giving_back(h):
+async def test_suspended_runs_need_no_release_at_shutdown(h):
     @workflow
     async def sleepy(ctx: Context) -> str:
         await ctx.sleep(100)
@@ -136,7 +136,7 @@ async def test_runs_that_sleep_need_no_giving_back(h):
 
 
 @on_every_store
-async def test_calls_after_the_end_and_before_the_beginning(h):
+async def test_calls_on_an_engine_that_is_not_open_raise(h):
     wf, _ = gated()
     engine = await h.engine(wf)
     await h.drive(engine.shutdown())
@@ -169,7 +169,7 @@ async def _history(h, run_id: str) -> list[tuple[str, str]]:
 
 
 @on_every_store
-async def test_a_store_that_stays_away_does_not_keep_an_engine_from_leaving(h):
+async def test_unavailable_store_does_not_block_shutdown(h):
     wf, gate = gated()
     engine = await h.engine(wf)
     await engine.start(wf, id="g")

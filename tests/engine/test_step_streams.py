@@ -32,7 +32,7 @@ async def streaming_speaker(ctx: Context, words: list[str]) -> int:
 
 
 @on_every_store
-async def test_what_a_step_writes_can_be_read_from_any_place(h):
+async def test_stream_items_are_readable_from_any_offset(h):
     engine = await h.engine(streaming_speaker)
     run = await engine.start(streaming_speaker, ["a", "b", "c"])
     assert await h.run_to_end(run) == 3
@@ -45,7 +45,7 @@ async def test_what_a_step_writes_can_be_read_from_any_place(h):
 
 
 @on_every_store
-async def test_what_is_written_in_one_go_is_one_write_before_the_result(h):
+async def test_stream_items_of_one_iteration_are_one_write_before_the_result(h):
     engine = await h.engine(streaming_speaker)
     await h.run_to_end(await engine.start(streaming_speaker, ["a", "b", "c"]))
     kinds = [type(write).__name__ for batch in engine.faults.committed for write in batch]
@@ -71,7 +71,7 @@ async def test_a_sync_step_writes_from_its_thread(h):
 
 
 @on_every_store
-async def test_a_reader_follows_live_until_the_run_has_ended(h):
+async def test_stream_reader_follows_until_the_run_ends(h):
     go = asyncio.Event()
 
     @step
@@ -155,7 +155,7 @@ async def test_items_of_a_process_that_died_are_marked(h):
 
 
 @on_every_store
-async def test_steps_that_nobody_executed_before_mark_nothing(h):
+async def test_first_execution_of_a_step_marks_no_stream_items(h):
     engine, client = await h.engine(streaming_speaker), await h.client()
     run = await client.start(streaming_speaker, ["a"])
     await h.drive(client.result(run.id))
@@ -164,7 +164,7 @@ async def test_steps_that_nobody_executed_before_mark_nothing(h):
 
 
 @on_every_store
-async def test_a_body_that_is_no_longer_wanted_writes_nothing_more(h):
+async def test_superseded_step_body_writes_no_more_stream_items(h):
     release = threading.Event()
     late = threading.Event()
 
@@ -196,7 +196,7 @@ async def test_a_body_that_is_no_longer_wanted_writes_nothing_more(h):
 
 
 @on_every_store
-async def test_what_cannot_be_written_is_refused_in_the_body(h):
+async def test_unencodable_stream_item_is_refused_in_the_step(h):
     @step(raises=(InvalidPayload, WorkflowMisuse))
     async def wrong(name: str) -> None:
         current_step().write(name, object())
@@ -216,7 +216,7 @@ async def test_what_cannot_be_written_is_refused_in_the_body(h):
 
 
 @on_every_store
-async def test_reading_asks_for_a_run_that_is_there(h):
+async def test_reading_a_stream_needs_an_existing_run(h):
     client, stage = await h.client(), Stage(h)
     with pytest.raises(RunNotFound):
         await collect(client, "nobody")

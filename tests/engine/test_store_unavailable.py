@@ -44,7 +44,7 @@ async def assert_all_went_well(h, engine, runs) -> None:
 
 
 @on_every_store
-async def test_every_answer_is_lost_once(h):
+async def test_simulation_loses_every_response_once(h):
     engine = await h.engine(busy)
     commit = engine.faults.commit
     tries = 0
@@ -62,7 +62,7 @@ async def test_every_answer_is_lost_once(h):
 
 
 @on_every_store
-async def test_the_store_is_away_for_minutes(h):
+async def test_runs_survive_a_store_outage_of_minutes(h):
     engine = await h.engine(busy)
     runs = [await engine.start(busy, 6, id=f"b{i}") for i in range(3)]
     await h.clock.advance(1.5)
@@ -75,7 +75,7 @@ async def test_the_store_is_away_for_minutes(h):
 
 
 @on_every_store
-async def test_every_kind_of_call_fails_now_and_then(h):
+async def test_simulation_fails_every_kind_of_call(h):
     engine = await h.engine(busy, config=EngineConfig(resident_runs=2))
     through = engine.faults._through
     chance = random.Random(7)
@@ -91,7 +91,7 @@ async def test_every_kind_of_call_fails_now_and_then(h):
 
 
 @on_every_store
-async def test_a_claim_whose_answer_is_lost_is_noticed(h):
+async def test_claim_with_a_lost_response_is_noticed(h):
     client = await h.client()
     run = await client.start(busy, 6, id="b")
     engine = await h.engine(busy, config=EngineConfig(resident_runs=1))
@@ -113,7 +113,7 @@ async def test_a_claim_whose_answer_is_lost_is_noticed(h):
 
 
 @on_every_store
-async def test_a_caller_gives_up_and_what_it_started_is_executed_all_the_same(h):
+async def test_run_executes_although_its_caller_stopped_waiting(h):
     """The answer to `start` is lost until the caller gives up; the run exists, and must not be left lying."""
     engine = await h.engine(busy, config=EngineConfig(store_retry=Retry(max_attempts=3, initial=0.1)))
     engine.faults.lose_answers(3)
@@ -127,7 +127,7 @@ async def test_a_caller_gives_up_and_what_it_started_is_executed_all_the_same(h)
 
 
 @on_every_store
-async def test_a_caller_gets_the_error_when_the_store_stays_away(h):
+async def test_caller_gets_the_error_when_the_store_stays_unavailable(h):
     engine = await h.engine(busy)
     engine.faults.away(10**9)
     with pytest.raises(StoreError, match="away"):
@@ -147,7 +147,7 @@ async def test_opening_waits_for_the_store(h):
 
 
 @on_every_store
-async def test_a_lost_answer_is_recognised_and_not_committed_twice(h):
+async def test_commit_with_a_lost_response_is_not_committed_twice(h):
     engine = await h.engine(busy)
     run = await engine.start(busy, 6, id="b")
     await h.run_to_end(run)
@@ -170,7 +170,7 @@ async def test_a_lost_answer_is_recognised_and_not_committed_twice(h):
 
 
 @on_every_store
-async def test_a_lease_outlives_a_short_absence_of_the_store(h):
+async def test_lease_survives_a_short_store_outage(h):
     engine = await h.engine(busy)
     worker = engine.worker
     await h.clock.advance(4)
@@ -194,7 +194,7 @@ class Timeless(MemoryStore):
         raise StoreError("the store does not know the time")
 
 
-def test_a_store_that_cannot_be_used_is_closed_again():
+def test_store_that_cannot_be_opened_is_closed():
     store = Timeless()
 
     async def main() -> None:

@@ -110,7 +110,7 @@ async def test_a_reader_follows_live_and_ends_with_the_run(h):
 
 
 @on_every_store
-async def test_a_live_reader_gets_what_is_there_before_the_end(h):
+async def test_live_stream_reader_gets_all_items_before_the_end(h):
     engine = await h.engine(mixed)
     client = await h.client(store=another_handle(h.store, h.clock))
     await engine.start(mixed, id="r")
@@ -136,7 +136,7 @@ async def test_reading_resumes_from_an_offset(h):
 
 @on_every_store
 @pytest.mark.parametrize("how", ["fail", "cancel", "terminate"])
-async def test_a_stream_ends_however_its_run_ends(h, how):
+async def test_stream_ends_with_any_outcome_of_its_run(h, how):
     @workflow(name=f"streams.ends-{how}")
     async def ends(ctx: Context) -> None:
         await ctx.stream("log").write(1)
@@ -159,7 +159,7 @@ async def test_a_stream_ends_however_its_run_ends(h, how):
 
 
 @on_every_store
-async def test_a_stream_goes_on_across_continuations_and_loops(h):
+async def test_stream_continues_across_continuations_and_loops(h):
     @workflow(name="streams.goes-on")
     async def goes_on(ctx: Context, n: int) -> None:
         async def body(ctx: Context, i: int) -> Continue[int] | Break[int]:
@@ -177,7 +177,7 @@ async def test_a_stream_goes_on_across_continuations_and_loops(h):
 
 
 @on_every_store
-async def test_what_a_rewind_drops_is_marked(h):
+async def test_stream_items_dropped_by_a_rewind_are_marked(h):
     engine = await h.engine(mixed)
     run = await engine.start(mixed, id="r")
     await h.run_to_end(run)
@@ -189,7 +189,7 @@ async def test_what_a_rewind_drops_is_marked(h):
 
 
 @on_every_store
-async def test_a_fork_has_no_part_in_the_stream(h):
+async def test_fork_does_not_copy_streams(h):
     engine = await h.engine(mixed)
     await h.run_to_end(await engine.start(mixed, id="r"))
     await h.run_to_end(await engine.fork("r", "speak#2", id="f"))
@@ -198,7 +198,7 @@ async def test_a_fork_has_no_part_in_the_stream(h):
 
 
 @on_every_store
-async def test_what_cannot_be_written_is_refused_where_it_is_given(h):
+async def test_unencodable_stream_item_is_refused_at_the_call(h):
     @workflow(name="streams.wrong")
     async def wrong(ctx: Context) -> list[str]:
         seen = []
@@ -228,7 +228,7 @@ async def test_what_cannot_be_written_is_refused_where_it_is_given(h):
 
 
 @on_every_store
-async def test_the_last_value_of_each_key_can_be_read(h):
+async def test_last_published_value_of_each_key_is_readable(h):
     engine = await h.engine(mixed)
     client = await h.client(store=another_handle(h.store, h.clock))
     run = await engine.start(mixed, id="r")
@@ -243,7 +243,7 @@ async def test_the_last_value_of_each_key_can_be_read(h):
 
 
 @on_every_store
-async def test_values_outlive_a_continuation_and_a_failure(h):
+async def test_published_values_survive_continuation_and_failure(h):
     @workflow(name="streams.values")
     async def values(ctx: Context, n: int) -> None:
         await ctx.publish(f"generation {n}", {"n": n, "who": ctx.run_id})

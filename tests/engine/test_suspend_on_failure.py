@@ -68,7 +68,7 @@ async def test_an_exhausted_step_holds_the_run_and_resume_runs_it_again(h):
 
 
 @on_every_store
-async def test_resume_gives_all_attempts_back_and_holds_again(h):
+async def test_resume_resets_attempts_and_holds_again(h):
     engine, run = await held_at_valve(h)
     await engine.resume("r")
     await h.clock.advance(10)
@@ -101,7 +101,7 @@ async def test_a_held_run_can_be_cancelled_and_compensates(h):
 
 
 @on_every_store
-async def test_other_branches_go_on_until_only_the_failed_one_is_left(h):
+async def test_other_branches_finish_before_the_run_is_held(h):
     @workflow(name="held.branches", suspend_on_failure=True)
     async def branches(ctx: Context) -> dict:
         async def slow() -> str:
@@ -120,7 +120,7 @@ async def test_other_branches_go_on_until_only_the_failed_one_is_left(h):
 
 
 @on_every_store
-async def test_an_error_that_the_workflow_knows_by_type_comes_through(h):
+async def test_error_type_of_the_workflow_module_is_preserved(h):
     @workflow(name="held.typed", suspend_on_failure=True)
     async def typed(ctx: Context) -> str:
         try:
@@ -134,7 +134,7 @@ async def test_an_error_that_the_workflow_knows_by_type_comes_through(h):
 
 
 @on_every_store
-async def test_without_it_the_workflow_sees_the_failure(h):
+async def test_failed_step_raises_without_suspend_on_failure(h):
     BROKEN.add("valve")
 
     @workflow(name="held.not")

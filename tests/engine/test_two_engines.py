@@ -60,7 +60,7 @@ async def test_no_run_is_executed_by_both(h):
 
 
 @on_every_store
-async def test_a_copy_in_memory_that_another_engine_has_moved_on_executes_nothing(h):
+async def test_stale_cached_run_executes_nothing(h):
     """The first engine remembers the run as waiting for its second attempt; the second made that attempt already."""
 
     @step(retry=Retry(max_attempts=3, initial=10, jitter=0))
@@ -95,7 +95,7 @@ async def test_a_copy_in_memory_that_another_engine_has_moved_on_executes_nothin
 
 
 @on_every_store
-async def test_a_zombie_changes_nothing_and_comes_back_as_another(h):
+async def test_fenced_worker_changes_nothing_and_rejoins_with_a_new_id(h):
     gate = asyncio.Event()
 
     @step
@@ -169,7 +169,7 @@ async def test_a_stale_workers_commit_is_refused(h):
 
 
 @on_every_store
-async def test_rejoining_waits_for_a_store_that_is_away(h):
+async def test_rejoining_waits_for_an_unavailable_store(h):
     engine = await h.engine(naps)
     await h.store.fence_worker(engine.worker)
     gone = engine.worker
@@ -223,7 +223,7 @@ async def test_workers_that_serve_different_workflows_share_a_store(h):
 
 
 @on_every_store
-async def test_pools_are_apart(h):
+async def test_pools_are_separate(h):
     @workflow(pool="heavy")
     async def heavy(ctx: Context) -> int:
         return await work(1)
@@ -239,7 +239,7 @@ async def test_pools_are_apart(h):
 
 
 @on_every_store
-async def test_a_run_that_becomes_ours_while_an_older_state_of_it_is_read_is_read_again(h):
+async def test_run_claimed_during_a_stale_load_is_loaded_again(h):
     engine = await h.engine(naps)
     await engine.start(naps, 1, id="n", delay=10)
     gate, load = asyncio.Event(), engine.faults.load

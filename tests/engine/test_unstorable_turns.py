@@ -37,7 +37,7 @@ def holds(value: bytes):
 
 
 @on_every_store
-async def test_it_fails_that_entry_alone_and_the_batch_goes_on(h):
+async def test_unstorable_entry_fails_alone_and_the_batch_proceeds(h):
     engine = await h.engine(giving)
     engine.faults.refuse(holds(b'"bad"'))
     runs = [await engine.start(giving, "bad" if n == 3 else f"good{n}", id=f"g{n}") for n in range(7)]
@@ -49,7 +49,7 @@ async def test_it_fails_that_entry_alone_and_the_batch_goes_on(h):
 
 
 @on_every_store
-async def test_of_several_inputs_in_one_turn_only_the_guilty_one_fails(h):
+async def test_unstorable_input_of_a_turn_fails_alone(h):
     engine = await h.engine(giving_together)
     engine.faults.refuse(holds(b'"x"'))
     run = await engine.start(giving_together)
@@ -58,7 +58,7 @@ async def test_of_several_inputs_in_one_turn_only_the_guilty_one_fails(h):
 
 
 @on_every_store
-async def test_a_result_of_the_run_that_the_store_refuses(h):
+async def test_unstorable_run_result_holds_the_run(h):
     @workflow
     async def ends_badly(ctx: Context) -> str:
         await give("fine")

@@ -178,7 +178,7 @@ def test_many_runs_are_loaded_together(tmp_path):
     on_sqlite(tmp_path, test)
 
 
-def test_a_run_that_is_in_memory_is_not_loaded(tmp_path, statements):
+def test_cached_run_is_not_loaded(tmp_path, statements):
     async def test(h):
         engine = await h.engine(ten_steps_and_a_nap)
         statements.clear()

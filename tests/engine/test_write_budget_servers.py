@@ -148,7 +148,7 @@ def test_postgres_ten_steps_are_eleven_statements(postgres_server, queries):
     on_postgres(postgres_server, "statements", test)
 
 
-def test_postgres_the_end_of_a_child_does_not_try_the_short_way(postgres_server, queries):
+def test_postgres_child_end_does_not_use_the_fast_path(postgres_server, queries):
     """Somebody is told of it: that is known, and another round trip would be in vain."""
 
     async def test(h):
@@ -240,7 +240,7 @@ def test_redis_ten_steps_are_eleven_round_trips(redis_server):
     on_redis(redis_server, "trips", test)
 
 
-def test_redis_the_end_of_a_child_does_not_try_the_short_way(redis_server):
+def test_redis_child_end_does_not_use_the_fast_path(redis_server):
     async def test(h):
         engine = await h.engine(one_child, ten_puts)
         await h.drive(engine.execute(one_child))
@@ -265,7 +265,7 @@ def test_redis_a_batch_of_turns_is_one_round_trip(redis_server):
     on_redis(redis_server, "batches", test)
 
 
-def test_redis_who_has_read_an_event_does_not_look_at_all_others_who_have_it(redis_server):
+def test_redis_cost_of_consuming_an_event_is_independent_of_other_readers(redis_server):
     """Else a broadcast to many would take the square of their number."""
 
     async def test(h):

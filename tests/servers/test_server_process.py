@@ -62,7 +62,7 @@ async def postgres_answers(url: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_server_serves_a_session_and_goes_when_its_last_process_is_killed(kind: str) -> None:
+def test_shared_server_stops_when_its_last_process_dies(kind: str) -> None:
     session = os.urandom(8).hex()
     first, second = start_a_session(kind, session), start_a_session(kind, session)
     with first, second:
@@ -81,14 +81,14 @@ def test_one_server_serves_a_session_and_goes_when_its_last_process_is_killed(ki
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_given_url_is_used_and_nothing_started(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_url_is_used_and_no_server_started(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = KINDS[kind]
     monkeypatch.setenv(module.ENVIRONMENT, "postgresql://given/db")
     monkeypatch.setattr(module, "shared", lambda kind: pytest.fail("it started a server"))
     assert module.shared_url.__wrapped__() == "postgresql://given/db"
 
 
-def test_nobody_gets_in_without_the_password(tmp_path: Path) -> None:
+def test_redis_server_requires_the_password(tmp_path: Path) -> None:
     server = redis_servers.Server(tmp_path / "redis")
     server.start()
     try:

@@ -16,7 +16,7 @@ async def pair(ctx: Context) -> None:
     await ctx.join(first=ctx.receive("found.first"), second=ctx.receive("found.second"))
 
 
-def test_what_was_asked_for_and_given_up_in_one_turn_can_be_rewound_to_before_it_was_given_up():
+def test_entry_abandoned_in_its_first_turn_is_a_rewind_location():
     """A rewind, then a cancel, then the run goes on: the second receive is asked for anew and cancelled at once.
 
     To go back to the cancel then left a receive that was on record as cancelled, and that nobody cancels: divergence.
@@ -55,7 +55,7 @@ async def nap(ctx: Context) -> list[Any]:
     return list(await ctx.join(ctx.receive("found.first"), ctx.sleep(30), patiently()))
 
 
-def test_a_sleep_that_was_asked_for_and_given_up_in_one_turn_has_its_deadline_when_it_is_opened_again():
+def test_sleep_abandoned_in_its_first_turn_keeps_its_deadline_after_rewind():
     """Its only row says that it was given up, and not until when it was to last: it was left so, and the run was held.
 
     A receive was opened, and would have waited for ever.
@@ -88,7 +88,7 @@ async def sleeper(ctx: Context) -> str:
     return "awake"
 
 
-def test_a_claim_whose_answer_got_lost_is_taken_up_although_the_run_sleeps_in_memory():
+def test_claim_with_a_lost_response_is_found_although_the_run_is_cached():
     """The worker looks up what it owns, found the run in its memory, and left it there: asleep, owned, for ever."""
 
     async def scene(harness: Harness) -> None:
@@ -129,7 +129,7 @@ async def noted(ctx: Context) -> None:
     await ctx.loop("rounds", body, 0)
 
 
-def test_the_note_of_a_compensation_is_no_place_to_rewind_to():
+def test_compensation_record_is_not_a_rewind_location():
     """It is kept beside the order of asking: the step of which it tells was then on record, and never asked for."""
 
     async def scene(harness: Harness) -> None:
@@ -150,7 +150,7 @@ async def late(ctx: Context) -> None:
     await ctx.join(ctx.sleep_until(moment), compensated())
 
 
-def test_a_sleep_until_a_moment_that_has_passed_since_is_asked_for_again_after_a_rewind():
+def test_sleep_until_a_past_time_is_requested_again_after_rewind():
     """The replay asks for it at the time of the rewind, when there is nothing to wait for: its record was left over."""
 
     async def scene(harness: Harness) -> None:
@@ -176,7 +176,7 @@ async def parent(ctx: Context) -> None:
     await ctx.run_child(waits)
 
 
-def test_a_child_that_a_rewind_has_started_anew_is_stopped_by_the_next_one():
+def test_child_restarted_by_a_rewind_is_cancelled_by_the_next_rewind():
     """Its entry went on telling of the first child, and the second one ran for ever."""
 
     async def scene(harness: Harness) -> None:
@@ -202,7 +202,7 @@ async def starts(ctx: Context) -> None:
     await ctx.join(ctx.run_child(waits), ctx.receive("found.never"))
 
 
-def test_who_rewinds_a_fork_leaves_the_children_of_the_old_run_alone():
+def test_rewind_of_a_fork_leaves_the_originals_children_alone():
     """What a fork has copied named them as its own, and going back to before they were started cancelled them."""
 
     async def scene(harness: Harness) -> None:
@@ -230,7 +230,7 @@ async def rounds(ctx: Context) -> list[Any]:
     return list(await ctx.join(looping, compensated(), name="both"))
 
 
-def test_a_rewind_is_no_place_to_rewind_to():
+def test_rewind_marker_is_not_a_rewind_location():
     """Its mark has the number of the last ask that was kept: that went too, and here it was the state of a loop."""
 
     async def scene(harness: Harness) -> None:
@@ -244,7 +244,7 @@ def test_a_rewind_is_no_place_to_rewind_to():
     on_virtual_time(scene)
 
 
-def test_a_cut_through_a_loop_beside_it_is_refused_where_the_loop_was_pruned():
+def test_rewind_into_a_pruned_sibling_loop_is_refused():
     """The loop was then at an iteration to which nothing leads: it began anew, and met records of later iterations."""
 
     async def scene(harness: Harness) -> None:
@@ -269,7 +269,7 @@ async def again(ctx: Context) -> list[int]:
     return [await ctx.loop("rounds", body, 0, prune_every=1, keep=0), await ctx.deferred("word", int)]
 
 
-def test_a_deferred_that_was_awaited_in_a_loop_is_known_when_it_is_awaited_again():
+def test_deferred_awaited_again_in_a_loop_keeps_its_value():
     """It was forgotten with its iteration, or with the loop: who waited for it after a crash waited for ever."""
 
     async def scene(harness: Harness) -> None:
@@ -291,7 +291,7 @@ async def brief(ctx: Context) -> Any:
     return await ctx.receive("found.word")
 
 
-def test_an_id_that_is_used_again_is_not_taken_for_the_run_that_had_it_before():
+def test_reused_run_id_is_not_confused_with_the_pruned_run():
     """A copy of that slept in a worker that had not heard of its end: the new run was owned, and left asleep."""
 
     async def scene(harness: Harness) -> None:
@@ -311,7 +311,7 @@ def test_an_id_that_is_used_again_is_not_taken_for_the_run_that_had_it_before():
     on_virtual_time(scene)
 
 
-def test_a_copy_that_has_slept_for_longer_than_its_run_is_kept_is_not_woken():
+def test_cached_run_older_than_its_retention_is_not_activated():
     """Another run may have its id by now, and stand at the same position."""
 
     async def scene(harness: Harness) -> None:

@@ -60,26 +60,26 @@ def test_a_planted_bug_is_caught(mutant):
 
 
 @pytest.mark.parametrize("seed", [1, 4, 9])
-def test_a_seed_is_one_course(seed):
+def test_seed_determines_the_trace(seed):
     assert simulate(seed).trace == simulate(seed).trace
 
 
-def test_a_seed_is_one_course_in_every_process():
+def test_seed_determines_the_trace_in_every_process():
     first, second = (play("--seed", "7", "--trace").stdout for _ in range(2))
     assert len(first) > 1_000
     assert first == second
 
 
-def test_a_seed_is_one_course_on_sqlite():
+def test_seed_determines_the_trace_on_sqlite():
     with sqlite() as make_store:
         assert simulate(3, make_store=make_store).trace == simulate(3, make_store=make_store).trace
 
 
-def test_another_seed_is_another_course():
+def test_another_seed_gives_another_trace():
     assert simulate(1).trace != simulate(2).trace
 
 
-def test_a_failure_says_how_to_see_it_again():
+def test_failure_report_says_how_to_reproduce_it():
     """A mutant, so that there is one: the report has the seed, what broke, the faults that it takes, and a command."""
     code = (
         "import sys; from tests.simulation import command_line, mutations\n"
@@ -97,13 +97,13 @@ def test_a_failure_says_how_to_see_it_again():
     assert f"python -m tests.simulation --seed {seed[1]} --trace" in done.stdout
 
 
-def test_a_plan_is_shrunk_to_what_it_takes():
+def test_fault_plan_is_shrunk_to_the_faults_it_needs():
     faults = tuple(Fault("slow", "w0", n) for n in range(8))
     needed = {faults[2], faults[5]}
     assert set(shrink(Plan(faults), lambda plan: needed <= set(plan.faults)).faults) == needed
 
 
-def test_every_kind_of_fault_is_drawn():
+def test_random_plans_contain_every_kind_of_fault():
     drawn = [draw_plan(random.Random(seed), WORKERS, CLIENTS) for seed in range(200)]
     kinds = {fault.kind for plan in drawn for fault in plan.faults}
     assert kinds == {*AT_COMMITS, *AT_CALLS, *AT_CLAIMS, *IN_TIME}
@@ -147,7 +147,7 @@ def test_the_model_knows_what_a_workflow_makes_of_a_tree(flow, trees, outcome):
     assert expected_of_run(trees, flow) == outcome
 
 
-def test_every_workflow_is_drawn_with_and_without_a_change_of_code_everywhere_at_once():
+def test_random_seeds_cover_every_workflow_and_code_change():
     deploys = [_deploy(seeded_random(seed, "deploy"), WORKERS, None) for seed in range(100)]
     drawn = {(deploy.rolling, _program(seeded_random(n), deploy, None).flow) for n, deploy in enumerate(deploys * 10)}
     assert {flow for rolling, flow in drawn if not rolling} == set(FLOWS)

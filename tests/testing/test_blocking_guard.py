@@ -57,7 +57,7 @@ async def calls(ctx: Context, name: str, folder: str) -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 @with_engine
-async def test_it_is_refused_with_the_line_and_what_to_do(engine, name, folder):
+async def test_blocking_call_is_refused_with_line_and_advice(engine, name, folder):
     with pytest.raises(RunFailed) as failed:
         await engine.execute(calls, name, str(folder))
     assert failed.value.type == "WorkflowMisuse"
@@ -67,7 +67,7 @@ async def test_it_is_refused_with_the_line_and_what_to_do(engine, name, folder):
 
 
 @with_engine
-async def test_helpers_of_a_workflow_are_workflow_code(engine):
+async def test_blocking_calls_in_workflow_helpers_are_refused(engine):
     async def helper() -> None:
         time.sleep(0)
 
@@ -80,7 +80,7 @@ async def test_helpers_of_a_workflow_are_workflow_code(engine):
 
 
 @with_engine
-async def test_steps_may_do_all_of_it(engine, folder):
+async def test_steps_may_block(engine, folder):
     @step
     async def on_the_loop() -> None:
         time.sleep(0)
@@ -102,7 +102,7 @@ async def test_steps_may_do_all_of_it(engine, folder):
 
 
 @with_engine
-async def test_reading_importing_and_logging_are_none_of_it(engine, folder, monkeypatch):
+async def test_blocking_guard_allows_reading_importing_and_logging(engine, folder, monkeypatch):
     (folder / "imported_in_a_workflow.py").write_text("x = 1\n")
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
@@ -125,7 +125,7 @@ async def test_reading_importing_and_logging_are_none_of_it(engine, folder, monk
     assert (folder / "__pycache__").exists(), "the module was compiled and written inside the workflow"
 
 
-def test_it_can_be_switched_off_and_ends_with_the_engine(folder):
+def test_blocking_guard_can_be_disabled_and_ends_with_the_engine(folder):
     async def main(*, refuse_blocking: bool = True) -> None:
         async with TestEngine(refuse_blocking=refuse_blocking) as engine:
             await engine.execute(calls, "time.sleep", str(folder))
@@ -138,7 +138,7 @@ def test_it_can_be_switched_off_and_ends_with_the_engine(folder):
     asyncio.run(main(refuse_blocking=False))
 
 
-def test_it_may_be_asked_for_several_times():
+def test_server_fixture_can_be_requested_repeatedly():
     sleep = time.sleep
     with blocking_refused():
         with blocking_refused():
@@ -147,6 +147,6 @@ def test_it_may_be_asked_for_several_times():
     assert time.sleep is sleep
 
 
-def test_crash_everywhere_refuses_it_too(folder):
+def test_crash_everywhere_refuses_blocking_calls(folder):
     report = asyncio.run(crash_everywhere(calls, "time.sleep", str(folder)))
     assert report.outcome[:2] == ("failed", "WorkflowMisuse")

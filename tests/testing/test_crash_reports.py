@@ -30,7 +30,7 @@ async def report_add_once(what: str) -> str:
     return what
 
 
-def test_effects_that_differ_are_told_with_the_commit_and_the_step():
+def test_differing_effects_are_reported_with_commit_and_step():
     @workflow(name="reports.careless")
     async def careless(ctx: Context) -> None:
         await report_add_once("safe")
@@ -77,7 +77,7 @@ def test_the_report_names_what_was_executed_again_and_by_which_crash():
     assert str(report.crashes[0]) == "a crash before commit 1 (run crash-everywhere created)"
 
 
-def test_the_world_outside_is_driven():
+def test_simulated_external_state_changes():
     @workflow(name="reports.approved")
     async def approved(ctx: Context) -> str:
         return await report_add_once((await ctx.receive(CrashApproved)).by)

@@ -12,24 +12,24 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "testing.md").read_text(e
 BLOCKS = re.findall(r"^```py\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def test_there_are_such_blocks():
+def test_docs_contain_test_blocks():
     assert len(BLOCKS) == 2
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_a_test_of_the_page_passes(block, tmp_path):
+def test_test_in_the_docs_passes(block, tmp_path):
     done = pytest_in(tmp_path, block)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"[1-9]\d* passed", done.stdout)
 
 
 @pytest.mark.parametrize("name", sorted({"TestEngine", "crash_everywhere", "replay", "StoreContract"}))
-def test_what_users_need_is_on_the_page(name):
+def test_public_names_are_documented(name):
     assert name in testing.__all__
     assert f"`{name}`" in PAGE
 
 
 @pytest.mark.parametrize("name", [name for name in dir(testing.TestEngine) if name in vars(testing.TestEngine)])
-def test_every_call_that_it_adds_is_on_the_page(name):
+def test_every_added_call_is_documented(name):
     if not name.startswith("_") and name not in ("open", "shutdown", "drop"):
         assert re.search(rf"\b{name}\(", PAGE), name

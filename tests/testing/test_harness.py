@@ -23,7 +23,7 @@ def run(test):
     return asyncio.run(test())
 
 
-def test_timers_fire_in_order_each_at_its_moment():
+def test_timers_fire_in_order_at_their_times():
     async def main():
         clock, start = VirtualClock(1000), 1000
         fired: list[tuple[float, float]] = []
@@ -47,7 +47,7 @@ def test_timers_fire_in_order_each_at_its_moment():
     run(main)
 
 
-def test_what_one_timer_leads_to_happens_before_the_next():
+def test_effects_of_one_timer_happen_before_the_next_timer():
     async def main():
         clock = VirtualClock()
         start = clock.now()
@@ -83,7 +83,7 @@ def test_a_jump_fires_timers_late_as_after_a_pause():
     run(main)
 
 
-def test_a_moment_that_has_passed_is_called_soon_and_not_at_once():
+def test_past_timer_fires_on_the_next_iteration():
     async def main():
         clock = VirtualClock(1000)
         fired = []
@@ -98,7 +98,7 @@ def test_a_moment_that_has_passed_is_called_soon_and_not_at_once():
         VirtualClock(0)
 
 
-def test_a_faulty_store_is_a_store_and_does_what_it_is_told():
+def test_faulty_store_implements_the_protocol_and_injects_faults():
     async def main():
         inner = MemoryStore(VirtualClock())
         faulty = FaultyStore(inner)
@@ -130,7 +130,7 @@ def test_a_faulty_store_is_a_store_and_does_what_it_is_told():
     run(main)
 
 
-def test_a_duty_that_is_poked_while_it_ticks_keeps_the_earlier_moment():
+def test_periodic_task_triggered_during_its_tick_keeps_the_earlier_time():
     """A run that suspends while the claiming duty asks the store must not be woken a whole sweep late."""
 
     async def main():
@@ -156,7 +156,7 @@ def test_a_duty_that_is_poked_while_it_ticks_keeps_the_earlier_moment():
     run(main)
 
 
-def test_a_duty_survives_whatever_its_tick_raises(caplog):
+def test_periodic_task_survives_exceptions_of_its_tick(caplog):
     async def main():
         clock = VirtualClock(1000)
         ticks = []
@@ -179,7 +179,7 @@ def test_a_duty_survives_whatever_its_tick_raises(caplog):
     run(main)
 
 
-def test_on_virtual_time_a_month_takes_no_time():
+def test_month_takes_no_real_time_on_the_virtual_clock():
     @step
     async def note() -> str:
         return "done"
@@ -200,7 +200,7 @@ def test_on_virtual_time_a_month_takes_no_time():
     assert 7200 <= took < 7210
 
 
-def test_what_never_ends_is_said_to_be_so():
+def test_workflow_that_never_ends_is_reported():
     @workflow
     async def endless(ctx: Context) -> None:
         while True:
@@ -214,7 +214,7 @@ def test_what_never_ends_is_said_to_be_so():
     on_virtual_time(story)
 
 
-def test_a_duty_and_a_committer_stop_though_a_driver_loses_the_cancel():
+def test_periodic_task_and_committer_stop_although_a_driver_loses_the_cancel():
     async def answer_though_cancelled(began: asyncio.Event) -> None:
         began.set()
         with contextlib.suppress(asyncio.CancelledError):

@@ -49,7 +49,7 @@ def nothing_real():
 
 
 @with_engine
-async def test_it_returns_and_counts(engine):
+async def test_mock_returns_values_and_counts_calls(engine):
     mock = engine.mock(mocked_charge, returns="receipt")
     run = await engine.start(pay, 5)
     assert await run.result() == "receipt"
@@ -61,7 +61,7 @@ async def test_it_returns_and_counts(engine):
 
 
 @with_engine
-async def test_it_raises_at_every_attempt(engine):
+async def test_mock_raises_at_every_attempt(engine):
     mock = engine.mock(mocked_charge, raises=ConnectionError("away"))
     assert await engine.execute(pay, 5) == "ConnectionError after 3"
     assert [call.attempt for call in mock.calls] == [1, 2, 3]
@@ -70,7 +70,7 @@ async def test_it_raises_at_every_attempt(engine):
 
 
 @with_engine
-async def test_its_answers_come_one_by_one(engine):
+async def test_mock_returns_a_sequence_of_values(engine):
     mock = engine.mock(mocked_charge, side_effect=[ConnectionError, ValueError("no"), "third"])
     assert await engine.execute(pay, 5) == "third"
     assert len(mock.calls) == 3
@@ -78,7 +78,7 @@ async def test_its_answers_come_one_by_one(engine):
 
 
 @with_engine
-async def test_its_function_is_called_async_or_not(engine):
+async def test_mock_function_may_be_async_or_sync(engine):
     async def later(cents: int, currency: str) -> str:
         await asyncio.sleep(0)
         return f"later {cents} {currency}"
@@ -90,13 +90,13 @@ async def test_its_function_is_called_async_or_not(engine):
 
 
 @with_engine
-async def test_nothing_given_is_none_and_the_type_of_the_result_stands(engine):
+async def test_mock_without_a_value_returns_none_checked_against_the_type(engine):
     engine.mock(mocked_charge)
     assert await engine.execute(pay, 1) == "InvalidPayload after 1", "a str was promised"
 
 
 @with_engine
-async def test_the_latest_counts_and_ends_with_its_block(engine):
+async def test_latest_mock_wins_and_ends_with_its_block(engine):
     engine.mock(mocked_charge, returns="first")
     with engine.mock(mocked_charge, returns="second") as second:
         assert await engine.execute(pay, 1) == "second"
@@ -107,7 +107,7 @@ async def test_the_latest_counts_and_ends_with_its_block(engine):
     assert await engine.execute(pay, 3) == "first"
 
 
-def test_other_engines_and_later_ones_see_nothing_of_it():
+def test_mocks_do_not_leak_into_other_engines():
     async def main() -> None:
         async with TestEngine() as engine, TestEngine() as other:
             engine.mock(mocked_charge, returns="mocked")
@@ -151,6 +151,6 @@ async def test_sync_steps_functions_names_and_compensations(engine):
         (mocked_charge, {"side_effect": 42}),
     ],
 )
-def test_what_makes_no_sense_is_refused(target, options):
+def test_invalid_arguments_are_refused(target, options):
     with pytest.raises(InvalidArgument):
         TestEngine().mock(target, **options)

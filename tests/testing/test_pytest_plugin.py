@@ -68,7 +68,7 @@ def test_plain(perdure_engine):
 
     assert asyncio.run(main()) == "hello bob"
 
-def test_with_a_loop_of_somebody_else(perdure_engine):
+def test_test_engine_works_on_another_event_loop(perdure_engine):
     with asyncio.Runner() as runner:
         assert runner.run(perdure_engine.execute(welcome, "cy")) == "hello cy"
 
@@ -88,7 +88,7 @@ class TestInAClass:
     assert "AssertionError: assert 'hello dan' == 'hello'" in done.stdout
 
 
-def test_nothing_of_perdure_is_imported_unless_the_fixture_is_used(tmp_path):
+def test_plugin_imports_perdure_only_when_the_fixture_is_used(tmp_path):
     done = pytest_in(
         tmp_path,
         """

@@ -60,7 +60,7 @@ def history(request):
     assert EXECUTED == [], "nothing is executed"
 
 
-def test_the_code_that_made_it_fits_in_every_form(history, tmp_path):
+def test_recorded_code_replays_from_every_export_form(history, tmp_path):
     text = json.dumps(history)
     file = tmp_path / "order.json"
     file.write_text(text)
@@ -68,7 +68,7 @@ def test_the_code_that_made_it_fits_in_every_form(history, tmp_path):
         replay(form, order)
 
 
-def test_it_may_be_called_in_an_async_test(history):
+def test_crash_everywhere_works_in_an_async_test(history):
     async def main() -> None:
         replay(history, order)
         with pytest.raises(HistoryDiverged):
@@ -86,7 +86,7 @@ def hasty():
     return order_without_reserving
 
 
-def test_another_order_is_divergence_with_location_and_line(history):
+def test_changed_order_is_divergence_with_location_and_line(history):
     with pytest.raises(HistoryDiverged) as diverged:
         replay(history, hasty())
     error = diverged.value
@@ -98,7 +98,7 @@ def test_another_order_is_divergence_with_location_and_line(history):
     assert 'ctx.removed("replay_reserve")' in error.__notes__[-1]
 
 
-def test_other_arguments_are_divergence(history):
+def test_changed_arguments_are_divergence(history):
     @workflow(name="replay.order")
     async def louder(ctx: Context, item: str) -> str:
         await replay_reserve(item.upper())
@@ -108,7 +108,7 @@ def test_other_arguments_are_divergence(history):
         replay(history, louder)
 
 
-def test_an_end_that_comes_too_soon_has_the_line_of_the_workflow():
+def test_missing_entry_at_the_end_is_divergence_with_the_workflow_line():
     @workflow(name="replay.order")
     async def short(ctx: Context, item: str) -> str:
         await replay_reserve(item)
@@ -118,7 +118,7 @@ def test_an_end_that_comes_too_soon_has_the_line_of_the_workflow():
         replay(recorded(ended=True), short)
 
 
-def test_what_comes_after_the_end_is_new(history):
+def test_request_past_the_end_of_the_history_is_new(history):
     @workflow(name="replay.order")
     async def longer(ctx: Context, item: str) -> str:
         await order(ctx, item)
@@ -128,7 +128,7 @@ def test_what_comes_after_the_end_is_new(history):
     replay(history, longer)
 
 
-def test_a_guarded_change_fits(history):
+def test_change_behind_a_version_gate_is_compatible(history):
     @workflow(name="replay.order")
     async def guarded(ctx: Context, item: str) -> str:
         if ctx.version("check", latest=2) >= 2:
@@ -138,7 +138,7 @@ def test_a_guarded_change_fits(history):
     replay(history, guarded)
 
 
-def test_a_payload_that_no_longer_fits_is_divergence_and_says_where(history):
+def test_changed_payload_type_is_divergence_with_the_field(history):
     @workflow(name="replay.order")
     async def wants_more(ctx: Context, item: str, colour: str) -> str:
         return item
@@ -148,7 +148,7 @@ def test_a_payload_that_no_longer_fits_is_divergence_and_says_where(history):
     assert "colour" in diverged.value.__notes__[0]
 
 
-def test_code_that_spins_is_refused_with_the_reason(history):
+def test_spinning_workflow_is_reported_with_the_reason(history):
     @workflow(name="replay.order")
     async def spins(ctx: Context, item: str) -> str:
         await replay_reserve(item)
@@ -169,7 +169,7 @@ def test_another_workflow_or_version_is_refused(history):
 
 
 @pytest.mark.parametrize("junk", ["order.json", b"\xff", "{}", {"perdure": 1}])
-def test_what_is_no_history_is_refused(junk):
+def test_invalid_history_is_refused(junk):
     with pytest.raises(InvalidArgument, match="no exported run"):
         replay(junk, order)
 
@@ -190,7 +190,7 @@ async def review(ctx: Context) -> str:
 
 
 @with_engine
-async def test_a_token_among_the_arguments_is_no_divergence(engine):
+async def test_token_as_an_argument_does_not_diverge(engine):
     run = await engine.start(review)
     await engine.settle()
     history = await engine.export_history(run.id)

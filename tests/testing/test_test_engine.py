@@ -54,7 +54,7 @@ async def approval(ctx: Context, timeout: float | None = None) -> str:
     return (await ctx.receive(KitApproved, timeout=timeout)).by
 
 
-def test_it_is_no_test_class_and_has_every_call_of_an_engine():
+def test_test_engine_is_not_collected_and_has_all_engine_calls():
     assert not TestEngine.__test__
     assert {name for name in dir(Engine) if not name.startswith("_")} <= set(dir(TestEngine))
 
@@ -69,7 +69,7 @@ async def test_a_month_takes_a_few_wake_ups(engine):
 
 
 @with_engine
-async def test_time_stands_still_unless_somebody_waits(engine):
+async def test_virtual_time_stands_still_unless_a_caller_waits(engine):
     before = engine.now()
     run = await engine.start(month, "ada")
     await engine.settle()
@@ -83,7 +83,7 @@ async def test_time_stands_still_unless_somebody_waits(engine):
 
 
 @with_engine
-async def test_several_wait_at_once(engine):
+async def test_several_callers_wait_at_once(engine):
     approved = await engine.start(approval)
 
     async def approve_later() -> None:
@@ -102,7 +102,7 @@ async def test_two_engines_in_one_loop_do_not_wait_for_each_other(engine):
 
 
 @with_engine
-async def test_a_wait_that_nothing_can_end_fails_at_once_and_says_why(engine):
+async def test_wait_that_cannot_end_fails_at_once_with_the_reason(engine):
     run = await engine.start(approval, id="kit-approval")
     with pytest.raises(AssertionError, match="run 'kit-approval' will not end by itself: it waits for event KitAppr"):
         await run.result()
@@ -111,7 +111,7 @@ async def test_a_wait_that_nothing_can_end_fails_at_once_and_says_why(engine):
 
 
 @with_engine
-async def test_a_request_that_nobody_answers_is_said_to_be_so(engine):
+async def test_request_without_a_reply_fails_with_the_reason(engine):
     run = await engine.start(month, "ada")
     await engine.start(approval, id="kit-silent")
     with pytest.raises(AssertionError, match="run 'kit-silent' does not answer: it waits for event KitApproved"):
@@ -120,7 +120,7 @@ async def test_a_request_that_nobody_answers_is_said_to_be_so(engine):
 
 
 @with_engine
-async def test_time_outs_of_callers_and_runs_are_on_the_same_clock(engine):
+async def test_timeouts_of_callers_and_runs_use_the_same_clock(engine):
     run = await engine.start(approval, id="kit-timed")
     before = engine.now()
     with pytest.raises(TimeoutError):
@@ -132,7 +132,7 @@ async def test_time_outs_of_callers_and_runs_are_on_the_same_clock(engine):
 
 
 @with_engine
-async def test_watching_lets_time_pass_too(engine):
+async def test_watch_advances_virtual_time(engine):
     run = await engine.start(month, "ada")
     seen = [entry.location async for entry in run.watch()]
     assert seen[-1] == "kit_greet"
@@ -156,7 +156,7 @@ async def test_retries_take_virtual_time(engine):
 
 
 @with_engine
-async def test_an_endless_ticker_does_not_hide_that_a_run_is_stuck(engine, monkeypatch):
+async def test_endless_timer_does_not_hide_a_stuck_run(engine, monkeypatch):
     monkeypatch.setattr("perdure.testing.time_skipping.MANY", 200)
 
     @workflow(name="kit.ticker")
@@ -170,7 +170,7 @@ async def test_an_endless_ticker_does_not_hide_that_a_run_is_stuck(engine, monke
 
 
 @with_engine
-async def test_finished_runs_are_kept_unless_the_config_says_otherwise(engine):
+async def test_finished_runs_are_retained_by_default(engine):
     first = await engine.start(month, "ada")
     await first.result()
     for name in "bcd":
@@ -188,7 +188,7 @@ async def test_finished_runs_are_kept_unless_the_config_says_otherwise(engine):
 
 
 @with_engine
-async def test_a_body_that_waits_for_the_real_world_is_given_real_time(engine):
+async def test_step_body_that_waits_for_the_real_world_gets_real_time(engine):
     @step(timeout=1)
     async def real() -> str:
         await asyncio.sleep(0.05)
@@ -204,7 +204,7 @@ async def test_a_body_that_waits_for_the_real_world_is_given_real_time(engine):
 
 
 @with_engine
-async def test_a_body_that_waits_for_nothing_real_is_timed_out_at_once(engine):
+async def test_step_body_that_waits_for_nothing_real_times_out_at_once(engine):
     @step(timeout=3600, retry=None)
     async def hangs() -> None:
         await asyncio.Event().wait()
@@ -221,7 +221,7 @@ async def test_a_body_that_waits_for_nothing_real_is_timed_out_at_once(engine):
 
 
 @with_engine
-async def test_real_time_is_given_once_and_not_for_ever(engine, monkeypatch):
+async def test_real_time_is_granted_once(engine, monkeypatch):
     """The limit around the test is a real timer, so nobody can tell that the body waits for nothing real."""
     monkeypatch.setattr("perdure.testing.time_skipping.REAL_PATIENCE", 0.02)
 
@@ -239,7 +239,7 @@ async def test_real_time_is_given_once_and_not_for_ever(engine, monkeypatch):
 
 
 @with_engine
-async def test_a_body_that_never_ends_is_said_to_be_the_reason(engine):
+async def test_endless_step_body_is_reported_as_the_reason(engine):
     @step
     async def never_ends() -> None:
         await asyncio.Event().wait()
@@ -253,7 +253,7 @@ async def test_a_body_that_never_ends_is_said_to_be_the_reason(engine):
 
 
 @with_engine
-async def test_bodies_in_threads_are_waited_for(engine):
+async def test_step_bodies_in_threads_are_awaited(engine):
     @step
     def in_thread() -> str:
         return threading.current_thread().name
@@ -266,7 +266,7 @@ async def test_bodies_in_threads_are_waited_for(engine):
 
 
 @with_engine
-async def test_what_the_test_itself_does_in_real_time_is_waited_for(engine):
+async def test_real_time_work_of_the_test_is_awaited(engine):
     run = await engine.start(approval)
 
     async def approve() -> None:
@@ -324,7 +324,7 @@ async def test_assert_ran_counts_executions_by_name_and_location(engine):
 # --- life -------------------------------------------------------------------------------------------------------------
 
 
-def test_its_first_call_opens_it_in_any_loop():
+def test_first_call_opens_the_test_engine_in_any_loop():
     engine = TestEngine()
 
     async def main() -> str:
@@ -337,7 +337,7 @@ def test_its_first_call_opens_it_in_any_loop():
         asyncio.run(main())
 
 
-def test_it_can_be_dropped_when_its_loop_has_gone():
+def test_engine_can_be_collected_after_its_loop_closed():
     engine = TestEngine()
 
     async def main() -> None:
@@ -350,7 +350,7 @@ def test_it_can_be_dropped_when_its_loop_has_gone():
 
 
 @with_engine
-async def test_leaving_does_not_wait_for_what_is_under_way(engine):
+async def test_closing_a_client_does_not_wait_for_pending_calls(engine):
     @step
     async def for_ever() -> None:
         await asyncio.Event().wait()
@@ -375,12 +375,12 @@ def test_only_the_workflows_that_were_named_are_served():
     asyncio.run(main())
 
 
-def test_a_client_of_its_own_kind_is_still_a_client():
+def test_client_subclass_works_as_a_client():
     assert issubclass(TestEngine, Client)
 
 
 @with_engine
-async def test_its_store_can_be_told_to_fail(engine):
+async def test_test_engine_store_can_inject_faults(engine):
     run = await engine.start(month, "ada")
     await engine.settle()
     engine.faults.away(3, calls=["commit"])

@@ -31,7 +31,7 @@ BANNED = {
 ALLOWED: dict[tuple[str, str], str] = {}
 
 
-def test_time_is_read_in_one_place():
+def test_only_the_clock_module_reads_time():
     faults = [
         f"{module.path}:{line} reads {what}"
         for module, what, line in _package_reads()

@@ -78,7 +78,7 @@ def test_no_public_name_is_hidden_by_a_module():
     assert [name for name in sorted(PUBLIC) if isinstance(getattr(perdure, name, None), ModuleType)] == []
 
 
-def test_nothing_else_shows():
+def test_package_exposes_only_public_names_and_modules():
     shown = {name for name in vars(perdure) if not name.startswith("_")}
     assert shown - PUBLIC - _submodules() == set()
 

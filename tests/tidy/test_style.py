@@ -24,7 +24,7 @@ REGISTRIES = re.compile(r"pypi[.](org|python|io)|python[h]osted|npm[j]s[.]|anaco
 HOME_PATHS = re.compile(r"(?<![\w.~/-])(/[h]ome/[\w.-]+|/[U]sers/[\w.-]+|/[r]oot/)")
 
 
-def test_modules_say_what_they_are_for():
+def test_modules_have_docstrings():
     silent = [str(module.path) for module in package_modules().values() if not (ast.get_docstring(module.tree) or "")]
     assert not silent, "\n".join(silent)
 

@@ -104,7 +104,7 @@ async def received(runs):
 
 
 @on_every_store
-async def test_one_event_for_one_reader_goes_to_the_one_that_has_waited_longest(h):
+async def test_event_for_one_reader_goes_to_the_oldest_subscription(h):
     engine = await h.engine(broadcast_reader, config=LONG)
     runs = await readers(h, engine, "Job", 3)
     for n in range(3):
@@ -116,7 +116,7 @@ async def test_one_event_for_one_reader_goes_to_the_one_that_has_waited_longest(
 
 
 @on_every_store
-async def test_an_event_for_all_goes_to_all_who_wait_and_to_those_who_come_later(h):
+async def test_all_event_reaches_waiting_and_later_runs(h):
     engine = await h.engine(broadcast_reader, config=LONG)
     runs = await readers(h, engine, "Notice", 3)
     assert await engine.broadcast(Notice(1)) == 3
@@ -136,7 +136,7 @@ async def test_no_run_sees_an_event_for_all_twice(h):
 
 
 @on_every_store
-async def test_first_is_taken_by_its_first_reader_whatever_consume_says(h):
+async def test_first_event_goes_to_one_reader_regardless_of_consume(h):
     engine = await h.engine(broadcast_reader, config=LONG)
     runs = await readers(h, engine, "Ticket", 2, timeout=20.0)
     assert await engine.broadcast(Ticket(1)) == 1
@@ -146,7 +146,7 @@ async def test_first_is_taken_by_its_first_reader_whatever_consume_says(h):
 
 
 @on_every_store
-async def test_after_wait_is_for_those_who_wait_and_nothing_is_queued(h):
+async def test_after_wait_event_reaches_only_waiting_runs(h):
     engine = await h.engine(broadcast_reader, config=LONG)
     for cls in (Call, Alarm):
         name = cls.__name__
@@ -161,7 +161,7 @@ async def test_after_wait_is_for_those_who_wait_and_nothing_is_queued(h):
 
 
 @on_every_store
-async def test_after_create_is_for_runs_that_were_created_before_it_when_they_get_to_it(h):
+async def test_after_create_event_reaches_runs_created_before_it(h):
     engine = await h.engine(broadcast_reader, config=LONG)
     before = await readers(h, engine, "Memo", 2, pause=100.0, timeout=20.0)  # they sleep when it is sent
     assert await engine.broadcast(Memo(1)) == 0
@@ -172,7 +172,7 @@ async def test_after_create_is_for_runs_that_were_created_before_it_when_they_ge
 
 
 @on_every_store
-async def test_after_create_with_consume_passes_over_those_who_were_created_later(h):
+async def test_consumed_after_create_event_skips_later_runs(h):
     engine = await h.engine(broadcast_reader, config=LONG)
     old = await readers(h, engine, "Task", 1, pause=50.0, timeout=100.0)
     await h.clock.advance(1.0)
@@ -183,7 +183,7 @@ async def test_after_create_with_consume_passes_over_those_who_were_created_late
 
 
 @on_every_store
-async def test_all_waits_for_runs_that_are_created_later(h):
+async def test_all_event_reaches_runs_created_later(h):
     engine = await h.engine(broadcast_reader, config=LONG)
     assert await engine.broadcast(Job(1)) == 0
     await h.clock.advance(100.0)
@@ -205,7 +205,7 @@ async def test_events_of_a_topic_are_read_in_the_order_of_sending(h):
 
 
 @on_every_store
-async def test_of_several_topics_the_event_that_was_sent_first_is_first(h):
+async def test_earliest_event_of_several_topics_is_received_first(h):
     @workflow
     async def broadcast_any_of(ctx: Context) -> list[int]:
         return [(await ctx.receive(Notice, Job)).n for _ in range(4)]
@@ -229,7 +229,7 @@ async def test_the_mailbox_comes_before_the_topics(h):
 
 
 @on_every_store
-async def test_the_mailbox_comes_first_also_if_the_topic_was_faster(h):
+async def test_mailbox_comes_first_although_the_topic_event_is_older(h):
     engine = await h.engine(broadcast_reader)
     (run,) = await readers(h, engine, "Job", 1, count=2)
     await h.crash(engine)  # so that both are there when somebody looks
@@ -241,7 +241,7 @@ async def test_the_mailbox_comes_first_also_if_the_topic_was_faster(h):
 
 
 @on_every_store
-async def test_a_waiting_run_is_found_in_all_topics_that_it_waits_for_and_gets_one_event(h):
+async def test_run_waiting_for_several_topics_gets_one_event(h):
     @workflow
     async def broadcast_any_once(ctx: Context) -> int:
         return (await ctx.receive(Job, Ticket, "plain")).n
@@ -257,7 +257,7 @@ async def test_a_waiting_run_is_found_in_all_topics_that_it_waits_for_and_gets_o
 
 
 @on_every_store
-async def test_a_batch_of_a_topic_is_one_event_at_a_time_after_what_the_mailbox_has(h):
+async def test_receive_batch_takes_mailbox_first_then_one_topic_event_at_a_time(h):
     @workflow
     async def broadcast_batch(ctx: Context) -> list[list[int]]:
         return [[each.n for each in await ctx.receive_batch(Job, max=5, timeout=10)] for _ in range(4)]
@@ -278,7 +278,7 @@ async def test_a_batch_of_a_topic_is_one_event_at_a_time_after_what_the_mailbox_
 
 
 @on_every_store
-async def test_a_broadcast_is_once_per_event_id_also_after_it_was_read(h):
+async def test_broadcast_is_idempotent_per_event_id_also_after_consumption(h):
     engine = await h.engine(broadcast_reader, config=LONG)
     (run,) = await readers(h, engine, "Job", 1, count=2, timeout=50.0)
     assert await engine.broadcast(Job(1), event_id="once") == 1
@@ -305,7 +305,7 @@ async def test_the_id_of_a_broadcast_is_forgotten_after_the_retention(h):
 
 
 @on_every_store
-async def test_an_event_is_not_delivered_once_it_has_expired(h):
+async def test_expired_event_is_not_delivered(h):
     engine = await h.engine(broadcast_reader, config=LONG)
     await engine.broadcast(Fleeting(1))
     await h.clock.advance(29.0)
@@ -318,7 +318,7 @@ async def test_an_event_is_not_delivered_once_it_has_expired(h):
 
 
 @on_every_store
-async def test_a_topic_keeps_nothing_for_longer_than_the_retention(h):
+async def test_topic_events_expire_after_the_retention(h):
     config = EngineConfig(event_retention=200.0, sweep_interval=100.0, lease=500.0)
     engine = await h.engine(broadcast_reader, config=config)
     await engine.broadcast(Job(1))
@@ -349,7 +349,7 @@ async def test_a_full_topic_refuses_and_stores_nothing(h):
 
 
 @on_every_store
-async def test_a_full_topic_takes_what_somebody_waits_for(h):
+async def test_full_topic_accepts_an_event_that_a_run_waits_for(h):
     engine = await h.engine(broadcast_reader, config=EngineConfig(max_pending_events=1))
     await engine.broadcast(Task(1))
     await h.clock.advance(1.0)
@@ -361,7 +361,7 @@ async def test_a_full_topic_takes_what_somebody_waits_for(h):
 
 
 @on_every_store
-async def test_a_workflow_gets_queue_full_too_and_may_go_on(h):
+async def test_queue_full_is_raised_in_a_workflow_that_can_continue(h):
     @workflow
     async def broadcast_too_much(ctx: Context) -> list[Any]:
         said: list[Any] = []
@@ -380,7 +380,7 @@ async def test_a_workflow_gets_queue_full_too_and_may_go_on(h):
 
 
 @on_every_store
-async def test_an_event_assigned_to_a_run_that_is_cancelled_goes_to_the_next_who_waits(h):
+async def test_event_assigned_to_a_cancelled_run_goes_to_the_next_waiter(h):
     engine = await h.engine(broadcast_reader)
     first, second = await readers(h, engine, "Job", 2)
     await h.crash(engine)  # so that nobody takes the assignment up
@@ -395,7 +395,7 @@ async def test_an_event_assigned_to_a_run_that_is_cancelled_goes_to_the_next_who
 
 
 @on_every_store
-async def test_an_event_that_came_with_the_cancel_of_its_receive_goes_to_the_next_who_waits(h):
+async def test_event_that_meets_a_cancelled_receive_goes_to_the_next_waiter(h):
     engine = await h.engine(broadcast_reader)
     first, second = await readers(h, engine, "Job", 2)
     await h.crash(engine)
@@ -409,7 +409,7 @@ async def test_an_event_that_came_with_the_cancel_of_its_receive_goes_to_the_nex
 
 
 @on_every_store
-async def test_a_receive_that_lost_a_race_gives_its_event_back_to_its_place(h):
+async def test_event_of_a_losing_receive_returns_to_its_position(h):
     @workflow
     async def broadcast_racer(ctx: Context) -> list[Any]:
         """What wins a race against an event of a topic that comes with the same turn; then what is in the topic."""
@@ -431,7 +431,7 @@ async def test_a_receive_that_lost_a_race_gives_its_event_back_to_its_place(h):
 
 
 @on_every_store
-async def test_a_run_that_goes_on_gives_back_what_its_given_up_receive_was_assigned_at_once(h):
+async def test_running_run_releases_the_assignment_of_an_abandoned_receive_at_once(h):
     @workflow
     async def broadcast_goes_on(ctx: Context, timeout: float) -> str:
         """Gives up a receive, for a word or because of time, and has other things to do for long."""
@@ -461,7 +461,7 @@ async def test_a_run_that_goes_on_gives_back_what_its_given_up_receive_was_assig
 
 
 @on_every_store
-async def test_an_event_that_came_too_late_for_a_timeout_goes_to_the_next_who_waits(h):
+async def test_event_that_misses_a_timeout_goes_to_the_next_waiter(h):
     engine = await h.engine(broadcast_reader, config=LONG)
     first, second = [await engine.start(broadcast_reader, "Job", 1, 0.0, timeout) for timeout in (50.0, 10_000.0)]
     await h.settle()
@@ -475,7 +475,7 @@ async def test_an_event_that_came_too_late_for_a_timeout_goes_to_the_next_who_wa
 
 
 @on_every_store
-async def test_each_of_many_waiters_gets_an_event_once_though_its_publisher_dies_in_the_middle(h):
+async def test_all_waiters_get_an_event_once_although_its_publisher_dies(h):
     many = 1_200
     engine = await h.engine(broadcast_reader, config=LONG)
     runs = await asyncio.gather(*(engine.start(broadcast_reader, "Notice", 3, 0.0, 60.0) for _ in range(many)))
@@ -496,7 +496,7 @@ async def test_each_of_many_waiters_gets_an_event_once_though_its_publisher_dies
 
 
 @on_every_store
-async def test_a_broadcast_to_ten_thousand_goes_out_in_pages_and_any_worker_finishes_it(h):
+async def test_broadcast_to_ten_thousand_runs_is_paged_and_any_worker_finishes_it(h):
     stage, ids = Stage(h), [f"w-{n:05}" for n in range(10_000)]
     await stage.run("any")
     now, subscribed = h.clock.now(), TurnExtras(subscribe=(Subscription("0/receive", ("Notice",)),))
@@ -524,7 +524,7 @@ async def assigned_to(h, ids) -> list[int]:
 
 
 @on_every_store
-async def test_who_broadcasts_counts_all_who_were_woken_though_a_duty_finishes_what_others_have_left(h, monkeypatch):
+async def test_broadcast_counts_all_woken_runs_although_a_periodic_task_finishes_others(h, monkeypatch):
     many = 600
     engine = await h.engine(broadcast_reader, config=LONG)
     await asyncio.gather(*(engine.start(broadcast_reader, "Notice", 1, 0.0, 60.0) for _ in range(many)))

@@ -66,7 +66,7 @@ async def _collected(ctx: Context) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_what_a_workflow_sends_and_broadcasts_comes_once_whatever_crashes(kind, tmp_path):
+def test_events_sent_by_a_workflow_arrive_once_at_any_crash(kind, tmp_path):
     names = count()
     report = asyncio.run(
         crash_everywhere(
@@ -97,7 +97,7 @@ async def crash_of_a_receiver(ctx: Context, role: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_every_kind_of_receive_takes_each_event_once_whatever_crashes(kind, tmp_path):
+def test_every_receive_kind_takes_each_event_once_at_any_crash(kind, tmp_path):
     names = count()
     report = asyncio.run(
         crash_everywhere(

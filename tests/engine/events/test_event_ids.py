@@ -37,7 +37,7 @@ async def identity_target(ctx: Context) -> None:
 
 
 @on_every_store
-async def test_a_reader_sees_the_id_that_the_sender_gave_by_mail_and_by_topic(h):
+async def test_receiver_sees_the_senders_event_id_for_mailbox_and_topic(h):
     engine = await h.engine(identity_reader, config=LONG)
     run = await engine.start(identity_reader, "a", "b", "c")
     await h.settle()
@@ -53,7 +53,7 @@ async def test_a_reader_sees_the_id_that_the_sender_gave_by_mail_and_by_topic(h)
 
 
 @on_every_store
-async def test_a_misfit_of_a_topic_is_a_letter_with_its_own_id(h):
+async def test_topic_event_of_the_wrong_type_becomes_a_dead_letter_with_its_own_id(h):
     engine = await h.engine(identity_typed, config=LONG)
     run = await engine.start(identity_typed)
     await h.settle()
@@ -93,7 +93,7 @@ async def test_an_event_that_moves_to_its_topic_keeps_its_id(h):
 
 
 @on_every_store
-async def test_a_reply_is_found_under_the_id_of_the_request_also_if_a_topic_has_one_of_that_id(h):
+async def test_reply_is_found_by_request_id_although_a_topic_event_has_the_same_id(h):
     @workflow
     async def identity_answers(ctx: Context) -> None:
         for _ in range(2):
@@ -124,7 +124,7 @@ INTERNAL = (
 
 
 @on_every_store
-async def test_ids_like_perdures_own_are_ids_like_any_others(h):
+async def test_ids_that_look_internal_are_ordinary_ids(h):
     """Nothing that a user sends is taken for something that was there, or keeps something from coming."""
 
     @workflow
@@ -152,7 +152,7 @@ async def test_ids_like_perdures_own_are_ids_like_any_others(h):
 
 
 @on_every_store
-async def test_an_id_like_that_of_a_cancel_does_not_keep_a_run_from_being_cancelled(h):
+async def test_event_id_like_a_cancel_id_does_not_block_cancellation(h):
     engine = await h.engine(identity_target, config=LONG)
     before = await engine.start(identity_target, id="before")
     await h.settle()
@@ -173,7 +173,7 @@ async def test_an_id_like_that_of_a_cancel_does_not_keep_a_run_from_being_cancel
 
 
 @on_every_store
-async def test_an_event_id_that_is_used_again_after_its_time_loses_no_letter(h):
+async def test_reused_event_id_loses_no_dead_letter(h):
     """What was unfit once under an id, and again when the id had been forgotten, are two letters."""
     config = EngineConfig(event_retention=100.0)
     engine = await h.engine(identity_typed, config=config)
@@ -186,7 +186,7 @@ async def test_an_event_id_that_is_used_again_after_its_time_loses_no_letter(h):
 
 
 @on_every_store
-async def test_a_run_id_that_is_used_again_loses_no_letter(h):
+async def test_reused_run_id_loses_no_dead_letter(h):
     """The mail of a run, and of another one that got its id when the first had been pruned, are two letters."""
     engine = await h.engine(identity_target, config=EngineConfig(run_retention=10.0))
     for n in range(2):

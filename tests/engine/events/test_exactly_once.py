@@ -79,7 +79,7 @@ async def where_it_is(h: Harness, client: Any) -> list[str]:
     return found + ["letter" for _ in await client.dead_letters()]
 
 
-def test_of_two_who_replay_a_letter_to_different_places_one_does(orders):
+def test_concurrent_replays_of_a_dead_letter_one_wins(orders):
     async def scene(h: Harness, door: Doorkeeper) -> tuple[Any, ...]:
         await a_letter(h)
         one, other = [await h.client(config=LONG) for _ in range(2)]
@@ -93,7 +93,7 @@ def test_of_two_who_replay_a_letter_to_different_places_one_does(orders):
     assert set(orders(scene)) == {(True, False), (False, True)}
 
 
-def test_of_one_who_replays_a_letter_to_its_topic_and_one_who_removes_it_one_does(orders):
+def test_concurrent_replay_and_removal_of_a_dead_letter_one_wins(orders):
     async def scene(h: Harness, door: Doorkeeper) -> tuple[Any, ...]:
         await a_letter(h)
         one, other = [await h.client(config=LONG) for _ in range(2)]
@@ -107,7 +107,7 @@ def test_of_one_who_replays_a_letter_to_its_topic_and_one_who_removes_it_one_doe
     assert set(orders(scene)) == {(True, False), (False, True)}
 
 
-def test_a_letter_whose_target_ends_meanwhile_is_sent_and_buried_again_or_stays(orders):
+def test_dead_letter_replayed_to_an_ending_run_is_not_lost(orders):
     async def scene(h: Harness, door: Doorkeeper) -> str:
         await a_letter(h)
         one, other = [await h.client(config=LONG) for _ in range(2)]
@@ -131,7 +131,7 @@ async def settled(h: Harness) -> None:
     assert await h.store.unfinalized() == []
 
 
-def test_mail_of_a_run_that_is_rewound_while_it_is_settled_stays_or_moves_and_never_both(orders):
+def test_messages_of_a_run_rewound_during_finalization_are_not_duplicated(orders):
     async def scene(h: Harness, door: Doorkeeper) -> str:
         stage = Stage(h)
         await stage.run("e")

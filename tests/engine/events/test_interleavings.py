@@ -164,7 +164,7 @@ def test_an_event_that_is_sent_while_a_busy_run_commits_is_received(orders):
     assert orders(scene)["received"] > 5
 
 
-def test_of_two_events_sent_while_the_run_suspends_the_first_is_received_and_the_second_kept(orders):
+def test_first_of_two_events_sent_during_suspension_is_received_and_the_second_retained(orders):
     async def scene(stage: Stage) -> str:
         stage.door.hold("the engine", stage.engine, answers=False)
         await stage.one.start(race_receiver, "Letter", id="r")
@@ -197,7 +197,7 @@ def test_an_event_that_is_broadcast_while_the_run_suspends_is_received(orders):
     assert set(orders(scene)) == {"woken 0", "woken 1"}
 
 
-def test_an_event_for_those_who_wait_is_received_if_and_only_if_it_woke_the_run(orders):
+def test_after_wait_event_is_received_exactly_when_it_woke_the_run(orders):
     async def scene(stage: Stage) -> str:
         stage.door.hold("the engine", stage.engine)
         await stage.one.start(race_receiver, "Shout", id="r")
@@ -230,7 +230,7 @@ def test_one_event_for_two_runs_that_subscribe_at_once_is_received_by_one(orders
 # --- cancel and deliver
 
 
-def test_an_event_that_is_sent_while_the_run_is_cancelled_is_received_or_a_letter_or_refused(orders):
+def test_event_sent_during_a_cancel_is_received_dead_lettered_or_refused(orders):
     async def scene(stage: Stage) -> str:
         await stage.begin(race_receiver, "Letter", id="r")
         stage.hold()
@@ -248,7 +248,7 @@ def test_an_event_that_is_sent_while_the_run_is_cancelled_is_received_or_a_lette
 
 
 @pytest.mark.parametrize("how", ["cancel", "terminate"])
-def test_a_broadcast_event_whose_receive_is_cancelled_goes_to_the_next_who_waits(orders, how):
+def test_broadcast_assigned_to_a_cancelled_receive_goes_to_the_next_waiter(orders, how):
     async def scene(stage: Stage) -> str:
         await stage.begin(race_receiver, "Offer", id="first")
         await stage.begin(race_receiver, "Offer", id="second")
@@ -266,7 +266,7 @@ def test_a_broadcast_event_whose_receive_is_cancelled_goes_to_the_next_who_waits
 # --- time-out and deliver
 
 
-def test_an_event_that_is_sent_when_the_receive_times_out_is_received_by_it_or_by_the_next(orders):
+def test_event_sent_at_a_receive_timeout_is_received_by_it_or_the_next(orders):
     async def scene(stage: Stage) -> str:
         await stage.begin(race_twice, "Letter", 50.0, id="r")
         stage.hold()
@@ -280,7 +280,7 @@ def test_an_event_that_is_sent_when_the_receive_times_out_is_received_by_it_or_b
     assert set(orders(scene)) == {"in time", "late"}
 
 
-def test_a_broadcast_event_that_comes_when_the_receive_times_out_is_received_by_the_next(orders):
+def test_broadcast_that_meets_a_receive_timeout_goes_to_the_next_receive(orders):
     async def scene(stage: Stage) -> str:
         await stage.begin(race_once, "Offer", 50.0, id="first")
         await stage.begin(race_once, "Offer", None, id="second")
@@ -299,7 +299,7 @@ def test_a_broadcast_event_that_comes_when_the_receive_times_out_is_received_by_
     assert set(orders(scene)) == {"[1, None]", "[None, 1]"}
 
 
-def test_an_event_that_comes_when_the_only_receive_times_out_stays_in_its_topic(orders):
+def test_event_that_meets_the_only_receive_timeout_stays_in_its_topic(orders):
     async def scene(stage: Stage) -> str:
         await stage.begin(race_once, "Offer", 50.0, id="r")
         stage.hold()

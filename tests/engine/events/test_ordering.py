@@ -33,14 +33,14 @@ async def ordered_receiver(ctx: Context, many: int, by: str) -> list[int]:
 
 
 @on_every_store
-async def test_what_a_step_has_sent_is_there_when_it_returns(h):
+async def test_event_sent_by_a_step_is_available_when_it_returns(h):
     AROUND["engine"] = engine = await h.engine(ordered_receiver)
     run = await engine.start(ordered_receiver, 5, "step")
     assert await h.run_to_end(run) == [0, 1, 2, 3, 4]
 
 
 @on_every_store
-async def test_what_a_workflow_has_sent_to_itself_is_there_when_it_goes_on(h):
+async def test_event_sent_to_itself_is_available_to_the_workflow(h):
     engine = await h.engine(ordered_receiver)
     run = await engine.start(ordered_receiver, 5, "workflow")
     assert await h.run_to_end(run) == [0, 1, 2, 3, 4]

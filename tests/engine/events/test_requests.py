@@ -48,7 +48,7 @@ async def request_deaf(ctx: Context) -> str:
 
 
 @on_every_store
-async def test_each_who_asks_gets_the_answer_to_his_own_question(h):
+async def test_concurrent_requests_get_their_own_replies(h):
     engine = await h.engine(request_server, config=LONG)
     run = await engine.start(request_server, 3)
     client = await h.client()
@@ -76,7 +76,7 @@ async def test_a_request_of_any_type_is_received_with_its_value(h):
 
 
 @on_every_store
-async def test_a_request_may_be_answered_by_a_plain_receive_never(h):
+async def test_plain_receive_does_not_reply_to_a_request(h):
     engine = await h.engine(request_deaf, config=LONG)
     run = await engine.start(request_deaf)
     with pytest.raises(TimeoutError):
@@ -87,7 +87,7 @@ async def test_a_request_may_be_answered_by_a_plain_receive_never(h):
 
 
 @on_every_store
-async def test_a_plain_event_can_be_received_as_a_request_and_its_reply_goes_nowhere(h):
+async def test_reply_to_a_plain_event_is_discarded(h):
     engine = await h.engine(request_server, config=LONG)
     run = await engine.start(request_server, 1)
     await run.send(Question("nobody waits"))
@@ -113,7 +113,7 @@ async def test_receive_request_times_out_like_receive(h):
 
 
 @on_every_store
-async def test_the_answer_reaches_one_who_asks_while_the_engine_of_the_run_dies_and_another_goes_on(h):
+async def test_reply_reaches_the_caller_although_the_runs_engine_dies(h):
     client = await h.client()
     first = await h.engine(request_server)
     run = await first.start(request_server, 1, 20.0)
@@ -125,7 +125,7 @@ async def test_the_answer_reaches_one_who_asks_while_the_engine_of_the_run_dies_
 
 
 @on_every_store
-async def test_who_asked_and_died_asks_again_under_the_same_id_and_gets_the_same_answer(h):
+async def test_repeated_request_with_the_same_id_gets_the_same_reply(h):
     engine = await h.engine(request_server)
     run = await engine.start(request_server, 2, 20.0)
     first = await h.client()
@@ -156,7 +156,7 @@ async def test_both_sides_restart(h):
 
 
 @on_every_store
-async def test_a_reply_is_given_once_wherever_the_process_dies(h):
+async def test_reply_is_sent_once_at_any_crash(h):
     """A crash before and after each commit of the engine that answers: the caller gets the one answer."""
     for n in range(1, 8):
         for side in ("before", "after"):
@@ -177,7 +177,7 @@ async def test_a_reply_is_given_once_wherever_the_process_dies(h):
 
 
 @on_every_store
-async def test_a_request_to_a_run_that_ends_without_answering_is_told_so_at_once(h):
+async def test_request_to_a_run_that_ends_without_a_reply_raises_at_once(h):
     engine = await h.engine(request_deaf, config=LONG)
     run = await engine.start(request_deaf)
     asking = h.background(engine.request(run.id, Question("x"), 600))
@@ -189,7 +189,7 @@ async def test_a_request_to_a_run_that_ends_without_answering_is_told_so_at_once
 
 @pytest.mark.parametrize("how", ["cancel", "terminate"])
 @on_every_store
-async def test_a_request_to_a_run_that_is_stopped_is_told_so(h, how):
+async def test_request_to_a_terminated_run_raises(h, how):
     engine = await h.engine(request_deaf, config=LONG)
     run = await engine.start(request_deaf)
     asking = h.background(engine.request(run.id, Question("x")))
@@ -215,7 +215,7 @@ async def test_a_request_follows_the_rules_of_send(h):
 
 
 @on_every_store
-async def test_an_answer_that_cannot_be_encoded_is_refused_in_the_workflow(h):
+async def test_reply_that_cannot_be_encoded_is_refused_in_the_workflow(h):
     @workflow
     async def request_wrong(ctx: Context) -> Any:
         asked = await ctx.receive_request("ask")

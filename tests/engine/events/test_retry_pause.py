@@ -39,7 +39,7 @@ async def paused(h, engine, id="r"):
 
 
 @on_every_store
-async def test_mail_does_not_cut_the_pause_short(h):
+async def test_message_does_not_shorten_the_retry_pause(h):
     engine = await h.engine(pause_failing)
     failed_at = h.clock.now()
     run = await paused(h, engine)
@@ -58,7 +58,7 @@ async def test_mail_does_not_cut_the_pause_short(h):
 
 
 @on_every_store
-async def test_mail_that_came_before_the_attempt_failed_does_not_cut_the_pause_short(h):
+async def test_message_sent_before_a_failure_does_not_shorten_the_retry_pause(h):
     client = await h.client()
     began.clear()
     run = await client.start(pause_failing, id="r")
@@ -75,7 +75,7 @@ async def test_mail_that_came_before_the_attempt_failed_does_not_cut_the_pause_s
 
 
 @on_every_store
-async def test_a_restart_of_the_worker_does_not_cut_the_pause_short(h):
+async def test_worker_restart_does_not_shorten_the_retry_pause(h):
     engine = await h.engine(pause_failing)
     failed_at = h.clock.now()
     run = await paused(h, engine)
@@ -90,7 +90,7 @@ async def test_a_restart_of_the_worker_does_not_cut_the_pause_short(h):
 
 
 @on_every_store
-async def test_who_resumes_or_cancels_a_run_does_not_wait_for_its_pause(h):
+async def test_resume_and_cancel_do_not_wait_for_the_retry_pause(h):
     engine = await h.engine(pause_failing, config=LONG)
     run = await paused(h, engine)
     await engine.resume("r")

@@ -77,7 +77,7 @@ async def test_a_receive_takes_the_next_event_of_any_of_its_types(h):
 
 
 @on_every_store
-async def test_of_several_types_the_event_that_was_sent_first_is_first(h):
+async def test_earliest_event_of_several_types_is_received_first(h):
     client = await h.client()
     first, second = [await client.start(targeted_one) for _ in range(2)]
     await first.send(Shipped("air"))
@@ -89,7 +89,7 @@ async def test_of_several_types_the_event_that_was_sent_first_is_first(h):
 
 
 @on_every_store
-async def test_a_name_with_a_json_value_does_wherever_a_type_does(h):
+async def test_topic_name_with_json_works_like_an_event_type(h):
     @workflow
     async def targeted_by_name(ctx: Context) -> list[Any]:
         first = await ctx.receive("orders.shipped")
@@ -117,7 +117,7 @@ async def test_events_are_received_in_the_order_of_sending(h):
 
 
 @on_every_store
-async def test_of_two_receives_for_one_type_the_one_that_was_asked_first_is_served_first(h):
+async def test_earlier_receive_of_one_type_is_served_first(h):
     @workflow
     async def targeted_two_tasks(ctx: Context) -> list[int]:
         async def take() -> int:
@@ -135,7 +135,7 @@ async def test_of_two_receives_for_one_type_the_one_that_was_asked_first_is_serv
 
 
 @on_every_store
-async def test_mail_that_came_before_the_run_was_first_executed_is_received(h):
+async def test_message_sent_before_the_first_execution_is_received(h):
     client = await h.client()
     await client.start(targeted_many, 2, id="early")
     await client.send("early", Paid(1))
@@ -171,7 +171,7 @@ async def test_a_restart_does_not_move_the_deadline_of_a_receive(h):
 
 
 @on_every_store
-async def test_an_event_that_came_before_the_deadline_is_received_by_a_worker_that_looks_after_it(h):
+async def test_event_sent_before_the_deadline_is_received_after_it(h):
     client = await h.client()
     first = await h.engine(targeted_one)
     run = await first.start(targeted_one, 100.0)
@@ -184,7 +184,7 @@ async def test_an_event_that_came_before_the_deadline_is_received_by_a_worker_th
 
 
 @on_every_store
-async def test_what_comes_after_a_timeout_stays_for_the_next_receive(h):
+async def test_event_after_a_timeout_stays_for_the_next_receive(h):
     @workflow
     async def targeted_patient(ctx: Context) -> list[Any]:
         try:
@@ -201,7 +201,7 @@ async def test_what_comes_after_a_timeout_stays_for_the_next_receive(h):
 
 
 @on_every_store
-async def test_a_timeout_of_zero_takes_what_is_there(h):
+async def test_zero_timeout_receives_what_is_available(h):
     @workflow
     async def targeted_at_once(ctx: Context) -> list[Any]:
         await ctx.receive("go")
@@ -222,7 +222,7 @@ async def test_a_timeout_of_zero_takes_what_is_there(h):
 
 
 @on_every_store
-async def test_a_batch_is_what_is_there_up_to_its_size_in_order(h):
+async def test_receive_batch_returns_available_events_in_order_up_to_max(h):
     client = await h.client()
     run = await client.start(targeted_batches, [3, 3, 3])
     for n in range(5):
@@ -235,7 +235,7 @@ async def test_a_batch_is_what_is_there_up_to_its_size_in_order(h):
 
 
 @on_every_store
-async def test_a_batch_is_empty_on_timeout(h):
+async def test_receive_batch_is_empty_on_timeout(h):
     engine = await h.engine(targeted_batches, config=LONG)
     run = await engine.start(targeted_batches, [2, 2], 5.0)
     await h.clock.advance(3)
@@ -261,7 +261,7 @@ async def test_an_event_id_is_remembered_after_the_event_was_received(h):
 
 
 @on_every_store
-async def test_an_event_id_is_forgotten_once_the_retention_is_over_after_its_reception(h):
+async def test_event_id_is_forgotten_after_the_retention(h):
     engine = await h.engine(targeted_many, config=EngineConfig(event_retention=HOUR, sweep_interval=100.0, lease=500.0))
     run = await engine.start(targeted_many, 3)
     await h.clock.advance(HOUR)
@@ -278,7 +278,7 @@ async def test_an_event_id_is_forgotten_once_the_retention_is_over_after_its_rec
 
 
 @on_every_store
-async def test_the_id_of_an_event_that_nobody_has_received_is_never_forgotten(h):
+async def test_id_of_an_unread_event_is_never_forgotten(h):
     engine = await h.engine(targeted_ends, config=EngineConfig(event_retention=60.0, sweep_interval=100.0, lease=500.0))
     run = await engine.start(targeted_ends)
     await run.send(Paid(1), event_id="e")
@@ -300,7 +300,7 @@ async def test_one_event_id_is_one_event_for_each_run(h):
 
 
 @on_every_store
-async def test_an_unknown_run_and_one_that_has_ended_are_told_apart(h):
+async def test_unknown_and_ended_runs_raise_different_errors(h):
     engine = await h.engine(targeted_ends, config=LONG)
     with pytest.raises(RunNotFound):
         await engine.send("nobody", Paid(1))
@@ -332,7 +332,7 @@ async def test_a_full_mailbox_refuses_and_stores_nothing(h):
 
 
 @on_every_store
-async def test_a_mailbox_has_room_again_once_something_was_received(h):
+async def test_mailbox_accepts_events_again_after_a_receive(h):
     client = await h.client(config=EngineConfig(max_pending_events=1))
     run = await client.start(targeted_many, 3)
     await run.send(Paid(1))
@@ -349,7 +349,7 @@ async def test_a_mailbox_has_room_again_once_something_was_received(h):
 
 
 @on_every_store
-async def test_an_event_that_has_become_too_old_is_not_received(h):
+async def test_event_older_than_its_expiry_is_not_received(h):
     @workflow
     async def targeted_slow(ctx: Context) -> list[Any]:
         await ctx.sleep(31)
@@ -389,7 +389,7 @@ async def test_an_event_that_has_expired_on_arrival_is_accepted_and_not_delivere
 
 
 @on_every_store
-async def test_mail_without_an_expiry_lives_as_long_as_its_run(h):
+async def test_message_without_expiry_lives_as_long_as_its_run(h):
     @workflow
     async def targeted_late_reader(ctx: Context) -> int:
         await ctx.sleep(HOUR)
@@ -425,7 +425,7 @@ async def test_receiving_and_consuming_are_one_commit(h):
 
 
 @on_every_store
-async def test_mail_that_nobody_awaits_costs_one_turn_and_does_not_keep_the_run_busy(h):
+async def test_unawaited_message_costs_one_turn(h):
     engine = await h.engine(targeted_ends, config=LONG)
     run = await engine.start(targeted_ends)
     await h.settle()
@@ -442,7 +442,7 @@ async def test_mail_that_nobody_awaits_costs_one_turn_and_does_not_keep_the_run_
 
 
 @on_every_store
-async def test_a_run_that_is_busy_with_a_step_is_not_disturbed_by_mail_it_does_not_await(h):
+async def test_run_executing_a_step_ignores_messages_that_it_does_not_await(h):
     go = asyncio.Event()
 
     @step

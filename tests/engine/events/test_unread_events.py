@@ -82,7 +82,7 @@ async def unread(h, engine, *events, id="target"):
 
 
 @on_every_store
-async def test_unread_events_are_dropped_moved_or_kept_as_their_type_says(h):
+async def test_unread_events_follow_the_policy_of_their_type(h):
     engine = await h.engine(letters_target, letters_reader, config=LONG)
     run = await unread(h, engine, Dropped(1), Moved(2), Kept(3), Moved(4))
     reader = await engine.start(letters_reader, 3)
@@ -105,7 +105,7 @@ async def test_unread_events_are_dropped_moved_or_kept_as_their_type_says(h):
 
 @pytest.mark.parametrize("how", ["cancel", "terminate"])
 @on_every_store
-async def test_the_mail_of_a_run_that_is_stopped_is_settled_too(h, how):
+async def test_messages_of_a_terminated_run_are_finalized(h, how):
     engine = await h.engine(letters_target, letters_reader, config=LONG)
     run = await unread(h, engine, Moved(1), Kept(2))
     await getattr(engine, how)(run.id)
@@ -116,7 +116,7 @@ async def test_the_mail_of_a_run_that_is_stopped_is_settled_too(h, how):
 
 
 @on_every_store
-async def test_the_mail_of_a_run_that_never_began_is_settled_too(h):
+async def test_messages_of_a_never_executed_run_are_finalized(h):
     client = await h.client()
     run = await client.start(letters_target)
     await run.send(Kept(1))
@@ -137,7 +137,7 @@ async def test_an_event_that_moves_to_its_topic_waits_there_for_a_later_reader(h
 
 
 @on_every_store
-async def test_an_unread_event_that_has_expired_becomes_no_letter(h):
+async def test_expired_unread_event_becomes_no_dead_letter(h):
     engine = await h.engine(letters_target, config=LONG)
     run = await unread(h, engine, KeptBriefly(1))
     await h.clock.advance(21.0)
@@ -148,7 +148,7 @@ async def test_an_unread_event_that_has_expired_becomes_no_letter(h):
 
 
 @on_every_store
-async def test_mail_stays_while_a_run_begins_anew(h):
+async def test_messages_survive_a_run_retry(h):
     @workflow
     async def letters_continues(ctx: Context, round: int) -> list[int]:
         if round == 0:
@@ -165,7 +165,7 @@ async def test_mail_stays_while_a_run_begins_anew(h):
 
 
 @on_every_store
-async def test_settling_survives_a_crash_at_every_commit(h):
+async def test_finalization_survives_a_crash_at_every_commit(h):
     async def scene(engine: Engine, name: str) -> None:
         """What a caller does, and does again under the same ids after his process died."""
         await engine.start(letters_target, id=name)
@@ -213,7 +213,7 @@ async def crash_at_every_commit(
 
 
 @on_every_store
-async def test_mail_that_does_not_fit_its_type_becomes_a_letter_and_the_run_waits_on(h):
+async def test_message_of_the_wrong_type_is_dead_lettered_and_the_run_keeps_waiting(h):
     engine = await h.engine(letters_reader, config=LONG)
     run = await engine.start(letters_reader, 1)
     await h.settle()
@@ -231,7 +231,7 @@ async def test_mail_that_does_not_fit_its_type_becomes_a_letter_and_the_run_wait
 
 
 @on_every_store
-async def test_an_event_of_a_topic_that_does_not_fit_becomes_a_letter_and_the_run_waits_on(h):
+async def test_topic_event_of_the_wrong_type_is_dead_lettered_and_the_run_keeps_waiting(h):
     engine = await h.engine(letters_reader, config=LONG)
     run = await engine.start(letters_reader, 2)
     await h.settle()
@@ -246,7 +246,7 @@ async def test_an_event_of_a_topic_that_does_not_fit_becomes_a_letter_and_the_ru
 
 
 @on_every_store
-async def test_a_misfit_among_good_ones_does_not_keep_a_batch(h):
+async def test_receive_batch_skips_an_event_of_the_wrong_type(h):
     @workflow
     async def letters_batch(ctx: Context) -> list[int]:
         return [each.n for each in await ctx.receive_batch(Kept, max=5)]
@@ -261,7 +261,7 @@ async def test_a_misfit_among_good_ones_does_not_keep_a_batch(h):
 
 
 @on_every_store
-async def test_a_misfit_is_one_letter_wherever_the_process_dies(h):
+async def test_event_of_the_wrong_type_becomes_one_dead_letter_at_any_crash(h):
     for n in range(1, 4):
         for side in ("before", "after"):
             client = await h.client()
@@ -286,7 +286,7 @@ async def test_a_misfit_is_one_letter_wherever_the_process_dies(h):
 
 
 @on_every_store
-async def test_what_is_no_event_is_refused_wherever_one_is_taken_and_leaves_nothing(h):
+async def test_invalid_event_is_refused_by_every_call_and_stores_nothing(h):
     @workflow
     async def letters_misused(ctx: Context) -> list[str]:
         said = []
@@ -337,7 +337,7 @@ async def test_what_is_no_event_is_refused_wherever_one_is_taken_and_leaves_noth
 
 
 @on_every_store
-async def test_the_longest_names_go_all_the_way(h):
+async def test_longest_names_work_in_all_stores(h):
     name = "ü" * 512
 
     @workflow
@@ -376,7 +376,7 @@ async def letters_poison(ctx: Context) -> None:
 
 
 @on_every_store
-async def test_letters_of_all_kinds_are_listed_with_what_is_known_of_them(h):
+async def test_dead_letters_of_all_kinds_are_listed_with_their_fields(h):
     @workflow
     async def letters_compensates(ctx: Context) -> None:
         await letters_do()
@@ -426,7 +426,7 @@ async def with_letter(h, engine, value=3, id="target"):
 
 
 @on_every_store
-async def test_replaying_to_the_topic_wakes_one_who_waits_and_removes_the_letter(h):
+async def test_replay_to_a_topic_wakes_a_waiter_and_removes_the_dead_letter(h):
     engine = await h.engine(letters_target, letters_reader, config=LONG)
     letter = await with_letter(h, engine)
     readers = [await engine.start(letters_reader, 1, 20.0) for _ in range(2)]
@@ -438,7 +438,7 @@ async def test_replaying_to_the_topic_wakes_one_who_waits_and_removes_the_letter
 
 
 @on_every_store
-async def test_replaying_to_the_topic_waits_there_if_nobody_waits(h):
+async def test_event_replayed_to_a_topic_waits_for_a_reader(h):
     engine = await h.engine(letters_target, letters_reader, config=LONG)
     assert await engine.replay_dead_letter(await with_letter(h, engine)) is True
     assert await h.run_to_end(await engine.start(letters_reader, 1)) == [3]
@@ -458,7 +458,7 @@ async def test_replaying_to_a_run_follows_the_rules_of_send(h):
 
 
 @on_every_store
-async def test_a_replayed_event_that_is_not_received_becomes_a_letter_again(h):
+async def test_replayed_event_that_is_not_received_becomes_a_dead_letter_again(h):
     engine = await h.engine(letters_target, config=LONG)
     letter = await with_letter(h, engine)
     second = await engine.start(letters_target, id="second")
@@ -471,7 +471,7 @@ async def test_a_replayed_event_that_is_not_received_becomes_a_letter_again(h):
 
 
 @on_every_store
-async def test_two_who_replay_or_remove_at_once_do_it_once(h):
+async def test_concurrent_replay_or_removal_happens_once(h):
     engine = await h.engine(letters_target, letters_reader, config=LONG)
     clients = [await h.client() for _ in range(2)]
     reader = await engine.start(letters_reader, 2, 20.0)
@@ -488,7 +488,7 @@ async def test_two_who_replay_or_remove_at_once_do_it_once(h):
 
 
 @on_every_store
-async def test_a_replay_is_done_or_not_wherever_the_process_dies(h):
+async def test_dead_letter_replay_is_atomic_at_any_crash(h):
     """Sending and removing are one commit: if it was made the letter is gone, else a second try does both."""
     engine = await h.engine(letters_target, letters_reader, config=LONG)
     for n, (side, to_run) in enumerate((side, to_run) for side in ("before", "after") for to_run in (False, True)):
@@ -512,7 +512,7 @@ async def test_a_replay_is_done_or_not_wherever_the_process_dies(h):
 
 
 @on_every_store
-async def test_a_replay_whose_answer_gets_lost_is_done_once_and_said_to_be(h):
+async def test_dead_letter_replay_with_a_lost_response_happens_once(h):
     engine = await h.engine(letters_target, letters_reader, config=LONG)
     for to_run in (False, True):
         letter = await with_letter(h, engine, id=f"target-{to_run}")
