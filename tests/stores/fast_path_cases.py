@@ -46,7 +46,7 @@ NOT_PLAIN: dict[str, Write] = {
     "a turn that suspends its run": turn(0, entry(), patch=suspended(500.0)),
     "a turn that has read mail": turn(0, entry(), seen=1, consumed=(1,)),
     "an end of who has had mail": turn(0, entry(), seen=1, patch=succeeded()),
-    "a turn that begins anew": turn(0, entry(), restart=ANEW),
+    "a turn that begins anew": turn(0, entry(), continue_as=ANEW),
     "a turn that shows something": turn(0, entry(), extras=TurnExtras(dropped=("x",))),
     "mail": mail(),
 }
@@ -69,7 +69,7 @@ SITUATIONS: dict[str, tuple[Sequence[Write | Claim], Write]] = {
     "a turn of a worker that is gone": ((run("theirs", owner="b"),), turn(0, entry(), id="theirs", worker="b")),
     "a turn from before its run began anew": (
         (
-            turn(0, entry(), restart=ANEW, patch=RunPatch(status=RunStatus.RUNNING, wake_at=300.0)),
+            turn(0, entry(), continue_as=ANEW, patch=RunPatch(status=RunStatus.RUNNING, wake_at=300.0)),
             claim(now=400.0),
         ),
         turn(0, entry("late"), turn_id="late"),

@@ -145,7 +145,7 @@ turns = st.builds(
     patch=patches,
     seen=small,
     consumed=numbers,
-    restart=st.none() | st.none() | restarts,
+    continue_as=st.none() | st.none() | restarts,
     extras=st.none() | extras,
 )
 kinds = st.sampled_from(["event", "event", "resume", "cancel", "child", "deferred"])

@@ -76,9 +76,9 @@ class EndingCases(ContractCase):
 
     @case
     async def test_a_later_generation_has_executed_even_before_it_begins(self, store: Store) -> None:
-        restart = ContinueAs(workflow="flow", version=1, input=b"", first_executed_at=None)
+        continue_as = ContinueAs(workflow="flow", version=1, input=b"", first_executed_at=None)
         patch = RunPatch(status=RunStatus.PENDING, wake_at=500.0)
-        await store.commit([run(owner="a"), turn(0, restart=restart, patch=patch)])
+        await store.commit([run(owner="a"), turn(0, continue_as=continue_as, patch=patch)])
         assert await store.commit([end(only_if_not_started=True)]) == [AlreadyStarted()]
 
     @case

@@ -237,7 +237,7 @@ class ReturningCases(ContractCase):
     @case
     async def test_what_was_returned_may_be_given_to_the_same_run_again(self, store: Store) -> None:
         await store.commit([*waiting("r"), publish(), giving_back()])
-        assert await store.commit([receive(2, "t", target="0/next", seen=1)]) == [Committed(mail=True)]
+        assert await store.commit([receive(2, "t", target="0/next", seen=1)]) == [Committed(has_messages=True)]
         (message,) = await store.inbox("r")
         assert (message.id, message.number, message.target) == (ONE, 2, "0/next")
         await store.commit([turn(3, owned=False, seen=2, consumed=(2,), patch=suspended())])
@@ -247,7 +247,7 @@ class ReturningCases(ContractCase):
     async def test_a_turn_may_return_an_event_and_wait_anew(self, store: Store) -> None:
         await store.commit([*waiting("r"), publish()])
         write = receive(1, "t", target="0/next", seen=1, released_assignments=(1,))
-        assert await store.commit([write]) == [Committed(mail=True)]
+        assert await store.commit([write]) == [Committed(has_messages=True)]
         assert [(m.number, m.target) for m in await store.inbox("r")] == [(2, "0/next")]
         await store.commit([*waiting("s"), receive(2, "t", target="0/third", seen=2, released_assignments=(2,))])
         assert await assigned(store, "r", "s") == [[], [ONE]], "but behind those who wait already"

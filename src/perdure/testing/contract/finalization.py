@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from perdure.model.records import ErrorRecord, RunResult, RunStatus
 from perdure.stores.protocol import Store
-from perdure.stores.results import AlreadyEnded, Committed, Created, IdTaken, Observing, RunMissing
+from perdure.stores.results import AlreadyEnded, Committed, Created, IdTaken, ObserverAdded, RunMissing
 from perdure.stores.writes import ContinueAs, FinalizeRun, Observer, RedirectedEvent, RewindRun, RunPatch
 from perdure.testing.contract.builders import (
     ContractCase,
@@ -46,11 +46,11 @@ class ObservingCases(ContractCase):
     @case
     async def test_an_observed_run_owes_news_once_it_has_ended(self, store: Store) -> None:
         await store.commit([run(owner="a")])
-        assert await store.commit([observe()]) == [Observing()]
+        assert await store.commit([observe()]) == [ObserverAdded()]
         assert await store.unfinalized() == []
         await store.commit([turn(0, entry(), patch=succeeded())])
         (owing,) = await store.unfinalized()
-        assert (owing.observers, owing.mail, owing.orphans) == ((ABOVE,), (), False)
+        assert (owing.observers, owing.messages, owing.orphans) == ((ABOVE,), (), False)
         assert owing.record == await record(store)
 
     @case
@@ -66,7 +66,7 @@ class ObservingCases(ContractCase):
         answers = await store.commit(
             [run(owner="a"), observe(), observe(), observe(target="0/other"), observe("beside"), observe()]
         )
-        assert answers[1:] == [Observing()] * 5
+        assert answers[1:] == [ObserverAdded()] * 5
         await store.commit([turn(0, patch=succeeded())])
         (owing,) = await store.unfinalized()
         assert sorted(owing.observers, key=lambda each: (each.run_id, each.target)) == [
@@ -104,9 +104,9 @@ class ObservingCases(ContractCase):
 
     @case
     async def test_observers_stay_when_the_run_begins_anew(self, store: Store) -> None:
-        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
+        continue_as = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
         going_on = RunPatch(status=RunStatus.RUNNING, owner="a")
-        await store.commit([run(owner="a"), observe(), turn(0, restart=restart, patch=going_on)])
+        await store.commit([run(owner="a"), observe(), turn(0, continue_as=continue_as, patch=going_on)])
         await store.commit([turn(1, patch=succeeded())])
         assert (await duties(store))["r"].observers == (ABOVE,)
 
@@ -185,14 +185,14 @@ class DutyCases(ContractCase):
         await store.commit([run(owner="a"), mail("m1"), mail("m2", kind="cancel"), mail("m3", policy="broadcast")])
         await store.commit([turn(0, seen=0, patch=succeeded())])
         (owing,) = await store.unfinalized()
-        assert [message.id for message in owing.mail] == ["m1", "m3"]
-        assert owing.mail[1] == (await store.inbox("r"))[2], "as it lies in the inbox"
+        assert [message.id for message in owing.messages] == ["m1", "m3"]
+        assert owing.messages[1] == (await store.inbox("r"))[2], "as it lies in the inbox"
 
     @case
     async def test_unread_assignments_are_owed_to_their_topic(self, store: Store) -> None:
         await store.commit([*waiting(), publish(), end()])
         (owing,) = await store.unfinalized()
-        assert [(message.kind, message.offset) for message in owing.mail] == [("assignment", 1)]
+        assert [(message.kind, message.offset) for message in owing.messages] == [("assignment", 1)]
         await store.commit([*waiting("next")])
         assert await store.commit([settle(returned=(1,), orphans=True)]) == [Committed()]
         assert await store.unfinalized() == []
@@ -206,7 +206,7 @@ class DutyCases(ContractCase):
         await store.commit([turn(0, id="r4", patch=RunPatch(status=RunStatus.CANCELLED, ended_at=110.0))])
         owing = await duties(store)
         assert list(owing) == ["r1"], "one that never executed has no children; one that ends itself has seen to them"
-        assert (owing["r1"].orphans, owing["r1"].observers, owing["r1"].mail) == (True, (), ())
+        assert (owing["r1"].orphans, owing["r1"].observers, owing["r1"].messages) == (True, (), ())
         await store.commit([settle("r1")])
         assert list(await duties(store)) == ["r1"]
         assert await store.commit([settle("r1", orphans=True)]) == [Committed()]
@@ -216,7 +216,7 @@ class DutyCases(ContractCase):
     async def test_a_run_that_was_ended_before_it_began_still_tells(self, store: Store) -> None:
         await store.commit([run(), observe(), mail(), end(only_if_not_started=True)])
         (owing,) = await store.unfinalized()
-        assert (owing.observers, len(owing.mail), owing.orphans) == ((ABOVE,), 1, False)
+        assert (owing.observers, len(owing.messages), owing.orphans) == ((ABOVE,), 1, False)
 
     @case
     async def test_duties_are_ticked_off_in_parts(self, store: Store) -> None:
@@ -227,7 +227,7 @@ class DutyCases(ContractCase):
         assert await store.commit([first]) == [Committed()], "its answer was lost"
         (owing,) = await store.unfinalized()
         assert owing.observers == (Observer("beside", "0/child"),)
-        assert [message.id for message in owing.mail] == ["m2"]
+        assert [message.id for message in owing.messages] == ["m2"]
         assert await store.prune(300.0) == 0
         await store.commit([settle(notified=owing.observers)])
         await store.commit([settle(consumed=(2,))])
@@ -259,7 +259,7 @@ class DutyCases(ContractCase):
         assert len(await store.inbox("r")) == 1, "it was rewound meanwhile, and its duties are its next end's"
         await store.commit([turn(0, seen=1, patch=succeeded())])
         (owing,) = await store.unfinalized()
-        assert (owing.observers, len(owing.mail)) == ((ABOVE,), 1)
+        assert (owing.observers, len(owing.messages)) == ((ABOVE,), 1)
         assert await store.commit([FinalizeRun(run_id="missing", now=1.0)]) == [RunMissing()]
 
     # events that move to their topics
@@ -335,7 +335,7 @@ class DutyCases(ContractCase):
         )
         assert answers == [Committed(), Committed(), RunMissing(), *[Committed()] * 5]
         owing = await duties(store)
-        assert {id: (each.observers, len(each.mail)) for id, each in owing.items()} == {
+        assert {id: (each.observers, len(each.messages)) for id, each in owing.items()} == {
             "r1": ((ABOVE,), 0),
             "r2": ((), 1),
         }
@@ -353,10 +353,12 @@ class DutyCases(ContractCase):
         told, read = set[str](), set[str]()
         while owings := await store.unfinalized():
             (owing,) = owings
-            assert owing.observers or owing.mail
+            assert owing.observers or owing.messages
             told |= {each.run_id for each in owing.observers}
-            read |= {each.id for each in owing.mail}
-            await store.commit([settle(notified=owing.observers, consumed=tuple(each.number for each in owing.mail))])
+            read |= {each.id for each in owing.messages}
+            await store.commit(
+                [settle(notified=owing.observers, consumed=tuple(each.number for each in owing.messages))]
+            )
         assert (len(told), len(read)) == (1200, 1200)
 
     @case

@@ -89,9 +89,9 @@ class HistoryCases(ContractCase):
     @case
     async def test_a_restart_begins_the_history_anew_and_keeps_the_mail(self, store: Store) -> None:
         await store.commit([run(owner="a", input=b"1"), mail("m1"), mail("m2"), turn(0, entry("x"), entry("y", 1))])
-        restart = ContinueAs(workflow="flow2", version=3, input=b"2", first_executed_at=None, run_attempt=2)
+        continue_as = ContinueAs(workflow="flow2", version=3, input=b"2", first_executed_at=None, run_attempt=2)
         patch = RunPatch(status=RunStatus.PENDING, wake_at=150.0)
-        write = turn(2, restart=restart, patch=patch, seen=2, consumed=(1,))
+        write = turn(2, continue_as=continue_as, patch=patch, seen=2, consumed=(1,))
         assert await store.commit([write]) == [Committed()]
         snapshot = await load(store)
         row = snapshot.record
@@ -107,9 +107,9 @@ class HistoryCases(ContractCase):
     @case
     async def test_a_stale_generation_is_refused(self, store: Store) -> None:
         await store.commit([run(owner="a"), turn(0, entry("x"), entry("y", 1))])
-        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
+        continue_as = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
         patch = RunPatch(status=RunStatus.RUNNING, owner="a")
-        await store.commit([turn(2, restart=restart, patch=patch)])
+        await store.commit([turn(2, continue_as=continue_as, patch=patch)])
         for base in range(3):
             assert await store.commit([turn(base, entry("old"), turn_id=f"old {base}")]) == [Superseded()]
         assert await store.commit([turn(3, entry("new"))]) == [Committed()]
@@ -120,16 +120,16 @@ class HistoryCases(ContractCase):
         await store.commit([run(owner="a", input=b"1")])
         patch = RunPatch(status=RunStatus.RUNNING, owner="a")
         for base in range(3):
-            restart = ContinueAs(workflow="flow", version=1, input=b"%d" % (base + 2), first_executed_at=111.0)
-            await store.commit([turn(base, restart=restart, patch=patch)])
+            continue_as = ContinueAs(workflow="flow", version=1, input=b"%d" % (base + 2), first_executed_at=111.0)
+            await store.commit([turn(base, continue_as=continue_as, patch=patch)])
         row = await record(store)
         assert (row.original_input, row.input, row.generation, row.first_executed_at) == (b"1", b"4", 3, 111.0)
 
     @case
     async def test_the_entries_of_a_restarting_turn_go_with_the_old_history(self, store: Store) -> None:
         await store.commit([run(owner="a"), turn(0, entry("old"))])
-        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
-        write = turn(1, entry("last"), entry("too", 1), restart=restart)
+        continue_as = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
+        write = turn(1, entry("last"), entry("too", 1), continue_as=continue_as)
         assert await store.commit([write]) == [Committed()]
         snapshot = await load(store)
         assert (snapshot.entries, snapshot.position, snapshot.record.fence) == ((), 3, 3)
@@ -144,9 +144,9 @@ class HistoryCases(ContractCase):
         for extra, entries in ((0, ()), (1, (entry("x", 3),)), (3, tuple(entry(f"x{n}", n) for n in range(3)))):
             id = f"r{extra}"
             await store.commit([run(id, owner="a"), turn(0, entry("old"), id=id)])
-            restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0, entries=carried)
+            continue_as = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0, entries=carried)
             going_on = RunPatch(status=RunStatus.RUNNING, owner="a")
-            write = turn(1, *entries, id=id, restart=restart, patch=going_on)
+            write = turn(1, *entries, id=id, continue_as=continue_as, patch=going_on)
             assert await store.commit([write]) == [Committed()]
             snapshot = await load(store, id)
             last = 1 + max(2, extra)
@@ -158,8 +158,8 @@ class HistoryCases(ContractCase):
 
     @case
     async def test_a_restart_may_move_the_run_to_another_pool(self, store: Store) -> None:
-        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=None, pool="gpu")
-        await store.commit([run(owner="a"), turn(0, restart=restart, patch=suspended(150.0))])
+        continue_as = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=None, pool="gpu")
+        await store.commit([run(owner="a"), turn(0, continue_as=continue_as, patch=suspended(150.0))])
         assert (await record(store)).pool == "gpu"
         assert (await store.next_wake("gpu"), await store.next_wake("default")) == (150.0, None)
         assert [each.id for each in await store.claim(claim("b", pool="gpu"))] == ["r"]
@@ -177,7 +177,7 @@ class HistoryCases(ContractCase):
             run("r3", input="text"),
             turn(
                 1,
-                restart=ContinueAs(
+                continue_as=ContinueAs(
                     workflow="f", version=1, input=b"", first_executed_at=None, entries=(entry(value=12),)
                 ),
             ),
@@ -210,7 +210,7 @@ class HistoryCases(ContractCase):
         ]
         answers = await store.commit(batch)
         assert answers[1:3] == [Committed(), Superseded()]
-        assert answers[4] == Committed(mail=True)
+        assert answers[4] == Committed(has_messages=True)
         assert answers[6:] == [Committed(), AlreadyEnded(RunStatus.SUCCEEDED)]
         assert locations(await load(store)) == ["x", "y", "z"]
 

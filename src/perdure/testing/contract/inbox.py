@@ -204,7 +204,7 @@ class MailCases(ContractCase):
     async def test_a_message_that_arrives_during_a_commit_still_wakes_the_run(self, store: Store) -> None:
         await store.commit([run(owner="a"), mail("seen")])
         await store.commit([mail("unseen", now=115.0)])
-        assert await store.commit([turn(0, seen=1, patch=suspended(500.0))]) == [Committed(mail=True)]
+        assert await store.commit([turn(0, seen=1, patch=suspended(500.0))]) == [Committed(has_messages=True)]
         row = await record(store)
         assert (row.status, row.wake_at) == (RunStatus.SUSPENDED, 110.0)
         assert await take(store, claim("b", 115.0)) == ["r"]
@@ -222,7 +222,7 @@ class MailCases(ContractCase):
     @case
     async def test_mail_that_was_seen_and_not_taken_does_not_wake(self, store: Store) -> None:
         await store.commit([run(owner="a"), mail("m1"), mail("m2")])
-        assert await store.commit([turn(0, seen=2, patch=suspended(500.0))]) == [Committed(mail=False)]
+        assert await store.commit([turn(0, seen=2, patch=suspended(500.0))]) == [Committed(has_messages=False)]
         assert (await record(store)).wake_at == 500.0
         assert [message.id for message in (await load(store)).inbox] == ["m1", "m2"]
 
@@ -237,20 +237,22 @@ class MailCases(ContractCase):
     @case
     async def test_mail_consumed_before_it_was_counted_as_seen_does_not_wake(self, store: Store) -> None:
         await store.commit([run(owner="a"), mail("m1")])
-        assert await store.commit([turn(0, seen=0, consumed=(1,), patch=suspended())]) == [Committed(mail=False)]
-        assert await store.commit([turn(1, owned=False, seen=0, patch=suspended())]) == [Committed(mail=False)]
+        assert await store.commit([turn(0, seen=0, consumed=(1,), patch=suspended())]) == [
+            Committed(has_messages=False)
+        ]
+        assert await store.commit([turn(1, owned=False, seen=0, patch=suspended())]) == [Committed(has_messages=False)]
         assert (await record(store)).wake_at is None
 
     @case
     async def test_a_lost_answer_says_whether_mail_is_waiting(self, store: Store) -> None:
         write = turn(0, seen=0, patch=suspended())
         await store.commit([run(owner="a"), write, mail()])
-        assert await store.commit([write]) == [Committed(mail=True)]
+        assert await store.commit([write]) == [Committed(has_messages=True)]
 
     @case
     async def test_the_end_leaves_unread_mail_and_is_not_due(self, store: Store) -> None:
         await store.commit([run(owner="a"), mail()])
-        assert await store.commit([turn(0, seen=0, patch=succeeded())]) == [Committed(mail=True)]
+        assert await store.commit([turn(0, seen=0, patch=succeeded())]) == [Committed(has_messages=True)]
         assert (await record(store)).wake_at is None
         assert len((await load(store)).inbox) == 1
 
@@ -275,18 +277,18 @@ class MailCases(ContractCase):
     @case
     async def test_a_turn_that_saw_the_mail_ends_the_wake_up_without_a_patch(self, store: Store) -> None:
         await store.commit([run(owner="a"), mail("m1"), mail("m2")])
-        assert await store.commit([turn(0, entry(), seen=1, consumed=(1,))]) == [Committed(mail=True)]
+        assert await store.commit([turn(0, entry(), seen=1, consumed=(1,))]) == [Committed(has_messages=True)]
         assert await store.owned_with_messages("a") == ["r"], "m2 is still to be looked at"
-        assert await store.commit([turn(1, entry("b", 1), seen=2)]) == [Committed(mail=False)]
+        assert await store.commit([turn(1, entry("b", 1), seen=2)]) == [Committed(has_messages=False)]
         assert await store.owned_with_messages("a") == []
         assert (await record(store)).wake_at is None
 
     @case
     async def test_a_patch_that_keeps_the_run_tells_of_unseen_mail(self, store: Store) -> None:
         await store.commit([run(owner="a"), mail("m1")])
-        assert await store.commit([turn(0, seen=0, patch=RUNNING)]) == [Committed(mail=True)]
+        assert await store.commit([turn(0, seen=0, patch=RUNNING)]) == [Committed(has_messages=True)]
         assert await store.owned_with_messages("a") == ["r"]
-        assert await store.commit([turn(1, seen=1, patch=RUNNING)]) == [Committed(mail=False)]
+        assert await store.commit([turn(1, seen=1, patch=RUNNING)]) == [Committed(has_messages=False)]
         assert await store.owned_with_messages("a") == []
 
     @case
@@ -308,7 +310,7 @@ class MailCases(ContractCase):
     @case
     async def test_mail_does_not_cut_the_pause_before_another_attempt_short(self, store: Store) -> None:
         for kind, wakes in (("event", False), ("child", False), ("resume", True), ("cancel", True)):
-            pause = turn(0, id=kind, restart=ANEW, patch=suspended(500.0))
+            pause = turn(0, id=kind, continue_as=ANEW, patch=suspended(500.0))
             await store.commit([run(kind, owner="a"), pause])
             assert await store.commit([mail(id=kind, kind=kind)]) == [MessageDelivered(1, fresh=True)]
             assert (await record(store, kind)).wake_at == (120.0 if wakes else 500.0), kind
@@ -318,7 +320,7 @@ class MailCases(ContractCase):
 
     @case
     async def test_an_assignment_does_not_cut_a_pause_short_either(self, store: Store) -> None:
-        await store.commit([run(owner="a"), turn(0, restart=ANEW, patch=suspended(500.0))])
+        await store.commit([run(owner="a"), turn(0, continue_as=ANEW, patch=suspended(500.0))])
         await store.commit([receive(1, "t", patch=suspended(500.0))])
         assert await store.commit([publish()]) == [EventPublished(1, 1)]
         assert (await record(store)).wake_at == 500.0
@@ -327,13 +329,13 @@ class MailCases(ContractCase):
     async def test_mail_that_comes_with_the_pause_does_not_cut_it_short(self, store: Store) -> None:
         for kind, wakes in (("event", False), ("resume", True)):
             await store.commit([run(kind, owner="a"), mail(id=kind, kind=kind)])
-            (answer,) = await store.commit([turn(0, id=kind, seen=0, restart=ANEW, patch=suspended(500.0))])
-            assert answer == Committed(mail=True)
+            (answer,) = await store.commit([turn(0, id=kind, seen=0, continue_as=ANEW, patch=suspended(500.0))])
+            assert answer == Committed(has_messages=True)
             assert (await record(store, kind)).wake_at == (110.0 if wakes else 500.0), kind
 
     @case
     async def test_mail_wakes_a_run_again_once_its_attempt_has_begun(self, store: Store) -> None:
-        await store.commit([run(owner="a"), turn(0, restart=ANEW, patch=suspended(150.0))])
+        await store.commit([run(owner="a"), turn(0, continue_as=ANEW, patch=suspended(150.0))])
         assert await take(store, claim("b", 150.0)) == ["r"]
         await store.commit([turn(1, worker="b", patch=suspended(500.0)), mail(now=160.0)])
         assert (await record(store)).wake_at == 160.0
@@ -353,7 +355,7 @@ class MailCases(ContractCase):
         for kind, wakes in (("event", False), ("resume", True)):
             await store.commit([run(kind, owner="a"), mail(id=kind, kind=kind)])
             (answer,) = await store.commit([turn(0, id=kind, seen=0, patch=suspended(held=HELD))])
-            assert answer == Committed(mail=True)
+            assert answer == Committed(has_messages=True)
             assert ((await record(store, kind)).wake_at is not None) == wakes, kind
 
     @case

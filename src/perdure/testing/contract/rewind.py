@@ -120,7 +120,7 @@ class RewindingCases(ContractCase):
         assert await store.unfinalized() == []
         await store.commit([turn(2, owned=False, seen=1, consumed=(1,), patch=succeeded(310.0))])
         (owing,) = await store.unfinalized()
-        assert (owing.observers, owing.mail, owing.orphans) == ((Observer("above", "0/child"),), (), False)
+        assert (owing.observers, owing.messages, owing.orphans) == ((Observer("above", "0/child"),), (), False)
 
     @case
     async def test_a_run_that_never_executed_waits_on(self, store: Store) -> None:
@@ -204,7 +204,7 @@ class RewindingCases(ContractCase):
     async def test_unread_events_that_came_back_are_owed_an_answer(self, store: Store) -> None:
         await store.commit([run(owner="a"), mail(), turn(0, entry(), seen=1, consumed=(1,), patch=succeeded())])
         await store.commit([rewind(1, "charge", returned=(replace(mail().message, number=1),)), end(now=310.0)])
-        assert [message.id for message in (await duties(store))["r"].mail] == ["m"]
+        assert [message.id for message in (await duties(store))["r"].messages] == ["m"]
 
     @case
     async def test_subscriptions_go_and_assignments_stay(self, store: Store) -> None:

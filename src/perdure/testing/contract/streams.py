@@ -114,11 +114,13 @@ class StreamCases(ContractCase):
 
     @case
     async def test_what_was_written_before_the_run_began_anew_is_not_marked(self, store: Store) -> None:
-        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
+        continue_as = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
         going_on = RunPatch(status=RunStatus.RUNNING, owner="a")
         last = TurnExtras(streamed=(item(b"2"),))
         await store.commit([run(owner="a"), append(item(b"1", writer="w1"))])
-        await store.commit([turn(0, restart=restart, patch=going_on, extras=last), append(item(b"3", writer="w1"))])
+        await store.commit(
+            [turn(0, continue_as=continue_as, patch=going_on, extras=last), append(item(b"3", writer="w1"))]
+        )
         await store.commit([supersede("w2")])
         assert [each.superseded for each in await store.stream("r", "log")] == [False, False, True]
         await store.commit([RewindRun(run_id="r", base=1, turn_id="rewind", now=300.0, dropped=("charge",))])
@@ -126,9 +128,9 @@ class StreamCases(ContractCase):
 
     @case
     async def test_streams_go_on_when_the_run_begins_anew_and_end_with_it(self, store: Store) -> None:
-        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
+        continue_as = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
         going_on = RunPatch(status=RunStatus.RUNNING, owner="a")
-        await store.commit([run(owner="a"), append(item(b"1")), turn(0, restart=restart, patch=going_on)])
+        await store.commit([run(owner="a"), append(item(b"1")), turn(0, continue_as=continue_as, patch=going_on)])
         await store.commit([append(item(b"2")), end(prune_after=10.0), settle(orphans=True)])
         assert await values(store) == [b"1", b"2"]
         await store.prune(160.0)
@@ -182,10 +184,10 @@ class PublishedCases(ContractCase):
 
     @case
     async def test_values_outlive_a_restart_and_the_end_and_go_with_the_run(self, store: Store) -> None:
-        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
+        continue_as = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
         shown = PublishedValue("k", b"1")
         going_on = RunPatch(status=RunStatus.RUNNING, owner="a")
-        write = turn(0, restart=restart, patch=going_on, extras=TurnExtras(published=(shown,)))
+        write = turn(0, continue_as=continue_as, patch=going_on, extras=TurnExtras(published=(shown,)))
         await store.commit([run(owner="a"), write])
         assert await store.published("r") == [shown]
         last = PublishedValue("last", b"2")

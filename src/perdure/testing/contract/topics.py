@@ -206,15 +206,15 @@ class PublishingCases(ContractCase):
 
     @case
     async def test_a_subscription_goes_when_the_run_begins_anew(self, store: Store) -> None:
-        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
-        await store.commit([*waiting(), receive(1, "t", target="1/receive", restart=restart), publish()])
+        continue_as = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
+        await store.commit([*waiting(), receive(1, "t", target="1/receive", continue_as=continue_as), publish()])
         assert await assigned(store, "r") == [[]]
         assert await held_by(store) == ["e"]
 
     @case
     async def test_an_assignment_stays_when_the_run_begins_anew(self, store: Store) -> None:
-        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
-        await store.commit([*waiting(), publish(), turn(1, owned=False, restart=restart, patch=suspended())])
+        continue_as = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
+        await store.commit([*waiting(), publish(), turn(1, owned=False, continue_as=continue_as, patch=suspended())])
         assert await assigned(store, "r") == [[ONE]]
 
     @case
@@ -237,7 +237,7 @@ class QueueCases(ContractCase):
     async def test_a_queued_event_is_found_by_who_subscribes_later(self, store: Store) -> None:
         assert await store.commit([publish("e1"), publish("e2")]) == [EventPublished(1, 0), EventPublished(2, 0)]
         await store.commit([run(owner="a")])
-        assert await store.commit([receive(0, "t")]) == [Committed(mail=True)]
+        assert await store.commit([receive(0, "t")]) == [Committed(has_messages=True)]
         row = await record(store)
         assert (row.status, row.wake_at, row.last_message_no) == (RunStatus.SUSPENDED, 110.0, 1)
         (message,) = await store.inbox("r")
@@ -251,15 +251,15 @@ class QueueCases(ContractCase):
     async def test_a_lost_answer_to_a_subscription_that_found_an_event(self, store: Store) -> None:
         await store.commit([publish("e1"), publish("e2"), run(owner="a")])
         write = receive(0, "t")
-        assert await store.commit([write]) == [Committed(mail=True)]
-        assert await store.commit([write]) == [Committed(mail=True)]
+        assert await store.commit([write]) == [Committed(has_messages=True)]
+        assert await store.commit([write]) == [Committed(has_messages=True)]
         assert await assigned(store, "r") == [[ONE]]
 
     @case
     async def test_a_turn_that_goes_on_is_told_of_what_its_subscription_found(self, store: Store) -> None:
         extras = TurnExtras(subscribe=(Subscription("0/receive", ("t",)),))
         await store.commit([publish(), run(owner="a")])
-        assert await store.commit([turn(0, entry(), extras=extras)]) == [Committed(mail=True)]
+        assert await store.commit([turn(0, entry(), extras=extras)]) == [Committed(has_messages=True)]
         assert await store.owned_with_messages("a") == ["r"]
         assert await store.commit([turn(1, entry("b", 1), seen=1, consumed=(1,))]) == [Committed()]
         assert (await store.owned_with_messages("a"), await held_by(store)) == ([], [])
