@@ -10,9 +10,9 @@ from perdure.stores.protocol import Claim, Store
 from perdure.stores.writes import ContinueAs, CreateRun, RunPatch, Write
 from perdure.testing.contract.builders import (
     claim,
+    deliver,
     end,
     entry,
-    mail,
     observe,
     observed,
     receive,
@@ -48,7 +48,7 @@ NOT_PLAIN: dict[str, Write] = {
     "an end of who has had mail": turn(0, entry(), seen=1, patch=succeeded()),
     "a turn that begins anew": turn(0, entry(), continue_as=ANEW),
     "a turn that shows something": turn(0, entry(), extras=TurnExtras(dropped=("x",))),
-    "mail": mail(),
+    "mail": deliver(),
 }
 
 # What was before a plain write, and the plain write.
@@ -74,12 +74,12 @@ SITUATIONS: dict[str, tuple[Sequence[Write | Claim], Write]] = {
         ),
         turn(0, entry("late"), turn_id="late"),
     ),
-    "a turn with mail that it has not seen": ((mail(),), turn(0, entry())),
-    "a turn with mail that it has seen": ((mail(),), turn(0, entry(), seen=1)),
-    "an end with mail that it has not seen": ((mail(),), turn(0, entry(), patch=succeeded())),
-    "an end with mail that it has seen": ((mail(),), turn(0, entry(), seen=1, patch=succeeded())),
+    "a turn with mail that it has not seen": ((deliver(),), turn(0, entry())),
+    "a turn with mail that it has seen": ((deliver(),), turn(0, entry(), seen=1)),
+    "an end with mail that it has not seen": ((deliver(),), turn(0, entry(), patch=succeeded())),
+    "an end with mail that it has seen": ((deliver(),), turn(0, entry(), seen=1, patch=succeeded())),
     "a turn that has not seen what came before its run was claimed": (
-        (turn(0, entry(), patch=suspended()), mail(), claim(now=400.0)),
+        (turn(0, entry(), patch=suspended()), deliver(), claim(now=400.0)),
         turn(1, entry("next", 1)),
     ),
     "an end of who was to be woken": (

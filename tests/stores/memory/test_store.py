@@ -8,7 +8,7 @@ from perdure.stores.memory.due_queue import DueQueue
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.protocol import Store
 from perdure.stores.results import Committed
-from perdure.testing.contract.builders import claim, entry, load, mail, run, suspended, take, turn, worker
+from perdure.testing.contract.builders import claim, claim_ids, deliver, entry, load, run, suspended, turn, worker
 from perdure.testing.store_contract import StoreContract
 
 
@@ -74,12 +74,14 @@ def test_a_run_that_sleeps_again_and_again_does_not_grow_the_heap() -> None:
         await store.join(worker("a"))
         await store.commit([run(owner="a"), turn(0, patch=suspended(1e9))])
         for n in range(1, 1000):
-            await store.commit([mail(f"m{n}"), turn(n, owned=False, seen=n, consumed=(n,), patch=suspended(1e9 + n))])
+            await store.commit(
+                [deliver(f"m{n}"), turn(n, owned=False, seen=n, consumed=(n,), patch=suspended(1e9 + n))]
+            )
         (queue,) = store._runs._due.values()
         assert len(queue) == 1
         assert len(queue._heap) < 100
-        assert await take(store, claim(now=1e9)) == []
-        assert await take(store, claim(now=2e9)) == ["r"]
+        assert await claim_ids(store, claim(now=1e9)) == []
+        assert await claim_ids(store, claim(now=2e9)) == ["r"]
 
     asyncio.run(nap_often())
 
