@@ -254,21 +254,21 @@ class MemoryRuns:
         """Remove due runs that match the claim from the queues and return their ids, earliest first."""
         queues = [self._due[claim.pool, workflow, version] for workflow, version in set(claim.workflows)]
         due_by = claim.now if claim.due_by is None else claim.due_by
-        taken: list[str] = []
+        due: list[str] = []
         skipped: list[tuple[DueQueue, float, str]] = []
-        while len(taken) < claim.limit:
+        while len(due) < claim.limit:
             heads = [(*head, queue) for queue in queues if (head := queue.head()) is not None]
             at, id, queue = min(heads, key=lambda head: head[:2], default=(due_by + 1.0, "", DueQueue()))
             if at > due_by:
                 break
             queue.put(id, None)
             if claim.shards is None or self._runs[id].record.shard in claim.shards:
-                taken.append(id)
+                due.append(id)
             else:
                 skipped.append((queue, at, id))
         for queue, at, id in skipped:
             queue.put(id, at)
-        return taken
+        return due
 
     def next_wake(self, pool: str) -> float | None:
         """Return when the earliest run without an owner in this pool is due, or None."""

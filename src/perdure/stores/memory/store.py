@@ -107,8 +107,8 @@ class MemoryStore:
             worker = self._workers.get(claim.worker)
             if worker is None or worker.fenced:
                 return []
-            taken = self._runs.take_due(claim)
-            for id in taken:
+            claimed = self._runs.take_due(claim)
+            for id in claimed:
                 run = self._runs[id]
                 first_executed_at = claim.now if run.record.first_executed_at is None else run.record.first_executed_at
                 self._runs.put(
@@ -122,7 +122,7 @@ class MemoryStore:
                         updated_at=claim.now,
                     ),
                 )
-            return [ClaimedRun(id, self._runs[id].record.last_message_no, self._runs[id].position) for id in taken]
+            return [ClaimedRun(id, self._runs[id].record.last_message_no, self._runs[id].position) for id in claimed]
 
     async def next_wake(self, pool: str) -> float | None:
         with self._lock:
