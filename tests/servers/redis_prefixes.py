@@ -39,8 +39,8 @@ class BorrowedStore(RedisStore):
     def __init__(self, url: str, clock: Clock) -> None:
         super().__init__(url, clock=clock)
         self.url = url
-        self._server._alone = _client  # type: ignore[method-assign]
-        self._server._linked = _linked  # type: ignore[method-assign]
+        self._server.build_single_client = _client  # type: ignore[method-assign]
+        self._server._build_script_pool = _linked  # type: ignore[method-assign]
 
     async def open(self, *, shards: int) -> None:
         loop = asyncio.get_running_loop()

@@ -12,7 +12,7 @@ import pytest
 from redis.asyncio import Connection
 
 from perdure.errors import StoreError
-from perdure.stores.redis.server import RedisServer, address_of
+from perdure.stores.redis.server import RedisServer, parse_url
 from perdure.stores.redis.store import RedisStore
 from perdure.stores.results import Committed, Created, WriteResult
 from perdure.testing import StoreContract
@@ -81,11 +81,11 @@ async def _patiently(call: Callable[[], Awaitable[list[WriteResult]]]) -> list[W
 
 def test_a_client_that_has_lost_its_nodes_asks_the_one_that_has_the_key(cluster: Cluster) -> None:
     async def scenario() -> None:
-        server = RedisServer(address_of(cluster.url))
+        server = RedisServer(parse_url(cluster.url))
         await server.connect()
         try:
             await server.client.aclose()  # as it does by itself when a primary is lost
-            await asyncio.gather(*(server.ask("EVAL", "return 1", 1, f"key {n}") for n in range(50)))
+            await asyncio.gather(*(server.command("EVAL", "return 1", 1, f"key {n}") for n in range(50)))
         finally:
             await server.close()
 
@@ -97,10 +97,10 @@ def test_a_client_that_has_lost_its_nodes_asks_the_one_that_has_the_key(cluster:
 def test_a_client_whose_last_call_failed_leaves_no_connection(cluster: Cluster) -> None:
     async def ask_all(server: RedisServer) -> None:
         for n in range(20):
-            await server.ask("EVAL", "return 1", 1, f"key {n}")
+            await server.command("EVAL", "return 1", 1, f"key {n}")
 
     async def scenario() -> None:
-        server = RedisServer(address_of(cluster.url))
+        server = RedisServer(parse_url(cluster.url))
         await server.connect()
         try:
             await ask_all(server)

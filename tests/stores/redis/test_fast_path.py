@@ -10,7 +10,7 @@ import pytest
 
 from perdure.errors import StoreError
 from perdure.stores.protocol import Claim
-from perdure.stores.redis import fast_path as redis_plainly
+from perdure.stores.redis import fast_path
 from perdure.stores.redis.store import RedisStore
 from perdure.stores.results import WriteResult
 from perdure.stores.writes import CreateRun, Write
@@ -31,8 +31,8 @@ READ = {
 
 async def everything(store: RedisStore) -> dict[bytes, Any]:
     """All keys of the store with what is in them, without the prefix; but for when workers went, which is real time."""
-    ask, tag, found = store._server.ask, store._slices.tag(0), {}
-    for key in set(await ask("KEYS", f"{tag}:*")) - {f"{tag}:gone:".encode()}:
+    ask, tag, found = store._server.command, store._partitions.tag(0), {}
+    for key in set(await ask("KEYS", f"{tag}:*")) - {f"{tag}:fenced:".encode()}:
         kind = await ask("TYPE", key)
         command, *more = READ[kind]
         value = await ask(command, key, *more)
@@ -98,7 +98,7 @@ def called_by(store: RedisStore) -> list[str]:
 def test_answers_and_keys_are_those_of_the_long_way(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before, write = SITUATIONS[what]
     plainly = play(before, write)
-    monkeypatch.setattr(redis_plainly, "call", lambda *_: None)
+    monkeypatch.setattr(fast_path, "build_call", lambda *_: None)
     at_length = play(before, write)
     assert plainly[:2] == at_length[:2]
 
@@ -106,13 +106,13 @@ def test_answers_and_keys_are_those_of_the_long_way(what: str, monkeypatch: pyte
 @pytest.mark.parametrize("what", [each for each in PLAIN if each != CHILD])
 def test_what_is_plain_is_one_small_script(what: str) -> None:
     _, _, called = play((), PLAIN[what])
-    assert called == ["create_plainly" if isinstance(PLAIN[what], CreateRun) else "turn_plainly"]
+    assert called == ["fast_create" if isinstance(PLAIN[what], CreateRun) else "fast_turn"]
 
 
 def test_a_turn_after_entries_were_dropped_is_still_plain() -> None:
     """A loop drops entries all the time."""
     _, _, called = play(*SITUATIONS["a turn after entries were dropped"])
-    assert called == ["turn_plainly"]
+    assert called == ["fast_turn"]
 
 
 @pytest.mark.parametrize("what", [*NOT_PLAIN, CHILD])

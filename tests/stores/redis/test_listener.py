@@ -8,7 +8,7 @@ from redis.exceptions import ConnectionError, NoPermissionError
 
 from perdure.stores.change_listeners import ChangeListeners
 from perdure.stores.redis import listener as redis_hints
-from perdure.stores.redis.listener import ChangePublisher, Ear, Listener
+from perdure.stores.redis.listener import ChangePublisher, Listener, SubscriberConnection
 
 ME = ChangePublisher("channel", "channel:name", "name")
 
@@ -29,7 +29,7 @@ class Deaf(Listener):
 
 
 class NoServer:
-    def subscriber(self) -> Any:
+    def build_single_client(self) -> Any:
         return self
 
     async def aclose(self) -> None:
@@ -60,7 +60,7 @@ class Refused(Listener):
 @pytest.mark.parametrize("kind", [Refused, Deaf])
 def test_a_store_that_cannot_hear_is_opened_all_the_same(kind: type[Listener], monkeypatch: pytest.MonkeyPatch) -> None:
     """Hints only make things faster: whether the channel is refused, or nothing comes of it, is no reason to wait."""
-    monkeypatch.setattr(redis_hints, "HEAR_WITHIN", 0.05 if kind is Deaf else 60.0)
+    monkeypatch.setattr(redis_hints, "SUBSCRIBE_TIMEOUT_SECONDS", 0.05 if kind is Deaf else 60.0)
 
     async def main() -> None:
         server: Any = NoServer()
@@ -78,16 +78,16 @@ def test_only_what_is_published_is_heard():
     async def main() -> None:
         heard: list[bytes] = []
         nothing: Any = None
-        ear = Ear(nothing, nothing, heard.append)
+        ear = SubscriberConnection(nothing, nothing, heard.append)
         ear.data_received(b"*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$2\r\nh")
-        await ear.hears
+        await ear.subscribed
         ear.data_received(b"i\r\n>2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n")
         ear.data_received(b"-NOPERM you may not listen to the second channel\r\n")
         ear.data_received(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$2\r\nho\r\n")
         assert heard == [b"hi", b"ho"]
         ear.connection_lost(None)
         with pytest.raises(ConnectionError, match="closed by the server"):
-            await ear.deaf
+            await ear.lost
 
     asyncio.run(main())
 
@@ -99,11 +99,11 @@ def test_nobody_is_told_that_a_line_is_closed_that_nobody_listens_to():
 
     async def main() -> None:
         nothing: Any = Nothing()
-        ear = Ear(nothing, nothing, nothing)
+        ear = SubscriberConnection(nothing, nothing, nothing)
         await ear.close()
         ear.connection_lost(None)
-        assert ear.hears.cancelled()
-        assert ear.deaf.cancelled(), "an error that nobody asks for is logged"
+        assert ear.subscribed.cancelled()
+        assert ear.lost.cancelled(), "an error that nobody asks for is logged"
 
     asyncio.run(main())
 
@@ -111,9 +111,9 @@ def test_nobody_is_told_that_a_line_is_closed_that_nobody_listens_to():
 def test_who_is_not_let_in_is_told():
     async def main() -> None:
         nothing: Any = None
-        ear = Ear(nothing, nothing, nothing)
+        ear = SubscriberConnection(nothing, nothing, nothing)
         ear.data_received(b"-NOPERM you may not\r\n")
         with pytest.raises(NoPermissionError):
-            await ear.hears
+            await ear.subscribed
 
     asyncio.run(main())

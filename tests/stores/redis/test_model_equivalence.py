@@ -23,7 +23,7 @@ from tests.stores.test_model_equivalence import RUNS, Ask, Seen, _sorted, _state
 @pytest.mark.parametrize("slices", [1, 4])
 @given(script=st.lists(asks, max_size=12))
 def test_two_stores_agree(slices: int, script: list[Ask]) -> None:
-    with prefix_of_its_own(slices=slices) as url:
+    with prefix_of_its_own(partitions=slices) as url:
         asyncio.run(_agree(url, script))
 
 

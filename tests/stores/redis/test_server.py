@@ -16,8 +16,8 @@ from perdure.errors import StoreError
 from perdure.model.records import RunStatus
 from perdure.model.turns import TurnExtras
 from perdure.stores.redis import server as redis_server
-from perdure.stores.redis.partitions import gathered
-from perdure.stores.redis.server import address_of
+from perdure.stores.redis.partitions import gather_calls
+from perdure.stores.redis.server import parse_url
 from perdure.stores.redis.store import RedisStore
 from perdure.stores.results import Committed, Created, DeadLetterMissing, EventPublished, MessageDelivered
 from perdure.stores.writes import RedirectedEvent, ReplayDeadLetter, Write
@@ -82,8 +82,11 @@ async def patiently(commit: Callable[[], Awaitable[object]]) -> object:
 
 
 def test_a_run_that_begins_goes_on_and_ends_needs_few_rooms_of_lua(monkeypatch: pytest.MonkeyPatch) -> None:
-    lua, closed = redis_server._lua, {"queues", "writes", "mail", "topics", "shown", "letters"}
-    monkeypatch.setattr(redis_server, "_lua", lambda name: "error('opened')" if name in closed else lua(name))
+    read_lua, unused = (
+        redis_server._read_lua,
+        {"due_queues", "other_writes", "inbox", "topics", "streams", "dead_letters"},
+    )
+    monkeypatch.setattr(redis_server, "_read_lua", lambda name: "error('opened')" if name in unused else read_lua(name))
     monkeypatch.setattr(redis_server, "script", redis_server.script.__wrapped__)
 
     async def scenario(url: str) -> None:
@@ -104,7 +107,7 @@ def test_what_is_at_its_default_is_not_stored() -> None:
         async with opened(url) as store:
             await store.commit([run("r", owner="a")])
             made = {b"id", b"workflow", b"version", b"input", b"created_at", b"created_by", b"seed", b"shard"}
-            assert set(await store._slices.ask(0, "HKEYS", "run:r")) == made | {
+            assert set(await store._partitions.command(0, "HKEYS", "run:r")) == made | {
                 b"status",
                 b"owner",
                 b"first_executed_at",
@@ -269,9 +272,9 @@ async def told_of(store: RedisStore, listener: RedisStore, name: str) -> None:
 
 
 async def listens_alone(server: Server, store: RedisStore) -> None:
-    me = store._slices.me
+    me = store._partitions.publisher
     async with asyncio.timeout(10):
-        while server.command("PUBSUB", "NUMSUB", me.channel, me.mine).count(b":1\r\n") < 2:
+        while server.command("PUBSUB", "NUMSUB", me.channel, me.own_channel).count(b":1\r\n") < 2:
             await asyncio.sleep(0.01)
 
 
@@ -389,12 +392,12 @@ def test_a_server_whose_memory_is_full_stores_nothing_of_a_batch(own_server: Ser
 def test_keys_that_are_not_ours_or_newer_are_refused() -> None:
     async def scenario(url: str) -> None:
         async with opened(url) as store:
-            await store._slices.ask(0, "HSET", "meta:", "format", "99")
+            await store._partitions.command(0, "HSET", "meta:", "format", "99")
             with pytest.raises(StoreError, match="version"):
                 await RedisStore(url).open(shards=16)
-            await store._slices.ask(0, "DEL", "meta:")
-            await store._slices.ask(0, "HSET", "meta:", "colour", "red")
-            with pytest.raises(StoreError, match="not ours"):
+            await store._partitions.command(0, "DEL", "meta:")
+            await store._partitions.command(0, "HSET", "meta:", "colour", "red")
+            with pytest.raises(StoreError, match="not perdure's"):
                 await RedisStore(url).open(shards=16)
 
     with prefix_of_its_own() as url:
@@ -421,8 +424,8 @@ def test_two_prefixes_are_two_stores() -> None:
         "redis://host?prefix=a:b",
         "redis://host?prefix={a}",
         "redis://host?durability=some",
-        "redis://host?slices=0",
-        "redis://host?slices=many",
+        "redis://host?partitions=0",
+        "redis://host?partitions=many",
     ],
 )
 def test_a_bad_url_is_refused(url: str) -> None:
@@ -431,12 +434,12 @@ def test_a_bad_url_is_refused(url: str) -> None:
 
 
 def test_what_the_url_says() -> None:
-    address = address_of("rediss://me:pw@host:7000/2?prefix=shop&durability=relaxed&slices=8&socket_timeout=3")
-    assert (address.prefix, address.relaxed, address.slices) == ("shop", True, 8)
+    address = parse_url("rediss://me:pw@host:7000/2?prefix=shop&durability=relaxed&partitions=8&socket_timeout=3")
+    assert (address.prefix, address.relaxed, address.partitions) == ("shop", True, 8)
     assert address.url == "rediss://me:pw@host:7000/2?socket_timeout=3"
-    assert urlsplit(address_of("redis://host").url).hostname == "host"
-    assert address_of("redis+unix://me:pw@/run/redis.sock?db=2&slices=4").url == "unix://me:pw@/run/redis.sock?db=2"
-    assert address_of("redis+unix:///run/redis.sock").url == "unix:///run/redis.sock"
+    assert urlsplit(parse_url("redis://host").url).hostname == "host"
+    assert parse_url("redis+unix://me:pw@/run/redis.sock?db=2&partitions=4").url == "unix://me:pw@/run/redis.sock?db=2"
+    assert parse_url("redis+unix:///run/redis.sock").url == "unix:///run/redis.sock"
 
 
 def test_a_connection_that_another_call_closed_is_worth_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,14 +447,14 @@ def test_a_connection_that_another_call_closed_is_worth_another_try(monkeypatch:
 
     async def scenario(url: str) -> None:
         async with opened(url) as store:
-            assert store._server._link is not None
+            assert store._server._script_pool is not None
 
             async def cut_off(*command: object) -> None:
                 writer = None
                 writer.writelines(command)  # type: ignore[attr-defined]  # as redis-py does it
 
-            monkeypatch.setattr(store._server._link, "execute", cut_off)
-            assert "cut off" in str(await retryable(store.commit([run()])))
+            monkeypatch.setattr(store._server._script_pool, "execute", cut_off)
+            assert "while it was being opened" in str(await retryable(store.commit([run()])))
             monkeypatch.undo()
             assert await store.commit([run()]) == [Created(owned=False)]
 
@@ -459,7 +462,7 @@ def test_a_connection_that_another_call_closed_is_worth_another_try(monkeypatch:
         asyncio.run(scenario(url))
 
 
-def test_nobody_hears_of_a_failure_before_all_slices_have_answered() -> None:
+def test_nobody_hears_of_a_failure_before_all_partitions_have_answered() -> None:
     answered: list[str] = []
 
     async def slow() -> None:
@@ -472,7 +475,7 @@ def test_nobody_hears_of_a_failure_before_all_slices_have_answered() -> None:
 
     async def scenario() -> None:
         with pytest.raises(StoreError, match="away"):
-            await gathered([failing(), slow()])
+            await gather_calls([failing(), slow()])
         assert answered == ["slow"]
 
     asyncio.run(scenario())
@@ -494,20 +497,20 @@ async def die_before_handing_over(store: RedisStore, *batch: Write) -> None:
     async def die(posts: object) -> None:
         raise Dead
 
-    store._slices._hand_over = die  # type: ignore[assignment, method-assign]
+    store._partitions._deliver = die  # type: ignore[assignment, method-assign]
     with pytest.raises(Dead):
         await store.commit(list(batch))
 
 
 async def die_before_ticking_off(store: RedisStore, *batch: Write) -> None:
-    call = store._slices._call_alone
+    call = store._partitions._call_once
 
     async def dying(script: str, number: int, request: bytes) -> object:
-        if b"settle_posts" in request:
+        if b"delete_outgoing" in request:
             raise Dead
         return await call(script, number, request)
 
-    store._slices._call_alone = dying  # type: ignore[assignment, method-assign]
+    store._partitions._call_once = dying  # type: ignore[assignment, method-assign]
     with pytest.raises(Dead):
         await store.commit(list(batch))
 
@@ -518,19 +521,19 @@ DEATHS = [die_before_handing_over, die_before_ticking_off]
 @pytest.fixture
 def sliced_url() -> Iterator[str]:
     """A store in which run "r" and topic "t" are in different slices."""
-    with prefix_of_its_own(slices=16) as url:
+    with prefix_of_its_own(partitions=16) as url:
         yield url
 
 
-async def in_different_slices(store: RedisStore) -> None:
-    assert store._slices.of("r") != store._slices.of("t")
+async def in_different_partitions(store: RedisStore) -> None:
+    assert store._partitions.of("r") != store._partitions.of("t")
 
 
 @pytest.mark.parametrize("death", DEATHS)
 def test_an_assignment_whose_publisher_died_is_delivered_once(sliced_url: str, death) -> None:
     async def scenario() -> None:
         async with opened(sliced_url) as dying, opened(sliced_url) as other:
-            await in_different_slices(dying)
+            await in_different_partitions(dying)
             await dying.commit(waiting("r"))
             await death(dying, publish())
             await other.unfinished_broadcasts()
@@ -548,7 +551,7 @@ def test_an_assignment_whose_publisher_died_is_delivered_once(sliced_url: str, d
 def test_a_subscription_whose_worker_died_finds_what_is_queued(sliced_url: str, death) -> None:
     async def scenario() -> None:
         async with opened(sliced_url) as dying, opened(sliced_url) as other:
-            await in_different_slices(dying)
+            await in_different_partitions(dying)
             await other.commit([publish(), run("r", owner="a")])
             await death(dying, receive(0, "t"))
             assert (await record(other)).status is RunStatus.SUSPENDED
@@ -579,7 +582,7 @@ def test_an_event_whose_reader_died_is_gone_all_the_same(sliced_url: str, death)
 def test_a_letter_whose_replayer_died_is_sent_once(sliced_url: str, death) -> None:
     async def scenario() -> None:
         async with opened(sliced_url) as dying, opened(sliced_url) as other:
-            await in_different_slices(dying)
+            await in_different_partitions(dying)
             await other.commit([run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=(letter(),)))])
             await death(dying, ReplayDeadLetter(letter_id="d", send=publish("mine")))
             assert await other.dead_letters() == []
@@ -597,11 +600,11 @@ def test_a_letter_whose_replayer_died_is_sent_once(sliced_url: str, death) -> No
 def test_a_letter_that_is_refused_after_its_replayer_died_is_there_again(sliced_url: str, death) -> None:
     async def scenario() -> None:
         async with opened(sliced_url) as dying, opened(sliced_url) as other:
-            await in_different_slices(dying)
+            await in_different_partitions(dying)
             letters = (letter("first"), letter("d"), letter("last"))
             await other.commit([publish("e"), run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=letters))])
             await death(dying, ReplayDeadLetter(letter_id="d", send=publish("mine", limit=1)))
-            await other._slices.sweep()
+            await other._partitions.sweep()
             assert [each.id for each in await other.dead_letters()] == ["first", "d", "last"]
 
     asyncio.run(scenario())
@@ -621,7 +624,7 @@ def test_an_old_post_does_not_send_a_letter_twice(sliced_url: str) -> None:
             ]
             await other.commit([*waiting("s"), turn(1, id="s", owned=False, seen=1, consumed=(1,))])
             assert await other.topic("t") == []
-            await other._slices.sweep()
+            await other._partitions.sweep()
             assert await other.topic("t") == []
             assert await other.dead_letters() == []
 
@@ -632,7 +635,7 @@ def test_an_old_post_does_not_send_a_letter_twice(sliced_url: str) -> None:
 def test_mail_that_moves_to_a_topic_whose_worker_died_is_there_once(sliced_url: str, death) -> None:
     async def scenario() -> None:
         async with opened(sliced_url) as dying, opened(sliced_url) as other:
-            await in_different_slices(dying)
+            await in_different_partitions(dying)
             await other.commit([run("r", owner="a"), mail("m"), turn(0, seen=1, patch=succeeded())])
             write = settle(moved=(RedirectedEvent(1, publish("moved"), letter()),))
             await death(dying, write)
@@ -651,11 +654,11 @@ def test_what_became_of_letters_is_forgotten_after_a_while(sliced_url: str) -> N
         async with opened(sliced_url) as store:
             await store.commit([run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=(letter(),)))])
             await store.commit([ReplayDeadLetter(letter_id="d", send=publish("mine", now=200.0))])
-            target = store._slices.of("t")
+            target = store._partitions.of("t")
             await store.prune(249.0, keep_ids_for=50.0)
-            assert await store._slices.read(target, "sent", "replay/mine")
+            assert await store._partitions.read(target, "sent", "replay/mine")
             await store.prune(250.0, keep_ids_for=50.0)
-            assert not await store._slices.read(target, "sent", "replay/mine")
+            assert not await store._partitions.read(target, "sent", "replay/mine")
 
     asyncio.run(scenario())
 
@@ -691,7 +694,7 @@ def test_a_worker_that_is_gone_is_fenced_off_in_every_slice(sliced_url: str) -> 
     async def scenario(ids: list[str]) -> None:
         async with opened(sliced_url) as store:
             await store.commit([run(id, owner="a") for id in ids])
-            await store._slices.change(0, "declare_gone", "a", "")  # who declares it dies before the other slices know
+            await store._partitions.execute(0, "fence_worker", "a", "")  # the caller dies before the other partitions
             assert sorted(await store.release_runs("a", 120.0, recovered=True)) == ids
             answers = await store.commit([turn(0, entry(), id=id, owned=False) for id in ids])
             assert not any(isinstance(answer, Committed) for answer in answers)
@@ -704,8 +707,8 @@ def test_every_key_of_a_slice_has_its_tag(own_server: Server) -> None:
         async with opened(url) as store:
             await store.commit([*waiting("r"), publish(), mail(id="r"), run("s", owner="a"), turn(0, entry(), id="s")])
             await store.keys("tokens", 1.0)
-            keys = await store._server.ask("KEYS", "*")
-            tags = {store._slices.tag(n).encode() for n in range(4)}
+            keys = await store._server.command("KEYS", "*")
+            tags = {store._partitions.tag(n).encode() for n in range(4)}
             assert {key.partition(b"}")[0] + b"}" for key in keys} <= tags
 
-    asyncio.run(scenario(with_options(own_server.url, prefix=new_prefix(), slices=4)))
+    asyncio.run(scenario(with_options(own_server.url, prefix=new_prefix(), partitions=4)))

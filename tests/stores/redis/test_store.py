@@ -2,7 +2,7 @@
 
 import pytest
 
-from perdure.stores.redis import fast_path as redis_plainly
+from perdure.stores.redis import fast_path
 from perdure.stores.redis.store import RedisStore
 from perdure.testing import StoreContract
 from perdure.testing.contract.commit_turn import TurnCases
@@ -34,7 +34,7 @@ class TestNothingIsPlain(_UnderAPrefix, TurnCases, HistoryCases, EndingCases, Ob
 
     @pytest.fixture(autouse=True)
     def _nothing_is_plain(self, monkeypatch):
-        monkeypatch.setattr(redis_plainly, "call", lambda *_: None)
+        monkeypatch.setattr(fast_path, "build_call", lambda *_: None)
 
 
 class TestRedisStoreInSlices(TestRedisStore):
@@ -42,5 +42,5 @@ class TestRedisStoreInSlices(TestRedisStore):
 
     @pytest.fixture(autouse=True)
     def _server(self):
-        with prefix_of_its_own(slices=16) as self._url:
+        with prefix_of_its_own(partitions=16) as self._url:
             yield
