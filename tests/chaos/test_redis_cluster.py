@@ -1,4 +1,4 @@
-"""A fleet on a Redis Cluster of six nodes, two of its workers killed: all runs finish right."""
+"""Workers on a Redis Cluster of six nodes, two of them killed: all runs finish correctly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORKERS = 4
 RUNS = 300
 
 
-def test_runs_of_every_shape_finish_right_on_a_cluster(tmp_path: Path) -> None:
+def test_runs_of_every_shape_finish_correctly_on_a_cluster(tmp_path: Path) -> None:
     async def main(url: str) -> None:
         async with Client(url, config=EngineConfig(sweep_interval=1.0)) as client:
             fleet = Fleet(tmp_path, Place(url, url), client, "worker", LEASE)

@@ -1,4 +1,4 @@
-"""The Redis store keeps the contract: in one slice, where a batch is one call, and in many, as on a cluster."""
+"""The Redis store passes the contract with one partition, where a batch is one call, and with many, as on a cluster."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from perdure.testing.contract.history import HistoryCases
 from tests.servers.redis import prefix_of_its_own
 
 
-class _UnderAPrefix:
+class _WithOwnPrefix:
     @pytest.fixture(autouse=True)
     def _server(self):
         with prefix_of_its_own() as self._url:
@@ -25,20 +25,20 @@ class _UnderAPrefix:
         return RedisStore(self._url)
 
 
-class TestRedisStore(_UnderAPrefix, StoreContract):
+class TestRedisStore(_WithOwnPrefix, StoreContract):
     pass
 
 
-class TestNothingIsPlain(_UnderAPrefix, TurnCases, HistoryCases, EndingCases, ObservingCases):
-    """What is left to the rules of all writes obeys the same ones as what is plain."""
+class TestRedisStoreWithoutFastPath(_WithOwnPrefix, TurnCases, HistoryCases, EndingCases, ObservingCases):
+    """The general path passes the tests that otherwise cover the fast path."""
 
     @pytest.fixture(autouse=True)
-    def _nothing_is_plain(self, monkeypatch):
+    def _disable_fast_path(self, monkeypatch):
         monkeypatch.setattr(fast_path, "build_call", lambda *_: None)
 
 
-class TestRedisStoreInSlices(TestRedisStore):
-    """Every slice is judged alone, and what crosses from one to another goes through outboxes."""
+class TestPartitionedRedisStore(TestRedisStore):
+    """Each partition is checked alone, and changes of other partitions go through outboxes."""
 
     @pytest.fixture(autouse=True)
     def _server(self):
