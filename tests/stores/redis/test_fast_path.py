@@ -31,11 +31,11 @@ READ = {
 
 async def read_all_keys(store: RedisStore) -> dict[bytes, Any]:
     """Return all keys and values without the prefix, except when workers were fenced, which is real time."""
-    ask, tag, found = store._server.command, store._partitions.tag(0), {}
-    for key in set(await ask("KEYS", f"{tag}:*")) - {f"{tag}:fenced:".encode()}:
-        kind = await ask("TYPE", key)
-        command, *more = READ[kind]
-        value = await ask(command, key, *more)
+    command, tag, found = store._server.command, store._partitions.tag(0), {}
+    for key in set(await command("KEYS", f"{tag}:*")) - {f"{tag}:fenced:".encode()}:
+        kind = await command("TYPE", key)
+        name, *more = READ[kind]
+        value = await command(name, key, *more)
         if kind == b"hash":
             value = value if isinstance(value, dict) else dict(zip(value[::2], value[1::2], strict=True))
         found[key.removeprefix(tag.encode())] = sorted(value) if kind == b"set" else value

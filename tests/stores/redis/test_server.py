@@ -106,8 +106,8 @@ def test_fields_at_their_default_are_not_stored() -> None:
     async def scenario(url: str) -> None:
         async with opened(url) as store:
             await store.commit([run("r", owner="a")])
-            made = {b"id", b"workflow", b"version", b"input", b"created_at", b"created_by", b"seed", b"shard"}
-            assert set(await store._partitions.command(0, "HKEYS", "run:r")) == made | {
+            required = {b"id", b"workflow", b"version", b"input", b"created_at", b"created_by", b"seed", b"shard"}
+            assert set(await store._partitions.command(0, "HKEYS", "run:r")) == required | {
                 b"status",
                 b"owner",
                 b"first_executed_at",
@@ -623,8 +623,10 @@ def test_refused_replay_restores_the_dead_letter_if_its_caller_dies(partitioned_
     async def scenario() -> None:
         async with opened(partitioned_url) as dying, opened(partitioned_url) as other:
             await check_different_partitions(dying)
-            letters = (letter("first"), letter("d"), letter("last"))
-            await other.commit([publish("e"), run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=letters))])
+            dead_letters = (letter("first"), letter("d"), letter("last"))
+            await other.commit(
+                [publish("e"), run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=dead_letters))]
+            )
             await death(dying, ReplayDeadLetter(letter_id="d", send=publish("mine", limit=1)))
             await other._partitions.sweep()
             assert [each.id for each in await other.dead_letters()] == ["first", "d", "last"]
@@ -719,7 +721,7 @@ def test_fenced_worker_is_fenced_in_every_partition(partitioned_url: str) -> Non
             await store._partitions.execute(0, "fence_worker", "a", "")  # the caller dies before the other partitions
             assert sorted(await store.release_runs("a", 120.0, recovered=True)) == ids
             results = await store.commit([turn(0, entry(), id=id, owned=False) for id in ids])
-            assert not any(isinstance(answer, Committed) for answer in results)
+            assert not any(isinstance(result, Committed) for result in results)
 
     asyncio.run(scenario([f"r{n:02d}" for n in range(40)]))
 

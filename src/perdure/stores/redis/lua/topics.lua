@@ -145,7 +145,7 @@ end
 -- Finish the fan-out; return how many more runs got the event.
 local function finish_fan_out(event, now)
   set_fan_out_cursor(event, nil)
-  local subscription = event.consume and event.is_queueable and oldest_subscription(event) -- one made meanwhile
+  local subscription = event.consume and event.is_queueable and oldest_subscription(event) -- one created meanwhile
   if subscription then
     assign(event, subscription, now)
     return 1

@@ -5,7 +5,7 @@
 -- fenced (sorted set by time) in every partition; signing-keys:<name> (list), meta (hash); outbox; runs and their
 -- indexes by `run_rows.lua`.
 --
--- Partition 0 decides whether a worker is fenced. Every partition has its own copy of who is alive, so that it can
+-- Partition 0 decides whether a worker is fenced. Every partition has its own copy of the live workers, so that it can
 -- check a write without a call to another partition.
 
 local commands = {}
