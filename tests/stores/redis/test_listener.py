@@ -7,113 +7,115 @@ import pytest
 from redis.exceptions import ConnectionError, NoPermissionError
 
 from perdure.stores.change_listeners import ChangeListeners
-from perdure.stores.redis import listener as redis_hints
-from perdure.stores.redis.listener import ChangePublisher, Ear, Listener
+from perdure.stores.redis import listener as redis_listener
+from perdure.stores.redis.listener import ChangePublisher, Listener, SubscriberConnection
 
-ME = ChangePublisher("channel", "channel:name", "name")
+PUBLISHER = ChangePublisher("channel", "channel:name", "name")
 
 
-class Deaf(Listener):
-    """One whose first cancellation is lost on the way, as in a client library that takes it for a time-out."""
+class StubbornListener(Listener):
+    """A listener that loses its first cancellation, like a client library that takes it for a timeout."""
 
-    asked = 0
+    cancellations = 0
 
     async def _follow(self, client: Any) -> None:
         while True:
             try:
                 await asyncio.get_running_loop().create_future()
             except asyncio.CancelledError:
-                self.asked += 1
-                if self.asked > 1:
+                self.cancellations += 1
+                if self.cancellations > 1:
                     raise
 
 
 class NoServer:
-    def subscriber(self) -> Any:
+    def build_single_client(self) -> Any:
         return self
 
     async def aclose(self) -> None:
         pass
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_stopping_ends_a_listener_that_did_not_hear_the_first_time(begun):
+@pytest.mark.parametrize("started", [False, True])
+def test_stop_cancels_again_if_the_first_cancellation_is_lost(started):
     async def main() -> None:
         server: Any = NoServer()
-        listener = Deaf(server, ChangeListeners())
-        starting = asyncio.create_task(listener.start(ME))
-        for _ in range(2 if begun else 1):  # what is started begins to listen a moment later
+        listener = StubbornListener(server, ChangeListeners())
+        starting = asyncio.create_task(listener.start(PUBLISHER))
+        for _ in range(2 if started else 1):  # a new task starts in the next iteration
             await asyncio.sleep(0)
         async with asyncio.timeout(10):
             await listener.stop()
-        assert listener.asked == (2 if begun else 0)
+        assert listener.cancellations == (2 if started else 0)
         starting.cancel()
 
     asyncio.run(main())
 
 
-class Refused(Listener):
+class RefusedListener(Listener):
     async def _follow(self, client: Any) -> None:
-        raise NoPermissionError("you may not")
+        raise NoPermissionError("no permission")
 
 
-@pytest.mark.parametrize("kind", [Refused, Deaf])
-def test_a_store_that_cannot_hear_is_opened_all_the_same(kind: type[Listener], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hints only make things faster: whether the channel is refused, or nothing comes of it, is no reason to wait."""
-    monkeypatch.setattr(redis_hints, "HEAR_WITHIN", 0.05 if kind is Deaf else 60.0)
+@pytest.mark.parametrize("kind", [RefusedListener, StubbornListener])
+def test_start_returns_if_the_subscription_fails_or_hangs(
+    kind: type[Listener], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hints only reduce latency: opening does not fail if the channel is refused, and does not wait if it is silent."""
+    monkeypatch.setattr(redis_listener, "SUBSCRIBE_TIMEOUT_SECONDS", 0.05 if kind is StubbornListener else 60.0)
 
     async def main() -> None:
         server: Any = NoServer()
         listener = kind(server, ChangeListeners())
         try:
             async with asyncio.timeout(10):
-                await listener.start(ME)
+                await listener.start(PUBLISHER)
         finally:
             await listener.stop()
 
     asyncio.run(main())
 
 
-def test_only_what_is_published_is_heard():
+def test_subscriber_passes_on_published_messages_only():
     async def main() -> None:
-        heard: list[bytes] = []
+        received: list[bytes] = []
         nothing: Any = None
-        ear = Ear(nothing, nothing, heard.append)
-        ear.data_received(b"*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$2\r\nh")
-        await ear.hears
-        ear.data_received(b"i\r\n>2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n")
-        ear.data_received(b"-NOPERM you may not listen to the second channel\r\n")
-        ear.data_received(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$2\r\nho\r\n")
-        assert heard == [b"hi", b"ho"]
-        ear.connection_lost(None)
+        connection = SubscriberConnection(nothing, nothing, received.append)
+        connection.data_received(b"*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$2\r\nh")
+        await connection.subscribed
+        connection.data_received(b"i\r\n>2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n")
+        connection.data_received(b"-NOPERM you may not listen to the second channel\r\n")
+        connection.data_received(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$2\r\nho\r\n")
+        assert received == [b"hi", b"ho"]
+        connection.connection_lost(None)
         with pytest.raises(ConnectionError, match="closed by the server"):
-            await ear.deaf
+            await connection.lost
 
     asyncio.run(main())
 
 
-def test_nobody_is_told_that_a_line_is_closed_that_nobody_listens_to():
+def test_close_cancels_the_futures_of_a_subscriber():
     class Nothing:
         def abort(self) -> None: ...
         async def disconnect(self, nowait: bool) -> None: ...
 
     async def main() -> None:
         nothing: Any = Nothing()
-        ear = Ear(nothing, nothing, nothing)
-        await ear.close()
-        ear.connection_lost(None)
-        assert ear.hears.cancelled()
-        assert ear.deaf.cancelled(), "an error that nobody asks for is logged"
+        connection = SubscriberConnection(nothing, nothing, nothing)
+        await connection.close()
+        connection.connection_lost(None)
+        assert connection.subscribed.cancelled()
+        assert connection.lost.cancelled(), "an exception that is never retrieved would be logged"
 
     asyncio.run(main())
 
 
-def test_who_is_not_let_in_is_told():
+def test_refused_subscription_fails_with_the_error_of_the_server():
     async def main() -> None:
         nothing: Any = None
-        ear = Ear(nothing, nothing, nothing)
-        ear.data_received(b"-NOPERM you may not\r\n")
+        connection = SubscriberConnection(nothing, nothing, nothing)
+        connection.data_received(b"-NOPERM you may not\r\n")
         with pytest.raises(NoPermissionError):
-            await ear.hears
+            await connection.subscribed
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Whatever is asked of them, in whatever order, the memory store and the Redis store say the same."""
+"""The memory store and the Redis store return the same results for any sequence of calls."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.servers.redis import prefix_of_its_own
 from tests.stores.test_model_equivalence import RUNS, Ask, Seen, _sorted, _state, asks
 
 
-@pytest.mark.parametrize("slices", [1, 4])
+@pytest.mark.parametrize("partitions", [1, 4])
 @given(script=st.lists(asks, max_size=12))
-def test_two_stores_agree(slices: int, script: list[Ask]) -> None:
-    with prefix_of_its_own(slices=slices) as url:
+def test_memory_and_redis_agree(partitions: int, script: list[Ask]) -> None:
+    with prefix_of_its_own(partitions=partitions) as url:
         asyncio.run(_agree(url, script))
 
 
@@ -41,15 +41,16 @@ async def _agree(url: str, script: list[Ask]) -> None:
             snapshots = await memory.load(RUNS)
             seen.look(snapshots)
             lasts = {each.record.id: each.record.last_message_no for each in snapshots if each is not None}
-            expected, got = await step(Honest(memory, lasts), seen), await step(Honest(redis, lasts), seen)  # type: ignore[arg-type]
+            expected = await step(PossibleTurns(memory, lasts), seen)  # type: ignore[arg-type]
+            got = await step(PossibleTurns(redis, lasts), seen)  # type: ignore[arg-type]
             assert _sorted(got) == _sorted(expected), step.__qualname__
             assert await _state(redis) == await _state(memory), step.__qualname__
     finally:
         await redis.close()
 
 
-class Honest:
-    """A store that is asked by turns which have seen and read no mail that is not there yet; others there cannot be."""
+class PossibleTurns:
+    """A store that gets only turns that are possible: they have seen and consumed only messages that exist."""
 
     def __init__(self, store: Store, lasts: dict[str, int]) -> None:
         self._store = store
@@ -59,9 +60,9 @@ class Honest:
         return getattr(self._store, name)
 
     async def commit(self, batch: list[Write]) -> list[WriteResult]:
-        return await self._store.commit([self._honest(write) for write in batch])
+        return await self._store.commit([self._limit(write) for write in batch])
 
-    def _honest(self, write: Write) -> Write:
+    def _limit(self, write: Write) -> Write:
         if not isinstance(write, CommitTurn):
             return write
         last = self._lasts.get(write.run_id, 0)

@@ -1,4 +1,4 @@
-"""What is particular to the Redis store: servers that restart, lose connections, or are set to lose data."""
+"""Behaviour of the Redis store only: restarts, lost connections, unsafe server settings, deaths between partitions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from perdure.errors import StoreError
 from perdure.model.records import RunStatus
 from perdure.model.turns import TurnExtras
 from perdure.stores.redis import server as redis_server
-from perdure.stores.redis.partitions import gathered
-from perdure.stores.redis.server import address_of
+from perdure.stores.redis.partitions import gather_calls
+from perdure.stores.redis.server import parse_url
 from perdure.stores.redis.store import RedisStore
 from perdure.stores.results import Committed, Created, DeadLetterMissing, EventPublished, MessageDelivered
 from perdure.stores.writes import RedirectedEvent, ReplayDeadLetter, Write
@@ -67,23 +67,26 @@ async def retryable(call: Awaitable[object]) -> StoreError:
     return caught.value
 
 
-async def patiently(commit: Callable[[], Awaitable[object]]) -> object:
-    """The answer of a call that is repeated as the engine would."""
+async def retry_until_available(commit: Callable[[], Awaitable[object]]) -> object:
+    """Return the result of a call that is retried as the engine would."""
     for _ in range(50):
         try:
             return await commit()
         except StoreError as error:
             if not error.retryable:
                 raise
-    raise AssertionError("the store does not come back")
+    raise AssertionError("the store does not become available")
 
 
-# --- what is sent and stored -----------------------------------------------------------------------------------------
+# --- scripts and stored fields ---------------------------------------------------------------------------------------
 
 
-def test_a_run_that_begins_goes_on_and_ends_needs_few_rooms_of_lua(monkeypatch: pytest.MonkeyPatch) -> None:
-    lua, closed = redis_server._lua, {"queues", "writes", "mail", "topics", "shown", "letters"}
-    monkeypatch.setattr(redis_server, "_lua", lambda name: "error('opened')" if name in closed else lua(name))
+def test_run_without_messages_builds_few_lua_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_lua, unused = (
+        redis_server._read_lua,
+        {"due_queues", "other_writes", "inbox", "topics", "streams", "dead_letters"},
+    )
+    monkeypatch.setattr(redis_server, "_read_lua", lambda name: "error('built')" if name in unused else read_lua(name))
     monkeypatch.setattr(redis_server, "script", redis_server.script.__wrapped__)
 
     async def scenario(url: str) -> None:
@@ -92,19 +95,19 @@ def test_a_run_that_begins_goes_on_and_ends_needs_few_rooms_of_lua(monkeypatch: 
             assert (
                 await store.commit([turn(0, entry()), turn(1, entry("x", 1), patch=succeeded())]) == [Committed()] * 2
             )
-            with pytest.raises(StoreError, match="opened"):
+            with pytest.raises(StoreError, match="built"):
                 await store.commit([mail()])
 
     with prefix_of_its_own() as url:
         asyncio.run(scenario(url))
 
 
-def test_what_is_at_its_default_is_not_stored() -> None:
+def test_fields_at_their_default_are_not_stored() -> None:
     async def scenario(url: str) -> None:
         async with opened(url) as store:
             await store.commit([run("r", owner="a")])
-            made = {b"id", b"workflow", b"version", b"input", b"created_at", b"created_by", b"seed", b"shard"}
-            assert set(await store._slices.ask(0, "HKEYS", "run:r")) == made | {
+            required = {b"id", b"workflow", b"version", b"input", b"created_at", b"created_by", b"seed", b"shard"}
+            assert set(await store._partitions.command(0, "HKEYS", "run:r")) == required | {
                 b"status",
                 b"owner",
                 b"first_executed_at",
@@ -118,7 +121,7 @@ def test_what_is_at_its_default_is_not_stored() -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_what_was_acknowledged_is_there_after_a_restart(own_server: Server, how: signal.Signals) -> None:
+def test_acknowledged_commits_survive_a_restart(own_server: Server, how: signal.Signals) -> None:
     async def scenario() -> None:
         async with opened(own_server.url) as store:
             batch: list[Write] = [run(f"r{n}", owner="a") for n in range(50)]
@@ -126,38 +129,38 @@ def test_what_was_acknowledged_is_there_after_a_restart(own_server: Server, how:
             await store.commit([*waiting("w"), mail(id="r1"), turn(1, id="r2", patch=succeeded())])
             before = await store.load([f"r{n}" for n in range(50)])
             own_server.restart(how)
-            assert await patiently(lambda: store.load([f"r{n}" for n in range(50)])) == before
+            assert await retry_until_available(lambda: store.load([f"r{n}" for n in range(50)])) == before
             assert await store.commit([publish()]) == [EventPublished(1, 1)], (
-                "scripts are given to the new server again"
+                "the restarted server gets the scripts again"
             )
             assert await store.commit([turn(1, entry("y", 1), id="r0")]) == [Committed()]
 
     asyncio.run(scenario())
 
 
-def test_a_server_that_is_away_is_worth_another_try(own_server: Server) -> None:
+def test_unavailable_server_is_a_retryable_error(own_server: Server) -> None:
     async def scenario() -> None:
         async with opened(own_server.url) as store:
             own_server.stop()
             error = await retryable(store.commit([run()]))
-            assert own_server.url not in str(error), "the password is nobody's business"
+            assert own_server.url not in str(error), "an error must not show the password"
             await retryable(store.now())
             own_server.start()
-            assert await patiently(lambda: store.commit([run()])) == [Created(owned=False)]
+            assert await retry_until_available(lambda: store.commit([run()])) == [Created(owned=False)]
 
     asyncio.run(scenario())
 
 
-def test_a_batch_whose_answer_is_lost_is_recognised(own_server: Server) -> None:
+def test_repeated_batch_after_a_lost_reply_is_recognised(own_server: Server) -> None:
     async def scenario() -> None:
-        async with cut_line(own_server.port) as (port, line):
+        async with reply_dropping_proxy(own_server.port) as (port, proxy):
             url = own_server.url.replace(f":{own_server.port}/", f":{port}/")
             async with opened(url) as store:
                 await store.commit([run("r", owner="a"), *waiting("w")])
                 batch: list[Write] = [turn(0, entry()), mail(), publish(), run("s")]
-                line.cut_answers = True
+                proxy.drop_replies = True
                 await retryable(store.commit(batch))
-                line.cut_answers = False
+                proxy.drop_replies = False
                 assert await store.commit(batch) == [
                     Committed(has_messages=True),
                     MessageDelivered(1, fresh=False, owner="a"),
@@ -170,37 +173,37 @@ def test_a_batch_whose_answer_is_lost_is_recognised(own_server: Server) -> None:
     asyncio.run(scenario())
 
 
-class Line:
-    """A proxy that passes questions on and, when it is told to, breaks the connection instead of answering."""
+class ReplyDroppingProxy:
+    """A proxy that forwards requests. If `drop_replies` is set, it closes the connection instead of a reply."""
 
-    cut_answers = False
+    drop_replies = False
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._carriers: set[asyncio.Task[None]] = set()
+        self._forwarders: set[asyncio.Task[None]] = set()
 
-    async def carry(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        carrier = asyncio.current_task()
-        assert carrier is not None
-        self._carriers.add(carrier)
+    async def forward(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        forwarder = asyncio.current_task()
+        assert forwarder is not None
+        self._forwarders.add(forwarder)
         server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
-        asking = asyncio.create_task(_pass_on(client, to_server))
+        requests = asyncio.create_task(_pass_on(client, to_server))
         try:
             while data := await server.read(65536):
-                if self.cut_answers:
+                if self.drop_replies:
                     break
                 to_client.write(data)
         finally:
-            asking.cancel()
+            requests.cancel()
             for writer in (to_client, to_server):
                 writer.close()
                 with contextlib.suppress(ConnectionError):
                     await writer.wait_closed()
 
     async def close(self) -> None:
-        for carrier in self._carriers:
-            carrier.cancel()
-        await asyncio.gather(*self._carriers, return_exceptions=True)
+        for forwarder in self._forwarders:
+            forwarder.cancel()
+        await asyncio.gather(*self._forwarders, return_exceptions=True)
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -209,113 +212,113 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 @contextlib.asynccontextmanager
-async def cut_line(port: int) -> AsyncIterator[tuple[int, Line]]:
-    line = Line(port)
-    proxy = await asyncio.start_server(line.carry, "127.0.0.1", 0)
+async def reply_dropping_proxy(port: int) -> AsyncIterator[tuple[int, ReplyDroppingProxy]]:
+    proxy = ReplyDroppingProxy(port)
+    server = await asyncio.start_server(proxy.forward, "127.0.0.1", 0)
     try:
-        yield proxy.sockets[0].getsockname()[1], line
+        yield server.sockets[0].getsockname()[1], proxy
     finally:
-        proxy.close()
-        await line.close()
+        server.close()
+        await proxy.close()
 
 
-def test_who_has_opened_a_store_hears_all_that_others_do_from_then_on(own_server: Server) -> None:
+def test_opened_store_gets_every_later_change_hint(own_server: Server) -> None:
     async def scenario() -> None:
         async with opened(own_server.url) as other:
             for n in range(20):
                 async with opened(own_server.url) as store:
-                    told: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
-                    store.on_change(told.put_nowait)
+                    hints: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
+                    store.on_change(hints.put_nowait)
                     await other.commit([run(f"r{n}")])
-                    first = await asyncio.wait_for(told.get(), 10)
-                    assert first == frozenset([f"r{n}"]), "not that it began to listen, and knows nothing of before"
+                    first = await asyncio.wait_for(hints.get(), 10)
+                    assert first == frozenset([f"r{n}"]), "the hint of the new subscription (None) came before"
 
     asyncio.run(scenario())
 
 
-def test_those_who_listen_hear_again_after_their_line_was_cut(own_server: Server) -> None:
+def test_listener_reconnects_after_its_connection_is_killed(own_server: Server) -> None:
     async def scenario() -> None:
         async with opened(own_server.url) as store, opened(own_server.url) as other:
-            told: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
-            leave = store.on_change(told.put_nowait)
+            hints: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
+            unsubscribe = store.on_change(hints.put_nowait)
 
-            async def hears(what: frozenset[str] | None) -> None:
-                while await asyncio.wait_for(told.get(), 10) != what:
+            async def wait_for_hint(what: frozenset[str] | None) -> None:
+                while await asyncio.wait_for(hints.get(), 10) != what:
                     pass
 
             await other.commit([run("first")])
-            await hears(frozenset(["first"]))
+            await wait_for_hint(frozenset(["first"]))
             own_server.command("CLIENT", "KILL", "TYPE", "pubsub")
-            await hears(None)  # what came meanwhile is unknown
+            await wait_for_hint(None)  # any run may have changed meanwhile
             await other.commit([run("second")])
-            await hears(frozenset(["second"]))
-            leave()
+            await wait_for_hint(frozenset(["second"]))
+            unsubscribe()
 
     asyncio.run(scenario())
 
 
-async def told_of(store: RedisStore, listener: RedisStore, name: str) -> None:
-    """Two runs that `store` makes in a batch are heard of by who listens, and one that ends plainly."""
-    told: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
-    leave = listener.on_change(told.put_nowait)
+async def check_hints(store: RedisStore, listener: RedisStore, name: str) -> None:
+    """Check that `listener` gets hints of two runs that `store` creates in a batch, and of one that ends."""
+    hints: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
+    unsubscribe = listener.on_change(hints.put_nowait)
     pair = [f"{name} {n}" for n in range(2)]
     await store.commit([run(id) for id in pair])
     await store.commit([run(name, owner="a")])
     await store.commit([turn(0, entry(), id=name, patch=succeeded())])
     for changed in (pair, [name]):
-        while await asyncio.wait_for(told.get(), 10) != frozenset(changed):
+        while await asyncio.wait_for(hints.get(), 10) != frozenset(changed):
             pass
-    leave()
+    unsubscribe()
 
 
-async def listens_alone(server: Server, store: RedisStore) -> None:
-    me = store._slices.me
+async def wait_until_only_listener(server: Server, store: RedisStore) -> None:
+    publisher = store._partitions.publisher
     async with asyncio.timeout(10):
-        while server.command("PUBSUB", "NUMSUB", me.channel, me.mine).count(b":1\r\n") < 2:
+        while server.command("PUBSUB", "NUMSUB", publisher.channel, publisher.own_channel).count(b":1\r\n") < 2:
             await asyncio.sleep(0.01)
 
 
-def test_who_listens_alone_publishes_nothing(own_server: Server) -> None:
+def test_only_listener_publishes_no_hints(own_server: Server) -> None:
     async def scenario() -> None:
         async with opened(own_server.url) as store:
-            await listens_alone(own_server, store)
+            await wait_until_only_listener(own_server, store)
             before = own_server.commands()
-            await told_of(store, store, "alone")  # others in this process are told all the same
+            await check_hints(store, store, "alone")  # listeners in this process are notified all the same
             assert (own_server.commands() - before)["publish"] == 0
             async with opened(own_server.url) as other:
-                await told_of(store, other, "with another")
+                await check_hints(store, other, "with another")
                 assert (own_server.commands() - before)["publish"] == 2
-            await listens_alone(own_server, store)
+            await wait_until_only_listener(own_server, store)
             await store.commit([run("alone again")])
             assert (own_server.commands() - before)["publish"] == 2
 
     asyncio.run(scenario())
 
 
-def test_a_store_that_is_deaf_tells_another_that_listens_alone(own_server: Server) -> None:
+def test_store_without_a_listener_notifies_the_only_listener(own_server: Server) -> None:
     async def scenario() -> None:
         async with opened(own_server.url) as store, opened(own_server.url) as other:
             await store._listener.stop()
-            await listens_alone(own_server, other)
-            await told_of(store, other, "r")
+            await wait_until_only_listener(own_server, other)
+            await check_hints(store, other, "r")
 
     asyncio.run(scenario())
 
 
-def test_a_user_who_may_not_know_who_listens_tells_everybody(own_server: Server) -> None:
+def test_notifies_all_when_listener_count_is_not_readable(own_server: Server) -> None:
     rules = ("+@all", "-pubsub", "~*", "resetchannels", "&perdure:changes")
     own_server.command("ACL", "SETUSER", "shop", "on", ">secret", *rules)
     as_shop = urlsplit(own_server.url)._replace(netloc=f"shop:secret@127.0.0.1:{own_server.port}").geturl()
 
     async def scenario() -> None:
         async with opened(as_shop) as store, opened(own_server.url) as other:
-            await told_of(store, other, "r")
-            await told_of(other, store, "s")
+            await check_hints(store, other, "r")
+            await check_hints(other, store, "s")
 
     asyncio.run(scenario())
 
 
-# --- servers that lose data, or cannot write -------------------------------------------------------------------------
+# --- unsafe settings, and servers that cannot write ------------------------------------------------------------------
 
 
 def open_and_close(url: str) -> None:
@@ -326,16 +329,18 @@ def open_and_close(url: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_server_that_throws_keys_away_is_refused(own_server: Server) -> None:
+def test_evicting_server_is_refused(own_server: Server) -> None:
     own_server.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     with pytest.raises(StoreError, match="noeviction") as caught:
         open_and_close(own_server.url)
     assert not caught.value.retryable
     own_server.command("CONFIG", "SET", "maxmemory-policy", "volatile-ttl")
-    open_and_close(own_server.url)  # only keys with an end of their own would go, and ours have none
+    open_and_close(own_server.url)  # evicts only keys with an expiry; those of a store have none
 
 
-def test_a_server_without_an_append_only_file_is_refused(own_server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_server_without_append_only_file_is_refused_unless_durability_is_relaxed(
+    own_server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     own_server.command("CONFIG", "SET", "appendonly", "no")
     with pytest.raises(StoreError, match="appendonly"):
         open_and_close(own_server.url)
@@ -344,7 +349,7 @@ def test_a_server_without_an_append_only_file_is_refused(own_server: Server, cap
     assert "append-only" in caplog.text
 
 
-def test_a_file_that_is_not_written_through_at_once_is_warned_of(
+def test_warns_if_append_only_file_is_not_flushed_with_every_commit(
     own_server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -358,19 +363,19 @@ def test_a_file_that_is_not_written_through_at_once_is_warned_of(
     assert caplog.text == ""
 
 
-def test_a_primary_that_has_become_a_replica_is_worth_another_try(own_server: Server) -> None:
+def test_primary_that_becomes_a_replica_is_a_retryable_error(own_server: Server) -> None:
     async def scenario() -> None:
         async with opened(own_server.url) as store:
             own_server.command("REPLICAOF", "127.0.0.1", "1")
             await retryable(store.commit([run()]))
             await retryable(RedisStore(own_server.url).open(shards=16))
             own_server.command("REPLICAOF", "NO", "ONE")
-            assert await patiently(lambda: store.commit([run()])) == [Created(owned=False)]
+            assert await retry_until_available(lambda: store.commit([run()])) == [Created(owned=False)]
 
     asyncio.run(scenario())
 
 
-def test_a_server_whose_memory_is_full_stores_nothing_of_a_batch(own_server: Server) -> None:
+def test_server_with_full_memory_stores_nothing_of_a_batch(own_server: Server) -> None:
     async def scenario() -> None:
         async with opened(own_server.url) as store:
             await store.commit([run(owner="a")])
@@ -383,25 +388,40 @@ def test_a_server_whose_memory_is_full_stores_nothing_of_a_batch(own_server: Ser
     asyncio.run(scenario())
 
 
-# --- what is ours ----------------------------------------------------------------------------------------------------
+# --- prefixes, formats and URLs --------------------------------------------------------------------------------------
 
 
-def test_keys_that_are_not_ours_or_newer_are_refused() -> None:
+def test_refuses_keys_of_other_programs_and_newer_formats() -> None:
     async def scenario(url: str) -> None:
         async with opened(url) as store:
-            await store._slices.ask(0, "HSET", "meta:", "format", "99")
+            await store._partitions.command(0, "HSET", "meta:", "format", "99")
             with pytest.raises(StoreError, match="version"):
                 await RedisStore(url).open(shards=16)
-            await store._slices.ask(0, "DEL", "meta:")
-            await store._slices.ask(0, "HSET", "meta:", "colour", "red")
-            with pytest.raises(StoreError, match="not ours"):
+            await store._partitions.command(0, "DEL", "meta:")
+            await store._partitions.command(0, "HSET", "meta:", "colour", "red")
+            with pytest.raises(StoreError, match="not perdure's"):
                 await RedisStore(url).open(shards=16)
 
     with prefix_of_its_own() as url:
         asyncio.run(scenario(url))
 
 
-def test_two_prefixes_are_two_stores() -> None:
+def test_refuses_the_format_before_the_renaming_of_fields() -> None:
+    """Format 2 had the same keys with other names of fields: `slices`, `mailed`, `standing` and others."""
+
+    async def scenario(url: str) -> None:
+        async with opened(url) as store:
+            await store._partitions.command(0, "DEL", "meta:")
+            await store._partitions.command(0, "HSET", "meta:", "format", "2", "shards", "16", "slices", "1")
+            with pytest.raises(StoreError, match=r"another version of perdure \(format 2, not 3\)") as caught:
+                await RedisStore(url).open(shards=16)
+            assert not caught.value.retryable
+
+    with prefix_of_its_own() as url:
+        asyncio.run(scenario(url))
+
+
+def test_stores_with_different_prefixes_are_separate() -> None:
     async def scenario(first: str, second: str) -> None:
         async with opened(first) as store, opened(second) as other:
             await store.commit([run(owner="a"), publish()])
@@ -421,37 +441,42 @@ def test_two_prefixes_are_two_stores() -> None:
         "redis://host?prefix=a:b",
         "redis://host?prefix={a}",
         "redis://host?durability=some",
-        "redis://host?slices=0",
-        "redis://host?slices=many",
+        "redis://host?partitions=0",
+        "redis://host?partitions=many",
     ],
 )
-def test_a_bad_url_is_refused(url: str) -> None:
+def test_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(StoreError):
         RedisStore(url)
 
 
-def test_what_the_url_says() -> None:
-    address = address_of("rediss://me:pw@host:7000/2?prefix=shop&durability=relaxed&slices=8&socket_timeout=3")
-    assert (address.prefix, address.relaxed, address.slices) == ("shop", True, 8)
-    assert address.url == "rediss://me:pw@host:7000/2?socket_timeout=3"
-    assert urlsplit(address_of("redis://host").url).hostname == "host"
-    assert address_of("redis+unix://me:pw@/run/redis.sock?db=2&slices=4").url == "unix://me:pw@/run/redis.sock?db=2"
-    assert address_of("redis+unix:///run/redis.sock").url == "unix:///run/redis.sock"
+def test_url_is_parsed_into_address_and_options() -> None:
+    address = parse_url(
+        "rediss://publisher:pw@host:7000/2?prefix=shop&durability=relaxed&partitions=8&socket_timeout=3"
+    )
+    assert (address.prefix, address.relaxed, address.partitions) == ("shop", True, 8)
+    assert address.url == "rediss://publisher:pw@host:7000/2?socket_timeout=3"
+    assert urlsplit(parse_url("redis://host").url).hostname == "host"
+    assert (
+        parse_url("redis+unix://publisher:pw@/run/redis.sock?db=2&partitions=4").url
+        == "unix://publisher:pw@/run/redis.sock?db=2"
+    )
+    assert parse_url("redis+unix:///run/redis.sock").url == "unix:///run/redis.sock"
 
 
-def test_a_connection_that_another_call_closed_is_worth_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that finds its server gone closes all connections, also one that another call is just making."""
+def test_connection_closed_by_another_call_is_a_retryable_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that loses its server closes all connections, also one that another call is opening."""
 
     async def scenario(url: str) -> None:
         async with opened(url) as store:
-            assert store._server._link is not None
+            assert store._server._script_pool is not None
 
             async def cut_off(*command: object) -> None:
                 writer = None
-                writer.writelines(command)  # type: ignore[attr-defined]  # as redis-py does it
+                writer.writelines(command)  # type: ignore[attr-defined]  # as in redis-py
 
-            monkeypatch.setattr(store._server._link, "execute", cut_off)
-            assert "cut off" in str(await retryable(store.commit([run()])))
+            monkeypatch.setattr(store._server._script_pool, "execute", cut_off)
+            assert "while it was being opened" in str(await retryable(store.commit([run()])))
             monkeypatch.undo()
             assert await store.commit([run()]) == [Created(owned=False)]
 
@@ -459,78 +484,78 @@ def test_a_connection_that_another_call_closed_is_worth_another_try(monkeypatch:
         asyncio.run(scenario(url))
 
 
-def test_nobody_hears_of_a_failure_before_all_slices_have_answered() -> None:
-    answered: list[str] = []
+def test_failure_is_raised_when_all_partitions_have_responded() -> None:
+    completed: list[str] = []
 
     async def slow() -> None:
         for _ in range(3):
             await asyncio.sleep(0)
-        answered.append("slow")
+        completed.append("slow")
 
     async def failing() -> None:
-        raise StoreError("away", retryable=True)
+        raise StoreError("unavailable", retryable=True)
 
     async def scenario() -> None:
-        with pytest.raises(StoreError, match="away"):
-            await gathered([failing(), slow()])
-        assert answered == ["slow"]
+        with pytest.raises(StoreError, match="unavailable"):
+            await gather_calls([failing(), slow()])
+        assert completed == ["slow"]
 
     asyncio.run(scenario())
 
 
-def test_a_store_that_is_not_open_says_so() -> None:
+def test_closed_store_refuses_calls() -> None:
     with pytest.raises(StoreError, match="not open"):
         asyncio.run(RedisStore("redis://host").records(["r"]))
 
 
-# --- dying between two slices ----------------------------------------------------------------------------------------
+# --- deaths between two partitions -----------------------------------------------------------------------------------
 
 
 class Dead(Exception):
-    """The process was killed here."""
+    """The process was killed at this point."""
 
 
-async def die_before_handing_over(store: RedisStore, *batch: Write) -> None:
-    async def die(posts: object) -> None:
+async def die_before_delivery(store: RedisStore, *batch: Write) -> None:
+    async def die(messages: object) -> None:
         raise Dead
 
-    store._slices._hand_over = die  # type: ignore[assignment, method-assign]
+    store._partitions._deliver = die  # type: ignore[assignment, method-assign]
     with pytest.raises(Dead):
         await store.commit(list(batch))
 
 
-async def die_before_ticking_off(store: RedisStore, *batch: Write) -> None:
-    call = store._slices._call_alone
+async def die_before_deletion(store: RedisStore, *batch: Write) -> None:
+    call = store._partitions._call_once
 
     async def dying(script: str, number: int, request: bytes) -> object:
-        if b"settle_posts" in request:
+        if b"delete_outgoing" in request:
             raise Dead
         return await call(script, number, request)
 
-    store._slices._call_alone = dying  # type: ignore[assignment, method-assign]
+    store._partitions._call_once = dying  # type: ignore[assignment, method-assign]
     with pytest.raises(Dead):
         await store.commit(list(batch))
 
 
-DEATHS = [die_before_handing_over, die_before_ticking_off]
+DEATHS = [die_before_delivery, die_before_deletion]
 
 
 @pytest.fixture
-def sliced_url() -> Iterator[str]:
-    """A store in which run "r" and topic "t" are in different slices."""
-    with prefix_of_its_own(slices=16) as url:
+def partitioned_url() -> Iterator[str]:
+    """Return the URL of a store in which run "r" and topic "t" are in different partitions."""
+    with prefix_of_its_own(partitions=16) as url:
         yield url
 
 
-async def in_different_slices(store: RedisStore) -> None:
-    assert store._slices.of("r") != store._slices.of("t")
+async def check_different_partitions(store: RedisStore) -> None:
+    assert store._partitions.of("r") != store._partitions.of("t")
 
 
 @pytest.mark.parametrize("death", DEATHS)
-def test_an_assignment_whose_publisher_died_is_delivered_once(sliced_url: str, death) -> None:
+def test_assignment_is_delivered_once_if_its_publisher_dies(partitioned_url: str, death) -> None:
     async def scenario() -> None:
-        async with opened(sliced_url) as dying, opened(sliced_url) as other:
-            await in_different_slices(dying)
+        async with opened(partitioned_url) as dying, opened(partitioned_url) as other:
+            await check_different_partitions(dying)
             await dying.commit(waiting("r"))
             await death(dying, publish())
             await other.unfinished_broadcasts()
@@ -545,26 +570,26 @@ def test_an_assignment_whose_publisher_died_is_delivered_once(sliced_url: str, d
 
 
 @pytest.mark.parametrize("death", DEATHS)
-def test_a_subscription_whose_worker_died_finds_what_is_queued(sliced_url: str, death) -> None:
+def test_subscription_finds_queued_event_if_its_worker_dies(partitioned_url: str, death) -> None:
     async def scenario() -> None:
-        async with opened(sliced_url) as dying, opened(sliced_url) as other:
-            await in_different_slices(dying)
+        async with opened(partitioned_url) as dying, opened(partitioned_url) as other:
+            await check_different_partitions(dying)
             await other.commit([publish(), run("r", owner="a")])
             await death(dying, receive(0, "t"))
             assert (await record(other)).status is RunStatus.SUSPENDED
             await other.unfinished_broadcasts()
             assert await assigned(other, "r") == [["topic/t/1"]]
             assert (await record(other)).wake_at == 110.0
-            assert await other.commit([receive(0, "t")]) == [Committed(has_messages=True)], "its answer was lost"
+            assert await other.commit([receive(0, "t")]) == [Committed(has_messages=True)], "its reply was lost"
             assert (await record(other)).last_message_no == 1
 
     asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("death", DEATHS)
-def test_an_event_whose_reader_died_is_gone_all_the_same(sliced_url: str, death) -> None:
+def test_consumed_event_is_deleted_if_its_reader_dies(partitioned_url: str, death) -> None:
     async def scenario() -> None:
-        async with opened(sliced_url) as dying, opened(sliced_url) as other:
+        async with opened(partitioned_url) as dying, opened(partitioned_url) as other:
             await other.commit([*waiting("r"), publish()])
             await death(dying, turn(1, owned=False, seen=1, consumed=(1,)))
             await other.unfinished_broadcasts()
@@ -576,10 +601,10 @@ def test_an_event_whose_reader_died_is_gone_all_the_same(sliced_url: str, death)
 
 
 @pytest.mark.parametrize("death", DEATHS)
-def test_a_letter_whose_replayer_died_is_sent_once(sliced_url: str, death) -> None:
+def test_dead_letter_is_replayed_once_if_its_caller_dies(partitioned_url: str, death) -> None:
     async def scenario() -> None:
-        async with opened(sliced_url) as dying, opened(sliced_url) as other:
-            await in_different_slices(dying)
+        async with opened(partitioned_url) as dying, opened(partitioned_url) as other:
+            await check_different_partitions(dying)
             await other.commit([run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=(letter(),)))])
             await death(dying, ReplayDeadLetter(letter_id="d", send=publish("mine")))
             assert await other.dead_letters() == []
@@ -594,34 +619,36 @@ def test_a_letter_whose_replayer_died_is_sent_once(sliced_url: str, death) -> No
 
 
 @pytest.mark.parametrize("death", DEATHS)
-def test_a_letter_that_is_refused_after_its_replayer_died_is_there_again(sliced_url: str, death) -> None:
+def test_refused_replay_restores_the_dead_letter_if_its_caller_dies(partitioned_url: str, death) -> None:
     async def scenario() -> None:
-        async with opened(sliced_url) as dying, opened(sliced_url) as other:
-            await in_different_slices(dying)
-            letters = (letter("first"), letter("d"), letter("last"))
-            await other.commit([publish("e"), run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=letters))])
+        async with opened(partitioned_url) as dying, opened(partitioned_url) as other:
+            await check_different_partitions(dying)
+            dead_letters = (letter("first"), letter("d"), letter("last"))
+            await other.commit(
+                [publish("e"), run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=dead_letters))]
+            )
             await death(dying, ReplayDeadLetter(letter_id="d", send=publish("mine", limit=1)))
-            await other._slices.sweep()
+            await other._partitions.sweep()
             assert [each.id for each in await other.dead_letters()] == ["first", "d", "last"]
 
     asyncio.run(scenario())
 
 
-def test_an_old_post_does_not_send_a_letter_twice(sliced_url: str) -> None:
-    """It was handed over and refused; the letter came back, was dealt with, and now there would be room."""
+def test_repeated_partition_message_does_not_replay_a_dead_letter_twice(partitioned_url: str) -> None:
+    """The message was delivered and refused. The dead letter was stored again and replayed; the topic has space now."""
 
     async def scenario() -> None:
-        async with opened(sliced_url) as dying, opened(sliced_url) as other:
+        async with opened(partitioned_url) as dying, opened(partitioned_url) as other:
             await other.commit(
                 [publish("e"), run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=(letter(),)))]
             )
-            await die_before_ticking_off(dying, ReplayDeadLetter(letter_id="d", send=publish("mine", limit=1)))
-            assert await other.commit([ReplayDeadLetter(letter_id="d", send=mail("elsewhere"))]) == [
+            await die_before_deletion(dying, ReplayDeadLetter(letter_id="d", send=publish("mine", limit=1)))
+            assert await other.commit([ReplayDeadLetter(letter_id="d", send=mail("other"))]) == [
                 MessageDelivered(1, True, "a")
             ]
             await other.commit([*waiting("s"), turn(1, id="s", owned=False, seen=1, consumed=(1,))])
             assert await other.topic("t") == []
-            await other._slices.sweep()
+            await other._partitions.sweep()
             assert await other.topic("t") == []
             assert await other.dead_letters() == []
 
@@ -629,10 +656,10 @@ def test_an_old_post_does_not_send_a_letter_twice(sliced_url: str) -> None:
 
 
 @pytest.mark.parametrize("death", DEATHS)
-def test_mail_that_moves_to_a_topic_whose_worker_died_is_there_once(sliced_url: str, death) -> None:
+def test_redirected_event_is_published_once_if_its_worker_dies(partitioned_url: str, death) -> None:
     async def scenario() -> None:
-        async with opened(sliced_url) as dying, opened(sliced_url) as other:
-            await in_different_slices(dying)
+        async with opened(partitioned_url) as dying, opened(partitioned_url) as other:
+            await check_different_partitions(dying)
             await other.commit([run("r", owner="a"), mail("m"), turn(0, seen=1, patch=succeeded())])
             write = settle(moved=(RedirectedEvent(1, publish("moved"), letter()),))
             await death(dying, write)
@@ -646,25 +673,25 @@ def test_mail_that_moves_to_a_topic_whose_worker_died_is_there_once(sliced_url: 
     asyncio.run(scenario())
 
 
-def test_what_became_of_letters_is_forgotten_after_a_while(sliced_url: str) -> None:
+def test_results_of_replays_are_deleted_after_the_retention_of_ids(partitioned_url: str) -> None:
     async def scenario() -> None:
-        async with opened(sliced_url) as store:
+        async with opened(partitioned_url) as store:
             await store.commit([run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=(letter(),)))])
             await store.commit([ReplayDeadLetter(letter_id="d", send=publish("mine", now=200.0))])
-            target = store._slices.of("t")
+            target = store._partitions.of("t")
             await store.prune(249.0, keep_ids_for=50.0)
-            assert await store._slices.read(target, "sent", "replay/mine")
+            assert await store._partitions.read(target, "sent", "replay/mine")
             await store.prune(250.0, keep_ids_for=50.0)
-            assert not await store._slices.read(target, "sent", "replay/mine")
+            assert not await store._partitions.read(target, "sent", "replay/mine")
 
     asyncio.run(scenario())
 
 
-def test_an_assignment_that_meets_no_open_receive_goes_to_the_next(sliced_url: str) -> None:
+def test_assignment_without_open_receive_goes_to_the_next_subscription(partitioned_url: str) -> None:
     async def scenario() -> None:
-        async with opened(sliced_url) as dying, opened(sliced_url) as other:
+        async with opened(partitioned_url) as dying, opened(partitioned_url) as other:
             await other.commit([*waiting("r"), *waiting("s")])
-            await die_before_handing_over(dying, publish())
+            await die_before_delivery(dying, publish())
             await other.commit([turn(1, owned=False, patch=succeeded())])
             await other.unfinished_broadcasts()
             assert await assigned(other, "r", "s") == [[], ["topic/t/1"]]
@@ -672,13 +699,13 @@ def test_an_assignment_that_meets_no_open_receive_goes_to_the_next(sliced_url: s
     asyncio.run(scenario())
 
 
-def test_an_old_post_does_not_give_a_returned_event_twice(sliced_url: str) -> None:
-    """It was handed over and returned, and comes again when another run has the event."""
+def test_repeated_partition_message_does_not_assign_a_released_event_twice(partitioned_url: str) -> None:
+    """The message was delivered, the assignment released, and the message comes again when another run has it."""
 
     async def scenario() -> None:
-        async with opened(sliced_url) as dying, opened(sliced_url) as other:
+        async with opened(partitioned_url) as dying, opened(partitioned_url) as other:
             await other.commit([*waiting("r"), *waiting("s")])
-            await die_before_ticking_off(dying, publish())
+            await die_before_deletion(dying, publish())
             await other.commit([receive(1, "t", target="0/again", seen=1, released_assignments=(1,))])
             assert await assigned(other, "r", "s") == [[], ["topic/t/1"]]
             await other.unfinished_broadcasts()
@@ -687,25 +714,25 @@ def test_an_old_post_does_not_give_a_returned_event_twice(sliced_url: str) -> No
     asyncio.run(scenario())
 
 
-def test_a_worker_that_is_gone_is_fenced_off_in_every_slice(sliced_url: str) -> None:
+def test_fenced_worker_is_fenced_in_every_partition(partitioned_url: str) -> None:
     async def scenario(ids: list[str]) -> None:
-        async with opened(sliced_url) as store:
+        async with opened(partitioned_url) as store:
             await store.commit([run(id, owner="a") for id in ids])
-            await store._slices.change(0, "declare_gone", "a", "")  # who declares it dies before the other slices know
+            await store._partitions.execute(0, "fence_worker", "a", "")  # the caller dies before the other partitions
             assert sorted(await store.release_runs("a", 120.0, recovered=True)) == ids
-            answers = await store.commit([turn(0, entry(), id=id, owned=False) for id in ids])
-            assert not any(isinstance(answer, Committed) for answer in answers)
+            results = await store.commit([turn(0, entry(), id=id, owned=False) for id in ids])
+            assert not any(isinstance(result, Committed) for result in results)
 
     asyncio.run(scenario([f"r{n:02d}" for n in range(40)]))
 
 
-def test_every_key_of_a_slice_has_its_tag(own_server: Server) -> None:
+def test_every_key_has_the_tag_of_its_partition(own_server: Server) -> None:
     async def scenario(url: str) -> None:
         async with opened(url) as store:
             await store.commit([*waiting("r"), publish(), mail(id="r"), run("s", owner="a"), turn(0, entry(), id="s")])
             await store.keys("tokens", 1.0)
-            keys = await store._server.ask("KEYS", "*")
-            tags = {store._slices.tag(n).encode() for n in range(4)}
+            keys = await store._server.command("KEYS", "*")
+            tags = {store._partitions.tag(n).encode() for n in range(4)}
             assert {key.partition(b"}")[0] + b"}" for key in keys} <= tags
 
-    asyncio.run(scenario(with_options(own_server.url, prefix=new_prefix(), slices=4)))
+    asyncio.run(scenario(with_options(own_server.url, prefix=new_prefix(), partitions=4)))

@@ -1,8 +1,8 @@
-"""The Redis store keeps the contract: in one slice, where a batch is one call, and in many, as on a cluster."""
+"""The Redis store passes the contract with one partition, where a batch is one call, and with many, as on a cluster."""
 
 import pytest
 
-from perdure.stores.redis import fast_path as redis_plainly
+from perdure.stores.redis import fast_path
 from perdure.stores.redis.store import RedisStore
 from perdure.testing import StoreContract
 from perdure.testing.contract.commit_turn import TurnCases
@@ -12,7 +12,7 @@ from perdure.testing.contract.history import HistoryCases
 from tests.servers.redis import prefix_of_its_own
 
 
-class _UnderAPrefix:
+class _WithOwnPrefix:
     @pytest.fixture(autouse=True)
     def _server(self):
         with prefix_of_its_own() as self._url:
@@ -25,22 +25,22 @@ class _UnderAPrefix:
         return RedisStore(self._url)
 
 
-class TestRedisStore(_UnderAPrefix, StoreContract):
+class TestRedisStore(_WithOwnPrefix, StoreContract):
     pass
 
 
-class TestNothingIsPlain(_UnderAPrefix, TurnCases, HistoryCases, EndingCases, ObservingCases):
-    """What is left to the rules of all writes obeys the same ones as what is plain."""
+class TestRedisStoreWithoutFastPath(_WithOwnPrefix, TurnCases, HistoryCases, EndingCases, ObservingCases):
+    """The general path passes the tests that otherwise cover the fast path."""
 
     @pytest.fixture(autouse=True)
-    def _nothing_is_plain(self, monkeypatch):
-        monkeypatch.setattr(redis_plainly, "call", lambda *_: None)
+    def _disable_fast_path(self, monkeypatch):
+        monkeypatch.setattr(fast_path, "build_call", lambda *_: None)
 
 
-class TestRedisStoreInSlices(TestRedisStore):
-    """Every slice is judged alone, and what crosses from one to another goes through outboxes."""
+class TestPartitionedRedisStore(TestRedisStore):
+    """Each partition is checked alone, and changes of other partitions go through outboxes."""
 
     @pytest.fixture(autouse=True)
     def _server(self):
-        with prefix_of_its_own(slices=16) as self._url:
+        with prefix_of_its_own(partitions=16) as self._url:
             yield

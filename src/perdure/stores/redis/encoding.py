@@ -1,9 +1,10 @@
-"""Records as values of the Redis store, and back.
+"""Encoding of records as values of the Redis store, and decoding.
 
-A run is a hash with a field for each attribute that is not at its default: what Lua judges by is text (empty for
-None), the rest MessagePack that only Python reads. How it stands after its last turn (waits, held, result, error) is
-one field. Entries and mail are framed values: a header that Lua reads, then the rest. MessagePack that Lua is to read
-must not hold the type `bin`, which its decoder does not know: `raw` passes bytes as text.
+A run is a hash with a field for each attribute that is not at its default. Fields that Lua reads are text (empty for
+None); the others are MessagePack that only Python reads. The state after the last turn (waits, hold, result, error) is
+one field, `turn_state`. Entries and messages are framed values: a header that Lua reads, then bytes that only Python
+reads. MessagePack for Lua must not contain the type `bin`, which Lua's decoder does not know: `as_lua_string` passes
+bytes as text.
 """
 
 from __future__ import annotations
@@ -35,39 +36,39 @@ from perdure.stores.results import SigningKey
 encode = msgspec.msgpack.Encoder().encode
 EMPTY = encode(())
 
-Standing = tuple[tuple[Wait, ...], Hold | None, bytes | None, ErrorRecord | None]
-"""How a run stands after a turn: what it waits for, what holds it, how it ended."""
+TurnState = tuple[tuple[Wait, ...], Hold | None, bytes | None, ErrorRecord | None]
+"""The state of a run after a turn: its waits, its hold, its result and its error."""
 
-_NOTHING: Standing = ((), None, None, None)
+_EMPTY_STATE: TurnState = ((), None, None, None)
 
 _payload = msgspec.msgpack.Decoder(bytes | None)
-_standing = msgspec.msgpack.Decoder(Standing)
+_turn_state = msgspec.msgpack.Decoder(TurnState)
 _names = msgspec.msgpack.Decoder(tuple[str, ...])
 _tags = msgspec.msgpack.Decoder(dict[str, str])
 _header = msgspec.msgpack.Decoder(list[Any])
 _message = msgspec.msgpack.Decoder(Message)
 _item = msgspec.msgpack.Decoder(StreamItem)
 _value = msgspec.msgpack.Decoder(PublishedValue)
-_letter = msgspec.msgpack.Decoder(DeadLetter)
+_dead_letter = msgspec.msgpack.Decoder(DeadLetter)
 _worker = msgspec.msgpack.Decoder(WorkerRecord)
 _key = msgspec.msgpack.Decoder(tuple[float, bytes])
 
 
 class _EntryRow(Entry, frozen=True, gc=False, array_like=True):
-    """An entry without the names of its fields, which would be longer than what is in them."""
+    """An entry encoded without field names, which would be longer than most values."""
 
 
 _entry = msgspec.msgpack.Decoder(_EntryRow)
 
 Pairs = Sequence[bytes]
-"""A hash as Redis lists it: field, value, field, value ..."""
+"""A hash as scripts return it: field, value, field, value ..."""
 
 
-# --- small parts -----------------------------------------------------------------------------------------------------
+# --- basic values ----------------------------------------------------------------------------------------------------
 
 
-def raw(value: bytes) -> Raw:
-    """Bytes, as the only kind of string that Lua's MessagePack knows."""
+def as_lua_string(value: bytes) -> Raw:
+    """Encode bytes as the only string type that Lua's MessagePack decodes."""
     size = len(value)
     if size < 32:
         return Raw(bytes((0xA0 | size,)) + value)
@@ -76,21 +77,21 @@ def raw(value: bytes) -> Raw:
     return Raw(b"\xdb" + size.to_bytes(4) + value)
 
 
-def framed(header: tuple[Any, ...], blob: bytes) -> bytes:
+def frame(header: tuple[Any, ...], blob: bytes) -> bytes:
     packed = encode(header)
     return len(packed).to_bytes(4) + packed + blob
 
 
-def unframed(value: bytes) -> tuple[list[Any], bytes]:
+def unframe(value: bytes) -> tuple[list[Any], bytes]:
     end = 4 + int.from_bytes(value[:4])
     return _header.decode(value[4:end]), value[end:]
 
 
-def moment(at: float | None) -> str:
+def encode_time(at: float | None) -> str:
     return "" if at is None else repr(float(at))
 
 
-def _moment(text: bytes) -> float | None:
+def _decode_time(text: bytes) -> float | None:
     return float(text) if text else None
 
 
@@ -98,7 +99,7 @@ def _text(text: bytes) -> str | None:
     return text.decode() if text else None
 
 
-def pairs_of(pairs: Pairs) -> Iterable[tuple[bytes, bytes]]:
+def iter_pairs(pairs: Pairs) -> Iterable[tuple[bytes, bytes]]:
     return zip(pairs[::2], pairs[1::2], strict=True)
 
 
@@ -109,7 +110,7 @@ def flag(value: object) -> str:
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-_AT_FIRST = {
+_FIELD_DEFAULTS = {
     b"pool": b"default",
     b"generation": b"0",
     b"epoch": b"0",
@@ -121,15 +122,15 @@ _AT_FIRST = {
     b"last_message_no": b"0",
     b"fence": b"0",
     **dict.fromkeys((b"original_workflow", b"parent", b"first_executed_at", b"ended_at", b"wake_at", b"owner"), b""),
-    **dict.fromkeys((b"deadline_at", b"retention", b"standing"), b""),
+    **dict.fromkeys((b"deadline_at", b"retention", b"turn_state"), b""),
 }
-"""What a field that a hash lacks would say."""
+"""Values of the fields that a hash does not have."""
 
 
-def born(run: RunRecord, raw: Callable[[bytes], Any]) -> list[Any]:
-    """The fields of a new run, but for those that depend on its owner; `raw` is how bytes are passed."""
+def encode_new_run(run: RunRecord, as_bytes: Callable[[bytes], Any]) -> list[Any]:
+    """Return the fields of a new run except those that depend on its owner. `as_bytes` encodes payloads."""
     fields = [
-        *("workflow", run.workflow, "version", str(run.version), "input", raw(run.input)),
+        *("workflow", run.workflow, "version", str(run.version), "input", as_bytes(run.input)),
         *("seed", str(run.seed), "shard", str(run.shard)),
     ]
     if run.pool != "default":
@@ -137,23 +138,23 @@ def born(run: RunRecord, raw: Callable[[bytes], Any]) -> list[Any]:
     if run.parent is not None:
         fields += ("parent", run.parent, "attached", flag(run.attached))
     if run.tags:
-        fields += ("tags", raw(encode(run.tags)))
+        fields += ("tags", as_bytes(encode(run.tags)))
     if run.deadline_at is not None:
-        fields += ("deadline_at", moment(run.deadline_at))
+        fields += ("deadline_at", encode_time(run.deadline_at))
     if run.retention is not None:
-        fields += ("retention", moment(run.retention))
+        fields += ("retention", encode_time(run.retention))
     if run.generation or run.epoch or run.run_attempt != 1:
         fields += ("generation", str(run.generation), "epoch", str(run.epoch), "run_attempt", str(run.run_attempt))
     if run.original_workflow is not None:
         fields += ("original_workflow", run.original_workflow)
     if run.original_input is not None:
-        fields += ("original_input", raw(run.original_input))
+        fields += ("original_input", as_bytes(run.original_input))
     return fields
 
 
-def run_of(pairs: Pairs) -> RunRecord:
-    row = {**_AT_FIRST, **dict(pairs_of(pairs))}
-    waits, held, result, error = _standing_of(row[b"standing"])
+def decode_run(pairs: Pairs) -> RunRecord:
+    row = {**_FIELD_DEFAULTS, **dict(iter_pairs(pairs))}
+    waits, held, result, error = _decode_turn_state(row[b"turn_state"])
     return RunRecord(
         id=row[b"id"].decode(),
         workflow=row[b"workflow"].decode(),
@@ -175,14 +176,14 @@ def run_of(pairs: Pairs) -> RunRecord:
         parent=_text(row[b"parent"]),
         attached=row[b"attached"] == b"1",
         tags=_tags.decode(row[b"tags"]),
-        first_executed_at=_moment(row[b"first_executed_at"]),
+        first_executed_at=_decode_time(row[b"first_executed_at"]),
         updated_at=float(row.get(b"updated_at", row[b"created_at"])),
-        ended_at=_moment(row[b"ended_at"]),
-        wake_at=_moment(row[b"wake_at"]),
+        ended_at=_decode_time(row[b"ended_at"]),
+        wake_at=_decode_time(row[b"wake_at"]),
         owner=_text(row[b"owner"]),
         recoveries=int(row[b"recoveries"]),
-        deadline_at=_moment(row[b"deadline_at"]),
-        retention=_moment(row[b"retention"]),
+        deadline_at=_decode_time(row[b"deadline_at"]),
+        retention=_decode_time(row[b"retention"]),
         waits=waits,
         held=held,
         drift=_names.decode(row[b"drift"]),
@@ -191,65 +192,67 @@ def run_of(pairs: Pairs) -> RunRecord:
     )
 
 
-def position_of(pairs: Pairs, history: Pairs) -> int:
-    """As `rows.position` of `lua/rows.lua` has it."""
-    skipped = next((int(value) for field, value in pairs_of(pairs) if field == b"skipped"), 0)
+def decode_position(pairs: Pairs, history: Pairs) -> int:
+    """Return the last position of the history, computed as `run_rows.position` in Lua does."""
+    skipped = next((int(value) for field, value in iter_pairs(pairs) if field == b"skipped"), 0)
     return skipped + len(history) // 2
 
 
-def orphans_of(pairs: Pairs) -> bool:
-    return any(field == b"orphans" and value == b"1" for field, value in pairs_of(pairs))
+def has_orphaned_children(pairs: Pairs) -> bool:
+    return any(field == b"orphaned_children" and value == b"1" for field, value in iter_pairs(pairs))
 
 
-def standing(waits: tuple[Wait, ...], held: Hold | None, result: bytes | None, error: ErrorRecord | None) -> bytes:
-    """Empty if there is nothing to say."""
+def encode_turn_state(
+    waits: tuple[Wait, ...], held: Hold | None, result: bytes | None, error: ErrorRecord | None
+) -> bytes:
+    """Return the value of the field `turn_state`; empty for a run without waits, hold, result and error."""
     parts = (waits, held, result, error)
-    return b"" if parts == _NOTHING else encode(parts)
+    return b"" if parts == _EMPTY_STATE else encode(parts)
 
 
-def _standing_of(value: bytes) -> Standing:
-    return _standing.decode(value) if value else _NOTHING
+def _decode_turn_state(value: bytes) -> TurnState:
+    return _turn_state.decode(value) if value else _EMPTY_STATE
 
 
-def ending_of(status: RunStatus, standing: bytes) -> RunResult:
-    _, _, result, error = _standing_of(standing)
+def decode_run_result(status: RunStatus, turn_state: bytes) -> RunResult:
+    _, _, result, error = _decode_turn_state(turn_state)
     return RunResult(status, result, error)
 
 
-# --- histories and mail ----------------------------------------------------------------------------------------------
+# --- histories and messages ------------------------------------------------------------------------------------------
 
 
-def entry_value(turn_id: str, entry: Entry) -> bytes:
-    """A row of a history; the first one of a turn has its id, by which a repeated call is known."""
-    return framed((turn_id, entry.location), encode(astuple(entry)))
+def encode_entry(turn_id: str, entry: Entry) -> bytes:
+    """Encode a row of a history. The first row of a turn has its id, so that a repeated commit is detected."""
+    return frame((turn_id, entry.location), encode(astuple(entry)))
 
 
-def marker(turn_id: str) -> bytes:
-    """The row of a turn without entries: nobody reads it, but its position is taken and its turn can be found."""
-    return framed((turn_id, "", True), b"")
+def encode_marker(turn_id: str) -> bytes:
+    """Encode the row of a turn without entries. It takes a position and has the turn id; decoding skips it."""
+    return frame((turn_id, "", True), b"")
 
 
-def history_of(pairs: Pairs) -> list[tuple[int, Entry]]:
-    """Entries with their positions, in order."""
-    rows = sorted((int(position), value) for position, value in pairs_of(pairs))
+def decode_history(pairs: Pairs) -> list[tuple[int, Entry]]:
+    """Return entries with their positions, in order."""
+    rows = sorted((int(position), value) for position, value in iter_pairs(pairs))
     blobs = ((position, value[4 + int.from_bytes(value[:4]) :]) for position, value in rows)
     return [(position, Entry(*astuple(_entry.decode(blob)))) for position, blob in blobs if blob]
 
 
-def message_value(message: Message, topic_slice: int) -> bytes:
-    """An assignment is kept as its topic would have made it: the event's body, and all else in the header."""
+def encode_message(message: Message, topic_partition: int) -> bytes:
+    """Encode a message. An assignment has the form that Lua gives it: the body of the event, the rest in the header."""
     if message.kind != "assignment":
-        return framed((message.kind, message.id), encode(message))
-    made = (message.kind, message.id, message.name, topic_slice, message.offset, 0)
-    shown = (message.target or "", message.sender or "", moment(message.sent_at), moment(message.expires_at))
-    return framed((*made, *shown, message.event_id or ""), encode(message.body))
+        return frame((message.kind, message.id), encode(message))
+    first = (message.kind, message.id, message.name, topic_partition, message.offset, 0)
+    rest = (message.target or "", message.sender or "", encode_time(message.sent_at), encode_time(message.expires_at))
+    return frame((*first, *rest, message.event_id or ""), encode(message.body))
 
 
-def message_of(number: int, value: bytes) -> Message:
-    header, blob = unframed(value)
+def decode_message(number: int, value: bytes) -> Message:
+    header, blob = unframe(value)
     if header[0] != "assignment":
         return msgspec.structs.replace(_message.decode(blob), number=number)
-    kind, id, topic, _, place, _, target, sender, sent_at, expires_at, event_id = header
+    kind, id, topic, _, offset, _, target, sender, sent_at, expires_at, event_id = header
     return Message(
         id=id,
         kind=kind,
@@ -260,22 +263,22 @@ def message_of(number: int, value: bytes) -> Message:
         sent_at=float(sent_at),
         expires_at=float(expires_at) if expires_at else None,
         target=target or None,
-        offset=place,
+        offset=offset,
         event_id=event_id or None,
     )
 
 
-def inbox_of(pairs: Pairs, after: int = 0) -> list[Message]:
-    """Unread mail with a higher number, in order."""
-    found = sorted((int(number), value) for number, value in pairs_of(pairs))
-    return [message_of(number, value) for number, value in found if number > after]
+def decode_inbox(pairs: Pairs, after: int = 0) -> list[Message]:
+    """Return the messages with a number above `after`, in order."""
+    found = sorted((int(number), value) for number, value in iter_pairs(pairs))
+    return [decode_message(number, value) for number, value in found if number > after]
 
 
-# --- topics, and what runs show --------------------------------------------------------------------------------------
+# --- topics, outputs, workers and keys -------------------------------------------------------------------------------
 
 
-def event_of(fields: Sequence[Any]) -> TopicEvent:
-    topic, place, id, body, sent_at, delivery, consume, expires_at, sender, event_id = fields
+def decode_event(fields: Sequence[Any]) -> TopicEvent:
+    topic, offset, id, body, sent_at, delivery, consume, expires_at, sender, event_id = fields
     return TopicEvent(
         topic=topic.decode(),
         id=id.decode(),
@@ -283,40 +286,40 @@ def event_of(fields: Sequence[Any]) -> TopicEvent:
         sent_at=float(sent_at),
         delivery=delivery.decode(),
         consume=consume == b"1",
-        expires_at=_moment(expires_at),
+        expires_at=_decode_time(expires_at),
         sender=_text(sender),
-        offset=int(place),
+        offset=int(offset),
         event_id=_text(event_id),
     )
 
 
-def item_write(item: StreamItem) -> tuple[Any, ...]:
-    return (item.stream, item.location, item.writer, raw(encode(item)))
+def encode_stream_item(item: StreamItem) -> tuple[Any, ...]:
+    return (item.stream, item.location, item.writer, as_lua_string(encode(item)))
 
 
-def item_of(offset: int, blob: bytes, superseded: bool) -> StreamItem:
+def decode_stream_item(offset: int, blob: bytes, superseded: bool) -> StreamItem:
     return msgspec.structs.replace(_item.decode(blob), offset=offset, superseded=superseded)
 
 
-def value_of(blob: bytes) -> PublishedValue:
+def decode_published_value(blob: bytes) -> PublishedValue:
     return _value.decode(blob)
 
 
-def letter_of(blob: bytes) -> DeadLetter:
-    return _letter.decode(blob)
+def decode_dead_letter(blob: bytes) -> DeadLetter:
+    return _dead_letter.decode(blob)
 
 
-def observer_of(member: bytes) -> list[Any]:
+def decode_observer(member: bytes) -> list[Any]:
     return _header.decode(member)
 
 
-def worker_of(blob: bytes, gone: bool) -> WorkerRecord:
-    return msgspec.structs.replace(_worker.decode(blob), fenced=gone)
+def decode_worker(blob: bytes, fenced: bool) -> WorkerRecord:
+    return msgspec.structs.replace(_worker.decode(blob), fenced=fenced)
 
 
-def key_blob(made_at: float, secret: bytes) -> Raw:
-    return raw(encode((made_at, secret)))
+def encode_signing_key(created_at: float, secret: bytes) -> Raw:
+    return as_lua_string(encode((created_at, secret)))
 
 
-def key_of(number: int, blob: bytes) -> SigningKey:
+def decode_signing_key(number: int, blob: bytes) -> SigningKey:
     return SigningKey(number, *_key.decode(blob))

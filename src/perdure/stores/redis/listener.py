@@ -1,7 +1,7 @@
-"""Hints over Redis: who tells them, and hearing those of others by a subscription that comes back by itself.
+"""Change hints over Redis pub/sub: publish changes of this store, and listen to those of other stores.
 
-A store that listens alone publishes nothing (`publish` in `lua/keys.lua`). That it does can be seen on the server: a
-channel that only this store object listens to says whether the one who listens to the channel of all is itself.
+The listener reconnects by itself. A store that is the only listener publishes nothing (`publish` in `lua/keys.lua`).
+To detect that, each store also listens to a channel of its own. If both channels have one listener, it is the store.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from perdure.stores.change_listeners import ChangeListeners
 from perdure.stores.redis.connections import RedisProtocol
 from perdure.stores.redis.server import RedisServer
 
-PAUSE = 0.5  # seconds before the channel is tried again
-HEAR_WITHIN = 5.0  # seconds until a store that is being opened does without
-STOP_AGAIN = 0.1  # seconds
+RECONNECT_SECONDS = 0.5
+SUBSCRIBE_TIMEOUT_SECONDS = 5.0  # opening a store waits this long for its subscription, then continues without it
+CANCEL_RETRY_SECONDS = 0.1
 
-_note = msgspec.msgpack.Decoder(tuple[str, list[str] | bool])
+_decode_hint = msgspec.msgpack.Decoder(tuple[str, list[str] | bool]).decode
 
 
 class ChangePublisher(NamedTuple):
-    """A store object that tells others of what it changed, as scripts are told."""
+    """The identity of a store object that publishes changes, in the order in which scripts take it."""
 
-    channel: str  # to which all listen
-    mine: str  # to which only this one does; empty where who else listens is not known to the server that is asked
+    channel: str  # all stores with this prefix listen to it
+    own_channel: str  # only this store object listens to it; empty on a cluster, where no node knows all listeners
     name: str
 
 
@@ -41,90 +41,95 @@ def build_publisher(prefix: str, name: str, *, cluster: bool) -> ChangePublisher
 
 
 class Listener:
-    """Passes on what is published, except what this very store object has published itself."""
+    """Passes change hints of other stores to the listeners of this one."""
 
-    def __init__(self, server: RedisServer, hints: ChangeListeners) -> None:
+    def __init__(self, server: RedisServer, listeners: ChangeListeners) -> None:
         self._server = server
-        self._hints = hints
-        self._me = ChangePublisher("", "", "")
+        self._listeners = listeners
+        self._publisher = ChangePublisher("", "", "")
         self._task: asyncio.Task[None] | None = None
         self._tried = asyncio.Event()
 
-    async def start(self, me: ChangePublisher) -> None:
-        """It hears when this returns, so that nothing is missed from here on; or it goes on trying to."""
+    async def start(self, publisher: ChangePublisher) -> None:
+        """Subscribe, and return when no later change can be missed, or when subscribing takes too long.
+
+        In the second case the listener retries in the background.
+        """
         if self._task is None:
-            self._me = me
-            self._tried = asyncio.Event()  # each time: it belongs to the loop on which it was first waited for
+            self._publisher = publisher
+            self._tried = asyncio.Event()  # a new one for each start: it is bound to the event loop of its first wait
             self._task = asyncio.create_task(self._listen(), name="perdure-redis-listener")
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HEAR_WITHIN):
+            async with asyncio.timeout(SUBSCRIBE_TIMEOUT_SECONDS):
                 await self._tried.wait()
 
     async def stop(self) -> None:
-        """End it, and say so again until it has: the client library may mistake a cancellation for a time-out."""
+        """Cancel the listener until it has ended: redis-py may mistake a cancellation for a timeout."""
         task, self._task = self._task, None
         while task is not None and not task.done():
             task.cancel()
-            await asyncio.wait((task,), timeout=STOP_AGAIN)
+            await asyncio.wait((task,), timeout=CANCEL_RETRY_SECONDS)
 
     async def _listen(self) -> None:
-        """For ever. After a silence nobody knows what was missed: any run may have changed."""
-        client = self._server.subscriber()
+        client = self._server.build_single_client()
         try:
             while True:
                 with contextlib.suppress(RedisError, OSError):
                     await self._follow(client)
                 self._tried.set()
-                await sleep_on(SYSTEM_CLOCK, PAUSE)
+                await sleep_on(SYSTEM_CLOCK, RECONNECT_SECONDS)
         finally:
             await client.aclose()
 
     async def _follow(self, client: Redis) -> None:
-        ear = await Ear.made(client.connection_pool, self._hear)
+        connection = await SubscriberConnection.open(client.connection_pool, self._on_message)
         try:
-            ear.send("SUBSCRIBE", self._me.channel)
-            await ear.hears
+            connection.send("SUBSCRIBE", self._publisher.channel)
+            await connection.subscribed
             self._tried.set()
-            self._hints.notify(None)
-            if self._me.mine and not ear.closed:
-                ear.send("SUBSCRIBE", self._me.mine)  # not before: who listens to it is taken to listen to the other
-            await ear.deaf
+            self._listeners.notify(None)  # hints were missed while there was no subscription: any run may have changed
+            if self._publisher.own_channel and not connection.is_closed:
+                # Only after the first: a listener of the own channel is assumed to listen to the common channel.
+                connection.send("SUBSCRIBE", self._publisher.own_channel)
+            await connection.lost
         finally:
-            await ear.close()
+            await connection.close()
 
-    def _hear(self, data: bytes) -> None:
-        sender, ids = _note.decode(data)
-        if sender != self._me.name:
-            self._hints.notify(frozenset(ids) if isinstance(ids, list) else None)
+    def _on_message(self, data: bytes) -> None:
+        sender, ids = _decode_hint(data)
+        if sender != self._publisher.name:
+            self._listeners.notify(frozenset(ids) if isinstance(ids, list) else None)
 
 
-class Ear(RedisProtocol):
-    """A connection that is only listened to: once it `hears` what is published, until it is `deaf`."""
+class SubscriberConnection(RedisProtocol):
+    """A connection that receives published messages. The futures `subscribed` and `lost` report its state."""
 
-    def __init__(self, connection: Connection, transport: asyncio.Transport, hear: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, connection: Connection, transport: asyncio.Transport, on_message: Callable[[bytes], None]
+    ) -> None:
         super().__init__(connection, transport)
-        self._hear = hear
+        self._on_message = on_message
         loop = asyncio.get_running_loop()
-        self.hears: asyncio.Future[None] = loop.create_future()
-        self.deaf: asyncio.Future[None] = loop.create_future()
+        self.subscribed: asyncio.Future[None] = loop.create_future()
+        self.lost: asyncio.Future[None] = loop.create_future()
 
     async def close(self) -> None:
-        for waiting in (self.hears, self.deaf):  # nobody does any more, and nobody is told that the line is closed
-            waiting.cancel()
+        for future in (self.subscribed, self.lost):  # an exception that is never retrieved would be logged
+            future.cancel()
         await super().close()
 
-    def on_reply(self, answer: Any) -> None:
-        """A server may have other news, of which nothing is wanted, and may refuse a second subscription."""
-        if not self.hears.done():
-            if isinstance(answer, Exception):
-                self.on_connection_lost(answer)
-            elif answer[0] == b"subscribe":
-                self.hears.set_result(None)
-        elif not isinstance(answer, Exception) and answer[0] == b"message":
-            self._hear(answer[2])
+    def on_reply(self, reply: Any) -> None:
+        """Handle messages; ignore other notifications, and an error reply to the second subscription."""
+        if not self.subscribed.done():
+            if isinstance(reply, Exception):
+                self.on_connection_lost(reply)
+            elif reply[0] == b"subscribe":
+                self.subscribed.set_result(None)
+        elif not isinstance(reply, Exception) and reply[0] == b"message":
+            self._on_message(reply[2])
 
     def on_connection_lost(self, error: Exception) -> None:
-        """Told to who waits to hear, or to who waits for the end of it."""
-        waiting = self.deaf if self.hears.done() else self.hears
-        if not waiting.done():
-            waiting.set_exception(error)
+        """Fail the future that is awaited now."""
+        future = self.lost if self.subscribed.done() else self.subscribed
+        if not future.done():
+            future.set_exception(error)

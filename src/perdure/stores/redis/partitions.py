@@ -1,20 +1,20 @@
-"""The slices of a Redis store: which one a name belongs to, and how what one has for another gets there.
+"""Partitions of a Redis store: the partition of a run or topic, calls to partitions, and messages between them.
 
-All keys of a slice have one hash tag, `{prefix:number}`, so that a Lua call can touch all of them on a cluster too,
-and a call touches one slice only. On a single server there is one slice: every batch is one call, and all of it is
-atomic. On a cluster there is one for each shard of the engine. How many is fixed when a store is made.
+All keys of a partition have one hash tag, `{prefix:number}`, so that one Lua call can touch all of them, also on a
+cluster. A call touches one partition only. A single server has one partition: every batch is one atomic call. A cluster
+has one partition per shard of the engine. The number is fixed when a store is created.
 
-What a run's slice has to tell a topic's (subscribe, consumed, returned), or the other way round (an assignment), is a
-post; so is what would be a dead letter otherwise and is sent to a run or topic in another slice (`lua/letters.lua`). It
-is put into the outbox of its slice by the very call that gives rise to it, handed over after that call, and deleted
-from the outbox once the other slice has taken it. Each promise holds if the process dies in between:
+A change that concerns a run and a topic in different partitions (subscribe, assign, consumed, released), or an event
+that is sent to another partition and becomes a dead letter if it is refused (`lua/dead_letters.lua`), is a partition
+message. The call that causes it puts it into the outbox of its own partition. After that call, the message is delivered
+to the other partition, and deleted from the outbox when the other partition has handled it. If the process dies:
 
 - before the first call: nothing has happened, and the batch is sent again;
-- after it, before a post was handed over: the post lies in the outbox, and `sweep` hands it over (whoever asks for
-  unfinished events sweeps, which the engine does all the time);
-- after that, before it was deleted: it is handed over again, and its handler knows it (a subscription that stands, a
-  serial that was seen, an assignment that is closed, a letter whose fate is on record);
-- an assignment that meets no open receive, because the run went on meanwhile, is returned by another post.
+- after it, before the delivery: the message is in the outbox, and `sweep` delivers it (`unfinished_broadcasts` sweeps,
+  and workers call that periodically);
+- after the delivery, before the deletion: the message is delivered again, and its handler detects that (an active
+  subscription, a known serial, a closed assignment, a recorded result);
+- an assignment that meets no open receive, because the run has continued meanwhile, is released by another message.
 """
 
 from __future__ import annotations
@@ -22,174 +22,193 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from perdure.errors import StoreError
 from perdure.model.ids import shard_of
-from perdure.stores.redis.encoding import encode, pairs_of, raw
+from perdure.stores.redis.encoding import as_lua_string, encode, iter_pairs
 from perdure.stores.redis.listener import build_publisher
 from perdure.stores.redis.server import RedisServer
 
-AT_ONCE = 16  # calls to different slices under way together
-PartitionMessage = tuple[float, int, int, int, bytes]
-"""When its event was sent (for an assignment), the slice that it is from, that it is for, its number, the message."""
+MAX_CONCURRENT_CALLS = 16  # to different partitions
+FORMAT = 3  # of the keys and fields; a store with another number is refused
 
-FORMAT = 2  # of the keys; another number means that this code cannot read them
+
+class PartitionMessage(NamedTuple):
+    """A message in the outbox of a partition."""
+
+    sent_at: float  # of the event, for an assignment; -inf for all others
+    source: int
+    target: int
+    number: int  # in the outbox
+    body: bytes
 
 
 class Partitions:
-    """Calls of scripts by slice. `tell` is called with the ids of runs that changed."""
+    """Calls of scripts by partition. `on_change` is called with the ids of runs that a call has changed."""
 
-    def __init__(self, server: RedisServer, name: str, tell: Callable[[frozenset[str]], None]) -> None:
+    def __init__(self, server: RedisServer, name: str, on_change: Callable[[frozenset[str]], None]) -> None:
         self._server = server
         self._prefix = server.address.prefix
-        self._tell = tell
+        self._on_change = on_change
         self._shards = 1
         self.count = 1
-        self.me = build_publisher(self._prefix, name, cluster=True)  # as long as it may be one
+        self.publisher = build_publisher(self._prefix, name, cluster=True)  # correct also if it is no cluster
 
     async def initialize(self, shards: int) -> None:
-        """Make the store if there is none, and refuse what is not ours, newer than us, or cut into other shards."""
-        slices = self._server.address.slices or (shards if self._server.cluster else 1)
-        stored = await self.change(0, "found", FORMAT, shards, slices)
-        if None in stored or not stored[0].isdigit():
-            raise StoreError(f"{self._server.name}: keys with this prefix are not ours; give another prefix")
-        if int(stored[0]) != FORMAT:
-            raise StoreError(f"{self._server.name} was made by another version of perdure; use that, or another prefix")
-        if int(stored[1]) != shards:
+        """Create the store if it does not exist.
+
+        Raises `StoreError` if the keys are not those of a perdure store, have another format, or other shards.
+        """
+        wanted = self._server.address.partitions or (shards if self._server.is_cluster else 1)
+        stored_format, stored_shards, count = await self.execute(0, "initialize", FORMAT, shards, wanted)
+        if stored_format is None or stored_shards is None or not stored_format.isdigit():
+            raise StoreError(f"{self._server.name}: keys with this prefix are not perdure's; use another prefix")
+        if int(stored_format) != FORMAT or count is None:
             raise StoreError(
-                f"{self._server.name} is cut into {int(stored[1])} shards, not {shards}; "
-                f"open it with shards={int(stored[1])}"
+                f"{self._server.name} was created by another version of perdure (format {int(stored_format)}, not "
+                f"{FORMAT}); use that version, or another prefix"
             )
-        self._shards, self.count = shards, int(stored[2])
-        self.me = build_publisher(self._prefix, self.me.name, cluster=self._server.cluster)
+        if int(stored_shards) != shards:
+            raise StoreError(
+                f"{self._server.name} has {int(stored_shards)} shards, not {shards}; "
+                f"open it with shards={int(stored_shards)}"
+            )
+        self._shards, self.count = shards, int(count)
+        self.publisher = build_publisher(self._prefix, self.publisher.name, cluster=self._server.is_cluster)
 
     def of(self, name: str) -> int:
-        """The slice of a run's id or a topic's name."""
+        """Return the partition of a run id or a topic name."""
         return shard_of(name, self._shards) % self.count if self.count > 1 else 0
 
     def tag(self, number: int) -> str:
         return f"{{{self._prefix}:{number}}}"
 
-    # calling
+    # calls
 
     async def write(self, number: int, arrays: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Writes of one slice in one call; their answers. Posts to other slices have been handed over."""
-        answers: list[Any] = await self._call("commit", number, encoded(arrays))
-        return answers
+        """Apply the writes of one partition in one call; return their results.
+
+        Messages to other partitions have been delivered when this returns.
+        """
+        results: list[Any] = await self._call("commit", number, encode_request(arrays))
+        return results
 
     async def call_fast_path(self, script: str, run_id: str, arguments: tuple[bytes | str | int, ...]) -> bool:
-        """Call a script that needs nothing but what it is given, in the slice of a run; whether it did anything."""
+        """Call a fast-path script in the partition of a run; return False if it declined."""
         return bool(await self._server.call(script, self.tag(self.of(run_id)), *arguments))
 
-    async def change(self, number: int, *call: Any) -> Any:
-        """A call of `lua/fleet.lua` in one slice."""
-        return await self._call("fleet", number, encoded(call))
+    async def execute(self, number: int, *command: Any) -> Any:
+        """Return the result of a command of `lua/workers.lua` in one partition."""
+        return await self._call("workers", number, encode_request(command))
 
-    async def forget(self, number: int, *call: Any) -> Any:
-        """A call of `lua/upkeep.lua` in one slice."""
-        return await self._call("upkeep", number, encoded(call))
+    async def execute_on_all(self, *command: Any) -> list[Any]:
+        return await gather_calls(self.execute(number, *command) for number in range(self.count))
 
-    async def change_all(self, *call: Any) -> list[Any]:
-        return await gathered(self.change(number, *call) for number in range(self.count))
+    async def execute_on_others(self, *command: Any) -> None:
+        """Execute a command in all partitions except 0, which has decided before."""
+        await gather_calls(self.execute(number, *command) for number in range(1, self.count))
 
-    async def change_others(self, *call: Any) -> None:
-        """In all slices but the first, which is the one that decides."""
-        await gathered(self.change(number, *call) for number in range(1, self.count))
+    async def maintain(self, number: int, *command: Any) -> Any:
+        """Return the result of a command of `lua/maintenance.lua` in one partition."""
+        return await self._call("maintenance", number, encode_request(command))
 
-    async def read(self, number: int, *question: Any) -> Any:
-        """A question of `lua/reads.lua` to one slice."""
-        return await self._server.call("reads", self.tag(number), encoded(question))
+    async def read(self, number: int, *query: Any) -> Any:
+        """Return the result of a query of `lua/reads.lua` in one partition."""
+        return await self._server.call("reads", self.tag(number), encode_request(query))
 
-    async def read_all(self, *question: Any) -> list[Any]:
-        return await gathered(self.read(number, *question) for number in range(self.count))
+    async def read_all(self, *query: Any) -> list[Any]:
+        return await gather_calls(self.read(number, *query) for number in range(self.count))
 
-    async def ask(self, number: int, command: str, key: str, *arguments: str | bytes | int) -> Any:
-        """A plain command on one key of a slice."""
-        return await self._server.ask(command, f"{self.tag(number)}:{key}", *arguments)
+    async def command(self, number: int, command: str, key: str, *arguments: str | bytes | int) -> Any:
+        """Return the reply of a Redis command on one key of a partition."""
+        return await self._server.command(command, f"{self.tag(number)}:{key}", *arguments)
 
-    async def ask_all(self, command: str, key: str, *arguments: str | bytes | int) -> list[Any]:
-        return await gathered(self.ask(number, command, key, *arguments) for number in range(self.count))
+    async def command_all(self, command: str, key: str, *arguments: str | bytes | int) -> list[Any]:
+        return await gather_calls(self.command(number, command, key, *arguments) for number in range(self.count))
 
     async def _call(self, script: str, number: int, request: bytes) -> Any:
-        answer, posts = await self._call_alone(script, number, request)
-        while posts:
-            posts = await self._hand_over(posts)
-        return answer
+        result, messages = await self._call_once(script, number, request)
+        while messages:
+            messages = await self._deliver(messages)
+        return result
 
-    async def _call_alone(self, script: str, number: int, request: bytes) -> tuple[Any, list[PartitionMessage]]:
-        """The answer, and what is to be handed over."""
-        answer, posts, changed = await self._server.call(script, self.tag(number), request, number, *self.me)
+    async def _call_once(self, script: str, number: int, request: bytes) -> tuple[Any, list[PartitionMessage]]:
+        """Return the result of a script, and the messages to other partitions that it has caused."""
+        result, outgoing, changed = await self._server.call(script, self.tag(number), request, number, *self.publisher)
         if changed:
-            self._tell(frozenset(id.decode() for id in changed))
-        return answer, [_post_of(number, id, packed) for id, packed in posts]
+            self._on_change(frozenset(id.decode() for id in changed))
+        return result, [_decode_message(number, id, packed) for id, packed in outgoing]
 
-    # posts
+    # partition messages
 
-    async def _hand_over(self, posts: Iterable[PartitionMessage]) -> list[PartitionMessage]:
-        """In order, those from one slice for another together; what comes of it. Assignments by when they were sent."""
-        more: list[PartitionMessage] = []
-        for (source, target), group in itertools.groupby(sorted(posts, key=_urgency), lambda post: post[1:3]):
-            handed = list(group)
-            arrays = [("post", raw(message)) for *_, message in handed]
-            _, answered = await self._call_alone("commit", target, encoded(arrays))
-            more += answered
-            await self._call_alone(
-                "fleet", source, encoded(("settle_posts", [number for _, _, _, number, _ in handed]))
-            )
-        return more
+    async def _deliver(self, messages: Iterable[PartitionMessage]) -> list[PartitionMessage]:
+        """Deliver messages in order, assignments by the time of their events; return the messages that these cause.
+
+        Consecutive messages from one partition to another are one call.
+        """
+        caused: list[PartitionMessage] = []
+        ordered = sorted(messages, key=lambda message: message.sent_at)
+        for (source, target), group in itertools.groupby(ordered, lambda message: (message.source, message.target)):
+            delivered = list(group)
+            arrays = [("partition_message", as_lua_string(message.body)) for message in delivered]
+            _, more = await self._call_once("commit", target, encode_request(arrays))
+            caused += more
+            numbers = [message.number for message in delivered]
+            await self._call_once("workers", source, encode_request(("delete_outgoing", numbers)))
+        return caused
 
     async def sweep(self) -> None:
-        """Hand over what processes that died have left in the outboxes."""
+        """Deliver messages that processes left in the outboxes when they died."""
         if self.count == 1:
             return
         left: list[PartitionMessage] = []
         for number, found in enumerate(await self.read_all("outbox")):
-            left += sorted((_post_of(number, id, packed) for id, packed in pairs_of(found)), key=lambda post: post[3])
+            messages = (_decode_message(number, id, packed) for id, packed in iter_pairs(found))
+            left += sorted(messages, key=lambda message: message.number)
         while left:
-            left = await self._hand_over(left)
+            left = await self._deliver(left)
 
 
-def _post_of(source: int, number: bytes, packed: bytes) -> PartitionMessage:
-    target, sent_at, message = packed.split(b":", 2)
-    return (float(sent_at) if sent_at else float("-inf"), source, int(target), int(number), message)
+def _decode_message(source: int, number: bytes, packed: bytes) -> PartitionMessage:
+    target, sent_at, body = packed.split(b":", 2)
+    return PartitionMessage(float(sent_at) if sent_at else float("-inf"), source, int(target), int(number), body)
 
 
-def _urgency(post: PartitionMessage) -> float:
-    return post[0]
+async def gather_calls(calls: Iterable[Any]) -> list[Any]:
+    """Return the results of calls to different partitions, a limited number at a time.
 
-
-async def gathered(calls: Iterable[Any]) -> list[Any]:
-    """The results of calls to different slices, not too many at once. If one fails, its error, once all have ended:
-    nobody is asked again while an earlier question is still on its way.
+    If a call fails, its error is raised when all calls have ended: a retry must not meet a call of the first attempt.
     """
     pending = list(calls)
-    if len(pending) == 1:  # sent before anything else happens here: the server works while the engine goes on
+    if len(pending) == 1:  # sent before this task yields, so that the server works while the engine continues
         return [await pending[0]]
-    room = asyncio.Semaphore(AT_ONCE)
+    slots = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
 
-    async def one(call: Any) -> Any:
-        async with room:
+    async def run(call: Any) -> Any:
+        async with slots:
             return await call
 
-    def begun(call: Any) -> asyncio.Task[Any]:
-        task = asyncio.ensure_future(one(call))
-        task.add_done_callback(lambda done: call.close())  # one that was cancelled before there was room has not begun
+    def start(call: Any) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(run(call))
+        task.add_done_callback(lambda done: call.close())  # a call that was cancelled before it got a slot never ran
         return task
 
-    results = await asyncio.gather(*map(begun, pending), return_exceptions=True)
+    results = await asyncio.gather(*map(start, pending), return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result
     return results
 
 
-def encoded(value: Any) -> bytes:
-    with refusing_bad_text():
+def encode_request(value: Any) -> bytes:
+    with refuse_invalid_text():
         return encode(value)
 
 
-class refusing_bad_text:  # noqa: N801  # a class, because a generator would take 2 us
+class refuse_invalid_text:  # noqa: N801  # a class, because a generator-based context manager costs 2 us
+    """Context manager that raises `StoreError` for text that cannot be encoded as UTF-8."""
+
     def __enter__(self) -> None:
         pass
 

@@ -1,4 +1,4 @@
-"""Lists of a Redis store: each slice answers from its own indexes, and the answers are merged."""
+"""Lists of a Redis store: each partition reads its own indexes, and this module merges the results."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
 from perdure.model.records import DeadLetter, Message, RunRecord, RunStatus
 from perdure.stores.paging import check_limit, created_between, cursor_after, key_of, statuses_of
-from perdure.stores.redis import encoding as rows
-from perdure.stores.redis.partitions import Partitions, gathered
+from perdure.stores.redis import encoding
+from perdure.stores.redis.partitions import Partitions, gather_calls
 from perdure.stores.results import RunPage, UnfinalizedRun
 from perdure.stores.writes import Observer
 
-PAGE = 200  # ids that a slice is asked for at once while a list is looked through
-DUTIES = 500  # observers, and messages, of an ended run that are named at once
+PAGE_SIZE = 200  # ids per partition and call while a list is searched
+FINALIZATION_PAGE_SIZE = 500  # observers, and messages, of an ended run that are returned at a time
 
 
-async def records(slices: Partitions, ids: list[str]) -> list[RunRecord | None]:
-    found = await gathered(slices.ask(slices.of(id), "HGETALL", f"run:{id}") for id in ids)
-    return [rows.run_of(flat(pairs)) if pairs else None for pairs in found]
+async def records(partitions: Partitions, ids: list[str]) -> list[RunRecord | None]:
+    found = await gather_calls(partitions.command(partitions.of(id), "HGETALL", f"run:{id}") for id in ids)
+    return [encoding.decode_run(flatten(pairs)) if pairs else None for pairs in found]
 
 
-def flat(pairs: object) -> list[bytes]:
-    """A hash as field, value, field, value: the client gives a dictionary, or (from a script) just that."""
+def flatten(pairs: object) -> list[bytes]:
+    """Return a hash as field, value, field, value. A client returns it as a dictionary, a script as a flat list."""
     if isinstance(pairs, dict):
         return [part for pair in pairs.items() for part in pair]
     return list(pairs) if isinstance(pairs, list) else []
@@ -33,28 +33,28 @@ def flat(pairs: object) -> list[bytes]:
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-async def runs(slices: Partitions, query: RunQuery) -> RunPage:
+async def runs(partitions: Partitions, query: RunQuery) -> RunPage:
     limit = check_limit(query.limit)
     page: list[RunRecord] = []
-    async for record in _newest_first(slices, query):
+    async for record in _newest_first(partitions, query):
         if len(page) == limit:
             return RunPage(tuple(page), cursor_after(page[-1].created_at, page[-1].id))
         page.append(record)
     return RunPage(tuple(page))
 
 
-async def _newest_first(slices: Partitions, query: RunQuery) -> AsyncIterator[RunRecord]:
-    """Runs that fit the query, in pages of all slices together."""
+async def _newest_first(partitions: Partitions, query: RunQuery) -> AsyncIterator[RunRecord]:
+    """Yield the runs that match the query. Each page is merged from all partitions."""
     since, until = created_between(query)
     before, last_id = ("+inf", "") if until is None else (f"({until!r}", "")
     if query.after is not None:
         created_at, id = key_of(query.after)
         if until is None or created_at < until:
             before, last_id = repr(created_at), id
-    size = min(PAGE, query.limit + 1)
+    size = min(PAGE_SIZE, query.limit + 1)
     while True:
-        keys = await _page(slices, query, before, last_id, size)
-        for record in await records(slices, [id for _, id in keys]):
+        keys = await _read_page(partitions, query, before, last_id, size)
+        for record in await records(partitions, [id for _, id in keys]):
             if record is None:
                 continue  # it was pruned meanwhile
             if since is not None and record.created_at < since:
@@ -64,17 +64,24 @@ async def _newest_first(slices: Partitions, query: RunQuery) -> AsyncIterator[Ru
         if len(keys) < size:
             return
         before, last_id = repr(keys[-1][0]), keys[-1][1]
-        size = PAGE
+        size = PAGE_SIZE
 
 
-async def _page(slices: Partitions, query: RunQuery, before: str, last_id: str, size: int) -> list[tuple[float, str]]:
-    pages = await slices.read_all("pages", _indexes(query), before, last_id, size)
-    found = ((float(at), id.decode()) for of_slice in pages for page in of_slice for id, at in rows.pairs_of(page))
+async def _read_page(
+    partitions: Partitions, query: RunQuery, before: str, last_id: str, size: int
+) -> list[tuple[float, str]]:
+    pages = await partitions.read_all("pages", _choose_indexes(query), before, last_id, size)
+    found = (
+        (float(at), id.decode())
+        for of_partition in pages
+        for page in of_partition
+        for id, at in encoding.iter_pairs(page)
+    )
     return heapq.nlargest(size, found)
 
 
-def _indexes(query: RunQuery) -> list[str]:
-    """Those that hold fewest runs that do not fit."""
+def _choose_indexes(query: RunQuery) -> list[str]:
+    """Return the indexes that hold the fewest runs that do not match."""
     if query.parent is not None:
         return [f"children:{query.parent}"]
     statuses = statuses_of(query)
@@ -92,23 +99,32 @@ def _matches(query: RunQuery, record: RunRecord) -> bool:
     )
 
 
-# --- duties and families ---------------------------------------------------------------------------------------------
+# --- ended runs and children -----------------------------------------------------------------------------------------
 
 
-async def unsettled(slices: Partitions, limit: int) -> list[UnfinalizedRun]:
-    found = [_unsettled(*owing) for page in await slices.read_all("unsettled", limit, DUTIES) for owing in page]
-    return sorted(found, key=lambda owing: (owing.record.ended_at or 0.0, owing.record.id))[:limit]
+async def unfinalized(partitions: Partitions, limit: int) -> list[UnfinalizedRun]:
+    pages = await partitions.read_all("unfinalized", limit, FINALIZATION_PAGE_SIZE)
+    found = [_decode_unfinalized(*fields) for page in pages for fields in page]
+    return sorted(found, key=lambda run: (run.record.ended_at or 0.0, run.record.id))[:limit]
 
 
-def _unsettled(run: list[bytes], observers: list[bytes], mail: list[bytes]) -> UnfinalizedRun:
-    unread: list[Message] = [message for message in rows.inbox_of(mail) if message.kind in ("event", "assignment")]
-    told = tuple(Observer(*rows.observer_of(member)) for member in observers)
-    return UnfinalizedRun(rows.run_of(run), told, tuple(unread[:DUTIES]), rows.orphans_of(run))
+def _decode_unfinalized(run: list[bytes], observers: list[bytes], inbox: list[bytes]) -> UnfinalizedRun:
+    unread: list[Message] = [
+        message for message in encoding.decode_inbox(inbox) if message.kind in ("event", "assignment")
+    ]
+    to_notify = tuple(Observer(*encoding.decode_observer(member)) for member in observers)
+    return UnfinalizedRun(
+        encoding.decode_run(run),
+        to_notify,
+        tuple(unread[:FINALIZATION_PAGE_SIZE]),
+        encoding.has_orphaned_children(run),
+    )
 
 
-async def open_children(slices: Partitions, run_id: str, limit: int, after: str | None) -> list[str]:
+async def open_children(partitions: Partitions, run_id: str, limit: int, after: str | None) -> list[str]:
     first = "-" if after is None else f"({after}"
-    pages = await slices.ask_all("ZRANGEBYLEX", f"open-children:{run_id}", first, "+", "LIMIT", 0, check_limit(limit))
+    bounds = (first, "+", "LIMIT", 0, check_limit(limit))
+    pages = await partitions.command_all("ZRANGEBYLEX", f"open-children:{run_id}", *bounds)
     return sorted(id.decode() for page in pages for id in page)[:limit]
 
 
@@ -116,52 +132,57 @@ async def open_children(slices: Partitions, run_id: str, limit: int, after: str 
 
 
 async def dead_letters(
-    slices: Partitions, limit: int, after: str | None, kind: str | None, event: str | None
+    partitions: Partitions, limit: int, after: str | None, kind: str | None, event: str | None
 ) -> list[DeadLetter]:
     check_limit(limit)
-    last = 0.0
-    if after is not None:
-        scores = [float(score) for score in await slices.ask_all("ZSCORE", "letter-order:", after) if score is not None]
-        if not scores:
-            raise StoreError(f"dead letter {after!r}, where the page before ended, is gone; begin with the first page")
-        last = scores[0]
+    last = 0.0 if after is None else await _order_of_dead_letter(partitions, after)
     found: list[DeadLetter] = []
     while len(found) < limit:
-        pages = await slices.read_all("letters", f"{last:.0f}", PAGE)
-        came = sorted((float(at), blob) for page in pages for at, blob in page)[:PAGE]
-        letters = [rows.letter_of(blob) for _, blob in came]
-        found += [each for each in letters if kind in (None, each.kind) and event in (None, each.event_name)]
-        if len(came) < PAGE:
+        pages = await partitions.read_all("dead_letters", f"{last:.0f}", PAGE_SIZE)
+        in_order = sorted((float(score), blob) for page in pages for score, blob in page)[:PAGE_SIZE]
+        decoded = [encoding.decode_dead_letter(blob) for _, blob in in_order]
+        found += [each for each in decoded if kind in (None, each.kind) and event in (None, each.event_name)]
+        if len(in_order) < PAGE_SIZE:
             break
-        last = came[-1][0]
+        last = in_order[-1][0]
     return found[:limit]
 
 
-# --- forgetting ------------------------------------------------------------------------------------------------------
+async def _order_of_dead_letter(partitions: Partitions, id: str) -> float:
+    scores = await partitions.command_all("ZSCORE", "dead-letter-order:", id)
+    found = [float(score) for score in scores if score is not None]
+    if not found:
+        raise StoreError(f"dead letter {id!r}, the last of the previous page, was removed; start with the first page")
+    return found[0]
 
 
-async def prune_runs(slices: Partitions, now: float, limit: int) -> int:
-    """Forget finished runs whose time has come; those with an open parent are passed over."""
-    pruned, moment = 0, rows.moment(now)
-    for number in range(slices.count):
-        passed = 0
+# --- pruning ---------------------------------------------------------------------------------------------------------
+
+
+async def prune_runs(partitions: Partitions, now: float, limit: int) -> int:
+    """Delete ended runs whose retention is over; return how many. Runs with an open parent are skipped."""
+    pruned, at = 0, encoding.encode_time(now)
+    for number in range(partitions.count):
+        skipped = 0
         while pruned < limit:
-            page = await slices.read(number, "prunable", moment, passed, limit - pruned)
-            ids = await _without_open_parent(slices, page)
-            gone = await slices.forget(number, "forget_runs", ids, moment) if ids else 0
-            pruned += gone
-            passed += len(page) - gone
-            if len(page) < limit - pruned + gone:
+            page = await partitions.read(number, "prunable", at, skipped, limit - pruned)
+            ids = await _without_open_parent(partitions, page)
+            deleted = await partitions.maintain(number, "delete_runs", ids, at) if ids else 0
+            pruned += deleted
+            skipped += len(page) - deleted
+            if len(page) < limit - pruned + deleted:
                 break
     return pruned
 
 
-async def _without_open_parent(slices: Partitions, page: list[tuple[bytes, bytes]]) -> list[str]:
+async def _without_open_parent(partitions: Partitions, page: list[tuple[bytes, bytes]]) -> list[str]:
     parents = sorted({parent.decode() for _, parent in page if parent})
-    asked = await gathered(slices.ask(slices.of(id), "HGET", f"run:{id}", "status") for id in parents)
-    is_open = {id for id, status in zip(parents, asked, strict=True) if status and not _terminal(status)}
+    statuses = await gather_calls(
+        partitions.command(partitions.of(id), "HGET", f"run:{id}", "status") for id in parents
+    )
+    is_open = {id for id, status in zip(parents, statuses, strict=True) if status and not _is_terminal(status)}
     return [id.decode() for id, parent in page if parent.decode() not in is_open]
 
 
-def _terminal(status: bytes) -> bool:
+def _is_terminal(status: bytes) -> bool:
     return RunStatus(status.decode()).terminal

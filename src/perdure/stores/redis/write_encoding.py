@@ -1,7 +1,7 @@
-"""Writes as Lua takes them, and its answers as the records that the engine expects.
+"""Encoding of writes as Lua takes them, and decoding of its results.
 
-A write becomes an array: its name, then what the function of that name in `lua/course.lua` or `lua/writes.lua` unpacks.
-Nothing in it is None, which Lua's arrays cannot hold: empty text, -1 or False stand for it.
+A write becomes an array: its name, then the arguments that the function of that name in `lua/run_writes.lua` or
+`lua/other_writes.lua` unpacks. No element is None, which Lua's arrays cannot hold: empty text, -1 or False replace it.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Any
 
 from perdure.model.records import DeadLetter, Entry, Message, RunStatus, Subscription
 from perdure.model.turns import TurnExtras
-from perdure.stores import semantics as rules
+from perdure.stores import semantics
 from perdure.stores.redis.encoding import (
     EMPTY,
-    born,
+    as_lua_string,
+    decode_run,
+    decode_run_result,
     encode,
-    ending_of,
-    entry_value,
-    item_write,
-    marker,
-    message_value,
-    moment,
-    raw,
-    run_of,
-    standing,
+    encode_entry,
+    encode_marker,
+    encode_message,
+    encode_new_run,
+    encode_stream_item,
+    encode_time,
+    encode_turn_state,
 )
 from perdure.stores.results import (
     AlreadyEnded,
@@ -62,12 +62,12 @@ from perdure.stores.writes import (
 )
 
 Array = tuple[Any, ...]
-SliceOf = Callable[[str], int]
-"""Which slice a run's id or a topic's name belongs to."""
+PartitionOf = Callable[[str], int]
+"""Returns the partition of a run id or a topic name."""
 
 
-def name_of(write: Write) -> str:
-    """The run's id or the topic's name, by which a write finds its slice."""
+def partition_key(write: Write) -> str:
+    """Return the run id or topic name that decides the partition of a write."""
     match write:
         case CreateRun():
             return write.record.id
@@ -76,18 +76,18 @@ def name_of(write: Write) -> str:
         case FanOut():
             return write.topic
         case ReplayDeadLetter():
-            return name_of(write.send)
+            return partition_key(write.send)
         case _:
             return write.run_id
 
 
-def reaches_topics(write: Write) -> bool:
-    """Whether a write waits for other slices: the writes after it must find what it did there."""
+def has_effects_elsewhere(write: Write) -> bool:
+    """Return whether a write may change other partitions. Later writes of the batch must see those changes."""
     match write:
         case PublishEvent() | FanOut() | EndRun() | RewindRun() | ReplayDeadLetter():
             return True
         case FinalizeRun():
-            return not rules.only_marks_notified(write)
+            return not semantics.only_marks_notified(write)
         case CommitTurn():
             return write.extras is not None or write.restart is not None or bool(write.consumed) or _ends(write)
         case CreateRun():
@@ -103,184 +103,192 @@ def _ends(turn: CommitTurn) -> bool:
 # --- to Lua ----------------------------------------------------------------------------------------------------------
 
 
-def array_of(write: Write, slice_of: SliceOf) -> Array:
+def encode_write(write: Write, partition_of: PartitionOf) -> Array:
     match write:
         case CommitTurn():
-            return _turn(write, slice_of)
+            return _encode_turn(write, partition_of)
         case CreateRun():
-            return _create(write, slice_of)
+            return _encode_create(write, partition_of)
         case DeliverMessage():
             message = write.message
-            value = raw(message_value(message, slice_of(message.name)))
+            value = as_lua_string(encode_message(message, partition_of(message.name)))
             limit = -1 if write.limit is None else write.limit
-            return ("deliver", write.run_id, message.id, message.kind, value, moment(write.now), limit)
+            return ("deliver", write.run_id, message.id, message.kind, value, encode_time(write.now), limit)
         case EndRun():
-            return _end(write)
+            return _encode_end(write)
         case ReleaseRun():
-            return ("release", write.run_id, write.worker, moment(write.now))
+            return ("release", write.run_id, write.worker, encode_time(write.now))
         case ObserveRunEnd():
             return ("observe", write.run_id, write.observer, write.target)
         case RewindRun():
-            return _rewind(write, slice_of)
+            return _encode_rewind(write, partition_of)
         case FinalizeRun():
-            told = [(observer.run_id, observer.target) for observer in write.notified]
-            if rules.only_marks_notified(write):
-                return ("tell", write.run_id, told)
-            letters = _letters(write.dead_letters)
-            mail = (write.consumed, write.returned)
-            moved = [_moved(each, slice_of) for each in write.moved]
-            return ("settle", write.run_id, moment(write.now), told, *mail, letters, write.orphans, moved)
+            notified = [(observer.run_id, observer.target) for observer in write.notified]
+            if semantics.only_marks_notified(write):
+                return ("mark_notified", write.run_id, notified)
+            dead_letters = _encode_dead_letters(write.dead_letters)
+            messages = (write.consumed, write.returned)
+            redirected = [_encode_redirected(each, partition_of) for each in write.moved]
+            now = encode_time(write.now)
+            return ("finalize", write.run_id, now, notified, *messages, dead_letters, write.orphans, redirected)
         case PublishEvent():
-            return _publish(write)
+            return _encode_publish(write)
         case FanOut():
-            return ("fan_out", write.topic, write.offset, moment(write.now), write.page)
+            return ("fan_out", write.topic, write.offset, encode_time(write.now), write.page)
         case ReplayDeadLetter():
-            sending = (moment(write.send.now), slice_of(name_of(write)), array_of(write.send, slice_of))
-            return ("replay", write.letter_id, sent_as(write), *sending)
+            sending = (
+                encode_time(write.send.now),
+                partition_of(partition_key(write)),
+                encode_write(write.send, partition_of),
+            )
+            return ("replay", write.letter_id, replay_name(write), *sending)
         case AppendStream():
             first = -1 if write.first is None else write.first
-            return ("append", write.run_id, write.worker, [item_write(item) for item in write.items], first)
+            return ("append", write.run_id, write.worker, [encode_stream_item(item) for item in write.items], first)
         case SupersedeStream():
             return ("supersede", write.run_id, write.location, write.writer)
 
 
-def _create(write: CreateRun, slice_of: SliceOf) -> Array:
+def _encode_create(write: CreateRun, partition_of: PartitionOf) -> Array:
     record = write.record
-    entries = _rows("", 0, write.entries) if write.entries else []
-    inbox = []
+    entries = _encode_rows("", 0, write.entries) if write.entries else []
+    messages = []
     for message in write.inbox:
-        topic_slice = slice_of(message.name)
-        topic = (message.name, topic_slice, message.offset)
-        inbox.append((message.id, message.kind, raw(message_value(message, topic_slice)), *topic))
-    created_at = moment(record.created_at)
-    due_at = created_at if record.wake_at is None else moment(record.wake_at)
-    made = (record.id, record.created_by, record.owner or "", created_at, due_at)
+        topic_partition = partition_of(message.name)
+        topic = (message.name, topic_partition, message.offset)
+        messages.append((message.id, message.kind, as_lua_string(encode_message(message, topic_partition)), *topic))
+    created_at = encode_time(record.created_at)
+    due_at = created_at if record.wake_at is None else encode_time(record.wake_at)
+    head = (record.id, record.created_by, record.owner or "", created_at, due_at)
     observer = [] if write.observer is None else [write.observer.run_id, write.observer.target]
-    return ("create", *made, born(record, raw), entries, inbox, observer)
+    return ("create", *head, encode_new_run(record, as_lua_string), entries, messages, observer)
 
 
-def _turn(turn: CommitTurn, slice_of: SliceOf) -> Array:
+def _encode_turn(turn: CommitTurn, partition_of: PartitionOf) -> Array:
     restart, patch, extras, id = turn.restart, turn.patch, turn.extras, turn.turn_id
-    kept = turn.entries if restart is None else restart.entries
-    made = (turn.run_id, turn.base, id, turn.worker, turn.owned, turn.seen, _rows(id, turn.base, kept))
+    entries = turn.entries if restart is None else restart.entries
+    head = (turn.run_id, turn.base, id, turn.worker, turn.owned, turn.seen, _encode_rows(id, turn.base, entries))
     if patch is None and restart is None and extras is None and not turn.consumed:
-        return ("step", *made)
+        return ("step", *head)
     full = (
-        *(moment(turn.now), turn.base + max(1, len(turn.entries), len(kept)), turn.consumed),
-        patch is not None and _patch(turn, patch),
-        restart is not None and _restart(restart),
-        extras is not None and _extras(extras, slice_of),
+        *(encode_time(turn.now), turn.base + max(1, len(turn.entries), len(entries)), turn.consumed),
+        patch is not None and _encode_patch(turn, patch),
+        restart is not None and _encode_restart(restart),
+        extras is not None and _encode_extras(extras, partition_of),
         restart is not None or _ends(turn),
     )
-    return ("turn", *made, full)
+    return ("turn", *head, full)
 
 
-def _rows(turn_id: str, base: int, entries: Sequence[Entry]) -> list[Any]:
-    """Position, value, position, value ...; the first row has the id."""
+def _encode_rows(turn_id: str, base: int, entries: Sequence[Entry]) -> list[Any]:
+    """Return position, value, position, value ...; the first row has the turn id."""
     added: list[Any] = []
     for position, entry in enumerate(entries, base + 1):
-        added += (str(position), raw(entry_value("" if added else turn_id, entry)))
-    return added or [str(base + 1), raw(marker(turn_id))]
+        added += (str(position), as_lua_string(encode_entry("" if added else turn_id, entry)))
+    return added or [str(base + 1), as_lua_string(encode_marker(turn_id))]
 
 
-def _patch(turn: CommitTurn, patch: RunPatch) -> Array:
+def _encode_patch(turn: CommitTurn, patch: RunPatch) -> Array:
     return (
-        *(patch.status.value, patch.owner or "", moment(patch.wake_at)),
-        raw(standing(patch.waits, patch.held, patch.result, patch.error)),
-        *(patch.held.kind if patch.held else "", raw(encode(patch.drift)), str(patch.recoveries)),
-        *(moment(patch.ended_at), moment(patch.prune_at), rules.ignores_messages(turn, patch)),
+        *(patch.status.value, patch.owner or "", encode_time(patch.wake_at)),
+        as_lua_string(encode_turn_state(patch.waits, patch.held, patch.result, patch.error)),
+        *(patch.held.kind if patch.held else "", as_lua_string(encode(patch.drift)), str(patch.recoveries)),
+        *(encode_time(patch.ended_at), encode_time(patch.prune_at), semantics.ignores_messages(turn, patch)),
     )
 
 
-def _restart(restart: ContinueAs) -> list[Any]:
+def _encode_restart(restart: ContinueAs) -> list[Any]:
     fields = [
-        *("workflow", restart.workflow, "version", str(restart.version), "input", raw(restart.input)),
-        *("first_executed_at", moment(restart.first_executed_at), "run_attempt", str(restart.run_attempt)),
+        *("workflow", restart.workflow, "version", str(restart.version), "input", as_lua_string(restart.input)),
+        *("first_executed_at", encode_time(restart.first_executed_at), "run_attempt", str(restart.run_attempt)),
     ]
     return fields if restart.pool is None else [*fields, "pool", restart.pool]
 
 
-def _extras(extras: TurnExtras, slice_of: SliceOf) -> Array:
+def _encode_extras(extras: TurnExtras, partition_of: PartitionOf) -> Array:
     return (
         extras.dropped,
         extras.unsubscribe,
         extras.released_assignments,
-        [(subscription.target, _by_slice(subscription, slice_of)) for subscription in extras.subscribe],
-        [(value.key, raw(encode(value)), moment(value.expires_at)) for value in extras.published],
-        [item_write(item) for item in extras.streamed],
-        _letters(extras.dead_letters),
+        [(subscription.target, _group_by_partition(subscription, partition_of)) for subscription in extras.subscribe],
+        [(value.key, as_lua_string(encode(value)), encode_time(value.expires_at)) for value in extras.published],
+        [encode_stream_item(item) for item in extras.streamed],
+        _encode_dead_letters(extras.dead_letters),
     )
 
 
-def _by_slice(subscription: Subscription, slice_of: SliceOf) -> list[list[int | str]]:
-    """The topics, those of a slice together behind its number."""
+def _group_by_partition(subscription: Subscription, partition_of: PartitionOf) -> list[list[int | str]]:
+    """Return the topics grouped by partition: the number of the partition, then its topics."""
     groups: dict[int, list[int | str]] = {}
     for topic in dict.fromkeys(subscription.topics):
-        number = slice_of(topic)
+        number = partition_of(topic)
         groups.setdefault(number, [number]).append(topic)
     return list(groups.values())
 
 
-def sent_as(write: ReplayDeadLetter) -> str:
-    """The name under which a slice remembers what became of it."""
+def replay_name(write: ReplayDeadLetter) -> str:
+    """Return the name under which the target partition records the result of a replay."""
     return f"replay/{write.send.event.id if isinstance(write.send, PublishEvent) else write.send.message.id}"
 
 
-def _moved(moved: RedirectedEvent, slice_of: SliceOf) -> Array:
-    event = moved.to.event
-    letter = _letters((moved.otherwise,))[0]
-    return (moved.number, slice_of(event.topic), f"moved/{event.id}", _publish(moved.to), letter)
+def _encode_redirected(redirected: RedirectedEvent, partition_of: PartitionOf) -> Array:
+    event = redirected.to.event
+    dead_letter = _encode_dead_letters((redirected.otherwise,))[0]
+    publish = _encode_publish(redirected.to)
+    return (redirected.number, partition_of(event.topic), f"redirected/{event.id}", publish, dead_letter)
 
 
-def _letters(letters: Sequence[DeadLetter]) -> list[Array]:
-    return [(letter.id, raw(encode(letter))) for letter in letters]
+def _encode_dead_letters(dead_letters: Sequence[DeadLetter]) -> list[Array]:
+    return [(dead_letter.id, as_lua_string(encode(dead_letter))) for dead_letter in dead_letters]
 
 
-def _end(write: EndRun) -> Array:
-    now = moment(write.now)
-    prune_at = moment(None if write.prune_after is None else write.now + write.prune_after)
+def _encode_end(write: EndRun) -> Array:
+    now = encode_time(write.now)
+    prune_at = encode_time(None if write.prune_after is None else write.now + write.prune_after)
     fields = [
-        *("status", write.status.value, "owner", "", "wake_at", "", "mailed", "0", "standing", ""),
+        *("status", write.status.value, "owner", "", "wake_at", "", "has_new_messages", "0", "turn_state", ""),
         *("held_kind", "", "ended_at", now, "updated_at", now, "prune_at", prune_at),
     ]
-    return ("end", write.run_id, write.turn_id, now, write.only_if_not_started, raw(marker(write.turn_id)), fields)
+    marker = as_lua_string(encode_marker(write.turn_id))
+    return ("end", write.run_id, write.turn_id, now, write.only_if_not_started, marker, fields)
 
 
-def _rewind(write: RewindRun, slice_of: SliceOf) -> Array:
-    now = moment(write.now)
+def _encode_rewind(write: RewindRun, partition_of: PartitionOf) -> Array:
+    now = encode_time(write.now)
     fields = [
-        *("owner", "", "mailed", "0", "wake_at", now, "updated_at", now, "ended_at", "", "prune_at", ""),
-        *("standing", "", "held_kind", "", "recoveries", "0", "drift", raw(EMPTY)),
-        *("orphans", "0", "unsettled", "0"),
-        *("deadline_at", "" if write.deadline_at is None else moment(write.deadline_at)),
+        *("owner", "", "has_new_messages", "0", "wake_at", now, "updated_at", now, "ended_at", "", "prune_at", ""),
+        *("turn_state", "", "held_kind", "", "recoveries", "0", "drift", as_lua_string(EMPTY)),
+        *("orphaned_children", "0", "unfinalized", "0"),
+        *("deadline_at", "" if write.deadline_at is None else encode_time(write.deadline_at)),
     ]
-    returned = [_returned(message, slice_of) for message in write.returned]
-    place = ("rewind", write.run_id, write.base, write.turn_id, now)
-    return (*place, write.dropped, _rows(write.turn_id, write.base, write.entries), returned, fields)
+    returned = [_encode_returned(message, partition_of) for message in write.returned]
+    head = ("rewind", write.run_id, write.base, write.turn_id, now)
+    return (*head, write.dropped, _encode_rows(write.turn_id, write.base, write.entries), returned, fields)
 
 
-def _returned(message: Message, slice_of: SliceOf) -> Array:
-    value = raw(message_value(message, slice_of(message.name)))
-    return (message.number, message.id, message.kind, value, raw(encode(message.body)))
+def _encode_returned(message: Message, partition_of: PartitionOf) -> Array:
+    value = as_lua_string(encode_message(message, partition_of(message.name)))
+    return (message.number, message.id, message.kind, value, as_lua_string(encode(message.body)))
 
 
-def _publish(write: PublishEvent) -> Array:
+def _encode_publish(write: PublishEvent) -> Array:
     event = write.event
-    sent = (event.delivery, event.consume, moment(event.sent_at), moment(event.expires_at), event.sender or "")
+    times = (encode_time(event.sent_at), encode_time(event.expires_at))
     limit = -1 if write.limit is None else write.limit
-    kept = (moment(write.now), limit, write.page, event.event_id or "")
-    return ("publish", event.topic, event.id, *sent, raw(encode(event.body)), *kept)
+    options = (encode_time(write.now), limit, write.page, event.event_id or "")
+    head = ("publish", event.topic, event.id, event.delivery, event.consume, *times, event.sender or "")
+    return (*head, as_lua_string(encode(event.body)), *options)
 
 
 # --- from Lua --------------------------------------------------------------------------------------------------------
 
 
-_YES = (Committed(), Committed(has_messages=True), Created(owned=False), Created(owned=True))
+_FREQUENT_RESULTS = (Committed(), Committed(has_messages=True), Created(owned=False), Created(owned=True))
 
 
-def answer_of(given: Any) -> WriteResult:
+def decode_result(given: Any) -> WriteResult:
     if isinstance(given, int):
-        return _YES[given]
+        return _FREQUENT_RESULTS[given]
     match given:
         case [b"superseded"]:
             return Superseded()
@@ -288,22 +296,22 @@ def answer_of(given: Any) -> WriteResult:
             return RunMissing()
         case [b"ended", status]:
             return AlreadyEnded(RunStatus(status.decode()))
-        case [b"ended", status, standing]:
-            how = RunStatus(status.decode())
-            return AlreadyEnded(how, ending_of(how, standing))
+        case [b"ended_with_result", status, turn_state]:
+            ended_as = RunStatus(status.decode())
+            return AlreadyEnded(ended_as, decode_run_result(ended_as, turn_state))
         case [b"exists", pairs]:
-            return IdTaken(run_of(pairs))
+            return IdTaken(decode_run(pairs))
         case [b"delivered", number, fresh, owner]:
             return MessageDelivered(number, fresh=bool(fresh), owner=owner.decode() or None)
         case [b"full", pending]:
             return LimitReached(pending)
-        case [b"begun"]:
+        case [b"already_started"]:
             return AlreadyStarted()
-        case [b"gone"]:
+        case [b"dead_letter_missing"]:
             return DeadLetterMissing()
         case [b"observing"]:
             return ObserverAdded()
-        case [b"published", place, woken, more, fresh]:
-            return EventPublished(place, woken, more=bool(more), fresh=bool(fresh))
+        case [b"published", offset, woken, more, fresh]:
+            return EventPublished(offset, woken, more=bool(more), fresh=bool(fresh))
         case _:
-            raise AssertionError(f"the Lua script answered {given!r}")
+            raise AssertionError(f"the Lua script returned an unknown result: {given!r}")

@@ -1,57 +1,61 @@
--- What every script begins with that has rooms: framed values, hints, who is alive, posts, and how rooms are opened.
+-- Prelude of every script that has modules: result codes, lazy modules, framed values, change hints, live workers, and
+-- the state that modules share during one call.
+--
+-- Keys: alive (set of the ids of workers that are not fenced; every partition has a copy).
 
-local SLICE = tonumber(ARGV[2] or '0')
+local PARTITION = tonumber(ARGV[2] or '0')
 local TERMINAL = {succeeded = true, failed = true, cancelled = true}
 
--- Answers that say yes or no only are numbers. The rest are arrays: a word, and what belongs to it.
-local COMMITTED = 0 -- and one more if there is mail that the turn has not seen
-local CREATED = 2 -- and one more if it is owned
+-- The most frequent results are numbers. All others are arrays: the kind of result, then its fields.
+local COMMITTED = 0 -- plus 1 if the inbox has messages that the turn has not seen
+local CREATED = 2 -- plus 1 if the worker owns the new run
 
--- A room is a table of functions that are made when the first of them is wanted: every call of a script runs all of its
--- text, and to make the functions of all rooms took a server 53 of the 98 us that it had for a new run.
-local CLOSED = {__index = function(self, name)
+-- A module is a table whose functions are built when the first of them is used. Every call executes the whole text of a
+-- script: building the functions of all modules took 53 of the 98 us that a server spent on a new run.
+local LAZY = {__index = function(self, name)
   setmetatable(self, nil)
-  self.open(self)
+  self.build(self)
   return self[name]
 end}
 
-local function room(open)
-  return setmetatable({open = open}, CLOSED)
+local function module(build)
+  return setmetatable({build = build}, LAZY)
 end
 
--- A framed value: what Lua reads (MessagePack), then what only Python reads. This is the first part.
-local function header_of(value)
+-- A framed value is a header that Lua reads (MessagePack), followed by bytes that only Python reads.
+local function read_header(value)
   local length = struct.unpack('>I4', value)
   return cmsgpack.unpack(string.sub(value, 5, 4 + length))
 end
 
-local function set_all(name, pairs_flat)
-  for first = 1, #pairs_flat, 1000 do
-    call('HSET', name, unpack(pairs_flat, first, math.min(first + 999, #pairs_flat)))
+-- HSET of any number of pairs, in chunks, because `unpack` is limited by the size of Lua's stack.
+local function set_all(name, flat_pairs)
+  for first = 1, #flat_pairs, 1000 do
+    call('HSET', name, unpack(flat_pairs, first, math.min(first + 999, #flat_pairs)))
   end
 end
 
--- Hints: the runs that others will want to know of.
+-- Change hints: runs that other workers and clients may want to read again.
 
 local changed = {}
 
-local function tell(id)
+local function mark_changed(id)
   changed[id] = true
 end
 
-local function publish_hints(channel, mine, sender)
+local function publish_changes(channel, own_channel, sender)
   local ids = {}
   if not next(changed) then return ids end
   for id in pairs(changed) do ids[#ids + 1] = id end
-  publish(channel, mine, sender, ids)
+  publish(channel, own_channel, sender, ids)
   return ids
 end
 
--- Workers, as far as every slice must know them.
+-- Whether the worker has joined and is not fenced. Every partition knows this, so that it can check writes alone.
 
 local known_alive = {}
 
-local function alive(worker)
+local function is_alive(worker)
   if worker == '' then return false end
   if known_alive[worker] == nil then
     known_alive[worker] = call('SISMEMBER', key('alive'), worker) == 1
@@ -59,22 +63,24 @@ local function alive(worker)
   return known_alive[worker]
 end
 
-local posted, outgoing = {}, {} -- posts that are still to be handled, and those for other slices (`posts.lua`)
+-- Partition messages (`outbox.lua`): those for this partition, not handled yet, and those for other partitions.
+local local_messages, outgoing = {}, {}
 
--- Whether there were any.
-local function handle_posts()
-  if #posted == 0 then return false end
-  posts.handle_all()
+-- Handle the messages for this partition; return whether there were any.
+local function handle_messages()
+  if #local_messages == 0 then return false end
+  outbox.handle_all()
   return true
 end
 
--- Queues of due runs that a change of a row has touched: key -> what it is made of: {pool, queue}.
+-- Due queues whose first run may have changed: key -> {pool, queue}.
 local stale_queues = {}
 
-local mailed_row -- the run that the last message of a batch went to, as long as nothing but mail has come since
+-- The row that the last `deliver` of a batch changed. It is valid until another kind of write follows.
+local delivered_row
 
--- What a script that may have changed something answers: what was asked, the posts for other slices, who changed.
-local function done(answer)
-  if next(stale_queues) then queues.refresh_heads() end
-  return {answer, outgoing, publish_hints(ARGV[3], ARGV[4], ARGV[5])}
+-- Build the reply of a script that may have changed something: result, messages to other partitions, changed runs.
+local function reply(result)
+  if next(stale_queues) then due_queues.refresh_heads() end
+  return {result, outgoing, publish_changes(ARGV[3], ARGV[4], ARGV[5])}
 end

@@ -1,27 +1,28 @@
--- What every script begins with: the names of keys, and how hints are told.
+-- Prelude of every script: builds key names and publishes change hints. It touches no key itself.
 --
--- A script touches the keys of one slice only, all of which begin with its hash tag (KEYS[1]). Numbers that are moments
--- travel as text, because Lua would round them when it writes them out. Empty text stands for None.
+-- A script touches the keys of one partition only. All of them begin with the hash tag of the partition (KEYS[1]).
+-- Timestamps travel as text, because Lua would round them when it prints them. Empty text stands for None.
 
 local TAG = KEYS[1]
 local call = redis.call
 local NUL = '\0'
-local EMPTY = '\144' -- MessagePack's array of nothing
+local EMPTY = '\144' -- the empty array of MessagePack
 
 local function key(kind, name, second, third)
-  local made = TAG .. ':' .. kind .. ':' .. (name or '')
-  if second then made = made .. NUL .. second end
-  return third and made .. NUL .. third or made
+  local built = TAG .. ':' .. kind .. ':' .. (name or '')
+  if second then built = built .. NUL .. second end
+  return third and built .. NUL .. third or built
 end
 
--- Those that are wanted most, ready made but for the id.
+-- Prefixes of the two keys that scripts build most often; only the run id is appended.
 local RUN, ENTRIES = TAG .. ':run:', TAG .. ':entries:'
 
--- Tell who listens to the channel of hints, if there is anybody but who calls: `mine` is a channel that only he listens
--- to. Where others may listen to another node, it is empty. Who calls would hear himself just when he has the answer
--- and something to do: 10 us of a run of one step. A user who may not ask who listens tells it to everybody.
-local function publish(channel, mine, sender, ids)
-  local listen = mine ~= '' and redis.pcall('PUBSUB', 'NUMSUB', channel, mine)
-  if listen and listen[2] == 1 and listen[4] == 1 then return end
+-- Publish the ids of changed runs as a change hint, unless the calling store is the only listener. Only that store
+-- listens to `own_channel`; on a cluster it is empty, because other stores may listen on another node. A hint to itself
+-- would reach the store together with the result and cost 10 us of a run of one step. If the user may not run PUBSUB,
+-- the hint is always published. A hint without ids (more than 200) says that any run may have changed.
+local function publish(channel, own_channel, sender, ids)
+  local listeners = own_channel ~= '' and redis.pcall('PUBSUB', 'NUMSUB', channel, own_channel)
+  if listeners and listeners[2] == 1 and listeners[4] == 1 then return end
   call('PUBLISH', channel, cmsgpack.pack({sender, #ids <= 200 and ids}))
 end

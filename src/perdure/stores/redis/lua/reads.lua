@@ -1,4 +1,6 @@
--- Questions that need more than one key as of one moment: ARGV[1] is the question and its arguments (MessagePack).
+-- Script `reads`: queries that need a consistent view of more than one key. It changes nothing.
+--
+-- ARGV[1]: the query and its arguments (MessagePack).
 
 local reads = {}
 
@@ -6,16 +8,16 @@ reads.load = function(ids)
   local found = {}
   for i, id in ipairs(ids) do
     local run = call('HGETALL', RUN .. id)
-    found[i] = #run > 0 and {run, call('HGETALL', ENTRIES .. id), call('HGETALL', key('mail', id))} or false
+    found[i] = #run > 0 and {run, call('HGETALL', ENTRIES .. id), call('HGETALL', key('inbox', id))} or false
   end
   return found
 end
 
--- At least all rows after this position: each by itself, or where that would be more work, all there are.
+-- Return at least all entries after this position: one by one, or the whole history if that is less work.
 reads.history = function(id, after)
-  local row, found = rows.glance(id), {}
+  local row, found = run_rows.read_core(id), {}
   if not row then return found end
-  local last = rows.position(row)
+  local last = run_rows.position(row)
   if last - after >= call('HLEN', ENTRIES .. id) then return call('HGETALL', ENTRIES .. id) end
   for position = after + 1, last do
     local value = call('HGET', ENTRIES .. id, position)
@@ -27,13 +29,13 @@ reads.history = function(id, after)
   return found
 end
 
--- Ids of an index newest first with their moments: from `before` on, or after this id of that moment.
+-- Return ids and scores of an index, newest first, from `before` on; with an id: those that follow it in that order.
 local function newest(index, before, id, limit)
   local name, found, offset = TAG .. ':' .. index, {}, 0
   while #found < 2 * limit do
     local page = call('ZREVRANGEBYSCORE', name, before, '-inf', 'WITHSCORES', 'LIMIT', offset, limit)
     for i = 1, #page, 2 do
-      if id == '' or tonumber(page[i + 1]) < tonumber(before) or queues.less(page[i], id) then
+      if id == '' or tonumber(page[i + 1]) < tonumber(before) or due_queues.is_less(page[i], id) then
         found[#found + 1] = page[i]
         found[#found + 1] = page[i + 1]
       end
@@ -44,7 +46,7 @@ local function newest(index, before, id, limit)
   return found
 end
 
--- A page of each of these indexes, as of one moment: a run that passes from one to another is in one of them.
+-- Return a page of each index. One call reads all of them, so that a run that changes its status is not missed.
 reads.pages = function(indexes, before, id, limit)
   local found = {}
   for i, index in ipairs(indexes) do found[i] = newest(index, before, id, limit) end
@@ -53,7 +55,7 @@ end
 
 reads.due = function(now, wanted, pool, shards, limit)
   local found = {}
-  for i, due in ipairs(queues.due(now, wanted, pool, shards, limit)) do
+  for i, due in ipairs(due_queues.earliest(now, wanted, pool, shards, limit)) do
     found[i] = {due[1], string.format('%.17g', due[2])}
   end
   return found
@@ -75,41 +77,43 @@ reads.prunable = function(now, offset, limit)
   return found
 end
 
--- Runs that still owe something, with a page each of those to be told and of mail to be dealt with.
-reads.unsettled = function(limit, page)
+-- Return runs that need finalization, each with a page of its observers and its messages.
+reads.unfinalized = function(limit, page)
   local found = {}
-  for i, id in ipairs(call('ZRANGE', key('unsettled'), 0, limit - 1)) do
+  for i, id in ipairs(call('ZRANGE', key('unfinalized'), 0, limit - 1)) do
     local run, observers = call('HGETALL', RUN .. id), call('ZRANGE', key('observers', id), 0, page - 1)
-    found[i] = {run, observers, call('HGETALL', key('mail', id))}
+    found[i] = {run, observers, call('HGETALL', key('inbox', id))}
   end
   return found
 end
 
-local function events_at(topic, places)
+local function read_events(topic, offsets)
   local found = {}
-  for _, place in ipairs(places) do
-    local name = key('event', topic, place)
-    local fields = call('HMGET', name, 'id', 'body', 'sent', 'delivery', 'consume', 'expires', 'sender', 'own')
-    found[#found + 1] = {topic, place, unpack(fields)}
+  for _, offset in ipairs(offsets) do
+    local fields = call(
+      'HMGET', key('event', topic, offset),
+      'id', 'body', 'sent_at', 'delivery', 'consume', 'expires_at', 'sender', 'event_id'
+    )
+    found[#found + 1] = {topic, offset, unpack(fields)}
   end
   return found
 end
 
--- What became of something that another slice has sent here; empty if it has not come.
+-- Return the result of what another partition has sent here; empty if it has not arrived.
 reads.sent = function(name)
   local found = call('HGET', key('sent'), name)
   return found and cmsgpack.unpack(found) or {}
 end
 
 reads.topic = function(topic, after, limit)
-  return events_at(topic, call('ZRANGEBYSCORE', key('events', topic), '(' .. after, '+inf', 'LIMIT', 0, limit))
+  return read_events(topic, call('ZRANGEBYSCORE', key('events', topic), '(' .. after, '+inf', 'LIMIT', 0, limit))
 end
 
-reads.unfinished = function(limit)
+reads.unfinished_broadcasts = function(limit)
   local found = {}
   for _, topic in ipairs(call('ZRANGE', key('unfinished-topics'), 0, -1)) do
-    local places = call('ZRANGE', key('unfinished', topic), 0, limit - #found - 1)
-    for _, event in ipairs(events_at(topic, places)) do found[#found + 1] = event end
+    local offsets = call('ZRANGE', key('unfinished', topic), 0, limit - #found - 1)
+    for _, event in ipairs(read_events(topic, offsets)) do found[#found + 1] = event end
     if #found >= limit then return found end
   end
   return found
@@ -123,12 +127,12 @@ reads.stream = function(id, stream, start, limit)
   return found
 end
 
-reads.letters = function(after, limit)
-  local order, found = key('letter-order'), {}
+reads.dead_letters = function(after, limit)
+  local order, found = key('dead-letter-order'), {}
   local ids = call('ZRANGEBYSCORE', order, '(' .. after, '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
-  for i = 1, #ids, 2 do found[#found + 1] = {ids[i + 1], call('HGET', key('letters'), ids[i])} end
+  for i = 1, #ids, 2 do found[#found + 1] = {ids[i + 1], call('HGET', key('dead-letters'), ids[i])} end
   return found
 end
 
-local asked = cmsgpack.unpack(ARGV[1])
-return reads[asked[1]](unpack(asked, 2))
+local query = cmsgpack.unpack(ARGV[1])
+return reads[query[1]](unpack(query, 2))

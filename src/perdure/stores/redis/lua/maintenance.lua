@@ -1,0 +1,58 @@
+-- Script `maintenance`: deletes what is no longer needed: pruned runs, expired events and values, remembered ids.
+--
+-- ARGV: the command and its arguments (MessagePack), then as for `commit`.
+-- Keys: every key of a deleted run; expiring-events, expiring-values, consumed, sent, sent-since, deleted-events,
+-- fenced.
+
+local commands = {}
+
+local function delete_run(row)
+  run_rows.delete_from_indexes(row)
+  inbox.delete(row.id)
+  streams.delete(row.id)
+  call('DEL', RUN .. row.id, ENTRIES .. row.id, key('observers', row.id))
+end
+
+-- Delete these runs, except those that are not prunable any more (rewound meanwhile); return how many were deleted.
+commands.delete_runs = function(ids, now)
+  local deleted = 0
+  for _, id in ipairs(ids) do
+    local row = run_rows.read(id)
+    if row and call('ZSCORE', key('prunable'), id) and tonumber(row.prune_at) <= tonumber(now) then
+      delete_run(row)
+      deleted = deleted + 1
+    end
+  end
+  return deleted
+end
+
+local function delete_until(name, time, limit, delete)
+  for _, member in ipairs(call('ZRANGEBYSCORE', name, '-inf', time, 'LIMIT', 0, limit)) do
+    delete(cmsgpack.unpack(member))
+    call('ZREM', name, member)
+  end
+end
+
+commands.delete_expired = function(now, remembered_since, limit)
+  delete_until(key('expiring-events'), now, limit, function(at)
+    local event = topics.read_event(at[1], at[2])
+    if event then topics.delete_event(event, now) end
+  end)
+  delete_until(key('expiring-values'), now, limit, function(at) call('HDEL', key('published', at[1]), at[2]) end)
+  delete_until(key('consumed'), remembered_since, limit, function(at)
+    call('HDEL', key('message-numbers', at[1]), at[2])
+  end)
+  delete_until(key('sent-since'), remembered_since, limit, function(at) call('HDEL', key('sent'), at[1]) end)
+  delete_until(key('deleted-events'), remembered_since, limit, function(at)
+    local name = topics.event_key(at[1], at[2])
+    call('HDEL', key('event-ids', at[1]), call('HGET', name, 'id') or '')
+    call('DEL', name)
+  end)
+  if PARTITION > 0 then call('ZREMRANGEBYSCORE', key('fenced'), '-inf', call('TIME')[1] - 86400) end
+  return 0
+end
+
+local command = cmsgpack.unpack(ARGV[1])
+local result = commands[command[1]](unpack(command, 2))
+handle_messages()
+return reply(result)

@@ -1,0 +1,206 @@
+-- Module `run_rows`: the row of a run, and the indexes over all rows of the partition.
+--
+-- Keys: run:<id> (hash: the row), observers:<id> (sorted set of {run, target}). Indexes, all sorted sets of run ids:
+-- status:<status>, children:<parent>, open-children:<parent>, and for the next action: due:<queue>, owned:<worker>,
+-- owned-with-messages:<worker>, held:<kind, workflow, version>, unfinalized, prunable.
+-- A run is in exactly one of due, owned, unfinalized and prunable, or in none while it waits for a message. Rows are
+-- changed only by this module, so that row and indexes always agree.
+
+local queued = {} -- like `stale_queues`, but with all queues that were looked up
+-- Reused by every change, and large enough: growing a table costs more than filling it.
+local changes = {'', '', '', '', '', '', '', '', '', '', '', '', '', '', '', ''}
+
+-- Return the fields of a row that Lua uses, with their defaults. A field at its default is not stored.
+local function blank(id)
+  return {
+    id = id, status = 'pending', owner = '', has_new_messages = '0', last_message_no = '0', pending_events = '0',
+    skipped = '0', wake_at = '', pool = 'default', workflow = '', version = '', shard = '', held_kind = '', parent = '',
+    attached = '0', created_at = '', first_executed_at = '', generation = '0', recoveries = '0', drift = EMPTY,
+    last_observer_no = '0', ended_at = '', prune_at = '', unfinalized = '0', orphaned_children = '0',
+  }
+end
+
+local FIELDS = {
+  'status', 'owner', 'has_new_messages', 'last_message_no', 'pending_events', 'skipped', 'wake_at', 'pool', 'workflow',
+  'version', 'shard', 'held_kind', 'parent', 'attached', 'created_at', 'first_executed_at', 'generation', 'recoveries',
+  'drift', 'last_observer_no',
+}
+local END_FIELDS = {'ended_at', 'prune_at', 'unfinalized', 'orphaned_children'} -- only an ended run has them
+
+local function fill(row, fields)
+  local found = call('HMGET', RUN .. row.id, unpack(fields))
+  for i = 1, #fields do
+    if found[i] then row[fields[i]] = found[i] end
+  end
+  return found[1]
+end
+
+-- Return the row, or nil if there is no such run.
+function run_rows.read(id)
+  local row = blank(id)
+  if not fill(row, FIELDS) then return nil end
+  if TERMINAL[row.status] then fill(row, END_FIELDS) end
+  return row
+end
+
+-- Return only the fields that are needed to add to the history, or nil.
+function run_rows.read_core(id)
+  local found = call('HMGET', RUN .. id, 'status', 'owner', 'has_new_messages', 'last_message_no', 'skipped')
+  if not found[1] then return nil end
+  return {
+    id = id, status = found[1], owner = found[2] or '', has_new_messages = found[3], last_message_no = found[4] or '0',
+    skipped = found[5] or '0',
+  }
+end
+
+-- Return only the fields that are needed to finalize an ended run, or nil.
+function run_rows.read_end(id)
+  local row = {
+    id = id, orphaned_children = '0', pending_events = '0', last_observer_no = '0', unfinalized = '0', ended_at = '',
+    prune_at = '',
+  }
+  local fields = {
+    'status', 'orphaned_children', 'pending_events', 'last_observer_no', 'unfinalized', 'ended_at', 'prune_at',
+  }
+  return fill(row, fields) and row
+end
+
+-- Return the last position of the history. Each entry takes one position, so that entries can be counted; `skipped` is
+-- the number of positions without an entry (dropped, or never written). A position is never given twice.
+function run_rows.position(row)
+  return call('HLEN', ENTRIES .. row.id) + tonumber(row.skipped)
+end
+
+function run_rows.count_skipped(id, position)
+  return position - call('HLEN', ENTRIES .. id)
+end
+
+function run_rows.has_started(row)
+  return row.first_executed_at ~= '' or tonumber(row.generation) > 0
+end
+
+-- Indexes. Each function returns the key of the index that has the run, and its score; nothing if none has it.
+
+local function by_status(row)
+  return key('status', row.status), row.created_at
+end
+
+-- The next action is due for: finalization, pruning, the owner, or the worker that claims the run.
+local function by_next_action(row)
+  if TERMINAL[row.status] then
+    if row.unfinalized == '1' then return key('unfinalized'), row.ended_at end
+    if row.prune_at ~= '' then return key('prunable'), row.prune_at end
+  elseif row.owner ~= '' then
+    return key('owned', row.owner), '0'
+  elseif row.wake_at ~= '' then
+    local queue = row.workflow .. NUL .. row.version .. NUL .. row.shard
+    local name = key('due', row.pool, queue)
+    queued[name] = {row.pool, queue}
+    return name, row.wake_at
+  end
+end
+
+-- What may bring the next action forward: new messages for the owner, or new code for a held run.
+local function by_wake_cause(row)
+  if TERMINAL[row.status] then return end
+  if row.owner ~= '' then
+    if row.has_new_messages == '1' then return key('owned-with-messages', row.owner), '0' end
+  elseif row.held_kind ~= '' then
+    return key('held', row.held_kind, row.workflow, row.version), '0'
+  end
+end
+
+local function by_parent(row)
+  if row.attached == '1' and row.parent ~= '' and not TERMINAL[row.status] then
+    return key('open-children', row.parent), '0'
+  end
+end
+
+local function move(id, old, old_score, new, new_score)
+  if old == new and old_score == new_score then return end
+  if old and old ~= new then
+    call('ZREM', old, id)
+    stale_queues[old] = queued[old]
+  end
+  if new then
+    call('ZADD', new, new_score, id)
+    stale_queues[new] = queued[new]
+  end
+end
+
+-- Insert a new run; `flat` is the fields of its row.
+function run_rows.insert(id, flat)
+  local row = blank(id)
+  for i = 1, #flat, 2 do row[flat[i]] = flat[i + 1] end
+  set_all(RUN .. id, flat)
+  move(id, nil, nil, by_status(row))
+  move(id, nil, nil, by_next_action(row))
+  move(id, nil, nil, by_parent(row))
+  if row.parent ~= '' then call('ZADD', key('children', row.parent), row.created_at, id) end
+end
+
+-- Write the fields (field -> text) that differ; return whether there are any.
+local function write_changes(row, fields)
+  local count = 0
+  for field, value in pairs(fields) do
+    value = tostring(value)
+    if row[field] ~= value then
+      changes[count + 1], changes[count + 2] = field, value
+      count = count + 2
+      row[field] = value
+    end
+  end
+  if count > 0 then call('HSET', RUN .. row.id, unpack(changes, 1, count)) end
+  return count > 0
+end
+
+-- Change fields that no index depends on.
+run_rows.write_unindexed = write_changes
+
+-- Change any fields, and move the run between the indexes.
+function run_rows.change(row, fields)
+  local status, created_at = by_status(row)
+  local action, action_score = by_next_action(row)
+  local cause, cause_score = by_wake_cause(row)
+  local parent, parent_score = by_parent(row)
+  if not write_changes(row, fields) then return end
+  move(row.id, status, created_at, by_status(row))
+  move(row.id, action, action_score, by_next_action(row))
+  move(row.id, cause, cause_score, by_wake_cause(row))
+  move(row.id, parent, parent_score, by_parent(row))
+end
+
+-- Mark an ended run as finalized, with a row from `read_end`: it can be pruned now.
+function run_rows.mark_finalized(row)
+  local action, action_score = by_next_action(row)
+  write_changes(row, {unfinalized = '0'})
+  move(row.id, action, action_score, by_next_action(row))
+end
+
+-- Remove a run that has ended and was finalized from the indexes.
+function run_rows.delete_from_indexes(row)
+  call('ZREM', by_status(row), row.id)
+  call('ZREM', by_next_action(row), row.id)
+  if row.parent ~= '' then call('ZREM', key('children', row.parent), row.id) end
+end
+
+function run_rows.release(row, now, recovered)
+  run_rows.change(row, {
+    owner = '', has_new_messages = '0', wake_at = now, updated_at = now,
+    status = run_rows.has_started(row) and 'running' or 'pending',
+    recoveries = tonumber(row.recoveries) + (recovered and 1 or 0),
+  })
+  mark_changed(row.id)
+end
+
+-- Return '1' if an ended run needs finalization: it has children to end, unread events, or observers to notify. Until
+-- that is done the run stays in the index `unfinalized` and is not pruned.
+function run_rows.needs_finalization(row, orphaned_children)
+  if orphaned_children == '1' or tonumber(row.pending_events) > 0 then return '1' end
+  return row.last_observer_no ~= '0' and call('EXISTS', key('observers', row.id)) == 1 and '1' or '0'
+end
+
+function run_rows.add_observer(id, observer)
+  local number = call('HINCRBY', RUN .. id, 'last_observer_no', 1)
+  call('ZADD', key('observers', id), 'NX', number, cmsgpack.pack(observer))
+end
