@@ -27,8 +27,8 @@ from tests.servers.redis import prefix_of_its_own
 
 T = TypeVar("T")
 PATIENCE = 60.0  # seconds
-RUNS = "SELECT id, status, owner, wake_at, ended_at, recoveries, unsettled, result, error FROM runs ORDER BY id"
-WORKERS = "SELECT id, pid, lease_until, gone FROM workers ORDER BY id"
+RUNS = "SELECT id, status, owner, wake_at, ended_at, recoveries, unfinalized, result, error FROM runs ORDER BY id"
+WORKERS = "SELECT id, pid, lease_until, fenced FROM workers ORDER BY id"
 HISTORY = "SELECT run, location, kind, status, attempts, due_at, value FROM history ORDER BY run, position"
 UNREAD = "SELECT id FROM inbox WHERE kind = 'event' AND consumed_at IS NULL"
 

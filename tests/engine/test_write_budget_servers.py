@@ -142,7 +142,7 @@ def test_postgres_ten_steps_are_eleven_statements(postgres_server, queries):
         queries.clear()
         run = await h.drive(engine.start(ten_puts))
         await h.settle()
-        assert kinds_of(queries) == {"create_plainly": 1, "turn_plainly": STEPS}
+        assert kinds_of(queries) == {"fast_create_run": 1, "fast_commit_turn": STEPS}
         assert await h.drive(run.result()) == 45
 
     on_postgres(postgres_server, "statements", test)
@@ -157,7 +157,7 @@ def test_postgres_the_end_of_a_child_does_not_try_the_short_way(postgres_server,
         queries.clear()
         await h.drive(engine.execute(one_child))
         await h.settle()
-        assert kinds_of(queries)["turn_plainly"] == STEPS - 1
+        assert kinds_of(queries)["fast_commit_turn"] == STEPS - 1
 
     on_postgres(postgres_server, "children", test)
 

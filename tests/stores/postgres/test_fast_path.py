@@ -33,11 +33,11 @@ from tests.stores.postgres.test_store import WAITS_FOR_A_LOCK, ask, halfway, nam
 __all__ = ["postgres_url"]  # a fixture
 
 ROWS = (
-    "SELECT to_jsonb(r) - 'no' FROM {schema}.runs r ORDER BY r.id",
-    "SELECT r.id, to_jsonb(e) - 'run_no' FROM {schema}.entries e LEFT JOIN {schema}.runs r ON r.no = e.run_no"
+    "SELECT to_jsonb(r) - 'pk' FROM {schema}.runs r ORDER BY r.id",
+    "SELECT r.id, to_jsonb(e) - 'run_pk' FROM {schema}.entries e LEFT JOIN {schema}.runs r ON r.pk = e.run_pk"
     " ORDER BY r.id, e.position",
-    "SELECT r.id, s.target FROM {schema}.subscriptions s LEFT JOIN {schema}.runs r ON r.no = s.run_no ORDER BY s.no",
-    "SELECT r.id, o.observer FROM {schema}.observers o LEFT JOIN {schema}.runs r ON r.no = o.run_no ORDER BY r.id",
+    "SELECT r.id, s.target FROM {schema}.subscriptions s LEFT JOIN {schema}.runs r ON r.pk = s.run_pk ORDER BY s.pk",
+    "SELECT r.id, o.observer FROM {schema}.observers o LEFT JOIN {schema}.runs r ON r.pk = o.run_pk ORDER BY r.id",
 )
 
 
@@ -94,7 +94,7 @@ def test_answers_and_rows_are_those_of_the_long_way(what: str, monkeypatch: pyte
 @pytest.mark.parametrize("what", PLAIN)
 def test_what_is_plain_is_one_statement(what: str) -> None:
     _, _, called = play((), PLAIN[what])
-    assert called == ["create_plainly" if isinstance(PLAIN[what], CreateRun) else "turn_plainly"]
+    assert called == ["fast_create_run" if isinstance(PLAIN[what], CreateRun) else "fast_commit_turn"]
 
 
 @pytest.mark.parametrize("what", NOT_PLAIN)

@@ -258,13 +258,13 @@ HOT = {
     "load": (postgres_queries.LOAD, (["r-0001", "r-0002"],)),
     "inbox": (postgres_queries.INBOX, ("r-0001", 0)),
     "history": (postgres_queries.HISTORY, ("r-0001", 0)),
-    "unsettled": (postgres_queries.UNSETTLED, (100, 500)),
+    "unfinalized": (postgres_queries.UNFINALIZED, (100, 500)),
     "open children": (postgres_queries.OPEN_CHILDREN, ("p-3", "", 500)),
     "next wake": (postgres_fleet.NEXT_WAKE, ("default",)),
     "owned": (postgres_fleet.OWNED, ("a",)),
-    "mailed": (postgres_fleet.MAILED, ("a", 100)),
-    "release": (postgres_fleet.RELEASE, ("a", 1.0, 1, 500)),
-    "wake held": (postgres_fleet.WAKE_HELD, (["flow"], [1], "diverged", 1.0)),
+    "owned with messages": (postgres_fleet.OWNED_WITH_MESSAGES, ("a", 100)),
+    "release": (postgres_fleet.RELEASE_RUNS, ("a", 1.0, 1, 500)),
+    "retry held": (postgres_fleet.RETRY_HELD, (["flow"], [1], "diverged", 1.0)),
     "topic": (postgres_queries.TOPIC, ("t", 0, 100)),
     "unfinished": (postgres_queries.UNFINISHED, (100,)),
     "published": (postgres_queries.PUBLISHED, ("r-0001",)),
@@ -322,7 +322,7 @@ def test_what_the_functions_ask_is_answered_by_indexes(postgres_url: str) -> Non
         [RewindRun(run_id="s2", base=2, turn_id="back", now=300.0, dropped=("x",))],
         [observed(run("s3", owner="a")), run("s4"), mail("m4", id="s1"), mail("m5", id="s1"), mail("m6", id="s2")],
         [turn(0, id="s3", patch=succeeded())],
-        [settle("s3", notified=(ABOVE,)), settle("s4", told=(ABOVE,))],
+        [settle("s3", notified=(ABOVE,)), settle("s4", notified=(ABOVE,))],
         [turn(1, owned=False, id="r", patch=succeeded(prune_at=200.0))],
     ]
 
@@ -337,7 +337,7 @@ def test_what_the_functions_ask_is_answered_by_indexes(postgres_url: str) -> Non
             sql(postgres_fleet.CLAIM, target), "a", 900.0, 900.0, "default", ["flow"], [1], [0, 1], 10
         )
         await connection.fetch(sql(postgres_fleet.PRUNE, target), 900.0, 10, 50.0)
-        await connection.fetch(sql(postgres_fleet.RETIRE, target), "nobody")
+        await connection.fetch(sql(postgres_fleet.REMOVE_WORKER, target), "nobody")
         await connection.close()
         ours = [plan for plan in plans if "typeinfo_tree" not in plan]  # asyncpg's, to learn of types
         assert len(ours) > 100
@@ -586,11 +586,9 @@ def test_stores_that_race_over_topics_and_runs_answer_everyone(postgres_url: str
     on(postgres_url, test)
 
 
-FOR_ONE = (
-    "SELECT t.name, e.place FROM {schema}.topic_events e JOIN {schema}.topics t ON t.no = e.topic_no WHERE e.consume"
-)
+FOR_ONE = "SELECT t.name, e.event_offset FROM {schema}.topic_events e JOIN {schema}.topics t ON t.pk = e.topic_pk WHERE e.consume"
 MISSED = """
-    SELECT 1 FROM {schema}.topic_events e JOIN {schema}.subscriptions s ON s.topic_no = e.topic_no
+    SELECT 1 FROM {schema}.topic_events e JOIN {schema}.subscriptions s ON s.topic_pk = e.topic_pk
     WHERE e.queued AND e.consume"""
 
 

@@ -20,7 +20,7 @@ from perdure.stores.postgres.store import PostgresStore
 from perdure.testing.contract.builders import claim, entry, mail, publish, run, succeeded, suspended, turn, worker
 from tests.servers.postgres import Server
 
-KEPT = {"meta", "keys", "topics"}  # a few rows for good, however many runs there were
+KEPT = {"meta", "signing_keys", "topics"}  # a few rows for good, however many runs there were
 WAVE = 200
 STATISTICS = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE schemaname = 'perdure' AND relname = $1"
 SIZES = "SELECT relname, pg_total_relation_size(relid) FROM pg_stat_user_tables WHERE schemaname = 'perdure'"

@@ -245,7 +245,7 @@ def _rows_of_one(found: rows.Row) -> Iterable[rows.Row]:
 
 def _answer(verdict: str, number: int, flag: bool, label: str, body: bytes | None, note: str | None) -> WriteResult:
     match verdict:
-        case "committed" | "again":
+        case "committed" | "committed_before":
             return Committed(mail=bool(flag))
         case "superseded":
             return Superseded()
@@ -255,18 +255,18 @@ def _answer(verdict: str, number: int, flag: bool, label: str, body: bytes | Non
             return Created(owned=flag)
         case "ended":
             return AlreadyEnded(rows.run_status(label))
-        case "ended so":
+        case "ended_with_result":
             status = rows.run_status(label)
             return AlreadyEnded(status, RunResult(status, body, rows.error_of(note)))
-        case "published" | "known":
+        case "published" | "published_before":
             return EventPublished(number, int(label), more=flag, fresh=verdict == "published")
         case "full":
             return LimitReached(number)
         case "observing":
             return Observing()
-        case "begun":
+        case "already_started":
             return AlreadyStarted()
-        case "gone":
+        case "dead_letter_missing":
             return DeadLetterMissing()
         case _:
             assert verdict == "missing", verdict

@@ -19,8 +19,8 @@ from perdure.stores.postgres.write_encoding import entry_row
 from perdure.stores.results import Committed, Created, WriteResult
 from perdure.stores.writes import CommitTurn, CreateRun, RunPatch, Write
 
-_CREATE_PLAINLY = f"SELECT {{schema}}.create_plainly({', '.join(f'${n}' for n in range(1, 21))})"
-_TURN_PLAINLY = f"SELECT {{schema}}.turn_plainly({', '.join(f'${n}' for n in range(1, 30))})"
+_CREATE_PLAINLY = f"SELECT {{schema}}.fast_create_run({', '.join(f'${n}' for n in range(1, 21))})"
+_TURN_PLAINLY = f"SELECT {{schema}}.fast_commit_turn({', '.join(f'${n}' for n in range(1, 30))})"
 
 _MADE = Created(owned=True)
 _COMMITTED = Committed()

@@ -17,7 +17,7 @@ from perdure.stores.postgres.pool import ConnectionPool, sql
 from perdure.stores.results import RunPage, Snapshot, StoredEntry, UnfinalizedRun
 from perdure.stores.writes import Observer
 
-OWED_PAGE = 500  # of what one run owes
+FINALIZATION_PAGE = 500  # of observers and of messages per run
 
 
 def _of(columns: str, table: str) -> str:
@@ -30,7 +30,7 @@ def _arrays(columns: str, table: str) -> str:
 
 
 _RUN = _of(rows.RUN_COLUMNS, "r")
-_EVENT = "t.name, e.id, e.body, e.sent_at, e.delivery, e.consume, e.expires_at, e.sender, e.place, e.event_id"
+_EVENT = "t.name, e.id, e.body, e.sent_at, e.delivery, e.consume, e.expires_at, e.sender, e.event_offset, e.event_id"
 _ITEM = "s.stream, s.value, s.location, s.at, s.attempt, s.writer, s.at_offset, s.superseded"
 _ENTRY_ARRAYS = _arrays(rows.ENTRY_COLUMNS, "x")
 _MESSAGE_ARRAYS = _arrays(rows.MESSAGE_COLUMNS, "x")
@@ -40,67 +40,67 @@ _MESSAGE_WIDTH = len(rows.MESSAGE_COLUMNS.split(", "))
 
 RECORDS = f"SELECT {_RUN} FROM {{schema}}.runs r WHERE r.id = ANY ($1)"
 LOAD = f"""
-    SELECT {_RUN}, greatest(r.fence, (SELECT max(e.position) FROM {{schema}}.entries e WHERE e.run_no = r.no), 0),
+    SELECT {_RUN}, greatest(r.fence, (SELECT max(e.position) FROM {{schema}}.entries e WHERE e.run_pk = r.pk), 0),
            history.*, mail.*
     FROM {{schema}}.runs r
     CROSS JOIN LATERAL (
         SELECT {_ENTRY_ARRAYS} FROM (
-            SELECT * FROM {{schema}}.entries e WHERE e.run_no = r.no AND e.kind <> 'marker' ORDER BY e.position
+            SELECT * FROM {{schema}}.entries e WHERE e.run_pk = r.pk AND e.kind <> 'marker' ORDER BY e.position
         ) AS x
     ) AS history
     CROSS JOIN LATERAL (
         SELECT {_MESSAGE_ARRAYS} FROM (
-            SELECT * FROM {{schema}}.inbox i WHERE i.run_no = r.no AND i.consumed_at IS NULL ORDER BY i.number
+            SELECT * FROM {{schema}}.inbox i WHERE i.run_pk = r.pk AND i.consumed_at IS NULL ORDER BY i.number
         ) AS x
     ) AS mail
     WHERE r.id = ANY ($1)"""
 INBOX = f"""
     SELECT {_of(rows.MESSAGE_COLUMNS, "i")} FROM {{schema}}.inbox i
-    WHERE i.run_no = (SELECT r.no FROM {{schema}}.runs r WHERE r.id = $1) AND i.number > $2 AND i.consumed_at IS NULL
+    WHERE i.run_pk = (SELECT r.pk FROM {{schema}}.runs r WHERE r.id = $1) AND i.number > $2 AND i.consumed_at IS NULL
     ORDER BY i.number"""
 HISTORY = f"""
     SELECT e.position, {_of(rows.ENTRY_COLUMNS, "e")} FROM {{schema}}.entries e
-    WHERE e.run_no = (SELECT r.no FROM {{schema}}.runs r WHERE r.id = $1) AND e.position > $2 AND e.kind <> 'marker'
+    WHERE e.run_pk = (SELECT r.pk FROM {{schema}}.runs r WHERE r.id = $1) AND e.position > $2 AND e.kind <> 'marker'
     ORDER BY e.position"""
 WORKERS = f"SELECT {rows.WORKER_COLUMNS} FROM {{schema}}.workers ORDER BY id"
-UNSETTLED = f"""
-    SELECT {_RUN}, r.orphans, owed.*, mail.*
+UNFINALIZED = f"""
+    SELECT {_RUN}, r.orphaned_children, owed.*, mail.*
     FROM {{schema}}.runs r
     CROSS JOIN LATERAL (
         SELECT array_agg(x.observer), array_agg(x.target) FROM (
-            SELECT * FROM {{schema}}.observers o WHERE o.run_no = r.no ORDER BY o.observer, o.target LIMIT $2
+            SELECT * FROM {{schema}}.observers o WHERE o.run_pk = r.pk ORDER BY o.observer, o.target LIMIT $2
         ) AS x
     ) AS owed
     CROSS JOIN LATERAL (
         SELECT {_MESSAGE_ARRAYS} FROM (
             SELECT * FROM {{schema}}.inbox i
-            WHERE i.run_no = r.no AND i.consumed_at IS NULL AND i.kind IN ('event', 'assignment')
+            WHERE i.run_pk = r.pk AND i.consumed_at IS NULL AND i.kind IN ('event', 'assignment')
             ORDER BY i.number LIMIT $2
         ) AS x
     ) AS mail
-    WHERE r.unsettled ORDER BY r.ended_at, r.id LIMIT $1"""
+    WHERE r.unfinalized ORDER BY r.ended_at, r.id LIMIT $1"""
 OPEN_CHILDREN = """
     SELECT r.id FROM {schema}.runs r
     WHERE r.parent = $1 AND r.attached AND r.ended_at IS NULL AND r.id > $2 ORDER BY r.id LIMIT $3"""
 UNFINISHED = f"""
-    SELECT {_EVENT} FROM {{schema}}.topic_events e JOIN {{schema}}.topics t ON t.no = e.topic_no
-    WHERE e.fan_out_cursor IS NOT NULL ORDER BY t.name, e.place LIMIT $1"""
+    SELECT {_EVENT} FROM {{schema}}.topic_events e JOIN {{schema}}.topics t ON t.pk = e.topic_pk
+    WHERE e.fan_out_cursor IS NOT NULL ORDER BY t.name, e.event_offset LIMIT $1"""
 TOPIC = f"""
-    SELECT {_EVENT} FROM {{schema}}.topics t JOIN {{schema}}.topic_events e ON e.topic_no = t.no
-    WHERE t.name = $1 AND e.place > $2 AND e.deleted_at IS NULL ORDER BY e.place LIMIT $3"""
+    SELECT {_EVENT} FROM {{schema}}.topics t JOIN {{schema}}.topic_events e ON e.topic_pk = t.pk
+    WHERE t.name = $1 AND e.event_offset > $2 AND e.deleted_at IS NULL ORDER BY e.event_offset LIMIT $3"""
 PUBLISHED = """
     SELECT p.key, p.value, p.expires_at FROM {schema}.published p
-    WHERE p.run_no = (SELECT r.no FROM {schema}.runs r WHERE r.id = $1) ORDER BY p.key"""
+    WHERE p.run_pk = (SELECT r.pk FROM {schema}.runs r WHERE r.id = $1) ORDER BY p.key"""
 STREAM = f"""
     SELECT {_ITEM} FROM {{schema}}.stream_items s
-    WHERE s.run_no = (SELECT r.no FROM {{schema}}.runs r WHERE r.id = $1) AND s.stream = $2 AND s.at_offset >= $3
+    WHERE s.run_pk = (SELECT r.pk FROM {{schema}}.runs r WHERE r.id = $1) AND s.stream = $2 AND s.at_offset >= $3
     ORDER BY s.at_offset LIMIT $4"""
 LETTERS = f"""
     SELECT {_of(rows.LETTER_COLUMNS, "d")} FROM {{schema}}.dead_letters d
-    WHERE d.no > $1 AND ($2::text IS NULL OR d.kind = $2) AND ($3::text IS NULL OR d.event_name = $3)
-    ORDER BY d.no LIMIT $4"""
+    WHERE d.pk > $1 AND ($2::text IS NULL OR d.kind = $2) AND ($3::text IS NULL OR d.event_name = $3)
+    ORDER BY d.pk LIMIT $4"""
 LETTER = f"SELECT {_of(rows.LETTER_COLUMNS, 'd')} FROM {{schema}}.dead_letters d WHERE d.id = $1"
-LETTER_NO = "SELECT d.no FROM {schema}.dead_letters d WHERE d.id = $1"
+DEAD_LETTER_PK = "SELECT d.pk FROM {schema}.dead_letters d WHERE d.id = $1"
 
 
 # --- runs with what they own -----------------------------------------------------------------------------------------
@@ -140,8 +140,8 @@ async def history(link: ConnectionPool, run_id: str, after: int) -> list[StoredE
     return [StoredEntry(row[0], rows.entry_of_row(row[1:])) for row in found]
 
 
-async def unsettled(link: ConnectionPool, limit: int) -> list[UnfinalizedRun]:
-    found = await link.fetch(sql(UNSETTLED, link.target), check_limit(limit), OWED_PAGE)
+async def unfinalized(link: ConnectionPool, limit: int) -> list[UnfinalizedRun]:
+    found = await link.fetch(sql(UNFINALIZED, link.target), check_limit(limit), FINALIZATION_PAGE)
     return [_owing(row) for row in found]
 
 
@@ -192,10 +192,10 @@ async def dead_letters(
     link: ConnectionPool, limit: int, after: str | None, kind: str | None, event: str | None
 ) -> list[DeadLetter]:
     """In the order in which they came."""
-    no = 0 if after is None else await link.value(sql(LETTER_NO, link.target), after)
-    if no is None:
-        raise StoreError(f"dead letter {after!r}, where the page before ended, is gone; begin with the first page")
-    found = await link.fetch(sql(LETTERS, link.target), no, kind, event, check_limit(limit))
+    pk = 0 if after is None else await link.value(sql(DEAD_LETTER_PK, link.target), after)
+    if pk is None:
+        raise StoreError(f"dead letter {after!r}, where the page before ended, is missing; start with the first page")
+    found = await link.fetch(sql(LETTERS, link.target), pk, kind, event, check_limit(limit))
     return [rows.letter_of_row(row) for row in found]
 
 

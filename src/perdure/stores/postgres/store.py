@@ -174,10 +174,10 @@ class PostgresStore:
         return await postgres_fleet.owned(self._open, worker)
 
     async def owned_with_messages(self, worker: str, limit: int = 100) -> list[str]:
-        return await postgres_fleet.mailed(self._open, worker, limit)
+        return await postgres_fleet.owned_with_messages(self._open, worker, limit)
 
     async def retry_held(self, workflows: Sequence[tuple[str, int]], kind: str, now: float) -> int:
-        woken = await postgres_fleet.wake_held(self._open, workflows, kind, now)
+        woken = await postgres_fleet.retry_held(self._open, workflows, kind, now)
         self._tell(woken)
         return len(woken)
 
@@ -193,15 +193,15 @@ class PostgresStore:
         return await postgres_queries.workers(self._open)
 
     async def fence_worker(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
-        return await postgres_fleet.declare_gone(self._open, worker_id, unless_renewed_after)
+        return await postgres_fleet.fence_worker(self._open, worker_id, unless_renewed_after)
 
     async def release_runs(self, worker_id: str, now: float, *, recovered: bool, limit: int = 500) -> list[str]:
-        released = await postgres_fleet.release(self._open, worker_id, now, recovered, limit)
+        released = await postgres_fleet.release_runs(self._open, worker_id, now, recovered, limit)
         self._tell(frozenset(released))
         return released
 
     async def remove_worker(self, worker_id: str) -> None:
-        await postgres_fleet.retire(self._open, worker_id)
+        await postgres_fleet.remove_worker(self._open, worker_id)
 
     # queries and upkeep
 
@@ -220,7 +220,7 @@ class PostgresStore:
     # finished runs, families, topics and what runs show
 
     async def unfinalized(self, limit: int = 100) -> list[UnfinalizedRun]:
-        return await postgres_queries.unsettled(self._open, limit)
+        return await postgres_queries.unfinalized(self._open, limit)
 
     async def open_children(self, run_id: str, limit: int = 500, after: str | None = None) -> list[str]:
         return await postgres_queries.open_children(self._open, run_id, limit, after)

@@ -31,44 +31,48 @@ NEXT_WAKE = """
     )
     SELECT min(wake_at) FROM pairs"""
 OWNED = "SELECT r.id FROM {schema}.runs r WHERE r.owner = $1 ORDER BY r.id"
-MAILED = "SELECT r.id FROM {schema}.runs r WHERE r.owner = $1 AND r.mailed ORDER BY r.id LIMIT $2"
-WAKE_HELD = """
+OWNED_WITH_MESSAGES = (
+    "SELECT r.id FROM {schema}.runs r WHERE r.owner = $1 AND r.has_new_messages ORDER BY r.id LIMIT $2"
+)
+RETRY_HELD = """
     WITH held AS (
-        SELECT r.no FROM {schema}.runs r
+        SELECT r.pk FROM {schema}.runs r
         JOIN (SELECT DISTINCT * FROM unnest($1::text[], $2::bigint[])) AS w (workflow, version)
              ON r.workflow = w.workflow AND r.version = w.version
         WHERE r.held_kind = $3 AND r.owner IS NULL AND r.ended_at IS NULL AND (r.wake_at IS NULL OR r.wake_at > $4)
         ORDER BY r.id FOR NO KEY UPDATE OF r
     )
-    UPDATE {schema}.runs r SET wake_at = $4 FROM held WHERE r.no = held.no RETURNING r.id"""
+    UPDATE {schema}.runs r SET wake_at = $4 FROM held WHERE r.pk = held.pk RETURNING r.id"""
 JOIN = """
-    INSERT INTO {schema}.workers (id, pool, workflows, lease_until, started_at, node, pid)
+    INSERT INTO {schema}.workers (id, pool, workflows, lease_until, started_at, host, pid)
     VALUES ($1, $2, $3, $4, $5, $6, $7)
     ON CONFLICT (id) DO NOTHING RETURNING true"""
 RENEW = """
     UPDATE {schema}.workers w
-    SET pool = $2, workflows = $3, lease_until = $4, started_at = $5, node = $6, pid = $7
-    WHERE w.id = $1 AND NOT w.gone RETURNING true"""
-DECLARE_GONE = """
-    UPDATE {schema}.workers w SET gone = true
-    WHERE w.id = $1 AND (w.gone OR $2::float8 IS NULL OR w.lease_until <= $2) RETURNING true"""
-RELEASE = """
+    SET pool = $2, workflows = $3, lease_until = $4, started_at = $5, host = $6, pid = $7
+    WHERE w.id = $1 AND NOT w.fenced RETURNING true"""
+FENCE_WORKER = """
+    UPDATE {schema}.workers w SET fenced = true
+    WHERE w.id = $1 AND (w.fenced OR $2::float8 IS NULL OR w.lease_until <= $2) RETURNING true"""
+RELEASE_RUNS = """
     WITH page AS (
-        SELECT r.no FROM {schema}.runs r WHERE r.owner = $1 ORDER BY r.id LIMIT $4 FOR NO KEY UPDATE
+        SELECT r.pk FROM {schema}.runs r WHERE r.owner = $1 ORDER BY r.id LIMIT $4 FOR NO KEY UPDATE
     )
     UPDATE {schema}.runs r
-    SET owner = NULL, mailed = false, status = {schema}.status_released(r), wake_at = $2, updated_at = $2,
+    SET owner = NULL, has_new_messages = false, status = {schema}.status_released(r), wake_at = $2, updated_at = $2,
         recoveries = r.recoveries + $3
-    FROM page WHERE r.no = page.no RETURNING r.id"""
-RETIRE = "SELECT {schema}.retire_worker($1)"
+    FROM page WHERE r.pk = page.pk RETURNING r.id"""
+REMOVE_WORKER = "SELECT {schema}.remove_worker($1)"
 PRUNE = "SELECT {schema}.prune_page($1, $2, $3)"
-KEYS = "SELECT k.number, k.made_at, k.secret FROM {schema}.keys_of($1, $2, $3) AS k ORDER BY k.number"
-ADD_KEY = """
-    INSERT INTO {schema}.keys (name, number, made_at, secret)
-    SELECT $1, coalesce(max(k.number), 0) + 1, $2, $3 FROM {schema}.keys k WHERE k.name = $1
+SIGNING_KEYS = (
+    "SELECT k.number, k.created_at, k.secret FROM {schema}.signing_keys_of($1, $2, $3) AS k ORDER BY k.number"
+)
+ADD_SIGNING_KEY = """
+    INSERT INTO {schema}.signing_keys (name, number, created_at, secret)
+    SELECT $1, coalesce(max(k.number), 0) + 1, $2, $3 FROM {schema}.signing_keys k WHERE k.name = $1
     ON CONFLICT DO NOTHING
-    RETURNING number, made_at, secret"""
-REMOVE_LETTER = "DELETE FROM {schema}.dead_letters d WHERE d.id = $1 RETURNING true"
+    RETURNING number, created_at, secret"""
+REMOVE_DEAD_LETTER = "DELETE FROM {schema}.dead_letters d WHERE d.id = $1 RETURNING true"
 NOW = "SELECT extract(epoch FROM clock_timestamp())::float8"
 
 
@@ -100,15 +104,15 @@ async def owned(link: ConnectionPool, worker: str) -> list[str]:
     return [row[0] for row in await link.fetch(sql(OWNED, link.target), worker)]
 
 
-async def mailed(link: ConnectionPool, worker: str, limit: int) -> list[str]:
-    return [row[0] for row in await link.fetch(sql(MAILED, link.target), worker, limit)]
+async def owned_with_messages(link: ConnectionPool, worker: str, limit: int) -> list[str]:
+    return [row[0] for row in await link.fetch(sql(OWNED_WITH_MESSAGES, link.target), worker, limit)]
 
 
-async def wake_held(
+async def retry_held(
     link: ConnectionPool, workflows: Sequence[tuple[str, int]], kind: str, now: float
 ) -> frozenset[str]:
     names, versions = [name for name, _ in workflows], [version for _, version in workflows]
-    return frozenset(row[0] for row in await link.fetch(sql(WAKE_HELD, link.target), names, versions, kind, now))
+    return frozenset(row[0] for row in await link.fetch(sql(RETRY_HELD, link.target), names, versions, kind, now))
 
 
 # --- workers -------------------------------------------------------------------------------------------------------
@@ -122,17 +126,17 @@ async def renew(link: ConnectionPool, worker: WorkerRecord) -> bool:
     return await link.value(sql(RENEW, link.target), *rows.worker_row(worker)) is not None
 
 
-async def declare_gone(link: ConnectionPool, worker_id: str, unless_renewed_after: float | None) -> bool:
-    return await link.value(sql(DECLARE_GONE, link.target), worker_id, unless_renewed_after) is not None
+async def fence_worker(link: ConnectionPool, worker_id: str, unless_renewed_after: float | None) -> bool:
+    return await link.value(sql(FENCE_WORKER, link.target), worker_id, unless_renewed_after) is not None
 
 
-async def release(link: ConnectionPool, worker_id: str, now: float, recovered: bool, limit: int) -> list[str]:
-    found = await link.fetch(sql(RELEASE, link.target), worker_id, now, int(recovered), limit)
+async def release_runs(link: ConnectionPool, worker_id: str, now: float, recovered: bool, limit: int) -> list[str]:
+    found = await link.fetch(sql(RELEASE_RUNS, link.target), worker_id, now, int(recovered), limit)
     return sorted(row[0] for row in found)
 
 
-async def retire(link: ConnectionPool, worker_id: str) -> None:
-    await link.fetch(sql(RETIRE, link.target), worker_id)
+async def remove_worker(link: ConnectionPool, worker_id: str) -> None:
+    await link.fetch(sql(REMOVE_WORKER, link.target), worker_id)
 
 
 # --- upkeep and keys -----------------------------------------------------------------------------------------------
@@ -144,15 +148,17 @@ async def prune(link: ConnectionPool, now: float, limit: int, keep_ids_for: floa
 
 
 async def keys(link: ConnectionPool, name: str, now: float) -> list[SigningKey]:
-    return [SigningKey(*row) for row in await link.fetch(sql(KEYS, link.target), name, now, secrets.token_bytes(32))]
+    return [
+        SigningKey(*row) for row in await link.fetch(sql(SIGNING_KEYS, link.target), name, now, secrets.token_bytes(32))
+    ]
 
 
 async def add_key(link: ConnectionPool, name: str, now: float) -> SigningKey:
     while True:
-        made = await link.fetch(sql(ADD_KEY, link.target), name, now, secrets.token_bytes(32))
+        made = await link.fetch(sql(ADD_SIGNING_KEY, link.target), name, now, secrets.token_bytes(32))
         if made:  # else another was added at the same time, and has taken the number
             return SigningKey(*made[0])
 
 
 async def remove_dead_letter(link: ConnectionPool, letter_id: str) -> bool:
-    return await link.value(sql(REMOVE_LETTER, link.target), letter_id) is not None
+    return await link.value(sql(REMOVE_DEAD_LETTER, link.target), letter_id) is not None

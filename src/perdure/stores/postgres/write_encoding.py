@@ -35,7 +35,7 @@ Json = dict[str, Any]
 
 
 def as_json(write: Write) -> Json:
-    """A write as `carry_out` takes it: what is empty is left out."""
+    """A write as `apply_write` takes it: what is empty is left out."""
     match write:
         case CommitTurn():
             return _turn(write)
@@ -43,7 +43,7 @@ def as_json(write: Write) -> Json:
             history = _given(entries=_entries(write.entries), inbox=_messages(write.inbox))
             return {"kind": "create", **new_run(0, write), **history}
         case DeliverMessage():
-            return _tagged("mail", write, message=_message(write.message))
+            return _tagged("message", write, message=_message(write.message))
         case EndRun():
             return _tagged("end", write)
         case ReleaseRun():
@@ -53,7 +53,7 @@ def as_json(write: Write) -> Json:
         case RewindRun():
             return _tagged("rewind", write, entries=_entries(write.entries), returned=_messages(write.returned))
         case FinalizeRun():
-            return _tagged("settle", write, moved=_moved(write.moved), dead_letters=_letters(write.dead_letters))
+            return _tagged("finalize", write, moved=_moved(write.moved), dead_letters=_letters(write.dead_letters))
         case PublishEvent():
             return _tagged("publish", write, event=_fields(write.event))
         case FanOut():
@@ -154,7 +154,7 @@ def new_run(at: int, write: CreateRun) -> Json:
 
 
 def mail(at: int, write: DeliverMessage) -> Json:
-    return {**_message(write.message), "at": at, "run_id": write.run_id, "now": write.now, "room": write.limit}
+    return {**_message(write.message), "at": at, "run_id": write.run_id, "now": write.now, "capacity": write.limit}
 
 
 def told(at: int, write: FinalizeRun) -> list[Json]:

@@ -16,7 +16,7 @@ CREATE TABLE meta (
 );
 
 CREATE TABLE runs (
-    no             bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- what other tables refer to
+    pk             bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- what other tables refer to
     id             text COLLATE "C" NOT NULL UNIQUE,
     workflow       text COLLATE "C" NOT NULL,
     version        bigint NOT NULL,
@@ -51,33 +51,33 @@ CREATE TABLE runs (
     drift          text,
     last_message_no     bigint NOT NULL DEFAULT 0,
     fence          bigint NOT NULL DEFAULT 0,      -- turns computed from before this position are refused
-    mailed         boolean NOT NULL DEFAULT false, -- owned, and mail has come that the owner has not seen
+    has_new_messages         boolean NOT NULL DEFAULT false, -- owned, and mail has come that the owner has not seen
     prune_at       float8,
-    unsettled      boolean NOT NULL DEFAULT false, -- ended, and still owes something to others
-    orphans        boolean NOT NULL DEFAULT false  -- ended from outside: its attached children must follow
+    unfinalized      boolean NOT NULL DEFAULT false, -- ended, and still needs_finalization something to others
+    orphaned_children        boolean NOT NULL DEFAULT false  -- ended from outside: its attached children must follow
 ) WITH (fillfactor = 80);
 
 CREATE INDEX runs_due ON runs (pool, workflow, version, wake_at, id, shard)
     WHERE owner IS NULL AND wake_at IS NOT NULL AND ended_at IS NULL;
 CREATE INDEX runs_owned ON runs (owner, id) WHERE owner IS NOT NULL;
-CREATE INDEX runs_mailed ON runs (owner, id) WHERE mailed;
+CREATE INDEX runs_with_new_messages ON runs (owner, id) WHERE has_new_messages;
 CREATE INDEX runs_held ON runs (workflow, version, held_kind) WHERE held_kind IS NOT NULL;
-CREATE INDEX runs_prunable ON runs (prune_at) WHERE prune_at IS NOT NULL AND ended_at IS NOT NULL AND NOT unsettled;
-CREATE INDEX runs_unsettled ON runs (ended_at, id) WHERE unsettled;
+CREATE INDEX runs_prunable ON runs (prune_at) WHERE prune_at IS NOT NULL AND ended_at IS NOT NULL AND NOT unfinalized;
+CREATE INDEX runs_unfinalized ON runs (ended_at, id) WHERE unfinalized;
 CREATE INDEX runs_newest ON runs (created_at, id);
 CREATE INDEX runs_by_status ON runs (status, created_at, id);
 CREATE INDEX runs_by_parent ON runs (parent, created_at, id) WHERE parent IS NOT NULL;
 CREATE INDEX runs_open_children ON runs (parent, id) WHERE attached AND ended_at IS NULL;
 
 CREATE TABLE entries (
-    run_no      bigint NOT NULL,
+    run_pk      bigint NOT NULL,
     position    bigint NOT NULL,
     turn_id     text,                  -- on the first row of a turn
     location    text COLLATE "C" NOT NULL,
     kind        text NOT NULL,         -- 'marker': the row of a turn without entries
     name        text NOT NULL,
     status      text NOT NULL,
-    asked       bigint NOT NULL,
+    call_seq       bigint NOT NULL,
     ordinal     bigint NOT NULL,
     seq         bigint,
     value       bytea,
@@ -89,16 +89,16 @@ CREATE TABLE entries (
     due_at      float8,
     fingerprint bytea,
     detail      bytea,
-    PRIMARY KEY (run_no, position)
+    PRIMARY KEY (run_pk, position)
 );
 
 CREATE VIEW history AS
     SELECT runs.id AS run, entries.*
-    FROM entries JOIN runs ON runs.no = entries.run_no
+    FROM entries JOIN runs ON runs.pk = entries.run_pk
     WHERE entries.kind <> 'marker';
 
 CREATE TABLE inbox (
-    run_no      bigint NOT NULL,
+    run_pk      bigint NOT NULL,
     number      bigint NOT NULL,       -- the order in which messages were committed
     id          text COLLATE "C" NOT NULL,
     kind        text NOT NULL,
@@ -109,38 +109,38 @@ CREATE TABLE inbox (
     expires_at  float8,
     policy      text NOT NULL,
     target      text,
-    place       bigint NOT NULL,
+    topic_offset bigint NOT NULL,
     wants_reply boolean NOT NULL,
     event_id    text,                  -- of an event: its own, whichever way it came
     consumed_at float8,
-    PRIMARY KEY (run_no, number),
-    UNIQUE (run_no, id)
+    PRIMARY KEY (run_pk, number),
+    UNIQUE (run_pk, id)
 );
 
-CREATE INDEX inbox_unread ON inbox (run_no, number) WHERE consumed_at IS NULL;
-CREATE INDEX inbox_assigned ON inbox (name, place) WHERE kind = 'assignment' AND consumed_at IS NULL;
+CREATE INDEX inbox_unread ON inbox (run_pk, number) WHERE consumed_at IS NULL;
+CREATE INDEX inbox_assigned ON inbox (name, topic_offset) WHERE kind = 'assignment' AND consumed_at IS NULL;
 CREATE INDEX inbox_consumed ON inbox (consumed_at) WHERE consumed_at IS NOT NULL AND kind IN ('event', 'assignment');
 
 CREATE TABLE observers (
-    run_no   bigint NOT NULL,
+    run_pk   bigint NOT NULL,
     observer text COLLATE "C" NOT NULL,
     target   text COLLATE "C" NOT NULL
 );
 
-CREATE INDEX observers_of_run ON observers (run_no, observer);
+CREATE INDEX observers_of_run ON observers (run_pk, observer);
 
 CREATE TABLE published (
-    run_no     bigint NOT NULL,
+    run_pk     bigint NOT NULL,
     key        text COLLATE "C" NOT NULL,
     value      bytea NOT NULL,
     expires_at float8,
-    PRIMARY KEY (run_no, key)
+    PRIMARY KEY (run_pk, key)
 );
 
 CREATE INDEX published_expiring ON published (expires_at) WHERE expires_at IS NOT NULL;
 
 CREATE TABLE stream_items (
-    run_no     bigint NOT NULL,
+    run_pk     bigint NOT NULL,
     stream     text COLLATE "C" NOT NULL,
     at_offset  bigint NOT NULL,
     value      bytea NOT NULL,
@@ -148,36 +148,36 @@ CREATE TABLE stream_items (
     at         float8 NOT NULL,
     attempt    integer NOT NULL,
     writer     text COLLATE "C" NOT NULL,
-    nth        bigint,                 -- of its writer, in all streams: by it a repeated call is recognised
+    writer_seq bigint,                 -- counts the writer's items in all streams; identifies a repeated call
     epoch      bigint NOT NULL,        -- of the run: a location of another one is another place
     superseded boolean NOT NULL DEFAULT false,
-    PRIMARY KEY (run_no, stream, at_offset)
+    PRIMARY KEY (run_pk, stream, at_offset)
 );
 
-CREATE INDEX stream_items_of_writer ON stream_items (run_no, writer, nth) WHERE nth IS NOT NULL;
+CREATE INDEX stream_items_of_writer ON stream_items (run_pk, writer, writer_seq) WHERE writer_seq IS NOT NULL;
 
 -- A topic's row is its lock: places are given, and events and subscriptions find each other, while it is held.
 CREATE TABLE topics (
-    no         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    pk         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name       text COLLATE "C" NOT NULL UNIQUE,
     last_offset bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 
 CREATE TABLE subscriptions (
-    no       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- who has stood longest has the lowest
-    topic_no bigint NOT NULL,
-    run_no   bigint NOT NULL,
+    pk       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- who has stood longest has the lowest
+    topic_pk bigint NOT NULL,
+    run_pk   bigint NOT NULL,
     target   text COLLATE "C" NOT NULL
 );
 
-CREATE INDEX subscriptions_of_topic ON subscriptions (topic_no, no);
-CREATE INDEX subscriptions_of_run ON subscriptions (run_no);
+CREATE INDEX subscriptions_of_topic ON subscriptions (topic_pk, pk);
+CREATE INDEX subscriptions_of_run ON subscriptions (run_pk);
 
 -- An event waits for readers (queued), or goes out in pages (fan_out_cursor), or lies in the inbox of its only reader
--- (assigned_to), or is gone and only its id is remembered (deleted_at).
+-- (assigned_to), or is fenced and only its id is remembered (deleted_at).
 CREATE TABLE topic_events (
-    topic_no    bigint NOT NULL,
-    place       bigint NOT NULL,
+    topic_pk    bigint NOT NULL,
+    event_offset bigint NOT NULL,
     id          text COLLATE "C" NOT NULL,
     body        bytea,
     sent_at     float8 NOT NULL,
@@ -186,19 +186,19 @@ CREATE TABLE topic_events (
     consume     boolean NOT NULL,
     sender      text,
     event_id    text,
-    bound       bigint NOT NULL DEFAULT 0,      -- the last subscription that stood when it was published
+    last_subscription       bigint NOT NULL DEFAULT 0,      -- the last subscription that stood when it was published
     fan_out_cursor    bigint,                         -- the last subscription that was looked at; NULL: all were
     queued      boolean NOT NULL DEFAULT false,
     assigned_to bigint,
     deleted_at     float8,
-    PRIMARY KEY (topic_no, place),
-    UNIQUE (topic_no, id)
+    PRIMARY KEY (topic_pk, event_offset),
+    UNIQUE (topic_pk, id)
 ) WITH (fillfactor = 80);
 
-CREATE INDEX topic_events_queued ON topic_events (topic_no, place) WHERE queued;
-CREATE INDEX topic_events_unfinished ON topic_events (topic_no, place) WHERE fan_out_cursor IS NOT NULL;
+CREATE INDEX topic_events_queued ON topic_events (topic_pk, event_offset) WHERE queued;
+CREATE INDEX topic_events_unfinished ON topic_events (topic_pk, event_offset) WHERE fan_out_cursor IS NOT NULL;
 CREATE INDEX topic_events_expiring ON topic_events (expires_at) WHERE deleted_at IS NULL AND expires_at IS NOT NULL;
-CREATE INDEX topic_events_gone ON topic_events (deleted_at) WHERE deleted_at IS NOT NULL;
+CREATE INDEX topic_events_deleted ON topic_events (deleted_at) WHERE deleted_at IS NOT NULL;
 
 CREATE TABLE workers (
     id          text COLLATE "C" PRIMARY KEY,
@@ -206,13 +206,13 @@ CREATE TABLE workers (
     workflows   text NOT NULL,         -- JSON pairs of name and version
     lease_until float8 NOT NULL,
     started_at  float8 NOT NULL,
-    node        text NOT NULL,
+    host        text NOT NULL,
     pid         bigint NOT NULL,
-    gone        boolean NOT NULL DEFAULT false  -- nothing that it commits is taken any more
+    fenced        boolean NOT NULL DEFAULT false  -- nothing that it commits is taken any more
 ) WITH (fillfactor = 50);
 
 CREATE TABLE dead_letters (
-    no              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    pk              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     id              text COLLATE "C" NOT NULL UNIQUE,
     kind            text NOT NULL,
     at              float8 NOT NULL,
@@ -226,13 +226,13 @@ CREATE TABLE dead_letters (
     sent_at         float8
 );
 
-CREATE INDEX dead_letters_by_kind ON dead_letters (kind, no);
-CREATE INDEX dead_letters_by_event ON dead_letters (event_name, no) WHERE event_name IS NOT NULL;
+CREATE INDEX dead_letters_by_kind ON dead_letters (kind, pk);
+CREATE INDEX dead_letters_by_event ON dead_letters (event_name, pk) WHERE event_name IS NOT NULL;
 
-CREATE TABLE keys (
+CREATE TABLE signing_keys (
     name    text COLLATE "C" NOT NULL,
     number  bigint NOT NULL,
-    made_at float8 NOT NULL,
+    created_at float8 NOT NULL,
     secret  bytea NOT NULL,
     PRIMARY KEY (name, number)
 );

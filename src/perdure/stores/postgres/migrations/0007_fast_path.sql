@@ -2,10 +2,10 @@
 -- its worker owns, and a turn of one entry, which may end its run, where nothing else is going on. Scalars come in place
 -- of JSON, and there is no statement more than the locks need.
 --
--- Nothing is refused or answered here. Where something is not as it almost always is nothing is written, and false says
+-- Nothing is refused or result_of here. Where something is not as it almost always is nothing is written, and false says
 -- so; then the same write goes to `commit_write`, which has the rules.
 
-CREATE FUNCTION create_plainly(
+CREATE FUNCTION fast_create_run(
     run_id text, workflow text, version bigint, input bytea, created_at float8, created_by text, pool text,
     shard integer, generation integer, epoch integer, run_attempt integer, original_workflow text, original_input bytea,
     parent text, attached boolean, owner text, deadline_at float8, retention float8, seed text, tags jsonb)
@@ -26,7 +26,7 @@ BEGIN
     SELECT run_id, workflow, version, input, created_at, created_by, seed, pool, shard, 'running', generation, epoch,
            run_attempt, original_workflow, original_input, parent, attached, tags, created_at, created_at, w.id, deadline_at,
            retention
-    FROM workers w WHERE w.id = owner AND NOT w.gone FOR KEY SHARE
+    FROM workers w WHERE w.id = owner AND NOT w.fenced FOR KEY SHARE
     ON CONFLICT DO NOTHING;
     RETURN FOUND;
 END;
@@ -34,11 +34,11 @@ $$;
 
 -- `ends`: how the run ends with this turn; NULL: it goes on, and what comes after that is not looked at. A run that has
 -- ended has no owner. An end is told to nobody here, and lets go of nothing: a run that is observed, that has mail or has
--- subscribed is left alone. That it is observed is asked twice: before it is locked, because a lock would have to reach
+-- subscribed is left alone. That it is observed is call_seq twice: before it is locked, because a lock would have to reach
 -- the disk for nothing, and again once nobody else can change it.
-CREATE FUNCTION turn_plainly(
+CREATE FUNCTION fast_commit_turn(
     of_run text, worker text, base bigint, seen bigint, turn text, location text, kind text, name text, status text,
-    asked bigint, ordinal bigint, seq bigint, value bytea, error text, attempts integer, generation integer,
+    call_seq bigint, ordinal bigint, seq bigint, value bytea, error text, attempts integer, generation integer,
     started_at float8, settled_at float8, due_at float8, fingerprint bytea, detail bytea, ends text, now float8,
     result bytea, failure text, drift text, recoveries integer, ended_at float8, prune_at float8)
 RETURNS boolean LANGUAGE plpgsql
@@ -51,31 +51,31 @@ SET jit = off
 AS $$
 #variable_conflict use_variable
 DECLARE
-    run_no bigint;
+    run_pk bigint;
     fence bigint;
 BEGIN
-    SELECT r.no, r.fence INTO run_no, fence FROM runs r
-    WHERE r.id = of_run AND r.owner = worker AND NOT r.mailed AND r.last_message_no <= seen
-          AND (ends IS NULL OR r.last_message_no = 0 AND NOT EXISTS (SELECT FROM observers o WHERE o.run_no = r.no))
+    SELECT r.pk, r.fence INTO run_pk, fence FROM runs r
+    WHERE r.id = of_run AND r.owner = worker AND NOT r.has_new_messages AND r.last_message_no <= seen
+          AND (ends IS NULL OR r.last_message_no = 0 AND NOT EXISTS (SELECT FROM observers o WHERE o.run_pk = r.pk))
     FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
     INSERT INTO entries (
-        run_no, position, turn_id, location, kind, name, status, asked, ordinal, seq, value, error, attempts,
+        run_pk, position, turn_id, location, kind, name, status, call_seq, ordinal, seq, value, error, attempts,
         generation, started_at, settled_at, due_at, fingerprint, detail)
-    SELECT run_no, base + 1, turn, location, kind, name, status, asked, ordinal, seq, value, error, attempts,
+    SELECT run_pk, base + 1, turn, location, kind, name, status, call_seq, ordinal, seq, value, error, attempts,
            generation, started_at, settled_at, due_at, fingerprint, detail
-    WHERE base = greatest(fence, (SELECT max(e.position) FROM entries e WHERE e.run_no = run_no), 0)
-          AND EXISTS (SELECT FROM workers x WHERE x.id = worker AND NOT x.gone)
-          AND (ends IS NULL OR NOT EXISTS (SELECT FROM observers o WHERE o.run_no = run_no)
-                               AND NOT EXISTS (SELECT FROM subscriptions s WHERE s.run_no = run_no));
+    WHERE base = greatest(fence, (SELECT max(e.position) FROM entries e WHERE e.run_pk = run_pk), 0)
+          AND EXISTS (SELECT FROM workers x WHERE x.id = worker AND NOT x.fenced)
+          AND (ends IS NULL OR NOT EXISTS (SELECT FROM observers o WHERE o.run_pk = run_pk)
+                               AND NOT EXISTS (SELECT FROM subscriptions s WHERE s.run_pk = run_pk));
     IF FOUND AND ends IS NOT NULL THEN
         UPDATE runs r
         SET status = ends, owner = NULL, wake_at = NULL, waits = NULL, held = NULL, held_kind = NULL, drift = drift,
             recoveries = recoveries, result = result, error = failure, ended_at = ended_at, prune_at = prune_at,
             updated_at = now
-        WHERE r.no = run_no;
+        WHERE r.pk = run_pk;
     END IF;
     RETURN FOUND;
 END;
