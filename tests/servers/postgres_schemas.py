@@ -92,14 +92,14 @@ class BorrowedStore(PostgresStore):
         self._clock = clock
 
     async def open(self, *, shards: int) -> None:
-        if self._link is None and (idle := (await self.schema.links()).idle):
-            self._link = idle.pop()
+        if self._pool is None and (idle := (await self.schema.links()).idle):
+            self._pool = idle.pop()
         await super().open(shards=shards)
 
     async def close(self) -> None:
-        link = self._link
+        link = self._pool
         if self._opened == 1 and link is not None and not link.in_use:
-            self._link = None  # nobody is in the middle of anything: the next one can have it
+            self._pool = None  # nobody is in the middle of anything: the next one can have it
             (await self.schema.links()).idle.append(link)
         await super().close()
 

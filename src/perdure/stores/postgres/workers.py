@@ -1,6 +1,6 @@
-"""Who executes what: claims, wake-ups and workers of the PostgreSQL store; keys and upkeep.
+"""Claims, wake-ups, workers, signing keys and pruning of the PostgreSQL store.
 
-Where several rows are changed they are locked in order of their ids, as everywhere, so that nobody waits in a circle.
+Statements that change several rows lock them in order of their ids, as commits do. So they cannot deadlock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from perdure.stores.protocol import Claim
 from perdure.stores.results import ClaimedRun, SigningKey
 
 CLAIM = "SELECT * FROM {schema}.claim_due($1, $2, $3, $4, $5, $6, $7, $8)"
-# From pair to pair along the index: as many steps as there are workflows, however many runs wait.
+# Walks the index from one (workflow, version) to the next: the cost depends on the number of pairs, not of runs.
 NEXT_WAKE = """
     WITH RECURSIVE pairs AS (
         (SELECT r.workflow, r.version, r.wake_at FROM {schema}.runs r
@@ -76,89 +76,89 @@ REMOVE_DEAD_LETTER = "DELETE FROM {schema}.dead_letters d WHERE d.id = $1 RETURN
 NOW = "SELECT extract(epoch FROM clock_timestamp())::float8"
 
 
-async def now(link: ConnectionPool) -> float:
-    moment: float = await link.value(NOW)
-    return moment
+async def now(pool: ConnectionPool) -> float:
+    time: float = await pool.value(NOW)
+    return time
 
 
-# --- claims and wake-ups -------------------------------------------------------------------------------------------
+# --- claims and wake-ups --------------------------------------------------------------------------------------------
 
 
-async def claim(link: ConnectionPool, claim: Claim) -> list[ClaimedRun]:
+async def claim(pool: ConnectionPool, claim: Claim) -> list[ClaimedRun]:
     names = [name for name, _ in claim.workflows]
     versions = [version for _, version in claim.workflows]
     shards = None if claim.shards is None else sorted(claim.shards)
     due_by = claim.now if claim.due_by is None else claim.due_by
-    taken = await link.fetch(
-        sql(CLAIM, link.target), claim.worker, claim.now, due_by, claim.pool, names, versions, shards, claim.limit
+    claimed = await pool.fetch(
+        sql(CLAIM, pool.target), claim.worker, claim.now, due_by, claim.pool, names, versions, shards, claim.limit
     )
-    return [ClaimedRun(*row) for row in taken]
+    return [ClaimedRun(*row) for row in claimed]
 
 
-async def next_wake(link: ConnectionPool, pool: str) -> float | None:
-    earliest: float | None = await link.value(sql(NEXT_WAKE, link.target), pool)
+async def next_wake(pool: ConnectionPool, worker_pool: str) -> float | None:
+    earliest: float | None = await pool.value(sql(NEXT_WAKE, pool.target), worker_pool)
     return earliest
 
 
-async def owned(link: ConnectionPool, worker: str) -> list[str]:
-    return [row[0] for row in await link.fetch(sql(OWNED, link.target), worker)]
+async def owned(pool: ConnectionPool, worker: str) -> list[str]:
+    return [row[0] for row in await pool.fetch(sql(OWNED, pool.target), worker)]
 
 
-async def owned_with_messages(link: ConnectionPool, worker: str, limit: int) -> list[str]:
-    return [row[0] for row in await link.fetch(sql(OWNED_WITH_MESSAGES, link.target), worker, limit)]
+async def owned_with_messages(pool: ConnectionPool, worker: str, limit: int) -> list[str]:
+    return [row[0] for row in await pool.fetch(sql(OWNED_WITH_MESSAGES, pool.target), worker, limit)]
 
 
 async def retry_held(
-    link: ConnectionPool, workflows: Sequence[tuple[str, int]], kind: str, now: float
+    pool: ConnectionPool, workflows: Sequence[tuple[str, int]], kind: str, now: float
 ) -> frozenset[str]:
     names, versions = [name for name, _ in workflows], [version for _, version in workflows]
-    return frozenset(row[0] for row in await link.fetch(sql(RETRY_HELD, link.target), names, versions, kind, now))
+    return frozenset(row[0] for row in await pool.fetch(sql(RETRY_HELD, pool.target), names, versions, kind, now))
 
 
-# --- workers -------------------------------------------------------------------------------------------------------
+# --- workers --------------------------------------------------------------------------------------------------------
 
 
-async def join(link: ConnectionPool, worker: WorkerRecord) -> bool:
-    return await link.value(sql(JOIN, link.target), *rows.worker_row(worker)) is not None
+async def join(pool: ConnectionPool, worker: WorkerRecord) -> bool:
+    return await pool.value(sql(JOIN, pool.target), *rows.worker_row(worker)) is not None
 
 
-async def renew(link: ConnectionPool, worker: WorkerRecord) -> bool:
-    return await link.value(sql(RENEW, link.target), *rows.worker_row(worker)) is not None
+async def renew(pool: ConnectionPool, worker: WorkerRecord) -> bool:
+    return await pool.value(sql(RENEW, pool.target), *rows.worker_row(worker)) is not None
 
 
-async def fence_worker(link: ConnectionPool, worker_id: str, unless_renewed_after: float | None) -> bool:
-    return await link.value(sql(FENCE_WORKER, link.target), worker_id, unless_renewed_after) is not None
+async def fence_worker(pool: ConnectionPool, worker_id: str, unless_renewed_after: float | None) -> bool:
+    return await pool.value(sql(FENCE_WORKER, pool.target), worker_id, unless_renewed_after) is not None
 
 
-async def release_runs(link: ConnectionPool, worker_id: str, now: float, recovered: bool, limit: int) -> list[str]:
-    found = await link.fetch(sql(RELEASE_RUNS, link.target), worker_id, now, int(recovered), limit)
+async def release_runs(pool: ConnectionPool, worker_id: str, now: float, recovered: bool, limit: int) -> list[str]:
+    found = await pool.fetch(sql(RELEASE_RUNS, pool.target), worker_id, now, int(recovered), limit)
     return sorted(row[0] for row in found)
 
 
-async def remove_worker(link: ConnectionPool, worker_id: str) -> None:
-    await link.fetch(sql(REMOVE_WORKER, link.target), worker_id)
+async def remove_worker(pool: ConnectionPool, worker_id: str) -> None:
+    await pool.fetch(sql(REMOVE_WORKER, pool.target), worker_id)
 
 
-# --- upkeep and keys -----------------------------------------------------------------------------------------------
+# --- maintenance and keys -------------------------------------------------------------------------------------------
 
 
-async def prune(link: ConnectionPool, now: float, limit: int, keep_ids_for: float) -> int:
-    count: int = await link.value(sql(PRUNE, link.target), now, limit, keep_ids_for)
+async def prune(pool: ConnectionPool, now: float, limit: int, keep_ids_for: float) -> int:
+    count: int = await pool.value(sql(PRUNE, pool.target), now, limit, keep_ids_for)
     return count
 
 
-async def keys(link: ConnectionPool, name: str, now: float) -> list[SigningKey]:
+async def keys(pool: ConnectionPool, name: str, now: float) -> list[SigningKey]:
     return [
-        SigningKey(*row) for row in await link.fetch(sql(SIGNING_KEYS, link.target), name, now, secrets.token_bytes(32))
+        SigningKey(*row) for row in await pool.fetch(sql(SIGNING_KEYS, pool.target), name, now, secrets.token_bytes(32))
     ]
 
 
-async def add_key(link: ConnectionPool, name: str, now: float) -> SigningKey:
+async def add_key(pool: ConnectionPool, name: str, now: float) -> SigningKey:
     while True:
-        made = await link.fetch(sql(ADD_SIGNING_KEY, link.target), name, now, secrets.token_bytes(32))
-        if made:  # else another was added at the same time, and has taken the number
-            return SigningKey(*made[0])
+        added = await pool.fetch(sql(ADD_SIGNING_KEY, pool.target), name, now, secrets.token_bytes(32))
+        if added:  # otherwise a concurrent call has used the number
+            return SigningKey(*added[0])
 
 
-async def remove_dead_letter(link: ConnectionPool, letter_id: str) -> bool:
-    return await link.value(sql(REMOVE_DEAD_LETTER, link.target), letter_id) is not None
+async def remove_dead_letter(pool: ConnectionPool, letter_id: str) -> bool:
+    return await pool.value(sql(REMOVE_DEAD_LETTER, pool.target), letter_id) is not None

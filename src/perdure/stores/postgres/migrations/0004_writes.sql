@@ -48,8 +48,8 @@ BEGIN
     IF NOT all_made OR n.unowned IS NOT NULL THEN
         RETURN QUERY
         SELECT c.at,
-               CASE WHEN all_made OR r.id = ANY (n.made) THEN 'made'
-                    WHEN r.created_by = c.created_by THEN 'created'
+               CASE WHEN all_made OR r.id = ANY (n.made) THEN 'created'
+                    WHEN r.created_by = c.created_by THEN 'created_before'
                     ELSE 'exists' END,
                NULL::bigint, c.owner IS NOT NULL AND coalesce(r.owner = c.owner, false), NULL, NULL::bytea, NULL
         FROM jsonb_to_recordset(given) AS c (at integer, id text, created_by text, owner text)
@@ -68,7 +68,7 @@ DECLARE
 BEGIN
     IF n.made IS NULL THEN
         SELECT * INTO r FROM runs x WHERE x.id = w->>'id';
-        RETURN result_of(CASE WHEN r.created_by = w->>'created_by' THEN 'created' ELSE 'exists' END,
+        RETURN result_of(CASE WHEN r.created_by = w->>'created_by' THEN 'created_before' ELSE 'exists' END,
                         flag => coalesce(r.owner = w->>'owner', false));
     END IF;
     IF w ?| '{entries, inbox}' THEN
@@ -80,7 +80,7 @@ BEGIN
         FROM jsonb_array_elements(coalesce(w->'inbox', '[]')) WITH ORDINALITY AS m (message, number);
         UPDATE runs x SET last_message_no = coalesce(jsonb_array_length(w->'inbox'), 0) WHERE x.pk = r.pk;
     END IF;
-    RETURN result_of('made', flag => n.unowned IS NULL, changed => n.unowned);
+    RETURN result_of('created', flag => n.unowned IS NULL, changed => n.unowned);
 END;
 $$;
 
