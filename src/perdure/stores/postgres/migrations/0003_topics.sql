@@ -1,14 +1,18 @@
--- Topics: events find subscriptions, and subscriptions events, in one order, which is that of the lock on the topic's
--- row.
+-- Topics: assign events to subscriptions, when an event is published and when a run subscribes.
 --
--- Locks are taken in the order topics, runs. To assign an event is to put mail into another run's inbox, whose row
--- must be locked: the runs that are first in line are locked beforehand, in order of their ids. Where the line has
--- changed in between, the run is locked only if that needs no waiting; otherwise the whole batch is given up, having
--- stored nothing, and is tried again (lock_not_available). A subscription changes only under the lock of its run, and
--- is looked at again under that lock before it gets an event.
+-- Publishes and subscribes on a topic are serialized by the lock on the topic's row. So an event sees every earlier
+-- subscription, and a subscription sees every queued event that it is eligible for. Neither can miss the other.
+--
+-- Locks are taken in the order topics, runs. An assignment is a message in the inbox of another run, whose row must be
+-- locked. The runs with the oldest subscriptions are therefore locked beforehand, in order of their ids. If
+-- subscriptions have changed in between, another run is locked only if no waiting is needed (NOWAIT). Otherwise the
+-- whole batch is aborted without storing anything (lock_not_available), and the client repeats it. A subscription
+-- changes only under the lock of its run, and is checked again under that lock before an event is assigned to it.
+--
+-- Functions use `OFFSET 0` to look up each row separately. A plan made while there were few runs may otherwise scan
+-- all of them for each write.
 
--- The topics to which writes of this batch give assignments back. Each is looked up by itself, here and below, which
--- `OFFSET 0` sees to: a plan that was made while there were few runs may go through all of them for each write.
+-- The topics of the assignments that writes of this batch release.
 CREATE FUNCTION topics_of_releases(writes jsonb) RETURNS SETOF text LANGUAGE sql STABLE
 BEGIN ATOMIC
     SELECT i.name
@@ -25,7 +29,7 @@ BEGIN ATOMIC
     ) AS i;
 END;
 
--- Lock topics by name, those of returned assignments too; makes the ones that are not there.
+-- Lock topics in order of their names, including those of released assignments. Creates missing topics.
 CREATE FUNCTION lock_topics(names text[], writes jsonb) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     names := names || ARRAY(SELECT DISTINCT g.topic FROM topics_of_releases(writes) AS g (topic));
@@ -38,10 +42,10 @@ BEGIN
 END;
 $$;
 
--- The runs to which writes of this batch will most likely assign events.
+-- The runs to which writes of this batch will probably assign events: those with the oldest subscriptions.
 CREATE FUNCTION oldest_subscriptions(writes jsonb) RETURNS text[] LANGUAGE sql STABLE
 BEGIN ATOMIC
-    WITH going (topic, page) AS MATERIALIZED (
+    WITH targets (topic, page) AS MATERIALIZED (
         SELECT coalesce(w->'event'->>'topic', w->>'topic') AS topic,
                CASE WHEN (w->'event'->>'consume')::boolean THEN 4 ELSE (w->>'page')::bigint END AS page
         FROM jsonb_array_elements(writes) AS w WHERE w->>'kind' IN ('publish', 'fan_out')
@@ -56,14 +60,15 @@ BEGIN ATOMIC
         FROM jsonb_array_elements(writes) AS w WHERE w->>'kind' = 'replay'
     )
     SELECT array_agg(DISTINCT r.id)
-    FROM going
-    CROSS JOIN LATERAL (SELECT x.pk FROM topics x WHERE x.name = going.topic OFFSET 0) AS t
+    FROM targets
+    CROSS JOIN LATERAL (SELECT x.pk FROM topics x WHERE x.name = targets.topic OFFSET 0) AS t
     CROSS JOIN LATERAL (
         SELECT s.run_pk FROM subscriptions s
         WHERE s.topic_pk = t.pk
               AND s.pk > coalesce((SELECT e.fan_out_cursor FROM topic_events e
-                                   WHERE e.topic_pk = t.pk AND e.fan_out_cursor IS NOT NULL ORDER BY e.event_offset LIMIT 1), 0)
-        ORDER BY s.pk LIMIT going.page
+                                   WHERE e.topic_pk = t.pk AND e.fan_out_cursor IS NOT NULL
+                                   ORDER BY e.event_offset LIMIT 1), 0)
+        ORDER BY s.pk LIMIT targets.page
     ) AS s
     CROSS JOIN LATERAL (SELECT x.id FROM runs x WHERE x.pk = s.run_pk OFFSET 0) AS r;
 END;
@@ -71,29 +76,29 @@ END;
 CREATE FUNCTION assignment_id(topic text, event_offset bigint) RETURNS text LANGUAGE sql IMMUTABLE
 RETURN 'topic/' || topic || '/' || event_offset;
 
--- Whether a run has, or has had, this event.
+-- Whether a run has, or had, this event in its inbox.
 CREATE FUNCTION has_seen(of_run bigint, topic text, at_offset bigint) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM inbox i WHERE i.run_pk = of_run AND i.id = assignment_id(topic, at_offset));
 END;
 $$;
 
--- Put an event into a run's inbox, which uses up the subscription in all its topics. The run's id, or NULL if the
--- subscription (if it is one, and not about to be made) is there no more.
+-- Insert an event into a run's inbox, which deletes the subscription in all its topics. Returns the run's id, or NULL
+-- if the given subscription no longer exists (a subscription that is being created is not given).
 CREATE FUNCTION assign(e topic_events, topic text, to_run bigint, at_target text, now float8,
-    standing bigint DEFAULT NULL)
+    subscription bigint DEFAULT NULL)
 RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     r runs;
 BEGIN
     SELECT * INTO r FROM runs WHERE pk = to_run FOR NO KEY UPDATE NOWAIT;
-    IF standing IS NOT NULL AND NOT EXISTS (SELECT FROM subscriptions s WHERE s.pk = standing) THEN
+    IF subscription IS NOT NULL AND NOT EXISTS (SELECT FROM subscriptions s WHERE s.pk = subscription) THEN
         RETURN NULL;
     END IF;
     INSERT INTO inbox (run_pk, number, id, kind, name, body, sender, sent_at, expires_at, policy, target, topic_offset,
                        wants_reply, event_id)
-    VALUES (r.pk, r.last_message_no + 1, assignment_id(topic, e.event_offset), 'assignment', topic, e.body, e.sender, e.sent_at,
-            e.expires_at, 'discard', at_target, e.event_offset, false, e.event_id);
+    VALUES (r.pk, r.last_message_no + 1, assignment_id(topic, e.event_offset), 'assignment', topic, e.body,
+            e.sender, e.sent_at, e.expires_at, 'discard', at_target, e.event_offset, false, e.event_id);
     PERFORM on_message(r, r.last_message_no + 1, 'assignment', now);
     DELETE FROM subscriptions s WHERE s.run_pk = r.pk AND s.target = at_target;
     IF e.consume THEN
@@ -104,6 +109,7 @@ BEGIN
 END;
 $$;
 
+-- Delete an event. Its row stays until `prune_page`, so that its id is not accepted again.
 CREATE FUNCTION delete_event(e topic_events, now float8) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE topic_events x SET assigned_to = NULL, queued = false, fan_out_cursor = NULL, body = NULL, deleted_at = now
@@ -111,8 +117,8 @@ BEGIN
 END;
 $$;
 
--- What is not queued for those who come later is fenced once nobody has it before them. Its row is locked, so that of
--- two who read it at the same time the second sees that it is the last.
+-- Delete an event that is not queued for later subscriptions, if no inbox contains it any more. Its row is locked, so
+-- that of two concurrent readers the second sees that it is the last.
 CREATE FUNCTION delete_event_if_unreferenced(e topic_events, topic text, now float8) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF e.delivery <> 'after_wait' THEN
@@ -128,8 +134,8 @@ BEGIN
 END;
 $$;
 
--- Who is first of those that may have the event, and did not have it; given the run that returned it, of its receives
--- only.
+-- The oldest subscription that is eligible for an event and whose run has not had it. With `of_run`, only
+-- subscriptions of the run that released the event.
 CREATE FUNCTION oldest_subscription(e topic_events, topic text, of_run bigint DEFAULT NULL) RETURNS subscriptions
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -151,33 +157,33 @@ BEGIN
 END;
 $$;
 
--- Assign the event to whoever is first in line. The run's id, or NULL if there is nobody.
+-- Assign the event to the oldest eligible subscription. Returns the run's id, or NULL if there is none.
 CREATE FUNCTION offer(e topic_events, topic text, now float8, of_run bigint DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
     s subscriptions;
-    given text;
+    got text;
 BEGIN
     LOOP
         s := oldest_subscription(e, topic, of_run);
         IF s.pk IS NULL THEN
             RETURN NULL;
         END IF;
-        given := assign(e, topic, s.run_pk, s.target, now, s.pk);
-        IF given IS NOT NULL THEN
-            RETURN given;
+        got := assign(e, topic, s.run_pk, s.target, now, s.pk);
+        IF got IS NOT NULL THEN
+            RETURN got;
         END IF;
     END LOOP;
 END;
 $$;
 
--- Assign the event to those of the next page of subscriptions that may have it.
+-- Assign the event to the eligible subscriptions of the next page.
 CREATE FUNCTION offer_page(
     e topic_events, topic text, page bigint, now float8, OUT woken text[], OUT more boolean) LANGUAGE plpgsql AS $$
 DECLARE
     s subscriptions;
     after bigint := coalesce(e.fan_out_cursor, 0);
-    given text;
+    got text;
 BEGIN
     woken := '{}';
     more := false;
@@ -195,9 +201,9 @@ BEGIN
         THEN
             CONTINUE;
         END IF;
-        given := assign(e, topic, s.run_pk, s.target, now, s.pk);
-        IF given IS NOT NULL THEN
-            woken := woken || given;
+        got := assign(e, topic, s.run_pk, s.target, now, s.pk);
+        IF got IS NOT NULL THEN
+            woken := woken || got;
             IF e.consume THEN
                 RETURN;
             END IF;
@@ -210,9 +216,9 @@ BEGIN
     IF more THEN
         RETURN;
     END IF;
-    IF e.consume AND e.delivery <> 'after_wait' THEN  -- who came since has waited for its turn too
-        given := offer(e, topic, now);
-        woken := CASE WHEN given IS NULL THEN woken ELSE ARRAY[given] END;
+    IF e.consume AND e.delivery <> 'after_wait' THEN  -- offer it to newer subscriptions too
+        got := offer(e, topic, now);
+        woken := CASE WHEN got IS NULL THEN woken ELSE ARRAY[got] END;
         RETURN;
     END IF;
     PERFORM delete_event_if_unreferenced(e, topic, now);
@@ -233,28 +239,28 @@ CREATE FUNCTION write_publish(w jsonb) RETURNS write_result LANGUAGE plpgsql AS 
 DECLARE
     now float8 := (w->>'now')::float8;
     capacity bigint := (w->>'limit')::bigint;
-    given jsonb := w->'event';
+    event jsonb := w->'event';
     t topics;
     e topic_events;
     earlier boolean;
     pending bigint;
     offered record;
 BEGIN
-    SELECT * INTO t FROM topics WHERE name = given->>'topic';
-    SELECT * INTO e FROM topic_events x WHERE x.topic_pk = t.pk AND x.id = given->>'id';
+    SELECT * INTO t FROM topics WHERE name = event->>'topic';
+    SELECT * INTO e FROM topic_events x WHERE x.topic_pk = t.pk AND x.id = event->>'id';
     IF FOUND THEN
         RETURN result_of('published_before', e.event_offset, e.fan_out_cursor IS NOT NULL, '0');
     END IF;
     e.topic_pk := t.pk;
     e.event_offset := t.last_offset + 1;
-    e.id := given->>'id';
-    e.body := decode(given->>'body', 'base64');
-    e.sent_at := (given->>'sent_at')::float8;
-    e.expires_at := (given->>'expires_at')::float8;
-    e.delivery := given->>'delivery';
-    e.consume := (given->>'consume')::boolean;
-    e.sender := given->>'sender';
-    e.event_id := given->>'event_id';
+    e.id := event->>'id';
+    e.body := decode(event->>'body', 'base64');
+    e.sent_at := (event->>'sent_at')::float8;
+    e.expires_at := (event->>'expires_at')::float8;
+    e.delivery := event->>'delivery';
+    e.consume := (event->>'consume')::boolean;
+    e.sender := event->>'sender';
+    e.event_id := event->>'event_id';
     e.last_subscription := coalesce((SELECT max(s.pk) FROM subscriptions s WHERE s.topic_pk = t.pk), 0);
     e.queued := e.delivery <> 'after_wait';
     earlier := (first_unfinished(t.pk)).event_offset IS NOT NULL;
@@ -301,7 +307,7 @@ BEGIN
 END;
 $$;
 
--- A run has read what it was assigned: the event is fenced then, or seen.
+-- A run has consumed an assignment: delete its event if no other run may get it.
 CREATE FUNCTION on_event_consumed(of_run bigint, topic text, at_offset bigint, now float8) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -319,7 +325,7 @@ BEGIN
 END;
 $$;
 
--- Mark mail as read; how much of it was unread.
+-- Mark messages as consumed. Returns how many were unread.
 CREATE FUNCTION consume_messages(of_run bigint, numbers jsonb, now float8) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     message record;
@@ -328,7 +334,7 @@ BEGIN
     FOR message IN
         UPDATE inbox i SET consumed_at = now, body = NULL
         FROM jsonb_array_elements_text(numbers) AS x
-        CROSS JOIN LATERAL (  -- each is looked up by itself, as in `message_number`
+        CROSS JOIN LATERAL (  -- looks up each one separately, as in `message_number`
             SELECT m.ctid, m.number FROM inbox m
             WHERE m.run_pk = of_run AND m.number >= x::bigint AND m.consumed_at IS NULL
             ORDER BY m.number LIMIT 1
@@ -345,31 +351,32 @@ BEGIN
 END;
 $$;
 
--- Take unread assignments out of an inbox and offer their events to the next in line; the runs that got one.
+-- Remove unread assignments from an inbox and offer their events to the next subscriptions. Returns the runs that got
+-- one.
 CREATE FUNCTION release_assignments(of_run bigint, numbers jsonb, now float8) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
-    returned bigint;
+    released bigint;
     message record;
     e topic_events;
-    given text;
+    got text;
     woken text[] := '{}';
 BEGIN
-    FOR returned IN SELECT n::bigint FROM jsonb_array_elements_text(numbers) AS n LOOP
+    FOR released IN SELECT n::bigint FROM jsonb_array_elements_text(numbers) AS n LOOP
         DELETE FROM inbox i
-        WHERE i.run_pk = of_run AND i.number = returned AND i.kind = 'assignment' AND i.consumed_at IS NULL
+        WHERE i.run_pk = of_run AND i.number = released AND i.kind = 'assignment' AND i.consumed_at IS NULL
         RETURNING i.name, i.topic_offset INTO message;
         CONTINUE WHEN NOT FOUND;
         SELECT x.* INTO e FROM topic_events x JOIN topics t ON t.pk = x.topic_pk
         WHERE t.name = message.name AND x.event_offset = message.topic_offset AND x.deleted_at IS NULL;
-        -- What it was not assigned is a copy, in the inbox of a fork.
+        -- An assignment that the event does not refer to is a copy, in the inbox of a fork.
         CONTINUE WHEN NOT FOUND OR (e.consume AND e.assigned_to IS DISTINCT FROM of_run);
         IF expired(e.expires_at, now) THEN
             PERFORM delete_event(e, now);
             CONTINUE;
         END IF;
-        given := offer(e, message.name, now, CASE WHEN NOT e.consume THEN of_run END);
-        woken := woken || given;
-        CONTINUE WHEN given IS NOT NULL;
+        got := offer(e, message.name, now, CASE WHEN NOT e.consume THEN of_run END);
+        woken := woken || got;
+        CONTINUE WHEN got IS NOT NULL;
         IF NOT e.consume THEN
             PERFORM delete_event_if_unreferenced(e, message.name, now);
         ELSIF e.delivery = 'after_wait' THEN
@@ -383,7 +390,7 @@ BEGIN
 END;
 $$;
 
--- Assign the first event that waits in one of the topics; if there is none, stand in line in all of them.
+-- Assign the first queued event of the topics to a run. If there is none, subscribe the run to all of them.
 CREATE FUNCTION subscribe(run runs, wanted jsonb, now float8) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     at_target text := wanted->>'target';
@@ -400,8 +407,9 @@ BEGIN
         SELECT q.* FROM topic_events q
         WHERE q.topic_pk = t.pk AND q.queued AND NOT expired(q.expires_at, now)
               AND (q.delivery <> 'after_create' OR q.sent_at >= run.created_at)
-              AND NOT (q.consume AND q.fan_out_cursor IS NOT NULL)  -- those who stood when it was sent come first
-              AND NOT EXISTS (SELECT FROM inbox i WHERE i.run_pk = run.pk AND i.id = assignment_id(t.name, q.event_offset))
+              AND NOT (q.consume AND q.fan_out_cursor IS NOT NULL)  -- older subscriptions come first
+              AND NOT EXISTS (
+                  SELECT FROM inbox i WHERE i.run_pk = run.pk AND i.id = assignment_id(t.name, q.event_offset))
         ORDER BY q.event_offset LIMIT 1
     ) AS x
     ORDER BY x.sent_at, topic_list.nth LIMIT 1;

@@ -1,19 +1,24 @@
--- A batch of writes, carried out in one statement of the client.
+-- A batch of writes, applied by one statement of the client.
 --
--- Locks are taken in one order: topics, runs by id, new runs by id. (Workers' whenever, with FOR KEY SHARE: who has more
--- than that, `remove_worker`, waits for nothing else.) Nothing is awaited while they are held.
--- Most writes are new runs, mail, turns that only append and patch, and the ticking off of who was told of an end:
--- those are judged and written all at once. The others follow one by one.
+-- Locks are taken in one order: topics by name, runs by id, new runs by id. Rows of workers are locked at any time
+-- with FOR KEY SHARE; only `remove_worker` takes a stronger lock, and it waits for nothing else. No client is awaited
+-- while locks are held.
+--
+-- Most writes are new runs, messages, turns that only append and patch, and notified observers of ended runs. They are
+-- checked and applied together, with a fixed number of statements. The others follow one by one.
 
--- Plain turns (`b_turns`, and at which place of the batch each stands, `b_at`) are each the only write to its run in
--- this batch. They append entries, read mail and perhaps change the run's row, and nothing else. What is in `b_finalizes`
--- is the only write to its run, too, and to a run with something in `b_messages` there is nothing but that. What is simply
--- committed gets no row in the answer. A row at -1 names a run that others want to hear of.
+-- Apply a batch. Returns rows of results by index in the batch (`at`). A write that was applied as requested gets no
+-- row. A row at -1 names a run whose change other processes must be notified of.
 --
--- Turns are `json` and not `jsonb`: what is kept as JSON is cut out of it as it came, and may hold an escaped NUL.
+-- Grouped turns (`b_turns`; `b_at` are their indexes in the batch) append entries, consume messages and perhaps patch
+-- the run's row, nothing else. Each is the only write to its run in this batch. So is each row of `b_finalizes`. A run
+-- with messages in `b_messages` has no other writes.
 --
--- A statement costs some 25 us however little it finds, so what few batches need is call_seq for only if there is any: the
--- flags (`some_…`) come with statements that are needed anyway. (Measured: 599 us for a single turn, 709 before.)
+-- Turns are `json`, not `jsonb`: JSON columns are copied from it as text, which may contain an escaped NUL.
+--
+-- A statement costs about 25 us even if it finds nothing. Statements that few batches need are therefore executed only
+-- if a flag (`some_...`) says so; the flags come from statements that are needed anyway. (Measured: 599 us for a
+-- single turn, 709 us before.)
 CREATE FUNCTION commit_batch(
     b_workers text[], b_topics text[], b_runs text[], b_creates jsonb, b_messages jsonb, b_writes jsonb, b_at json,
     b_turns json, b_finalizes jsonb)
@@ -29,7 +34,7 @@ AS $$
 DECLARE
     w record;
     a write_result;
-    -- of each plain turn: what it says
+    -- fields of each grouped turn
     t_run text[];
     t_base bigint[];
     t_id text[];
@@ -43,23 +48,23 @@ DECLARE
     some_empty boolean;
     some_consume boolean;
     some_patch boolean;
-    -- and what there is about its run
+    -- and the state of its run
     run_pks bigint[];
     result_kinds text[];
     statuses text[];
     lasts bigint[];
     has_unread boolean[];
-    marked boolean[];  -- as having mail that the owner has not seen
+    marked boolean[];  -- has_new_messages of the run
     some_unread boolean;
 BEGIN
-    IF b_workers IS NOT NULL THEN  -- none of them is forgotten while it gets a run
+    IF b_workers IS NOT NULL THEN  -- new owners must not be removed meanwhile
         PERFORM FROM workers x WHERE x.id = ANY (b_workers) ORDER BY x.id FOR KEY SHARE;
     END IF;
     IF b_topics IS NOT NULL THEN
         PERFORM lock_topics(b_topics, b_writes);
         b_runs := b_runs || oldest_subscriptions(b_writes);
     END IF;
-    IF b_turns IS NOT NULL THEN  -- rows come in the order in which they stand in the document
+    IF b_turns IS NOT NULL THEN  -- rows have the order of the document
         SELECT array_agg(t.run_id), array_agg(t.base), array_agg(t.turn_id), array_agg(t.worker), array_agg(t.owned),
                array_agg(t.now), array_agg(t.seen), array_agg(nullif(t.entries::text, '[]')::json),
                array_agg(nullif(t.consumed::text, '[]')::json), array_agg(t.patch),
@@ -87,14 +92,15 @@ BEGIN
         INTO run_pks, result_kinds, statuses, lasts, marked, some_unread
         FROM (
             SELECT k.nth, k.pk, k.status, k.last_message_no, k.has_new_messages, k.seen,
+                   -- Rules 1 to 7 of the acceptance rule in stores/protocol.py, in their order; 4 to 6 have one result.
                    CASE WHEN k.pk IS NULL THEN 'missing'
                         WHEN k.position > k.base AND k.id = (
                             SELECT e.turn_id FROM entries e WHERE e.run_pk = k.pk AND e.position = k.base + 1)
                         THEN 'committed_before'
                         WHEN terminal(k.status) THEN 'ended'
-                        WHEN k.base <> k.position
+                        WHEN NOT EXISTS (SELECT FROM workers x WHERE x.id = k.worker AND NOT x.fenced)
                              OR (k.owner IS DISTINCT FROM k.worker AND (k.owned OR k.owner IS NOT NULL))
-                             OR NOT EXISTS (SELECT FROM workers x WHERE x.id = k.worker AND NOT x.fenced)
+                             OR k.base <> k.position
                         THEN 'superseded'
                         ELSE 'committed' END AS result_kind
             FROM (
@@ -103,13 +109,13 @@ BEGIN
                 FROM unnest(t_run, t_base, t_id, t_worker, t_owned, t_seen) WITH ORDINALITY
                      AS t (run, base, id, worker, owned, seen, nth)
                 LEFT JOIN runs r ON r.id = t.run
-                OFFSET 0  -- the position is computed once
+                OFFSET 0  -- computes the position once
             ) AS k
         ) AS j;
         IF some_consume THEN
             FOR w IN
                 UPDATE inbox i SET consumed_at = t_now[c.turn], body = NULL
-                FROM (  -- each is looked up by itself, as in `message_number`
+                FROM (  -- looks up each one separately, as in `message_number`
                     SELECT n AS turn, m.row
                     FROM generate_subscripts(t_consumed, 1) AS n
                     CROSS JOIN LATERAL json_array_elements_text(t_consumed[n]) AS x
@@ -136,9 +142,9 @@ BEGIN
                 FROM generate_subscripts(t_run, 1) AS n ORDER BY n);
         END IF;
         INSERT INTO entries
-        SELECT run_pks[n], t_base[n] + e.nth, CASE WHEN e.nth = 1 THEN t_id[n] END, e.location, e.kind, e.name, e.status,
-               e.call_seq, e.ordinal, e.seq, decode(e.value, 'base64'), e.error, e.attempts, e.generation, e.started_at,
-               e.settled_at, e.due_at, decode(e.fingerprint, 'base64'), decode(e.detail, 'base64')
+        SELECT run_pks[n], t_base[n] + e.nth, CASE WHEN e.nth = 1 THEN t_id[n] END, e.location, e.kind, e.name,
+               e.status, e.call_seq, e.ordinal, e.seq, decode(e.value, 'base64'), e.error, e.attempts, e.generation,
+               e.started_at, e.settled_at, e.due_at, decode(e.fingerprint, 'base64'), decode(e.detail, 'base64')
         FROM generate_subscripts(t_entries, 1) AS n
         CROSS JOIN LATERAL ROWS FROM (json_to_recordset(t_entries[n]) AS (
             location text, kind text, name text, status text, call_seq bigint, ordinal bigint, seq bigint, value text,
@@ -190,13 +196,13 @@ BEGIN
                     OFFSET 0
                 ) AS p
                 WHERE r.pk = p.pk
-                RETURNING r.pk, r.id, p.ended, p.ended OR (p.owner IS NULL AND p.wake_at IS NOT NULL) AS told
+                RETURNING r.pk, r.id, p.ended, p.ended OR (p.owner IS NULL AND p.wake_at IS NOT NULL) AS is_notified
             ), unsubscribed AS (
                 DELETE FROM subscriptions s USING patched p WHERE p.ended AND s.run_pk = p.pk
             )
-            SELECT -1, NULL, NULL::bigint, NULL::boolean, p.id, NULL::bytea, NULL FROM patched p WHERE p.told;
+            SELECT -1, NULL, NULL::bigint, NULL::boolean, p.id, NULL::bytea, NULL FROM patched p WHERE p.is_notified;
         END IF;
-        IF true = ANY (marked) THEN  -- what the owner had not seen, he has seen now
+        IF true = ANY (marked) THEN  -- their owner has seen all messages by now
             UPDATE runs r SET wake_at = NULL, has_new_messages = false
             WHERE r.pk = ANY (ARRAY(
                 SELECT run_pks[n] FROM generate_subscripts(t_run, 1) AS n
@@ -205,7 +211,8 @@ BEGIN
         END IF;
         IF 'committed' <> ANY (result_kinds) OR true = ANY (has_unread) THEN
             RETURN QUERY
-            SELECT (b_at->>(n - 1))::integer, result_kinds[n], NULL::bigint, has_unread[n], statuses[n], NULL::bytea, NULL
+            SELECT (b_at->>(n - 1))::integer, result_kinds[n], NULL::bigint, has_unread[n], statuses[n],
+                   NULL::bytea, NULL
             FROM generate_subscripts(t_run, 1) AS n WHERE result_kinds[n] <> 'committed' OR has_unread[n];
         END IF;
     END IF;
@@ -234,8 +241,8 @@ BEGIN
 END;
 $$;
 
--- A write that is the only one of its batch, and needs no lock but that of its run. It goes the way of those that
--- `commit_batch` carries out one by one, so that there is no third set of rules.
+-- Apply a single write that needs no lock except that of its run. It uses `apply_write`, as `commit_batch` does for
+-- writes that are not grouped, so that there is no other set of rules.
 CREATE FUNCTION commit_write(w jsonb) RETURNS write_result LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan

@@ -1,10 +1,12 @@
--- What almost every write is that is alone in its batch, in half of the time that `commit_write` takes: a new run that
--- its worker owns, and a turn of one entry, which may end its run, where nothing else is going on. Scalars come in place
--- of JSON, and there is no statement more than the locks need.
+-- The fast path for a single write (ADR 13): a new run that its worker owns, and a turn of one entry that may end its
+-- run.
 --
--- Nothing is refused or result_of here. Where something is not as it almost always is nothing is written, and false says
--- so; then the same write goes to `commit_write`, which has the rules.
+-- It takes half of the time of `commit_write`: arguments are scalars instead of JSON, and there is no statement beyond
+-- those that the locks need. Each function applies the common case and returns true, or writes nothing and returns
+-- false. Then the client sends the same write to `commit_write`, which has the rules. No result other than success is
+-- decided here.
 
+-- Create a run that its worker owns. Declines if the id is taken or the worker is fenced.
 CREATE FUNCTION fast_create_run(
     run_id text, workflow text, version bigint, input bytea, created_at float8, created_by text, pool text,
     shard integer, generation integer, epoch integer, run_attempt integer, original_workflow text, original_input bytea,
@@ -21,21 +23,27 @@ AS $$
 BEGIN
     INSERT INTO runs (
         id, workflow, version, input, created_at, created_by, seed, pool, shard, status, generation, epoch,
-        run_attempt, original_workflow, original_input, parent, attached, tags, first_executed_at, updated_at, owner, deadline_at,
-        retention)
+        run_attempt, original_workflow, original_input, parent, attached, tags, first_executed_at, updated_at, owner,
+        deadline_at, retention)
     SELECT run_id, workflow, version, input, created_at, created_by, seed, pool, shard, 'running', generation, epoch,
-           run_attempt, original_workflow, original_input, parent, attached, tags, created_at, created_at, w.id, deadline_at,
-           retention
+           run_attempt, original_workflow, original_input, parent, attached, tags, created_at, created_at, w.id,
+           deadline_at, retention
     FROM workers w WHERE w.id = owner AND NOT w.fenced FOR KEY SHARE
     ON CONFLICT DO NOTHING;
     RETURN FOUND;
 END;
 $$;
 
--- `ends`: how the run ends with this turn; NULL: it goes on, and what comes after that is not looked at. A run that has
--- ended has no owner. An end is told to nobody here, and lets go of nothing: a run that is observed, that has mail or has
--- subscribed is left alone. That it is observed is call_seq twice: before it is locked, because a lock would have to reach
--- the disk for nothing, and again once nobody else can change it.
+-- Commit a turn of one entry. `ends` is the status with which the run ends; NULL: the run does not end, and the
+-- following arguments are not used.
+--
+-- The turn is applied (rule 7 of the acceptance rule in stores/protocol.py) if none of rules 1 to 6 can apply;
+-- otherwise the function declines. Rules 1, 3 and 5 are checked by the first query, since an ended run has no owner.
+-- Rules 2, 4 and 6 are checked by the INSERT; a turn that is stored already has moved the position.
+--
+-- An end on this path notifies no observer and releases nothing, so it declines for a run with observers, messages or
+-- subscriptions. Observers are checked twice. The check before the lock avoids a lock that would have to reach the
+-- disk for nothing. The check after it is the valid one.
 CREATE FUNCTION fast_commit_turn(
     of_run text, worker text, base bigint, seen bigint, turn text, location text, kind text, name text, status text,
     call_seq bigint, ordinal bigint, seq bigint, value bytea, error text, attempts integer, generation integer,
