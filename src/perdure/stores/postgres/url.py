@@ -65,7 +65,7 @@ def parse_url(url: str) -> PostgresUrl:
 
 def _schema(name: str) -> str:
     if not name or len(name.encode()) > 63 or name.startswith("pg_") or "\0" in name:
-        raise ValueError(f"{name!r} is not a valid schema name")
+        raise ValueError(f"{name!r} is not a valid name of a schema")
     return name
 
 
