@@ -82,14 +82,14 @@ async def _statements(connection: Any) -> Sequence[Any]:
 async def _read_rows(connection: Any, batches: Sequence[Sequence[Write]], recorded: str) -> Any:
     runs = {row["id"]: row for row in await connection.fetch(f"SELECT * FROM {recorded}.runs")}
     found = await connection.fetch(f"SELECT * FROM {recorded}.entries")
-    entries = {(row["run_no"], row["position"]): row for row in found}
+    entries = {(row["run_pk"], row["position"]): row for row in found}
     for batch in batches:
         rows = Rows()
         for write in batch:
             if isinstance(write, CreateRun):
                 rows.created.append(tuple(runs[write.record.id]))
             elif isinstance(write, CommitTurn):
-                number = runs[write.run_id]["no"]
+                number = runs[write.run_id]["pk"]
                 positions = range(write.base + 1, write.base + 1 + len(write.entries))
                 rows.entries += [tuple(entries[number, position]) for position in positions]
                 if write.patch is not None and write.patch.status.terminal:

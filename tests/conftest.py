@@ -20,7 +20,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 def _borrowed_stores_go_back() -> Iterator[None]:
     """What a test has borrowed from a server (`tests/servers`) is the next one's when it is over."""
     yield
-    schemas.give_back()
+    schemas.release_all()
     prefixes.give_back()
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos.tcp_proxy import Proxy, proxy_to
-from tests.crash.store_readers import SqliteBook
+from tests.crash.store_readers import SqliteReader
 from tests.servers import postgres, redis
 
 
@@ -57,7 +57,7 @@ def on_redis(folder: Path) -> Iterator[Place]:
 @contextlib.contextmanager
 def on_sqlite(folder: Path) -> Iterator[Place]:
     url = f"sqlite:///{folder / 'store.db'}"
-    yield Place(url, url, can_write=SqliteBook(folder).can_write)
+    yield Place(url, url, can_write=SqliteReader(folder).can_write)
 
 
 PLACES = {"postgres": on_postgres, "redis": on_redis, "sqlite": on_sqlite}

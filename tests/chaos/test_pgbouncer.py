@@ -1,7 +1,7 @@
-"""Behind PgBouncer in transaction mode, where no two statements need to meet the same session.
+"""PgBouncer in transaction mode, where two statements of a client may use different sessions.
 
-The store keeps its whole contract there and a fleet its promises, with `statement_cache_size=0` and `listen=no`. What a
-pooler cannot carry is an error that says what to do.
+The store passes its contract there and workers finish all runs, with `statement_cache_size=0` and `listen=no`. If
+the pooler lacks support, an error message says what to do.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def new_schema(pooler: PgBouncer) -> str:
 
 class TestThroughPgBouncer(StoreContract):
     @pytest.fixture(autouse=True)
-    def _in_a_schema(self, pooler: PgBouncer) -> None:
+    def _schema(self, pooler: PgBouncer) -> None:
         self._url = new_schema(pooler) + OPTIONS
 
     async def make_store(self) -> Store:
@@ -67,7 +67,7 @@ class TestThroughPgBouncer(StoreContract):
     async def again(self, store: Store) -> Store:
         return PostgresStore(self._url)
 
-    # With `listen=no` nobody hears: sweeps find what changed, as the fleet below shows.
+    # With `listen=no` a store receives no notifications: sweeps find changes, as the workers below show.
     test_a_change_through_another_handle_notifies_listeners = None  # type: ignore[assignment]
 
 
@@ -88,8 +88,8 @@ def test_workers_without_notifications_finish_all_runs(pooler: PgBouncer, tmp_pa
     asyncio.run(main(new_schema(pooler) + OPTIONS))
 
 
-async def used_by_many(url: str) -> int:
-    """How many of a hundred runs are stored by ten at a time, over more connections than the pooler has."""
+async def store_concurrently(url: str) -> int:
+    """Store a hundred runs, ten at a time, over more connections than the pooler has. Return how many are stored."""
     store = PostgresStore(url)
     await store.open(shards=16)
     try:
@@ -106,18 +106,18 @@ async def used_by_many(url: str) -> int:
         await store.close()
 
 
-def test_prepared_statements_work_with_a_pooler_that_supports_them(pooler: PgBouncer) -> None:
+def test_prepared_statements_work_if_the_pooler_supports_them(pooler: PgBouncer) -> None:
     if version() < (1, 21):
-        pytest.skip("this PgBouncer carries none: they came with 1.21")
-    assert asyncio.run(used_by_many(new_schema(pooler) + "&listen=no")) == 100
+        pytest.skip("this PgBouncer does not support them: it needs 1.21")
+    assert asyncio.run(store_concurrently(new_schema(pooler) + "&listen=no")) == 100
 
 
-def test_pooler_without_prepared_statements_is_reported_with_advice(server: Server) -> None:
+def test_unsupported_prepared_statements_are_an_error_that_names_the_option(server: Server) -> None:
     none = {"max_prepared_statements": "0"} if version() >= (1, 21) else {}
     pooler = PgBouncer(Path(tempfile.mkdtemp(prefix="perdure-pgb-")), server, **none)
     try:
         pooler.start()
         with pytest.raises(StoreError, match=r"pgbouncer[\s\S]*statement_cache_size"):
-            asyncio.run(used_by_many(new_schema(pooler) + "&listen=no"))
+            asyncio.run(store_concurrently(new_schema(pooler) + "&listen=no"))
     finally:
         pooler.remove()

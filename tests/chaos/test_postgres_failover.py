@@ -1,6 +1,6 @@
-"""A PostgreSQL primary is lost under a fleet, and its standby promoted: all runs finish right, and nobody is told.
+"""Workers lose their PostgreSQL primary and its standby is promoted: all runs finish without manual action.
 
-`tests/crash/test_postgres_failover.py` is about the store alone, and part of `make test`.
+`tests/crash/test_postgres_failover.py` tests the store alone, and is part of `make test`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tests.servers.postgres import Server, Standby, primary_and_standby, url_of,
 LEASE = 3.0
 WORKERS = 4
 RUNS = 300
-AWAY = 2.0  # seconds without a primary
+OUTAGE_SECONDS = 2.0
 
 
-def test_workers_continue_after_a_postgres_failover(
+def test_workers_continue_after_the_standby_is_promoted(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     async def main(primary: Server, standby: Standby) -> float:
@@ -45,12 +45,12 @@ async def lose_the_primary(fleet: Fleet, primary: Server, standby: Standby) -> f
 
     async def trouble() -> None:
         await asyncio.to_thread(primary.stop, primary.at_once)
-        await asyncio.sleep(AWAY)
+        await asyncio.sleep(OUTAGE_SECONDS)
         await fleet.kill(fleet.living()[0])
         seen = len(fleet.effects())
         began = time.monotonic()
         await standby.promote()
-        await fleet.until(lambda: len(fleet.effects()) > seen, "the fleet goes on")
+        await fleet.until(lambda: len(fleet.effects()) > seen, "the workers continue")
         took.append(time.monotonic() - began)
 
     await fleet.carry(plan(range(RUNS), str(fleet.log)), trouble)

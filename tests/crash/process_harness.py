@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.crash.effect_log import Effect, effects
-from tests.crash.store_readers import PATIENCE, Book, Recorded, book_of
+from tests.crash.store_readers import TIMEOUT_SECONDS, Recorded, StoreReader, reader_of
 
 ROOT = Path(__file__).resolve().parents[2]
 STORES = ("sqlite", "postgres", "redis")
@@ -29,7 +29,7 @@ POLL = 0.005
 class Scene:
     """See the module's docstring. Processes that are still there in the end are killed."""
 
-    def __init__(self, folder: Path, book: Book) -> None:
+    def __init__(self, folder: Path, book: StoreReader) -> None:
         self.folder = folder
         self.book = book
         self.log = folder / "effects.log"
@@ -58,13 +58,13 @@ class Scene:
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
         process.send_signal(signal.SIGKILL)
-        process.wait(PATIENCE)
+        process.wait(TIMEOUT_SECONDS)
 
     def close(self) -> None:
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)  # ends a stopped one too
-            process.wait(PATIENCE)
+            process.wait(TIMEOUT_SECONDS)
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     pipe.close()
@@ -73,7 +73,7 @@ class Scene:
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
         """Poll until the condition holds; what it returned."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not (found := condition()):
             if time.monotonic() > deadline:
                 pytest.fail(f"waited in vain: {what}\n{self.explanation()}")
@@ -118,7 +118,7 @@ class Scene:
 
 @contextmanager
 def scene(folder: Path, kind: str) -> Iterator[Scene]:
-    with book_of(kind, folder) as book:
+    with reader_of(kind, folder) as book:
         made = Scene(folder, book)
         try:
             yield made

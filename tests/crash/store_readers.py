@@ -1,6 +1,6 @@
-"""What a store holds, as the crash tests see it from outside: SQLite and PostgreSQL are read with plain SQL.
+"""Store readers: read what a store contains, independently of the code under test.
 
-So what is checked does not come from the code under test. Redis keeps no tables: it is asked through its store.
+SQLite and PostgreSQL are read with SQL of the tests. Redis has no tables and is read through its store.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tests.servers.postgres import schema_of_its_own
 from tests.servers.redis import prefix_of_its_own
 
 T = TypeVar("T")
-PATIENCE = 60.0  # seconds
-RUNS = "SELECT id, status, owner, wake_at, ended_at, recoveries, unsettled, result, error FROM runs ORDER BY id"
-WORKERS = "SELECT id, pid, lease_until, gone FROM workers ORDER BY id"
+TIMEOUT_SECONDS = 60.0
+RUNS = "SELECT id, status, owner, wake_at, ended_at, recoveries, unfinalized, result, error FROM runs ORDER BY id"
+WORKERS = "SELECT id, pid, lease_until, fenced FROM workers ORDER BY id"
 HISTORY = "SELECT run, location, kind, status, attempts, due_at, value FROM history ORDER BY run, position"
 UNREAD = "SELECT id FROM inbox WHERE kind = 'event' AND consumed_at IS NULL"
 
@@ -41,7 +41,7 @@ class RunRow:
     wake_at: float | None
     ended_at: float | None
     recoveries: int
-    unsettled: bool
+    unfinalized: bool
     result: str | None
     error: str | None
 
@@ -51,7 +51,7 @@ class WorkerRow:
     id: str
     pid: int
     lease_until: float
-    gone: bool
+    fenced: bool
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Recorded:
     value: str | None
 
 
-class Book(Protocol):
-    """All is empty as long as the store was not made."""
+class StoreReader(Protocol):
+    """Reads a store. All methods return nothing until the store is created."""
 
     url: str
 
@@ -77,19 +77,19 @@ class Book(Protocol):
     def workers(self) -> list[WorkerRow]: ...
 
     def history(self) -> list[Recorded]:
-        """Entry rows of all runs, each run's in order."""
+        """Return the entry rows of all runs, ordered by run and position."""
 
     def unread_events(self) -> list[str]: ...
 
     def everything_about(self, run_id: str) -> Any:
-        """Something that is equal to itself as long as nothing about the run changes."""
+        """Return a value that changes only if the run changes."""
 
     def can_write(self) -> bool:
-        """Whether nobody keeps others from writing right now."""
+        """Whether no process blocks other writers now."""
 
 
-class TablesBook:
-    """What has tables; `_rows` says how they are asked."""
+class SqlReader:
+    """Reads a store with tables; `_rows` executes a query."""
 
     def _rows(self, sql: str) -> list[tuple[Any, ...]]:
         raise NotImplementedError
@@ -97,13 +97,13 @@ class TablesBook:
     def runs(self) -> list[RunRow]:
         rows = [RunRow(*row) for row in self._rows(RUNS)]
         return [
-            replace(row, unsettled=bool(row.unsettled), result=_text(row.result), error=_text(row.error))
+            replace(row, unfinalized=bool(row.unfinalized), result=_text(row.result), error=_text(row.error))
             for row in rows
         ]
 
     def workers(self) -> list[WorkerRow]:
         rows = [WorkerRow(*row) for row in self._rows(WORKERS)]
-        return [replace(row, gone=bool(row.gone)) for row in rows]
+        return [replace(row, fenced=bool(row.fenced)) for row in rows]
 
     def history(self) -> list[Recorded]:
         rows = [Recorded(*row) for row in self._rows(HISTORY)]
@@ -117,7 +117,7 @@ class TablesBook:
         return rows, self._rows(f"SELECT * FROM runs WHERE id = '{run_id}'")
 
 
-class SqliteBook(TablesBook):
+class SqliteReader(SqlReader):
     def __init__(self, folder: Path) -> None:
         self._file = folder / "store.db"
         self.url = f"sqlite:///{self._file}"
@@ -126,9 +126,9 @@ class SqliteBook(TablesBook):
         if not self._file.exists():
             return []
         with self._connected() as connection:
-            connection.set_busy_timeout(int(PATIENCE * 1000))
+            connection.set_busy_timeout(int(TIMEOUT_SECONDS * 1000))
             if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'history'").get:
-                return []  # killed before the file was made
+                return []  # killed before the file was created
             return connection.execute(sql).fetchall()
 
     def can_write(self) -> bool:
@@ -141,7 +141,7 @@ class SqliteBook(TablesBook):
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[apsw.Connection]:
-        """Leaves the write-ahead log as it is, as a dead process does."""
+        """Yield a connection that does not checkpoint the write-ahead log when it closes, like a killed process."""
         connection = apsw.Connection(str(self._file))
         try:
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
@@ -150,40 +150,40 @@ class SqliteBook(TablesBook):
             connection.close()
 
 
-class PostgresBook(TablesBook):
-    def __init__(self, url: str, side: Sideline) -> None:
+class PostgresReader(SqlReader):
+    def __init__(self, url: str, loop_thread: LoopThread) -> None:
         self.url = url
         self._target = parse_url(url)
-        self._side = side
+        self._loop_thread = loop_thread
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
 
     def _rows(self, sql: str) -> list[tuple[Any, ...]]:
-        return self._side.run(lambda: self._fetch(sql))
+        return self._loop_thread.run(lambda: self._fetch(sql))
 
     async def _fetch(self, sql: str) -> list[tuple[Any, ...]]:
         if self._connection is None:
             settings = {"search_path": self._target.quoted}
             self._connection = await asyncpg.connect(self._target.dsn, server_settings=settings)
         if await self._connection.fetchval("SELECT to_regclass('history')") is None:
-            return []  # killed before the schema was made
+            return []  # killed before the schema was created
         return [tuple(row) for row in await self._connection.fetch(sql)]
 
     def can_write(self) -> bool:
-        return True  # a statement is a transaction: nothing is locked while a client sleeps
+        return True  # a statement is a transaction: a suspended client holds no lock
 
     async def close(self) -> None:
         if self._connection is not None:
             await self._connection.close()
 
 
-class RedisBook:
-    def __init__(self, url: str, side: Sideline) -> None:
+class RedisReader:
+    def __init__(self, url: str, loop_thread: LoopThread) -> None:
         self.url = url
-        self._side = side
+        self._loop_thread = loop_thread
         self._store: RedisStore | None = None
 
     def runs(self) -> list[RunRow]:
-        owing = {each.record.id for each in self._ask(lambda store: store.unfinalized(10_000))}
+        unfinalized = {each.record.id for each in self._read(lambda store: store.unfinalized(10_000))}
         found = [each.record for each in self._snapshots()]
         return [
             RunRow(
@@ -193,15 +193,15 @@ class RedisBook:
                 wake_at=each.wake_at,
                 ended_at=each.ended_at,
                 recoveries=each.recoveries,
-                unsettled=each.id in owing,
+                unfinalized=each.id in unfinalized,
                 result=_text(each.result),
-                error=_words(each.error),
+                error=_error_text(each.error),
             )
             for each in found
         ]
 
     def workers(self) -> list[WorkerRow]:
-        found = self._ask(lambda store: store.workers())
+        found = self._read(lambda store: store.workers())
         return [WorkerRow(each.id, each.pid, each.lease_until, each.fenced) for each in found]
 
     def history(self) -> list[Recorded]:
@@ -212,10 +212,10 @@ class RedisBook:
         ]
 
     def unread_events(self) -> list[str]:
-        return [mail.id for each in self._snapshots() for mail in each.inbox if mail.kind == "event"]
+        return [message.id for each in self._snapshots() for message in each.inbox if message.kind == "event"]
 
     def everything_about(self, run_id: str) -> Any:
-        return self._ask(lambda store: store.load([run_id]))
+        return self._read(lambda store: store.load([run_id]))
 
     def can_write(self) -> bool:
         return True
@@ -226,24 +226,24 @@ class RedisBook:
             assert page.next is None
             return await store.load(sorted(record.id for record in page.runs))
 
-        return [each for each in self._ask(all_of) if each is not None]
+        return [each for each in self._read(all_of) if each is not None]
 
-    def _ask(self, question: Callable[[RedisStore], Awaitable[T]]) -> T:
-        async def asked() -> T:
+    def _read(self, call: Callable[[RedisStore], Awaitable[T]]) -> T:
+        async def main() -> T:
             if self._store is None:
                 self._store = RedisStore(self.url)
                 await self._store.open(shards=EngineConfig().shards)
-            return await question(self._store)
+            return await call(self._store)
 
-        return self._side.run(asked)
+        return self._loop_thread.run(main)
 
     async def close(self) -> None:
         if self._store is not None:
             await self._store.close()
 
 
-class Sideline:
-    """An event loop in a thread, for tests that have none and ask again and again."""
+class LoopThread:
+    """An event loop in a thread, for tests without one that read repeatedly."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -254,7 +254,7 @@ class Sideline:
         async def main() -> T:
             return await work()
 
-        return asyncio.run_coroutine_threadsafe(main(), self._loop).result(PATIENCE)
+        return asyncio.run_coroutine_threadsafe(main(), self._loop).result(TIMEOUT_SECONDS)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -263,26 +263,26 @@ class Sideline:
 
 
 @contextlib.contextmanager
-def book_of(kind: str, folder: Path) -> Iterator[Book]:
-    """An empty store of this kind, to be made by whoever opens it first."""
+def reader_of(kind: str, folder: Path) -> Iterator[StoreReader]:
+    """Yield a reader of a store of this kind, which the first process that opens it creates."""
     if kind == "sqlite":
-        yield SqliteBook(folder)
+        yield SqliteReader(folder)
         return
-    side = Sideline()
+    loop_thread = LoopThread()
     try:
         with schema_of_its_own() if kind == "postgres" else prefix_of_its_own() as url:
-            book = PostgresBook(url, side) if kind == "postgres" else RedisBook(url, side)
+            reader = PostgresReader(url, loop_thread) if kind == "postgres" else RedisReader(url, loop_thread)
             try:
-                yield book
+                yield reader
             finally:
-                side.run(book.close)
+                loop_thread.run(reader.close)
     finally:
-        side.close()
+        loop_thread.close()
 
 
 def _text(value: bytes | str | None) -> str | None:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _words(error: ErrorRecord | None) -> str | None:
+def _error_text(error: ErrorRecord | None) -> str | None:
     return None if error is None else f"{error.type}: {error.message}"

@@ -63,7 +63,7 @@ def _check_outcome(here: Scene) -> None:
     assert here.statuses() == {**dict.fromkeys(children, "succeeded"), "family": "failed"}
     runs = {run.id: run for run in here.book.runs()}
     assert f"{expected()} in all" in (runs["family"].error or "")
-    assert not any(run.unsettled for run in runs.values())
+    assert not any(run.unfinalized for run in runs.values())
 
 
 def _check_effects(lines: list[Effect], recorded_at_kills: list[tuple[int, frozenset[tuple[str, str]]]]) -> None:

@@ -16,7 +16,7 @@ import pytest
 from perdure import Client, Context, Engine, EngineConfig, workflow
 from tests.crash.process_harness import STORES, Scene, scene
 from tests.crash.programs.request_worker import Ask, answering, staying
-from tests.crash.store_readers import PATIENCE
+from tests.crash.store_readers import TIMEOUT_SECONDS
 
 HOUR = 3600.0
 SHORT = 0.2  # seconds
@@ -40,7 +40,7 @@ def call(here: Scene, calls: Callable[[Client], Awaitable[None]], *, executes: b
 
     async def main() -> None:
         caller = Engine(here.url, [own], config) if executes else Client(here.url, config=config)
-        async with asyncio.timeout(PATIENCE), caller:
+        async with asyncio.timeout(TIMEOUT_SECONDS), caller:
             await calls(caller)
 
     try:

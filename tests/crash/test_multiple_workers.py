@@ -31,7 +31,7 @@ def start_worker(
 
 def joined(here: Scene, worker: subprocess.Popen[bytes]) -> bool:
     assert worker.poll() is None, here.explanation()
-    return any(row.pid == worker.pid and not row.gone for row in here.book.workers())
+    return any(row.pid == worker.pid and not row.fenced for row in here.book.workers())
 
 
 def worker_id(here: Scene, worker: subprocess.Popen[bytes]) -> str:

@@ -1,7 +1,7 @@
-"""What a run of ten steps may cost a server: round trips, statements, rows and bytes, counted by the server itself.
+"""Write budget of a run of ten steps on a server: round trips, statements, rows and bytes, counted by the server.
 
-The server is this module's own, so that nobody else's work is counted; nothing in it depends on time. The bytes have
-limits that are a fifth above what was measured when they were set: a new column or index is noticed, and then weighed.
+The server belongs to this module, so that no other work is counted; nothing depends on time. The limits of bytes are a
+fifth above the measured values. A new column or index exceeds them, and its cost must then be decided on.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from perdure.testing import Harness, VirtualClock
 from tests.servers import postgres, redis
 
 STEPS = 10
-RUNS = 20  # for sums that one run would let a page's header or a first statement distort
+RUNS = 20  # averages out page headers and first statements
 WAL_BYTES_PER_RUN = 6_400
 AOF_BYTES_PER_RUN = 3_950
 COMMANDS_PER_RUN = 18
@@ -79,7 +79,7 @@ COUNT_ROWS = """
     END $$"""
 
 
-class OnVirtualTime(PostgresStore):
+class VirtualTimeStore(PostgresStore):
     def __init__(self, url: str, clock: Clock) -> None:
         super().__init__(url)
         self._clock = clock
@@ -99,7 +99,7 @@ def postgres_server() -> Iterator[postgres.Server]:
 
 @pytest.fixture
 def queries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What stores send to the server, one statement per round trip."""
+    """The statements that stores send to the server, one per round trip."""
     sent: list[str] = []
 
     connect = asyncpg.connect
@@ -115,15 +115,15 @@ def queries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def on_postgres(server: postgres.Server, schema: str, test: Callable[[Harness], Awaitable[None]]) -> None:
     def store(clock: Clock) -> PostgresStore:
-        return OnVirtualTime(postgres.with_schema(server.url, schema), clock)
+        return VirtualTimeStore(postgres.with_schema(server.url, schema), clock)
 
     asyncio.run(on(store, test))
 
 
 def kinds_of(queries: list[str]) -> Counter[str]:
-    """By the function or table that they are about; without what the driver asks about types, and notifications.
+    """Count statements by the function or table they name, without type lookups of the driver and notifications.
 
-    Those go out beside the commits, several in one, so that their number depends on the moment.
+    Several commits share a notification, so that the number of notifications depends on timing.
     """
     counted: Counter[str] = Counter()
     for query in queries:
@@ -134,7 +134,7 @@ def kinds_of(queries: list[str]) -> Counter[str]:
 
 
 def test_postgres_ten_steps_are_eleven_statements(postgres_server, queries):
-    """The start, ten steps; the last one carries the end. Each is one statement: a round trip, and a commit."""
+    """The start and ten steps, the last of which ends the run. Each is one statement, round trip and commit."""
 
     async def test(h):
         engine = await h.engine(ten_puts)
@@ -142,14 +142,14 @@ def test_postgres_ten_steps_are_eleven_statements(postgres_server, queries):
         queries.clear()
         run = await h.drive(engine.start(ten_puts))
         await h.settle()
-        assert kinds_of(queries) == {"create_plainly": 1, "turn_plainly": STEPS}
+        assert kinds_of(queries) == {"fast_create_run": 1, "fast_commit_turn": STEPS}
         assert await h.drive(run.result()) == 45
 
     on_postgres(postgres_server, "statements", test)
 
 
-def test_postgres_child_end_does_not_use_the_fast_path(postgres_server, queries):
-    """Somebody is told of it: that is known, and another round trip would be in vain."""
+def test_postgres_end_of_a_child_does_not_try_the_fast_path(postgres_server, queries):
+    """The worker knows that the child has an observer, so that the fast path would decline."""
 
     async def test(h):
         engine = await h.engine(one_child, ten_puts)
@@ -157,12 +157,12 @@ def test_postgres_child_end_does_not_use_the_fast_path(postgres_server, queries)
         queries.clear()
         await h.drive(engine.execute(one_child))
         await h.settle()
-        assert kinds_of(queries)["turn_plainly"] == STEPS - 1
+        assert kinds_of(queries)["fast_commit_turn"] == STEPS - 1
 
     on_postgres(postgres_server, "children", test)
 
 
-def test_postgres_a_step_writes_one_row_and_leaves_the_row_of_its_run_alone(postgres_server):
+def test_postgres_step_writes_one_row_and_does_not_update_its_run(postgres_server):
     async def test(h):
         engine = await h.engine(ten_puts)
         await h.drive(engine.execute(ten_puts))
@@ -177,7 +177,7 @@ def test_postgres_a_step_writes_one_row_and_leaves_the_row_of_its_run_alone(post
     on_postgres(postgres_server, "counted", test)
 
 
-def test_postgres_a_batch_of_turns_is_one_statement(postgres_server, queries):
+def test_postgres_batch_of_turns_is_one_statement(postgres_server, queries):
     async def test(h):
         engine = await h.engine(ten_puts)
         queries.clear()
@@ -191,7 +191,7 @@ def test_postgres_a_batch_of_turns_is_one_statement(postgres_server, queries):
     on_postgres(postgres_server, "batches", test)
 
 
-def test_postgres_bytes_in_the_log_per_run(postgres_server):
+def test_postgres_run_writes_few_bytes_to_the_wal(postgres_server):
     async def test(h):
         engine = await h.engine(ten_puts)
         await h.drive(engine.execute(ten_puts))
@@ -311,7 +311,7 @@ async def on(store: Callable[[Clock], PostgresStore | RedisStore], test: Callabl
 
 @contextmanager
 def folder_for_anyone() -> Iterator[Path]:
-    """PostgreSQL does not run as root, and whom it runs as is not let into pytest's folders."""
+    """A folder that any user can read. PostgreSQL runs as another user, who cannot read pytest's folders."""
     with tempfile.TemporaryDirectory(prefix="perdure-budget-") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)

@@ -1,6 +1,7 @@
 """A real PgBouncer in front of a PostgreSQL of the tests: the `pgbouncer` on the PATH.
 
-No wheel brings one, so it is used by `make chaos` only, which fails without one and says what to install.
+No wheel contains one, so only `make chaos` uses it. It fails without one, with an error message that says what to
+install.
 """
 
 from __future__ import annotations
@@ -19,21 +20,23 @@ from urllib.parse import quote
 from tests.servers.postgres import Server, unprivileged
 from tests.servers.server_process import ServerProcess
 
-PORT = 6432  # of a socket in a directory of its own: nobody else can have it
+PORT = 6432  # of a socket in a private directory: no conflicts
 SETTINGS = {
     "listen_addr": "",
     "auth_type": "any",
     "pool_mode": "transaction",
-    "default_pool_size": "2",  # fewer than the clients, so that they really share
+    "default_pool_size": "2",  # fewer than the clients, so that they share sessions
     "server_lifetime": "5",  # seconds: a session that has seen very many schemas becomes slow
 }
 
 
 class PgBouncerMissing(RuntimeError):
-    """There is no PgBouncer to test with."""
+    """No PgBouncer was found for the tests."""
 
     def __init__(self) -> None:
-        super().__init__("no PgBouncer to test with: put `pgbouncer` on the PATH (Debian: apt-get install pgbouncer)")
+        super().__init__(
+            "no PgBouncer found for the tests: add `pgbouncer` to the PATH (Debian: apt-get install pgbouncer)"
+        )
 
 
 def program() -> str:
@@ -44,14 +47,14 @@ def program() -> str:
 
 
 def version() -> tuple[int, int]:
-    """From 1.21 on it knows prepared statements in transaction mode."""
-    told = subprocess.run([program(), "--version"], capture_output=True, text=True, check=True).stdout
-    major, minor, *_ = told.split()[1].split(".")
+    """Return PgBouncer's version. From 1.21 on it supports prepared statements in transaction mode."""
+    output = subprocess.run([program(), "--version"], capture_output=True, text=True, check=True).stdout
+    major, minor, *_ = output.split()[1].split(".")
     return int(major), int(minor)
 
 
 class PgBouncer(ServerProcess):
-    """In transaction mode, unless `settings` say otherwise."""
+    """A PgBouncer in transaction mode, unless `settings` change the mode."""
 
     name = "PgBouncer"
     in_order = signal.SIGINT
@@ -80,7 +83,7 @@ class PgBouncer(ServerProcess):
         return [program(), self.folder / "settings.ini"]
 
     def _options(self) -> dict[str, Any]:
-        """It refuses to run as root, too."""
+        """PgBouncer refuses to run as root."""
         user = unprivileged()
         return {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 

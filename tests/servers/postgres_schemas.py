@@ -1,11 +1,11 @@
-"""Schemas of the session's PostgreSQL that tests borrow: to make one takes a third of a second, to empty one nothing.
+"""Reusable schemas on the session's PostgreSQL: creating one takes a third of a second, emptying one nothing.
 
-A schema has one borrower at a time. It goes back when his stores over it are closed and he asks for another one (a test
-that plays its scene a hundred times gets by with a few), or when his test is over. The next one finds it empty, and
-free of statements that the one before left behind on the server.
+A schema has one borrower at a time. It is released when the borrower has closed its stores and borrows another schema
+(a test with a hundred examples then needs a few schemas), or when its test ends. The next borrower finds it empty, and
+free of statements that the previous one left on the server.
 
-Connections go back too, for whoever has the schema next on the same event loop: a new one costs a server's process that
-has to learn all functions of a store first, which is most of what a short scene takes.
+Connections are reused too, by the next borrower of the schema on the same event loop. A new connection is a new server
+process that must first plan all functions of a store, which takes most of the time of a short example.
 """
 
 from __future__ import annotations
@@ -17,65 +17,65 @@ from weakref import WeakKeyDictionary
 import asyncpg
 
 from perdure.clock import SYSTEM_CLOCK, Clock, sleep_on
-from perdure.stores.postgres import schema as postgres_schema
 from perdure.stores.postgres.pool import Connection, ConnectionPool
+from perdure.stores.postgres.schema import prepare
 from perdure.stores.postgres.store import PostgresStore
 from tests.servers.postgres import shared_url, with_schema
 from tests.servers.session_cleanup import when_the_loop_ends
 
-# Its name is that of its connections, too: the server can tell which of them are left over. Tests that use these
-# schemas kill no server, so that nobody has to wait for the disk.
+# The schema's name is also the application name, by which the server finds leftover connections. Tests that use these
+# schemas kill no server, so that commits need not wait for the disk.
 OPTIONS = "&application_name={schema}&synchronous_commit=off"
-_LEFT_OVER = """
+_TERMINATE_LEFTOVER = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1 AND pid <> pg_backend_pid()"""
 _TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = $1 AND tablename <> 'meta'"
 
 
 class Schema:
-    """A schema, and the stores that its borrower has made over it."""
+    """A schema, and the stores that its borrower has created on it."""
 
     def __init__(self) -> None:
         self.name = f"t_{os.urandom(6).hex()}"
         self.url = with_schema(shared_url(), self.name) + OPTIONS.format(schema=self.name)
         self.stores: list[BorrowedStore] = []
-        self.made = False
-        self.dirty = False
-        self._kept: WeakKeyDictionary[asyncio.AbstractEventLoop, _KeptLinks] = WeakKeyDictionary()
+        self.is_created = False
+        self.is_dirty = False
+        self._idle_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, _IdlePools] = WeakKeyDictionary()
 
     @property
     def in_use(self) -> bool:
         return any(store._opened for store in self.stores)
 
     def store(self, clock: Clock) -> BorrowedStore:
-        made = BorrowedStore(self, clock)
-        self.stores.append(made)
-        return made
+        store = BorrowedStore(self, clock)
+        self.stores.append(store)
+        return store
 
-    async def links(self) -> _KeptLinks:
-        """Those of this event loop."""
+    async def idle_pools(self) -> _IdlePools:
+        """Return the idle pools of this event loop."""
         loop = asyncio.get_running_loop()
-        if loop not in self._kept:
-            self._kept[loop] = _KeptLinks(alone=not self.dirty)
-            await when_the_loop_ends(self._kept[loop].close)
-        return self._kept[loop]
+        if loop not in self._idle_pools:
+            self._idle_pools[loop] = _IdlePools(is_exclusive=not self.is_dirty)
+            await when_the_loop_ends(self._idle_pools[loop].close)
+        return self._idle_pools[loop]
 
     async def clean(self, connection: Connection, shards: int) -> None:
-        """Make it as if it had just been made; once per borrower, before his first store is open."""
-        links = await self.links()
-        while not links.alone and await connection.fetch(_LEFT_OVER, self.name):
+        """Empty the schema. Called once per borrower, before its first store is open."""
+        pools = await self.idle_pools()
+        while not pools.is_exclusive and await connection.fetch(_TERMINATE_LEFTOVER, self.name):
             await sleep_on(SYSTEM_CLOCK, 0.001)
-        links.alone = True
+        pools.is_exclusive = True
         tables = [row[0] for row in await connection.fetch(_TABLES, self.name)]
         await connection.execute("; ".join(f'DELETE FROM {self.name}."{table}"' for table in tables))
         await connection.execute(f"UPDATE {self.name}.meta SET value = $1 WHERE key = 'shards'", str(shards))
-        self.dirty = False
+        self.is_dirty = False
 
 
-class _KeptLinks:
-    """Links that nobody uses at the moment. Until they are `alone`, those of earlier event loops may be left over."""
+class _IdlePools:
+    """Unused connection pools. Until `is_exclusive`, connections of earlier event loops may still be open."""
 
-    def __init__(self, *, alone: bool) -> None:
-        self.alone = alone
+    def __init__(self, *, is_exclusive: bool) -> None:
+        self.is_exclusive = is_exclusive
         self.idle: list[ConnectionPool] = []
 
     async def close(self) -> None:
@@ -84,7 +84,7 @@ class _KeptLinks:
 
 
 class BorrowedStore(PostgresStore):
-    """A PostgreSQL store whose time is a test's own."""
+    """A PostgreSQL store with the clock of a test."""
 
     def __init__(self, schema: Schema, clock: Clock) -> None:
         super().__init__(schema.url)
@@ -92,63 +92,63 @@ class BorrowedStore(PostgresStore):
         self._clock = clock
 
     async def open(self, *, shards: int) -> None:
-        if self._link is None and (idle := (await self.schema.links()).idle):
-            self._link = idle.pop()
+        if self._pool is None and (idle := (await self.schema.idle_pools()).idle):
+            self._pool = idle.pop()
         await super().open(shards=shards)
 
     async def close(self) -> None:
-        link = self._link
-        if self._opened == 1 and link is not None and not link.in_use:
-            self._link = None  # nobody is in the middle of anything: the next one can have it
-            (await self.schema.links()).idle.append(link)
+        pool = self._pool
+        if self._opened == 1 and pool is not None and not pool.in_use:
+            self._pool = None  # no call is running: the next borrower can use it
+            (await self.schema.idle_pools()).idle.append(pool)
         await super().close()
 
     async def now(self) -> float:
         return self._clock.now()
 
-    async def _prepare(self, link: ConnectionPool, shards: int) -> None:
-        connection = await link.acquire()
+    async def _prepare(self, pool: ConnectionPool, shards: int) -> None:
+        connection = await pool.acquire()
         try:
-            if self.schema.dirty:
+            if self.schema.is_dirty:
                 await self.schema.clean(connection, shards)
-            await postgres_schema.prepare(connection, self._target, shards)
+            await prepare(connection, self._target, shards)
         finally:
-            link.release(connection)
-        self.schema.made = True
+            pool.release(connection)
+        self.schema.is_created = True
 
 
 _free: list[Schema] = []
-_lent: list[Schema] = []
+_borrowed: list[Schema] = []
 
 
 def borrow(clock: Clock) -> BorrowedStore:
-    """A store over an empty schema."""
-    give_back(but_open=True)
+    """Return a store on an empty schema."""
+    release_all(keep_open=True)
     schema = _free.pop() if _free else Schema()
-    _lent.append(schema)
+    _borrowed.append(schema)
     return schema.store(clock)
 
 
-def give_back(*, but_open: bool = False) -> None:
-    """The borrower is done with what he has; with `but_open`, except for what he has open."""
-    for schema in [each for each in _lent if not (but_open and each.in_use)]:
-        _lent.remove(schema)
+def release_all(*, keep_open: bool = False) -> None:
+    """Release the borrowed schemas; with `keep_open`, except those with open stores."""
+    for schema in [each for each in _borrowed if not (keep_open and each.in_use)]:
+        _borrowed.remove(schema)
         schema.stores.clear()
-        schema.dirty = schema.made
+        schema.is_dirty = schema.is_created
         _free.append(schema)
 
 
 def drop_all() -> None:
-    """When the session ends: the server may be one that goes on."""
-    names = [schema.name for schema in (*_free, *_lent) if schema.made]
+    """Drop all schemas when the session ends: the server may outlive it."""
+    names = [schema.name for schema in (*_free, *_borrowed) if schema.is_created]
     _free.clear()
-    _lent.clear()
+    _borrowed.clear()
     if names:
         asyncio.run(_drop(names))
 
 
 async def _drop(names: list[str]) -> None:
     connection = await asyncpg.connect(shared_url())
-    for name in names:  # one by one: a server has only so many locks for a transaction
+    for name in names:  # one by one: a transaction can take a limited number of locks
         await connection.execute(f"SET client_min_messages = warning; DROP SCHEMA IF EXISTS {name} CASCADE")
     await connection.close()

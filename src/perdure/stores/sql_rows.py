@@ -1,7 +1,7 @@
-"""Records as rows of tables, and back: what the stores with tables have in common.
+"""Convert records to rows of tables and back, for the stores with SQL tables.
 
-Payloads are bytes of some codec; a store may give them as text where they are readable. Structured columns are JSON as
-text, NULL where empty. A row may be longer than what is read from it here.
+Payloads are bytes of a codec; a store may return them as text if they are valid text. Structured columns are JSON as
+text, NULL if empty. A row may have more columns than a function here reads.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _entry_status = {status.value: status for status in EntryStatus}
 
 
 def unpack(stored: str | bytes | None) -> bytes | None:
-    """A payload, whether it is kept as text or as bytes."""
+    """Return a payload as bytes, whether it is stored as text or as bytes."""
     return stored.encode() if isinstance(stored, str) else stored
 
 
 def as_json(value: Any) -> str | None:
-    """A structured column; NULL for what is empty."""
+    """Return the value of a structured column; None (NULL) for an empty value."""
     return _encode(value).decode() if value else None
 
 
@@ -54,7 +54,7 @@ def error_of(stored: str | None) -> ErrorRecord | None:
     return _errors.decode(stored) if stored else None
 
 
-# --- runs and their histories -----------------------------------------------------------------------------------------
+# --- runs and their histories ---------------------------------------------------------------------------------------
 
 RUN_COLUMNS = (
     "id, workflow, version, input, created_at, created_by, seed, pool, shard, status, generation, epoch, "
@@ -65,7 +65,7 @@ RUN_COLUMNS = (
 
 
 def run_of_row(row: Row) -> RunRecord:
-    """A run from a row that begins with `RUN_COLUMNS`."""
+    """Return the run of a row that starts with `RUN_COLUMNS`."""
     (id, workflow, version, input, created_at, created_by, seed, pool, shard, status, generation, epoch) = row[:12]
     (run_attempt, original_workflow, original_input, result, error, parent, attached, tags, first_executed_at) = row[
         12:21
@@ -110,21 +110,21 @@ def run_of_row(row: Row) -> RunRecord:
 
 
 ENTRY_COLUMNS = (
-    "location, kind, name, status, asked, ordinal, seq, value, error, attempts, generation, started_at, settled_at, "
+    "location, kind, name, status, call_seq, ordinal, seq, value, error, attempts, generation, started_at, settled_at, "
     "due_at, fingerprint, detail"
 )
 
 
 def entry_of_row(row: Row) -> Entry:
-    """An entry from its columns, in the order of `ENTRY_COLUMNS`."""
-    location, kind, name, status, asked, ordinal, seq, value, error, *rest = row
+    """Return the entry of a row with `ENTRY_COLUMNS`."""
+    location, kind, name, status, call_seq, ordinal, seq, value, error, *rest = row
     attempts, generation, started_at, settled_at, due_at, fingerprint, detail = rest
     return Entry(
         location,
         kind,
         name,
         _entry_status[status],
-        asked,
+        call_seq,
         ordinal,
         seq,
         value.encode() if isinstance(value, str) else value,
@@ -139,15 +139,15 @@ def entry_of_row(row: Row) -> Entry:
     )
 
 
-# --- mail, topics, and what runs show ---------------------------------------------------------------------------------
+# --- messages, topics and streams -----------------------------------------------------------------------------------
 
 MESSAGE_COLUMNS = (
-    "number, id, kind, name, body, sender, sent_at, expires_at, policy, target, place, wants_reply, event_id"
+    "number, id, kind, name, body, sender, sent_at, expires_at, policy, target, topic_offset, wants_reply, event_id"
 )
 
 
 def message_of_row(row: Row) -> Message:
-    number, id, kind, name, body, sender, sent_at, expires_at, policy, target, place, wants_reply, event_id = row
+    number, id, kind, name, body, sender, sent_at, expires_at, policy, target, topic_offset, wants_reply, event_id = row
     return Message(
         id=id,
         kind=kind,
@@ -159,15 +159,15 @@ def message_of_row(row: Row) -> Message:
         expires_at=expires_at,
         policy=policy,
         target=target,
-        offset=place,
+        offset=topic_offset,
         wants_reply=bool(wants_reply),
         event_id=event_id,
     )
 
 
 def event_of_row(row: Row) -> TopicEvent:
-    """An event from a row that begins with its topic, then as the record has it."""
-    topic, id, body, sent_at, delivery, consume, expires_at, sender, place, event_id = row[:10]
+    """Return the event of a row that starts with the topic's name, followed by the event's columns."""
+    topic, id, body, sent_at, delivery, consume, expires_at, sender, offset, event_id = row[:10]
     return TopicEvent(
         topic=topic,
         id=id,
@@ -177,7 +177,7 @@ def event_of_row(row: Row) -> TopicEvent:
         consume=bool(consume),
         expires_at=expires_at,
         sender=sender,
-        offset=place,
+        offset=offset,
         event_id=event_id,
     )
 
@@ -196,7 +196,7 @@ def item_of_row(row: Row) -> StreamItem:
     )
 
 
-# --- dead letters and workers -----------------------------------------------------------------------------------------
+# --- dead letters and workers ---------------------------------------------------------------------------------------
 
 LETTER_COLUMNS = (
     "id, kind, at, reason, event_id, event_name, value, original_target, target_status, target_ended_at, sent_at"
@@ -220,7 +220,7 @@ def letter_of_row(row: Row) -> DeadLetter:
     )
 
 
-WORKER_COLUMNS = "id, pool, workflows, lease_until, started_at, node, pid, gone"
+WORKER_COLUMNS = "id, pool, workflows, lease_until, started_at, host, pid, fenced"
 
 
 def worker_row(worker: WorkerRecord) -> Row:
@@ -229,14 +229,14 @@ def worker_row(worker: WorkerRecord) -> Row:
 
 
 def worker_of_row(row: Row) -> WorkerRecord:
-    id, pool, workflows, lease_until, started_at, node, pid, gone = row
+    id, pool, workflows, lease_until, started_at, host, pid, fenced = row
     return WorkerRecord(
         id=id,
         pool=pool,
         workflows=_workflows.decode(workflows),
         lease_until=lease_until,
         started_at=started_at,
-        node=node,
+        node=host,
         pid=pid,
-        fenced=bool(gone),
+        fenced=bool(fenced),
     )

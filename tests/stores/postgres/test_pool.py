@@ -1,4 +1,4 @@
-"""The pool of connections to a PostgreSQL server: how many, and which of them are used again."""
+"""The connection pool: how many connections it opens, and which of them it reuses."""
 
 from __future__ import annotations
 
@@ -20,77 +20,77 @@ BACKEND = "SELECT pg_backend_pid()"
 
 
 @asynccontextmanager
-async def linked(url: str, connections: int) -> AsyncIterator[ConnectionPool]:
-    link = ConnectionPool(parse_url(f"{url}&connections={connections}"))
+async def opened(url: str, connections: int) -> AsyncIterator[ConnectionPool]:
+    pool = ConnectionPool(parse_url(f"{url}&connections={connections}"))
     try:
-        yield link
+        yield pool
     finally:
-        await link.close()
+        await pool.close()
 
 
 def on(url: str, test: Callable[[ConnectionPool], Awaitable[None]], connections: int = 1) -> None:
-    async def life() -> None:
-        async with linked(url, connections) as link:
-            await test(link)
+    async def main() -> None:
+        async with opened(url, connections) as pool:
+            await test(pool)
 
-    asyncio.run(life())
+    asyncio.run(main())
 
 
-def test_a_connection_is_used_again_also_after_an_error_of_the_server(postgres_url: str) -> None:
-    async def test(link: ConnectionPool) -> None:
-        first = await link.value(BACKEND)
+def test_connection_is_reused_after_an_error_of_the_server(postgres_url: str) -> None:
+    async def test(pool: ConnectionPool) -> None:
+        first = await pool.value(BACKEND)
         with pytest.raises(StoreError, match="division by zero"):
-            await link.fetch("SELECT 1 / 0")
-        assert await link.value(BACKEND) == first
+            await pool.fetch("SELECT 1 / 0")
+        assert await pool.value(BACKEND) == first
 
     on(postgres_url, test)
 
 
-def test_a_connection_that_was_given_up_in_the_middle_is_not_used_again(postgres_url: str) -> None:
-    async def test(link: ConnectionPool) -> None:
-        first = await link.value(BACKEND)
-        asking = asyncio.ensure_future(link.fetch("SELECT 'the answer to another question' FROM pg_sleep(60)"))
-        while not link.in_use:
+def test_connection_of_a_cancelled_call_is_not_reused(postgres_url: str) -> None:
+    async def test(pool: ConnectionPool) -> None:
+        first = await pool.value(BACKEND)
+        call = asyncio.ensure_future(pool.fetch("SELECT 'the result of another call' FROM pg_sleep(60)"))
+        while not pool.in_use:
             await asyncio.sleep(0)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        assert await link.value("SELECT 1") == 1
-        assert await link.value(BACKEND) != first
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        assert await pool.value("SELECT 1") == 1
+        assert await pool.value(BACKEND) != first
 
     on(postgres_url, test)
 
 
-def test_a_connection_that_the_server_has_closed_meanwhile_is_replaced(postgres_url: str) -> None:
-    async def test(link: ConnectionPool) -> None:
-        first = await link.value(BACKEND)
-        (idle,) = link._idle
-        other = await asyncpg.connect(link.target.dsn)
+def test_idle_connection_closed_by_the_server_is_replaced(postgres_url: str) -> None:
+    async def test(pool: ConnectionPool) -> None:
+        first = await pool.value(BACKEND)
+        (idle,) = pool._idle
+        other = await asyncpg.connect(pool.target.dsn)
         await other.execute("SELECT pg_terminate_backend($1)", first)
         await other.close()
         while not idle.is_closed():
             await asyncio.sleep(0)
-        assert await link.value(BACKEND) != first
+        assert await pool.value(BACKEND) != first
 
     on(postgres_url, test)
 
 
-def test_there_are_no_more_connections_than_allowed(postgres_url: str) -> None:
-    async def test(link: ConnectionPool) -> None:
-        backends = await asyncio.gather(*(link.value(f"{BACKEND} FROM pg_sleep(0.01)") for _ in range(10)))
+def test_pool_opens_at_most_the_configured_connections(postgres_url: str) -> None:
+    async def test(pool: ConnectionPool) -> None:
+        backends = await asyncio.gather(*(pool.value(f"{BACKEND} FROM pg_sleep(0.01)") for _ in range(10)))
         assert len(set(backends)) == 2
-        assert not link.in_use
+        assert not pool.in_use
 
     on(postgres_url, test, connections=2)
 
 
-def test_a_link_that_was_closed_says_so(postgres_url: str) -> None:
-    async def test(link: ConnectionPool) -> None:
-        under_way = asyncio.ensure_future(link.value("SELECT 1 FROM pg_sleep(0.01)"))
-        while not link.in_use:
+def test_closed_pool_waits_for_running_calls_and_refuses_new_ones(postgres_url: str) -> None:
+    async def test(pool: ConnectionPool) -> None:
+        running = asyncio.ensure_future(pool.value("SELECT 1 FROM pg_sleep(0.01)"))
+        while not pool.in_use:
             await asyncio.sleep(0)
-        await link.close()
-        assert await under_way == 1, "it waits for what is under way"
+        await pool.close()
+        assert await running == 1, "close waits for running calls"
         with pytest.raises(StoreError, match="closed"):
-            await link.fetch("SELECT 1")
+            await pool.fetch("SELECT 1")
 
     on(postgres_url, test)

@@ -1,4 +1,4 @@
-"""A PostgreSQL server that dies and comes back."""
+"""A PostgreSQL server crashes or stops and restarts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from perdure.stores.postgres.store import PostgresStore
 from perdure.stores.results import Committed, WriteResult
 from perdure.stores.writes import Write
 from perdure.testing.contract.builders import entry, load, run, turn, worker
-from tests.servers import postgres as launcher
+from tests.servers.postgres import Server
 
 
 @pytest.fixture
-def server() -> Iterator[launcher.Server]:
-    """One that a test may stop as it likes."""
+def server() -> Iterator[Server]:
+    """A server that the test may stop and restart."""
     folder = Path(tempfile.mkdtemp(prefix="perdure-pg-"))
-    server = launcher.Server(folder)
+    server = Server(folder)
     try:
         server.start()
         yield server
@@ -31,7 +31,7 @@ def server() -> Iterator[launcher.Server]:
         server.remove()
 
 
-async def commit_patiently(store: PostgresStore, batch: list[Write]) -> list[WriteResult]:
+async def commit_with_retries(store: PostgresStore, batch: list[Write]) -> list[WriteResult]:
     while True:
         try:
             return await store.commit(batch)
@@ -41,10 +41,8 @@ async def commit_patiently(store: PostgresStore, batch: list[Write]) -> list[Wri
             await sleep_on(SYSTEM_CLOCK, 0.02)
 
 
-@pytest.mark.parametrize("how", [signal.SIGQUIT, signal.SIGINT], ids=["as by a crash", "in order"])
-def test_what_was_acknowledged_is_there_after_the_server_came_back(
-    server: launcher.Server, how: signal.Signals
-) -> None:
+@pytest.mark.parametrize("how", [signal.SIGQUIT, signal.SIGINT], ids=["crash", "shutdown"])
+def test_acknowledged_turns_are_stored_after_a_restart(server: Server, how: signal.Signals) -> None:
     async def test() -> None:
         store = PostgresStore(server.url)
         await store.open(shards=16)
@@ -56,7 +54,7 @@ def test_what_was_acknowledged_is_there_after_the_server_came_back(
         async def work(id: str) -> None:
             for base in range(60):
                 write = turn(base, entry(f"s#{base}", base), id=id)
-                assert await commit_patiently(store, [write]) == [Committed()]
+                assert await commit_with_retries(store, [write]) == [Committed()]
                 acknowledged[id] = base + 1
                 if base == 10:
                     enough.set()

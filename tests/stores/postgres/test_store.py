@@ -1,4 +1,4 @@
-"""The PostgreSQL store passes the contract; and what only a server can do: lose connections, be shared, plan badly."""
+"""The PostgreSQL store passes the contract; query plans, concurrent processes, lost connections and notifications."""
 
 from __future__ import annotations
 
@@ -20,13 +20,10 @@ from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
 from perdure.model.records import ErrorRecord, Message, RunStatus
 from perdure.model.turns import TurnExtras
-from perdure.stores import semantics as rules
-from perdure.stores.postgres import batch as postgres_batch
-from perdure.stores.postgres import fast_path as postgres_plainly
-from perdure.stores.postgres import listener as postgres_news
-from perdure.stores.postgres import queries as postgres_queries
-from perdure.stores.postgres import schema as postgres_schema
-from perdure.stores.postgres import workers as postgres_fleet
+from perdure.stores import semantics
+from perdure.stores.postgres import batch as batches
+from perdure.stores.postgres import fast_path, listener, queries, schema
+from perdure.stores.postgres import workers as worker_queries
 from perdure.stores.postgres.errors import as_store_error
 from perdure.stores.postgres.pool import Connection, sql
 from perdure.stores.postgres.store import PostgresStore
@@ -66,9 +63,9 @@ from tests.servers.postgres import postgres_url, schema_of_its_own, shared_url, 
 __all__ = ["postgres_url"]  # a fixture
 
 
-class _InASchema:
+class _WithSchema:
     @pytest.fixture(autouse=True)
-    def _in_a_schema(self) -> Iterator[None]:
+    def _schema(self) -> Iterator[None]:
         with schema_of_its_own() as url:
             self.url = url
             yield
@@ -80,41 +77,41 @@ class _InASchema:
         return PostgresStore(self.url)
 
 
-class TestPostgresStore(_InASchema, StoreContract):
+class TestPostgresStore(_WithSchema, StoreContract):
     pass
 
 
-class TestOneByOne(_InASchema, TurnCases, HistoryCases, MailCases, EndingCases, ObservingCases, DutyCases):
-    """Turns and mail that are judged all at once, and those that are carried out one by one, obey the same rules."""
+class TestUngroupedWrites(_WithSchema, TurnCases, HistoryCases, MailCases, EndingCases, ObservingCases, DutyCases):
+    """Writes that are applied one by one follow the same rules as grouped ones."""
 
     @pytest.fixture(autouse=True)
-    def _nothing_is_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(postgres_plainly, "call", lambda write: None)
-        monkeypatch.setattr(postgres_batch, "is_carried_out_alone", lambda write: False)
-        monkeypatch.setattr(postgres_batch._BatchPlan, "_is_alone", lambda self, run_id: False)
+    def _group_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fast_path, "call", lambda write: None)
+        monkeypatch.setattr(batches, "needs_only_run_lock", lambda write: False)
+        monkeypatch.setattr(batches._BatchPlan, "_is_only_write", lambda self, run_id: False)
 
 
-class TestAllAtOnce(_InASchema, StoreContract):
-    """A write that is alone in its batch obeys the same rules as the many of a large one."""
-
-    @pytest.fixture(autouse=True)
-    def _no_write_is_carried_out_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(postgres_plainly, "call", lambda write: None)
-        monkeypatch.setattr(postgres_batch, "is_carried_out_alone", lambda write: False)
-
-
-class TestNothingIsPlain(_InASchema, TurnCases, HistoryCases, EndingCases, ObservingCases):
-    """What is left to the rules of a write that is alone obeys the same ones as what is plain."""
+class TestGroupedWrites(_WithSchema, StoreContract):
+    """A single write follows the same rules as the writes of a large batch."""
 
     @pytest.fixture(autouse=True)
-    def _nothing_is_plain(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(postgres_plainly, "call", lambda write: None)
+    def _batch_every_write(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fast_path, "call", lambda write: None)
+        monkeypatch.setattr(batches, "needs_only_run_lock", lambda write: False)
+
+
+class TestWithoutFastPath(_WithSchema, TurnCases, HistoryCases, EndingCases, ObservingCases):
+    """A single write on the general path follows the same rules as on the fast path."""
+
+    @pytest.fixture(autouse=True)
+    def _disable_fast_path(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fast_path, "call", lambda write: None)
 
 
 def on(url: str, test: Callable[[PostgresStore], Awaitable[None]]) -> None:
     """Run a test on an open store in which worker "a" owns run "r"."""
 
-    async def life() -> None:
+    async def main() -> None:
         store = PostgresStore(url)
         await store.open(shards=16)
         try:
@@ -124,7 +121,7 @@ def on(url: str, test: Callable[[PostgresStore], Awaitable[None]]) -> None:
         finally:
             await store.close()
 
-    asyncio.run(life())
+    asyncio.run(main())
 
 
 async def opened(url: str) -> PostgresStore:
@@ -133,22 +130,22 @@ async def opened(url: str) -> PostgresStore:
     return store
 
 
-async def carry_out(connection: Connection, target: PostgresUrl, batch: Sequence[Write]) -> None:
-    """A commit over a connection of the test's own."""
-    plain = postgres_plainly.call(batch[0]) if len(batch) == 1 else None
-    if plain is not None and await connection.fetchval(sql(plain.statement, target), *plain.given):
+async def apply_batch(connection: Connection, target: PostgresUrl, batch: Sequence[Write]) -> None:
+    """Apply a batch over a connection of the test."""
+    fast = fast_path.call(batch[0]) if len(batch) == 1 else None
+    if fast is not None and await connection.fetchval(sql(fast.statement, target), *fast.arguments):
         return
-    statement, given = postgres_batch.call(batch)
-    await connection.fetch(sql(statement, target), *given)
+    statement, arguments = batches.call(batch)
+    await connection.fetch(sql(statement, target), *arguments)
 
 
 @asynccontextmanager
-async def halfway(url: str, batch: Sequence[Write]) -> AsyncIterator[None]:
-    """While a batch is carried out, but not committed yet."""
+async def applied_not_committed(url: str, batch: Sequence[Write]) -> AsyncIterator[None]:
+    """Apply a batch in a transaction that is open while the body runs, and is committed at its end."""
     connection = await asyncpg.connect(parse_url(url).dsn)
     try:
         async with connection.transaction():
-            await carry_out(connection, parse_url(url), batch)
+            await apply_batch(connection, parse_url(url), batch)
             yield
     finally:
         connection.terminate()
@@ -159,7 +156,7 @@ def schema_in(url: str) -> str:
 
 
 def named(url: str, name: str) -> str:
-    """Connections by this URL can be told from others."""
+    """Return a URL whose connections have this application name."""
     return f"{url}&application_name={name}"
 
 
@@ -167,8 +164,8 @@ def in_database(url: str, name: str) -> str:
     return urlunsplit(urlsplit(url)._replace(path=f"/{name}"))
 
 
-async def ask(url: str, text: str, *values: Any) -> list[Any]:
-    """Something that only another connection can tell."""
+async def query(url: str, text: str, *values: Any) -> list[Any]:
+    """Execute a statement over another connection and return its rows."""
     connection = await asyncpg.connect(parse_url(url).dsn)
     try:
         return await connection.fetch(text.format(schema=schema_in(url)), *values)
@@ -176,8 +173,8 @@ async def ask(url: str, text: str, *values: Any) -> list[Any]:
         await connection.close()
 
 
-async def patiently(call: Callable[[], Awaitable[Any]]) -> Any:
-    """What an engine does: try again while the store says that it may help."""
+async def with_retries(call: Callable[[], Awaitable[Any]]) -> Any:
+    """Repeat a call while it raises retryable errors, as an engine does."""
     for _ in range(100):
         try:
             return await call()
@@ -185,43 +182,43 @@ async def patiently(call: Callable[[], Awaitable[Any]]) -> Any:
             if not error.retryable:
                 raise
             await sleep_on(SYSTEM_CLOCK, 0.05)
-    raise AssertionError("the store does not come back")
+    raise AssertionError("the store stays unavailable")
 
 
-# --- what a batch costs ----------------------------------------------------------------------------------------------
+# --- cost of a batch ------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_of_any_writes_is_one_statement(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_of_any_writes_is_one_statement(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(store: PostgresStore) -> None:
-        said: list[str] = []
-        link = store._open
-        fetch = link.fetch
+        statements: list[str] = []
+        pool = store._open
+        fetch = pool.fetch
 
         async def counted(text: str, *values: Any) -> Any:
             if "notify" not in text:
-                said.append(text)
+                statements.append(text)
             return await fetch(text, *values)
 
-        monkeypatch.setattr(link, "fetch", counted)
+        monkeypatch.setattr(pool, "fetch", counted)
         batch = [run("r2"), turn(0, entry()), mail(id="r2"), *waiting("r3"), publish(), end(id="r2"), settle("r2")]
         await store.commit(batch)
         await store.commit([observed(run("r4")), mail("m2"), mail("m3"), settle("r2", notified=(ABOVE,))])
-        assert len(said) == 2
+        assert len(statements) == 2
 
     on(postgres_url, test)
 
 
-def test_a_step_leaves_the_row_of_its_run_alone(postgres_url: str) -> None:
+def test_step_does_not_update_the_row_of_its_run(postgres_url: str) -> None:
     async def test(store: PostgresStore) -> None:
         version = "SELECT ctid, xmin FROM {schema}.runs"
-        before = await ask(postgres_url, version)
+        before = await query(postgres_url, version)
         assert await store.commit([turn(0, entry())]) == [Committed()]
-        assert await ask(postgres_url, version) == before
+        assert await query(postgres_url, version) == before
 
     on(postgres_url, test)
 
 
-def test_plain_turns_are_judged_at_once_and_each_for_itself(postgres_url: str) -> None:
+def test_grouped_turns_get_independent_results(postgres_url: str) -> None:
     async def test(store: PostgresStore) -> None:
         await store.commit([run(f"r{n}", owner="a") for n in range(6)])
         await store.commit([mail(id="r4"), turn(0, id="r5", patch=succeeded())])
@@ -234,7 +231,7 @@ def test_plain_turns_are_judged_at_once_and_each_for_itself(postgres_url: str) -
             turn(1, entry(), id="r5"),
             turn(0, entry(), id="missing"),
         ]
-        names = [type(answer).__name__ for answer in await store.commit(batch)]
+        names = [type(result).__name__ for result in await store.commit(batch)]
         assert names == [
             "Committed",
             "Superseded",
@@ -247,45 +244,45 @@ def test_plain_turns_are_judged_at_once_and_each_for_itself(postgres_url: str) -
         positions = [(await load(store, f"r{n}")).position for n in range(6)]
         assert positions == [2, 0, 0, 1, 1, 1]
         assert await store.commit([batch[4], batch[3]]) == [Committed(has_messages=True), Committed()], (
-            "their answers were lost"
+            "a repeated call whose results were lost"
         )
 
     on(postgres_url, test)
 
 
-HOT = {
-    "records": (postgres_queries.RECORDS, (["r-0001"],)),
-    "load": (postgres_queries.LOAD, (["r-0001", "r-0002"],)),
-    "inbox": (postgres_queries.INBOX, ("r-0001", 0)),
-    "history": (postgres_queries.HISTORY, ("r-0001", 0)),
-    "unsettled": (postgres_queries.UNSETTLED, (100, 500)),
-    "open children": (postgres_queries.OPEN_CHILDREN, ("p-3", "", 500)),
-    "next wake": (postgres_fleet.NEXT_WAKE, ("default",)),
-    "owned": (postgres_fleet.OWNED, ("a",)),
-    "mailed": (postgres_fleet.MAILED, ("a", 100)),
-    "release": (postgres_fleet.RELEASE, ("a", 1.0, 1, 500)),
-    "wake held": (postgres_fleet.WAKE_HELD, (["flow"], [1], "diverged", 1.0)),
-    "topic": (postgres_queries.TOPIC, ("t", 0, 100)),
-    "unfinished": (postgres_queries.UNFINISHED, (100,)),
-    "published": (postgres_queries.PUBLISHED, ("r-0001",)),
-    "stream": (postgres_queries.STREAM, ("r-0001", "log", 0, 500)),
+HOT_QUERIES = {
+    "records": (queries.RECORDS, (["r-0001"],)),
+    "load": (queries.LOAD, (["r-0001", "r-0002"],)),
+    "inbox": (queries.INBOX, ("r-0001", 0)),
+    "history": (queries.HISTORY, ("r-0001", 0)),
+    "unfinalized": (queries.UNFINALIZED, (100, 500)),
+    "open children": (queries.OPEN_CHILDREN, ("p-3", "", 500)),
+    "next wake": (worker_queries.NEXT_WAKE, ("default",)),
+    "owned": (worker_queries.OWNED, ("a",)),
+    "owned with messages": (worker_queries.OWNED_WITH_MESSAGES, ("a", 100)),
+    "release": (worker_queries.RELEASE_RUNS, ("a", 1.0, 1, 500)),
+    "retry held": (worker_queries.RETRY_HELD, (["flow"], [1], "diverged", 1.0)),
+    "topic": (queries.TOPIC, ("t", 0, 100)),
+    "unfinished": (queries.UNFINISHED, (100,)),
+    "published": (queries.PUBLISHED, ("r-0001",)),
+    "stream": (queries.STREAM, ("r-0001", "log", 0, 500)),
     "a page of runs": (
-        f"SELECT * FROM {{schema}}.runs r WHERE {postgres_queries.conditions(RunQuery())[0]} "
+        f"SELECT * FROM {{schema}}.runs r WHERE {queries.conditions(RunQuery())[0]} "
         "ORDER BY r.created_at DESC, r.id DESC LIMIT 101",
         (),
     ),
 }
 
 
-def test_hot_questions_are_answered_by_indexes(postgres_url: str) -> None:
+def test_hot_queries_use_indexes(postgres_url: str) -> None:
     async def test(store: PostgresStore) -> None:
         await store.commit([run(f"r-{n:04d}", created_at=float(n), parent=f"p-{n // 9}") for n in range(3000)])
         connection = await asyncpg.connect(parse_url(postgres_url).dsn)
         schema = schema_in(postgres_url)
         await connection.execute(f"ANALYZE {schema}.runs")
-        # Small tables are read whole, whatever there is to help: what matters is that there is an index that fits.
+        # The planner scans small tables whole. The test checks that a suitable index exists.
         await connection.execute("SET enable_seqscan = off; SET plan_cache_mode = force_generic_plan")
-        for what, (text, values) in HOT.items():
+        for what, (text, values) in HOT_QUERIES.items():
             statement = await connection.prepare(text.format(schema=schema))
             plan = str(await statement.explain(*values))
             assert "Seq Scan" not in plan, f"{what}\n{plan}"
@@ -300,8 +297,8 @@ EXPLAIN_ALL = """
     SET client_min_messages = log"""
 
 
-def test_what_the_functions_ask_is_answered_by_indexes(postgres_url: str) -> None:
-    """Also where writes touch other runs: a cost that grew with all runs or all topics would show as a scan."""
+def test_statements_of_sql_functions_use_indexes(postgres_url: str) -> None:
+    """Covers writes that affect other runs: a cost that grows with all runs or topics would show as a scan."""
     target = parse_url(postgres_url)
     batches: list[list[Write]] = [
         [*waiting("s1"), *waiting("s2", "t", "u"), publish(consume=False, page=1), mail(id="r")],
@@ -322,7 +319,7 @@ def test_what_the_functions_ask_is_answered_by_indexes(postgres_url: str) -> Non
         [RewindRun(run_id="s2", base=2, turn_id="back", now=300.0, dropped=("x",))],
         [observed(run("s3", owner="a")), run("s4"), mail("m4", id="s1"), mail("m5", id="s1"), mail("m6", id="s2")],
         [turn(0, id="s3", patch=succeeded())],
-        [settle("s3", notified=(ABOVE,)), settle("s4", told=(ABOVE,))],
+        [settle("s3", notified=(ABOVE,)), settle("s4", notified=(ABOVE,))],
         [turn(1, owned=False, id="r", patch=succeeded(prune_at=200.0))],
     ]
 
@@ -332,22 +329,22 @@ def test_what_the_functions_ask_is_answered_by_indexes(postgres_url: str) -> Non
         connection.add_log_listener(lambda _, message: plans.append(str(message)))
         await connection.execute(EXPLAIN_ALL)
         for batch in batches:
-            await carry_out(connection, target, batch)
+            await apply_batch(connection, target, batch)
         await connection.fetch(
-            sql(postgres_fleet.CLAIM, target), "a", 900.0, 900.0, "default", ["flow"], [1], [0, 1], 10
+            sql(worker_queries.CLAIM, target), "a", 900.0, 900.0, "default", ["flow"], [1], [0, 1], 10
         )
-        await connection.fetch(sql(postgres_fleet.PRUNE, target), 900.0, 10, 50.0)
-        await connection.fetch(sql(postgres_fleet.RETIRE, target), "nobody")
+        await connection.fetch(sql(worker_queries.PRUNE, target), 900.0, 10, 50.0)
+        await connection.fetch(sql(worker_queries.REMOVE_WORKER, target), "unknown")
         await connection.close()
-        ours = [plan for plan in plans if "typeinfo_tree" not in plan]  # asyncpg's, to learn of types
+        ours = [plan for plan in plans if "typeinfo_tree" not in plan]  # asyncpg reads types
         assert len(ours) > 100
         assert [plan for plan in ours if "Seq Scan" in plan] == []
 
     on(postgres_url, test)
 
 
-def test_much_mail_and_many_children_are_looked_up_one_by_one(postgres_url: str) -> None:
-    """With plans as they are made when tables are still small: none goes through all mail for each message of it."""
+def test_many_messages_and_children_are_looked_up_by_index(postgres_url: str) -> None:
+    """With plans made while tables are small: none scans all messages for each message."""
     target = parse_url(postgres_url)
     many = 300
     ids = [f"child-{n}" for n in range(many)]
@@ -355,7 +352,7 @@ def test_much_mail_and_many_children_are_looked_up_one_by_one(postgres_url: str)
     batches: list[list[Write]] = [
         [run("warm", owner="a"), mail(id="warm")],
         [turn(0, id="warm", seen=1, consumed=(1,), patch=suspended())],
-        [run(mail.run_id) for mail in others],
+        [run(each.run_id) for each in others],
         [*others, *(mail(f"m{n}", kind="child") for n in range(many))],
         [mail(f"n{n}", kind="child") for n in range(many)],
         [mail("m5", kind="child"), mail("m5", kind="child")],
@@ -371,17 +368,19 @@ def test_much_mail_and_many_children_are_looked_up_one_by_one(postgres_url: str)
         connection.add_log_listener(lambda _, message: plans.append(str(message)))
         await connection.execute(EXPLAIN_ALL + "; SET auto_explain.log_analyze = on")
         for batch in batches:
-            await carry_out(connection, target, batch)
+            await apply_batch(connection, target, batch)
         await connection.close()
-        passed_over = [(int(rows), plan) for plan in plans for rows in re.findall(r"Rows Removed by[^:]*: (\d+)", plan)]
-        assert [plan for rows, plan in passed_over if rows > many] == []
+        skipped = [(int(rows), plan) for plan in plans for rows in re.findall(r"Rows Removed by[^:]*: (\d+)", plan)]
+        assert [plan for rows, plan in skipped if rows > many] == []
 
     on(postgres_url, test)
 
 
-def test_many_who_begin_to_wait_for_a_topic_are_looked_up_one_by_one(postgres_url: str) -> None:
-    """With plans as they are made when tables are still small: no table is gone through for each write, or the other
-    way round, which would take minutes for a thousand of each."""
+def test_many_new_subscriptions_are_looked_up_by_index(postgres_url: str) -> None:
+    """With plans made while tables are small: no table is scanned once per write, nor the writes once per row.
+
+    Either would take minutes for a thousand of each.
+    """
     target = parse_url(postgres_url)
     many = 200
     ids = [f"reader-{n}" for n in range(many)]
@@ -403,7 +402,7 @@ def test_many_who_begin_to_wait_for_a_topic_are_looked_up_one_by_one(postgres_ur
         connection.add_log_listener(lambda _, message: plans.append(str(message)))
         await connection.execute(EXPLAIN_ALL + "; SET auto_explain.log_analyze = on")
         for number, batch in enumerate(batches):
-            await carry_out(connection, target, batch)
+            await apply_batch(connection, target, batch)
             if number == 0:
                 await connection.execute("ANALYZE")
         await connection.close()
@@ -413,10 +412,10 @@ def test_many_who_begin_to_wait_for_a_topic_are_looked_up_one_by_one(postgres_ur
     on(postgres_url, test)
 
 
-# --- one schema, many processes --------------------------------------------------------------------------------------
+# --- one schema, many processes -------------------------------------------------------------------------------------
 
 
-def test_many_processes_make_the_schema_at_once(postgres_url: str) -> None:
+def test_many_processes_create_the_schema_concurrently(postgres_url: str) -> None:
     async def test() -> None:
         stores = [PostgresStore(postgres_url) for _ in range(6)]
         await asyncio.gather(*(store.open(shards=16) for store in stores))
@@ -428,20 +427,20 @@ def test_many_processes_make_the_schema_at_once(postgres_url: str) -> None:
     asyncio.run(test())
 
 
-def test_a_schema_that_is_not_ours_is_refused_and_left_alone(postgres_url: str) -> None:
+def test_schema_of_another_application_is_refused_and_unchanged(postgres_url: str) -> None:
     async def test() -> None:
-        await ask(postgres_url, "CREATE SCHEMA {schema}")
-        await ask(postgres_url, "CREATE TABLE {schema}.runs (theirs text)")
+        await query(postgres_url, "CREATE SCHEMA {schema}")
+        await query(postgres_url, "CREATE TABLE {schema}.runs (theirs text)")
         error = await refused(PostgresStore(postgres_url).open(shards=16))
         assert "not perdure's" in str(error)
-        assert await ask(postgres_url, "SELECT theirs FROM {schema}.runs") == []
+        assert await query(postgres_url, "SELECT theirs FROM {schema}.runs") == []
 
     asyncio.run(test())
 
 
-def test_an_empty_schema_that_somebody_made_for_us_will_do(postgres_url: str) -> None:
+def test_empty_existing_schema_is_used(postgres_url: str) -> None:
     async def test() -> None:
-        await ask(postgres_url, "CREATE SCHEMA {schema}")
+        await query(postgres_url, "CREATE SCHEMA {schema}")
         store = await opened(postgres_url)
         assert await store.workers() == []
         await store.close()
@@ -449,30 +448,46 @@ def test_an_empty_schema_that_somebody_made_for_us_will_do(postgres_url: str) ->
     asyncio.run(test())
 
 
-def test_a_server_that_is_too_old_is_refused(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgres_schema, "OLDEST_SERVER", 10**9)
+def test_schema_with_old_table_names_is_refused_and_unchanged(postgres_url: str) -> None:
+    """Schemas of unreleased versions carry an earlier comment; their tables would be misread."""
+
+    async def test() -> None:
+        (comment,) = schema._OURS_BEFORE
+        await query(postgres_url, "CREATE SCHEMA {schema}")
+        await query(postgres_url, "CREATE TABLE {schema}.meta (key text, value text)")
+        await query(postgres_url, f"COMMENT ON SCHEMA {{schema}} IS '{comment}'")
+        error = await refused(PostgresStore(postgres_url).open(shards=16))
+        assert "unreleased version" in str(error)
+        assert not error.retryable
+        assert await query(postgres_url, "SELECT * FROM {schema}.meta") == []
+
+    asyncio.run(test())
+
+
+def test_server_of_an_unsupported_version_is_refused(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "OLDEST_SERVER", 10**9)
     assert "needs 14 or later" in str(asyncio.run(refused(PostgresStore(postgres_url).open(shards=16))))
 
 
-def test_a_newer_schema_is_refused(postgres_url: str) -> None:
+def test_newer_schema_is_refused(postgres_url: str) -> None:
     async def test() -> None:
         await (await opened(postgres_url)).close()
-        await ask(postgres_url, "UPDATE {schema}.meta SET value = '99' WHERE key = 'version'")
+        await query(postgres_url, "UPDATE {schema}.meta SET value = '99' WHERE key = 'version'")
         assert "upgrade perdure" in str(await refused(PostgresStore(postgres_url).open(shards=16)))
 
     asyncio.run(test())
 
 
-def test_an_older_schema_is_brought_up_to_date(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_schema_is_migrated(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         store = await opened(postgres_url)
         await store.join(worker("a"))
         await store.commit([run(owner="a")])
-        scripts = [*postgres_schema.migrations(), "ALTER TABLE runs ADD COLUMN new_in_the_next text"]
-        monkeypatch.setattr(postgres_schema, "migrations", lambda: scripts)
+        scripts = [*schema.migrations(), "ALTER TABLE runs ADD COLUMN new_in_the_next text"]
+        monkeypatch.setattr(schema, "migrations", lambda: scripts)
         newer = await opened(postgres_url)
-        assert await ask(postgres_url, "SELECT new_in_the_next FROM {schema}.runs") == [(None,)]
-        assert await store.commit([turn(0, entry())]) == [Committed()], "both go on while workers are replaced"
+        assert await query(postgres_url, "SELECT new_in_the_next FROM {schema}.runs") == [(None,)]
+        assert await store.commit([turn(0, entry())]) == [Committed()], "both versions work while workers are replaced"
         assert await newer.commit([mail()]) == [MessageDelivered(1, fresh=True, owner="a")]
         await store.close()
         await newer.close()
@@ -480,13 +495,11 @@ def test_an_older_schema_is_brought_up_to_date(postgres_url: str, monkeypatch: p
     asyncio.run(test())
 
 
-def test_many_processes_bring_it_up_to_date_at_once_under_load(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_processes_migrate_concurrently_under_load(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(store: PostgresStore) -> None:
-        done_twice_it_fails = "ALTER TABLE runs ADD COLUMN new_in_the_next text"
-        scripts = [*postgres_schema.migrations(), done_twice_it_fails]
-        monkeypatch.setattr(postgres_schema, "migrations", lambda: scripts)
+        fails_if_repeated = "ALTER TABLE runs ADD COLUMN new_in_the_next text"
+        scripts = [*schema.migrations(), fails_if_repeated]
+        monkeypatch.setattr(schema, "migrations", lambda: scripts)
         newer = [PostgresStore(postgres_url) for _ in range(6)]
         opening = asyncio.gather(*(each.open(shards=16) for each in newer))
         for base in range(50):
@@ -498,15 +511,15 @@ def test_many_processes_bring_it_up_to_date_at_once_under_load(
     on(postgres_url, test)
 
 
-def test_who_migrates_waits_for_whoever_is_at_it(postgres_url: str) -> None:
+def test_migration_waits_for_the_migration_lock(postgres_url: str) -> None:
     async def test() -> None:
         other = await asyncpg.connect(parse_url(postgres_url).dsn)
         transaction = other.transaction()
         await transaction.start()
-        await other.fetch(postgres_schema._LOCK, parse_url(postgres_url).schema)
+        await other.fetch(schema._LOCK, parse_url(postgres_url).schema)
         opening = asyncio.ensure_future(opened(named(postgres_url, "migrating")))
-        while not await ask(postgres_url, WAITS_FOR_A_LOCK, "migrating"):
-            assert not opening.done(), "it must wait for its turn"
+        while not await query(postgres_url, WAITS_FOR_A_LOCK, "migrating"):
+            assert not opening.done(), "it must wait for the lock"
         await transaction.rollback()
         await (await opening).close()
         await other.close()
@@ -514,7 +527,7 @@ def test_who_migrates_waits_for_whoever_is_at_it(postgres_url: str) -> None:
     asyncio.run(test())
 
 
-def test_two_schemas_in_one_database_know_nothing_of_each_other(postgres_url: str) -> None:
+def test_two_schemas_in_one_database_are_isolated(postgres_url: str) -> None:
     async def test(store: PostgresStore) -> None:
         with_other = with_schema(shared_url(), "t_a_schema_with_'strange\" name")
         other = await opened(with_other)
@@ -524,39 +537,39 @@ def test_two_schemas_in_one_database_know_nothing_of_each_other(postgres_url: st
             assert await store.records(["theirs"]) == [None]
         finally:
             await other.close()
-            await ask(with_other, "DROP SCHEMA {schema} CASCADE")
+            await query(with_other, "DROP SCHEMA {schema} CASCADE")
 
     on(postgres_url, test)
 
 
-def test_a_database_in_another_encoding_is_refused() -> None:
+def test_database_in_another_encoding_is_refused() -> None:
     async def test() -> None:
-        await ask(shared_url(), "DROP DATABASE IF EXISTS perdure_ascii")
-        await ask(shared_url(), "CREATE DATABASE perdure_ascii ENCODING 'SQL_ASCII' TEMPLATE template0")
+        await query(shared_url(), "DROP DATABASE IF EXISTS perdure_ascii")
+        await query(shared_url(), "CREATE DATABASE perdure_ascii ENCODING 'SQL_ASCII' TEMPLATE template0")
         try:
             error = await refused(PostgresStore(in_database(shared_url(), "perdure_ascii")).open(shards=16))
             assert "UTF8" in str(error)
         finally:
-            await ask(shared_url(), "DROP DATABASE perdure_ascii")
+            await query(shared_url(), "DROP DATABASE perdure_ascii")
 
     asyncio.run(test())
 
 
-# --- races -----------------------------------------------------------------------------------------------------------
+# --- races ----------------------------------------------------------------------------------------------------------
 
 
-def test_stores_that_race_over_topics_and_runs_answer_everyone(postgres_url: str) -> None:
-    """Locks that cannot be had in order are given up and tried again: nobody sees an error, no event gets lost."""
+def test_concurrent_topic_writes_raise_no_error_and_lose_no_event(postgres_url: str) -> None:
+    """A batch that cannot get its locks in order is aborted and repeated; its caller sees no error."""
 
     async def receiving(store: PostgresStore, id: str) -> list[Message]:
-        """A run that waits again and again, and takes what it has got by then."""
+        """Subscribe a run repeatedly and consume what it has got by then."""
         read: list[Message] = []
         for base in range(12):
             unread = await store.inbox(id)
             numbers = tuple(message.number for message in unread)
             write = receive(base, "t", "u", id=id, target=f"{base}/receive", seen=max(numbers, default=0))
-            (answer,) = await store.commit([replace(write, consumed=numbers)])
-            assert isinstance(answer, Committed)
+            (result,) = await store.commit([replace(write, consumed=numbers)])
+            assert isinstance(result, Committed)
             read += unread
         return read + await store.inbox(id)
 
@@ -575,26 +588,26 @@ def test_stores_that_race_over_topics_and_runs_answer_everyone(postgres_url: str
             asyncio.gather(*(publishing(stores[n % 4], f"p{n}") for n in range(6))),
         )
         for messages in read:
-            assert len({message.id for message in messages}) == len(messages), "no run is given an event twice"
-        for_one = {f"topic/{row[0]}/{row[1]}" for row in await ask(postgres_url, FOR_ONE)}
-        given = [message.id for messages in read for message in messages if message.id in for_one]
-        assert len(set(given)) == len(given), "what one run has is no other's"
-        assert await ask(postgres_url, MISSED) == [], "no event waits for a run that waits for it"
+            assert len({message.id for message in messages}) == len(messages), "no run gets an event twice"
+        consumable = {f"topic/{row[0]}/{row[1]}" for row in await query(postgres_url, CONSUMABLE)}
+        assigned = [message.id for messages in read for message in messages if message.id in consumable]
+        assert len(set(assigned)) == len(assigned), "no two runs get the same event"
+        assert await query(postgres_url, MISSED) == [], "no event is queued while a run waits for it"
         for other in stores[1:]:
             await other.close()
 
     on(postgres_url, test)
 
 
-FOR_ONE = (
-    "SELECT t.name, e.place FROM {schema}.topic_events e JOIN {schema}.topics t ON t.no = e.topic_no WHERE e.consume"
-)
+CONSUMABLE = """
+    SELECT t.name, e.event_offset FROM {schema}.topic_events e JOIN {schema}.topics t ON t.pk = e.topic_pk
+    WHERE e.consume"""
 MISSED = """
-    SELECT 1 FROM {schema}.topic_events e JOIN {schema}.subscriptions s ON s.topic_no = e.topic_no
+    SELECT 1 FROM {schema}.topic_events e JOIN {schema}.subscriptions s ON s.topic_pk = e.topic_pk
     WHERE e.queued AND e.consume"""
 
 
-def test_batches_in_opposite_order_do_not_wait_for_each_other_in_a_circle(postgres_url: str) -> None:
+def test_batches_in_opposite_order_do_not_deadlock(postgres_url: str) -> None:
     async def test(store: PostgresStore) -> None:
         other = await opened(postgres_url)
         ids = [f"r{n:02d}" for n in range(40)]
@@ -612,58 +625,58 @@ def test_batches_in_opposite_order_do_not_wait_for_each_other_in_a_circle(postgr
     on(postgres_url, test)
 
 
-def test_new_runs_are_made_in_the_order_of_their_ids() -> None:
-    """Two batches that make the same ones do not wait for each other, which only the server would end."""
-    _, given = postgres_batch.call([run("b"), run("c"), run("a")])
-    assert [each["id"] for each in json.loads(given[3])] == ["a", "b", "c"]
+def test_new_runs_are_created_in_order_of_their_ids() -> None:
+    """Two batches that create the same runs then cannot deadlock."""
+    _, arguments = batches.call([run("b"), run("c"), run("a")])
+    assert [each["id"] for each in json.loads(arguments[3])] == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("company", [(), (run("other"),)], ids=["alone", "in a batch"])
+@pytest.mark.parametrize("others", [(), (run("other"),)], ids=["single", "in a batch"])
 @pytest.mark.parametrize(
     "gives",
     [run("given", owner="b"), turn(0, id="r", patch=RunPatch(status=RunStatus.RUNNING, owner="b"))],
     ids=["new", "turn"],
 )
-def test_a_worker_that_is_just_given_a_run_is_not_forgotten(
-    postgres_url: str, gives: Write, company: tuple[Write, ...]
+def test_worker_that_is_getting_a_run_is_not_removed(
+    postgres_url: str, gives: Write, others: tuple[Write, ...]
 ) -> None:
     async def test(store: PostgresStore) -> None:
         await store.join(worker("b"))
-        async with halfway(postgres_url, [gives, *company]):
-            retiring = asyncio.ensure_future(store.remove_worker("b"))
-            while not await ask(postgres_url, WAITS_FOR_A_LOCK, "retiring"):
-                assert not retiring.done(), "it must wait for who gives the worker a run"
-        await retiring
+        async with applied_not_committed(postgres_url, [gives, *others]):
+            removing = asyncio.ensure_future(store.remove_worker("b"))
+            while not await query(postgres_url, WAITS_FOR_A_LOCK, "removing"):
+                assert not removing.done(), "it must wait for the commit that gives the worker a run"
+        await removing
         assert [(each.id, each.fenced) for each in await store.workers()] == [("a", False), ("b", True)]
-        assert await store.release_runs("b", 130.0, recovered=True) == [rules.run_of(gives)]
+        assert await store.release_runs("b", 130.0, recovered=True) == [semantics.run_of(gives)]
 
-    on(named(postgres_url, "retiring"), test)
+    on(named(postgres_url, "removing"), test)
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "answer"),
+    ("first", "second", "result"),
     [
         (turn(0, entry(), turn_id="first"), turn(0, entry(), turn_id="second"), Superseded()),
         (mail("m1"), mail("m2"), MessageDelivered(2, fresh=True, owner="a")),
     ],
-    ids=["turns", "mail"],
+    ids=["turns", "messages"],
 )
-def test_writes_that_come_at_the_same_time_are_judged_one_after_the_other(
-    postgres_url: str, first: Write, second: Write, answer: WriteResult
+def test_concurrent_single_writes_are_serialized(
+    postgres_url: str, first: Write, second: Write, result: WriteResult
 ) -> None:
-    """Each alone in its batch: the second waits for the first, and then knows of it."""
+    """The second waits for the first, and then sees what it has written."""
 
     async def test(store: PostgresStore) -> None:
-        async with halfway(postgres_url, [first]):
+        async with applied_not_committed(postgres_url, [first]):
             committing = asyncio.ensure_future(store.commit([second]))
-            while not await ask(postgres_url, WAITS_FOR_A_LOCK, "racing"):
-                assert not committing.done(), "it must wait for the one that was first"
-        assert await committing == [answer]
+            while not await query(postgres_url, WAITS_FOR_A_LOCK, "racing"):
+                assert not committing.done(), "it must wait for the first write"
+        assert await committing == [result]
 
     on(named(postgres_url, "racing"), test)
 
 
-# --- connections that break ------------------------------------------------------------------------------------------
+# --- connections that break -----------------------------------------------------------------------------------------
 
 WAITS_FOR_A_LOCK = "SELECT 1 FROM pg_stat_activity WHERE application_name = $1 AND wait_event_type = 'Lock'"
 KILL = """
@@ -672,53 +685,51 @@ KILL = """
           AND application_name = $1"""
 
 
-def test_a_store_whose_connections_are_cut_goes_on(postgres_url: str) -> None:
+def test_store_continues_after_its_connections_are_terminated(postgres_url: str) -> None:
     url = named(postgres_url, "cut")
 
     async def test(store: PostgresStore) -> None:
-        told: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
-        store.on_change(told.put_nowait)
+        notified: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
+        store.on_change(notified.put_nowait)
         for base in range(3):
-            assert await ask(postgres_url, KILL, "cut")
+            assert await query(postgres_url, KILL, "cut")
             write = turn(base, entry(f"s{base}", base))
-            assert await patiently(partial(store.commit, [write])) == [Committed()]
+            assert await with_retries(partial(store.commit, [write])) == [Committed()]
         assert [row.position for row in await store.history("r")] == [1, 2, 3]
-        while await asyncio.wait_for(told.get(), 20) is not None:
-            pass  # None: it listens again, and cannot know what it missed
+        while await asyncio.wait_for(notified.get(), 20) is not None:
+            pass  # None: it listens again, and any run may have changed
         other = await opened(postgres_url)
-        await other.commit([run("heard")])
-        while (ids := await asyncio.wait_for(told.get(), 20)) is None or "heard" not in ids:
+        await other.commit([run("sent")])
+        while (ids := await asyncio.wait_for(notified.get(), 20)) is None or "sent" not in ids:
             pass
         await other.close()
 
     on(url, test)
 
 
-def test_a_listener_that_went_dead_without_a_word_is_replaced(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(postgres_news, "ASK_EVERY", 0.05)
+def test_dead_listening_connection_is_replaced(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "COUNT_INTERVAL_SECONDS", 0.05)
 
     async def test(store: PostgresStore) -> None:
-        dead = ear_of(store)._connection
+        dead = listening_of(store)._connection
         fetchval = asyncpg.Connection.fetchval
 
-        async def no_answer(connection: Any, *given: Any) -> Any:
+        async def time_out(connection: Any, *arguments: Any) -> Any:
             if connection is dead:
                 raise TimeoutError
-            return await fetchval(connection, *given)
+            return await fetchval(connection, *arguments)
 
-        monkeypatch.setattr(asyncpg.Connection, "fetchval", no_answer)
-        told = asyncio.Event()
-        store.on_change(lambda ids: told.set() if ids is None else None)
-        await asyncio.wait_for(told.wait(), 20)
-        assert ear_of(store)._connection is not dead
+        monkeypatch.setattr(asyncpg.Connection, "fetchval", time_out)
+        reconnected = asyncio.Event()
+        store.on_change(lambda ids: reconnected.set() if ids is None else None)
+        await asyncio.wait_for(reconnected.wait(), 20)
+        assert listening_of(store)._connection is not dead
         assert dead.is_closed()
 
     on(postgres_url, test)
 
 
-def test_a_connection_that_is_cut_in_the_middle_of_a_batch_leaves_nothing(postgres_url: str) -> None:
+def test_batch_whose_connection_is_terminated_stores_nothing(postgres_url: str) -> None:
     url = named(postgres_url, "cut-while-waiting")
 
     async def test(store: PostgresStore) -> None:
@@ -726,16 +737,16 @@ def test_a_connection_that_is_cut_in_the_middle_of_a_batch_leaves_nothing(postgr
         await blocker.execute("BEGIN")
         await blocker.fetch(f"SELECT FROM {schema_in(postgres_url)}.runs WHERE id = 'r' FOR UPDATE")
         committing = asyncio.ensure_future(store.commit([run("new"), turn(0, entry())]))
-        while not await ask(postgres_url, WAITS_FOR_A_LOCK, "cut-while-waiting"):
+        while not await query(postgres_url, WAITS_FOR_A_LOCK, "cut-while-waiting"):
             assert not committing.done()
-        await ask(postgres_url, KILL, "cut-while-waiting")
+        await query(postgres_url, KILL, "cut-while-waiting")
         with pytest.raises(StoreError) as caught:
             await committing
         assert caught.value.retryable
         await blocker.execute("ROLLBACK")
         await blocker.close()
-        assert await patiently(lambda: store.records(["new"])) == [None]
-        assert await patiently(lambda: store.commit([run("new"), turn(0, entry())])) == [
+        assert await with_retries(lambda: store.records(["new"])) == [None]
+        assert await with_retries(lambda: store.commit([run("new"), turn(0, entry())])) == [
             Created(owned=False),
             Committed(),
         ]
@@ -743,20 +754,20 @@ def test_a_connection_that_is_cut_in_the_middle_of_a_batch_leaves_nothing(postgr
     on(url, test)
 
 
-def test_a_server_that_is_not_there_may_come_later(tmp_path: Any) -> None:
-    store = PostgresStore(f"postgresql://nobody@/none?host={tmp_path}")
+def test_unreachable_server_is_a_retryable_error(tmp_path: Any) -> None:
+    store = PostgresStore(f"postgresql://user@/none?host={tmp_path}")
     with pytest.raises(StoreError) as caught:
         asyncio.run(store.open(shards=16))
     assert caught.value.retryable
 
 
-def test_a_wrong_database_is_refused_for_good_and_no_password_is_told() -> None:
+def test_missing_database_is_an_error_without_the_password() -> None:
     error = asyncio.run(refused(PostgresStore(in_database(shared_url(), "nowhere")).open(shards=16)))
     assert "nowhere" in str(error)
     assert "hush" not in parse_url("postgresql://me:hush@h1,h2/db").name
 
 
-def test_a_store_belongs_to_the_loop_that_opened_it(postgres_url: str) -> None:
+def test_store_is_refused_on_another_event_loop(postgres_url: str) -> None:
     store = PostgresStore(postgres_url)
     with pytest.raises(StoreError, match="not open"):
         asyncio.run(store.workers())
@@ -768,7 +779,7 @@ def test_a_store_belongs_to_the_loop_that_opened_it(postgres_url: str) -> None:
     on(postgres_url, lambda store: store.close())
 
 
-def test_a_store_that_two_opened_is_closed_by_the_last(postgres_url: str) -> None:
+def test_store_opened_twice_is_closed_by_the_last_close(postgres_url: str) -> None:
     async def test(store: PostgresStore) -> None:
         await store.open(shards=16)
         await store.close()
@@ -777,182 +788,178 @@ def test_a_store_that_two_opened_is_closed_by_the_last(postgres_url: str) -> Non
     on(postgres_url, test)
 
 
-# --- news ------------------------------------------------------------------------------------------------------------
+# --- notifications --------------------------------------------------------------------------------------------------
 
 
-def test_news_of_others_name_the_runs_unless_there_are_too_many(postgres_url: str) -> None:
+def test_notification_names_the_runs_unless_there_are_too_many(postgres_url: str) -> None:
     async def test(store: PostgresStore) -> None:
         other = await opened(postgres_url)
-        told: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
-        store.on_change(told.put_nowait)
+        notified: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
+        store.on_change(notified.put_nowait)
         await other.commit([run("one"), run("two")])
-        assert await asyncio.wait_for(told.get(), 20) == frozenset(("one", "two"))
+        assert await asyncio.wait_for(notified.get(), 20) == frozenset(("one", "two"))
         await other.commit([run(f"{n:0500d}") for n in range(100)])
-        assert await asyncio.wait_for(told.get(), 20) is None
+        assert await asyncio.wait_for(notified.get(), 20) is None
         await other.close()
 
     on(postgres_url, test)
 
 
-def test_ones_own_news_are_heard_once(postgres_url: str) -> None:
+def test_own_changes_are_notified_once(postgres_url: str) -> None:
     async def test(store: PostgresStore) -> None:
         other = await opened(postgres_url)
-        told: list[frozenset[str] | None] = []
-        heard: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
-        store.on_change(told.append)
-        other.on_change(heard.put_nowait)
+        notified: list[frozenset[str] | None] = []
+        received: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
+        store.on_change(notified.append)
+        other.on_change(received.put_nowait)
         await store.commit([run("mine")])
-        while (ids := await asyncio.wait_for(heard.get(), 20)) != frozenset(["mine"]):
-            assert ids is None, "whoever comes is told to look around, and nothing else"
+        while (ids := await asyncio.wait_for(received.get(), 20)) != frozenset(["mine"]):
+            assert ids is None, "a new listener gets only None"
         await other.commit([run("theirs")])
-        while frozenset(["theirs"]) not in told:
+        while frozenset(["theirs"]) not in notified:
             await asyncio.sleep(0)
-        assert told == [frozenset(["mine"]), frozenset(["theirs"])]
+        assert notified == [frozenset(["mine"]), frozenset(["theirs"])]
         await other.close()
 
     on(postgres_url, test)
 
 
-def test_a_store_need_not_listen(postgres_url: str) -> None:
+def test_store_with_listen_no_notifies_without_listening(postgres_url: str) -> None:
     async def test(store: PostgresStore) -> None:
         other = await opened(postgres_url)
-        heard: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
-        other.on_change(heard.put_nowait)
-        await store.commit([run("told")])
-        assert await asyncio.wait_for(heard.get(), 20) == frozenset(["told"])
+        received: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
+        other.on_change(received.put_nowait)
+        await store.commit([run("changed")])
+        assert await asyncio.wait_for(received.get(), 20) == frozenset(["changed"])
         listening = (
             "SELECT application_name FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND application_name = 'deaf'"
         )
-        assert await ask(postgres_url, listening) == []
+        assert await query(postgres_url, listening) == []
         await other.close()
 
     on(named(postgres_url, "deaf") + "&listen=no", test)
 
 
-def ear_of(store: PostgresStore) -> postgres_news._ListenConnection:
-    assert store._news is not None
-    assert store._news._ear is not None
-    return store._news._ear
+def listening_of(store: PostgresStore) -> listener._ListenConnection:
+    assert store._listener is not None
+    assert store._listener._listening is not None
+    return store._listener._listening
 
 
-class Wire:
-    """Hears what is notified, without being one of those who listen for a store."""
+class NotificationRecorder:
+    """Records notifications without counting as a listener of the store."""
 
     def __init__(self, connection: Connection, channel: str) -> None:
         self._connection = connection
         self._channel = channel
-        self._said: asyncio.Queue[str] = asyncio.Queue()
+        self._payloads: asyncio.Queue[str] = asyncio.Queue()
 
-    def hear(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        self._said.put_nowait(str(payload))
+    def on_notification(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+        self._payloads.put_nowait(str(payload))
 
-    async def so_far(self) -> list[str]:
-        """All that was notified since the last time."""
+    async def take(self) -> list[str]:
+        """Return the payloads since the last call."""
         await self._connection.execute(f"NOTIFY {self._channel}, 'now'")
-        said = []
-        while (each := await asyncio.wait_for(self._said.get(), 20)) != "now":
-            said.append(each)
-        return said
+        payloads = []
+        while (each := await asyncio.wait_for(self._payloads.get(), 20)) != "now":
+            payloads.append(each)
+        return payloads
 
 
 @asynccontextmanager
-async def tapped(store: PostgresStore) -> AsyncIterator[Wire]:
-    assert store._news is not None
+async def recorded(store: PostgresStore) -> AsyncIterator[NotificationRecorder]:
+    assert store._listener is not None
     connection = await asyncpg.connect(store._target.dsn)
-    wire = Wire(connection, store._news._channel)
-    await connection.add_listener(store._news._channel, wire.hear)
-    yield wire
+    recorder = NotificationRecorder(connection, store._listener._channel)
+    await connection.add_listener(store._listener._channel, recorder.on_notification)
+    yield recorder
     await connection.close()
 
 
 async def sent(store: PostgresStore) -> None:
-    """Until all news are out that a store has begun to tell."""
-    assert store._news is not None
-    while store._news._sending:
+    """Wait until a store has sent its pending notifications."""
+    assert store._listener is not None
+    while store._listener._sending:
         await asyncio.sleep(0)
 
 
-async def until(store: PostgresStore, *, alone: bool) -> None:
+async def wait_until(store: PostgresStore, *, only_listener: bool) -> None:
     async with asyncio.timeout(20):
-        while ear_of(store).alone is not alone:
+        while listening_of(store).is_only_listener is not only_listener:
             await asyncio.sleep(0.001)
 
 
-def test_who_listens_alone_tells_nobody_and_whoever_comes_later_everything(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(postgres_news, "ASK_EVERY", 0.05)
+def test_only_listener_sends_nothing_until_another_joins(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "COUNT_INTERVAL_SECONDS", 0.05)
 
     async def test(store: PostgresStore) -> None:
-        async with tapped(store) as wire:
-            assert ear_of(store).alone
-            await store.commit([run("unheard")])
+        async with recorded(store) as recorder:
+            assert listening_of(store).is_only_listener
+            await store.commit([run("unsent")])
             await sent(store)
-            assert await wire.so_far() == []
+            assert await recorder.take() == []
             other = await opened(postgres_url)
-            assert not ear_of(other).alone
-            await until(store, alone=False)
-            await wire.so_far()
-            await store.commit([run("heard")])
+            assert not listening_of(other).is_only_listener
+            await wait_until(store, only_listener=False)
+            await recorder.take()
+            await store.commit([run("sent")])
             await sent(store)
-            assert [each for each in await wire.so_far() if "heard" in each]
+            assert [each for each in await recorder.take() if "sent" in each]
             await other.close()
-            await until(store, alone=True)
-            await store.commit([run("unheard again")])
+            await wait_until(store, only_listener=True)
+            await store.commit([run("unsent again")])
             await sent(store)
-            assert await wire.so_far() == []
+            assert await recorder.take() == []
 
     on(postgres_url, test)
 
 
-def test_whoever_comes_looks_for_what_was_told_to_nobody(postgres_url: str) -> None:
+def test_new_listener_is_notified_that_any_run_may_have_changed(postgres_url: str) -> None:
     async def test(store: PostgresStore) -> None:
         other = PostgresStore(postgres_url)
-        told: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
-        other.on_change(told.put_nowait)
+        notified: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
+        other.on_change(notified.put_nowait)
         await other.open(shards=16)
-        assert await asyncio.wait_for(told.get(), 20) is None
+        assert await asyncio.wait_for(notified.get(), 20) is None
         third = await opened(postgres_url)
         await third.commit([run("next")])
-        assert await asyncio.wait_for(told.get(), 20) == frozenset(["next"]), "once is enough"
+        assert await asyncio.wait_for(notified.get(), 20) == frozenset(["next"]), "only once"
         await third.close()
         await other.close()
 
     on(postgres_url, test)
 
 
-def test_who_does_not_hear_himself_cannot_know_that_he_is_alone(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As behind a pooler in transaction mode, or while the connection is made again."""
-    monkeypatch.setattr(postgres_news.NotificationListener, "_heard", lambda *told: None)
+def test_store_that_receives_nothing_always_notifies(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a pooler in transaction mode, or while the connection is being replaced."""
+    monkeypatch.setattr(listener.NotificationListener, "_on_notification", lambda *_: None)
 
     async def test(store: PostgresStore) -> None:
-        async with tapped(store) as wire:
-            await store.commit([run("told")])
+        async with recorded(store) as recorder:
+            await store.commit([run("changed")])
             await sent(store)
-            assert [each for each in await wire.so_far() if "told" in each]
+            assert [each for each in await recorder.take() if "changed" in each]
 
     on(postgres_url, test)
 
 
-def test_listeners_of_another_schema_are_no_company(postgres_url: str) -> None:
+def test_listeners_of_another_schema_are_not_counted(postgres_url: str) -> None:
     with schema_of_its_own() as elsewhere:
 
         async def test(store: PostgresStore) -> None:
             other = await opened(elsewhere)
-            assert ear_of(other).alone
-            assert ear_of(store).alone
+            assert listening_of(other).is_only_listener
+            assert listening_of(store).is_only_listener
             await other.close()
 
         on(postgres_url, test)
 
 
-# --- values and options ----------------------------------------------------------------------------------------------
+# --- values and options ---------------------------------------------------------------------------------------------
 
 
-def test_a_nul_in_an_error_or_a_reason_does_not_stop_a_run(postgres_url: str) -> None:
-    """Messages of exceptions may quote anything, and PostgreSQL's text cannot hold a NUL."""
+def test_nul_in_an_error_or_a_reason_is_stored(postgres_url: str) -> None:
+    """Exception messages may quote any text, and PostgreSQL's text cannot store a NUL."""
 
     async def test(store: PostgresStore) -> None:
         error = ErrorRecord("E", "a\0b", traceback="\0")
@@ -969,26 +976,26 @@ def test_a_nul_in_an_error_or_a_reason_does_not_stop_a_run(postgres_url: str) ->
     on(postgres_url, test)
 
 
-def test_the_time_is_the_servers(postgres_url: str) -> None:
+def test_now_is_the_time_of_the_server(postgres_url: str) -> None:
     async def test(store: PostgresStore) -> None:
-        ((before,),) = await ask(postgres_url, "SELECT extract(epoch FROM clock_timestamp())::float8")
+        ((before,),) = await query(postgres_url, "SELECT extract(epoch FROM clock_timestamp())::float8")
         now = await store.now()
-        ((after,),) = await ask(postgres_url, "SELECT extract(epoch FROM clock_timestamp())::float8")
+        ((after,),) = await query(postgres_url, "SELECT extract(epoch FROM clock_timestamp())::float8")
         assert before <= now <= after
 
     on(postgres_url, test)
 
 
-def test_people_can_read_histories(postgres_url: str) -> None:
+def test_history_view_shows_entries(postgres_url: str) -> None:
     async def test(store: PostgresStore) -> None:
         await store.commit([turn(0, entry("charge")), turn(1)])
-        rows = await ask(postgres_url, "SELECT run, location, convert_from(value, 'UTF8') FROM {schema}.history")
+        rows = await query(postgres_url, "SELECT run, location, convert_from(value, 'UTF8') FROM {schema}.history")
         assert [tuple(row) for row in rows] == [("r", "charge", '"done"')]
 
     on(postgres_url, test)
 
 
-def test_our_options_are_taken_out_of_the_url_and_the_others_left() -> None:
+def test_url_options_of_perdure_are_removed_from_the_dsn() -> None:
     target = parse_url(
         "postgresql://u:p@h1,h2/db?schema=shop&connections=9&timeout=2.5&listen=no&statement_cache_size=0"
         "&target_session_attrs=primary&sslmode=require"
@@ -1012,13 +1019,13 @@ def test_our_options_are_taken_out_of_the_url_and_the_others_left() -> None:
         "timeout=0",
     ],
 )
-def test_a_bad_option_is_refused_before_anything_is_opened(bad: str) -> None:
+def test_invalid_url_option_is_refused_by_the_constructor(bad: str) -> None:
     with pytest.raises(StoreError, match="option"):
         PostgresStore(f"postgresql://h/db?{bad}")
 
 
-def test_a_zombie_that_commits_while_it_is_taken_over_changes_nothing_or_is_seen(postgres_url: str) -> None:
-    """The takeover and the late commit race; whichever is first, the new owner works on what is there."""
+def test_commit_racing_with_a_takeover_is_refused_or_seen_by_the_new_owner(postgres_url: str) -> None:
+    """Whichever is first, the new owner claims the position that is stored."""
 
     async def test(store: PostgresStore) -> None:
         other = await opened(postgres_url)
@@ -1034,59 +1041,59 @@ def test_a_zombie_that_commits_while_it_is_taken_over_changes_nothing_or_is_seen
             await store.join(worker(f"w-{id}"))
             await store.commit([run(id, owner=f"w-{id}")])
             late = turn(0, entry("late"), id=id, worker=f"w-{id}")
-            (answer,), (position,) = await asyncio.gather(store.commit([late]), take_over(id))
-            assert answer in (Committed(), Superseded())
-            assert position == (await load(store, id)).position == (1 if answer == Committed() else 0)
+            (result,), (position,) = await asyncio.gather(store.commit([late]), take_over(id))
+            assert result in (Committed(), Superseded())
+            assert position == (await load(store, id)).position == (1 if result == Committed() else 0)
         await other.close()
 
     on(postgres_url, test)
 
 
-def test_a_claim_waits_for_a_commit_that_is_at_all_that_is_due(postgres_url: str) -> None:
-    """Passed over, they would stay due until the next sweep: nobody tells of them once more."""
+def test_claim_waits_for_a_commit_that_locks_all_due_runs(postgres_url: str) -> None:
+    """Skipped runs would stay due until the next sweep, because no further notification follows."""
 
     async def test(store: PostgresStore) -> None:
         await store.commit([run("late"), run("early")])
-        telling = await asyncpg.connect(parse_url(postgres_url).dsn)
-        transaction = telling.transaction()
+        locking = await asyncpg.connect(parse_url(postgres_url).dsn)
+        transaction = locking.transaction()
         await transaction.start()
-        await telling.fetch(f"SELECT FROM {schema_in(postgres_url)}.runs WHERE id = 'early' FOR NO KEY UPDATE")
-        assert [each.id for each in await store.claim(claim("a", 130.0))] == ["late"], "what can be had is not delayed"
+        await locking.fetch(f"SELECT FROM {schema_in(postgres_url)}.runs WHERE id = 'early' FOR NO KEY UPDATE")
+        assert [each.id for each in await store.claim(claim("a", 130.0))] == ["late"], "an unlocked run is claimed"
         claiming = asyncio.ensure_future(store.claim(claim("a", 130.0)))
-        while not await ask(postgres_url, WAITS_FOR_A_LOCK, "claiming"):
-            assert not claiming.done(), "it must wait for who is at the only run that is due"
+        while not await query(postgres_url, WAITS_FOR_A_LOCK, "claiming"):
+            assert not claiming.done(), "it must wait for the transaction that locks the only due run"
         await transaction.rollback()
         assert [each.id for each in await claiming] == ["early"]
         assert await store.claim(claim("a", 130.0)) == []
-        await telling.close()
+        await locking.close()
 
     on(named(postgres_url, "claiming"), test)
 
 
-def test_whoever_hears_nothing_is_told_so(
+def test_missing_notifications_are_logged(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As behind a pooler in transaction mode, which takes LISTEN and forgets it."""
+    """As behind a pooler in transaction mode, which accepts LISTEN without effect."""
 
     async def warnings() -> list[str]:
         store = PostgresStore(postgres_url)
         await store.open(shards=16)
-        trying = [task for task in asyncio.all_tasks() if "_warn_if_deaf" in repr(task)]
-        await asyncio.wait_for(asyncio.gather(*trying), 60)
+        checks = [task for task in asyncio.all_tasks() if "_warn_if_deaf" in repr(task)]
+        await asyncio.wait_for(asyncio.gather(*checks), 60)
         await store.close()
-        assert len(trying) == 1
+        assert len(checks) == 1
         return [record.getMessage() for record in caplog.records if "listen=no" in record.getMessage()]
 
-    monkeypatch.setattr(postgres_news, "HEAR_WITHIN", 2.0)
+    monkeypatch.setattr(listener, "ECHO_TIMEOUT_SECONDS", 2.0)
     assert asyncio.run(warnings()) == []
-    monkeypatch.setattr(postgres_news, "HEAR_WITHIN", 0.0)
-    monkeypatch.setattr(postgres_news.NotificationListener, "_heard", lambda *told: None)
+    monkeypatch.setattr(listener, "ECHO_TIMEOUT_SECONDS", 0.0)
+    monkeypatch.setattr(listener.NotificationListener, "_on_notification", lambda *_: None)
     assert len(asyncio.run(warnings())) == 1
 
 
 @pytest.mark.parametrize("kind", [asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError])
-def test_a_pooler_without_prepared_statements_delays_and_says_what_to_do(kind: type[Exception]) -> None:
-    meant = as_store_error(kind("prepared statement does not exist"))
-    assert meant is not None
-    assert meant.retryable
-    assert "statement_cache_size=0" in str(meant)
+def test_lost_prepared_statement_is_retryable_and_names_the_option(kind: type[Exception]) -> None:
+    error = as_store_error(kind("prepared statement does not exist"))
+    assert error is not None
+    assert error.retryable
+    assert "statement_cache_size=0" in str(error)

@@ -1,6 +1,6 @@
-"""No table grows without bound: rows that are updated again and again stay where they are, and space is used again.
+"""No table grows without bound: repeated updates are HOT updates, and the space of deleted rows is reused.
 
-On a server of its own, where nobody else's transactions keep vacuum from its work, and which vacuums when it is told.
+The tests use a server of their own, where no other transactions delay VACUUM and autovacuum is off.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perdure.stores.postgres.store import PostgresStore
 from perdure.testing.contract.builders import claim, entry, mail, publish, run, succeeded, suspended, turn, worker
 from tests.servers.postgres import Server
 
-KEPT = {"meta", "keys", "topics"}  # a few rows for good, however many runs there were
+RETAINED = {"meta", "signing_keys", "topics"}  # tables with a fixed number of rows
 WAVE = 200
 STATISTICS = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE schemaname = 'perdure' AND relname = $1"
 SIZES = "SELECT relname, pg_total_relation_size(relid) FROM pg_stat_user_tables WHERE schemaname = 'perdure'"
@@ -37,11 +37,11 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(autouse=True)
-def _in_an_empty_database(server: Server) -> None:
+def _empty_database(server: Server) -> None:
     asyncio.run(server.execute("SET client_min_messages = warning", "DROP SCHEMA IF EXISTS perdure CASCADE"))
 
 
-async def ask(server: Server, text: str, *values: Any) -> list[Any]:
+async def query(server: Server, text: str, *values: Any) -> list[Any]:
     connection = await asyncpg.connect(server.url)
     try:
         return await connection.fetch(text, *values)
@@ -51,24 +51,24 @@ async def ask(server: Server, text: str, *values: Any) -> list[Any]:
 
 async def sizes(server: Server) -> dict[str, int]:
     """The bytes of every table, with its indexes."""
-    return {row[0]: row[1] for row in await ask(server, SIZES)}
+    return {row[0]: row[1] for row in await query(server, SIZES)}
 
 
 async def counted(server: Server, table: str, updates: int) -> int:
-    """How many of the updates were HOT, once all of them are counted: sessions tell when they end, or soon after."""
+    """Return how many updates were HOT, after the server has counted all: sessions report at their end or later."""
     async with asyncio.timeout(60):
         while True:
-            [(seen, hot)] = await ask(server, STATISTICS, table)
+            [(seen, hot)] = await query(server, STATISTICS, table)
             if seen >= updates:
                 return int(hot)
             await asyncio.sleep(0.02)
 
 
-# --- rows that are updated again and again ---------------------------------------------------------------------------
+# --- rows that are updated repeatedly -------------------------------------------------------------------------------
 
 
-def test_signs_of_life_and_places_in_topics_are_written_over_each_other(server: Server) -> None:
-    """HOT updates: they touch no index, and find their room in the page that they leave. Nobody vacuums here."""
+def test_leases_and_topic_offsets_are_hot_updates(server: Server) -> None:
+    """HOT updates change no index and reuse space of their page, without VACUUM."""
     times = 400
 
     async def test() -> None:
@@ -89,21 +89,21 @@ def test_signs_of_life_and_places_in_topics_are_written_over_each_other(server: 
     asyncio.run(test())
 
 
-def test_the_settings_that_the_docs_advise_are_taken(server: Server) -> None:
+def test_settings_in_the_docs_are_valid(server: Server) -> None:
     page = Path(__file__).resolve().parents[3] / "docs" / "postgres.md"
-    advised = [line for line in page.read_text().splitlines() if line.startswith("ALTER TABLE perdure.")]
-    assert len(advised) > 3
+    recommended = [line for line in page.read_text().splitlines() if line.startswith("ALTER TABLE perdure.")]
+    assert len(recommended) > 3
 
     async def test() -> None:
         store = PostgresStore(server.url)
         await store.open(shards=16)
         await store.close()
-        await server.execute(*advised)
+        await server.execute(*recommended)
 
     asyncio.run(test())
 
 
-# --- runs that come and go -------------------------------------------------------------------------------------------
+# --- runs that end and are pruned -----------------------------------------------------------------------------------
 
 
 @event(name="upkeep.word")
@@ -128,7 +128,7 @@ async def child(ctx: Context, text: str) -> str:
 
 @workflow(name="upkeep.parent")
 async def parent(ctx: Context, n: int) -> str:
-    """Leaves something in every table but that of dead letters."""
+    """Write to every table except dead_letters."""
     word = await ctx.receive(Word)
     shout = await ctx.receive(Shout)
     await ctx.publish("word", word.text)
@@ -139,7 +139,7 @@ async def parent(ctx: Context, n: int) -> str:
     return await handle.result()
 
 
-def test_runs_that_come_and_go_leave_nothing(server: Server) -> None:
+def test_pruned_runs_leave_no_rows(server: Server) -> None:
     async def test() -> None:
         async with Engine(server.url, [parent, child], EngineConfig(run_retention=0)) as engine:
             runs = [await engine.start(parent, n) for n in range(5)]
@@ -148,18 +148,18 @@ def test_runs_that_come_and_go_leave_nothing(server: Server) -> None:
                 await engine.broadcast(Shout("shout"))
             assert await asyncio.gather(*(each.result() for each in runs)) == ["shout" * 100] * 5
             store = engine._open.store
-            while (await store.runs(RunQuery(limit=1))).runs:  # children go after their parents, all after their duties
+            while (await store.runs(RunQuery(limit=1))).runs:  # children after their parents, all after finalization
                 await store.prune(await store.now() + 1, keep_ids_for=0)
-            await store.prune(await store.now() + 2, keep_ids_for=0)  # events that went a moment ago
+            await store.prune(await store.now() + 2, keep_ids_for=0)  # events deleted just now
         tables = sorted(await sizes(server))
         counts = await server.execute(*(f"SELECT count(*) FROM perdure.{table}" for table in tables))
-        assert {table for table, rows in zip(tables, counts, strict=True) if rows} <= KEPT
+        assert {table for table, rows in zip(tables, counts, strict=True) if rows} <= RETAINED
 
     asyncio.run(test())
 
 
 async def wave(store: PostgresStore, number: int) -> None:
-    """Runs that are claimed and suspended again and again, get mail, show things, end and are pruned."""
+    """Create runs that are claimed and suspended repeatedly, get messages, end and are pruned."""
     ids = [f"run-{number}-{n}" for n in range(WAVE)]
     await store.commit([run(id, owner="a") for id in ids])
     for base in range(4):
@@ -171,7 +171,7 @@ async def wave(store: PostgresStore, number: int) -> None:
     assert await store.prune(300.0) == WAVE
 
 
-def test_runs_that_come_and_go_take_no_more_room_each_time(server: Server) -> None:
+def test_tables_do_not_grow_with_pruned_runs(server: Server) -> None:
     async def test() -> None:
         store = PostgresStore(server.url)
         await store.open(shards=16)
@@ -182,7 +182,7 @@ def test_runs_that_come_and_go_take_no_more_room_each_time(server: Server) -> No
             after.append(await sizes(server))
             await server.execute(*(f"VACUUM perdure.{table}" for table in after[-1]))
         await store.close()
-        # The fourth finds what the first three have left: a page that an index gives up is used two waves later.
+        # Compare with the fourth wave: an index reuses a freed page two waves later.
         grown = {table: (size, after[-1][table]) for table, size in after[3].items() if after[-1][table] > 1.2 * size}
         assert grown == {}, "bytes after the fourth wave, and after twice as many"
 

@@ -1,1 +1,1 @@
-"""PostgreSQL store."""
+"""The PostgreSQL store: a schema of a database behind the `Store` protocol."""

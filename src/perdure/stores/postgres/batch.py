@@ -1,14 +1,16 @@
-"""A batch of writes as one statement with its arguments, and its rows as answers.
+"""Encode a batch of writes as one statement with its arguments, and decode its rows as results.
 
-All writes travel as JSON, payloads in it as base64. A write that is alone in its batch is carried out by itself
-(`commit_write`). Of several (`commit_batch`) most are turns that append entries, read mail and perhaps change the run's
-row: those are encoded as they are, without a step of Python for each, and the server judges and writes all of them at
-once; so it does with new runs, with mail, and with ticking off who was told of an end. All others are carried out one
-by one, in their order, as if each were alone. What is done at once overtakes the others, because no other write of its
-batch concerns its run, but for more mail; behind one that may, by assigning events, nothing does but new runs.
+All writes are JSON, payloads in it base64. A single write is applied by `commit_write`. In a larger batch
+(`commit_batch`) most writes are turns that append entries, consume messages and perhaps patch the run's row. They are
+encoded as they are, without Python code per turn, and the server checks and applies all of them together. New runs,
+messages and notified observers are grouped in the same way. All other writes are applied one by one, in their order,
+as if each were single.
 
-Arrays, a column each, would be less for the server to read; but the driver takes 1 us for each of their elements, some
-20 for a step, which is a fifth of all that a step costs here.
+Grouped writes are applied before the others. That is safe because no other write of the batch is about the same run,
+except for further messages. After a write that may assign events to other runs, only new runs are grouped.
+
+Arrays, one per column, would be cheaper for the server to read. But asyncpg takes 1 us per element, about 20 us for a
+step, which is a fifth of the cost of a step.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from typing import Any
 import msgspec
 
 from perdure.model.records import RunResult
-from perdure.stores import semantics as rules
+from perdure.stores import semantics
 from perdure.stores import sql_rows as rows
-from perdure.stores.postgres.write_encoding import Json, as_json, mail, new_run, told
+from perdure.stores.postgres.write_encoding import Json, as_json, message, new_run, notified_rows
 from perdure.stores.results import (
     AlreadyEnded,
     AlreadyStarted,
@@ -54,120 +56,130 @@ COMMIT_BATCH = "SELECT * FROM {schema}.commit_batch($1, $2, $3, $4, $5, $6, $7, 
 
 _encode = msgspec.json.Encoder().encode
 _COMMITTED = Committed()
-_MADE = Created(owned=True)
+_CREATED = Created(owned=True)
 
 
 def call(batch: Sequence[Write]) -> tuple[str, list[Any]]:
-    """The statement that carries the batch out, and what it is given; the writes must have been checked."""
-    if len(batch) == 1 and is_carried_out_alone(batch[0]):
+    """Return the statement that applies a batch of checked writes, and its arguments."""
+    if len(batch) == 1 and needs_only_run_lock(batch[0]):
         return COMMIT_WRITE, [_encode(as_json(batch[0])).decode()]
-    gathered = _BatchPlan(batch)
-    if not gathered.readable:
-        gathered = _BatchPlan(batch, group_turns=False)
-    return COMMIT_BATCH, gathered.arguments()
+    plan = _BatchPlan(batch)
+    if not plan.is_readable:
+        plan = _BatchPlan(batch, group_turns=False)
+    return COMMIT_BATCH, plan.arguments()
 
 
-def is_carried_out_alone(write: Write) -> bool:
-    """Whether a write that is alone needs no lock but that of its run, as most do.
+def needs_only_run_lock(write: Write) -> bool:
+    """Whether a single write needs no lock except that of its run, so that `commit_write` can apply it.
 
-    As a batch of one it would take up to twice as long: arrays and joins cost the server more than they spare. (In
-    thousands of instructions: 550 for a new run, 500 for a step, 820 for a step that ends its run; 780, 870 and 1,370
-    as a batch.)
+    As a batch of one it would take up to twice as long, because arrays and joins cost the server more than they save.
+    (In thousands of instructions: 550 for a new run, 500 for a step, 820 for a step that ends its run; 780, 870 and
+    1,370 as a batch.)
     """
     return not _touches_topics(write)
 
 
 class _BatchPlan:
-    """The writes of a batch, sorted by the way in which they travel."""
+    """The writes of a batch, sorted by how `commit_batch` applies them."""
 
     def __init__(self, batch: Sequence[Write], *, group_turns: bool = True) -> None:
-        self._plainly = group_turns
+        self._group_turns = group_turns
         self._topics: set[str] = set()
-        self._topical = False  # nothing but new runs overtakes a write that may assign events
-        self._times = Counter(map(rules.run_of, batch))
-        self._mailed = self._only_mailed(batch)
-        self._locked: set[str] = set()  # runs, besides those of plain turns
-        self._workers: set[str] = set()  # those that may own a run by a plain turn: none must be forgotten meanwhile
-        self._met: set[rules.Key] = set()
+        self._assigns_events = False  # then only new runs may still be grouped
+        self._writes_per_run = Counter(map(semantics.run_of, batch))
+        self._only_messages = self._find_runs_with_only_messages(batch)
+        self._locked: set[str] = set()  # runs, except those of grouped turns
+        self._workers: set[str] = set()  # new owners by grouped turns: they must not be removed meanwhile
+        self._seen: set[semantics.Key] = set()
         self._creates: list[Json] = []
-        self._mail: list[Json] = []
-        self._settles: list[Json] = []
+        self._messages: list[Json] = []
+        self._finalizes: list[Json] = []
         self._writes: list[Json] = []
         self._turns: list[CommitTurn] = []
         self._turns_at: list[int] = []
         for at, write in enumerate(batch):
             self._add(at, write)
-        self._creates.sort(key=itemgetter("id"))  # the order in which two batches may meet in them
+        self._creates.sort(key=itemgetter("id"))  # two batches that create the same runs lock them in one order
         self._document = _document(self._turns)
 
     @property
-    def readable(self) -> bool:
-        """Whether the server can read the turns: it stumbles over a NUL even where it passes it on as it is."""
+    def is_readable(self) -> bool:
+        """Whether the server can read the grouped turns. It refuses an escaped NUL even in text that it only copies."""
         return self._document is None or "\\u0000" not in self._document
 
     def _add(self, at: int, write: Write) -> None:
-        if isinstance(write, CommitTurn) and self._is_plain(write):
+        if isinstance(write, CommitTurn) and self._can_be_grouped(write):
             self._turns.append(write)
             self._turns_at.append(at)
             if write.patch is not None and write.patch.owner is not None:
                 self._workers.add(write.patch.owner)
             return
-        key = rules.run_of(write)
+        key = semantics.run_of(write)
         self._topics.update(_topics_of(write))
-        self._topical = self._topical or _touches_topics(write)
-        if isinstance(write, CreateRun) and key not in self._met and not (write.entries or write.inbox):
+        self._assigns_events = self._assigns_events or _touches_topics(write)
+        if isinstance(write, CreateRun) and key not in self._seen and not (write.entries or write.inbox):
             self._creates.append(new_run(at, write))
-        elif isinstance(write, DeliverMessage) and (self._is_alone(write.run_id) or self._is_only_mailed(write.run_id)):
-            self._mail.append(mail(at, write))
-        elif isinstance(write, FinalizeRun) and rules.only_marks_notified(write) and self._is_alone(write.run_id):
-            self._settles += told(at, write)
+        elif isinstance(write, DeliverMessage) and (
+            self._is_only_write(write.run_id) or self._gets_only_messages(write.run_id)
+        ):
+            self._messages.append(message(at, write))
+        elif (
+            isinstance(write, FinalizeRun)
+            and semantics.only_marks_notified(write)
+            and self._is_only_write(write.run_id)
+        ):
+            self._finalizes += notified_rows(at, write)
         else:
             self._writes.append({**as_json(write), "at": at})
-        self._met.add(key)
+        self._seen.add(key)
         if isinstance(key, str) and not isinstance(write, CreateRun):
             self._locked.add(key)
 
     def arguments(self) -> list[Any]:
         return [
             sorted(self._workers) or None,
-            sorted(self._topics) if self._topical else None,
+            sorted(self._topics) if self._assigns_events else None,
             list(self._locked),
             _document(self._creates),
-            _document(self._mail),
+            _document(self._messages),
             _document(self._writes),
             _document(self._turns_at),
             self._document,
-            _document(self._settles),
+            _document(self._finalizes),
         ]
 
-    def _only_mailed(self, batch: Sequence[Write]) -> frozenset[str]:
-        """Runs that get several messages and nothing else, which cannot matter to each other."""
+    def _find_runs_with_only_messages(self, batch: Sequence[Write]) -> frozenset[str]:
+        """Return runs that get several messages and no other write, if the messages cannot affect each other."""
         ids: dict[str, set[str]] = {}
         for write in batch:
-            if isinstance(write, DeliverMessage) and self._times[write.run_id] > 1 and rules.is_unbounded(write):
+            if (
+                isinstance(write, DeliverMessage)
+                and self._writes_per_run[write.run_id] > 1
+                and semantics.is_unbounded(write)
+            ):
                 ids.setdefault(write.run_id, set()).add(write.message.id)
-        return frozenset(run_id for run_id, messages in ids.items() if len(messages) == self._times[run_id])
+        return frozenset(run_id for run_id, messages in ids.items() if len(messages) == self._writes_per_run[run_id])
 
-    def _is_plain(self, turn: CommitTurn) -> bool:
-        return self._plainly and turn.restart is None and turn.extras is None and self._is_alone(turn.run_id)
+    def _can_be_grouped(self, turn: CommitTurn) -> bool:
+        return self._group_turns and turn.restart is None and turn.extras is None and self._is_only_write(turn.run_id)
 
-    def _is_alone(self, run_id: str) -> bool:
-        """Whether no other write of the batch can matter to one to this run."""
-        return self._times[run_id] == 1 and not self._topical
+    def _is_only_write(self, run_id: str) -> bool:
+        """Whether no other write of the batch can affect this run."""
+        return self._writes_per_run[run_id] == 1 and not self._assigns_events
 
-    def _is_only_mailed(self, run_id: str) -> bool:
-        return run_id in self._mailed and not self._topical
+    def _gets_only_messages(self, run_id: str) -> bool:
+        return run_id in self._only_messages and not self._assigns_events
 
 
 def _document(writes: Sequence[Json | CommitTurn | int]) -> str | None:
     return _encode(writes).decode() if writes else None
 
 
-# --- what must be locked ---------------------------------------------------------------------------------------------
+# --- what must be locked --------------------------------------------------------------------------------------------
 
 
 def _touches_topics(write: Write) -> bool:
-    """Whether a write may give mail to other runs, or needs the lock of a topic for its own."""
+    """Whether a write may assign events to other runs, or needs the lock of a topic for its own run."""
     match write:
         case PublishEvent() | FanOut():
             return True
@@ -182,7 +194,7 @@ def _touches_topics(write: Write) -> bool:
 
 
 def _topics_of(write: Write) -> Iterable[str]:
-    """The topics that a write names; those of what it returns are known to the server."""
+    """Return the topics that a write names. The server looks up those of released assignments."""
     match write:
         case PublishEvent():
             yield write.event.topic
@@ -197,77 +209,78 @@ def _topics_of(write: Write) -> Iterable[str]:
                 yield from subscription.topics
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------------------------
 
 EXISTS = "exists"
-"""The verdict on a new run whose id was taken: who has it must be asked for."""
-CREATED = "created"
-"""The verdict on a new run that the same call had made before."""
+"""The result kind of a new run whose id is taken. The record of the other run must be read separately."""
+CREATED_BEFORE = "created_before"
+"""The result kind of a new run that an earlier, equal call has created."""
 
 
-class Answers(msgspec.Struct):
-    """The answers, the runs that others want to hear of, and what of the batch is still to be done.
+class BatchResults(msgspec.Struct):
+    """The results of a batch, the changed runs, and what the store must still do for the batch.
 
-    Where the answer must be `Exists`, and which runs were there already and are still to be observed.
+    `ids_taken` are indexes of new runs whose result must be `IdTaken`. `unobserved` are indexes of runs that an earlier
+    call created and that are still to be observed.
     """
 
-    given: list[WriteResult]
+    results: list[WriteResult]
     changed: frozenset[str]
-    taken: list[int]
+    ids_taken: list[int]
     unobserved: list[int]
 
 
-def answers(statement: str, batch: Sequence[Write], found: Sequence[rows.Row]) -> Answers:
-    """What the statement of a `call` found, as answers: what is simply done as it was asked for has no row."""
-    given: list[WriteResult] = [_MADE if isinstance(write, CreateRun) else _COMMITTED for write in batch]
+def read_results(statement: str, batch: Sequence[Write], found: Sequence[rows.Row]) -> BatchResults:
+    """Decode the rows of a statement of `call`. A write without a row was applied as requested."""
+    results: list[WriteResult] = [_CREATED if isinstance(write, CreateRun) else _COMMITTED for write in batch]
     changed: list[str] = []
-    taken: list[int] = []
+    ids_taken: list[int] = []
     unobserved: list[int] = []
-    for row in _rows_of_one(found[0]) if statement == COMMIT_WRITE else found:
+    for row in _rows_of_single_write(found[0]) if statement == COMMIT_WRITE else found:
         at = row[0]
         if at < 0:
             changed.append(row[4])
         elif row[1] == EXISTS:
-            taken.append(at)
+            ids_taken.append(at)
         else:
-            given[at] = _answer(*row[1:])
-            if row[1] == CREATED and isinstance(write := batch[at], CreateRun) and write.observer is not None:
+            results[at] = _read_result(*row[1:])
+            if row[1] == CREATED_BEFORE and isinstance(write := batch[at], CreateRun) and write.observer is not None:
                 unobserved.append(at)
-    return Answers(given, frozenset(changed), taken, unobserved)
+    return BatchResults(results, frozenset(changed), ids_taken, unobserved)
 
 
-def _rows_of_one(found: rows.Row) -> Iterable[rows.Row]:
-    """The answer to one write, and the runs that changed by it, in rows as those of a batch."""
+def _rows_of_single_write(found: rows.Row) -> Iterable[rows.Row]:
+    """Convert the row of `commit_write` to rows of `commit_batch`: its result, then the changed runs."""
     yield (0, *found[:6])
     for run_id in found[6] or ():
         yield (-1, None, None, None, run_id, None, None)
 
 
-def _answer(verdict: str, number: int, flag: bool, label: str, body: bytes | None, note: str | None) -> WriteResult:
-    match verdict:
-        case "committed" | "again":
+def _read_result(kind: str, number: int, flag: bool, label: str, body: bytes | None, note: str | None) -> WriteResult:
+    match kind:
+        case "committed" | "committed_before":
             return Committed(has_messages=bool(flag))
         case "superseded":
             return Superseded()
         case "delivered":
             return MessageDelivered(number, fresh=flag, owner=label)
-        case "made" | "created":
+        case "created" | "created_before":
             return Created(owned=flag)
         case "ended":
             return AlreadyEnded(rows.run_status(label))
-        case "ended so":
+        case "ended_with_result":
             status = rows.run_status(label)
             return AlreadyEnded(status, RunResult(status, body, rows.error_of(note)))
-        case "published" | "known":
-            return EventPublished(number, int(label), more=flag, fresh=verdict == "published")
+        case "published" | "published_before":
+            return EventPublished(number, int(label), more=flag, fresh=kind == "published")
         case "full":
             return LimitReached(number)
         case "observing":
             return ObserverAdded()
-        case "begun":
+        case "already_started":
             return AlreadyStarted()
-        case "gone":
+        case "dead_letter_missing":
             return DeadLetterMissing()
         case _:
-            assert verdict == "missing", verdict
+            assert kind == "missing", kind
             return RunMissing()

@@ -1,4 +1,4 @@
-"""Errors of asyncpg as StoreError."""
+"""Translate errors of asyncpg into `StoreError`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncpg import exceptions as pg
 from perdure.errors import StoreError
 
 RETRY_IMMEDIATELY = (pg.DeadlockDetectedError, pg.SerializationError, pg.LockNotAvailableError)
-_POOLED = (pg.InvalidSQLStatementNameError, pg.DuplicatePreparedStatementError)
+_PREPARED_STATEMENT_LOST = (pg.InvalidSQLStatementNameError, pg.DuplicatePreparedStatementError)
 _RETRYABLE = (
     *RETRY_IMMEDIATELY,
     OSError,
@@ -21,7 +21,7 @@ _RETRYABLE = (
     pg.InsufficientResourcesError,
     pg.OperatorInterventionError,
     pg.ObjectInUseError,
-    pg.ReadOnlySQLTransactionError,  # a standby, until it is promoted or the primary is found
+    pg.ReadOnlySQLTransactionError,  # a standby: until it is promoted, or until the client finds the primary
     pg.CannotConnectNowError,
     pg.PostgresSystemError,
     pg.InvalidCachedStatementError,
@@ -30,32 +30,35 @@ _RETRYABLE = (
 
 @contextlib.contextmanager
 def translate_errors() -> Iterator[None]:
-    """What asyncpg raises becomes what the callers of a store expect."""
+    """Raise the `StoreError` for an error of asyncpg or of the server; other errors pass unchanged."""
     try:
         yield
     except Exception as error:
-        meant = as_store_error(error)
-        if meant is None:
+        store_error = as_store_error(error)
+        if store_error is None:
             raise
-        raise meant from error
+        raise store_error from error
 
 
 def as_store_error(error: Exception) -> StoreError | None:
-    """What an error of the server's means: whether the same call may succeed later. None: it is not the server's."""
-    if isinstance(error, _POOLED):
-        advice = "a pooler that keeps no prepared statements? Then add statement_cache_size=0 to the URL"
-        return StoreError(f"PostgreSQL does not know a statement that was prepared ({error}): {advice}", retryable=True)
+    """Return the `StoreError` for an error, `retryable` if the same call may succeed later.
+
+    Returns None for an error that comes from neither asyncpg nor the server.
+    """
+    if isinstance(error, _PREPARED_STATEMENT_LOST):
+        advice = "if a pooler without prepared statements is in use, add statement_cache_size=0 to the URL"
+        return StoreError(f"PostgreSQL lost a prepared statement ({error}); {advice}", retryable=True)
     if isinstance(error, _RETRYABLE) or _is_lost_connection(error):
-        return StoreError(f"PostgreSQL could not do it now ({_describe(error)})", retryable=True)
+        return StoreError(f"PostgreSQL is unavailable or gave the statement up ({_describe(error)})", retryable=True)
     if isinstance(error, UnicodeError) or isinstance(error.__cause__, UnicodeError):
         return StoreError(f"text that is not valid Unicode cannot be stored: {error}")
     if isinstance(error, (asyncpg.PostgresError, asyncpg.InterfaceError, ValueError, TypeError, OverflowError)):
-        return StoreError(f"PostgreSQL refused it ({_describe(error)})")
+        return StoreError(f"PostgreSQL refused the statement ({_describe(error)})")
     return None
 
 
 def _is_lost_connection(error: BaseException) -> bool:
-    """A connection that was found closed, or is used by nobody any more: the next call gets another one."""
+    """Whether the connection was closed or abandoned. The next call gets another connection."""
     return isinstance(error, asyncpg.InterfaceError) and not isinstance(error, (ValueError, TypeError))
 
 

@@ -1,14 +1,14 @@
-"""News between the processes that share a PostgreSQL store: LISTEN and NOTIFY.
+"""Change notifications between the processes that share a PostgreSQL store, by LISTEN and NOTIFY.
 
-News are told after the commit that they are about, in a statement of their own: a transaction that notifies holds a
-lock of the whole database until it has reached the disk, which would put all commits in line. Many commits share one
-notification. A process that dies in between, or whose connection breaks, loses news: they only make things faster,
-and everyone who needs to know looks around by himself now and then. Waiting for a network is real time, whatever clock
-an engine goes by.
+A notification follows the commit that it is about, in a statement of its own. A transaction that notifies holds a lock
+of the whole database until its commit is on disk, which would serialize all commits. Many commits share one
+notification. Notifications are change hints: one is lost when its process dies or its connection breaks. They only
+reduce latency, because every worker also sweeps its store periodically. Timeouts here use the system clock: a network
+is slow in real time, whatever clock an engine uses.
 
-Who listens alone tells nothing, which saves a tenth of what a short run takes. Every listener holds an advisory lock of
-the schema, shared, by which all can be counted, and says hello once he holds it. So whoever comes later is heard, and
-whoever came before is found.
+A process that is the only listener sends nothing, which saves a tenth of the time of a short run. Every listener holds
+a shared advisory lock of the schema, so that listeners can be counted. When it holds the lock, a listener announces
+itself. So a later listener is heard by the earlier ones, and an earlier listener is counted by the later ones.
 """
 
 from __future__ import annotations
@@ -29,49 +29,51 @@ from perdure.stores.change_listeners import ChangeListeners
 from perdure.stores.postgres.errors import translate_errors
 from perdure.stores.postgres.pool import Connection, ConnectionPool, close_connection
 
-RECONNECT_AFTER = 1.0  # seconds
-ASK_EVERY = 30.0  # seconds
-HEAR_WITHIN = 5.0  # seconds until one's own voice must have come back
-MAX_PAYLOAD = 7_900  # bytes; the server takes less than 8,000
+RECONNECT_DELAY_SECONDS = 1.0
+COUNT_INTERVAL_SECONDS = 30.0
+ECHO_TIMEOUT_SECONDS = 5.0
+"""The time after which a process must have received its own announcement."""
+MAX_PAYLOAD_BYTES = 7_900
+"""The server accepts less than 8,000 bytes."""
 
 _ANNOUNCEMENT: tuple[str, ...] = ()
-"""News of no run: somebody has begun to listen, and tries whether he hears himself."""
+"""A notification about no run: its sender has started to listen, and checks that it receives notifications."""
 
 LOGGER = logging.getLogger("perdure.stores")
 
 _NOTIFY = "SELECT pg_notify($1, $2)"
-_ARRIVE = "SELECT pg_advisory_lock_shared($1), pg_notify($2, $3)"
-_LISTENERS = """
+_ANNOUNCE = "SELECT pg_advisory_lock_shared($1), pg_notify($2, $3)"
+_COUNT_LISTENERS = """
     SELECT count(*) FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_database d ON d.oid = l.database
     WHERE d.datname = current_database() AND l.locktype = 'advisory' AND l.objsubid = 1
           AND (l.classid::bigint << 32 | l.objid::bigint) = $1"""
-_news = msgspec.json.Decoder(tuple[str, tuple[str, ...] | None])
+_notifications = msgspec.json.Decoder(tuple[str, tuple[str, ...] | None])
 
 
 class _ListenConnection:
-    """A connection that listens. One that goes dead without a word is found out by asking now and then.
+    """A connection that listens. It counts all listeners periodically, which also detects a dead connection.
 
-    What is asked is whether anybody else listens. Hellos come over the same connection, so that one which is heard
-    after an answer is of somebody who was not counted.
+    Announcements arrive over the same connection. So an announcement that arrives after a count is of a listener that
+    was not counted.
     """
 
     def __init__(self, connection: Connection, lock: int) -> None:
-        self.alone = False
+        self.is_only_listener = False
         self._connection = connection
         self._lock = lock
-        self._look = asyncio.Event()
-        connection.add_termination_listener(lambda _: self._look.set())
+        self._count_now = asyncio.Event()
+        connection.add_termination_listener(lambda _: self._count_now.set())
 
-    async def arrive(self, channel: str, hello: str) -> None:
-        await self._connection.fetch(_ARRIVE, self._lock, channel, hello)
+    async def announce(self, channel: str, announcement: str) -> None:
+        await self._connection.fetch(_ANNOUNCE, self._lock, channel, announcement)
         await self._count()
 
-    async def until_broken(self) -> None:
+    async def wait_until_broken(self) -> None:
         while not self._connection.is_closed():
-            self._look.clear()
-            timer = SYSTEM_CLOCK.call_at(SYSTEM_CLOCK.now() + ASK_EVERY, self._look.set)
+            self._count_now.clear()
+            timer = SYSTEM_CLOCK.call_at(SYSTEM_CLOCK.now() + COUNT_INTERVAL_SECONDS, self._count_now.set)
             try:
-                await self._look.wait()
+                await self._count_now.wait()
             finally:
                 timer.cancel()
             try:
@@ -81,44 +83,44 @@ class _ListenConnection:
                 return
 
     async def _count(self) -> None:
-        self.alone = await self._connection.fetchval(_LISTENERS, self._lock) == 1
+        self.is_only_listener = await self._connection.fetchval(_COUNT_LISTENERS, self._lock) == 1
 
-    async def hang_up(self) -> None:
-        self.alone = False
+    async def close(self) -> None:
+        self.is_only_listener = False
         await close_connection(self._connection)
 
 
 class NotificationListener:
-    """Listens from `start` to `stop`, over a connection of its own that is made again whenever it breaks."""
+    """Listens from `start` to `stop`, over a connection of its own that it opens again when it breaks."""
 
-    def __init__(self, link: ConnectionPool, hints: ChangeListeners) -> None:
-        self._link = link
-        self._hints = hints
-        self._me = new_token()  # one's own news come back, and are no news
-        mark = hashlib.sha256(link.target.schema.encode()).digest()[:8]
-        self._channel = "perdure_" + mark.hex()
-        self._lock = int.from_bytes(mark, "big", signed=True)
-        self._ear: _ListenConnection | None = None
+    def __init__(self, pool: ConnectionPool, change_listeners: ChangeListeners) -> None:
+        self._pool = pool
+        self._change_listeners = change_listeners
+        self._sender = new_token()  # the server returns a process its own notifications too
+        digest = hashlib.sha256(pool.target.schema.encode()).digest()[:8]
+        self._channel = "perdure_" + digest.hex()
+        self._lock = int.from_bytes(digest, "big", signed=True)
+        self._listening: _ListenConnection | None = None
         self._unsent: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending = False
-        self._hears = False
+        self._receives = False
 
     async def start(self) -> None:
-        """The first connection is made before this returns, so that nothing is missed from here on."""
-        if self._link.target.listen:
-            self._spawn(self._stay_tuned(await self._listen()))
+        """Open the first connection, so that no notification is missed after this returns."""
+        if self._pool.target.listen:
+            self._spawn(self._keep_listening(await self._listen()))
             self._spawn(self._warn_if_deaf())
 
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._hang_up()
+        await self._close_connection()
 
     def notify(self, changed: frozenset[str]) -> None:
-        """Tell the others, soon, if there are any."""
-        if self._hears and self._ear is not None and self._ear.alone:
+        """Notify other processes soon. Does nothing if this process is the only listener."""
+        if self._receives and self._listening is not None and self._listening.is_only_listener:
             return
         self._unsent |= changed
         if not self._sending:
@@ -130,69 +132,72 @@ class NotificationListener:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # listening
+    # receiving
 
     async def _warn_if_deaf(self) -> None:
-        """Whoever listens through a pooler in transaction mode hears nothing, and is told of no error either."""
-        await sleep_on(SYSTEM_CLOCK, HEAR_WITHIN)
-        if not self._hears:
+        """Log a warning if notifications do not arrive: a pooler in transaction mode drops LISTEN without an error."""
+        await sleep_on(SYSTEM_CLOCK, ECHO_TIMEOUT_SECONDS)
+        if not self._receives:
             LOGGER.warning(
-                "%s: notifications do not arrive, as behind a pooler in transaction mode; changes by other "
-                "processes are found by looking only. Connect past the pooler, or add listen=no to the URL",
-                self._link.target.name,
+                "Notifications of %s do not arrive, as behind a pooler in transaction mode; changes by other processes "
+                "are found by periodic sweeps only. Connect without the pooler, or add listen=no to the URL",
+                self._pool.target.name,
             )
 
-    async def _stay_tuned(self, ear: _ListenConnection) -> None:
+    async def _keep_listening(self, connection: _ListenConnection) -> None:
         while True:
-            await ear.until_broken()
-            await self._hang_up()
+            await connection.wait_until_broken()
+            await self._close_connection()
             while True:
                 try:
-                    ear = await self._listen()
+                    connection = await self._listen()
                     break
                 except StoreError:
-                    await sleep_on(SYSTEM_CLOCK, RECONNECT_AFTER)
-            self._hints.notify(None)  # nobody knows what happened meanwhile
+                    await sleep_on(SYSTEM_CLOCK, RECONNECT_DELAY_SECONDS)
+            self._change_listeners.notify(None)  # any run may have changed while the connection was broken
 
     async def _listen(self) -> _ListenConnection:
-        connection = await self._link.connect()
-        ear = _ListenConnection(connection, self._lock)
+        connection = await self._pool.connect()
+        listening = _ListenConnection(connection, self._lock)
         try:
             with translate_errors():
-                await connection.add_listener(self._channel, self._heard)
-                await ear.arrive(self._channel, self._payload(_ANNOUNCEMENT))
+                await connection.add_listener(self._channel, self._on_notification)
+                await listening.announce(self._channel, self._payload(_ANNOUNCEMENT))
         except BaseException:
             connection.terminate()
             raise
-        self._ear = ear
-        return ear
+        self._listening = listening
+        return listening
 
-    def _heard(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+    def _on_notification(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
         with contextlib.suppress(msgspec.DecodeError):
-            sender, changed = _news.decode(str(payload))
-            self._hears = True
-            if sender == self._me:
+            sender, changed = _notifications.decode(str(payload))
+            self._receives = True
+            if sender == self._sender:
                 return
             if changed == _ANNOUNCEMENT:
                 self._on_listener_joined()
             else:
-                self._hints.notify(None if changed is None else frozenset(changed))
+                self._change_listeners.notify(None if changed is None else frozenset(changed))
 
     def _on_listener_joined(self) -> None:
-        """Somebody has come. What was told to nobody a moment ago, he may have been too late to see."""
-        if self._ear is not None and self._ear.alone:
-            self._ear.alone = False
+        """Notify a new listener that any run may have changed.
+
+        It may have read its runs before a change that this process, as the only listener, did not send.
+        """
+        if self._listening is not None and self._listening.is_only_listener:
+            self._listening.is_only_listener = False
             self._spawn(self._notify(None))
 
-    async def _hang_up(self) -> None:
-        ear, self._ear = self._ear, None
-        if ear is not None:
-            await ear.hang_up()
+    async def _close_connection(self) -> None:
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            await listening.close()
 
-    # telling
+    # sending
 
     async def _send(self) -> None:
-        """Until there is nothing left to tell. What comes while a notification is under way shares the next one."""
+        """Send until nothing is left. Changes that arrive during a notification share the next one."""
         try:
             while self._unsent:
                 changed, self._unsent = self._unsent, set()
@@ -202,10 +207,10 @@ class NotificationListener:
 
     async def _notify(self, changed: tuple[str, ...] | None) -> None:
         with contextlib.suppress(StoreError):
-            await self._link.fetch(_NOTIFY, self._channel, self._payload(changed))
+            await self._pool.fetch(_NOTIFY, self._channel, self._payload(changed))
 
     def _payload(self, changed: tuple[str, ...] | None) -> str:
-        encoded = msgspec.json.encode((self._me, changed))
-        if len(encoded) > MAX_PAYLOAD:
-            encoded = msgspec.json.encode((self._me, None))
+        encoded = msgspec.json.encode((self._sender, changed))
+        if len(encoded) > MAX_PAYLOAD_BYTES:
+            encoded = msgspec.json.encode((self._sender, None))
         return encoded.decode()

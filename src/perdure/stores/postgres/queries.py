@@ -1,4 +1,4 @@
-"""Reading the PostgreSQL store: each question is one statement, and so sees one moment."""
+"""Reads of the PostgreSQL store. Each is one statement, and so reads one snapshot of the database."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perdure.stores.postgres.pool import ConnectionPool, sql
 from perdure.stores.results import RunPage, Snapshot, StoredEntry, UnfinalizedRun
 from perdure.stores.writes import Observer
 
-OWED_PAGE = 500  # of what one run owes
+FINALIZATION_PAGE = 500  # of observers and of messages per run
 
 
 def _of(columns: str, table: str) -> str:
@@ -25,12 +25,12 @@ def _of(columns: str, table: str) -> str:
 
 
 def _arrays(columns: str, table: str) -> str:
-    """Each column of a table's rows as an array: many rows travel as one."""
+    """Return SQL that aggregates each column of a table's rows into an array, so that many rows are one row."""
     return ", ".join(f"array_agg({table}.{column})" for column in columns.split(", "))
 
 
 _RUN = _of(rows.RUN_COLUMNS, "r")
-_EVENT = "t.name, e.id, e.body, e.sent_at, e.delivery, e.consume, e.expires_at, e.sender, e.place, e.event_id"
+_EVENT = "t.name, e.id, e.body, e.sent_at, e.delivery, e.consume, e.expires_at, e.sender, e.event_offset, e.event_id"
 _ITEM = "s.stream, s.value, s.location, s.at, s.attempt, s.writer, s.at_offset, s.superseded"
 _ENTRY_ARRAYS = _arrays(rows.ENTRY_COLUMNS, "x")
 _MESSAGE_ARRAYS = _arrays(rows.MESSAGE_COLUMNS, "x")
@@ -40,79 +40,79 @@ _MESSAGE_WIDTH = len(rows.MESSAGE_COLUMNS.split(", "))
 
 RECORDS = f"SELECT {_RUN} FROM {{schema}}.runs r WHERE r.id = ANY ($1)"
 LOAD = f"""
-    SELECT {_RUN}, greatest(r.fence, (SELECT max(e.position) FROM {{schema}}.entries e WHERE e.run_no = r.no), 0),
-           history.*, mail.*
+    SELECT {_RUN}, greatest(r.fence, (SELECT max(e.position) FROM {{schema}}.entries e WHERE e.run_pk = r.pk), 0),
+           history.*, unread.*
     FROM {{schema}}.runs r
     CROSS JOIN LATERAL (
         SELECT {_ENTRY_ARRAYS} FROM (
-            SELECT * FROM {{schema}}.entries e WHERE e.run_no = r.no AND e.kind <> 'marker' ORDER BY e.position
+            SELECT * FROM {{schema}}.entries e WHERE e.run_pk = r.pk AND e.kind <> 'marker' ORDER BY e.position
         ) AS x
     ) AS history
     CROSS JOIN LATERAL (
         SELECT {_MESSAGE_ARRAYS} FROM (
-            SELECT * FROM {{schema}}.inbox i WHERE i.run_no = r.no AND i.consumed_at IS NULL ORDER BY i.number
+            SELECT * FROM {{schema}}.inbox i WHERE i.run_pk = r.pk AND i.consumed_at IS NULL ORDER BY i.number
         ) AS x
-    ) AS mail
+    ) AS unread
     WHERE r.id = ANY ($1)"""
 INBOX = f"""
     SELECT {_of(rows.MESSAGE_COLUMNS, "i")} FROM {{schema}}.inbox i
-    WHERE i.run_no = (SELECT r.no FROM {{schema}}.runs r WHERE r.id = $1) AND i.number > $2 AND i.consumed_at IS NULL
+    WHERE i.run_pk = (SELECT r.pk FROM {{schema}}.runs r WHERE r.id = $1) AND i.number > $2 AND i.consumed_at IS NULL
     ORDER BY i.number"""
 HISTORY = f"""
     SELECT e.position, {_of(rows.ENTRY_COLUMNS, "e")} FROM {{schema}}.entries e
-    WHERE e.run_no = (SELECT r.no FROM {{schema}}.runs r WHERE r.id = $1) AND e.position > $2 AND e.kind <> 'marker'
+    WHERE e.run_pk = (SELECT r.pk FROM {{schema}}.runs r WHERE r.id = $1) AND e.position > $2 AND e.kind <> 'marker'
     ORDER BY e.position"""
 WORKERS = f"SELECT {rows.WORKER_COLUMNS} FROM {{schema}}.workers ORDER BY id"
-UNSETTLED = f"""
-    SELECT {_RUN}, r.orphans, owed.*, mail.*
+UNFINALIZED = f"""
+    SELECT {_RUN}, r.orphaned_children, observers.*, unread.*
     FROM {{schema}}.runs r
     CROSS JOIN LATERAL (
         SELECT array_agg(x.observer), array_agg(x.target) FROM (
-            SELECT * FROM {{schema}}.observers o WHERE o.run_no = r.no ORDER BY o.observer, o.target LIMIT $2
+            SELECT * FROM {{schema}}.observers o WHERE o.run_pk = r.pk ORDER BY o.observer, o.target LIMIT $2
         ) AS x
-    ) AS owed
+    ) AS observers
     CROSS JOIN LATERAL (
         SELECT {_MESSAGE_ARRAYS} FROM (
             SELECT * FROM {{schema}}.inbox i
-            WHERE i.run_no = r.no AND i.consumed_at IS NULL AND i.kind IN ('event', 'assignment')
+            WHERE i.run_pk = r.pk AND i.consumed_at IS NULL AND i.kind IN ('event', 'assignment')
             ORDER BY i.number LIMIT $2
         ) AS x
-    ) AS mail
-    WHERE r.unsettled ORDER BY r.ended_at, r.id LIMIT $1"""
+    ) AS unread
+    WHERE r.unfinalized ORDER BY r.ended_at, r.id LIMIT $1"""
 OPEN_CHILDREN = """
     SELECT r.id FROM {schema}.runs r
     WHERE r.parent = $1 AND r.attached AND r.ended_at IS NULL AND r.id > $2 ORDER BY r.id LIMIT $3"""
 UNFINISHED = f"""
-    SELECT {_EVENT} FROM {{schema}}.topic_events e JOIN {{schema}}.topics t ON t.no = e.topic_no
-    WHERE e.fan_out_cursor IS NOT NULL ORDER BY t.name, e.place LIMIT $1"""
+    SELECT {_EVENT} FROM {{schema}}.topic_events e JOIN {{schema}}.topics t ON t.pk = e.topic_pk
+    WHERE e.fan_out_cursor IS NOT NULL ORDER BY t.name, e.event_offset LIMIT $1"""
 TOPIC = f"""
-    SELECT {_EVENT} FROM {{schema}}.topics t JOIN {{schema}}.topic_events e ON e.topic_no = t.no
-    WHERE t.name = $1 AND e.place > $2 AND e.deleted_at IS NULL ORDER BY e.place LIMIT $3"""
+    SELECT {_EVENT} FROM {{schema}}.topics t JOIN {{schema}}.topic_events e ON e.topic_pk = t.pk
+    WHERE t.name = $1 AND e.event_offset > $2 AND e.deleted_at IS NULL ORDER BY e.event_offset LIMIT $3"""
 PUBLISHED = """
     SELECT p.key, p.value, p.expires_at FROM {schema}.published p
-    WHERE p.run_no = (SELECT r.no FROM {schema}.runs r WHERE r.id = $1) ORDER BY p.key"""
+    WHERE p.run_pk = (SELECT r.pk FROM {schema}.runs r WHERE r.id = $1) ORDER BY p.key"""
 STREAM = f"""
     SELECT {_ITEM} FROM {{schema}}.stream_items s
-    WHERE s.run_no = (SELECT r.no FROM {{schema}}.runs r WHERE r.id = $1) AND s.stream = $2 AND s.at_offset >= $3
+    WHERE s.run_pk = (SELECT r.pk FROM {{schema}}.runs r WHERE r.id = $1) AND s.stream = $2 AND s.at_offset >= $3
     ORDER BY s.at_offset LIMIT $4"""
-LETTERS = f"""
+DEAD_LETTERS = f"""
     SELECT {_of(rows.LETTER_COLUMNS, "d")} FROM {{schema}}.dead_letters d
-    WHERE d.no > $1 AND ($2::text IS NULL OR d.kind = $2) AND ($3::text IS NULL OR d.event_name = $3)
-    ORDER BY d.no LIMIT $4"""
-LETTER = f"SELECT {_of(rows.LETTER_COLUMNS, 'd')} FROM {{schema}}.dead_letters d WHERE d.id = $1"
-LETTER_NO = "SELECT d.no FROM {schema}.dead_letters d WHERE d.id = $1"
+    WHERE d.pk > $1 AND ($2::text IS NULL OR d.kind = $2) AND ($3::text IS NULL OR d.event_name = $3)
+    ORDER BY d.pk LIMIT $4"""
+DEAD_LETTER = f"SELECT {_of(rows.LETTER_COLUMNS, 'd')} FROM {{schema}}.dead_letters d WHERE d.id = $1"
+DEAD_LETTER_PK = "SELECT d.pk FROM {schema}.dead_letters d WHERE d.id = $1"
 
 
-# --- runs with what they own -----------------------------------------------------------------------------------------
+# --- runs with their history and inbox ------------------------------------------------------------------------------
 
 
-async def records(link: ConnectionPool, ids: Sequence[str]) -> list[RunRecord | None]:
-    found = {row[0]: rows.run_of_row(row) for row in await link.fetch(sql(RECORDS, link.target), list(ids))}
+async def records(pool: ConnectionPool, ids: Sequence[str]) -> list[RunRecord | None]:
+    found = {row[0]: rows.run_of_row(row) for row in await pool.fetch(sql(RECORDS, pool.target), list(ids))}
     return [found.get(id) for id in ids]
 
 
-async def load(link: ConnectionPool, ids: Sequence[str]) -> list[Snapshot | None]:
-    found = {row[0]: _snapshot(row) for row in await link.fetch(sql(LOAD, link.target), list(ids))}
+async def load(pool: ConnectionPool, ids: Sequence[str]) -> list[Snapshot | None]:
+    found = {row[0]: _snapshot(row) for row in await pool.fetch(sql(LOAD, pool.target), list(ids))}
     return [found.get(id) for id in ids]
 
 
@@ -127,25 +127,25 @@ def _snapshot(row: rows.Row) -> Snapshot:
 
 
 def _transposed(columns: rows.Row) -> list[rows.Row]:
-    """The rows of which these are the columns; no rows are NULLs."""
+    """Return the rows that these arrays are the columns of. The arrays of no rows are NULL."""
     return [] if columns[0] is None else list(zip(*columns, strict=True))
 
 
-async def inbox(link: ConnectionPool, run_id: str, after: int) -> list[Message]:
-    return [rows.message_of_row(row) for row in await link.fetch(sql(INBOX, link.target), run_id, after)]
+async def inbox(pool: ConnectionPool, run_id: str, after: int) -> list[Message]:
+    return [rows.message_of_row(row) for row in await pool.fetch(sql(INBOX, pool.target), run_id, after)]
 
 
-async def history(link: ConnectionPool, run_id: str, after: int) -> list[StoredEntry]:
-    found = await link.fetch(sql(HISTORY, link.target), run_id, after)
+async def history(pool: ConnectionPool, run_id: str, after: int) -> list[StoredEntry]:
+    found = await pool.fetch(sql(HISTORY, pool.target), run_id, after)
     return [StoredEntry(row[0], rows.entry_of_row(row[1:])) for row in found]
 
 
-async def unsettled(link: ConnectionPool, limit: int) -> list[UnfinalizedRun]:
-    found = await link.fetch(sql(UNSETTLED, link.target), check_limit(limit), OWED_PAGE)
-    return [_owing(row) for row in found]
+async def unfinalized(pool: ConnectionPool, limit: int) -> list[UnfinalizedRun]:
+    found = await pool.fetch(sql(UNFINALIZED, pool.target), check_limit(limit), FINALIZATION_PAGE)
+    return [_unfinalized_run(row) for row in found]
 
 
-def _owing(row: rows.Row) -> UnfinalizedRun:
+def _unfinalized_run(row: rows.Row) -> UnfinalizedRun:
     observers = _transposed(row[_RUN_WIDTH + 1 : _RUN_WIDTH + 3])
     return UnfinalizedRun(
         record=rows.run_of_row(row),
@@ -155,78 +155,78 @@ def _owing(row: rows.Row) -> UnfinalizedRun:
     )
 
 
-async def open_children(link: ConnectionPool, run_id: str, limit: int, after: str | None) -> list[str]:
-    found = await link.fetch(sql(OPEN_CHILDREN, link.target), run_id, after or "", check_limit(limit))
+async def open_children(pool: ConnectionPool, run_id: str, limit: int, after: str | None) -> list[str]:
+    found = await pool.fetch(sql(OPEN_CHILDREN, pool.target), run_id, after or "", check_limit(limit))
     return [row[0] for row in found]
 
 
-# --- topics, and what runs show --------------------------------------------------------------------------------------
+# --- topics, published values and streams ---------------------------------------------------------------------------
 
 
-async def unfinished(link: ConnectionPool, limit: int) -> list[TopicEvent]:
-    return [rows.event_of_row(row) for row in await link.fetch(sql(UNFINISHED, link.target), check_limit(limit))]
+async def unfinished(pool: ConnectionPool, limit: int) -> list[TopicEvent]:
+    return [rows.event_of_row(row) for row in await pool.fetch(sql(UNFINISHED, pool.target), check_limit(limit))]
 
 
-async def topic(link: ConnectionPool, name: str, limit: int, after: int) -> list[TopicEvent]:
-    found = await link.fetch(sql(TOPIC, link.target), name, after, check_limit(limit))
+async def topic(pool: ConnectionPool, name: str, limit: int, after: int) -> list[TopicEvent]:
+    found = await pool.fetch(sql(TOPIC, pool.target), name, after, check_limit(limit))
     return [rows.event_of_row(row) for row in found]
 
 
-async def published(link: ConnectionPool, run_id: str) -> list[PublishedValue]:
-    return [PublishedValue(*row) for row in await link.fetch(sql(PUBLISHED, link.target), run_id)]
+async def published(pool: ConnectionPool, run_id: str) -> list[PublishedValue]:
+    return [PublishedValue(*row) for row in await pool.fetch(sql(PUBLISHED, pool.target), run_id)]
 
 
-async def stream(link: ConnectionPool, run_id: str, name: str, start: int, limit: int) -> list[StreamItem]:
-    found = await link.fetch(sql(STREAM, link.target), run_id, name, start, check_limit(limit))
+async def stream(pool: ConnectionPool, run_id: str, name: str, start: int, limit: int) -> list[StreamItem]:
+    found = await pool.fetch(sql(STREAM, pool.target), run_id, name, start, check_limit(limit))
     return [rows.item_of_row(row) for row in found]
 
 
-# --- workers and dead letters ----------------------------------------------------------------------------------------
+# --- workers and dead letters ---------------------------------------------------------------------------------------
 
 
-async def workers(link: ConnectionPool) -> list[WorkerRecord]:
-    return [rows.worker_of_row(row) for row in await link.fetch(sql(WORKERS, link.target))]
+async def workers(pool: ConnectionPool) -> list[WorkerRecord]:
+    return [rows.worker_of_row(row) for row in await pool.fetch(sql(WORKERS, pool.target))]
 
 
 async def dead_letters(
-    link: ConnectionPool, limit: int, after: str | None, kind: str | None, event: str | None
+    pool: ConnectionPool, limit: int, after: str | None, kind: str | None, event: str | None
 ) -> list[DeadLetter]:
-    """In the order in which they came."""
-    no = 0 if after is None else await link.value(sql(LETTER_NO, link.target), after)
-    if no is None:
-        raise StoreError(f"dead letter {after!r}, where the page before ended, is gone; begin with the first page")
-    found = await link.fetch(sql(LETTERS, link.target), no, kind, event, check_limit(limit))
+    """Return a page of dead letters, oldest first."""
+    pk = 0 if after is None else await pool.value(sql(DEAD_LETTER_PK, pool.target), after)
+    if pk is None:
+        raise StoreError(f"dead letter {after!r}, the end of the previous page, is missing; start with the first page")
+    found = await pool.fetch(sql(DEAD_LETTERS, pool.target), pk, kind, event, check_limit(limit))
     return [rows.letter_of_row(row) for row in found]
 
 
-async def dead_letter(link: ConnectionPool, letter_id: str) -> DeadLetter | None:
-    found = await link.fetch(sql(LETTER, link.target), letter_id)
+async def dead_letter(pool: ConnectionPool, letter_id: str) -> DeadLetter | None:
+    found = await pool.fetch(sql(DEAD_LETTER, pool.target), letter_id)
     return rows.letter_of_row(found[0]) if found else None
 
 
-# --- pages of runs -------------------------------------------------------------------------------------------------
+# --- pages of runs --------------------------------------------------------------------------------------------------
 
 
-async def runs(link: ConnectionPool, query: RunQuery) -> RunPage:
-    """Asks for one more than the page holds, to know whether there is a next one."""
+async def runs(pool: ConnectionPool, query: RunQuery) -> RunPage:
+    """Return a page of runs. Reads one run more than the page has, to find out whether there is a next page."""
     limit = check_limit(query.limit)
     where, values = conditions(query)
     text = f"SELECT {_RUN} FROM {{schema}}.runs r WHERE {where} ORDER BY r.created_at DESC, r.id DESC LIMIT {limit + 1}"
-    found = [rows.run_of_row(row) for row in await link.fetch(sql(text, link.target), *values)]
+    found = [rows.run_of_row(row) for row in await pool.fetch(sql(text, pool.target), *values)]
     page = tuple(found[:limit])
     more = len(found) > limit
     return RunPage(page, cursor_after(page[-1].created_at, page[-1].id) if more else None)
 
 
 def conditions(query: RunQuery) -> tuple[str, list[Any]]:
-    """A query as the terms of a WHERE and their values."""
+    """Return a query as the terms of a WHERE clause and their values."""
     terms: list[str] = ["TRUE"]
     values: list[Any] = []
 
-    def term(text: str, *given: Any) -> None:
-        numbers = [f"${len(values) + n}" for n in range(1, len(given) + 1)]
+    def term(text: str, *arguments: Any) -> None:
+        numbers = [f"${len(values) + n}" for n in range(1, len(arguments) + 1)]
         terms.append(text.format(*numbers))
-        values.extend(given)
+        values.extend(arguments)
 
     statuses = statuses_of(query)
     if statuses is not None:

@@ -13,7 +13,7 @@ Number = TypeVar("Number", int, float)
 
 
 class PostgresUrl(Struct, frozen=True):
-    """Where a store lives: a server, as asyncpg's URLs name it, a schema, and how to talk to it."""
+    """The address of a store: the server in asyncpg's URL format, the schema, and the connection options."""
 
     dsn: str
     schema: str = "perdure"
@@ -24,12 +24,12 @@ class PostgresUrl(Struct, frozen=True):
 
     @property
     def quoted(self) -> str:
-        """The schema's name as it stands in SQL."""
+        """The schema's name as a quoted SQL identifier."""
         return '"' + self.schema.replace('"', '""') + '"'
 
     @property
     def name(self) -> str:
-        """What errors call it: without the password."""
+        """The store's name in error messages, without the password."""
         parts = urlsplit(self.dsn)
         host = parts.netloc.rpartition("@")[2]
         return f"postgresql://{host}{parts.path} (schema {self.schema})"
@@ -39,7 +39,10 @@ _OWN_OPTIONS = ("schema", "connections", "statement_cache_size", "listen", "time
 
 
 def parse_url(url: str) -> PostgresUrl:
-    """Our options out of a URL; what is left is asyncpg's."""
+    """Parse a URL: take the options of perdure out of it and leave the others to asyncpg.
+
+    Raises `StoreError` if an option of perdure is invalid.
+    """
     server, _, query = url.partition("?")
     given = parse_qsl(query, keep_blank_values=True)
     own = {name: value for name, value in given if name in _OWN_OPTIONS}
@@ -55,14 +58,14 @@ def parse_url(url: str) -> PostgresUrl:
         )
     except (ValueError, KeyError) as error:
         raise StoreError(
-            f"a bad option in the URL of a PostgreSQL store ({error}); there are schema=name, connections=4, "
-            "statement_cache_size=100, listen=yes|no and timeout=30 (seconds); all others are asyncpg's"
+            f"invalid option in the URL of a PostgreSQL store ({error}); use schema=name, connections=4, "
+            "statement_cache_size=100, listen=yes|no or timeout=30 (seconds); asyncpg takes all other options"
         ) from error
 
 
 def _schema(name: str) -> str:
     if not name or len(name.encode()) > 63 or name.startswith("pg_") or "\0" in name:
-        raise ValueError(f"{name!r} cannot be the name of a schema")
+        raise ValueError(f"{name!r} is not a valid name of a schema")
     return name
 
 

@@ -1,6 +1,6 @@
-"""Who executes what: claims, wake-ups and workers of the PostgreSQL store; keys and upkeep.
+"""Claims, wake-ups, workers, signing keys and pruning of the PostgreSQL store.
 
-Where several rows are changed they are locked in order of their ids, as everywhere, so that nobody waits in a circle.
+Statements that change several rows lock them in order of their ids, as commits do. So they cannot deadlock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from perdure.stores.protocol import Claim
 from perdure.stores.results import ClaimedRun, SigningKey
 
 CLAIM = "SELECT * FROM {schema}.claim_due($1, $2, $3, $4, $5, $6, $7, $8)"
-# From pair to pair along the index: as many steps as there are workflows, however many runs wait.
+# Walks the index from one (workflow, version) to the next: the cost depends on the number of pairs, not of runs.
 NEXT_WAKE = """
     WITH RECURSIVE pairs AS (
         (SELECT r.workflow, r.version, r.wake_at FROM {schema}.runs r
@@ -31,128 +31,134 @@ NEXT_WAKE = """
     )
     SELECT min(wake_at) FROM pairs"""
 OWNED = "SELECT r.id FROM {schema}.runs r WHERE r.owner = $1 ORDER BY r.id"
-MAILED = "SELECT r.id FROM {schema}.runs r WHERE r.owner = $1 AND r.mailed ORDER BY r.id LIMIT $2"
-WAKE_HELD = """
+OWNED_WITH_MESSAGES = (
+    "SELECT r.id FROM {schema}.runs r WHERE r.owner = $1 AND r.has_new_messages ORDER BY r.id LIMIT $2"
+)
+RETRY_HELD = """
     WITH held AS (
-        SELECT r.no FROM {schema}.runs r
+        SELECT r.pk FROM {schema}.runs r
         JOIN (SELECT DISTINCT * FROM unnest($1::text[], $2::bigint[])) AS w (workflow, version)
              ON r.workflow = w.workflow AND r.version = w.version
         WHERE r.held_kind = $3 AND r.owner IS NULL AND r.ended_at IS NULL AND (r.wake_at IS NULL OR r.wake_at > $4)
         ORDER BY r.id FOR NO KEY UPDATE OF r
     )
-    UPDATE {schema}.runs r SET wake_at = $4 FROM held WHERE r.no = held.no RETURNING r.id"""
+    UPDATE {schema}.runs r SET wake_at = $4 FROM held WHERE r.pk = held.pk RETURNING r.id"""
 JOIN = """
-    INSERT INTO {schema}.workers (id, pool, workflows, lease_until, started_at, node, pid)
+    INSERT INTO {schema}.workers (id, pool, workflows, lease_until, started_at, host, pid)
     VALUES ($1, $2, $3, $4, $5, $6, $7)
     ON CONFLICT (id) DO NOTHING RETURNING true"""
 RENEW = """
     UPDATE {schema}.workers w
-    SET pool = $2, workflows = $3, lease_until = $4, started_at = $5, node = $6, pid = $7
-    WHERE w.id = $1 AND NOT w.gone RETURNING true"""
-DECLARE_GONE = """
-    UPDATE {schema}.workers w SET gone = true
-    WHERE w.id = $1 AND (w.gone OR $2::float8 IS NULL OR w.lease_until <= $2) RETURNING true"""
-RELEASE = """
+    SET pool = $2, workflows = $3, lease_until = $4, started_at = $5, host = $6, pid = $7
+    WHERE w.id = $1 AND NOT w.fenced RETURNING true"""
+FENCE_WORKER = """
+    UPDATE {schema}.workers w SET fenced = true
+    WHERE w.id = $1 AND (w.fenced OR $2::float8 IS NULL OR w.lease_until <= $2) RETURNING true"""
+RELEASE_RUNS = """
     WITH page AS (
-        SELECT r.no FROM {schema}.runs r WHERE r.owner = $1 ORDER BY r.id LIMIT $4 FOR NO KEY UPDATE
+        SELECT r.pk FROM {schema}.runs r WHERE r.owner = $1 ORDER BY r.id LIMIT $4 FOR NO KEY UPDATE
     )
     UPDATE {schema}.runs r
-    SET owner = NULL, mailed = false, status = {schema}.status_released(r), wake_at = $2, updated_at = $2,
+    SET owner = NULL, has_new_messages = false, status = {schema}.status_released(r), wake_at = $2, updated_at = $2,
         recoveries = r.recoveries + $3
-    FROM page WHERE r.no = page.no RETURNING r.id"""
-RETIRE = "SELECT {schema}.retire_worker($1)"
+    FROM page WHERE r.pk = page.pk RETURNING r.id"""
+REMOVE_WORKER = "SELECT {schema}.remove_worker($1)"
 PRUNE = "SELECT {schema}.prune_page($1, $2, $3)"
-KEYS = "SELECT k.number, k.made_at, k.secret FROM {schema}.keys_of($1, $2, $3) AS k ORDER BY k.number"
-ADD_KEY = """
-    INSERT INTO {schema}.keys (name, number, made_at, secret)
-    SELECT $1, coalesce(max(k.number), 0) + 1, $2, $3 FROM {schema}.keys k WHERE k.name = $1
+SIGNING_KEYS = (
+    "SELECT k.number, k.created_at, k.secret FROM {schema}.signing_keys_of($1, $2, $3) AS k ORDER BY k.number"
+)
+ADD_SIGNING_KEY = """
+    INSERT INTO {schema}.signing_keys (name, number, created_at, secret)
+    SELECT $1, coalesce(max(k.number), 0) + 1, $2, $3 FROM {schema}.signing_keys k WHERE k.name = $1
     ON CONFLICT DO NOTHING
-    RETURNING number, made_at, secret"""
-REMOVE_LETTER = "DELETE FROM {schema}.dead_letters d WHERE d.id = $1 RETURNING true"
+    RETURNING number, created_at, secret"""
+REMOVE_DEAD_LETTER = "DELETE FROM {schema}.dead_letters d WHERE d.id = $1 RETURNING true"
 NOW = "SELECT extract(epoch FROM clock_timestamp())::float8"
 
 
-async def now(link: ConnectionPool) -> float:
-    moment: float = await link.value(NOW)
-    return moment
+async def now(pool: ConnectionPool) -> float:
+    time: float = await pool.value(NOW)
+    return time
 
 
-# --- claims and wake-ups -------------------------------------------------------------------------------------------
+# --- claims and wake-ups --------------------------------------------------------------------------------------------
 
 
-async def claim(link: ConnectionPool, claim: Claim) -> list[ClaimedRun]:
+async def claim(pool: ConnectionPool, claim: Claim) -> list[ClaimedRun]:
     names = [name for name, _ in claim.workflows]
     versions = [version for _, version in claim.workflows]
     shards = None if claim.shards is None else sorted(claim.shards)
     due_by = claim.now if claim.due_by is None else claim.due_by
-    taken = await link.fetch(
-        sql(CLAIM, link.target), claim.worker, claim.now, due_by, claim.pool, names, versions, shards, claim.limit
+    claimed = await pool.fetch(
+        sql(CLAIM, pool.target), claim.worker, claim.now, due_by, claim.pool, names, versions, shards, claim.limit
     )
-    return [ClaimedRun(*row) for row in taken]
+    return [ClaimedRun(*row) for row in claimed]
 
 
-async def next_wake(link: ConnectionPool, pool: str) -> float | None:
-    earliest: float | None = await link.value(sql(NEXT_WAKE, link.target), pool)
+async def next_wake(pool: ConnectionPool, worker_pool: str) -> float | None:
+    earliest: float | None = await pool.value(sql(NEXT_WAKE, pool.target), worker_pool)
     return earliest
 
 
-async def owned(link: ConnectionPool, worker: str) -> list[str]:
-    return [row[0] for row in await link.fetch(sql(OWNED, link.target), worker)]
+async def owned(pool: ConnectionPool, worker: str) -> list[str]:
+    return [row[0] for row in await pool.fetch(sql(OWNED, pool.target), worker)]
 
 
-async def mailed(link: ConnectionPool, worker: str, limit: int) -> list[str]:
-    return [row[0] for row in await link.fetch(sql(MAILED, link.target), worker, limit)]
+async def owned_with_messages(pool: ConnectionPool, worker: str, limit: int) -> list[str]:
+    return [row[0] for row in await pool.fetch(sql(OWNED_WITH_MESSAGES, pool.target), worker, limit)]
 
 
-async def wake_held(
-    link: ConnectionPool, workflows: Sequence[tuple[str, int]], kind: str, now: float
+async def retry_held(
+    pool: ConnectionPool, workflows: Sequence[tuple[str, int]], kind: str, now: float
 ) -> frozenset[str]:
     names, versions = [name for name, _ in workflows], [version for _, version in workflows]
-    return frozenset(row[0] for row in await link.fetch(sql(WAKE_HELD, link.target), names, versions, kind, now))
+    return frozenset(row[0] for row in await pool.fetch(sql(RETRY_HELD, pool.target), names, versions, kind, now))
 
 
-# --- workers -------------------------------------------------------------------------------------------------------
+# --- workers --------------------------------------------------------------------------------------------------------
 
 
-async def join(link: ConnectionPool, worker: WorkerRecord) -> bool:
-    return await link.value(sql(JOIN, link.target), *rows.worker_row(worker)) is not None
+async def join(pool: ConnectionPool, worker: WorkerRecord) -> bool:
+    return await pool.value(sql(JOIN, pool.target), *rows.worker_row(worker)) is not None
 
 
-async def renew(link: ConnectionPool, worker: WorkerRecord) -> bool:
-    return await link.value(sql(RENEW, link.target), *rows.worker_row(worker)) is not None
+async def renew(pool: ConnectionPool, worker: WorkerRecord) -> bool:
+    return await pool.value(sql(RENEW, pool.target), *rows.worker_row(worker)) is not None
 
 
-async def declare_gone(link: ConnectionPool, worker_id: str, unless_renewed_after: float | None) -> bool:
-    return await link.value(sql(DECLARE_GONE, link.target), worker_id, unless_renewed_after) is not None
+async def fence_worker(pool: ConnectionPool, worker_id: str, unless_renewed_after: float | None) -> bool:
+    return await pool.value(sql(FENCE_WORKER, pool.target), worker_id, unless_renewed_after) is not None
 
 
-async def release(link: ConnectionPool, worker_id: str, now: float, recovered: bool, limit: int) -> list[str]:
-    found = await link.fetch(sql(RELEASE, link.target), worker_id, now, int(recovered), limit)
+async def release_runs(pool: ConnectionPool, worker_id: str, now: float, recovered: bool, limit: int) -> list[str]:
+    found = await pool.fetch(sql(RELEASE_RUNS, pool.target), worker_id, now, int(recovered), limit)
     return sorted(row[0] for row in found)
 
 
-async def retire(link: ConnectionPool, worker_id: str) -> None:
-    await link.fetch(sql(RETIRE, link.target), worker_id)
+async def remove_worker(pool: ConnectionPool, worker_id: str) -> None:
+    await pool.fetch(sql(REMOVE_WORKER, pool.target), worker_id)
 
 
-# --- upkeep and keys -----------------------------------------------------------------------------------------------
+# --- maintenance and keys -------------------------------------------------------------------------------------------
 
 
-async def prune(link: ConnectionPool, now: float, limit: int, keep_ids_for: float) -> int:
-    count: int = await link.value(sql(PRUNE, link.target), now, limit, keep_ids_for)
+async def prune(pool: ConnectionPool, now: float, limit: int, keep_ids_for: float) -> int:
+    count: int = await pool.value(sql(PRUNE, pool.target), now, limit, keep_ids_for)
     return count
 
 
-async def keys(link: ConnectionPool, name: str, now: float) -> list[SigningKey]:
-    return [SigningKey(*row) for row in await link.fetch(sql(KEYS, link.target), name, now, secrets.token_bytes(32))]
+async def keys(pool: ConnectionPool, name: str, now: float) -> list[SigningKey]:
+    return [
+        SigningKey(*row) for row in await pool.fetch(sql(SIGNING_KEYS, pool.target), name, now, secrets.token_bytes(32))
+    ]
 
 
-async def add_key(link: ConnectionPool, name: str, now: float) -> SigningKey:
+async def add_key(pool: ConnectionPool, name: str, now: float) -> SigningKey:
     while True:
-        made = await link.fetch(sql(ADD_KEY, link.target), name, now, secrets.token_bytes(32))
-        if made:  # else another was added at the same time, and has taken the number
-            return SigningKey(*made[0])
+        added = await pool.fetch(sql(ADD_SIGNING_KEY, pool.target), name, now, secrets.token_bytes(32))
+        if added:  # otherwise a concurrent call has used the number
+            return SigningKey(*added[0])
 
 
-async def remove_dead_letter(link: ConnectionPool, letter_id: str) -> bool:
-    return await link.value(sql(REMOVE_LETTER, link.target), letter_id) is not None
+async def remove_dead_letter(pool: ConnectionPool, letter_id: str) -> bool:
+    return await pool.value(sql(REMOVE_DEAD_LETTER, pool.target), letter_id) is not None

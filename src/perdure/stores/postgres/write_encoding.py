@@ -1,4 +1,7 @@
-"""Writes as JSON, as the functions of the schema take them: payloads as base64, structured columns as text."""
+"""Encode writes as JSON for the SQL functions of the schema: payloads as base64, structured columns as text.
+
+The keys are the names of the Python fields.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +38,15 @@ Json = dict[str, Any]
 
 
 def as_json(write: Write) -> Json:
-    """A write as `carry_out` takes it: what is empty is left out."""
+    """Return a write in the format of `apply_write`, without its empty fields."""
     match write:
         case CommitTurn():
             return _turn(write)
         case CreateRun():
-            history = _given(entries=_entries(write.entries), inbox=_messages(write.inbox))
+            history = _non_empty(entries=_entries(write.entries), inbox=_messages(write.inbox))
             return {"kind": "create", **new_run(0, write), **history}
         case DeliverMessage():
-            return _tagged("mail", write, message=_message(write.message))
+            return _tagged("message", write, message=_message(write.message))
         case EndRun():
             return _tagged("end", write)
         case ReleaseRun():
@@ -53,7 +56,9 @@ def as_json(write: Write) -> Json:
         case RewindRun():
             return _tagged("rewind", write, entries=_entries(write.entries), returned=_messages(write.returned))
         case FinalizeRun():
-            return _tagged("settle", write, moved=_moved(write.moved), dead_letters=_letters(write.dead_letters))
+            return _tagged(
+                "finalize", write, moved=_redirected(write.moved), dead_letters=_dead_letters(write.dead_letters)
+            )
         case PublishEvent():
             return _tagged("publish", write, event=_fields(write.event))
         case FanOut():
@@ -67,14 +72,14 @@ def as_json(write: Write) -> Json:
 
 
 def _tagged(kind: str, write: msgspec.Struct, **replaced: Any) -> Json:
-    return {"kind": kind, **_given(**{**_fields(write), **replaced})}
+    return {"kind": kind, **_non_empty(**{**_fields(write), **replaced})}
 
 
 def _fields(struct: msgspec.Struct) -> Json:
     return {name: getattr(struct, name) for name in struct.__struct_fields__}
 
 
-def _given(**fields: Any) -> Json:
+def _non_empty(**fields: Any) -> Json:
     return {name: value for name, value in fields.items() if value is not None and value != ()}
 
 
@@ -95,15 +100,15 @@ _PATCH_NAMES = _PATCHED.split(", ")
 
 
 def _patch(patch: RunPatch) -> Json:
-    return _given(**dict(zip(_PATCH_NAMES, _patch_row(patch), strict=True)))
+    return _non_empty(**dict(zip(_PATCH_NAMES, _patch_row(patch), strict=True)))
 
 
 def _restart(restart: ContinueAs) -> Json:
-    return _given(**{**_fields(restart), "entries": _entries(restart.entries)})
+    return _non_empty(**{**_fields(restart), "entries": _entries(restart.entries)})
 
 
 def _extras(extras: TurnExtras) -> Json:
-    return _given(**{**_fields(extras), "dead_letters": _letters(extras.dead_letters)})
+    return _non_empty(**{**_fields(extras), "dead_letters": _dead_letters(extras.dead_letters)})
 
 
 _ENTRY_NAMES = rows.ENTRY_COLUMNS.split(", ")
@@ -118,53 +123,57 @@ def _entry(entry: Entry) -> Json:
 
 
 def _messages(messages: Sequence[Message]) -> tuple[Json, ...]:
-    return tuple(_message(message) for message in messages)
+    return tuple(map(_message, messages))
 
 
-def _message(message: Message) -> Json:
-    return _given(**_fields(message))
+def _message(record: Message) -> Json:
+    return _non_empty(**_fields(record))
 
 
-def _letters(letters: Sequence[DeadLetter]) -> tuple[Json, ...]:
-    """The reason is for people, and may quote anything; a NUL is the one thing that PostgreSQL cannot hold."""
+def _dead_letters(dead_letters: Sequence[DeadLetter]) -> tuple[Json, ...]:
+    """Encode dead letters. A reason may quote any text, but PostgreSQL cannot store a NUL."""
     return tuple(
-        {**_fields(letter), "reason": letter.reason.replace("\0", "\N{REPLACEMENT CHARACTER}")} for letter in letters
+        {**_fields(each), "reason": each.reason.replace("\0", "\N{REPLACEMENT CHARACTER}")} for each in dead_letters
     )
 
 
-def _moved(moved: Sequence[RedirectedEvent]) -> tuple[Json, ...]:
+def _redirected(events: Sequence[RedirectedEvent]) -> tuple[Json, ...]:
     return tuple(
-        {"number": each.number, "to": as_json(each.to), "otherwise": _letters((each.otherwise,))[0]} for each in moved
+        {"number": each.number, "to": as_json(each.to), "otherwise": _dead_letters((each.otherwise,))[0]}
+        for each in events
     )
 
 
-_GIVEN_TO_NEW_RUNS = (
+_NEW_RUN_COLUMNS = (
     "id, workflow, version, input, created_at, created_by, pool, shard, generation, epoch, run_attempt, "
     "original_workflow, original_input, parent, attached, tags, wake_at, owner, deadline_at, retention"
 )
-_NEW_RUN = _GIVEN_TO_NEW_RUNS.split(", ")
-_given_to_a_new_run = attrgetter(*_NEW_RUN)
+_NEW_RUN_NAMES = _NEW_RUN_COLUMNS.split(", ")
+_new_run_values = attrgetter(*_NEW_RUN_NAMES)
 
 
 def new_run(at: int, write: CreateRun) -> Json:
+    """Encode a new run as `add_runs` takes it; `at` is its index in the batch."""
     record: RunRecord = write.record
     observer = write.observer
-    observed = {} if observer is None else {"observer": observer.run_id, "target": observer.target}
-    given = zip(_NEW_RUN, _given_to_a_new_run(record), strict=True)
-    return {"at": at, "seed": str(record.seed), **dict(given), **observed}
+    observers = {} if observer is None else {"observer": observer.run_id, "target": observer.target}
+    values = zip(_NEW_RUN_NAMES, _new_run_values(record), strict=True)
+    return {"at": at, "seed": str(record.seed), **dict(values), **observers}
 
 
-def mail(at: int, write: DeliverMessage) -> Json:
-    return {**_message(write.message), "at": at, "run_id": write.run_id, "now": write.now, "room": write.limit}
+def message(at: int, write: DeliverMessage) -> Json:
+    """Encode a message as `write_messages` takes it."""
+    return {**_message(write.message), "at": at, "run_id": write.run_id, "now": write.now, "capacity": write.limit}
 
 
-def told(at: int, write: FinalizeRun) -> list[Json]:
+def notified_rows(at: int, write: FinalizeRun) -> list[Json]:
+    """Encode notified observers as `mark_notified` takes them: a row for each, or one row if there is none."""
     run = {"at": at, "run_id": write.run_id}
     return [{**run, "observer": each.run_id, "target": each.target} for each in write.notified] or [run]
 
 
 def entry_row(entry: Entry) -> rows.Row:
-    """An entry's columns, in the order of `rows.ENTRY_COLUMNS`."""
+    """Return an entry's columns in the order of `rows.ENTRY_COLUMNS`."""
     return (
         entry.location,
         entry.kind,

@@ -89,7 +89,7 @@ def has_effects_elsewhere(write: Write) -> bool:
         case FinalizeRun():
             return not semantics.only_marks_notified(write)
         case CommitTurn():
-            return write.extras is not None or write.restart is not None or bool(write.consumed) or _ends(write)
+            return write.extras is not None or write.continue_as is not None or bool(write.consumed) or _ends(write)
         case CreateRun():
             return bool(write.inbox)
         case _:
@@ -165,7 +165,7 @@ def _encode_create(write: CreateRun, partition_of: PartitionOf) -> Array:
 
 
 def _encode_turn(turn: CommitTurn, partition_of: PartitionOf) -> Array:
-    restart, patch, extras, id = turn.restart, turn.patch, turn.extras, turn.turn_id
+    restart, patch, extras, id = turn.continue_as, turn.patch, turn.extras, turn.turn_id
     entries = turn.entries if restart is None else restart.entries
     head = (turn.run_id, turn.base, id, turn.worker, turn.owned, turn.seen, _encode_rows(id, turn.base, entries))
     if patch is None and restart is None and extras is None and not turn.consumed:

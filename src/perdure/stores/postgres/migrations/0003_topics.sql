@@ -1,34 +1,38 @@
--- Topics: events find subscriptions, and subscriptions events, in one order, which is that of the lock on the topic's
--- row.
+-- Topics: assign events to subscriptions, when an event is published and when a run subscribes.
 --
--- Locks are taken in the order topics, runs. To assign an event is to put mail into another run's inbox, whose row
--- must be locked: the runs that are first in line are locked beforehand, in order of their ids. Where the line has
--- changed in between, the run is locked only if that needs no waiting; otherwise the whole batch is given up, having
--- stored nothing, and is tried again (lock_not_available). A subscription changes only under the lock of its run, and
--- is looked at again under that lock before it gets an event.
+-- Publishes and subscribes on a topic are serialized by the lock on the topic's row. So an event sees every earlier
+-- subscription, and a subscription sees every queued event that it is eligible for. Neither can miss the other.
+--
+-- Locks are taken in the order topics, runs. An assignment is a message in the inbox of another run, whose row must be
+-- locked. The runs with the oldest subscriptions are therefore locked beforehand, in order of their ids. If
+-- subscriptions have changed in between, another run is locked only if no waiting is needed (NOWAIT). Otherwise the
+-- whole batch is aborted without storing anything (lock_not_available), and the client repeats it. A subscription
+-- changes only under the lock of its run, and is checked again under that lock before an event is assigned to it.
+--
+-- Functions use `OFFSET 0` to look up each row separately. A plan made while there were few runs may otherwise scan
+-- all of them for each write.
 
--- The topics to which writes of this batch give assignments back. Each is looked up by itself, here and below, which
--- `OFFSET 0` sees to: a plan that was made while there were few runs may go through all of them for each write.
-CREATE FUNCTION given_back(writes jsonb) RETURNS SETOF text LANGUAGE sql STABLE
+-- The topics of the assignments that writes of this batch release.
+CREATE FUNCTION topics_of_releases(writes jsonb) RETURNS SETOF text LANGUAGE sql STABLE
 BEGIN ATOMIC
     SELECT i.name
     FROM (
         SELECT w->>'run_id' AS run_id, n::bigint AS number
         FROM jsonb_array_elements(writes) AS w
         CROSS JOIN LATERAL jsonb_array_elements_text(coalesce(w->'returned', w->'extras'->'returned')) AS n
-        WHERE w->>'kind' IN ('turn', 'settle')
+        WHERE w->>'kind' IN ('turn', 'finalize')
         OFFSET 0
     ) AS g
-    CROSS JOIN LATERAL (SELECT x.no FROM runs x WHERE x.id = g.run_id OFFSET 0) AS r
+    CROSS JOIN LATERAL (SELECT x.pk FROM runs x WHERE x.id = g.run_id OFFSET 0) AS r
     CROSS JOIN LATERAL (
-        SELECT x.name FROM inbox x WHERE x.run_no = r.no AND x.number = g.number AND x.kind = 'assignment' OFFSET 0
+        SELECT x.name FROM inbox x WHERE x.run_pk = r.pk AND x.number = g.number AND x.kind = 'assignment' OFFSET 0
     ) AS i;
 END;
 
--- Lock topics by name, those of returned assignments too; makes the ones that are not there.
+-- Lock topics in order of their names, including those of released assignments. Creates missing topics.
 CREATE FUNCTION lock_topics(names text[], writes jsonb) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    names := names || ARRAY(SELECT DISTINCT g.topic FROM given_back(writes) AS g (topic));
+    names := names || ARRAY(SELECT DISTINCT g.topic FROM topics_of_releases(writes) AS g (topic));
     INSERT INTO topics (name)
     SELECT DISTINCT n.name FROM unnest(names) AS n (name)
     WHERE NOT EXISTS (SELECT FROM topics t WHERE t.name = n.name COLLATE "C")
@@ -38,111 +42,113 @@ BEGIN
 END;
 $$;
 
--- The runs to which writes of this batch will most likely assign events.
-CREATE FUNCTION first_in_lines(writes jsonb) RETURNS text[] LANGUAGE sql STABLE
+-- The runs to which writes of this batch will probably assign events: those with the oldest subscriptions.
+CREATE FUNCTION oldest_subscriptions(writes jsonb) RETURNS text[] LANGUAGE sql STABLE
 BEGIN ATOMIC
-    WITH going (topic, page) AS MATERIALIZED (
+    WITH targets (topic, page) AS MATERIALIZED (
         SELECT coalesce(w->'event'->>'topic', w->>'topic') AS topic,
                CASE WHEN (w->'event'->>'consume')::boolean THEN 4 ELSE (w->>'page')::bigint END AS page
         FROM jsonb_array_elements(writes) AS w WHERE w->>'kind' IN ('publish', 'fan_out')
         UNION ALL
-        SELECT g.topic, 4 FROM given_back(writes) AS g (topic)
+        SELECT g.topic, 4 FROM topics_of_releases(writes) AS g (topic)
         UNION ALL
         SELECT moved->'to'->'event'->>'topic', 4
         FROM jsonb_array_elements(writes) AS w CROSS JOIN jsonb_array_elements(w->'moved') AS moved
-        WHERE w->>'kind' = 'settle'
+        WHERE w->>'kind' = 'finalize'
         UNION ALL
         SELECT w->'send'->'event'->>'topic', 4
         FROM jsonb_array_elements(writes) AS w WHERE w->>'kind' = 'replay'
     )
     SELECT array_agg(DISTINCT r.id)
-    FROM going
-    CROSS JOIN LATERAL (SELECT x.no FROM topics x WHERE x.name = going.topic OFFSET 0) AS t
+    FROM targets
+    CROSS JOIN LATERAL (SELECT x.pk FROM topics x WHERE x.name = targets.topic OFFSET 0) AS t
     CROSS JOIN LATERAL (
-        SELECT s.run_no FROM subscriptions s
-        WHERE s.topic_no = t.no
-              AND s.no > coalesce((SELECT e.fan_out_cursor FROM topic_events e
-                                   WHERE e.topic_no = t.no AND e.fan_out_cursor IS NOT NULL ORDER BY e.place LIMIT 1), 0)
-        ORDER BY s.no LIMIT going.page
+        SELECT s.run_pk FROM subscriptions s
+        WHERE s.topic_pk = t.pk
+              AND s.pk > coalesce((SELECT e.fan_out_cursor FROM topic_events e
+                                   WHERE e.topic_pk = t.pk AND e.fan_out_cursor IS NOT NULL
+                                   ORDER BY e.event_offset LIMIT 1), 0)
+        ORDER BY s.pk LIMIT targets.page
     ) AS s
-    CROSS JOIN LATERAL (SELECT x.id FROM runs x WHERE x.no = s.run_no OFFSET 0) AS r;
+    CROSS JOIN LATERAL (SELECT x.id FROM runs x WHERE x.pk = s.run_pk OFFSET 0) AS r;
 END;
 
-CREATE FUNCTION assignment_id(topic text, place bigint) RETURNS text LANGUAGE sql IMMUTABLE
-RETURN 'topic/' || topic || '/' || place;
+CREATE FUNCTION assignment_id(topic text, event_offset bigint) RETURNS text LANGUAGE sql IMMUTABLE
+RETURN 'topic/' || topic || '/' || event_offset;
 
--- Whether a run has, or has had, this event.
-CREATE FUNCTION has_seen(of_run bigint, topic text, at_place bigint) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+-- Whether a run has, or had, this event in its inbox.
+CREATE FUNCTION has_seen(of_run bigint, topic text, at_offset bigint) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN EXISTS (SELECT FROM inbox i WHERE i.run_no = of_run AND i.id = assignment_id(topic, at_place));
+    RETURN EXISTS (SELECT FROM inbox i WHERE i.run_pk = of_run AND i.id = assignment_id(topic, at_offset));
 END;
 $$;
 
--- Put an event into a run's inbox, which uses up the subscription in all its topics. The run's id, or NULL if the
--- subscription (if it is one, and not about to be made) is there no more.
+-- Insert an event into a run's inbox, which deletes the subscription in all its topics. Returns the run's id, or NULL
+-- if the given subscription no longer exists (a subscription that is being created is not given).
 CREATE FUNCTION assign(e topic_events, topic text, to_run bigint, at_target text, now float8,
-    standing bigint DEFAULT NULL)
+    subscription bigint DEFAULT NULL)
 RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     r runs;
 BEGIN
-    SELECT * INTO r FROM runs WHERE no = to_run FOR NO KEY UPDATE NOWAIT;
-    IF standing IS NOT NULL AND NOT EXISTS (SELECT FROM subscriptions s WHERE s.no = standing) THEN
+    SELECT * INTO r FROM runs WHERE pk = to_run FOR NO KEY UPDATE NOWAIT;
+    IF subscription IS NOT NULL AND NOT EXISTS (SELECT FROM subscriptions s WHERE s.pk = subscription) THEN
         RETURN NULL;
     END IF;
-    INSERT INTO inbox (run_no, number, id, kind, name, body, sender, sent_at, expires_at, policy, target, place,
+    INSERT INTO inbox (run_pk, number, id, kind, name, body, sender, sent_at, expires_at, policy, target, topic_offset,
                        wants_reply, event_id)
-    VALUES (r.no, r.last_message_no + 1, assignment_id(topic, e.place), 'assignment', topic, e.body, e.sender, e.sent_at,
-            e.expires_at, 'discard', at_target, e.place, false, e.event_id);
-    PERFORM mail_came(r, r.last_message_no + 1, 'assignment', now);
-    DELETE FROM subscriptions s WHERE s.run_no = r.no AND s.target = at_target;
+    VALUES (r.pk, r.last_message_no + 1, assignment_id(topic, e.event_offset), 'assignment', topic, e.body,
+            e.sender, e.sent_at, e.expires_at, 'discard', at_target, e.event_offset, false, e.event_id);
+    PERFORM on_message(r, r.last_message_no + 1, 'assignment', now);
+    DELETE FROM subscriptions s WHERE s.run_pk = r.pk AND s.target = at_target;
     IF e.consume THEN
-        UPDATE topic_events x SET assigned_to = r.no, queued = false, fan_out_cursor = NULL
-        WHERE x.topic_no = e.topic_no AND x.place = e.place;
+        UPDATE topic_events x SET assigned_to = r.pk, queued = false, fan_out_cursor = NULL
+        WHERE x.topic_pk = e.topic_pk AND x.event_offset = e.event_offset;
     END IF;
     RETURN r.id;
 END;
 $$;
 
-CREATE FUNCTION leave(e topic_events, now float8) RETURNS void LANGUAGE plpgsql AS $$
+-- Delete an event. Its row stays until `prune_page`, so that its id is not accepted again.
+CREATE FUNCTION delete_event(e topic_events, now float8) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE topic_events x SET assigned_to = NULL, queued = false, fan_out_cursor = NULL, body = NULL, deleted_at = now
-    WHERE x.topic_no = e.topic_no AND x.place = e.place;
+    WHERE x.topic_pk = e.topic_pk AND x.event_offset = e.event_offset;
 END;
 $$;
 
--- What is not queued for those who come later is gone once nobody has it before them. Its row is locked, so that of
--- two who read it at the same time the second sees that it is the last.
-CREATE FUNCTION leave_if_nobody_has_it(e topic_events, topic text, now float8) RETURNS void LANGUAGE plpgsql AS $$
+-- Delete an event that is not queued for later subscriptions, if no inbox contains it any more. Its row is locked, so
+-- that of two concurrent readers the second sees that it is the last.
+CREATE FUNCTION delete_event_if_unreferenced(e topic_events, topic text, now float8) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF e.delivery <> 'after_wait' THEN
         RETURN;
     END IF;
-    SELECT * INTO e FROM topic_events x WHERE x.topic_no = e.topic_no AND x.place = e.place FOR UPDATE;
+    SELECT * INTO e FROM topic_events x WHERE x.topic_pk = e.topic_pk AND x.event_offset = e.event_offset FOR UPDATE;
     IF e.fan_out_cursor IS NULL AND NOT EXISTS (
         SELECT FROM inbox i WHERE i.kind = 'assignment' AND i.consumed_at IS NULL AND i.name = topic
-            AND i.place = e.place)
+            AND i.topic_offset = e.event_offset)
     THEN
-        PERFORM leave(e, now);
+        PERFORM delete_event(e, now);
     END IF;
 END;
 $$;
 
--- Who is first of those that may have the event, and did not have it; given the run that returned it, of its receives
--- only.
-CREATE FUNCTION first_in_line(e topic_events, topic text, of_run bigint DEFAULT NULL) RETURNS subscriptions
+-- The oldest subscription that is eligible for an event and whose run has not had it. With `of_run`, only
+-- subscriptions of the run that released the event.
+CREATE FUNCTION oldest_subscription(e topic_events, topic text, of_run bigint DEFAULT NULL) RETURNS subscriptions
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     s subscriptions;
 BEGIN
     FOR s IN
         SELECT x.* FROM subscriptions x
-        WHERE x.topic_no = e.topic_no AND (e.delivery <> 'after_wait' OR x.no <= e.bound)
-              AND (of_run IS NULL OR x.run_no = of_run)
-        ORDER BY x.no
+        WHERE x.topic_pk = e.topic_pk AND (e.delivery <> 'after_wait' OR x.pk <= e.last_subscription)
+              AND (of_run IS NULL OR x.run_pk = of_run)
+        ORDER BY x.pk
     LOOP
-        IF (e.delivery <> 'after_create' OR e.sent_at >= (SELECT r.created_at FROM runs r WHERE r.no = s.run_no))
-           AND NOT has_seen(s.run_no, topic, e.place)
+        IF (e.delivery <> 'after_create' OR e.sent_at >= (SELECT r.created_at FROM runs r WHERE r.pk = s.run_pk))
+           AND NOT has_seen(s.run_pk, topic, e.event_offset)
         THEN
             RETURN s;
         END IF;
@@ -151,176 +157,176 @@ BEGIN
 END;
 $$;
 
--- Assign the event to whoever is first in line. The run's id, or NULL if there is nobody.
+-- Assign the event to the oldest eligible subscription. Returns the run's id, or NULL if there is none.
 CREATE FUNCTION offer(e topic_events, topic text, now float8, of_run bigint DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
     s subscriptions;
-    given text;
+    got text;
 BEGIN
     LOOP
-        s := first_in_line(e, topic, of_run);
-        IF s.no IS NULL THEN
+        s := oldest_subscription(e, topic, of_run);
+        IF s.pk IS NULL THEN
             RETURN NULL;
         END IF;
-        given := assign(e, topic, s.run_no, s.target, now, s.no);
-        IF given IS NOT NULL THEN
-            RETURN given;
+        got := assign(e, topic, s.run_pk, s.target, now, s.pk);
+        IF got IS NOT NULL THEN
+            RETURN got;
         END IF;
     END LOOP;
 END;
 $$;
 
--- Assign the event to those of the next page of subscriptions that may have it.
+-- Assign the event to the eligible subscriptions of the next page.
 CREATE FUNCTION offer_page(
     e topic_events, topic text, page bigint, now float8, OUT woken text[], OUT more boolean) LANGUAGE plpgsql AS $$
 DECLARE
     s subscriptions;
     after bigint := coalesce(e.fan_out_cursor, 0);
-    given text;
+    got text;
 BEGIN
     woken := '{}';
     more := false;
     IF expired(e.expires_at, now) THEN
-        PERFORM leave(e, now);
+        PERFORM delete_event(e, now);
         RETURN;
     END IF;
     FOR s IN
         SELECT x.* FROM subscriptions x
-        WHERE x.topic_no = e.topic_no AND x.no > after AND x.no <= e.bound ORDER BY x.no LIMIT page
+        WHERE x.topic_pk = e.topic_pk AND x.pk > after AND x.pk <= e.last_subscription ORDER BY x.pk LIMIT page
     LOOP
-        after := s.no;
-        IF has_seen(s.run_no, topic, e.place)
-           OR (e.delivery = 'after_create' AND e.sent_at < (SELECT r.created_at FROM runs r WHERE r.no = s.run_no))
+        after := s.pk;
+        IF has_seen(s.run_pk, topic, e.event_offset)
+           OR (e.delivery = 'after_create' AND e.sent_at < (SELECT r.created_at FROM runs r WHERE r.pk = s.run_pk))
         THEN
             CONTINUE;
         END IF;
-        given := assign(e, topic, s.run_no, s.target, now, s.no);
-        IF given IS NOT NULL THEN
-            woken := woken || given;
+        got := assign(e, topic, s.run_pk, s.target, now, s.pk);
+        IF got IS NOT NULL THEN
+            woken := woken || got;
             IF e.consume THEN
                 RETURN;
             END IF;
         END IF;
     END LOOP;
     more := EXISTS (
-        SELECT FROM subscriptions x WHERE x.topic_no = e.topic_no AND x.no > after AND x.no <= e.bound);
+        SELECT FROM subscriptions x WHERE x.topic_pk = e.topic_pk AND x.pk > after AND x.pk <= e.last_subscription);
     UPDATE topic_events x SET fan_out_cursor = CASE WHEN more THEN after END
-    WHERE x.topic_no = e.topic_no AND x.place = e.place;
+    WHERE x.topic_pk = e.topic_pk AND x.event_offset = e.event_offset;
     IF more THEN
         RETURN;
     END IF;
-    IF e.consume AND e.delivery <> 'after_wait' THEN  -- who came since has waited for its turn too
-        given := offer(e, topic, now);
-        woken := CASE WHEN given IS NULL THEN woken ELSE ARRAY[given] END;
+    IF e.consume AND e.delivery <> 'after_wait' THEN  -- offer it to newer subscriptions too
+        got := offer(e, topic, now);
+        woken := CASE WHEN got IS NULL THEN woken ELSE ARRAY[got] END;
         RETURN;
     END IF;
-    PERFORM leave_if_nobody_has_it(e, topic, now);
+    PERFORM delete_event_if_unreferenced(e, topic, now);
 END;
 $$;
 
-CREATE FUNCTION first_unfinished(topic_no bigint) RETURNS topic_events LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION first_unfinished(topic_pk bigint) RETURNS topic_events LANGUAGE plpgsql STABLE AS $$
 DECLARE
     e topic_events;
 BEGIN
     SELECT * INTO e FROM topic_events x
-    WHERE x.topic_no = first_unfinished.topic_no AND x.fan_out_cursor IS NOT NULL ORDER BY x.place LIMIT 1;
+    WHERE x.topic_pk = first_unfinished.topic_pk AND x.fan_out_cursor IS NOT NULL ORDER BY x.event_offset LIMIT 1;
     RETURN e;
 END;
 $$;
 
-CREATE FUNCTION write_publish(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+CREATE FUNCTION write_publish(w jsonb) RETURNS write_result LANGUAGE plpgsql AS $$
 DECLARE
     now float8 := (w->>'now')::float8;
-    room bigint := (w->>'limit')::bigint;
-    given jsonb := w->'event';
+    capacity bigint := (w->>'limit')::bigint;
+    event jsonb := w->'event';
     t topics;
     e topic_events;
     earlier boolean;
     pending bigint;
     offered record;
 BEGIN
-    SELECT * INTO t FROM topics WHERE name = given->>'topic';
-    SELECT * INTO e FROM topic_events x WHERE x.topic_no = t.no AND x.id = given->>'id';
+    SELECT * INTO t FROM topics WHERE name = event->>'topic';
+    SELECT * INTO e FROM topic_events x WHERE x.topic_pk = t.pk AND x.id = event->>'id';
     IF FOUND THEN
-        RETURN answered('known', e.place, e.fan_out_cursor IS NOT NULL, '0');
+        RETURN result_of('published_before', e.event_offset, e.fan_out_cursor IS NOT NULL, '0');
     END IF;
-    e.topic_no := t.no;
-    e.place := t.last_offset + 1;
-    e.id := given->>'id';
-    e.body := decode(given->>'body', 'base64');
-    e.sent_at := (given->>'sent_at')::float8;
-    e.expires_at := (given->>'expires_at')::float8;
-    e.delivery := given->>'delivery';
-    e.consume := (given->>'consume')::boolean;
-    e.sender := given->>'sender';
-    e.event_id := given->>'event_id';
-    e.bound := coalesce((SELECT max(s.no) FROM subscriptions s WHERE s.topic_no = t.no), 0);
+    e.topic_pk := t.pk;
+    e.event_offset := t.last_offset + 1;
+    e.id := event->>'id';
+    e.body := decode(event->>'body', 'base64');
+    e.sent_at := (event->>'sent_at')::float8;
+    e.expires_at := (event->>'expires_at')::float8;
+    e.delivery := event->>'delivery';
+    e.consume := (event->>'consume')::boolean;
+    e.sender := event->>'sender';
+    e.event_id := event->>'event_id';
+    e.last_subscription := coalesce((SELECT max(s.pk) FROM subscriptions s WHERE s.topic_pk = t.pk), 0);
     e.queued := e.delivery <> 'after_wait';
-    earlier := (first_unfinished(t.no)).place IS NOT NULL;
+    earlier := (first_unfinished(t.pk)).event_offset IS NOT NULL;
     IF expired(e.expires_at, now) THEN
         e.queued := false;
         e.body := NULL;
         e.deleted_at := now;
-    ELSIF room IS NOT NULL AND e.queued THEN
+    ELSIF capacity IS NOT NULL AND e.queued THEN
         SELECT count(*) INTO pending FROM topic_events x
-        WHERE x.topic_no = t.no AND x.queued AND NOT expired(x.expires_at, now);
-        IF pending >= room AND (earlier OR NOT e.consume OR (first_in_line(e, t.name)).no IS NULL) THEN
-            RETURN answered('full', pending);
+        WHERE x.topic_pk = t.pk AND x.queued AND NOT expired(x.expires_at, now);
+        IF pending >= capacity AND (earlier OR NOT e.consume OR (oldest_subscription(e, t.name)).pk IS NULL) THEN
+            RETURN result_of('full', pending);
         END IF;
     END IF;
     e.fan_out_cursor := CASE WHEN earlier AND e.deleted_at IS NULL THEN 0 END;
     INSERT INTO topic_events SELECT e.*;
-    UPDATE topics x SET last_offset = e.place WHERE x.no = t.no;
+    UPDATE topics x SET last_offset = e.event_offset WHERE x.pk = t.pk;
     IF e.deleted_at IS NOT NULL OR earlier THEN
-        RETURN answered('published', e.place, e.deleted_at IS NULL, '0');
+        RETURN result_of('published', e.event_offset, e.deleted_at IS NULL, '0');
     END IF;
     offered := offer_page(e, t.name, (w->>'page')::bigint, now);
-    RETURN answered('published', e.place, offered.more, cardinality(offered.woken)::text, offered.woken);
+    RETURN result_of('published', e.event_offset, offered.more, cardinality(offered.woken)::text, offered.woken);
 END;
 $$;
 
-CREATE FUNCTION write_fan_out(w jsonb) RETURNS answer LANGUAGE plpgsql AS $$
+CREATE FUNCTION write_fan_out(w jsonb) RETURNS write_result LANGUAGE plpgsql AS $$
 DECLARE
-    asked bigint := (w->>'place')::bigint;
+    requested bigint := (w->>'offset')::bigint;
     t topics;
     e topic_events;
     offered record;
 BEGIN
     SELECT * INTO t FROM topics WHERE name = w->>'topic';
-    IF NOT EXISTS (SELECT FROM topic_events x WHERE x.topic_no = t.no AND x.place = asked
+    IF NOT EXISTS (SELECT FROM topic_events x WHERE x.topic_pk = t.pk AND x.event_offset = requested
         AND x.fan_out_cursor IS NOT NULL) THEN
-        RETURN answered('published', asked, false, '0');
+        RETURN result_of('published', requested, false, '0');
     END IF;
-    e := first_unfinished(t.no);
+    e := first_unfinished(t.pk);
     offered := offer_page(e, t.name, (w->>'page')::bigint, (w->>'now')::float8);
-    IF e.place <> asked THEN
-        RETURN answered('published', asked, true, '0', offered.woken);
+    IF e.event_offset <> requested THEN
+        RETURN result_of('published', requested, true, '0', offered.woken);
     END IF;
-    RETURN answered('published', asked, offered.more, cardinality(offered.woken)::text, offered.woken);
+    RETURN result_of('published', requested, offered.more, cardinality(offered.woken)::text, offered.woken);
 END;
 $$;
 
--- A run has read what it was assigned: the event is gone then, or seen.
-CREATE FUNCTION event_was_read(of_run bigint, topic text, at_place bigint, now float8) RETURNS void
+-- A run has consumed an assignment: delete its event if no other run may get it.
+CREATE FUNCTION on_event_consumed(of_run bigint, topic text, at_offset bigint, now float8) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     e topic_events;
 BEGIN
-    SELECT x.* INTO e FROM topic_events x JOIN topics t ON t.no = x.topic_no
-    WHERE t.name = topic AND x.place = at_place AND x.deleted_at IS NULL;
+    SELECT x.* INTO e FROM topic_events x JOIN topics t ON t.pk = x.topic_pk
+    WHERE t.name = topic AND x.event_offset = at_offset AND x.deleted_at IS NULL;
     IF NOT FOUND THEN
         RETURN;
     ELSIF NOT e.consume THEN
-        PERFORM leave_if_nobody_has_it(e, topic, now);
+        PERFORM delete_event_if_unreferenced(e, topic, now);
     ELSIF e.assigned_to = of_run THEN
-        PERFORM leave(e, now);
+        PERFORM delete_event(e, now);
     END IF;
 END;
 $$;
 
--- Mark mail as read; how much of it was unread.
-CREATE FUNCTION consume_mail(of_run bigint, numbers jsonb, now float8) RETURNS bigint LANGUAGE plpgsql AS $$
+-- Mark messages as consumed. Returns how many were unread.
+CREATE FUNCTION consume_messages(of_run bigint, numbers jsonb, now float8) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     message record;
     unread bigint := 0;
@@ -328,90 +334,92 @@ BEGIN
     FOR message IN
         UPDATE inbox i SET consumed_at = now, body = NULL
         FROM jsonb_array_elements_text(numbers) AS x
-        CROSS JOIN LATERAL (  -- each is looked up by itself, as in `message_number`
+        CROSS JOIN LATERAL (  -- looks up each one separately, as in `message_number`
             SELECT m.ctid, m.number FROM inbox m
-            WHERE m.run_no = of_run AND m.number >= x::bigint AND m.consumed_at IS NULL
+            WHERE m.run_pk = of_run AND m.number >= x::bigint AND m.consumed_at IS NULL
             ORDER BY m.number LIMIT 1
         ) AS m (row, number)
         WHERE i.ctid = m.row AND m.number = x::bigint
-        RETURNING i.kind, i.name, i.place
+        RETURNING i.kind, i.name, i.topic_offset
     LOOP
         unread := unread + 1;
         IF message.kind = 'assignment' THEN
-            PERFORM event_was_read(of_run, message.name, message.place, now);
+            PERFORM on_event_consumed(of_run, message.name, message.topic_offset, now);
         END IF;
     END LOOP;
     RETURN unread;
 END;
 $$;
 
--- Take unread assignments out of an inbox and offer their events to the next in line; the runs that got one.
-CREATE FUNCTION give_back(of_run bigint, numbers jsonb, now float8) RETURNS text[] LANGUAGE plpgsql AS $$
+-- Remove unread assignments from an inbox and offer their events to the next subscriptions. Returns the runs that got
+-- one.
+CREATE FUNCTION release_assignments(of_run bigint, numbers jsonb, now float8) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
-    returned bigint;
+    released bigint;
     message record;
     e topic_events;
-    given text;
+    got text;
     woken text[] := '{}';
 BEGIN
-    FOR returned IN SELECT n::bigint FROM jsonb_array_elements_text(numbers) AS n LOOP
+    FOR released IN SELECT n::bigint FROM jsonb_array_elements_text(numbers) AS n LOOP
         DELETE FROM inbox i
-        WHERE i.run_no = of_run AND i.number = returned AND i.kind = 'assignment' AND i.consumed_at IS NULL
-        RETURNING i.name, i.place INTO message;
+        WHERE i.run_pk = of_run AND i.number = released AND i.kind = 'assignment' AND i.consumed_at IS NULL
+        RETURNING i.name, i.topic_offset INTO message;
         CONTINUE WHEN NOT FOUND;
-        SELECT x.* INTO e FROM topic_events x JOIN topics t ON t.no = x.topic_no
-        WHERE t.name = message.name AND x.place = message.place AND x.deleted_at IS NULL;
-        -- What it was not assigned is a copy, in the inbox of a fork.
+        SELECT x.* INTO e FROM topic_events x JOIN topics t ON t.pk = x.topic_pk
+        WHERE t.name = message.name AND x.event_offset = message.topic_offset AND x.deleted_at IS NULL;
+        -- An assignment that the event does not refer to is a copy, in the inbox of a fork.
         CONTINUE WHEN NOT FOUND OR (e.consume AND e.assigned_to IS DISTINCT FROM of_run);
         IF expired(e.expires_at, now) THEN
-            PERFORM leave(e, now);
+            PERFORM delete_event(e, now);
             CONTINUE;
         END IF;
-        given := offer(e, message.name, now, CASE WHEN NOT e.consume THEN of_run END);
-        woken := woken || given;
-        CONTINUE WHEN given IS NOT NULL;
+        got := offer(e, message.name, now, CASE WHEN NOT e.consume THEN of_run END);
+        woken := woken || got;
+        CONTINUE WHEN got IS NOT NULL;
         IF NOT e.consume THEN
-            PERFORM leave_if_nobody_has_it(e, message.name, now);
+            PERFORM delete_event_if_unreferenced(e, message.name, now);
         ELSIF e.delivery = 'after_wait' THEN
-            PERFORM leave(e, now);
+            PERFORM delete_event(e, now);
         ELSE
             UPDATE topic_events x SET assigned_to = NULL, queued = true
-            WHERE x.topic_no = e.topic_no AND x.place = e.place;
+            WHERE x.topic_pk = e.topic_pk AND x.event_offset = e.event_offset;
         END IF;
     END LOOP;
     RETURN array_remove(woken, NULL);
 END;
 $$;
 
--- Assign the first event that waits in one of the topics; if there is none, stand in line in all of them.
+-- Assign the first queued event of the topics to a run. If there is none, subscribe the run to all of them.
 CREATE FUNCTION subscribe(run runs, wanted jsonb, now float8) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     at_target text := wanted->>'target';
     e topic_events;
     topic text;
 BEGIN
-    IF EXISTS (SELECT FROM subscriptions s WHERE s.run_no = run.no AND s.target = at_target) THEN
+    IF EXISTS (SELECT FROM subscriptions s WHERE s.run_pk = run.pk AND s.target = at_target) THEN
         RETURN;
     END IF;
     SELECT x.* INTO e
-    FROM jsonb_array_elements_text(wanted->'topics') WITH ORDINALITY AS asked (name, nth)
-    JOIN topics t ON t.name = asked.name
+    FROM jsonb_array_elements_text(wanted->'topics') WITH ORDINALITY AS topic_list (name, nth)
+    JOIN topics t ON t.name = topic_list.name
     CROSS JOIN LATERAL (
         SELECT q.* FROM topic_events q
-        WHERE q.topic_no = t.no AND q.queued AND NOT expired(q.expires_at, now)
+        WHERE q.topic_pk = t.pk AND q.queued AND NOT expired(q.expires_at, now)
               AND (q.delivery <> 'after_create' OR q.sent_at >= run.created_at)
-              AND NOT (q.consume AND q.fan_out_cursor IS NOT NULL)  -- those who stood when it was sent come first
-              AND NOT EXISTS (SELECT FROM inbox i WHERE i.run_no = run.no AND i.id = assignment_id(t.name, q.place))
-        ORDER BY q.place LIMIT 1
+              AND NOT (q.consume AND q.fan_out_cursor IS NOT NULL)  -- older subscriptions come first
+              AND NOT EXISTS (
+                  SELECT FROM inbox i WHERE i.run_pk = run.pk AND i.id = assignment_id(t.name, q.event_offset))
+        ORDER BY q.event_offset LIMIT 1
     ) AS x
-    ORDER BY x.sent_at, asked.nth LIMIT 1;
+    ORDER BY x.sent_at, topic_list.nth LIMIT 1;
     IF FOUND THEN
-        topic := (SELECT t.name FROM topics t WHERE t.no = e.topic_no);
-        PERFORM assign(e, topic, run.no, at_target, now);
+        topic := (SELECT t.name FROM topics t WHERE t.pk = e.topic_pk);
+        PERFORM assign(e, topic, run.pk, at_target, now);
         RETURN;
     END IF;
-    INSERT INTO subscriptions (topic_no, run_no, target)
-    SELECT t.no, run.no, at_target FROM topics t
+    INSERT INTO subscriptions (topic_pk, run_pk, target)
+    SELECT t.pk, run.pk, at_target FROM topics t
     WHERE t.name IN (SELECT jsonb_array_elements_text(wanted->'topics'));
 END;
 $$;

@@ -1,23 +1,28 @@
--- A batch of writes, carried out in one statement of the client.
+-- A batch of writes, applied by one statement of the client.
 --
--- Locks are taken in one order: topics, runs by id, new runs by id. (Workers' whenever, with FOR KEY SHARE: who has more
--- than that, `retire_worker`, waits for nothing else.) Nothing is awaited while they are held.
--- Most writes are new runs, mail, turns that only append and patch, and the ticking off of who was told of an end:
--- those are judged and written all at once. The others follow one by one.
+-- Locks are taken in one order: topics by name, runs by id, new runs by id. Rows of workers are locked at any time
+-- with FOR KEY SHARE; only `remove_worker` takes a stronger lock, and it waits for nothing else. No client is awaited
+-- while locks are held.
+--
+-- Most writes are new runs, messages, turns that only append and patch, and notified observers of ended runs. They are
+-- checked and applied together, with a fixed number of statements. The others follow one by one.
 
--- Plain turns (`b_turns`, and at which place of the batch each stands, `b_at`) are each the only write to its run in
--- this batch. They append entries, read mail and perhaps change the run's row, and nothing else. What is in `b_settles`
--- is the only write to its run, too, and to a run with something in `b_mail` there is nothing but that. What is simply
--- committed gets no row in the answer. A row at -1 names a run that others want to hear of.
+-- Apply a batch. Returns rows of results by index in the batch (`at`). A write that was applied as requested gets no
+-- row. A row at -1 names a run whose change other processes must be notified of.
 --
--- Turns are `json` and not `jsonb`: what is kept as JSON is cut out of it as it came, and may hold an escaped NUL.
+-- Grouped turns (`b_turns`; `b_at` are their indexes in the batch) append entries, consume messages and perhaps patch
+-- the run's row, nothing else. Each is the only write to its run in this batch. So is each row of `b_finalizes`. A run
+-- with messages in `b_messages` has no other writes.
 --
--- A statement costs some 25 us however little it finds, so what few batches need is asked for only if there is any: the
--- flags (`some_…`) come with statements that are needed anyway. (Measured: 599 us for a single turn, 709 before.)
+-- Turns are `json`, not `jsonb`: JSON columns are copied from it as text, which may contain an escaped NUL.
+--
+-- A statement costs about 25 us even if it finds nothing. Statements that few batches need are therefore executed only
+-- if a flag (`some_...`) says so; the flags come from statements that are needed anyway. (Measured: 599 us for a
+-- single turn, 709 us before.)
 CREATE FUNCTION commit_batch(
-    b_workers text[], b_topics text[], b_runs text[], b_creates jsonb, b_mail jsonb, b_writes jsonb, b_at json,
-    b_turns json, b_settles jsonb)
-RETURNS TABLE (at integer, verdict text, number bigint, flag boolean, label text, body bytea, note text)
+    b_workers text[], b_topics text[], b_runs text[], b_creates jsonb, b_messages jsonb, b_writes jsonb, b_at json,
+    b_turns json, b_finalizes jsonb)
+RETURNS TABLE (at integer, result_kind text, number bigint, flag boolean, label text, body bytea, note text)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
@@ -28,8 +33,8 @@ SET jit = off
 AS $$
 DECLARE
     w record;
-    a answer;
-    -- of each plain turn: what it says
+    a write_result;
+    -- fields of each grouped turn
     t_run text[];
     t_base bigint[];
     t_id text[];
@@ -43,23 +48,23 @@ DECLARE
     some_empty boolean;
     some_consume boolean;
     some_patch boolean;
-    -- and what there is about its run
-    run_nos bigint[];
-    verdicts text[];
+    -- and the state of its run
+    run_pks bigint[];
+    result_kinds text[];
     statuses text[];
     lasts bigint[];
-    mails boolean[];
-    marked boolean[];  -- as having mail that the owner has not seen
-    some_mail boolean;
+    has_unread boolean[];
+    marked boolean[];  -- has_new_messages of the run
+    some_unread boolean;
 BEGIN
-    IF b_workers IS NOT NULL THEN  -- none of them is forgotten while it gets a run
+    IF b_workers IS NOT NULL THEN  -- new owners must not be removed meanwhile
         PERFORM FROM workers x WHERE x.id = ANY (b_workers) ORDER BY x.id FOR KEY SHARE;
     END IF;
     IF b_topics IS NOT NULL THEN
         PERFORM lock_topics(b_topics, b_writes);
-        b_runs := b_runs || first_in_lines(b_writes);
+        b_runs := b_runs || oldest_subscriptions(b_writes);
     END IF;
-    IF b_turns IS NOT NULL THEN  -- rows come in the order in which they stand in the document
+    IF b_turns IS NOT NULL THEN  -- rows have the order of the document
         SELECT array_agg(t.run_id), array_agg(t.base), array_agg(t.turn_id), array_agg(t.worker), array_agg(t.owned),
                array_agg(t.now), array_agg(t.seen), array_agg(nullif(t.entries::text, '[]')::json),
                array_agg(nullif(t.consumed::text, '[]')::json), array_agg(t.patch),
@@ -77,98 +82,99 @@ BEGIN
     IF b_creates IS NOT NULL THEN
         RETURN QUERY SELECT * FROM create_runs(b_creates);
     END IF;
-    IF b_mail IS NOT NULL THEN
-        RETURN QUERY SELECT * FROM deliver_all(b_mail);
+    IF b_messages IS NOT NULL THEN
+        RETURN QUERY SELECT * FROM write_messages(b_messages);
     END IF;
     IF b_turns IS NOT NULL THEN
-        SELECT array_agg(j.no ORDER BY j.nth), array_agg(j.verdict ORDER BY j.nth),
+        SELECT array_agg(j.pk ORDER BY j.nth), array_agg(j.result_kind ORDER BY j.nth),
                array_agg(j.status ORDER BY j.nth), array_agg(j.last_message_no ORDER BY j.nth),
-               array_agg(j.mailed ORDER BY j.nth), coalesce(bool_or(j.last_message_no > j.seen), false)
-        INTO run_nos, verdicts, statuses, lasts, marked, some_mail
+               array_agg(j.has_new_messages ORDER BY j.nth), coalesce(bool_or(j.last_message_no > j.seen), false)
+        INTO run_pks, result_kinds, statuses, lasts, marked, some_unread
         FROM (
-            SELECT k.nth, k.no, k.status, k.last_message_no, k.mailed, k.seen,
-                   CASE WHEN k.no IS NULL THEN 'missing'
+            SELECT k.nth, k.pk, k.status, k.last_message_no, k.has_new_messages, k.seen,
+                   -- Rules 1 to 7 of the acceptance rule in stores/protocol.py, in their order; 4 to 6 have one result.
+                   CASE WHEN k.pk IS NULL THEN 'missing'
                         WHEN k.position > k.base AND k.id = (
-                            SELECT e.turn_id FROM entries e WHERE e.run_no = k.no AND e.position = k.base + 1)
-                        THEN 'again'
+                            SELECT e.turn_id FROM entries e WHERE e.run_pk = k.pk AND e.position = k.base + 1)
+                        THEN 'committed_before'
                         WHEN terminal(k.status) THEN 'ended'
-                        WHEN k.base <> k.position
+                        WHEN NOT EXISTS (SELECT FROM workers x WHERE x.id = k.worker AND NOT x.fenced)
                              OR (k.owner IS DISTINCT FROM k.worker AND (k.owned OR k.owner IS NOT NULL))
-                             OR NOT EXISTS (SELECT FROM workers x WHERE x.id = k.worker AND NOT x.gone)
+                             OR k.base <> k.position
                         THEN 'superseded'
-                        ELSE 'committed' END AS verdict
+                        ELSE 'committed' END AS result_kind
             FROM (
-                SELECT t.*, r.no, r.status, r.owner, r.mailed, r.last_message_no,
-                       greatest(r.fence, (SELECT max(e.position) FROM entries e WHERE e.run_no = r.no), 0) AS position
+                SELECT t.*, r.pk, r.status, r.owner, r.has_new_messages, r.last_message_no,
+                       greatest(r.fence, (SELECT max(e.position) FROM entries e WHERE e.run_pk = r.pk), 0) AS position
                 FROM unnest(t_run, t_base, t_id, t_worker, t_owned, t_seen) WITH ORDINALITY
                      AS t (run, base, id, worker, owned, seen, nth)
                 LEFT JOIN runs r ON r.id = t.run
-                OFFSET 0  -- the position is computed once
+                OFFSET 0  -- computes the position once
             ) AS k
         ) AS j;
         IF some_consume THEN
             FOR w IN
                 UPDATE inbox i SET consumed_at = t_now[c.turn], body = NULL
-                FROM (  -- each is looked up by itself, as in `message_number`
+                FROM (  -- looks up each one separately, as in `message_number`
                     SELECT n AS turn, m.row
                     FROM generate_subscripts(t_consumed, 1) AS n
                     CROSS JOIN LATERAL json_array_elements_text(t_consumed[n]) AS x
                     CROSS JOIN LATERAL (
                         SELECT m.ctid, m.number FROM inbox m
-                        WHERE m.run_no = run_nos[n] AND m.number >= x::bigint AND m.consumed_at IS NULL
+                        WHERE m.run_pk = run_pks[n] AND m.number >= x::bigint AND m.consumed_at IS NULL
                         ORDER BY m.number LIMIT 1
                     ) AS m (row, number)
-                    WHERE verdicts[n] = 'committed' AND m.number = x::bigint
+                    WHERE result_kinds[n] = 'committed' AND m.number = x::bigint
                 ) AS c
                 WHERE i.ctid = c.row
-                RETURNING i.run_no, i.kind, i.name, i.place, i.consumed_at
+                RETURNING i.run_pk, i.kind, i.name, i.topic_offset, i.consumed_at
             LOOP
                 IF w.kind = 'assignment' THEN
-                    PERFORM event_was_read(w.run_no, w.name, w.place, w.consumed_at);
+                    PERFORM on_event_consumed(w.run_pk, w.name, w.topic_offset, w.consumed_at);
                 END IF;
             END LOOP;
         END IF;
-        mails := array_fill(false, ARRAY[cardinality(t_run)]);
-        IF some_mail THEN
-            mails := ARRAY(
+        has_unread := array_fill(false, ARRAY[cardinality(t_run)]);
+        IF some_unread THEN
+            has_unread := ARRAY(
                 SELECT coalesce(lasts[n] > t_seen[n], false) AND EXISTS (
-                    SELECT FROM inbox i WHERE i.run_no = run_nos[n] AND i.number > t_seen[n] AND i.consumed_at IS NULL)
+                    SELECT FROM inbox i WHERE i.run_pk = run_pks[n] AND i.number > t_seen[n] AND i.consumed_at IS NULL)
                 FROM generate_subscripts(t_run, 1) AS n ORDER BY n);
         END IF;
         INSERT INTO entries
-        SELECT run_nos[n], t_base[n] + e.nth, CASE WHEN e.nth = 1 THEN t_id[n] END, e.location, e.kind, e.name, e.status,
-               e.asked, e.ordinal, e.seq, decode(e.value, 'base64'), e.error, e.attempts, e.generation, e.started_at,
-               e.settled_at, e.due_at, decode(e.fingerprint, 'base64'), decode(e.detail, 'base64')
+        SELECT run_pks[n], t_base[n] + e.nth, CASE WHEN e.nth = 1 THEN t_id[n] END, e.location, e.kind, e.name,
+               e.status, e.call_seq, e.ordinal, e.seq, decode(e.value, 'base64'), e.error, e.attempts, e.generation,
+               e.started_at, e.settled_at, e.due_at, decode(e.fingerprint, 'base64'), decode(e.detail, 'base64')
         FROM generate_subscripts(t_entries, 1) AS n
         CROSS JOIN LATERAL ROWS FROM (json_to_recordset(t_entries[n]) AS (
-            location text, kind text, name text, status text, asked bigint, ordinal bigint, seq bigint, value text,
+            location text, kind text, name text, status text, call_seq bigint, ordinal bigint, seq bigint, value text,
             error text, attempts integer, generation integer, started_at float8, settled_at float8, due_at float8,
             fingerprint text, detail text)) WITH ORDINALITY
-            AS e (location, kind, name, status, asked, ordinal, seq, value, error, attempts, generation, started_at,
+            AS e (location, kind, name, status, call_seq, ordinal, seq, value, error, attempts, generation, started_at,
                   settled_at, due_at, fingerprint, detail, nth)
-        WHERE verdicts[n] = 'committed' AND t_entries[n] IS NOT NULL;
+        WHERE result_kinds[n] = 'committed' AND t_entries[n] IS NOT NULL;
         IF some_empty THEN
-            INSERT INTO entries (run_no, position, turn_id, location, kind, name, status, asked, ordinal, attempts,
+            INSERT INTO entries (run_pk, position, turn_id, location, kind, name, status, call_seq, ordinal, attempts,
                                  generation, started_at)
-            SELECT run_nos[n], t_base[n] + 1, t_id[n], '', 'marker', '', 'succeeded', 0, -1, 0, 0, t_now[n]
-            FROM generate_subscripts(t_entries, 1) AS n WHERE t_entries[n] IS NULL AND verdicts[n] = 'committed';
+            SELECT run_pks[n], t_base[n] + 1, t_id[n], '', 'marker', '', 'succeeded', 0, -1, 0, 0, t_now[n]
+            FROM generate_subscripts(t_entries, 1) AS n WHERE t_entries[n] IS NULL AND result_kinds[n] = 'committed';
         END IF;
         IF some_patch THEN
             RETURN QUERY
             WITH patched AS (
                 UPDATE runs r
-                SET status = p.status, owner = p.owner, wake_at = p.wake_at, mailed = p.unseen
+                SET status = p.status, owner = p.owner, wake_at = p.wake_at, has_new_messages = p.unseen
                     AND p.owner IS NOT NULL,
                     waits = p.waits, held = p.held, held_kind = p.held_kind, drift = p.drift,
                         recoveries = p.recoveries,
                     result = p.result, error = p.error, ended_at = p.ended_at, prune_at = p.prune_at,
                     updated_at = p.now,
-                    unsettled = p.ended AND (
-                        EXISTS (SELECT FROM observers o WHERE o.run_no = r.no)
+                    unfinalized = p.ended AND (
+                        EXISTS (SELECT FROM observers o WHERE o.run_pk = r.pk)
                         OR EXISTS (SELECT FROM inbox i
-                                   WHERE i.run_no = r.no AND i.consumed_at IS NULL AND is_event(i.kind)))
+                                   WHERE i.run_pk = r.pk AND i.consumed_at IS NULL AND is_event(i.kind)))
                 FROM (
-                    SELECT run_nos[n] AS no, t_now[n] AS now, c.ended, c.owner, u.unseen, p.status,
+                    SELECT run_pks[n] AS pk, t_now[n] AS now, c.ended, c.owner, u.unseen, p.status,
                            nullif(p.waits, '[]') AS waits, p.held, p.held::json->>'kind' AS held_kind,
                            nullif(p.drift, '[]') AS drift, p.recoveries, decode(p.result, 'base64') AS result, p.error,
                            p.ended_at, p.prune_at,
@@ -181,42 +187,43 @@ BEGIN
                         SELECT terminal(p.status), CASE WHEN NOT terminal(p.status) THEN p.owner END
                     ) AS c (ended, owner)
                     CROSS JOIN LATERAL (
-                        SELECT mails[n] AND (p.held IS NULL OR c.owner IS NOT NULL OR EXISTS (
+                        SELECT has_unread[n] AND (p.held IS NULL OR c.owner IS NOT NULL OR EXISTS (
                             SELECT FROM inbox i
-                            WHERE i.run_no = run_nos[n] AND i.number > t_seen[n] AND i.consumed_at IS NULL
+                            WHERE i.run_pk = run_pks[n] AND i.number > t_seen[n] AND i.consumed_at IS NULL
                                   AND wakes_held(i.kind)))
                     ) AS u (unseen)
-                    WHERE verdicts[n] = 'committed' AND t_patch[n] IS NOT NULL
+                    WHERE result_kinds[n] = 'committed' AND t_patch[n] IS NOT NULL
                     OFFSET 0
                 ) AS p
-                WHERE r.no = p.no
-                RETURNING r.no, r.id, p.ended, p.ended OR (p.owner IS NULL AND p.wake_at IS NOT NULL) AS told
+                WHERE r.pk = p.pk
+                RETURNING r.pk, r.id, p.ended, p.ended OR (p.owner IS NULL AND p.wake_at IS NOT NULL) AS is_notified
             ), unsubscribed AS (
-                DELETE FROM subscriptions s USING patched p WHERE p.ended AND s.run_no = p.no
+                DELETE FROM subscriptions s USING patched p WHERE p.ended AND s.run_pk = p.pk
             )
-            SELECT -1, NULL, NULL::bigint, NULL::boolean, p.id, NULL::bytea, NULL FROM patched p WHERE p.told;
+            SELECT -1, NULL, NULL::bigint, NULL::boolean, p.id, NULL::bytea, NULL FROM patched p WHERE p.is_notified;
         END IF;
-        IF true = ANY (marked) THEN  -- what the owner had not seen, he has seen now
-            UPDATE runs r SET wake_at = NULL, mailed = false
-            WHERE r.no = ANY (ARRAY(
-                SELECT run_nos[n] FROM generate_subscripts(t_run, 1) AS n
-                WHERE marked[n] AND NOT mails[n] AND verdicts[n] = 'committed'
+        IF true = ANY (marked) THEN  -- their owner has seen all messages by now
+            UPDATE runs r SET wake_at = NULL, has_new_messages = false
+            WHERE r.pk = ANY (ARRAY(
+                SELECT run_pks[n] FROM generate_subscripts(t_run, 1) AS n
+                WHERE marked[n] AND NOT has_unread[n] AND result_kinds[n] = 'committed'
                       AND t_patch[n] IS NULL));
         END IF;
-        IF 'committed' <> ANY (verdicts) OR true = ANY (mails) THEN
+        IF 'committed' <> ANY (result_kinds) OR true = ANY (has_unread) THEN
             RETURN QUERY
-            SELECT (b_at->>(n - 1))::integer, verdicts[n], NULL::bigint, mails[n], statuses[n], NULL::bytea, NULL
-            FROM generate_subscripts(t_run, 1) AS n WHERE verdicts[n] <> 'committed' OR mails[n];
+            SELECT (b_at->>(n - 1))::integer, result_kinds[n], NULL::bigint, has_unread[n], statuses[n],
+                   NULL::bytea, NULL
+            FROM generate_subscripts(t_run, 1) AS n WHERE result_kinds[n] <> 'committed' OR has_unread[n];
         END IF;
     END IF;
-    IF b_settles IS NOT NULL THEN
-        RETURN QUERY SELECT * FROM tick_off(b_settles);
+    IF b_finalizes IS NOT NULL THEN
+        RETURN QUERY SELECT * FROM mark_notified(b_finalizes);
     END IF;
     IF b_writes IS NOT NULL THEN
         FOR nth IN 0..jsonb_array_length(b_writes) - 1 LOOP
-            a := carry_out(b_writes->nth);
+            a := apply_write(b_writes->nth);
             at := (b_writes->nth->>'at')::integer;
-            verdict := a.verdict;
+            result_kind := a.result_kind;
             number := a.number;
             flag := a.flag;
             label := a.label;
@@ -234,9 +241,9 @@ BEGIN
 END;
 $$;
 
--- A write that is the only one of its batch, and needs no lock but that of its run. It goes the way of those that
--- `commit_batch` carries out one by one, so that there is no third set of rules.
-CREATE FUNCTION commit_write(w jsonb) RETURNS answer LANGUAGE plpgsql
+-- Apply a single write that needs no lock except that of its run. It uses `apply_write`, as `commit_batch` does for
+-- writes that are not grouped, so that there is no other set of rules.
+CREATE FUNCTION commit_write(w jsonb) RETURNS write_result LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
@@ -245,6 +252,6 @@ SET enable_mergejoin = off
 SET jit = off
 AS $$
 BEGIN
-    RETURN carry_out(w);
+    RETURN apply_write(w);
 END;
 $$;
