@@ -27,8 +27,8 @@ from tests.servers.redis import prefix_of_its_own
 
 T = TypeVar("T")
 PATIENCE = 60.0  # seconds
-RUNS = "SELECT id, status, owner, wake_at, ended_at, recoveries, unsettled, result, error FROM runs ORDER BY id"
-WORKERS = "SELECT id, pid, lease_until, gone FROM workers ORDER BY id"
+RUNS = "SELECT id, status, owner, wake_at, ended_at, recoveries, unfinalized, result, error FROM runs ORDER BY id"
+WORKERS = "SELECT id, pid, lease_until, fenced FROM workers ORDER BY id"
 HISTORY = "SELECT run, location, kind, status, attempts, due_at, value FROM history ORDER BY run, position"
 UNREAD = "SELECT id FROM inbox WHERE kind = 'event' AND consumed_at IS NULL"
 
@@ -128,7 +128,7 @@ class SqliteBook(TablesBook):
         with self._connected() as connection:
             connection.set_busy_timeout(int(PATIENCE * 1000))
             if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'history'").get:
-                return []  # killed before the file was made
+                return []  # the process was killed before it created the tables
             return connection.execute(sql).fetchall()
 
     def can_write(self) -> bool:
@@ -141,7 +141,7 @@ class SqliteBook(TablesBook):
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[apsw.Connection]:
-        """Leaves the write-ahead log as it is, as a dead process does."""
+        """Open the file without a checkpoint on close, so that the log stays as the dead process left it."""
         connection = apsw.Connection(str(self._file))
         try:
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)

@@ -110,21 +110,21 @@ def run_of_row(row: Row) -> RunRecord:
 
 
 ENTRY_COLUMNS = (
-    "location, kind, name, status, asked, ordinal, seq, value, error, attempts, generation, started_at, settled_at, "
+    "location, kind, name, status, call_seq, ordinal, seq, value, error, attempts, generation, started_at, settled_at, "
     "due_at, fingerprint, detail"
 )
 
 
 def entry_of_row(row: Row) -> Entry:
     """An entry from its columns, in the order of `ENTRY_COLUMNS`."""
-    location, kind, name, status, asked, ordinal, seq, value, error, *rest = row
+    location, kind, name, status, call_seq, ordinal, seq, value, error, *rest = row
     attempts, generation, started_at, settled_at, due_at, fingerprint, detail = rest
     return Entry(
         location,
         kind,
         name,
         _entry_status[status],
-        asked,
+        call_seq,
         ordinal,
         seq,
         value.encode() if isinstance(value, str) else value,
@@ -142,12 +142,12 @@ def entry_of_row(row: Row) -> Entry:
 # --- mail, topics, and what runs show ---------------------------------------------------------------------------------
 
 MESSAGE_COLUMNS = (
-    "number, id, kind, name, body, sender, sent_at, expires_at, policy, target, place, wants_reply, event_id"
+    "number, id, kind, name, body, sender, sent_at, expires_at, policy, target, topic_offset, wants_reply, event_id"
 )
 
 
 def message_of_row(row: Row) -> Message:
-    number, id, kind, name, body, sender, sent_at, expires_at, policy, target, place, wants_reply, event_id = row
+    number, id, kind, name, body, sender, sent_at, expires_at, policy, target, topic_offset, wants_reply, event_id = row
     return Message(
         id=id,
         kind=kind,
@@ -159,7 +159,7 @@ def message_of_row(row: Row) -> Message:
         expires_at=expires_at,
         policy=policy,
         target=target,
-        offset=place,
+        offset=topic_offset,
         wants_reply=bool(wants_reply),
         event_id=event_id,
     )
@@ -167,7 +167,7 @@ def message_of_row(row: Row) -> Message:
 
 def event_of_row(row: Row) -> TopicEvent:
     """An event from a row that begins with its topic, then as the record has it."""
-    topic, id, body, sent_at, delivery, consume, expires_at, sender, place, event_id = row[:10]
+    topic, id, body, sent_at, delivery, consume, expires_at, sender, offset, event_id = row[:10]
     return TopicEvent(
         topic=topic,
         id=id,
@@ -177,7 +177,7 @@ def event_of_row(row: Row) -> TopicEvent:
         consume=bool(consume),
         expires_at=expires_at,
         sender=sender,
-        offset=place,
+        offset=offset,
         event_id=event_id,
     )
 
@@ -220,7 +220,7 @@ def letter_of_row(row: Row) -> DeadLetter:
     )
 
 
-WORKER_COLUMNS = "id, pool, workflows, lease_until, started_at, node, pid, gone"
+WORKER_COLUMNS = "id, pool, workflows, lease_until, started_at, host, pid, fenced"
 
 
 def worker_row(worker: WorkerRecord) -> Row:
@@ -229,14 +229,14 @@ def worker_row(worker: WorkerRecord) -> Row:
 
 
 def worker_of_row(row: Row) -> WorkerRecord:
-    id, pool, workflows, lease_until, started_at, node, pid, gone = row
+    id, pool, workflows, lease_until, started_at, host, pid, fenced = row
     return WorkerRecord(
         id=id,
         pool=pool,
         workflows=_workflows.decode(workflows),
         lease_until=lease_until,
         started_at=started_at,
-        node=node,
+        node=host,
         pid=pid,
-        fenced=bool(gone),
+        fenced=bool(fenced),
     )
