@@ -36,16 +36,16 @@ Job = Callable[[apsw.Connection], T]
 ROWS_ON_LOOP_MAX = 200
 """Writes of the largest batch whose rows the caller's thread writes.
 
-Below it, the handover to the thread costs more than the rows: writing them on the loop gave 1.07 to 1.19 times the
-steps per second with 100 concurrent runs (ADR 11). Above it, the rows would block the event loop for more than about
-3 ms, at 10 to 15 us per write.
+Up to it, the handover to the thread costs more than the rows: writing them on the loop gave 1.07 to 1.19 times the
+steps per second with 100 concurrent runs (ADR 11). Beyond it, the rows would block the event loop for too long: 200
+turns of one entry take 1.2 ms of CPU time, and the committer's largest batch of 2,000 writes would take ten times that.
 """
 
 CHECKPOINT_PAGES = 4000
-"""Pages (of 4 KiB) of the write-ahead log after which the thread checkpoints it, before it executes more jobs.
+"""Pages (of 4 KiB) of the write-ahead log after which the thread checkpoints it, before it delivers results.
 
-It bounds the file of the log to about 16 MB and one batch. A page is written back once per checkpoint, however often
-it changed: SQLite's default of 1,000 pages checkpoints four times as often.
+It bounds the file of the log to 16 MB plus one batch. A checkpoint writes a page back once, however often it changed
+since the last one, so rare checkpoints are cheaper. One of 4,000 pages takes about 24 ms, for which callers wait.
 """
 
 
