@@ -16,7 +16,8 @@ import apsw
 
 from benchmarks.recording_stores import Recording
 from perdure import EngineConfig
-from perdure.stores.sqlite import schema as sqlite_file
+from perdure.stores.sqlite import schema
+from perdure.stores.sqlite.connection import CHECKPOINT_PAGES
 from perdure.stores.sqlite.store import SqliteStore
 
 Transaction = list[tuple[str, list[Any]]]
@@ -53,8 +54,8 @@ async def write_raw(transactions: Sequence[Transaction], path: Path) -> list[flo
     store = SqliteStore(str(path))
     await store.open(shards=_SHARDS)
     await store.close()
-    connection = sqlite_file.connect(str(path), synchronous="full", busy_timeout=5.0)
-    connection.execute("PRAGMA wal_autocheckpoint = 4000")  # as rarely as the store does it
+    connection = schema.connect(str(path), synchronous="full", busy_timeout=5.0)
+    connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")  # as often as the store
     seconds = []
     for transaction in transactions:
         started_at = perf_counter()

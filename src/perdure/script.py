@@ -8,6 +8,8 @@ import importlib.util
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, overload
 
+from perdure.client.store_urls import open_store
+from perdure.clock import SYSTEM_CLOCK
 from perdure.engine import Engine
 from perdure.stores.protocol import Store
 from perdure.workflows.context import Context
@@ -48,7 +50,7 @@ def run(wf: Any, /, *args: Any, store: str | Store = "memory://", id: str | None
     """Run a workflow to its end and return its value. With an id and a durable store it goes on after a crash."""
 
     async def main() -> Any:
-        async with Engine(store) as engine:
+        async with Engine(open_store(store, SYSTEM_CLOCK, owns_loop=True)) as engine:
             return await engine.execute(wf, *args, id=id)
 
     return run_with_uvloop(main())

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
+from perdure.client.store_urls import open_store
 from perdure.clock import SYSTEM_CLOCK, Clock
 from perdure.config import EngineConfig
 from perdure.engine import Engine
@@ -28,7 +29,9 @@ class Worker:
         *,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._engine = _WorkerEngine(url, workflows, config, pool=pool, clock=clock, concurrency=concurrency)
+        self._engine = _WorkerEngine(
+            open_store(url, clock, owns_loop=True), workflows, config, pool=pool, clock=clock, concurrency=concurrency
+        )
 
     async def __aenter__(self) -> Self:
         await self._engine.open()

@@ -1,7 +1,7 @@
-"""What a run may cost the store, counted in commits, rows, statements and calls: the budgets of the architecture.
+"""The budgets of ARCHITECTURE.md: commits, rows, statements and store calls per run on SQLite.
 
-Counted where SQLite executes it, so that nothing between the engine and the file can hide a statement. Times are in
-`benchmarks/`.
+The tests count the statements that SQLite executes, so nothing between the engine and the file can hide one. Speed is
+measured in `benchmarks/`.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing import Harness, VirtualClock
 
 STEPS = 10
-RUNS = 5  # few enough that nothing is moved from the log into the file meanwhile
+RUNS = 5  # few enough that no checkpoint happens meanwhile
 WAL_BYTES_PER_RUN = 146_000
 
 
@@ -46,14 +46,14 @@ async def hundred_children(ctx: Context) -> int:
 
 
 @workflow
-async def ten_steps_and_a_nap(ctx: Context) -> int:
+async def ten_steps_and_a_sleep(ctx: Context) -> int:
     total = await ten_steps.fn(ctx)
     await ctx.sleep(20)
     return total
 
 
 class Statements:
-    """What SQLite was told to execute, once per row, on every connection of the test."""
+    """The statements that SQLite executed, once per row, on every connection of the test."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -77,10 +77,10 @@ class Statements:
 
 @pytest.fixture
 def statements() -> Iterator[Statements]:
-    watching = Statements()
-    apsw.connection_hooks.append(watching.hook)
-    yield watching
-    apsw.connection_hooks.remove(watching.hook)
+    statements = Statements()
+    apsw.connection_hooks.append(statements.hook)
+    yield statements
+    apsw.connection_hooks.remove(statements.hook)
 
 
 def on_sqlite(folder: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
@@ -94,7 +94,7 @@ def on_sqlite(folder: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
 
 
 def test_ten_steps_are_eleven_commits(tmp_path, statements):
-    """The start, ten steps; the last one carries the end."""
+    """One for the start and one per step; the commit of the last step ends the run."""
 
     async def test(h):
         engine = await h.engine(ten_steps)
@@ -106,20 +106,20 @@ def test_ten_steps_are_eleven_commits(tmp_path, statements):
     on_sqlite(tmp_path, test)
 
 
-def test_a_step_writes_one_row_and_leaves_the_row_of_its_run_alone(tmp_path, statements):
+def test_a_step_writes_one_row_and_does_not_change_the_row_of_its_run(tmp_path, statements):
     async def test(h):
         engine = await h.engine(ten_steps)
         statements.clear()
         await h.drive(engine.execute(ten_steps))
         writes = Counter(re.split(r" VALUES| SET| \(", sql)[0] for sql in statements.seen if is_write(sql))
-        # The row of the run is written when it is made, and when the last step's commit ends it.
+        # The row of the run is written when the run is created and when the last step's commit ends it.
         assert writes == {"INSERT INTO entries": STEPS, "INSERT INTO runs": 1, "UPDATE runs": 1}
 
     on_sqlite(tmp_path, test)
 
 
-def test_bytes_in_the_log_per_run(tmp_path):
-    """A limit a fifth above what was measured when it was set: a new column or index is noticed, and then weighed."""
+def test_a_run_writes_a_bounded_number_of_bytes_to_the_log(tmp_path):
+    """The limit is a fifth above the measured size, so that a new column or index is a decision."""
 
     async def test(h):
         engine = await h.engine(ten_steps)
@@ -133,7 +133,7 @@ def test_bytes_in_the_log_per_run(tmp_path):
     on_sqlite(tmp_path, test)
 
 
-def test_a_batch_of_turns_is_one_round_trip_and_one_transaction(tmp_path, statements):
+def test_a_batch_of_turns_is_one_store_call_and_one_transaction(tmp_path, statements):
     async def test(h):
         engine = await h.engine(ten_steps)
         statements.clear()
@@ -150,11 +150,11 @@ def test_a_batch_of_turns_is_one_round_trip_and_one_transaction(tmp_path, statem
 
 def test_a_run_is_replayed_from_one_load(tmp_path, statements):
     async def test(h):
-        first = await h.engine(ten_steps_and_a_nap)
-        run = await first.start(ten_steps_and_a_nap)
+        first = await h.engine(ten_steps_and_a_sleep)
+        run = await first.start(ten_steps_and_a_sleep)
         await h.settle()
         await h.drive(first.shutdown())
-        second = await h.engine(ten_steps_and_a_nap)
+        second = await h.engine(ten_steps_and_a_sleep)
         executed = len(h.executions)
         statements.clear()
         assert await h.run_to_end(second.get(run.id)) == 45
@@ -167,11 +167,11 @@ def test_a_run_is_replayed_from_one_load(tmp_path, statements):
 
 def test_many_runs_are_loaded_together(tmp_path):
     async def test(h):
-        first = await h.engine(ten_steps_and_a_nap)
-        runs = [await first.start(ten_steps_and_a_nap, id=f"run-{i}") for i in range(100)]
+        first = await h.engine(ten_steps_and_a_sleep)
+        runs = [await first.start(ten_steps_and_a_sleep, id=f"run-{i}") for i in range(100)]
         await h.settle()
         await h.drive(first.shutdown())
-        second = await h.engine(ten_steps_and_a_nap)
+        second = await h.engine(ten_steps_and_a_sleep)
         await h.drive(asyncio.gather(*(second.get(run.id).result() for run in runs)))
         assert second.faults.calls["load"] == 1
 
@@ -180,9 +180,9 @@ def test_many_runs_are_loaded_together(tmp_path):
 
 def test_cached_run_is_not_loaded(tmp_path, statements):
     async def test(h):
-        engine = await h.engine(ten_steps_and_a_nap)
+        engine = await h.engine(ten_steps_and_a_sleep)
         statements.clear()
-        assert await h.drive(engine.execute(ten_steps_and_a_nap)) == 45
+        assert await h.drive(engine.execute(ten_steps_and_a_sleep)) == 45
         assert engine.faults.calls["load"] == 0
         assert statements.reading_histories() == 0
 
@@ -190,7 +190,7 @@ def test_cached_run_is_not_loaded(tmp_path, statements):
 
 
 def test_a_child_is_four_writes_and_the_children_of_a_run_share_their_commits(tmp_path, statements):
-    """It is made and observed, it ends, its parent is told, and that is ticked off."""
+    """Create the child with its observer, end it, deliver its result to the parent, and finalize it."""
 
     async def test(h):
         engine = await h.engine(hundred_children, add_one)
@@ -200,9 +200,9 @@ def test_a_child_is_four_writes_and_the_children_of_a_run_share_their_commits(tm
         assert await h.drive(engine.execute(hundred_children)) == 100
         await h.settle()
         kinds = Counter(type(write).__name__ for batch in engine.faults.committed for write in batch)
-        turns_of_the_parent = kinds.pop("CommitTurn") - 100
+        parent_turns = kinds.pop("CommitTurn") - 100
         assert kinds == {"CreateRun": 101, "DeliverMessage": 100, "FinalizeRun": 100}
-        assert turns_of_the_parent < 10
+        assert parent_turns < 10
         assert len(engine.faults.committed) < 30
         assert statements.beginning("INSERT INTO runs") == 101
         assert statements.beginning("INSERT INTO observers") == 100

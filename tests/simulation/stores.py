@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -10,8 +11,8 @@ from unittest import mock
 from perdure.clock import Clock
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.protocol import Store
-from perdure.stores.sqlite import store as sqlite_room
-from perdure.stores.sqlite.connection import ConnectionThread
+from perdure.stores.sqlite import store as store_module
+from perdure.stores.sqlite.connection import ConnectionThread, _transact
 from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.simulation.simulation import MakeStore
 
@@ -21,17 +22,20 @@ def memory(clock: Clock) -> Store:
 
 
 class InPlace(ConnectionThread):
-    """A connection whose work is done where it is asked for."""
+    """A connection without a thread: the caller executes its jobs and commits its transactions."""
 
     def start(self) -> None:
         return
 
-    async def call(self, work: Callable[[Any], Any]) -> Any:
-        job = _Job(work)
-        self._carry_out(job)()  # type: ignore[arg-type]
-        if job.error is not None:
-            raise job.error
-        return job.answer
+    async def call(self, job: Callable[[Any], Any]) -> Any:
+        pending = _Pending(job)
+        self._execute(pending)()  # type: ignore[arg-type]
+        if pending.error is not None:
+            raise pending.error
+        return pending.result
+
+    async def transact(self, job: Callable[[Any], Any], *, size: int) -> Any:
+        return await self.call(partial(_transact, job))
 
     async def stop(self) -> None:
         if self._connection is not None:
@@ -39,12 +43,12 @@ class InPlace(ConnectionThread):
             self._connection = None
 
 
-class _Job:
-    """Looks like a job of the thread to those who settle it."""
+class _Pending:
+    """A pending job that is its own future and event loop."""
 
-    def __init__(self, work: Callable[[Any], Any]) -> None:
-        self.work = work
-        self.answer: Any = None
+    def __init__(self, job: Callable[[Any], Any]) -> None:
+        self.job = job
+        self.result: Any = None
         self.error: BaseException | None = None
         self.future = self
         self.loop = self
@@ -52,11 +56,11 @@ class _Job:
     def done(self) -> bool:
         return False
 
-    def call_soon_threadsafe(self, settle: Callable[[], None]) -> None:
-        settle()
+    def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
+        callback()
 
-    def set_result(self, answer: Any) -> None:
-        self.answer = answer
+    def set_result(self, result: Any) -> None:
+        self.result = result
 
     def set_exception(self, error: BaseException) -> None:
         self.error = error
@@ -65,7 +69,7 @@ class _Job:
 @contextmanager
 def sqlite() -> Iterator[MakeStore]:
     """A way to make a store in a new file; the files go at the end."""
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(sqlite_room, "ConnectionThread", InPlace):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(store_module, "ConnectionThread", InPlace):
         names = iter(range(1_000_000))
 
         def make(clock: Clock) -> Store:

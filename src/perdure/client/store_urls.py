@@ -16,8 +16,11 @@ SCHEMES = (
 )
 
 
-def open_store(url: str | Store, clock: Clock) -> Store:
-    """The store that a URL names; nothing is opened or created yet."""
+def open_store(url: str | Store, clock: Clock, *, owns_loop: bool = False) -> Store:
+    """Return the store that a URL names, or the given store. Nothing is opened or created yet.
+
+    `owns_loop`: the event loop runs nothing but perdure, so a SQLite store may commit on it (ADR 11).
+    """
     if not isinstance(url, str):
         if isinstance(url, Store):
             return url
@@ -29,7 +32,7 @@ def open_store(url: str | Store, clock: Clock) -> Store:
         case "memory":
             return _memory(url, rest, clock)
         case "sqlite":
-            return _sqlite(url, clock)
+            return _sqlite(url, clock, owns_loop)
         case "postgresql" | "postgres":
             return _postgres(url)
         case "redis" | "rediss" | "redis+unix":
@@ -55,7 +58,7 @@ def _memory(url: str, rest: str, clock: Clock) -> Store:
     return MemoryStore(clock)
 
 
-def _sqlite(url: str, clock: Clock) -> Store:
+def _sqlite(url: str, clock: Clock, owns_loop: bool) -> Store:
     from perdure.stores.sqlite.store import SqliteStore
 
     parts = urlsplit(url)
@@ -68,7 +71,7 @@ def _sqlite(url: str, clock: Clock) -> Store:
     synchronous = options.pop("synchronous", "full").lower()
     if options or synchronous not in ("full", "normal", "off"):
         raise InvalidArgument(f"{url!r}: the only option is synchronous=full|normal|off")
-    return SqliteStore(path, clock=clock, synchronous=synchronous)
+    return SqliteStore(path, clock=clock, synchronous=synchronous, commit_on_loop=owns_loop)
 
 
 # The stores of servers have no clock of ours: their time is the server's, by which all workers agree.

@@ -116,10 +116,6 @@ class CommitTurn(Struct, frozen=True, gc=False, kw_only=True):
     extras: TurnExtras | None = None
     observed: bool = False  # the worker knows of observers of the run's end; a store may ignore this
 
-    @property
-    def restart(self) -> ContinueAs | None:  # alias until the stores use the new name
-        return self.continue_as
-
 
 class DeliverMessage(Struct, frozen=True, kw_only=True):
     """Put a message into a run's inbox and make the run due.

@@ -1,4 +1,4 @@
-"""Several processes on one file: real ones, because locks between connections of one process prove little."""
+"""Several real processes on one file. Locks between connections of one process would prove little."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from perdure.testing.contract.builders import claim, entry, load, run, suspended
 
 SPAWN = multiprocessing.get_context("spawn")
 POSITIONS = 60
-PATIENCE = 60.0  # seconds until a test gives a process up; none is waited for on purpose
+TIMEOUT_SECONDS = 60.0  # until a test fails because of a hanging process
 
 
 @pytest.fixture
@@ -42,33 +42,33 @@ async def opened(path: str, worker_id: str, **options: Any) -> AsyncIterator[Sql
         await store.close()
 
 
-def answers_of(target: Any, path: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """What each process, told to begin at the same moment, has to say in the end."""
+def run_processes(target: Any, path: str, names: tuple[str, ...]) -> dict[str, Any]:
+    """Run one process per name, all started at the same time. Return the result of each."""
     barrier = SPAWN.Barrier(len(names))
-    answers: Any = SPAWN.SimpleQueue()
-    processes = [SPAWN.Process(target=_report, args=(target, path, name, barrier, answers)) for name in names]
+    results: Any = SPAWN.SimpleQueue()
+    processes = [SPAWN.Process(target=_report, args=(target, path, name, barrier, results)) for name in names]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(PATIENCE)
+        process.join(TIMEOUT_SECONDS)
         assert process.exitcode == 0
-    return dict(answers.get() for _ in names)
+    return dict(results.get() for _ in names)
 
 
-def _report(target: Any, path: str, name: str, barrier: Any, answers: Any) -> None:
-    barrier.wait(PATIENCE)
-    answers.put((name, asyncio.run(target(path, name))))
+def _report(target: Any, path: str, name: str, barrier: Any, results: Any) -> None:
+    barrier.wait(TIMEOUT_SECONDS)
+    results.put((name, asyncio.run(target(path, name))))
 
 
-# --- races -----------------------------------------------------------------------------------------------------------
+# --- races ------------------------------------------------------------------------------------------------------------
 
 
 async def commit_as_often_as_possible(path: str, name: str) -> list[int]:
     won = []
     async with opened(path, name, synchronous="off") as store:
         while (position := (await load(store)).position) < POSITIONS:
-            (answer,) = await store.commit([turn(position, entry(name), worker=name, owned=False)])
-            if isinstance(answer, Committed):
+            (result,) = await store.commit([turn(position, entry(name), worker=name, owned=False)])
+            if isinstance(result, Committed):
                 won.append(position)
     return won
 
@@ -83,17 +83,17 @@ def test_processes_race_for_every_position_and_one_wins(path: str) -> None:
             return [row.entry.location for row in await store.history("r")]
 
     asyncio.run(prepare())
-    won = answers_of(commit_as_often_as_possible, path, ("p", "q", "s"))
+    won = run_processes(commit_as_often_as_possible, path, ("p", "q", "s"))
     assert sorted(position for positions in won.values() for position in positions) == list(range(1, POSITIONS))
     assert Counter(asyncio.run(winners())) == Counter({name: len(positions) for name, positions in won.items()})
 
 
 async def claim_as_many_as_possible(path: str, name: str) -> list[str]:
-    taken: list[str] = []
+    claimed: list[str] = []
     async with opened(path, name, synchronous="off") as store:
         while page := await take(store, claim(name, limit=7)):
-            taken += page
-    return taken
+            claimed += page
+    return claimed
 
 
 def test_processes_claim_each_run_once(path: str) -> None:
@@ -104,67 +104,67 @@ def test_processes_claim_each_run_once(path: str) -> None:
             await store.commit([run(id) for id in ids])
 
     asyncio.run(prepare())
-    taken = answers_of(claim_as_many_as_possible, path, ("p", "q", "s"))
-    assert sorted(id for page in taken.values() for id in page) == ids
+    claimed = run_processes(claim_as_many_as_possible, path, ("p", "q", "s"))
+    assert sorted(id for page in claimed.values() for id in page) == ids
 
 
-async def open_and_make_a_key(path: str, name: str) -> bytes:
+async def open_and_create_a_key(path: str, name: str) -> bytes:
     async with opened(path, name) as store:
         (key,) = await store.keys("tokens", 100.0)
         return key.secret
 
 
-def test_processes_make_one_file_and_one_key(path: str) -> None:
-    secrets = answers_of(open_and_make_a_key, path, ("p", "q", "s", "t"))
+def test_processes_that_open_a_new_file_agree_on_one_signing_key(path: str) -> None:
+    secrets = run_processes(open_and_create_a_key, path, ("p", "q", "s", "t"))
     assert len(set(secrets.values())) == 1
 
 
-# --- a process that dies or forks ----------------------------------------------------------------------------------
+# --- processes that die or fork ---------------------------------------------------------------------------------------
 
 
-def stop_in_the_middle_of_a_commit(path: str, pipe: Connection) -> None:
+def stop_during_a_commit(path: str, pipe: Connection) -> None:
     connection = apsw.Connection(path)
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("UPDATE runs SET owner = 'thief', fence = 99")
     connection.execute("PRAGMA cache_spill = ON")
-    pipe.send("in the middle")
+    pipe.send("in the transaction")
     pipe.recv()
 
 
-def test_a_process_killed_in_the_middle_of_a_commit_leaves_nothing(path: str) -> None:
-    async def life() -> None:
+def test_a_process_killed_during_a_commit_leaves_no_change(path: str) -> None:
+    async def main() -> None:
         async with opened(path, "a", busy_timeout=0.05) as store:
             await store.commit([run(owner="a")])
             ours, theirs = SPAWN.Pipe()
-            process = SPAWN.Process(target=stop_in_the_middle_of_a_commit, args=(path, theirs))
+            process = SPAWN.Process(target=stop_during_a_commit, args=(path, theirs))
             process.start()
-            assert ours.poll(PATIENCE)
+            assert ours.poll(TIMEOUT_SECONDS)
             with pytest.raises(StoreError) as caught:
                 await store.commit([turn(0, entry())])
             assert caught.value.retryable
             process.kill()
-            process.join(PATIENCE)
+            process.join(TIMEOUT_SECONDS)
             assert await store.commit([turn(0, entry())]) == [Committed()]
             assert (await load(store)).record.fence == 0
 
-    asyncio.run(life())
+    asyncio.run(main())
 
 
-async def make_a_run(path: str, name: str) -> None:
+async def create_a_run(path: str, name: str) -> None:
     async with opened(path, name) as store:
         await store.commit([run("from outside")])
 
 
-def test_the_commits_of_another_process_are_noticed(path: str) -> None:
-    async def life() -> None:
+def test_a_commit_of_another_process_gives_a_change_hint(path: str) -> None:
+    async def main() -> None:
         async with opened(path, "a") as store:
             noticed = asyncio.Event()
             store.on_change(lambda ids: noticed.set())
-            await asyncio.to_thread(answers_of, make_a_run, path, ("p",))
-            await asyncio.wait_for(noticed.wait(), PATIENCE)
+            await asyncio.to_thread(run_processes, create_a_run, path, ("p",))
+            await asyncio.wait_for(noticed.wait(), TIMEOUT_SECONDS)
             assert (await load(store, "from outside")).position == 0
 
-    asyncio.run(life())
+    asyncio.run(main())
 
 
 FORKING = """
@@ -174,7 +174,7 @@ from perdure.stores.results import Committed
 from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.contract.builders import entry, load, run, turn, worker
 
-async def begin():
+async def start():
     await store.open(shards=16)
     await store.join(worker("a"))
     await store.commit([run(owner="a")])
@@ -186,25 +186,25 @@ async def use_in_child():
         print(error, flush=True)
     await store.close()
 
-async def go_on():
+async def use_in_parent():
     assert await store.commit([turn(0, entry())]) == [Committed()]
     assert (await load(store)).position == 1
     await store.close()
 
 store = SqliteStore(sys.argv[1])
-asyncio.run(begin())
+asyncio.run(start())
 child = os.fork()
 if child == 0:
     asyncio.run(use_in_child())
-    sys.exit(0)  # with the clean-up of an interpreter that ends, which throws the connections away
+    sys.exit(0)  # the interpreter's shutdown garbage-collects the connections
 assert os.waitpid(child, 0)[1] == 0
-asyncio.run(go_on())
+asyncio.run(use_in_parent())
 """
 
 
-def test_a_forked_child_is_refused_and_does_no_harm(path: str) -> None:
+def test_a_forked_child_is_refused_and_does_not_damage_the_file(path: str) -> None:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING, path]
-    program = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    program = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
     assert program.returncode == 0, program.stderr
     assert "before a fork" in program.stdout
     connection = apsw.Connection(path)

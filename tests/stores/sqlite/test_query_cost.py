@@ -1,4 +1,4 @@
-"""What topics, duties and streams cost in a SQLite file, and that no run is remembered wrongly because of another."""
+"""Statements that turns, topics and streams cost, and validity of the cached run states after writes to other runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from perdure.testing.contract.builders import (
     worker,
 )
 
-GOING_ON = RunPatch(status=RunStatus.RUNNING, owner="a")
+STILL_RUNNING = RunPatch(status=RunStatus.RUNNING, owner="a")
 
 
 @pytest.fixture
@@ -40,9 +40,9 @@ def path(tmp_path: Path) -> str:
 
 
 def on(path: str, test: Callable[[SqliteStore], Awaitable[None]]) -> None:
-    """Run a test on an open store that worker "a" works for."""
+    """Run a test on an open store with the worker "a"."""
 
-    async def life() -> None:
+    async def main() -> None:
         store = SqliteStore(path, synchronous="off")
         await store.open(shards=16)
         try:
@@ -51,44 +51,44 @@ def on(path: str, test: Callable[[SqliteStore], Awaitable[None]]) -> None:
         finally:
             await store.close()
 
-    asyncio.run(life())
+    asyncio.run(main())
 
 
 async def statements_of(store: SqliteStore, *batch: Write) -> list[str]:
-    """The first words of every statement that carrying out the batch takes."""
+    """Return the first words of every statement that the batch executes."""
     seen: list[str] = []
 
-    def note(cursor: apsw.Cursor, sql: str, bindings: object) -> bool:
+    def trace(cursor: apsw.Cursor, sql: str, bindings: object) -> bool:
         seen.append(" ".join(sql.split()[:3]))
         return True
 
     writer = store._thread(store._writer)
-    await writer.call(lambda connection: setattr(connection, "exec_trace", note))
+    await writer.call(lambda connection: setattr(connection, "exec_trace", trace))
     await store.commit(batch)
     await writer.call(lambda connection: setattr(connection, "exec_trace", None))
     return seen
 
 
-async def steps_of(store: SqliteStore, *batch: Write) -> int:
-    """How many instructions of SQLite's machine carrying out the batch takes, in tens."""
-    taken = 0
+async def vm_steps_of(store: SqliteStore, *batch: Write) -> int:
+    """Return how many instructions of SQLite's virtual machine the batch executes, in tens."""
+    calls = 0
 
     def count() -> bool:
-        nonlocal taken
-        taken += 1
+        nonlocal calls
+        calls += 1
         return False
 
     writer = store._thread(store._writer)
     await writer.call(lambda connection: connection.set_progress_handler(count, 10))
     await store.commit(batch)
     await writer.call(lambda connection: connection.set_progress_handler(None))
-    return taken
+    return calls
 
 
-# --- what plain runs pay ---------------------------------------------------------------------------------------------
+# --- turns of cached runs ---------------------------------------------------------------------------------------------
 
 
-def test_a_step_of_a_run_that_is_known_is_one_insert_and_nothing_else(path: str) -> None:
+def test_a_step_of_a_cached_run_is_one_insert_without_a_read(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         await store.commit([run(owner="a")])
         await store.commit([turn(0, entry())])
@@ -102,7 +102,7 @@ def test_a_step_of_a_run_that_is_known_is_one_insert_and_nothing_else(path: str)
     on(path, test)
 
 
-def test_a_worker_that_others_declare_gone_is_not_remembered_as_alive(path: str) -> None:
+def test_a_worker_that_another_process_fences_is_not_cached_as_live(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         await store.commit([run(owner="a")])
         assert await store.commit([turn(0, entry())]) == [Committed()]
@@ -117,16 +117,16 @@ def test_a_worker_that_others_declare_gone_is_not_remembered_as_alive(path: str)
     on(path, test)
 
 
-def test_a_run_is_known_from_its_birth(path: str) -> None:
+def test_a_new_run_is_cached_without_a_read(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         await store.commit([run("q", owner="a"), run("r", owner="a"), run("s", owner="a")])
-        assert "SELECT id, no," not in await statements_of(store, turn(0, entry(), id="r"), turn(0, entry("z"), id="q"))
+        assert "SELECT id, pk," not in await statements_of(store, turn(0, entry(), id="r"), turn(0, entry("z"), id="q"))
         assert [[each.entry.location for each in await store.history(id)] for id in "qrs"] == [["z"], ["charge"], []]
 
     on(path, test)
 
 
-def test_the_end_of_a_plain_run_asks_for_nothing(path: str) -> None:
+def test_the_end_of_a_cached_run_reads_nothing(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         await store.commit([run(owner="a")])
         await store.commit([turn(0, entry())])
@@ -139,35 +139,35 @@ def test_the_end_of_a_plain_run_asks_for_nothing(path: str) -> None:
     on(path, test)
 
 
-def test_what_a_step_streams_costs_its_run_no_new_look(path: str) -> None:
+def test_a_cached_run_is_not_read_again_after_a_stream_append(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         item = StreamItem(stream="log", value=b"1", location="s", at=1.0, writer="w")
         await store.commit([run(owner="a")])
         await store.commit([turn(0, entry())])
         await store.commit([AppendStream(run_id="r", worker="a", items=(item,), first=0)])
-        assert "SELECT id, no," not in await statements_of(store, turn(1, entry("b", 1)))
+        assert "SELECT id, pk," not in await statements_of(store, turn(1, entry("b", 1)))
 
     on(path, test)
 
 
-# --- what others cost ------------------------------------------------------------------------------------------------
+# --- cost of topics ---------------------------------------------------------------------------------------------------
 
 
-def test_publishing_does_not_look_at_those_who_wait_elsewhere(path: str) -> None:
+def test_the_cost_of_a_publish_is_independent_of_other_topics(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         await store.commit([*waiting("first"), *waiting("second")])
-        before = await steps_of(store, publish("e1"))
+        before = await vm_steps_of(store, publish("e1"))
         for n in range(1500):
             await store.commit([*waiting(f"r{n}", f"t{n}"), *waiting(f"s{n}", "t", "u"), publish("e", topic=f"v{n}")])
-        assert await steps_of(store, publish("e2")) < 2 * before
+        assert await vm_steps_of(store, publish("e2")) < 2 * before
 
     on(path, test)
 
 
-def test_subscribing_does_not_look_at_what_was_seen_before(path: str) -> None:
+def test_subscribing_does_not_scan_events_that_the_run_has_seen(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         await store.commit([run(owner="a")])
-        before = await steps_of(store, receive(0, "t"))
+        before = await vm_steps_of(store, receive(0, "t"))
         position = 1
         for n in range(500):
             await store.commit([publish(f"e{n}", consume=False)])
@@ -175,49 +175,51 @@ def test_subscribing_does_not_look_at_what_was_seen_before(path: str) -> None:
             position += 1
         again = TurnExtras(unsubscribe=("0/receive#499",))
         await store.commit([turn(position, owned=False, patch=suspended(), extras=again)])
-        assert await steps_of(store, receive(position + 1, "t", seen=500, target="0/last")) < 2 * before
+        assert await vm_steps_of(store, receive(position + 1, "t", seen=500, target="0/last")) < 2 * before
         assert await assigned(store, "r") == [[]]
 
     on(path, test)
 
 
-def test_an_event_that_was_returned_is_looked_at_again(path: str) -> None:
+def test_a_released_event_is_offered_to_the_run_again(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         await store.commit([run(owner="a"), receive(0, "t"), receive(1, "t", target="0/other")])
         await store.commit([publish("e1", consume=False), publish("e2", consume=False)])
         back = TurnExtras(released_assignments=(1,))
         await store.commit([turn(2, owned=False, seen=2, consumed=(2,), patch=suspended(), extras=back)])
         await store.commit([receive(3, "t", seen=2, target="0/third")])
-        assert await assigned(store, "r") == [["topic/t/1"]], "though it has seen a later one"
+        assert await assigned(store, "r") == [["topic/t/1"]], "although the run has seen a later event"
 
     on(path, test)
 
 
-# --- what is remembered of a run -------------------------------------------------------------------------------------
+# --- validity of cached states ----------------------------------------------------------------------------------------
 
 
 def busy(id: str) -> list[Write]:
-    """A run that its owner is at, that waits for an event beside, and whose standing is known."""
-    return [run(id, owner="a"), receive(0, "t", id=id, patch=GOING_ON), turn(1, entry(), id=id)]
+    """Return writes that create a running, cached run with an open receive."""
+    return [run(id, owner="a"), receive(0, "t", id=id, patch=STILL_RUNNING), turn(1, entry(), id=id)]
 
 
-RETURN_IT = TurnExtras(released_assignments=(1,))
+RELEASE_FIRST = TurnExtras(released_assignments=(1,))
 
 
 @pytest.mark.parametrize(
-    ("before", "giving"),
+    ("before", "assigning"),
     [
         ([], publish()),
-        ([*waiting("other"), publish()], turn(1, id="other", owned=False, patch=suspended(), extras=RETURN_IT)),
+        ([*waiting("other"), publish()], turn(1, id="other", owned=False, patch=suspended(), extras=RELEASE_FIRST)),
         ([*waiting("other"), publish(), end(id="other")], settle("other", returned=(1,), orphans=True)),
     ],
 )
-def test_a_known_run_learns_of_what_others_have_it_given(path: str, before: list[Write], giving: Write) -> None:
+def test_an_assignment_by_another_write_updates_the_cached_run(
+    path: str, before: list[Write], assigning: Write
+) -> None:
     async def test(store: SqliteStore) -> None:
         await store.commit([*before, *busy("r")])
         await store.commit([turn(2, entry("b", 1))])
-        answers = await store.commit([turn(3, entry("c", 2)), giving, turn(4, entry("d", 3))])
-        assert (answers[0], answers[-1]) == (Committed(), Committed(has_messages=True))
+        results = await store.commit([turn(3, entry("c", 2)), assigning, turn(4, entry("d", 3))])
+        assert (results[0], results[-1]) == (Committed(), Committed(has_messages=True))
         assert await store.owned_with_messages("a") == ["r"]
         assert await store.commit([turn(5, entry("e", 4))]) == [Committed(has_messages=True)]
         assert await store.commit([turn(6, entry("f", 5), seen=1, consumed=(1,))]) == [Committed()]
@@ -226,7 +228,7 @@ def test_a_known_run_learns_of_what_others_have_it_given(path: str, before: list
     on(path, test)
 
 
-def test_a_known_run_that_is_observed_owes_news(path: str) -> None:
+def test_an_observer_of_a_cached_run_makes_its_end_need_finalization(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         await store.commit([run(owner="a")])
         await store.commit([turn(0, entry()), observe(), turn(1, entry("b", 1)), turn(2, patch=succeeded())])
@@ -235,46 +237,46 @@ def test_a_known_run_that_is_observed_owes_news(path: str) -> None:
     on(path, test)
 
 
-def test_a_known_run_that_is_rewound_is_read_again(path: str) -> None:
+def test_a_cached_run_is_read_again_after_a_rewind(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         await store.commit([run(owner="a")])
         rewind = RewindRun(run_id="r", base=1, turn_id="back", now=300.0, dropped=("charge",))
-        answers = await store.commit([turn(0, entry()), rewind, turn(2, entry(), owned=False)])
-        assert answers == [Committed()] * 3
+        results = await store.commit([turn(0, entry()), rewind, turn(2, entry(), owned=False)])
+        assert results == [Committed()] * 3
         assert await store.commit([turn(3, entry("b", 1), owned=False)]) == [Committed()]
 
     on(path, test)
 
 
-# --- nothing is left -------------------------------------------------------------------------------------------------
+# --- pruning ----------------------------------------------------------------------------------------------------------
 
 
 def rows_of_runs(connection: apsw.Connection) -> dict[str, int]:
-    """How many rows each table has that belong to a run."""
-    tables = "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql LIKE '%run_no%'"
+    """Return the number of rows of each table whose rows belong to runs."""
+    tables = "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql LIKE '%run_pk%'"
     names = [name for (name,) in connection.execute(tables)]
     return {name: connection.execute(f"SELECT count(*) FROM {name}").get for name in [*names, "runs"]}
 
 
-def test_a_pruned_run_leaves_nothing_in_any_table(path: str) -> None:
+def test_a_pruned_run_leaves_no_rows_in_any_table(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         item = StreamItem(stream="log", value=b"1", location="s", at=1.0, writer="w")
-        shown = TurnExtras(published=(PublishedValue("k", b"1"),), streamed=(item,))
+        output = TurnExtras(published=(PublishedValue("k", b"1"),), streamed=(item,))
         await store.commit([*waiting(), publish(consume=False), observe(), mail()])
         await store.commit([receive(1, "t", target="0/next", seen=2, consumed=(1,))])
-        await store.commit([turn(2, entry(), owned=False, extras=shown)])
+        await store.commit([turn(2, entry(), owned=False, extras=output)])
         before = await store._read(rows_of_runs)
         assert all(before.values()), before
         await store.commit([turn(3, owned=False, seen=2, patch=succeeded(prune_at=200.0))])
-        (owing,) = await store.unfinalized()
-        await store.commit([settle(notified=owing.observers, consumed=(2,))])
+        (ended,) = await store.unfinalized()
+        await store.commit([settle(notified=ended.observers, consumed=(2,))])
         assert await store.prune(200.0, keep_ids_for=50.0) == 1
         assert set((await store._read(rows_of_runs)).values()) == {0}
 
     on(path, test)
 
 
-def test_a_fork_that_returns_its_copy_does_not_bring_an_event_back(path: str) -> None:
+def test_a_fork_that_releases_its_copy_of_an_assignment_does_not_requeue_the_event(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         await store.commit([*waiting(), publish()])
         (copy,) = await store.inbox("r")
@@ -286,7 +288,7 @@ def test_a_fork_that_returns_its_copy_does_not_bring_an_event_back(path: str) ->
     on(path, test)
 
 
-def test_prune_says_nothing_and_writes_nothing_when_there_is_nothing(path: str) -> None:
+def test_prune_takes_no_write_lock_when_nothing_is_prunable(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         await store.commit([publish(expires_at=500.0), *waiting("r", "u")])
         other = apsw.Connection(path)
@@ -298,9 +300,9 @@ def test_prune_says_nothing_and_writes_nothing_when_there_is_nothing(path: str) 
     on(path, test)
 
 
-def test_a_statement_is_planned_once_whatever_is_bound_to_it(path: str) -> None:
+def test_connections_keep_one_query_plan_for_all_bound_values(path: str) -> None:
     async def test(store: SqliteStore) -> None:
-        for ask in (store._write, store._read):
-            assert await ask(lambda connection: connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, -1)) == 1
+        for call in (store._write, store._read):
+            assert await call(lambda connection: connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, -1)) == 1
 
     on(path, test)

@@ -1,4 +1,4 @@
-"""The SQLite store passes the contract; and what only a file can do: be shared, locked, full, read by people."""
+"""The SQLite store passes the contract. Tests of its own: query plans, errors of the file, threads, readable rows."""
 
 from __future__ import annotations
 
@@ -17,14 +17,7 @@ from perdure.model.records import RunStatus
 from perdure.model.turns import TurnExtras
 from perdure.stores.protocol import Store
 from perdure.stores.results import Committed
-from perdure.stores.sqlite import batch as sqlite_commit
-from perdure.stores.sqlite import finalization as sqlite_duties
-from perdure.stores.sqlite import maintenance as sqlite_upkeep
-from perdure.stores.sqlite import queries as sqlite_queries
-from perdure.stores.sqlite import run_state_cache as sqlite_memory
-from perdure.stores.sqlite import streams as sqlite_shown
-from perdure.stores.sqlite import topics as sqlite_topics
-from perdure.stores.sqlite import workers as sqlite_fleet
+from perdure.stores.sqlite import batch, finalization, maintenance, queries, run_state_cache, streams, topics, workers
 from perdure.stores.sqlite.errors import as_store_error
 from perdure.stores.sqlite.store import SqliteStore
 from perdure.stores.writes import Write
@@ -64,7 +57,7 @@ def path(tmp_path: Path) -> str:
 def on(store: SqliteStore, test: Callable[[SqliteStore], Awaitable[None]]) -> None:
     """Run a test on an open store in which worker "a" owns run "r"."""
 
-    async def life() -> None:
+    async def main() -> None:
         await store.open(shards=16)
         try:
             await store.join(worker("a"))
@@ -73,13 +66,13 @@ def on(store: SqliteStore, test: Callable[[SqliteStore], Awaitable[None]]) -> No
         finally:
             await store.close()
 
-    asyncio.run(life())
+    asyncio.run(main())
 
 
-# --- what a step costs -----------------------------------------------------------------------------------------------
+# --- cost of steps and queries ----------------------------------------------------------------------------------------
 
 
-def test_a_batch_of_steps_is_one_insert_each_and_leaves_the_runs_alone(path: str) -> None:
+def test_a_batch_of_steps_is_one_insert_each_and_does_not_change_the_runs(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         await store.commit([run(f"r{n}", owner="a") for n in range(100)])
         before = await store._write(lambda connection: connection.total_changes())
@@ -89,10 +82,10 @@ def test_a_batch_of_steps_is_one_insert_each_and_leaves_the_runs_alone(path: str
     on(SqliteStore(path), test)
 
 
-# Partial indexes that hold nothing but what is asked for.
-READ_FROM_THE_START = (
+# Partial indexes that contain only the rows of the query.
+ALLOWED_SCANS = (
     "SCAN json_each",
-    "SCAN runs USING INDEX runs_unsettled",
+    "SCAN runs USING INDEX runs_unfinalized",
     "SCAN topic_events USING INDEX topic_events_unfinished",
 )
 
@@ -106,89 +99,90 @@ def plans(connection: apsw.Connection, sql: str) -> list[str]:
 @pytest.mark.parametrize(
     "sql",
     [
-        sqlite_fleet.DUE,
-        sqlite_fleet.DUE_IN_SHARDS,
-        sqlite_fleet.NEXT_VERSION,
-        sqlite_fleet.NEXT_WORKFLOW,
-        sqlite_fleet.TAKE,
-        sqlite_fleet.MAILED,
-        sqlite_fleet.OWNED,
-        sqlite_fleet.WAKE_HELD,
-        sqlite_fleet.DECLARE_GONE,
-        sqlite_memory.STANDING,
-        sqlite_memory.STANDING_OF_NO,
-        sqlite_commit.TURN_AT,
-        sqlite_commit.UNREAD,
-        sqlite_commit.UNREAD_COUNT,
-        sqlite_duties.MESSAGE_NUMBER,
-        sqlite_duties.LETTER_IS_THERE,
-        sqlite_duties.REMOVE_LETTER,
-        sqlite_commit.DROP_ALL,
-        sqlite_commit.DROP_BELOW,
-        sqlite_commit.DROP_MARKERS,
-        sqlite_commit.PATCH,
-        sqlite_commit.UNREAD_EVENT,
-        sqlite_queries.RUN_AND_NO,
-        sqlite_queries.POSITION,
-        sqlite_queries.ENTRIES,
-        sqlite_queries.INBOX,
-        sqlite_queries.INBOX_AFTER,
-        sqlite_queries.HISTORY,
-        sqlite_queries.LETTER,
-        sqlite_queries.letters_query(False, False),
-        sqlite_queries.letters_query(True, False),
-        sqlite_queries.letters_query(False, True),
-        sqlite_queries.OPEN_CHILDREN,
-        sqlite_queries.UNFINISHED,
-        sqlite_queries.TOPIC,
-        sqlite_duties.TELL,
-        sqlite_duties.TICK_OFF,
-        sqlite_queries.UNSETTLED,
-        sqlite_queries.OBSERVERS,
-        sqlite_queries.DUTY_MAIL,
-        sqlite_duties.DROP_AT,
-        sqlite_shown.SHOWN,
-        sqlite_shown.WRITTEN,
-        sqlite_shown.SUPERSEDE,
-        sqlite_shown.SUPERSEDE_ALL,
-        sqlite_shown.ITEMS,
-        sqlite_topics.PLACE_OF_ID,
-        sqlite_topics.LAST_PLACE,
-        sqlite_topics.LAST_SUBSCRIPTION,
-        sqlite_topics.QUEUED_COUNT,
-        sqlite_topics.FIRST_UNFINISHED,
-        sqlite_topics.STANDING_PAGE,
-        sqlite_topics.ANY_STANDING,
-        sqlite_topics.FAN_ON,
-        sqlite_topics.EVENT,
-        sqlite_topics.ASSIGN,
-        sqlite_topics.LEAVE,
-        sqlite_topics.FIRST_IN_LINE,
-        sqlite_topics.LIES_UNREAD,
-        sqlite_topics.CONSUME,
-        sqlite_topics.GIVE_BACK,
-        sqlite_topics.FIRST_TO_TAKE,
-        sqlite_topics.FIRST_TO_READ,
-        sqlite_topics.LOWER_FLOOR,
-        sqlite_topics.STANDS,
-        sqlite_topics.UNSUBSCRIBE,
-        sqlite_topics.UNSUBSCRIBE_ALL,
-        sqlite_upkeep.PRUNABLE,
-        sqlite_upkeep.EXPIRED_EVENTS,
-        sqlite_upkeep.EXPIRED_VALUES,
-        sqlite_upkeep.GONE_EVENTS,
-        sqlite_upkeep.CONSUMED_EVENTS,
-        *sqlite_upkeep.DROP_RUN,
-        *sqlite_upkeep.DROP_EVENT,
-        sqlite_upkeep.KEYS,
+        workers.DUE,
+        workers.DUE_IN_SHARDS,
+        workers.NEXT_VERSION,
+        workers.NEXT_WORKFLOW,
+        workers.CLAIM,
+        workers.OWNED_WITH_MESSAGES,
+        workers.OWNED,
+        workers.RETRY_HELD,
+        workers.FENCE_WORKER,
+        run_state_cache.RUN_STATE,
+        run_state_cache.RUN_STATE_BY_PK,
+        batch.TURN_AT,
+        batch.UNREAD,
+        batch.UNREAD_COUNT,
+        finalization.MESSAGE_NUMBER,
+        finalization.DEAD_LETTER_EXISTS,
+        finalization.REMOVE_DEAD_LETTER,
+        batch.DROP_ALL,
+        batch.DROP_BELOW,
+        batch.DROP_MARKERS,
+        batch.PATCH,
+        batch.UNREAD_EVENT,
+        queries.RUN_AND_PK,
+        queries.POSITION,
+        queries.ENTRIES,
+        queries.INBOX,
+        queries.INBOX_AFTER,
+        queries.HISTORY,
+        queries.DEAD_LETTER,
+        queries.dead_letters_query(False, False),
+        queries.dead_letters_query(True, False),
+        queries.dead_letters_query(False, True),
+        queries.OPEN_CHILDREN,
+        queries.UNFINISHED_BROADCASTS,
+        queries.TOPIC,
+        finalization.REMOVE_OBSERVER,
+        finalization.UPDATE_UNFINALIZED,
+        queries.UNFINALIZED,
+        queries.OBSERVERS,
+        queries.UNREAD_EVENTS,
+        finalization.DROP_AT,
+        streams.VALUES_OF_RUN,
+        streams.NEXT_WRITER_SEQ,
+        streams.SUPERSEDE,
+        streams.SUPERSEDE_ALL,
+        streams.ITEMS,
+        topics.OFFSET_OF_ID,
+        topics.LAST_OFFSET,
+        topics.LAST_SUBSCRIPTION,
+        topics.QUEUED_COUNT,
+        topics.FIRST_UNFINISHED,
+        topics.SUBSCRIPTION_PAGE,
+        topics.ANY_SUBSCRIPTION,
+        topics.SET_FAN_OUT_CURSOR,
+        topics.EVENT,
+        topics.ASSIGN,
+        topics.DELETE_EVENT,
+        topics.OLDEST_SUBSCRIPTION,
+        topics.OLDEST_SUBSCRIPTION_OF_RUN,
+        topics.ANY_UNREAD_ASSIGNMENT,
+        topics.CONSUME,
+        topics.RELEASE_ASSIGNMENT,
+        topics.FIRST_TO_CONSUME,
+        topics.FIRST_TO_READ,
+        topics.LOWER_CURSOR,
+        topics.IS_SUBSCRIBED,
+        topics.UNSUBSCRIBE,
+        topics.UNSUBSCRIBE_ALL,
+        maintenance.PRUNABLE,
+        maintenance.EXPIRED_EVENTS,
+        maintenance.EXPIRED_VALUES,
+        maintenance.DELETED_EVENTS,
+        maintenance.CONSUMED_EVENTS,
+        *maintenance.DROP_RUN,
+        *maintenance.DROP_EVENT,
+        maintenance.KEYS,
     ],
 )
-def test_no_question_looks_at_all_rows(path: str, sql: str) -> None:
+def test_no_query_scans_a_table(path: str, sql: str) -> None:
     async def test(store: SqliteStore) -> None:
         plan = await store._write(lambda connection: plans(connection, sql))
         assert plan
         for line in plan:
-            assert not line.startswith("SCAN") or line.startswith(READ_FROM_THE_START), plan
+            assert not line.startswith("SCAN") or line.startswith(ALLOWED_SCANS), plan
             assert "TEMP B-TREE" not in line, plan
 
     on(SqliteStore(path), test)
@@ -205,7 +199,7 @@ def test_no_question_looks_at_all_rows(path: str, sql: str) -> None:
 )
 def test_pages_of_runs_follow_an_index(path: str, query: RunQuery, index: str) -> None:
     async def test(store: SqliteStore) -> None:
-        where, _ = sqlite_queries.conditions(query)
+        where, _ = queries.conditions(query)
         sql = f"SELECT * FROM runs WHERE {where} ORDER BY created_at DESC, id DESC LIMIT ?"
         (line,) = await store._read(lambda connection: plans(connection, sql))
         assert index in line
@@ -213,36 +207,36 @@ def test_pages_of_runs_follow_an_index(path: str, query: RunQuery, index: str) -
     on(SqliteStore(path), test)
 
 
-def test_sleeping_finished_and_foreign_runs_are_not_in_the_way_of_a_claim(path: str) -> None:
+def test_the_cost_of_a_claim_is_independent_of_suspended_and_unknown_runs(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         for n in range(0, 3000, 500):
-            await store.commit([run(f"asleep {i}", wake_at=9e9) for i in range(n, n + 500)])
-            await store.commit([run(f"foreign {i}", workflow="unknown") for i in range(n, n + 500)])
+            await store.commit([run(f"suspended {i}", wake_at=9e9) for i in range(n, n + 500)])
+            await store.commit([run(f"unknown {i}", workflow="unknown") for i in range(n, n + 500)])
         await store.commit([run("due")])
 
-        def steps_of_a_claim(connection: apsw.Connection) -> int:
-            taken = 0
+        def count_vm_steps_of_claim(connection: apsw.Connection) -> int:
+            calls = 0
 
             def count() -> bool:
-                nonlocal taken
-                taken += 1
+                nonlocal calls
+                calls += 1
                 return False
 
             connection.set_progress_handler(count, 10)
-            assert [claimed.id for claimed in sqlite_fleet.claim(connection, claim("a"))] == ["due"]
-            assert sqlite_fleet.next_wake(connection, "default") == 100.0
+            assert [claimed.id for claimed in workers.claim(connection, claim("a"))] == ["due"]
+            assert workers.next_wake(connection, "default") == 100.0
             connection.set_progress_handler(None)
-            return taken * 10
+            return calls * 10
 
-        assert await store._write(steps_of_a_claim) < 1000, "virtual machine steps, for 6,000 runs"
+        assert await store._write(count_vm_steps_of_claim) < 1000, "virtual machine steps, for 6,000 runs"
 
     on(SqliteStore(path, synchronous="off"), test)
 
 
-# --- errors ----------------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_that_fails_in_its_last_write_leaves_nothing(path: str) -> None:
+def test_a_batch_whose_last_write_fails_stores_nothing(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         bad: list[Write] = [
             turn(0, entry("\ud800"), id="r2"),
@@ -262,7 +256,7 @@ def test_a_batch_that_fails_in_its_last_write_leaves_nothing(path: str) -> None:
     on(SqliteStore(path), test)
 
 
-def test_a_locked_file_is_worth_another_try(path: str) -> None:
+def test_a_locked_file_raises_a_retryable_error(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         other = apsw.Connection(path)
         other.execute("BEGIN IMMEDIATE")
@@ -294,7 +288,7 @@ def test_idle_claims_do_not_wait_for_the_write_lock(path: str) -> None:
     on(SqliteStore(path, busy_timeout=0.01), test)
 
 
-def test_a_full_disk_is_worth_another_try_and_leaves_nothing(path: str) -> None:
+def test_a_full_disk_raises_a_retryable_error_and_stores_nothing(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         pages = await store._write(lambda connection: connection.pragma("page_count"))
         await store._write(lambda connection: connection.pragma("max_page_count", pages))
@@ -326,25 +320,25 @@ def test_a_full_disk_is_worth_another_try_and_leaves_nothing(path: str) -> None:
         (TypeError("odd"), False),
     ],
 )
-def test_errors_say_whether_they_are_worth_another_try(error: Exception, retryable: bool) -> None:
+def test_errors_say_whether_they_are_retryable(error: Exception, retryable: bool) -> None:
     mapped = as_store_error(error)
     assert isinstance(mapped, StoreError)
     assert mapped.retryable is retryable
     assert mapped.__cause__ is error
 
 
-def test_faults_of_our_own_are_not_taken_for_the_stores() -> None:
+def test_errors_that_are_not_from_sqlite_are_unchanged() -> None:
     fault, ours = ZeroDivisionError(), StoreError("ours", retryable=True)
     assert as_store_error(fault) is fault
     assert as_store_error(ours) is ours
 
 
-def test_a_connection_that_breaks_is_made_anew(path: str) -> None:
+def test_a_broken_connection_is_replaced(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         def break_it(connection: apsw.Connection) -> None:
             connection.execute("BEGIN IMMEDIATE")
             connection.close(force=True)
-            raise apsw.IOError("gone")
+            raise apsw.IOError("closed")
 
         with pytest.raises(StoreError):
             await store._write(break_it)
@@ -353,7 +347,7 @@ def test_a_connection_that_breaks_is_made_anew(path: str) -> None:
     on(SqliteStore(path), test)
 
 
-# --- opening, closing, cancelling ------------------------------------------------------------------------------------
+# --- opening, closing, cancelling -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -365,8 +359,8 @@ def no_threads_left() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_threads_left")
-def test_closing_ends_the_threads_and_writes_the_log_back(path: str) -> None:
-    async def life() -> None:
+def test_close_ends_the_threads_and_checkpoints_the_log(path: str) -> None:
+    async def main() -> None:
         store = SqliteStore(path)
         await store.open(shards=16)
         await store.commit([run()])
@@ -380,12 +374,12 @@ def test_closing_ends_the_threads_and_writes_the_log_back(path: str) -> None:
         assert (await load(store)).record.id == "r"
         await store.close()
 
-    asyncio.run(life())
+    asyncio.run(main())
 
 
 @pytest.mark.usefixtures("no_threads_left")
-def test_engines_that_share_a_store_object_close_it_together(path: str) -> None:
-    async def life() -> None:
+def test_a_store_object_shared_by_engines_closes_with_the_last_of_them(path: str) -> None:
+    async def main() -> None:
         store = SqliteStore(path)
         await asyncio.gather(store.open(shards=16), store.open(shards=16))
         await store.close()
@@ -394,10 +388,10 @@ def test_engines_that_share_a_store_object_close_it_together(path: str) -> None:
         await store.commit([run("r2")])
         await store.close()
 
-    asyncio.run(life())
+    asyncio.run(main())
 
 
-def test_a_store_goes_on_in_another_event_loop(path: str) -> None:
+def test_an_open_store_can_be_used_from_another_event_loop(path: str) -> None:
     store = SqliteStore(path)
     asyncio.run(store.open(shards=16))
     asyncio.run(store.commit([run()]))
@@ -411,13 +405,13 @@ def test_a_cancelled_caller_does_not_stop_the_store(path: str) -> None:
         await asyncio.sleep(0)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
-        assert await store.commit([turn(0, entry())]) == [Committed()], "done, or recognised as done"
+        assert await store.commit([turn(0, entry())]) == [Committed()], "committed, or recognised as a repeated call"
         assert (await load(store)).position == 1
 
     on(SqliteStore(path), test)
 
 
-def test_durability_can_be_chosen(path: str) -> None:
+def test_synchronous_sets_the_pragma(path: str) -> None:
     for synchronous, pragma in (("full", 2), ("NORMAL", 1), ("off", 0)):
 
         async def test(store: SqliteStore, pragma: int = pragma) -> None:
@@ -429,17 +423,17 @@ def test_durability_can_be_chosen(path: str) -> None:
         SqliteStore(path, synchronous="maybe")
 
 
-def test_reads_cannot_write(path: str) -> None:
+def test_the_read_connection_cannot_write(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         await refused(store._read(lambda connection: connection.execute("DELETE FROM runs").get))
 
     on(SqliteStore(path), test)
 
 
-# --- for people ------------------------------------------------------------------------------------------------------
+# --- stored rows ------------------------------------------------------------------------------------------------------
 
 
-def test_a_history_can_be_read_with_any_sqlite_tool(path: str) -> None:
+def test_the_history_view_shows_readable_values_as_text(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         await store.commit([turn(0, entry(value=b'{"receipt":42}'), entry("raw", 1, value=b"\xff")), turn(2)])
         await store.commit([turn(3, patch=suspended(500.0)), mail(), turn(4, owned=False, patch=succeeded())])
@@ -449,7 +443,7 @@ def test_a_history_can_be_read_with_any_sqlite_tool(path: str) -> None:
     assert rows == [("r", 1, "charge", '{"receipt":42}', "text"), ("r", 2, "raw", b"\xff", "blob")]
 
 
-def test_markers_do_not_pile_up_in_a_loop(path: str) -> None:
+def test_markers_do_not_accumulate_in_a_loop(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         position = 0
         for n in range(50):
@@ -464,7 +458,7 @@ def test_markers_do_not_pile_up_in_a_loop(path: str) -> None:
     on(SqliteStore(path), test)
 
 
-def test_a_claim_of_many_workflows_is_given_once(path: str) -> None:
+def test_a_claim_with_repeated_workflows_returns_each_run_once(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         await store.commit([run(f"n{n}", workflow=f"w{n}") for n in range(30)])
         pairs = tuple((f"w{n}", 1) for n in range(30))

@@ -161,7 +161,9 @@ class _BatchPlan:
         return frozenset(run_id for run_id, messages in ids.items() if len(messages) == self._writes_per_run[run_id])
 
     def _can_be_grouped(self, turn: CommitTurn) -> bool:
-        return self._group_turns and turn.restart is None and turn.extras is None and self._is_only_write(turn.run_id)
+        return (
+            self._group_turns and turn.continue_as is None and turn.extras is None and self._is_only_write(turn.run_id)
+        )
 
     def _is_only_write(self, run_id: str) -> bool:
         """Whether no other write of the batch can affect this run."""

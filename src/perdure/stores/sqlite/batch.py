@@ -1,10 +1,14 @@
-"""A batch of writes as few statements: read what decides, judge in Python, write all rows of a kind at once.
+"""Apply a batch of writes with few statements: read the run states, check in Python, write all rows of a kind at once.
 
-Within `BEGIN IMMEDIATE` nobody else writes, so that what was read stays true until the commit. The writes of a batch
-behave as if carried out one after the other: the batch is cut where a run comes up again, unless it gets nothing but
-mail, and each part is flushed before the next is judged. The hot case, turns with one entry and no patch, costs one
-insert each. A write that may touch other runs than its own is a part by itself, and those runs are read again when they
-come up.
+Within `BEGIN IMMEDIATE` no other connection writes, so what was read stays true until the commit. The result is the
+same as if the writes were applied one after the other. For this, the batch is split into parts: a run occurs once in
+a part, except for several messages to one run. The rows of a part are flushed before the next part is checked. A write
+that may change other runs is a part of its own, and the cached states of those runs are dropped.
+
+The common case, a turn that appends one entry, costs one insert.
+
+Turns follow the acceptance rule of `stores/protocol.py`; comments name its numbers:
+`_append_to_known_run` (the common case) and `_commit_turn` (the general case).
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import msgspec
 from perdure.model.records import Entry, RunRecord, RunStatus
 from perdure.model.turns import TurnExtras
 from perdure.stores import semantics as rules
-from perdure.stores import sql_rows as rows
+from perdure.stores import sql_rows
 from perdure.stores.results import (
     AlreadyEnded,
     AlreadyStarted,
@@ -33,18 +37,17 @@ from perdure.stores.results import (
     Superseded,
     WriteResult,
 )
-from perdure.stores.sqlite import finalization as sqlite_duties
-from perdure.stores.sqlite import rows as sqlite_rows
-from perdure.stores.sqlite.finalization import ADD_LETTER, MESSAGE_NUMBER, REMOVE_LETTER
+from perdure.stores.sqlite import finalization, rows
+from perdure.stores.sqlite.finalization import ADD_DEAD_LETTER, MESSAGE_NUMBER, REMOVE_DEAD_LETTER
 from perdure.stores.sqlite.run_state_cache import (
     CachedRunState,
     RunStateCache,
-    known_at_birth,
-    read_standing,
-    read_standings,
+    read_run_state,
+    read_run_states,
+    state_of_new_run,
 )
-from perdure.stores.sqlite.streams import ADD_ITEM, SHOW, SUPERSEDE, appended_rows, item_row, value_row
-from perdure.stores.sqlite.topics import ADD_MESSAGE, CONSUME, COUNT_MESSAGE, UNSUBSCRIBE_ALL, Topics, mail_rows
+from perdure.stores.sqlite.streams import ADD_ITEM, PUT_VALUE, SUPERSEDE, appended_rows, item_row, value_row
+from perdure.stores.sqlite.topics import ADD_MESSAGE, CONSUME, COUNT_MESSAGE, UNSUBSCRIBE_ALL, Topics, message_rows
 from perdure.stores.writes import (
     AppendStream,
     CommitTurn,
@@ -64,112 +67,114 @@ from perdure.stores.writes import (
     Write,
 )
 
-TURN_AT = "SELECT turn_id FROM entries WHERE run_no = ? AND position = ?"
+TURN_AT = "SELECT turn_id FROM entries WHERE run_pk = ? AND position = ?"
 UNREAD = """
     SELECT 1 FROM inbox
-    WHERE run_no = ? AND number > ? AND consumed_at IS NULL AND number NOT IN (SELECT value FROM json_each(?))
+    WHERE run_pk = ? AND number > ? AND consumed_at IS NULL AND number NOT IN (SELECT value FROM json_each(?))
     LIMIT 1"""
 UNREAD_WAKING_HELD = UNREAD.replace("LIMIT", "AND kind IN ('resume', 'cancel') LIMIT")
 UNREAD_EVENT = UNREAD.replace("LIMIT", "AND kind IN ('event', 'assignment') LIMIT")
 UNREAD_COUNT = """
-    SELECT count(*) FROM inbox WHERE run_no = ? AND consumed_at IS NULL AND kind IN ('event', 'assignment')"""
-ALIVE = "SELECT 1 FROM workers WHERE id = ? AND gone = 0"
-RUN = f"SELECT {rows.RUN_COLUMNS} FROM runs WHERE id = ?"
+    SELECT count(*) FROM inbox WHERE run_pk = ? AND consumed_at IS NULL AND kind IN ('event', 'assignment')"""
+WORKER_IS_LIVE = "SELECT 1 FROM workers WHERE id = ? AND fenced = 0"
+RUN = f"SELECT {sql_rows.RUN_COLUMNS} FROM runs WHERE id = ?"
 
-# Written in this order: what goes before what comes, rows before those that point to them.
-DROP_ALL = "DELETE FROM entries WHERE run_no = ?"
-DROP_BELOW = "DELETE FROM entries WHERE run_no = ? AND (location = ? OR (location >= ? AND location < ?))"
-DROP_MARKERS = "DELETE FROM entries WHERE run_no = ? AND kind = 'marker'"
-ADD_RUN = f"INSERT INTO runs ({rows.RUN_COLUMNS}) VALUES ({','.join('?' * 33)})"
-ADD_OBSERVED_RUN = f"INSERT INTO runs ({rows.RUN_COLUMNS}, observed) VALUES ({','.join('?' * 33)}, 1)"
-# Without its columns, which are those of the table: the driver hashes the text for every row, 2 % of a step.
+# Statements in the order in which `_flush` executes them: deletes before inserts, a row before rows that refer to it.
+DROP_ALL = "DELETE FROM entries WHERE run_pk = ?"
+DROP_BELOW = "DELETE FROM entries WHERE run_pk = ? AND (location = ? OR (location >= ? AND location < ?))"
+DROP_MARKERS = "DELETE FROM entries WHERE run_pk = ? AND kind = 'marker'"
+ADD_RUN = f"INSERT INTO runs ({sql_rows.RUN_COLUMNS}) VALUES ({','.join('?' * 33)})"
+ADD_RUN_WITH_OBSERVER = f"INSERT INTO runs ({sql_rows.RUN_COLUMNS}, has_observers) VALUES ({','.join('?' * 33)}, 1)"
+# Without column names: the driver hashes the text of the statement for every row, and names cost 2 % of a step.
 ADD_ENTRY = f"INSERT INTO entries VALUES ({','.join('?' * 19)})"
 RESTART = """
     UPDATE runs SET original_workflow = coalesce(original_workflow, workflow), workflow = ?, version = ?,
            original_input = coalesce(original_input, input), input = ?, first_executed_at = ?,
            run_attempt = ?, pool = coalesce(?, pool), generation = generation + 1, epoch = epoch + 1
-    WHERE no = ?"""
-MOVE_FENCE = "UPDATE runs SET fence = ? WHERE no = ?"
+    WHERE pk = ?"""
+MOVE_FENCE = "UPDATE runs SET fence = ? WHERE pk = ?"
 PATCH = """
-    UPDATE runs SET status = ?, owner = ?, wake_at = ?, mailed = ?, waits = ?, held = ?, drift = ?, recoveries = ?,
-           result = ?, error = ?, ended_at = ?, prune_at = ?, updated_at = ?, unsettled = ?
-    WHERE no = ?"""
-CLEAR_MAILED = "UPDATE runs SET wake_at = NULL, mailed = 0 WHERE no = ?"
+    UPDATE runs SET status = ?, owner = ?, wake_at = ?, has_new_messages = ?, waits = ?, held = ?, drift = ?,
+           recoveries = ?, result = ?, error = ?, ended_at = ?, prune_at = ?, updated_at = ?, unfinalized = ?
+    WHERE pk = ?"""
+CLEAR_NEW_MESSAGES = "UPDATE runs SET wake_at = NULL, has_new_messages = 0 WHERE pk = ?"
 END = """
-    UPDATE runs SET status = ?, owner = NULL, wake_at = NULL, mailed = 0, waits = NULL, held = NULL, ended_at = ?,
-           updated_at = ?, prune_at = ?, fence = ?, orphans = ?, unsettled = ?
-    WHERE no = ?"""
-RELEASE = "UPDATE runs SET owner = NULL, mailed = 0, status = ?, wake_at = ?, updated_at = ? WHERE no = ?"
+    UPDATE runs SET status = ?, owner = NULL, wake_at = NULL, has_new_messages = 0, waits = NULL, held = NULL,
+           ended_at = ?, updated_at = ?, prune_at = ?, fence = ?, orphaned_children = ?, unfinalized = ?
+    WHERE pk = ?"""
+RELEASE = "UPDATE runs SET owner = NULL, has_new_messages = 0, status = ?, wake_at = ?, updated_at = ? WHERE pk = ?"
 _ORDER = (
     DROP_ALL,
     DROP_BELOW,
     DROP_MARKERS,
     UNSUBSCRIBE_ALL,
     ADD_RUN,
-    ADD_OBSERVED_RUN,
+    ADD_RUN_WITH_OBSERVER,
     ADD_ENTRY,
     ADD_ITEM,
     RESTART,
     MOVE_FENCE,
     PATCH,
-    CLEAR_MAILED,
+    CLEAR_NEW_MESSAGES,
     END,
     RELEASE,
     CONSUME,
     ADD_MESSAGE,
     COUNT_MESSAGE,
-    ADD_LETTER,
-    sqlite_duties.OBSERVE,
-    sqlite_duties.OBSERVED,
-    sqlite_duties.OBSERVE_NEW,
-    sqlite_duties.TELL,
-    sqlite_duties.TICK_OFF,
-    SHOW,
+    ADD_DEAD_LETTER,
+    finalization.ADD_OBSERVER,
+    finalization.SET_HAS_OBSERVERS,
+    finalization.ADD_OBSERVER_OF_NEW_RUN,
+    finalization.REMOVE_OBSERVER,
+    finalization.UPDATE_UNFINALIZED,
+    PUT_VALUE,
     SUPERSEDE,
 )
 
 
 def write(
-    connection: apsw.Connection, batch: Sequence[Write], memory: RunStateCache
+    connection: apsw.Connection, batch: Sequence[Write], cache: RunStateCache
 ) -> tuple[list[WriteResult], frozenset[str]]:
-    """Write a batch within the transaction of the caller, who has the memory forget if it is not committed.
+    """Apply a batch within the caller's transaction. Return one result per write, and the runs to notify about.
 
-    The answers, and the runs that others will want to know of.
+    The caller clears the cache if the transaction is not committed.
     """
-    writer = BatchWriter(connection, memory)
-    answers = [answer for part in _parts(batch) for answer in writer.carry_out(part)]
-    return answers, frozenset(writer.changed)
+    writer = BatchWriter(connection, cache)
+    results = [result for part in _parts(batch) for result in writer.apply_part(part)]
+    return results, frozenset(writer.changed)
 
 
 COMMITTED, RUNNING = Committed(), RunStatus.RUNNING
 
 Part = list[tuple[rules.Key, Write]]
-"""Writes to different runs, or several messages to one, each with what it is about."""
+"""Writes to different runs, or several messages to one run, each with the key of its run or topic."""
 
 
 def _parts(batch: Sequence[Write]) -> Iterator[Part]:
-    """The batch, cut so that no run comes up twice in a part but for mail, and what touches other runs is alone."""
+    """Split the batch so that a run occurs once per part, except for messages, and a write that may change other runs
+    is a part of its own."""
     part: Part = []
-    met: dict[rules.Key, bool] = {}  # whether more mail may follow
+    seen: dict[rules.Key, bool] = {}  # whether more messages to the run may follow in this part
     key: rules.Key
     for write in batch:
-        if type(write) is CommitTurn and write.extras is None:  # most of them, so without a question to others
-            key, alone, is_mail = write.run_id, False, False
+        if type(write) is CommitTurn and write.extras is None:  # the common case, without function calls
+            key, alone, is_message = write.run_id, False, False
         else:
             key, alone = rules.run_of(write), _is_alone(write)
-            is_mail = isinstance(write, DeliverMessage) and rules.is_unbounded(write)
-        if part and (alone or (key in met and not (is_mail and met[key]))):
+            is_message = isinstance(write, DeliverMessage) and rules.is_unbounded(write)
+        if part and (alone or (key in seen and not (is_message and seen[key]))):
             yield part
-            part, met = [], {}
+            part, seen = [], {}
         part.append((key, write))
-        met[key] = is_mail
+        seen[key] = is_message
         if alone:
             yield part
-            part, met = [], {}
+            part, seen = [], {}
     yield part
 
 
 def _is_alone(write: Write) -> bool:
+    """Return whether the write may change other runs than its own, or needs rows that were flushed before."""
     if isinstance(write, CommitTurn):
         extras = write.extras
         return extras is not None and bool(extras.subscribe or extras.unsubscribe or extras.released_assignments)
@@ -184,61 +189,63 @@ _ToRun = DeliverMessage | EndRun | ObserveRunEnd | FinalizeRun | RewindRun | App
 
 
 class BatchWriter:
-    """Judges writes and gathers the rows that they make; must be used within one transaction."""
+    """Checks writes and collects the rows that they add. Used within one transaction."""
 
-    def __init__(self, connection: apsw.Connection, memory: RunStateCache) -> None:
+    def __init__(self, connection: apsw.Connection, cache: RunStateCache) -> None:
         self._connection = connection
-        self._memory = memory
-        self._known = memory.begin(connection)
-        self._pending: dict[str, list[rows.Row]] = {sql: [] for sql in _ORDER}
-        self._born: dict[str, list[RunRecord]] = {ADD_RUN: [], ADD_OBSERVED_RUN: []}
-        self._alive = memory.alive
+        self._cache = cache
+        self._states = cache.begin(connection)
+        self._pending: dict[str, list[sql_rows.Row]] = {sql: [] for sql in _ORDER}
+        self._new_runs: dict[str, list[RunRecord]] = {ADD_RUN: [], ADD_RUN_WITH_OBSERVER: []}
+        self._live_workers = cache.live_workers
         self._topics = Topics(connection)
-        self._unflushed_messages: dict[tuple[int, str], int] = {}  # messages that are not written yet, by run and id
+        self._unflushed_messages: dict[tuple[int, str], int] = {}  # numbers of messages, by run and message id
         self.changed: set[str] = set()
 
-    def carry_out(self, part: Part) -> list[WriteResult]:
-        """The answers, in the order of the writes."""
-        ids = dict.fromkeys(key for key, _ in part if key not in self._known and isinstance(key, str))
+    def apply_part(self, part: Part) -> list[WriteResult]:
+        """Apply the writes of a part and flush their rows. Return the results in the order of the writes."""
+        ids = dict.fromkeys(key for key, _ in part if key not in self._states and isinstance(key, str))
         if ids:
-            self._known.update(read_standings(self._connection, ids))
-        answers: list[WriteResult] = []
+            self._states.update(read_run_states(self._connection, ids))
+        results: list[WriteResult] = []
         for key, write in part:
             if type(write) is CommitTurn and self._append_to_known_run(write):
-                answers.append(COMMITTED)
+                results.append(COMMITTED)
                 continue
-            answer = self._apply(write)
-            self._memory.update(key, write, answer)
-            answers.append(answer)
+            result = self._apply(write)
+            self._cache.update(key, write, result)
+            results.append(result)
         self._flush()
         if self._topics.touched:
-            self._forget_touched()
-        return answers
+            self._drop_touched()
+        return results
 
     def _append_to_known_run(self, turn: CommitTurn) -> bool:
-        """The hot case in one go: a turn that only adds to a run that is ours and of which all is known.
+        """Apply the common case: a turn that only appends entries to a run that its worker owns.
 
-        Nothing here decides differently from `_commit_turn`; what it does not recognise goes there.
+        Return False, without a change, for any other turn; `_commit_turn` then decides. This method never decides
+        differently: it applies rule 7 when the conditions below exclude rules 1 to 6.
         """
-        run = self._known.get(turn.run_id)
+        run = self._states.get(turn.run_id)
         if (
-            run is None
+            run is None  # rule 1
             or turn.patch is not None
             or turn.extras is not None
             or turn.consumed
-            or turn.restart is not None
+            or turn.continue_as is not None
         ):
             return False
+        # Rules 2 and 6 (position), 5 (owner), 3 (status): the turn continues at the last position of its worker's run.
         if run.position != turn.base or run.owner != turn.worker or run.status is not RUNNING or run.mailed:
             return False
-        if run.last_message_no > turn.seen or not turn.entries or not self._is_alive(turn.worker):
+        if run.last_message_no > turn.seen or not turn.entries or not self._is_live(turn.worker):  # rule 4
             return False
-        self._add_entries(run.no, turn.base + 1, turn.turn_id, turn.entries)
+        self._add_entries(run.pk, turn.base + 1, turn.turn_id, turn.entries)
         run.position = turn.base + len(turn.entries)
         return True
 
     def _flush(self) -> None:
-        """Write what was gathered."""
+        """Write the collected rows."""
         for sql, pending in self._pending.items():
             if not pending:
                 continue
@@ -246,29 +253,32 @@ class BatchWriter:
                 self._topics.consume(pending)
             else:
                 self._connection.executemany(sql, pending)
-            if sql in self._born:
-                self._cache_created(self._born[sql], observed=sql is ADD_OBSERVED_RUN)
+            if sql in self._new_runs:
+                self._cache_created(self._new_runs[sql], has_observers=sql is ADD_RUN_WITH_OBSERVER)
             pending.clear()
         self._unflushed_messages.clear()
 
-    def _cache_created(self, born: list[RunRecord], *, observed: bool) -> None:
-        """These runs are the last rows: SQLite numbers them one after the other, so that none need be read again."""
-        first = self._connection.last_insert_rowid() - len(born) + 1
-        for no, record in enumerate(born, first):
-            self._known[record.id] = known_at_birth(record, no, observed=observed)
-        born.clear()
+    def _cache_created(self, created: list[RunRecord], *, has_observers: bool) -> None:
+        """Cache the states of the runs that were just inserted.
 
-    def _forget_touched(self) -> None:
+        SQLite gives consecutive primary keys to the rows of one statement, so they are known without reading.
+        """
+        first = self._connection.last_insert_rowid() - len(created) + 1
+        for pk, record in enumerate(created, first):
+            self._states[record.id] = state_of_new_run(record, pk, has_observers=has_observers)
+        created.clear()
+
+    def _drop_touched(self) -> None:
         for id in self._topics.touched:
-            self._memory.drop(id)
+            self._cache.drop(id)
         self.changed |= self._topics.touched
         self._topics.touched.clear()
 
     def _apply(self, write: Write) -> WriteResult:
         match write:
-            case CommitTurn():  # the most frequent is asked for first
-                run = self._known.get(write.run_id)
-                return RunMissing() if run is None else self._commit_turn(write, run)
+            case CommitTurn():  # first, because it is the most frequent write
+                run = self._states.get(write.run_id)
+                return RunMissing() if run is None else self._commit_turn(write, run)  # rule 1
             case CreateRun():
                 return self._create(write)
             case PublishEvent():
@@ -278,12 +288,12 @@ class BatchWriter:
             case ReplayDeadLetter():
                 return self._replay(write)
             case ReleaseRun():
-                return self._release(write, self._known.get(write.run_id))
+                return self._release(write, self._states.get(write.run_id))
             case _:
-                run = self._known.get(write.run_id)
-                return RunMissing() if run is None else self._judge_other(write, run)
+                run = self._states.get(write.run_id)
+                return RunMissing() if run is None else self._apply_to_run(write, run)
 
-    def _judge_other(self, write: _ToRun, run: CachedRunState) -> WriteResult:
+    def _apply_to_run(self, write: _ToRun, run: CachedRunState) -> WriteResult:
         match write:
             case DeliverMessage():
                 return self._deliver(write, run)
@@ -294,183 +304,185 @@ class BatchWriter:
             case FinalizeRun() if rules.only_marks_notified(write):
                 return self._mark_notified(write, run)
             case FinalizeRun():
-                return sqlite_duties.settle(self._connection, self._topics, run, write)
+                return finalization.finalize(self._connection, self._topics, run, write)
             case RewindRun():
                 return self._rewind(write, run)
             case AppendStream():
                 return self._append_stream(write, run)
             case SupersedeStream():
-                self._pending[SUPERSEDE].append((run.no, write.location, write.writer))
+                self._pending[SUPERSEDE].append((run.pk, write.location, write.writer))
                 return Committed()
 
     # creating
 
     def _create(self, write: CreateRun) -> WriteResult:
         record = write.record
-        run = self._known.get(record.id)
+        run = self._states.get(record.id)
         if run is None:
-            alive = record.owner is not None and self._is_alive(record.owner)
-            new = rules.initial_record(record, alive, last_message_no=len(write.inbox))
-            add = ADD_RUN if write.observer is None else ADD_OBSERVED_RUN
+            owner_is_live = record.owner is not None and self._is_live(record.owner)
+            new = rules.initial_record(record, owner_is_live, last_message_no=len(write.inbox))
+            add = ADD_RUN if write.observer is None else ADD_RUN_WITH_OBSERVER
             if write.entries or write.inbox:
                 self._fork(write, add, new)
             else:
-                self._pending[add].append(sqlite_rows.run_row(new))
-                self._born[add].append(new)
+                self._pending[add].append(rows.run_row(new))
+                self._new_runs[add].append(new)
             if write.observer is not None:
                 observer = write.observer
-                self._pending[sqlite_duties.OBSERVE_NEW].append((observer.run_id, observer.target, record.id))
+                self._pending[finalization.ADD_OBSERVER_OF_NEW_RUN].append(
+                    (observer.run_id, observer.target, record.id)
+                )
             if new.owner is None:
                 self.changed.add(record.id)
             return Created(owned=new.owner is not None)
-        stored = rows.run_of_row(self._connection.execute(RUN, (record.id,)).get)
+        stored = sql_rows.run_of_row(self._connection.execute(RUN, (record.id,)).get)
         if stored.created_by != record.created_by:
             return IdTaken(stored)
         if write.observer is not None:
             observer = write.observer
             observe = ObserveRunEnd(run_id=record.id, observer=observer.run_id, target=observer.target)
-            if isinstance(answer := self._observe(observe, run), AlreadyEnded):
-                return answer
+            if isinstance(result := self._observe(observe, run), AlreadyEnded):
+                return result
         return Created(owned=record.owner is not None and stored.owner == record.owner)
 
     def _fork(self, write: CreateRun, add: str, new: RunRecord) -> None:
-        """A run that is born with a history and an inbox: what is theirs needs the number of its row."""
-        self._connection.execute(add, sqlite_rows.run_row(new))
-        no = self._connection.last_insert_rowid()
-        self._add_entries(no, 1, None, write.entries)
-        messages = [sqlite_rows.message_row(no, number, message) for number, message in enumerate(write.inbox, 1)]
+        """Create a run with a history and an inbox. The run is inserted at once, because its rows need its key."""
+        self._connection.execute(add, rows.run_row(new))
+        pk = self._connection.last_insert_rowid()
+        self._add_entries(pk, 1, None, write.entries)
+        messages = [rows.message_row(pk, number, message) for number, message in enumerate(write.inbox, 1)]
         self._pending[ADD_MESSAGE] += messages
 
     # turns
 
     def _commit_turn(self, turn: CommitTurn, run: CachedRunState) -> WriteResult:
-        if run.position > turn.base and self._turn_at(run, turn.base + 1) == turn.turn_id:
-            return Committed(has_messages=self._unseen(turn, run))
-        refused = rules.refuse_turn(turn, run, self._is_alive(turn.worker))
+        if run.position > turn.base and self._turn_at(run, turn.base + 1) == turn.turn_id:  # rule 2
+            return Committed(has_messages=self._has_unseen(turn, run))
+        refused = rules.refuse_turn(turn, run, self._is_live(turn.worker))  # rules 3 to 6
         if refused is not None:
             return refused
-        self._append(turn, run)
+        self._append(turn, run)  # rule 7, with all that follows
         if turn.extras is not None:
             run = self._add_extras(turn, run, turn.extras)
-        mail = self._unseen(turn, run)
+        has_unseen = self._has_unseen(turn, run)
         if turn.patch is not None:
             self._patch(turn, run, turn.patch)
-        elif run.mailed and not mail:
-            self._pending[CLEAR_MAILED].append((run.no,))
-        return Committed(has_messages=mail)
+        elif run.mailed and not has_unseen:
+            self._pending[CLEAR_NEW_MESSAGES].append((run.pk,))
+        return Committed(has_messages=has_unseen)
 
     def _append(self, turn: CommitTurn, run: CachedRunState) -> None:
         first = turn.base + 1
         entries = turn.entries
-        if turn.restart is not None:
-            self._restart(turn, run, turn.restart)
-            entries = turn.restart.entries
+        if turn.continue_as is not None:
+            self._restart(turn, run, turn.continue_as)
+            entries = turn.continue_as.entries
         elif turn.extras is not None and turn.extras.dropped:
             self._drop(turn, run, turn.extras.dropped)
         if entries:
-            self._add_entries(run.no, first, turn.turn_id, entries)
+            self._add_entries(run.pk, first, turn.turn_id, entries)
         else:
-            self._pending[ADD_ENTRY].append(sqlite_rows.marker_row(run.no, first, turn.turn_id, turn.now))
+            self._pending[ADD_ENTRY].append(rows.marker_row(run.pk, first, turn.turn_id, turn.now))
         for number in turn.consumed:
-            self._pending[CONSUME].append((turn.now, run.no, number))
-        if run.listens and _stops_listening(turn):
-            self._pending[UNSUBSCRIBE_ALL].append((run.no,))
+            self._pending[CONSUME].append((turn.now, run.pk, number))
+        if run.has_subscriptions and _closes_receives(turn):
+            self._pending[UNSUBSCRIBE_ALL].append((run.pk,))
 
-    def _add_entries(self, run_no: int, first: int, turn_id: str | None, entries: Sequence[Entry]) -> None:
+    def _add_entries(self, run_pk: int, first: int, turn_id: str | None, entries: Sequence[Entry]) -> None:
         add = self._pending[ADD_ENTRY].append
         for position, entry in enumerate(entries, first):
-            add(sqlite_rows.entry_row(run_no, position, turn_id, entry))
+            add(rows.entry_row(run_pk, position, turn_id, entry))
             turn_id = None
 
     def _drop(self, turn: CommitTurn, run: CachedRunState, locations: Sequence[str]) -> None:
-        """Delete what is no longer needed; the fence keeps the positions taken that go with it."""
-        self._pending[MOVE_FENCE].append((rules.last_position(turn), run.no))
-        # Below "a" is what begins with "a/", and that sorts before "a0".
-        self._pending[DROP_BELOW] += [(run.no, each, f"{each}/", f"{each}0") for each in locations]
-        self._pending[DROP_MARKERS].append((run.no,))
+        """Delete entries that the run no longer needs. The fence keeps their positions taken."""
+        self._pending[MOVE_FENCE].append((rules.last_position(turn), run.pk))
+        # Locations below "a" start with "a/", which sorts before "a0".
+        self._pending[DROP_BELOW] += [(run.pk, each, f"{each}/", f"{each}0") for each in locations]
+        self._pending[DROP_MARKERS].append((run.pk,))
 
     def _restart(self, turn: CommitTurn, run: CachedRunState, restart: ContinueAs) -> None:
-        self._pending[MOVE_FENCE].append((rules.last_position(turn), run.no))
-        self._pending[DROP_ALL].append((run.no,))
-        input = sqlite_rows.pack(restart.input)
-        begun = (restart.first_executed_at, restart.run_attempt, restart.pool)
-        self._pending[RESTART].append((restart.workflow, restart.version, input, *begun, run.no))
+        self._pending[MOVE_FENCE].append((rules.last_position(turn), run.pk))
+        self._pending[DROP_ALL].append((run.pk,))
+        input = rows.pack(restart.input)
+        start = (restart.first_executed_at, restart.run_attempt, restart.pool)
+        self._pending[RESTART].append((restart.workflow, restart.version, input, *start, run.pk))
 
     def _add_extras(self, turn: CommitTurn, run: CachedRunState, extras: TurnExtras) -> CachedRunState:
-        """What few turns have; the run as it stands after that, for its subscriptions may have found mail."""
-        self._pending[SHOW] += [value_row(run.no, shown) for shown in extras.published]
-        self._pending[ADD_ITEM] += [item_row(run.no, item) for item in extras.streamed]
-        self._pending[ADD_LETTER] += map(sqlite_rows.letter_row, extras.dead_letters)
+        """Apply the extras of a turn. Return the run's state after them: a subscription may have found an event."""
+        self._pending[PUT_VALUE] += [value_row(run.pk, value) for value in extras.published]
+        self._pending[ADD_ITEM] += [item_row(run.pk, item) for item in extras.streamed]
+        self._pending[ADD_DEAD_LETTER] += map(rows.dead_letter_row, extras.dead_letters)
         if extras.published or extras.streamed:
             self.changed.add(turn.run_id)
         if not _is_alone(turn):
             return run
         self._flush()
-        self._topics.unsubscribe(run.no, extras.unsubscribe)
-        self._topics.release(run.no, extras.released_assignments, turn.now)
-        if not _stops_listening(turn):
+        self._topics.unsubscribe(run.pk, extras.unsubscribe)
+        self._topics.release(run.pk, extras.released_assignments, turn.now)
+        if not _closes_receives(turn):
             for subscription in extras.subscribe:
-                self._topics.subscribe(run.no, subscription, turn.now)
-        return read_standing(self._connection, run.no)[1]
+                self._topics.subscribe(run.pk, subscription, turn.now)
+        return read_run_state(self._connection, run.pk)[1]
 
     def _patch(self, turn: CommitTurn, run: CachedRunState, patch: RunPatch) -> None:
         owner = None if patch.status.terminal else patch.owner
-        unseen = self._unseen(turn, run, held=rules.ignores_messages(turn, patch))
-        wake_at = rules.wake_after(patch, turn.now, unseen)
+        has_unseen = self._has_unseen(turn, run, held=rules.ignores_messages(turn, patch))
+        wake_at = rules.wake_after(patch, turn.now, has_unseen)
         self._pending[PATCH].append(
             (
                 patch.status,
                 owner,
                 wake_at,
-                unseen and owner is not None,
-                rows.as_json(patch.waits),
-                rows.as_json(patch.held),
-                rows.as_json(patch.drift),
+                has_unseen and owner is not None,
+                sql_rows.as_json(patch.waits),
+                sql_rows.as_json(patch.held),
+                sql_rows.as_json(patch.drift),
                 patch.recoveries,
-                sqlite_rows.pack(patch.result),
-                rows.as_json(patch.error),
+                rows.pack(patch.result),
+                sql_rows.as_json(patch.error),
                 patch.ended_at,
                 patch.prune_at,
                 turn.now,
-                patch.status.terminal and self._owes(run, turn.consumed),
-                run.no,
+                patch.status.terminal and self._needs_finalization(run, turn.consumed),
+                run.pk,
             )
         )
         if patch.status.terminal or (owner is None and wake_at is not None):
             self.changed.add(turn.run_id)
 
     def _turn_at(self, run: CachedRunState, position: int) -> str | None:
-        found: str | None = self._connection.execute(TURN_AT, (run.no, position)).get
+        found: str | None = self._connection.execute(TURN_AT, (run.pk, position)).get
         return found
 
-    def _unseen(self, turn: CommitTurn, run: CachedRunState, *, held: bool = False) -> bool:
-        """Whether mail is left that the turn did not know of; for a run that it holds, only what wakes a held run."""
+    def _has_unseen(self, turn: CommitTurn, run: CachedRunState, *, held: bool = False) -> bool:
+        """Return whether the inbox has messages that the turn has not seen. `held`: only those that wake a held run."""
         if run.last_message_no <= turn.seen:
             return False
         sql = UNREAD_WAKING_HELD if held else UNREAD
-        return self._connection.execute(sql, (run.no, turn.seen, _numbers(turn.consumed))).get is not None
+        return self._connection.execute(sql, (run.pk, turn.seen, _numbers(turn.consumed))).get is not None
 
-    # from outside
+    # writes from outside the run
 
     def _deliver(self, write: DeliverMessage, run: CachedRunState) -> WriteResult:
         message = write.message
-        number = self._unflushed_messages.get((run.no, message.id))
+        number = self._unflushed_messages.get((run.pk, message.id))
         if number is None:
-            number = self._connection.execute(MESSAGE_NUMBER, (run.no, message.id)).get
+            number = self._connection.execute(MESSAGE_NUMBER, (run.pk, message.id)).get
         if number is not None:
             return MessageDelivered(number, fresh=False, owner=run.owner)
         if run.status.terminal:
             return AlreadyEnded(run.status)
         if write.limit is not None and run.last_message_no >= write.limit and message.kind in rules.EVENTS:
-            pending = self._connection.execute(UNREAD_COUNT, (run.no,)).get
+            pending = self._connection.execute(UNREAD_COUNT, (run.pk,)).get
             if pending >= write.limit:
                 return LimitReached(pending)
-        added, count = mail_rows(run, message, write.now)
+        added, count = message_rows(run, message, write.now)
         self._pending[ADD_MESSAGE].append(added)
         self._pending[COUNT_MESSAGE].append(count)
         self.changed.add(write.run_id)
-        run.last_message_no, run.wake_at, run.mailed = count[:3]
-        self._unflushed_messages[run.no, message.id] = run.last_message_no
+        run.last_message_no, run.wake_at, run.mailed = count[:3]  # the part may have more messages to this run
+        self._unflushed_messages[run.pk, message.id] = run.last_message_no
         return MessageDelivered(run.last_message_no, fresh=True, owner=run.owner)
 
     def _end(self, write: EndRun, run: CachedRunState) -> WriteResult:
@@ -482,86 +494,89 @@ class BatchWriter:
             return AlreadyStarted()
         position = run.position + 1
         prune_at = None if write.prune_after is None else write.now + write.prune_after
-        self._pending[ADD_ENTRY].append(sqlite_rows.marker_row(run.no, position, write.turn_id, write.now))
-        owing = (run.begun, run.begun or self._owes(run))
-        self._pending[END].append((write.status, write.now, write.now, prune_at, position, *owing, run.no))
-        if run.listens:
-            self._pending[UNSUBSCRIBE_ALL].append((run.no,))
+        self._pending[ADD_ENTRY].append(rows.marker_row(run.pk, position, write.turn_id, write.now))
+        # A run that has executed may have children, which the finalization must end.
+        pending = (run.begun, run.begun or self._needs_finalization(run))
+        self._pending[END].append((write.status, write.now, write.now, prune_at, position, *pending, run.pk))
+        if run.has_subscriptions:
+            self._pending[UNSUBSCRIBE_ALL].append((run.pk,))
         self.changed.add(write.run_id)
         return Committed()
 
     def _release(self, write: ReleaseRun, run: CachedRunState | None) -> WriteResult:
-        if run is None or run.status.terminal or not self._is_alive(write.worker):
+        if run is None or run.status.terminal or not self._is_live(write.worker):
             return Superseded()
         if run.owner not in (None, write.worker):
             return Superseded()
         if run.owner is not None:
-            self._pending[RELEASE].append((rules.status_released(run.begun), write.now, write.now, run.no))
+            self._pending[RELEASE].append((rules.status_released(run.begun), write.now, write.now, run.pk))
             self.changed.add(write.run_id)
         return Committed()
 
-    # duties, going back, streams
+    # finalization, rewinds, streams
 
-    def _owes(self, run: CachedRunState, consumed: Sequence[int] = ()) -> bool:
-        """Whether a run that ends like this has to tell somebody, or has events that nobody will read."""
-        if run.observed or not run.last_message_no:
-            return run.observed
-        return self._connection.execute(UNREAD_EVENT, (run.no, 0, _numbers(consumed))).get is not None
+    def _needs_finalization(self, run: CachedRunState, consumed: Sequence[int] = ()) -> bool:
+        """Return whether a run that ends now has observers to notify or unread events."""
+        if run.has_observers or not run.last_message_no:
+            return run.has_observers
+        return self._connection.execute(UNREAD_EVENT, (run.pk, 0, _numbers(consumed))).get is not None
 
     def _observe(self, write: ObserveRunEnd, run: CachedRunState) -> WriteResult:
         if run.status.terminal:
-            return rules.already_ended(rows.run_of_row(self._connection.execute(RUN, (write.run_id,)).get))
-        self._pending[sqlite_duties.OBSERVE].append((run.no, write.observer, write.target))
-        if not run.observed:
-            self._pending[sqlite_duties.OBSERVED].append((run.no,))
+            return rules.already_ended(sql_rows.run_of_row(self._connection.execute(RUN, (write.run_id,)).get))
+        self._pending[finalization.ADD_OBSERVER].append((run.pk, write.observer, write.target))
+        if not run.has_observers:
+            self._pending[finalization.SET_HAS_OBSERVERS].append((run.pk,))
         return ObserverAdded()
 
     def _mark_notified(self, write: FinalizeRun, run: CachedRunState) -> WriteResult:
-        if run.unsettled:
-            self._pending[sqlite_duties.TELL] += [(run.no, each.run_id, each.target) for each in write.notified]
-            self._pending[sqlite_duties.TICK_OFF].append((run.no,) * 4)
+        if run.unfinalized:
+            self._pending[finalization.REMOVE_OBSERVER] += [
+                (run.pk, each.run_id, each.target) for each in write.notified
+            ]
+            self._pending[finalization.UPDATE_UNFINALIZED].append((run.pk,) * 4)
         return Committed()
 
     def _replay(self, write: ReplayDeadLetter) -> WriteResult:
-        run = self._known.get(rules.run_of(write))
-        if not sqlite_duties.may_replay(self._connection, self._topics, run, write):
+        run = self._states.get(rules.run_of(write))
+        if not finalization.can_replay(self._connection, self._topics, run, write):
             return DeadLetterMissing()
-        answer = self._apply(write.send)
-        if isinstance(answer, MessageDelivered | EventPublished):
-            self._connection.execute(REMOVE_LETTER, (write.letter_id,))
-        return answer
+        result = self._apply(write.send)
+        if isinstance(result, MessageDelivered | EventPublished):
+            self._connection.execute(REMOVE_DEAD_LETTER, (write.letter_id,))
+        return result
 
     def _rewind(self, write: RewindRun, run: CachedRunState) -> WriteResult:
         if run.position > write.base and self._turn_at(run, write.base + 1) == write.turn_id:
             return Committed()
         if run.position != write.base:
             return Superseded()
-        sqlite_duties.rewind(self._connection, run, write)
+        finalization.rewind(self._connection, run, write)
         if write.entries:
-            self._add_entries(run.no, write.base + 1, write.turn_id, write.entries)
+            self._add_entries(run.pk, write.base + 1, write.turn_id, write.entries)
         else:
-            self._pending[ADD_ENTRY].append(sqlite_rows.marker_row(run.no, write.base + 1, write.turn_id, write.now))
+            self._pending[ADD_ENTRY].append(rows.marker_row(run.pk, write.base + 1, write.turn_id, write.now))
         self.changed.add(write.run_id)
         return Committed()
 
     def _append_stream(self, write: AppendStream, run: CachedRunState) -> WriteResult:
-        refused = rules.refuse_append(write, run, self._is_alive(write.worker))
+        refused = rules.refuse_append(write, run, self._is_live(write.worker))
         if refused is not None:
             return refused
         if write.items:
-            self._pending[ADD_ITEM] += appended_rows(self._connection, run.no, write)
+            self._pending[ADD_ITEM] += appended_rows(self._connection, run.pk, write)
             self.changed.add(write.run_id)
         return Committed()
 
-    def _is_alive(self, worker: str) -> bool:
-        if worker not in self._alive:
-            self._alive[worker] = self._connection.execute(ALIVE, (worker,)).get is not None
-        return self._alive[worker]
+    def _is_live(self, worker: str) -> bool:
+        if worker not in self._live_workers:
+            self._live_workers[worker] = self._connection.execute(WORKER_IS_LIVE, (worker,)).get is not None
+        return self._live_workers[worker]
 
 
-def _stops_listening(turn: CommitTurn) -> bool:
-    """Whether the run ends or begins anew, and no receive of it is open any more."""
-    return turn.restart is not None or (turn.patch is not None and turn.patch.status.terminal)
+def _closes_receives(turn: CommitTurn) -> bool:
+    """Return whether the turn ends or restarts the run, which closes all its open receives."""
+    return turn.continue_as is not None or (turn.patch is not None and turn.patch.status.terminal)
 
 
 def _numbers(numbers: Sequence[int]) -> str:

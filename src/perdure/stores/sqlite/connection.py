@@ -1,13 +1,15 @@
-"""A thread with its own SQLite connection, which carries out one piece of work after the other.
+"""A thread with its own SQLite connection, which executes one job after the other.
 
-SQLite blocks, so that it is kept off the event loop; and a connection serves one thread at a time. Work is a function
-of the connection; its answer comes back on the event loop of the caller. Whatever a piece of work raises, the
-transaction is rolled back and the next one finds the connection usable. Callers get SQLite's errors as `StoreError`s.
+SQLite calls block, and a connection serves one thread at a time. A job is a function of the connection; its result
+comes back on the caller's event loop. If a job raises, its transaction is rolled back, and the next job finds a usable
+connection. Callers get SQLite's errors as `StoreError`s.
 
-To have another thread do something takes longer than most of what there is to do: it is woken, wakes its caller in
-turn, and each waits for Python's global lock. So the rows of a transaction (`transact`) are written by the caller while
-the connection is free and nobody else has locked the file. The commit, which takes the disk's time, is left to the
-thread if the caller has more to do meanwhile; else the caller does that as well, as long as disks are quick about it.
+Handing work to another thread takes longer than most work (ADR 11): the thread is woken, wakes the caller in turn, and
+each of them waits for Python's global lock. So the caller's thread writes the rows of a transaction (`transact`) if the
+connection is free and no other process has locked the file. The commit waits for the disk. It is made in the thread,
+unless `commit_on_loop` is set: then the caller commits a single write itself.
+
+This module does not know what is written.
 """
 
 from __future__ import annotations
@@ -29,32 +31,40 @@ from perdure.stores.sqlite.errors import as_store_error
 
 T = TypeVar("T")
 Connect = Callable[[], apsw.Connection]
-Work = Callable[[apsw.Connection], T]
+Job = Callable[[apsw.Connection], T]
 
-_POLL_AFTER_JOBS = 16  # a thread that is never idle still looks around now and then
-COMMIT_ON_LOOP_MAX = 8  # writes: the next batch is not waiting yet
-WRITE_ON_LOOP_MAX = 200  # writes that would keep the event loop from everything else for too long
-CHECKPOINT_PAGES = 4000  # after so many the log is written back into the file
-FORCED_CHECKPOINT_FACTOR = 2  # times as many: callers have been first each time, and the next of them waits for it
-SLOW_COMMIT_SECONDS = 0.002  # seconds for which a commit may hold up the caller's event loop
-SLOW_COMMIT_BACKOFF = 200  # commits that are left to the thread
+ROWS_ON_LOOP_MAX = 200
+"""Writes of the largest batch whose rows the caller's thread writes.
+
+Up to it, the handover to the thread costs more than the rows: writing them on the loop gave 1.07 to 1.19 times the
+steps per second with 100 concurrent runs (ADR 11). Beyond it, the rows would block the event loop for too long: 200
+turns of one entry take 1.2 ms of CPU time, and the committer's largest batch of 2,000 writes would take ten times that.
+"""
+
+CHECKPOINT_PAGES = 4000
+"""Pages (of 4 KiB) of the write-ahead log after which the thread checkpoints it, before it delivers results.
+
+It bounds the file of the log to 16 MB plus one batch. A checkpoint writes a page back once, however often it changed
+since the last one, so rare checkpoints are cheaper. One of 4,000 pages takes about 24 ms, for which callers wait.
+"""
 
 
-class _Job:
-    """Work, and who waits for it."""
+class _PendingJob:
+    """A job and the future of its caller."""
 
-    __slots__ = ("future", "loop", "work")
+    __slots__ = ("future", "job", "loop")
 
-    def __init__(self, work: Work[Any], loop: asyncio.AbstractEventLoop) -> None:
-        self.work = work
+    def __init__(self, job: Job[Any], loop: asyncio.AbstractEventLoop) -> None:
+        self.job = job
         self.loop = loop
         self.future: asyncio.Future[Any] = loop.create_future()
 
 
 class ConnectionThread:
-    """Runs from `start` to `stop`. `look_around` is called every `interval` seconds while there is no work.
+    """Executes jobs from `start` to `stop`.
 
-    `undone` is called in the place of a transaction that was rolled back.
+    `poll` is called about every `interval` seconds, whenever the connection is free. `on_rollback` is called when a
+    transaction was rolled back. `commit_on_loop` allows commits, and so waiting for the disk, in the caller's thread.
     """
 
     def __init__(
@@ -62,49 +72,55 @@ class ConnectionThread:
         name: str,
         connect: Connect,
         *,
-        poll: Work[None] | None = None,
+        poll: Job[None] | None = None,
         interval: float | None = None,
         on_rollback: Callable[[], None] = lambda: None,
+        commit_on_loop: bool = False,
     ) -> None:
         self._connect = connect
-        self._look_around = poll
+        self._poll_job = poll
         self._interval = interval if poll else None
-        self._undone = on_rollback
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._on_rollback = on_rollback
+        self._commit_on_loop = commit_on_loop
+        self._jobs: queue.SimpleQueue[_PendingJob | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._stopped = False
         self._pid = os.getpid()
         self._connection: apsw.Connection | None = None
-        self._busy_timeout_ms = 0  # milliseconds for which the connection waits for others
+        self._busy_timeout_ms = 0
         self._in_use = threading.Lock()  # held by the thread that uses the connection
-        self._begun: _Job | None = None  # what a caller has begun on the connection and left to the thread
-        self._log_pages = 0
-        self._slow = 0  # commits that are still left to the thread
+        self._open_commit: _PendingJob | None = None  # the commit of a transaction that a caller has left to the thread
+        self._wal_pages = 0
+        self._polled_at = 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    async def call(self, work: Work[T]) -> T:
-        """Have the work done in turn. Cancelling the caller does not undo it: the answer is then lost."""
-        job = _Job(work, asyncio.get_running_loop())
-        self._put(job)
-        answer: T = await job.future
-        return answer
+    async def call(self, job: Job[T]) -> T:
+        """Execute the job in the thread, in turn, and return its result.
 
-    async def transact(self, work: Work[T], *, size: int) -> T:
-        """Have a work of so many writes done between BEGIN and COMMIT, here as far as that is quicker."""
-        written = self._begin_here(work) if size <= WRITE_ON_LOOP_MAX else None
+        Cancelling the caller does not undo the job; its result is lost.
+        """
+        pending = _PendingJob(job, asyncio.get_running_loop())
+        self._put(pending)
+        result: T = await pending.future
+        return result
+
+    async def transact(self, job: Job[T], *, size: int) -> T:
+        """Execute a job of `size` writes between BEGIN and COMMIT, and return its result when it is committed."""
+        written = self._write_here(job) if size <= ROWS_ON_LOOP_MAX else None
         if written is None:
-            return await self.call(partial(_transact, work))
-        if size > COMMIT_ON_LOOP_MAX and (commit := self._leave_to_the_thread()):
-            await commit.future
-        else:
+            return await self.call(partial(_transact, job))
+        # A batch of several writes means that other runs are busy: the loop serves them while the thread commits.
+        if self._commit_on_loop and size == 1:
             self._commit_here()
+        else:
+            await self._hand_over_commit().future
         return written[0]
 
     async def stop(self) -> None:
-        """Finish what was asked before, close the connection, end the thread. Idempotent."""
+        """Finish the jobs submitted before, close the connection and end the thread. Idempotent."""
         with self._lock:
             if not self._stopped:
                 self._stopped = True
@@ -112,35 +128,41 @@ class ConnectionThread:
         if os.getpid() == self._pid and self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join)
 
-    def _put(self, job: _Job) -> None:
+    def _put(self, pending: _PendingJob) -> None:
         if os.getpid() != self._pid:
-            raise StoreError("this store was opened before a fork; make and open another one in the child process")
+            raise StoreError("this store was opened before a fork; create and open another one in the child process")
         with self._lock:
             if self._stopped:
                 raise StoreError("this store has been closed; open it again")
-            self._jobs.put(job)
+            self._jobs.put(pending)
 
     # in the caller's thread
 
-    def _begin_here(self, work: Work[T]) -> tuple[T] | None:
-        """What the work gave, in a transaction that is still to be committed; None if it has not been done."""
-        if self._slow:
-            self._slow -= 1
-            return None
+    def _write_here(self, job: Job[T]) -> tuple[T] | None:
+        """Execute the job in a transaction that is left open, and return its result.
+
+        Return None, without a change, if the caller would have to wait: the connection is in use, jobs are queued,
+        another process has locked the file, or a checkpoint is due.
+        """
         if os.getpid() != self._pid or not self._in_use.acquire(blocking=False):
             return None
         try:
-            if self._stopped or self._begun is not None or not self._jobs.empty() or not self._locks_at_once():
+            if not self._is_free() or not self._begin_without_waiting():
                 self._in_use.release()
                 return None
             assert self._connection is not None
-            return (work(self._connection),)
+            return (job(self._connection),)
         except BaseException as error:
-            self._give_up(error)
+            self._abort_here(error)
             raise
 
-    def _locks_at_once(self) -> bool:
-        """BEGIN, if nobody else writes; the thread can wait for others, the caller's event loop cannot."""
+    def _is_free(self) -> bool:
+        """Return whether nothing waits for the connection. A checkpoint counts, or callers could delay it forever."""
+        waiting = self._stopped or self._open_commit is not None or not self._jobs.empty()
+        return not waiting and self._wal_pages <= CHECKPOINT_PAGES
+
+    def _begin_without_waiting(self) -> bool:
+        """Begin a transaction if no other process writes. The thread can wait for others, the event loop cannot."""
         connection = self._connection
         if connection is None:
             return False
@@ -155,122 +177,119 @@ class ConnectionThread:
 
     def _commit_here(self) -> None:
         assert self._connection is not None
-        began = SYSTEM_CLOCK.now()
         try:
             self._connection.execute("COMMIT")
         except BaseException as error:
-            self._give_up(error)
+            self._abort_here(error)
             raise
         self._in_use.release()
-        if SYSTEM_CLOCK.now() - began > SLOW_COMMIT_SECONDS:
-            self._slow = SLOW_COMMIT_BACKOFF
-        if self._log_pages > CHECKPOINT_PAGES:
-            self._jobs.put(_NOTHING)  # after which the thread writes the log back
+        if self._wal_pages > CHECKPOINT_PAGES:
+            self._jobs.put(_WAKE_UP)  # the thread checkpoints
 
-    def _give_up(self, error: BaseException) -> None:
+    def _hand_over_commit(self) -> _PendingJob:
+        """Leave the commit, and with it the use of the connection, to the thread. A thread that stops commits first.
+
+        Returns when the thread has reached the commit, about 50 us later. Otherwise the thread would get Python's
+        global lock only when the caller is idle, and commit only then.
+        """
+        reached = threading.Lock()
+        reached.acquire()
+
+        def commit(connection: apsw.Connection) -> None:
+            reached.release()
+            connection.execute("COMMIT")
+
+        pending = _PendingJob(commit, asyncio.get_running_loop())
+        self._open_commit = pending
+        self._jobs.put(_WAKE_UP)
+        self._in_use.release()
+        reached.acquire()
+        return pending
+
+    def _abort_here(self, error: BaseException) -> None:
         self._roll_back()
         self._in_use.release()
         outcome = as_store_error(error)
         if outcome is not error:
             raise outcome
 
-    def _leave_to_the_thread(self) -> _Job | None:
-        """Hand over the commit, and with it the use of the connection; None if the thread is about to end.
-
-        Comes back when the thread is inside of the commit: it would not get Python's lock before the caller waits.
-        """
-        inside = threading.Lock()
-        inside.acquire()
-
-        def commit(connection: apsw.Connection) -> None:
-            inside.release()
-            connection.execute("COMMIT")
-
-        job = _Job(commit, asyncio.get_running_loop())
-        with self._lock:
-            if self._stopped:
-                return None
-            self._begun = job
-            self._jobs.put(_NOTHING)
-        self._in_use.release()
-        inside.acquire()
-        return job
-
     # in the thread
 
     def _run(self) -> None:
-        since_looking = 0
         while True:
             try:
-                job = self._jobs.get(timeout=self._interval)
+                pending = self._jobs.get(timeout=self._interval)
             except queue.Empty:
-                self._look()
+                self._poll()
                 continue
-            if job is None:
+            if pending is None:
                 break
             with self._in_use:
-                answers = self._go_on(job)
-            if self._log_pages > FORCED_CHECKPOINT_FACTOR * CHECKPOINT_PAGES:
-                self._write_back()
-            for answer in answers:  # those who get them find the connection free
-                answer()
-            if self._log_pages > CHECKPOINT_PAGES:
-                self._write_back()
-            since_looking += 1
-            if since_looking == _POLL_AFTER_JOBS:
-                since_looking = 0
-                self._look()
+                deliveries = self._execute_with_open_commit(pending)
+                # Before the results: a caller that gets its result may use the connection again at once.
+                if self._wal_pages > CHECKPOINT_PAGES:
+                    self._checkpoint()
+            for deliver in deliveries:
+                deliver()
+            if self._interval is not None and SYSTEM_CLOCK.now() - self._polled_at >= self._interval:
+                self._poll()  # also while jobs never stop coming
         with self._in_use:
+            deliveries = self._execute_with_open_commit(_WAKE_UP)
             if self._connection is not None:
                 with contextlib.suppress(apsw.Error):
                     close_cleanly(self._connection)
+        for deliver in deliveries:
+            deliver()
 
-    def _go_on(self, job: _Job) -> list[Callable[[], None]]:
-        begun, self._begun = self._begun, None
-        return [self._carry_out(each) for each in (begun, job) if each is not None and each is not _NOTHING]
+    def _execute_with_open_commit(self, pending: _PendingJob) -> list[Callable[[], None]]:
+        """Execute an open commit, then the job. Return the functions that deliver their results."""
+        commit, self._open_commit = self._open_commit, None
+        jobs = (commit, None if pending is _WAKE_UP else pending)
+        return [self._execute(each) for each in jobs if each is not None]
 
-    def _carry_out(self, job: _Job) -> Callable[[], None]:
-        """Do the work; what comes back tells the answer."""
+    def _execute(self, pending: _PendingJob) -> Callable[[], None]:
         try:
             if self._connection is None:
-                self._connection = self._connected()
-            answer = job.work(self._connection)
+                self._connection = self._open_connection()
+            result = pending.job(self._connection)
         except BaseException as error:
             self._roll_back()
-            return partial(_answer, job, job.future.set_exception, as_store_error(error))
-        return partial(_answer, job, job.future.set_result, answer)
+            return partial(_deliver, pending, pending.future.set_exception, as_store_error(error))
+        return partial(_deliver, pending, pending.future.set_result, result)
 
-    def _connected(self) -> apsw.Connection:
+    def _open_connection(self) -> apsw.Connection:
         connection = self._connect()
         self._busy_timeout_ms = connection.pragma("busy_timeout")
-        connection.set_wal_hook(self._count_pages)
+        connection.set_wal_hook(self._on_commit)  # replaces SQLite's own checkpoint, which is part of the commit
         return connection
 
-    def _count_pages(self, connection: apsw.Connection, name: str, pages: int) -> int:
-        self._log_pages = pages
+    def _on_commit(self, connection: apsw.Connection, name: str, pages: int) -> int:
+        self._wal_pages = pages
         return apsw.SQLITE_OK
 
-    def _write_back(self) -> None:
-        """Write the log back into the file, as SQLite would within a commit, for which somebody would wait."""
-        with self._in_use, contextlib.suppress(apsw.Error):
-            if self._connection is not None and self._begun is None:  # else a caller was first: after the next commit
-                self._log_pages = 0
+    def _checkpoint(self) -> None:
+        """Write the log back into the file. If a reader needs the log, the next commit makes it due again."""
+        self._wal_pages = 0
+        if self._connection is not None:
+            with contextlib.suppress(apsw.Error):
                 self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
-    def _look(self) -> None:
-        if self._look_around is not None and self._in_use.acquire(blocking=False):
-            try:
-                if self._connection is not None:
-                    with contextlib.suppress(apsw.Error):
-                        self._look_around(self._connection)
-            finally:
-                self._in_use.release()
+    def _poll(self) -> None:
+        if self._poll_job is None or not self._in_use.acquire(blocking=False):
+            return
+        try:
+            self._polled_at = SYSTEM_CLOCK.now()
+            if self._connection is not None:
+                with contextlib.suppress(apsw.Error):
+                    self._poll_job(self._connection)
+        finally:
+            self._in_use.release()
 
-    # in either
+    # in either thread
 
     def _roll_back(self) -> None:
-        """After an error; a connection that cannot even do that is given up, and the next work gets a new one."""
-        self._undone()
+        """Roll back after an error. A connection that cannot is closed; the next job gets a new one."""
+        self._on_rollback()
         connection = self._connection
         if connection is None:
             return
@@ -283,27 +302,27 @@ class ConnectionThread:
                 connection.close(force=True)
 
 
-_NOTHING = _Job.__new__(_Job)
-"""Wakes the thread, for which there is something else to do."""
+_WAKE_UP = _PendingJob.__new__(_PendingJob)
+"""Wakes the thread for an open commit or a checkpoint."""
 
 
-def _transact(work: Work[T], connection: apsw.Connection) -> T:
+def _transact(job: Job[T], connection: apsw.Connection) -> T:
     connection.execute("BEGIN IMMEDIATE")
-    written = work(connection)
+    result = job(connection)
     connection.execute("COMMIT")
-    return written
+    return result
 
 
-def _answer(job: _Job, settle: Callable[[Any], None], answer: Any) -> None:
-    def settle_if_awaited() -> None:
-        if not job.future.done():
-            settle(answer)
+def _deliver(pending: _PendingJob, complete: Callable[[Any], None], result: Any) -> None:
+    def complete_if_awaited() -> None:
+        if not pending.future.done():
+            complete(result)
 
     with contextlib.suppress(RuntimeError):  # the caller's loop was closed meanwhile
-        job.loop.call_soon_threadsafe(settle_if_awaited)
+        pending.loop.call_soon_threadsafe(complete_if_awaited)
 
 
 def close_cleanly(connection: apsw.Connection) -> None:
-    """Close, writing the log back into the file if this is the last connection to it."""
+    """Close the connection. The last connection to a file writes the log back into it."""
     connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
     connection.close(force=True)

@@ -1,4 +1,4 @@
-"""The errors of SQLite as those of a store: may the same call succeed later, or is it refused for good?"""
+"""Map SQLite errors to `StoreError`, retryable if the same call may succeed later."""
 
 from __future__ import annotations
 
@@ -20,15 +20,23 @@ _RETRYABLE = (
 
 
 def as_store_error(error: BaseException) -> BaseException:
-    """What the callers of a store see: ours as they are, SQLite's by whether the same call may succeed later."""
+    """Return the error that a caller of the store gets.
+
+    Errors of perdure, and errors that are not SQLite's, are returned unchanged.
+    """
     if isinstance(error, PerdureError):
         return error
     if isinstance(error, _RETRYABLE):
-        return _caused(StoreError(f"SQLite could not do it now ({_describe(error)})", retryable=True), error)
+        return _caused(
+            StoreError(
+                f"SQLite is temporarily unable to execute the call ({_describe(error)}); try again", retryable=True
+            ),
+            error,
+        )
     if isinstance(error, UnicodeError):
-        return _caused(StoreError(f"text that is not valid Unicode cannot be stored: {error}"), error)
+        return _caused(StoreError(f"text must be valid Unicode to be stored: {error}"), error)
     if isinstance(error, (apsw.Error, ValueError, TypeError, OverflowError)):
-        return _caused(StoreError(f"SQLite refused it ({_describe(error)})"), error)
+        return _caused(StoreError(f"SQLite refused the call ({_describe(error)})"), error)
     return error
 
 

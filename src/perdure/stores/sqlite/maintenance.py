@@ -1,7 +1,6 @@
-"""Keeping the SQLite store small, and the keys in it. All of it runs on the writer's connection.
+"""Pruning, dead-letter removal and signing keys of the SQLite store. All functions use the writer's connection.
 
-Whether there is anything to prune is asked before the write lock is taken: idle engines do not get in the way of busy
-ones.
+Pruning looks for rows to delete before it takes the write lock, so that idle workers do not block busy ones.
 """
 
 from __future__ import annotations
@@ -11,79 +10,82 @@ import secrets
 import apsw
 
 from perdure.stores.results import SigningKey
-from perdure.stores.sqlite.finalization import REMOVE_LETTER
+from perdure.stores.sqlite.finalization import REMOVE_DEAD_LETTER
 from perdure.stores.sqlite.workers import writing
 
 PRUNABLE = """
-    SELECT no FROM runs
-    WHERE prune_at <= ? AND ended_at IS NOT NULL AND unsettled = 0
+    SELECT pk FROM runs
+    WHERE prune_at <= ? AND ended_at IS NOT NULL AND unfinalized = 0
           AND NOT EXISTS (SELECT 1 FROM runs AS above WHERE above.id = runs.parent AND above.ended_at IS NULL)
     ORDER BY prune_at LIMIT ?"""
 EXPIRED_EVENTS = """
     SELECT rowid FROM topic_events WHERE expires_at <= ? AND deleted_at IS NULL LIMIT ?"""
-EXPIRED_VALUES = "SELECT run_no, key FROM published WHERE expires_at <= ? LIMIT ?"
-GONE_EVENTS = "SELECT topic, place FROM topic_events WHERE deleted_at <= ? LIMIT ?"
+EXPIRED_VALUES = "SELECT run_pk, key FROM published WHERE expires_at <= ? LIMIT ?"
+DELETED_EVENTS = "SELECT topic, event_offset FROM topic_events WHERE deleted_at <= ? LIMIT ?"
 CONSUMED_EVENTS = "SELECT rowid FROM inbox WHERE consumed_at <= ? AND kind = 'event' LIMIT ?"
 
-_OWNED = ("entries", "inbox", "observers", "subscriptions", "topic_cursors", "published", "stream_items")
-DROP_RUN = (*(f"DELETE FROM {table} WHERE run_no = ?" for table in _OWNED), "DELETE FROM runs WHERE no = ?")
-LET_GO = """
+_TABLES_OF_RUN = ("entries", "inbox", "observers", "subscriptions", "topic_cursors", "published", "stream_items")
+DROP_RUN = (*(f"DELETE FROM {table} WHERE run_pk = ?" for table in _TABLES_OF_RUN), "DELETE FROM runs WHERE pk = ?")
+DELETE_EXPIRED_EVENT = """
     UPDATE topic_events SET assigned_to = NULL, queued = 0, fan_out_cursor = NULL, body = NULL, deleted_at = ?
     WHERE rowid = ?"""
-DROP_VALUE = "DELETE FROM published WHERE run_no = ? AND key = ?"
+DROP_VALUE = "DELETE FROM published WHERE run_pk = ? AND key = ?"
 DROP_EVENT = (
-    "DELETE FROM inbox WHERE kind = 'assignment' AND name = ? AND place = ? AND consumed_at IS NOT NULL",
-    "DELETE FROM topic_events WHERE topic = ? AND place = ?",
+    "DELETE FROM inbox WHERE kind = 'assignment' AND name = ? AND topic_offset = ? AND consumed_at IS NOT NULL",
+    "DELETE FROM topic_events WHERE topic = ? AND event_offset = ?",
 )
 DROP_MESSAGE = "DELETE FROM inbox WHERE rowid = ?"
 
-KEYS = "SELECT number, made_at, secret FROM keys WHERE name = ? ORDER BY number"
+KEYS = "SELECT number, created_at, secret FROM signing_keys WHERE name = ? ORDER BY number"
 ADD_KEY = """
-    INSERT INTO keys (name, number, made_at, secret)
-    VALUES (?1, (SELECT coalesce(max(number), 0) + 1 FROM keys WHERE name = ?1), ?2, ?3)
-    RETURNING number, made_at, secret"""
+    INSERT INTO signing_keys (name, number, created_at, secret)
+    VALUES (?1, (SELECT coalesce(max(number), 0) + 1 FROM signing_keys WHERE name = ?1), ?2, ?3)
+    RETURNING number, created_at, secret"""
 
 
 def prune(connection: apsw.Connection, now: float, limit: int, keep_ids_for: float) -> int:
-    """Runs, then what has expired, then ids: each up to the limit."""
-    forgotten = now - keep_ids_for
-    asked = (
+    """Delete prunable runs, expired events and values, and old ids, up to `limit` of each. Return the count of runs."""
+    ids_until = now - keep_ids_for
+    searches = (
         (PRUNABLE, now),
         (EXPIRED_EVENTS, now),
         (EXPIRED_VALUES, now),
-        (GONE_EVENTS, forgotten),
-        (CONSUMED_EVENTS, forgotten),
+        (DELETED_EVENTS, ids_until),
+        (CONSUMED_EVENTS, ids_until),
     )
-    if all(connection.execute(sql, (until, 1)).get is None for sql, until in asked):
+    if all(connection.execute(sql, (until, 1)).get is None for sql, until in searches):
         return 0
     with writing(connection):
         runs = connection.execute(PRUNABLE, (now, limit)).fetchall()
         for sql in DROP_RUN:
             connection.executemany(sql, runs)
         expired = connection.execute(EXPIRED_EVENTS, (now, limit)).fetchall()
-        connection.executemany(LET_GO, [(now, rowid) for (rowid,) in expired])
+        connection.executemany(DELETE_EXPIRED_EVENT, [(now, rowid) for (rowid,) in expired])
         connection.executemany(DROP_VALUE, connection.execute(EXPIRED_VALUES, (now, limit)).fetchall())
-        gone = connection.execute(GONE_EVENTS, (forgotten, limit)).fetchall()
+        deleted = connection.execute(DELETED_EVENTS, (ids_until, limit)).fetchall()
         for sql in DROP_EVENT:
-            connection.executemany(sql, gone)
-        connection.executemany(DROP_MESSAGE, connection.execute(CONSUMED_EVENTS, (forgotten, limit)).fetchall())
+            connection.executemany(sql, deleted)
+        connection.executemany(DROP_MESSAGE, connection.execute(CONSUMED_EVENTS, (ids_until, limit)).fetchall())
     return len(runs)
 
 
 def remove_dead_letter(connection: apsw.Connection, letter_id: str) -> bool:
     with writing(connection):
-        return connection.execute(REMOVE_LETTER, (letter_id,)).get is not None
+        return connection.execute(REMOVE_DEAD_LETTER, (letter_id,)).get is not None
 
 
 def keys(connection: apsw.Connection, name: str, now: float) -> list[SigningKey]:
-    found = [SigningKey(*row) for row in connection.execute(KEYS, (name,))]
+    """Return the keys of this name. The first call creates one."""
+    found = _stored_keys(connection, name)
     if found:
         return found
     with writing(connection):
-        found = [
-            SigningKey(*row) for row in connection.execute(KEYS, (name,))
-        ]  # again: another process may have been first
-        return found or [_add_key(connection, name, now)]
+        # Read again under the lock: another process may have created the key.
+        return _stored_keys(connection, name) or [_add_key(connection, name, now)]
+
+
+def _stored_keys(connection: apsw.Connection, name: str) -> list[SigningKey]:
+    return [SigningKey(*row) for row in connection.execute(KEYS, (name,))]
 
 
 def add_key(connection: apsw.Connection, name: str, now: float) -> SigningKey:
@@ -92,5 +94,5 @@ def add_key(connection: apsw.Connection, name: str, now: float) -> SigningKey:
 
 
 def _add_key(connection: apsw.Connection, name: str, now: float) -> SigningKey:
-    number, made_at, secret = connection.execute(ADD_KEY, (name, now, secrets.token_bytes(32))).get
-    return SigningKey(number, made_at, secret)
+    number, created_at, secret = connection.execute(ADD_KEY, (name, now, secrets.token_bytes(32))).get
+    return SigningKey(number, created_at, secret)

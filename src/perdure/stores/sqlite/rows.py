@@ -1,6 +1,6 @@
-"""Records as rows that the SQLite store writes; how rows are read is `rows`' business.
+"""Records as rows that the SQLite store writes. `stores/sql_rows.py` turns rows into records.
 
-Payloads are kept as text where they are readable (most are JSON), as blobs where not, and the same bytes come back.
+Payloads are stored as text if they are valid text (most are JSON), otherwise as blobs. Reading returns the same bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ Row = tuple[Any, ...]
 
 
 def pack(payload: bytes | None) -> str | bytes | None:
-    """Text if it is any that SQLite's own functions can show whole, else a blob."""
+    """Return the payload as text if it is valid UTF-8 without NUL bytes, otherwise unchanged.
+
+    SQLite's text functions stop at a NUL byte.
+    """
     if payload is None or 0 in payload:
         return payload
     try:
@@ -63,9 +66,9 @@ def run_row(run: RunRecord) -> Row:
     )
 
 
-def entry_row(run_no: int, position: int, turn_id: str | None, entry: Entry) -> Row:
+def entry_row(run_pk: int, position: int, turn_id: str | None, entry: Entry) -> Row:
     return (
-        run_no,
+        run_pk,
         position,
         turn_id,
         entry.location,
@@ -82,15 +85,15 @@ def entry_row(run_no: int, position: int, turn_id: str | None, entry: Entry) -> 
         entry.started_at,
         entry.settled_at,
         entry.due_at,
-        entry.fingerprint,  # never text: to find that out would cost more than to write it
+        entry.fingerprint,  # always a blob: checking for text costs more than writing it
         pack(entry.detail),
     )
 
 
-def marker_row(run_no: int, position: int, turn_id: str, at: float) -> Row:
-    """The row of a turn without entries: nobody reads it, but its position is taken and its turn can be found."""
+def marker_row(run_pk: int, position: int, turn_id: str, at: float) -> Row:
+    """Return the row of a turn without entries. It takes a position and makes the turn's id findable."""
     return (
-        run_no,
+        run_pk,
         position,
         turn_id,
         "",
@@ -112,9 +115,9 @@ def marker_row(run_no: int, position: int, turn_id: str, at: float) -> Row:
     )
 
 
-def message_row(run_no: int, number: int, message: Message) -> Row:
+def message_row(run_pk: int, number: int, message: Message) -> Row:
     return (
-        run_no,
+        run_pk,
         number,
         message.id,
         message.kind,
@@ -131,7 +134,7 @@ def message_row(run_no: int, number: int, message: Message) -> Row:
     )
 
 
-def letter_row(letter: DeadLetter) -> Row:
+def dead_letter_row(letter: DeadLetter) -> Row:
     return (
         letter.id,
         letter.kind,

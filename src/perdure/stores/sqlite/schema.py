@@ -1,6 +1,6 @@
-"""Opening a SQLite file: is it one, is it ours, do we know its version; then the migrations that it lacks.
+"""Open a SQLite file: check that it is a store of a known version, then apply the missing migrations.
 
-Everything that is refused here says what to do, and leaves the file as it was.
+A refused file is not changed, and the error message says what to do.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ import apsw
 
 from perdure.errors import StoreError
 
-APPLICATION_ID = 0x50_44_55_52  # "PDUR": how a file of ours is known
-SAFE_TO_SHARE = (3, 51, 3)  # before, two connections that write and checkpoint could corrupt a WAL file
+APPLICATION_ID = 0x50_44_55_32  # "PDU2": marks a file as a store of perdure
+_OLD_APPLICATION_IDS = (0x50_44_55_52,)  # "PDUR": stores of unreleased versions with other table and column names
+SAFE_TO_SHARE = (3, 51, 3)  # in earlier versions, two connections that write and checkpoint can corrupt a WAL file
 SYNCHRONOUS = ("full", "normal", "off")
 
 
 def connect(path: str, *, synchronous: str, busy_timeout: float, read_only: bool = False) -> apsw.Connection:
-    """A connection with our settings."""
+    """Return a connection with the settings of the store."""
     connection = apsw.Connection(path, statementcachesize=200)
     connection.set_busy_timeout(round(busy_timeout * 1000))
-    # A process forked off must not write the log back when its copy of the connection is thrown away.
+    # A forked child must not checkpoint when its copy of the connection is garbage-collected.
     connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-    # One plan per statement, whatever is bound to it: else some are prepared anew each time, at twenty times the cost.
+    # One plan per statement for all bound values. Without it, SQLite prepares some statements again for new values,
+    # which makes them twenty times as expensive.
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     with _explained(path):
         connection.execute(f"PRAGMA synchronous = {synchronous}")
@@ -38,37 +40,38 @@ def connect(path: str, *, synchronous: str, busy_timeout: float, read_only: bool
 
 
 def check_path(path: str) -> None:
-    """Refuse places where no file can be, in words that SQLite does not have."""
+    """Refuse a path that cannot be a database file, with clearer errors than SQLite's. Create a missing file."""
     file = Path(path)
     folder = file.parent
     if file.is_dir():
-        raise StoreError(f"{path!r} is a directory; give the path of a file in it")
+        raise StoreError(f"{path!r} is a directory; use the path of a file in it")
     if not folder.exists():
-        raise StoreError(f"cannot make {path!r}: the directory {str(folder)!r} does not exist; create it first")
+        raise StoreError(f"cannot create {path!r}: the directory {str(folder)!r} does not exist; create it first")
     if not folder.is_dir():
-        raise StoreError(f"cannot make {path!r}: {str(folder)!r} is not a directory")
+        raise StoreError(f"cannot create {path!r}: {str(folder)!r} is not a directory")
     if file.exists() and not file.is_file():
-        raise StoreError(f"{path!r} is not a regular file; give the path of one")
+        raise StoreError(f"{path!r} is not a regular file; use the path of one")
     if file.exists():
         if not os.access(file, os.W_OK):
-            raise StoreError(f"{path!r} cannot be written to; change its permissions, or give another path")
-        return  # not opened to find out: closing it would drop the locks of other connections in this process
+            raise StoreError(f"{path!r} cannot be written to; change its permissions, or use another path")
+        # Not opened as a test: closing the file would drop the locks of this process's connections to it.
+        return
     try:
         file.touch(exist_ok=False)
     except FileExistsError:
-        return  # another process was first
+        return  # another process created it first
     except OSError as error:
         raise StoreError(
-            f"cannot make {path!r} ({error.strerror}); change permissions, or give another path"
+            f"cannot create {path!r} ({error.strerror}); change its permissions, or use another path"
         ) from error
 
 
 def prepare(connection: apsw.Connection, path: str, shards: int) -> None:
-    """Make the file ready: new ones are made, old ones migrated, foreign and newer ones refused."""
+    """Create the tables of a new file, or migrate an older one. Refuse other applications and newer versions."""
     with _explained(path):
         if connection.readonly("main"):
             raise apsw.ReadOnlyError
-        connection.execute("BEGIN")  # one moment for all that tells: another process may be making the file just now
+        connection.execute("BEGIN")  # one snapshot for all checks: another process may be creating the tables
         version = _version(connection, path)
         connection.execute("COMMIT")
         if version < len(migrations()):
@@ -79,51 +82,55 @@ def prepare(connection: apsw.Connection, path: str, shards: int) -> None:
 
 @contextlib.contextmanager
 def _explained(path: str) -> Iterator[None]:
-    """What SQLite says of a file that it cannot use, in words that help."""
+    """Raise SQLite's errors about the file as `StoreError`s that say what to do."""
     try:
         yield
     except apsw.NotADBError as error:
         raise StoreError(
-            f"{path!r} is not a SQLite database; give the path of a new file, or of one of ours"
+            f"{path!r} is not a SQLite database; use the path of a new file or of a perdure store"
         ) from error
     except apsw.CorruptError as error:
         raise StoreError(f"{path!r} is damaged ({error}); restore it from a backup") from error
     except apsw.ReadOnlyError as error:
-        raise StoreError(f"{path!r} cannot be written to; change its permissions, or give another path") from error
+        raise StoreError(f"{path!r} cannot be written to; change its permissions, or use another path") from error
     except apsw.CantOpenError as error:
         raise StoreError(f"{path!r} cannot be opened ({error}); check the permissions of its directory") from error
 
 
 def migrations() -> list[str]:
-    """The scripts in order; the number of a file's schema version is how many of them it has seen."""
+    """Return the migration scripts in order. The schema version of a file is the number of scripts applied to it."""
     folder = importlib.resources.files("perdure.stores.sqlite") / "migrations"
     scripts = sorted((file.name, file) for file in folder.iterdir() if file.name.endswith(".sql"))
     return [file.read_text("utf-8") for _, file in scripts]
 
 
 def _version(connection: apsw.Connection, path: str) -> int:
-    """The file's schema version, 0 if it is new; raises if it is not for us."""
+    """Return the file's schema version, 0 if the file is new. Raise `StoreError` if this version cannot use it."""
     application = connection.pragma("application_id")
     version = connection.pragma("user_version")
     empty = connection.execute("SELECT count(*) FROM sqlite_schema").get == 0
     if application == 0 and version == 0 and empty:
         return 0
+    if application in _OLD_APPLICATION_IDS:
+        raise StoreError(
+            f"{path!r} was written by an unreleased version of perdure and cannot be read by this one; use a new file"
+        )
     if application != APPLICATION_ID:
-        raise StoreError(f"{path!r} is a SQLite database, but not one of perdure's; give another path")
+        raise StoreError(f"{path!r} is a SQLite database, but not a store of perdure; use another path")
     known = len(migrations())
     if version > known:
         raise StoreError(
-            f"{path!r} has schema version {version}, and this perdure knows {known} at most; upgrade perdure, "
-            "or open a file that an older one wrote"
+            f"{path!r} has schema version {version}, but this version of perdure supports at most {known}; upgrade "
+            "perdure, or use another file"
         )
     assert isinstance(version, int)
     return version
 
 
 def _migrate(connection: apsw.Connection, path: str, shards: int) -> None:
-    """Run the scripts that the file lacks, all or none, while nobody else may write."""
+    """Apply the missing migrations in one transaction, while no other process may write."""
     connection.execute("BEGIN EXCLUSIVE")
-    version = _version(connection, path)  # again: another process may have been first
+    version = _version(connection, path)  # again under the lock: another process may have migrated the file
     for script in migrations()[version:]:
         connection.execute(script)
     if version == 0:
@@ -134,58 +141,56 @@ def _migrate(connection: apsw.Connection, path: str, shards: int) -> None:
 
 
 def _use_write_ahead_log(connection: apsw.Connection) -> None:
-    """Switch the file over. SQLite does not wait here for others who are opening it, so that we do."""
+    """Switch the file to WAL mode. SQLite does not wait for other processes here, so this function retries."""
     for _ in range(200):
         with contextlib.suppress(apsw.BusyError):
             mode = connection.pragma("journal_mode", "wal")
             if mode != "wal":
                 raise StoreError(
-                    f"the file system does not let SQLite use its write-ahead log (mode {mode}); move the file"
+                    f"the file system does not support SQLite's write-ahead log (journal mode {mode}); move the file"
                 )
             return
         threading.Event().wait(0.025)
-    raise StoreError("other processes keep the file locked while it is opened; try again", retryable=True)
+    raise StoreError("other processes keep the file locked while it is being opened; try again", retryable=True)
 
 
 def _check_shards(connection: apsw.Connection, path: str, shards: int) -> None:
     stored = int(connection.execute("SELECT value FROM meta WHERE key = 'shards'").get)
     if stored != shards:
-        raise StoreError(f"{path!r} is cut into {stored} shards, not {shards}; open it with shards={stored}")
+        raise StoreError(f"{path!r} has {stored} shards, not {shards}; open it with shards={stored}")
 
 
-# --- libraries that must not share ---------------------------------------------------------------------------------
+# --- SQLite versions that must not share a file --------------------------------------------------------------------
 
 
 def library_version() -> tuple[int, ...]:
-    """The version of the SQLite library in use."""
+    """Return the version of the SQLite library."""
     return tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
 
 
 class ExclusiveLock:
-    """A lock on a file beside the database, held while a library is in use that cannot share it safely."""
+    """A lock file beside the database, held while the SQLite library cannot share the file safely."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         self._file: IO[bytes] | None = None
 
     def take_if_needed(self) -> None:
-        """Nothing on a sound library; on others, keep everybody else out, or stay out."""
+        """Take the lock if the library is older than `SAFE_TO_SHARE`. Raise `StoreError` if another process has it."""
         version = library_version()
         if version >= SAFE_TO_SHARE or self._file is not None:
             return
-        advice = (
-            f"SQLite {'.'.join(map(str, version))} can damage a file that is shared; upgrade apsw to 3.51.3 or later"
-        )
+        advice = f"SQLite {'.'.join(map(str, version))} can damage a shared file; upgrade apsw to 3.51.3 or later"
         try:
             import fcntl
         except ImportError as error:
-            raise StoreError(f"{advice} (this system has no file locks to keep others out)") from error
+            raise StoreError(f"{advice} (this system has no file locks to exclude other processes)") from error
         file = Path(f"{self._path}-sole-use").open("ab")  # noqa: SIM115 - held until release
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             file.close()
-            raise StoreError(f"{str(self._path)!r} is in use elsewhere, and {advice}") from error
+            raise StoreError(f"{str(self._path)!r} is in use by another process, and {advice}") from error
         self._file = file
 
     def release(self) -> None:

@@ -1,10 +1,11 @@
-"""The store in a SQLite file: one machine, any number of processes.
+"""The SQLite store: one file on one machine, shared by any number of processes.
 
-One thread writes and one reads, each with its own connection; the file is in WAL mode, so that neither waits for the
-other. What of a batch is quicker done by the thread that asks for it is done there (`sqlite_thread`).
-`synchronous="full"` makes every commit durable against power loss; "normal" only against a crash of the process, "off"
-not even against one of the machine's. Commits of other processes are noticed by polling `PRAGMA data_version` while the
-writer has nothing to do.
+A writer thread and a reader thread have a connection each. The file is in WAL mode, so neither waits for the other. The
+caller's thread may write the rows of a batch; `connection.py` says which thread commits. The store notices commits of
+other processes by polling `PRAGMA data_version`.
+
+`synchronous="full"` makes every commit durable against power loss, "normal" only against a crash of the process.
+"off" may lose commits, or the file, in a crash of the machine.
 """
 
 from __future__ import annotations
@@ -32,46 +33,49 @@ from perdure.stores import semantics as rules
 from perdure.stores.change_listeners import ChangeListeners
 from perdure.stores.protocol import Claim
 from perdure.stores.results import ClaimedRun, RunPage, SigningKey, Snapshot, StoredEntry, UnfinalizedRun, WriteResult
-from perdure.stores.sqlite import batch as sqlite_commit
-from perdure.stores.sqlite import maintenance as sqlite_upkeep
-from perdure.stores.sqlite import queries as sqlite_queries
-from perdure.stores.sqlite import schema as sqlite_file
-from perdure.stores.sqlite import streams as sqlite_shown
-from perdure.stores.sqlite import workers as sqlite_fleet
-from perdure.stores.sqlite.connection import ConnectionThread, T, Work
+from perdure.stores.sqlite import batch as batch_writer
+from perdure.stores.sqlite import maintenance, queries, schema, streams, workers
+from perdure.stores.sqlite.connection import ConnectionThread, Job, T
 from perdure.stores.sqlite.run_state_cache import RunStateCache
 from perdure.stores.writes import Write
 
-POLL_INTERVAL = 0.02  # seconds between two looks for what other processes did
+POLL_INTERVAL_SECONDS = 0.02  # between two checks for commits of other processes
 
 
 class SqliteStore:
-    """A SQLite file behind the `Store` protocol; see there for the promises.
+    """Implements the `Store` protocol on a SQLite file.
 
     Several engines may open the same object; the last `close` ends its threads. It may be opened again.
+    `commit_on_loop` allows commits, which wait for the disk, on the caller's event loop. Set it only if perdure owns
+    that loop (ADR 11).
     """
 
     def __init__(
-        self, path: str, *, clock: Clock = SYSTEM_CLOCK, synchronous: str = "full", busy_timeout: float = 5.0
+        self,
+        path: str,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        synchronous: str = "full",
+        busy_timeout: float = 5.0,
+        commit_on_loop: bool = False,
     ) -> None:
         if not path or path == ":memory:":
-            raise StoreError(f"{path!r} is not the path of a file; use memory:// for a store without one")
-        if synchronous.lower() not in sqlite_file.SYNCHRONOUS:
-            raise StoreError(f"synchronous is one of {', '.join(sqlite_file.SYNCHRONOUS)}, not {synchronous!r}")
+            raise StoreError(f"{path!r} is not the path of a file; use memory:// for a store in memory")
+        if synchronous.lower() not in schema.SYNCHRONOUS:
+            raise StoreError(f"synchronous must be one of {', '.join(schema.SYNCHRONOUS)}, not {synchronous!r}")
         self._path = str(Path(path).absolute())
         self._clock = clock
-        self._connect = partial(
-            sqlite_file.connect, self._path, synchronous=synchronous.lower(), busy_timeout=busy_timeout
-        )
-        self._sole_use = sqlite_file.ExclusiveLock(self._path)
-        self._hints = ChangeListeners()
+        self._connect = partial(schema.connect, self._path, synchronous=synchronous.lower(), busy_timeout=busy_timeout)
+        self._commit_on_loop = commit_on_loop
+        self._exclusive_lock = schema.ExclusiveLock(self._path)
+        self._listeners = ChangeListeners()
         self._opened = 0
         self._writer: ConnectionThread | None = None
         self._reader: ConnectionThread | None = None
         self._data_version: int | None = None
-        self._memory = RunStateCache()  # touched only with the use of the writer's connection
+        self._run_states = RunStateCache()  # used only by the thread that uses the writer's connection
 
-    # opening and closing
+    # lifecycle
 
     async def open(self, *, shards: int) -> None:
         self._opened += 1
@@ -84,22 +88,23 @@ class SqliteStore:
             raise
 
     def _start(self) -> None:
-        sqlite_file.check_path(self._path)
-        self._sole_use.take_if_needed()
+        schema.check_path(self._path)
+        self._exclusive_lock.take_if_needed()
         self._writer = ConnectionThread(
             "perdure-sqlite-writer",
             self._connect,
-            poll=self._look_around,
-            interval=POLL_INTERVAL,
-            on_rollback=self._memory.forget,
+            poll=self._poll,
+            interval=POLL_INTERVAL_SECONDS,
+            on_rollback=self._run_states.clear,
+            commit_on_loop=self._commit_on_loop,
         )
         self._reader = ConnectionThread("perdure-sqlite-reader", partial(self._connect, read_only=True))
         self._writer.start()
         self._reader.start()
 
     def _prepare(self, connection: apsw.Connection, shards: int) -> None:
-        sqlite_file.prepare(connection, self._path, shards)
-        if self._data_version is None:  # from here on: what others commit before the first look is news as well
+        schema.prepare(connection, self._path, shards)
+        if self._data_version is None:  # a commit of another process before the first poll counts as a change
             self._data_version = connection.execute("PRAGMA data_version").get
 
     async def close(self) -> None:
@@ -112,157 +117,157 @@ class SqliteStore:
             for thread in (reader, writer):
                 if thread is not None:
                     await thread.stop()
-            self._sole_use.release()
+            self._exclusive_lock.release()
 
     async def now(self) -> float:
         return self._clock.now()
 
     def on_change(self, callback: ChangeCallback) -> Callable[[], None]:
-        return self._hints.subscribe(callback)
+        return self._listeners.subscribe(callback)
 
-    def _look_around(self, connection: apsw.Connection) -> None:
-        """Have others committed? The number changes with every commit of another connection, never with our own."""
-        if not self._hints:
+    def _poll(self, connection: apsw.Connection) -> None:
+        """Notify listeners if another connection has committed. Its commits change `data_version`, own ones do not."""
+        if not self._listeners:
             return
         before, self._data_version = self._data_version, connection.execute("PRAGMA data_version").get
         if before != self._data_version:
-            self._hints.notify(None)
+            self._listeners.notify(None)
 
     # commit and load
 
     async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
         rules.check_batch(batch)
 
-        def work(connection: apsw.Connection) -> tuple[list[WriteResult], frozenset[str]]:
-            return sqlite_commit.write(connection, batch, self._memory)
+        def job(connection: apsw.Connection) -> tuple[list[WriteResult], frozenset[str]]:
+            return batch_writer.write(connection, batch, self._run_states)
 
-        answers, changed = await self._thread(self._writer).transact(work, size=len(batch))
-        self._tell(changed)
-        return answers
+        results, changed = await self._thread(self._writer).transact(job, size=len(batch))
+        self._notify(changed)
+        return results
 
     async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
-        return await self._read(lambda connection: sqlite_queries.load(connection, ids))
+        return await self._read(lambda connection: queries.load(connection, ids))
 
     async def records(self, ids: Sequence[str]) -> list[RunRecord | None]:
-        return await self._read(lambda connection: sqlite_queries.records(connection, ids))
+        return await self._read(lambda connection: queries.records(connection, ids))
 
     async def inbox(self, run_id: str, after: int = 0) -> list[Message]:
-        return await self._read(lambda connection: sqlite_queries.inbox(connection, run_id, after))
+        return await self._read(lambda connection: queries.inbox(connection, run_id, after))
 
     async def history(self, run_id: str, after: int = 0) -> list[StoredEntry]:
-        return await self._read(lambda connection: sqlite_queries.history(connection, run_id, after))
+        return await self._read(lambda connection: queries.history(connection, run_id, after))
 
     # due and claim
 
     async def claim(self, claim: Claim) -> list[ClaimedRun]:
-        return await self._write(lambda connection: sqlite_fleet.claim(connection, claim))
+        return await self._write(lambda connection: workers.claim(connection, claim))
 
     async def next_wake(self, pool: str) -> float | None:
-        return await self._read(lambda connection: sqlite_fleet.next_wake(connection, pool))
+        return await self._read(lambda connection: workers.next_wake(connection, pool))
 
     async def owned(self, worker: str) -> list[str]:
-        return await self._read(lambda connection: sqlite_fleet.owned(connection, worker))
+        return await self._read(lambda connection: workers.owned(connection, worker))
 
     async def owned_with_messages(self, worker: str, limit: int = 100) -> list[str]:
-        return await self._read(lambda connection: sqlite_fleet.mailed(connection, worker, limit))
+        return await self._read(lambda connection: workers.owned_with_messages(connection, worker, limit))
 
     async def retry_held(self, workflows: Sequence[tuple[str, int]], kind: str, now: float) -> int:
-        def work(connection: apsw.Connection) -> int:
-            woken = sqlite_fleet.wake_held(connection, workflows, kind, now)
-            self._tell(woken)
+        def job(connection: apsw.Connection) -> int:
+            woken = workers.retry_held(connection, workflows, kind, now)
+            self._notify(woken)
             return len(woken)
 
-        return await self._write(work)
+        return await self._write(job)
 
     # workers
 
     async def join(self, worker: WorkerRecord) -> bool:
-        return await self._write(lambda connection: sqlite_fleet.join(connection, worker))
+        return await self._write(lambda connection: workers.join(connection, worker))
 
     async def renew(self, worker: WorkerRecord) -> bool:
-        return await self._write(lambda connection: sqlite_fleet.renew(connection, worker))
+        return await self._write(lambda connection: workers.renew(connection, worker))
 
     async def workers(self) -> list[WorkerRecord]:
-        return await self._read(sqlite_queries.workers)
+        return await self._read(queries.workers)
 
     async def fence_worker(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
-        return await self._write(lambda conn: sqlite_fleet.declare_gone(conn, worker_id, unless_renewed_after))
+        return await self._write(lambda conn: workers.fence_worker(conn, worker_id, unless_renewed_after))
 
     async def release_runs(self, worker_id: str, now: float, *, recovered: bool, limit: int = 500) -> list[str]:
-        def work(connection: apsw.Connection) -> list[str]:
-            released = sqlite_fleet.release(connection, worker_id, now, recovered, limit)
-            self._tell(frozenset(released))
+        def job(connection: apsw.Connection) -> list[str]:
+            released = workers.release_runs(connection, worker_id, now, recovered, limit)
+            self._notify(frozenset(released))
             return released
 
-        return await self._write(work)
+        return await self._write(job)
 
     async def remove_worker(self, worker_id: str) -> None:
-        await self._write(lambda connection: sqlite_fleet.retire(connection, worker_id))
+        await self._write(lambda connection: workers.remove_worker(connection, worker_id))
 
-    # queries and upkeep
+    # queries and maintenance
 
     async def runs(self, query: RunQuery) -> RunPage:
-        return await self._read(lambda connection: sqlite_queries.runs(connection, query))
+        return await self._read(lambda connection: queries.runs(connection, query))
 
     async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
-        return await self._write(lambda connection: sqlite_upkeep.prune(connection, now, limit, keep_ids_for))
+        return await self._write(lambda connection: maintenance.prune(connection, now, limit, keep_ids_for))
 
     async def keys(self, name: str, now: float) -> list[SigningKey]:
-        return await self._write(lambda connection: sqlite_upkeep.keys(connection, name, now))
+        return await self._write(lambda connection: maintenance.keys(connection, name, now))
 
     async def add_key(self, name: str, now: float) -> SigningKey:
-        return await self._write(lambda connection: sqlite_upkeep.add_key(connection, name, now))
+        return await self._write(lambda connection: maintenance.add_key(connection, name, now))
 
-    # finished runs, families, topics and what runs show
+    # ended runs, children, topics, published values and streams
 
     async def unfinalized(self, limit: int = 100) -> list[UnfinalizedRun]:
-        return await self._read(lambda connection: sqlite_queries.unsettled(connection, limit))
+        return await self._read(lambda connection: queries.unfinalized(connection, limit))
 
     async def open_children(self, run_id: str, limit: int = 500, after: str | None = None) -> list[str]:
-        return await self._read(lambda connection: sqlite_queries.open_children(connection, run_id, limit, after))
+        return await self._read(lambda connection: queries.open_children(connection, run_id, limit, after))
 
     async def unfinished_broadcasts(self, limit: int = 100) -> list[TopicEvent]:
-        return await self._read(lambda connection: sqlite_queries.unfinished(connection, limit))
+        return await self._read(lambda connection: queries.unfinished_broadcasts(connection, limit))
 
     async def topic(self, name: str, limit: int = 100, after: int = 0) -> list[TopicEvent]:
-        return await self._read(lambda connection: sqlite_queries.topic(connection, name, limit, after))
+        return await self._read(lambda connection: queries.topic(connection, name, limit, after))
 
     async def published(self, run_id: str) -> list[PublishedValue]:
-        return await self._read(lambda connection: sqlite_shown.published(connection, run_id))
+        return await self._read(lambda connection: streams.published(connection, run_id))
 
     async def stream(self, run_id: str, name: str, start: int = 0, limit: int = 500) -> list[StreamItem]:
-        return await self._read(lambda connection: sqlite_shown.stream(connection, run_id, name, start, limit))
+        return await self._read(lambda connection: streams.stream(connection, run_id, name, start, limit))
 
     async def dead_letters(
         self, limit: int = 100, after: str | None = None, *, kind: str | None = None, event: str | None = None
     ) -> list[DeadLetter]:
-        return await self._read(lambda connection: sqlite_queries.dead_letters(connection, limit, after, kind, event))
+        return await self._read(lambda connection: queries.dead_letters(connection, limit, after, kind, event))
 
     async def dead_letter(self, letter_id: str) -> DeadLetter | None:
-        return await self._read(lambda connection: sqlite_queries.dead_letter(connection, letter_id))
+        return await self._read(lambda connection: queries.dead_letter(connection, letter_id))
 
     async def remove_dead_letter(self, letter_id: str) -> bool:
-        return await self._write(lambda connection: sqlite_upkeep.remove_dead_letter(connection, letter_id))
+        return await self._write(lambda connection: maintenance.remove_dead_letter(connection, letter_id))
 
     # the threads
 
-    async def _write(self, work: Work[T]) -> T:
-        """Have the writer's thread do what is no batch, and may change runs behind the memory's back."""
+    async def _write(self, job: Job[T]) -> T:
+        """Execute a job that is no batch in the writer thread. It may change runs, so the cache is cleared."""
 
-        def forgetful(connection: apsw.Connection) -> T:
-            self._memory.forget()
-            return work(connection)
+        def clear_and_execute(connection: apsw.Connection) -> T:
+            self._run_states.clear()
+            return job(connection)
 
-        return await self._thread(self._writer).call(forgetful)
+        return await self._thread(self._writer).call(clear_and_execute)
 
-    async def _read(self, work: Work[T]) -> T:
-        return await self._thread(self._reader).call(work)
+    async def _read(self, job: Job[T]) -> T:
+        return await self._thread(self._reader).call(job)
 
     def _thread(self, thread: ConnectionThread | None) -> ConnectionThread:
         if thread is None:
             raise StoreError(f"the store {self._path!r} is not open; open it first (an Engine or a Client does)")
         return thread
 
-    def _tell(self, changed: frozenset[str]) -> None:
+    def _notify(self, changed: frozenset[str]) -> None:
         if changed:
-            self._hints.notify(changed)
+            self._listeners.notify(changed)

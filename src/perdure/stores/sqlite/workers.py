@@ -1,6 +1,6 @@
-"""Who executes what: claims, wake-ups and workers of the SQLite store. All of it runs on the writer's connection.
+"""Claims, wake-ups and workers of the SQLite store. All functions use the writer's connection.
 
-Whether anything is due is asked before the write lock is taken: idle engines do not get in the way of busy ones.
+A claim looks for due runs before it takes the write lock, so that idle workers do not block busy ones.
 """
 
 from __future__ import annotations
@@ -13,23 +13,22 @@ import msgspec
 
 from perdure.model.records import WorkerRecord
 from perdure.stores import semantics as rules
-from perdure.stores import sql_rows as rows
+from perdure.stores import sql_rows
 from perdure.stores.protocol import Claim
 from perdure.stores.results import ClaimedRun
-from perdure.stores.sqlite.batch import ALIVE, RELEASE
+from perdure.stores.sqlite.batch import RELEASE, WORKER_IS_LIVE
 
 DUE = """
-    SELECT wake_at, id, no FROM runs
+    SELECT wake_at, id, pk FROM runs
     WHERE pool = ? AND workflow = ? AND version = ? AND wake_at <= ? AND owner IS NULL AND ended_at IS NULL
     ORDER BY wake_at, id LIMIT ?"""
 DUE_IN_SHARDS = DUE.replace("ORDER BY", "AND shard IN (SELECT value FROM json_each(?)) ORDER BY")
-TAKE = """
-    UPDATE runs SET owner = ?, status = 'running', wake_at = NULL, mailed = 0,
-        first_executed_at = coalesce(first_executed_at, ?),
-           updated_at = ?
-    WHERE no = ?
+CLAIM = """
+    UPDATE runs SET owner = ?, status = 'running', wake_at = NULL, has_new_messages = 0,
+           first_executed_at = coalesce(first_executed_at, ?), updated_at = ?
+    WHERE pk = ?
     RETURNING id, last_message_no,
-        max(fence, coalesce((SELECT max(position) FROM entries WHERE run_no = runs.no), 0))"""
+        max(fence, coalesce((SELECT max(position) FROM entries WHERE run_pk = runs.pk), 0))"""
 NEXT_VERSION = """
     SELECT workflow, version, wake_at FROM runs
     WHERE pool = ? AND workflow = ? AND version > ? AND owner IS NULL AND wake_at IS NOT NULL AND ended_at IS NULL
@@ -38,27 +37,27 @@ NEXT_WORKFLOW = """
     SELECT workflow, version, wake_at FROM runs
     WHERE pool = ? AND workflow > ? AND owner IS NULL AND wake_at IS NOT NULL AND ended_at IS NULL
     ORDER BY workflow, version, wake_at LIMIT 1"""
-MAILED = "SELECT id FROM runs WHERE owner = ? AND mailed = 1 ORDER BY id LIMIT ?"
-WAKE_HELD = """
+OWNED_WITH_MESSAGES = "SELECT id FROM runs WHERE owner = ? AND has_new_messages = 1 ORDER BY id LIMIT ?"
+RETRY_HELD = """
     UPDATE runs SET wake_at = ?
     WHERE workflow = ? AND version = ? AND held IS NOT NULL AND json_extract(held, '$.kind') = ? AND owner IS NULL
           AND ended_at IS NULL AND (wake_at IS NULL OR wake_at > ?)
     RETURNING id"""
-OWNED = "SELECT id, no, first_executed_at IS NOT NULL OR generation > 0 FROM runs WHERE owner = ? LIMIT ?"
-COUNT_RECOVERY = "UPDATE runs SET recoveries = recoveries + 1 WHERE no = ?"
+OWNED = "SELECT id, pk, first_executed_at IS NOT NULL OR generation > 0 FROM runs WHERE owner = ? LIMIT ?"
+COUNT_RECOVERY = "UPDATE runs SET recoveries = recoveries + 1 WHERE pk = ?"
 JOIN = """
-    INSERT INTO workers (id, pool, workflows, lease_until, started_at, node, pid) VALUES (?, ?, ?, ?, ?, ?, ?)
+    INSERT INTO workers (id, pool, workflows, lease_until, started_at, host, pid) VALUES (?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (id) DO NOTHING RETURNING 1"""
 RENEW = """
-    UPDATE workers SET pool = ?2, workflows = ?3, lease_until = ?4, started_at = ?5, node = ?6, pid = ?7
-    WHERE id = ?1 AND gone = 0 RETURNING 1"""
-DECLARE_GONE = """
-    UPDATE workers SET gone = 1 WHERE id = ?1 AND (gone = 1 OR ?2 IS NULL OR lease_until <= ?2) RETURNING 1"""
+    UPDATE workers SET pool = ?2, workflows = ?3, lease_until = ?4, started_at = ?5, host = ?6, pid = ?7
+    WHERE id = ?1 AND fenced = 0 RETURNING 1"""
+FENCE_WORKER = """
+    UPDATE workers SET fenced = 1 WHERE id = ?1 AND (fenced = 1 OR ?2 IS NULL OR lease_until <= ?2) RETURNING 1"""
 
 
 @contextmanager
 def writing(connection: apsw.Connection) -> Iterator[None]:
-    """One transaction that nobody interleaves with. After an error the thread rolls back."""
+    """Execute the block in one write transaction. After an error the connection thread rolls it back."""
     connection.execute("BEGIN IMMEDIATE")
     yield
     connection.execute("COMMIT")
@@ -68,16 +67,21 @@ def writing(connection: apsw.Connection) -> Iterator[None]:
 
 
 def claim(connection: apsw.Connection, claim: Claim) -> list[ClaimedRun]:
+    """Make the worker the owner of the earliest due runs and return them. A fenced worker gets none."""
     if not _due(connection, claim):
         return []
     with writing(connection):
-        alive = connection.execute(ALIVE, (claim.worker,)).get is not None
-        taken = [(claim.worker, claim.now, claim.now, no) for _, _, no in _due(connection, claim)] if alive else []
-        return [ClaimedRun(*claimed) for claimed in connection.executemany(TAKE, taken)]
+        if connection.execute(WORKER_IS_LIVE, (claim.worker,)).get is None:
+            return []
+        claims = [(claim.worker, claim.now, claim.now, pk) for _, _, pk in _due(connection, claim)]
+        return [ClaimedRun(*claimed) for claimed in connection.executemany(CLAIM, claims)]
 
 
 def _due(connection: apsw.Connection, claim: Claim) -> list[tuple[float, str, int]]:
-    """(wake_at, id, no) of the earliest due runs: the first of each pair, which the index has in order, merged."""
+    """Return (wake_at, id, pk) of the earliest due runs.
+
+    The index has the runs of one workflow and version in order of `wake_at`. The first runs of each pair are merged.
+    """
     found: list[tuple[float, str, int]] = []
     due_by = claim.now if claim.due_by is None else claim.due_by
     for workflow, version in set(claim.workflows):
@@ -91,7 +95,11 @@ def _due(connection: apsw.Connection, claim: Claim) -> list[tuple[float, str, in
 
 
 def next_wake(connection: apsw.Connection, pool: str) -> float | None:
-    """From pair to pair along the index: as many steps as there are workflows, however many runs wait."""
+    """Return the earliest `wake_at` of the pool's runs without an owner, or None.
+
+    The search skips along the index from one workflow and version to the next. Its cost does not depend on the number
+    of runs.
+    """
     earliest: list[float] = []
     row = connection.execute(NEXT_WORKFLOW, (pool, "")).fetchone()
     while row is not None:
@@ -107,17 +115,18 @@ def owned(connection: apsw.Connection, worker: str) -> list[str]:
     return sorted(id for (id,) in connection.execute("SELECT id FROM runs WHERE owner = ?", (worker,)))
 
 
-def mailed(connection: apsw.Connection, worker: str, limit: int) -> list[str]:
-    return [id for (id,) in connection.execute(MAILED, (worker, limit))]
+def owned_with_messages(connection: apsw.Connection, worker: str, limit: int) -> list[str]:
+    return [id for (id,) in connection.execute(OWNED_WITH_MESSAGES, (worker, limit))]
 
 
-def wake_held(
+def retry_held(
     connection: apsw.Connection, workflows: Sequence[tuple[str, int]], kind: str, now: float
 ) -> frozenset[str]:
+    """Make the held runs of these workflows and this kind of hold due. Return their ids."""
     woken: set[str] = set()
     with writing(connection):
         for workflow, version in workflows:
-            woken.update(id for (id,) in connection.execute(WAKE_HELD, (now, workflow, version, kind, now)))
+            woken.update(id for (id,) in connection.execute(RETRY_HELD, (now, workflow, version, kind, now)))
     return frozenset(woken)
 
 
@@ -126,32 +135,34 @@ def wake_held(
 
 def join(connection: apsw.Connection, worker: WorkerRecord) -> bool:
     with writing(connection):
-        return connection.execute(JOIN, rows.worker_row(worker)).get is not None
+        return connection.execute(JOIN, sql_rows.worker_row(worker)).get is not None
 
 
 def renew(connection: apsw.Connection, worker: WorkerRecord) -> bool:
     with writing(connection):
-        return connection.execute(RENEW, rows.worker_row(worker)).get is not None
+        return connection.execute(RENEW, sql_rows.worker_row(worker)).get is not None
 
 
-def declare_gone(connection: apsw.Connection, worker_id: str, unless_renewed_after: float | None) -> bool:
+def fence_worker(connection: apsw.Connection, worker_id: str, unless_renewed_after: float | None) -> bool:
+    """Fence the worker unless its lease was renewed beyond the given time. Return whether it is fenced."""
     with writing(connection):
-        return connection.execute(DECLARE_GONE, (worker_id, unless_renewed_after)).get is not None
+        return connection.execute(FENCE_WORKER, (worker_id, unless_renewed_after)).get is not None
 
 
-def release(connection: apsw.Connection, worker_id: str, now: float, recovered: bool, limit: int) -> list[str]:
+def release_runs(connection: apsw.Connection, worker_id: str, now: float, recovered: bool, limit: int) -> list[str]:
+    """Release a page of the worker's runs and return their ids. `recovered` counts a recovery for each of them."""
     with writing(connection):
         owned: list[tuple[str, int, bool]] = [*connection.execute(OWNED, (worker_id, limit))]
-        connection.executemany(RELEASE, [(rules.status_released(begun), now, now, no) for _, no, begun in owned])
+        connection.executemany(RELEASE, [(rules.status_released(started), now, now, pk) for _, pk, started in owned])
         if recovered:
-            connection.executemany(COUNT_RECOVERY, [(no,) for _, no, _ in owned])
+            connection.executemany(COUNT_RECOVERY, [(pk,) for _, pk, _ in owned])
     return [id for id, _, _ in owned]
 
 
-def retire(connection: apsw.Connection, worker_id: str) -> None:
-    """Forget the worker; one that still owns runs is declared gone instead, or its runs would be lost."""
+def remove_worker(connection: apsw.Connection, worker_id: str) -> None:
+    """Delete the worker's row. A worker that still owns runs is fenced instead, so that a takeover finds its runs."""
     with writing(connection):
         if connection.execute(OWNED, (worker_id, 1)).get is None:
             connection.execute("DELETE FROM workers WHERE id = ?", (worker_id,))
         else:
-            connection.execute("UPDATE workers SET gone = 1 WHERE id = ?", (worker_id,))
+            connection.execute("UPDATE workers SET fenced = 1 WHERE id = ?", (worker_id,))
