@@ -127,7 +127,7 @@ class Engine(Client):
         return (here and self._core is not None) or await super()._has_live_worker(record)
 
     def _executes(self, run_id: str) -> bool:
-        return self._core is not None and self._core.executes(run_id)
+        return self._core is not None and self._core.is_executing(run_id)
 
     async def _abandon(self) -> None:
         """Stop as a crash would, for tests: no word to the store, nothing given back."""

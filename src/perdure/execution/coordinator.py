@@ -25,7 +25,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure.errors import InvalidPayload, StoreError
-from perdure.execution.external_effects import ExternalEffects, LocalWorker
+from perdure.execution.external_effects import ExternalEffects
+from perdure.execution.local_worker import LocalWorker
 from perdure.execution.quarantine import QUARANTINE_AFTER_RECOVERIES, Quarantine
 from perdure.execution.run_cache import CachedRun, RunCache
 from perdure.execution.run_loader import (

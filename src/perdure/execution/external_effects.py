@@ -15,13 +15,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from perdure.codec import Codec
 from perdure.codec.failures import error_to_record
 from perdure.errors import InvalidPayload, QueueFull, RunConflict, RunNotFound, RunTerminated, StoreError
+from perdure.execution.local_worker import LocalWorker, WriteCallback
 from perdure.execution.store_session import StoreSession
 from perdure.execution.store_writes import build_end_run, cancel_message, publish_event, raise_for_delivery
 from perdure.model.records import ErrorRecord, RunRecord, RunResult
@@ -47,39 +48,15 @@ from perdure.stores.results import (
     WriteResult,
 )
 from perdure.stores.writes import CreateRun, DeliverMessage, Observer, ObserveRunEnd, Write
-from perdure.workflows.definition import Workflow
 from perdure.workflows.start_request import StartRequest, build_child_start_request, check_same_run, claimed_at_creation
 
 LOGGER = logging.getLogger("perdure.execution")
 CHILDREN_PAGE = 500
 CHILD_CHUNK = 64  # children
 
-Then = Callable[[WriteResult | StoreError], None]
 Outcome = StepDone | AwaitingResult
 Report = Callable[[str, list[Outcome]], None]
 Result = bytes | tuple[str, ...] | AwaitingResult  # a value, or the runs whose ends are to be waited for
-
-
-class LocalWorker(Protocol):
-    """What can be done at once because it concerns this very process; everything else is found by its duties."""
-
-    def owner_for_new_run(self, workflow: Workflow[Any, Any]) -> str | None:
-        """The worker that a run which is started here belongs to, if it can execute it at once."""
-
-    def on_created_callback(self, record: RunRecord, workflow: Workflow[Any, Any]) -> Then:
-        """Takes the answer to the creation of a run that is to be ours."""
-
-    def run_has_messages(self, run_id: str) -> None:
-        """The run has mail or is due."""
-
-    def runs_may_be_due(self) -> None:
-        """Some runs have mail or are due."""
-
-    def run_ended_externally(self, run_id: str) -> None:
-        """The run was ended from outside."""
-
-    def run_is_observed(self, run_id: str) -> None:
-        """Somebody waits for the end of this run."""
 
 
 class ChildStart:
@@ -226,7 +203,7 @@ class ExternalEffects:
         )
         observer = None if work.target is None else Observer(birth.parent.id, work.target)
         owner = here.owner_for_new_run(work.definition)
-        adopt: Then
+        adopt: WriteCallback
         if owner is None:
             record, adopt = order.record, partial(_look, here, order.record.id)
         else:
@@ -236,7 +213,7 @@ class ExternalEffects:
         self._link.committer.submit(CreateRun(record, observer=observer), answered, wait_for_store=True)
 
     def _on_child_created(
-        self, birth: ChildStart, order: StartRequest, adopt: Then, answer: WriteResult | StoreError
+        self, birth: ChildStart, order: StartRequest, adopt: WriteCallback, answer: WriteResult | StoreError
     ) -> None:
         adopt(answer)
         if birth.cancelled:
@@ -329,7 +306,7 @@ class ExternalEffects:
 
     # --- through the committer
 
-    def _put(self, write: Write, then: Then | None = None) -> asyncio.Future[WriteResult]:
+    def _put(self, write: Write, then: WriteCallback | None = None) -> asyncio.Future[WriteResult]:
         """Submit at once; whatever the errand's fate, `then` gets the answer."""
         return self._link.committer.submit_future(write, then, wait_for_store=True)
 

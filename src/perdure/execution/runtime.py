@@ -171,12 +171,12 @@ class WorkerRuntime:
             self._observed.clear()
         self._observed.add(run_id)
 
-    def executes(self, run_id: str) -> bool:
+    def is_executing(self, run_id: str) -> bool:
         return self.coordinator.residents.active(run_id) is not None
 
     def _on_change_hint(self, run_ids: frozenset[str] | None) -> None:
         """Look for work and mail, unless the hint comes of a turn that we are committing ourselves."""
-        if run_ids is None or not all(self.executes(run_id) for run_id in run_ids):
+        if run_ids is None or not all(self.is_executing(run_id) for run_id in run_ids):
             self._claiming.trigger()
             # Whoever ends a run settles it, unless it was a mere client: that need not be seen to the millisecond.
             self._settling.trigger(self._link.clock.now() + SETTLE_SOON)
