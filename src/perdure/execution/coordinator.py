@@ -201,7 +201,7 @@ class Coordinator:
     def on_change_hint(self, run_ids: Iterable[str]) -> None:
         """Fetch the messages of changed runs, unless the change may be a turn of this worker.
 
-        A hint that arrives during a commit is most often about that turn. It may also be about a message that arrived
+        A change hint during a commit is most often about that turn. It may also be about a message that arrived
         right after the turn and that the commit result does not report: `_on_commit_result` checks for one.
         """
         for run_id in run_ids:
@@ -308,7 +308,7 @@ class Coordinator:
                 self._on_due_at(self._clock.now())  # the released event is assigned to the next subscriber, now due
             self._on_committed(cached, turn, commit, result)
             if cached.changed_while_committing and turn.outcome is None:
-                # Most often the hint was about the turn itself, so the claimer checks after a short delay.
+                # Most often the change hint was about the turn itself, so the claimer checks after a short delay.
                 self._waiters.notify((cached.id,))
                 self._on_due_at(self._clock.now() + self._config.seconds("timer_resolution"))
         elif isinstance(result, StoreError):
@@ -337,7 +337,7 @@ class Coordinator:
                 self.loader.fetch_messages(cached)
             self._after_commit(cached, turn)
         else:
-            self._effects.start(cached, turn, self._clock.now(), draining=self.draining)
+            self._effects.start(cached, turn, self._clock.now(), draining=self._admission.draining)
             cached.record = replace(cached.record, status=RunStatus.SUSPENDED, recoveries=0)
             cached.set_timer(self._clock, None, self._advance_if_active)  # the timer is `wake_at` in the store now
             cached.suspended_at = self._clock.now()
@@ -351,7 +351,7 @@ class Coordinator:
         if turn.effects and not self._may_act(now):
             self._evict(cached)  # the lease has expired: another worker may own the run by now
             return
-        self._effects.start(cached, turn, now, draining=self.draining)
+        self._effects.start(cached, turn, now, draining=self._admission.draining)
         if turn.wake_at is not None or cached.wake_timer is not None:
             cached.set_timer(self._clock, turn.wake_at, self._advance_if_active)
         if cached.inputs or turn.more:
@@ -370,7 +370,7 @@ class Coordinator:
         retried = inputs_to_retry(cached, taken, error, self._codec)
         if retried is None:
             self._evict(cached)
-            hold = Hold("unstorable", f"the store cannot take what the run came to: {error}")
+            hold = Hold("unstorable", f"the store cannot store a turn of the run: {error}")
             self._hold(cached.record, cached.position, cached.seen, hold)
             return
         waiting = retried + cached.inputs + cached.deferred_inputs

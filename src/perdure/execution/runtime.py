@@ -188,7 +188,7 @@ class WorkerRuntime:
     # --- notifications by the store and the coordinator
 
     def _on_change_hint(self, run_ids: frozenset[str] | None) -> None:
-        """Look for due runs and messages, unless the hint is about runs that are active here."""
+        """Check for due runs and messages, unless the change hint is about runs that are active here."""
         if run_ids is None or not all(self.is_executing(run_id) for run_id in run_ids):
             self._claim_task.trigger()
             # A worker finalizes the runs that it ends. A client cannot, so check for its runs after a short delay.

@@ -62,8 +62,8 @@ class RunWaiters:
     def on_change_hint(self, run_ids: Iterable[str] | None) -> None:
         """Wake the waiters of runs that the store reports as changed.
 
-        A hint about a run whose turn is being committed here is ignored: the commit result follows and says more, so
-        that waiters for the end need not read the store.
+        A change hint about a run whose turn is being committed here is ignored: the commit result follows and says
+        more, so that waiters for the end need not read the store.
         """
         unexpected = None if run_ids is None else [run_id for run_id in run_ids if not self.is_committing(run_id)]
         if unexpected != []:
