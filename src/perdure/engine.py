@@ -82,7 +82,7 @@ class Engine(Client):
     async def _execute(self, order: StartRequest) -> Any:
         """Who waits for a run that is begun here is woken when it ends. To be woken as well when it is stored, only to
         wait again, would come between its first step and the commit of that: some 4 us."""
-        hub, run_id = self._open.hub, order.record.id
+        hub, run_id = self._open.waiters, order.record.id
         ended = hub.wait(run_id, end=True)
         try:
             creating = self._start_locally(order)
@@ -127,7 +127,7 @@ class Engine(Client):
         return (here and self._core is not None) or await super()._has_live_worker(record)
 
     def _executes(self, run_id: str) -> bool:
-        return self._core is not None and self._core.executes(run_id)
+        return self._core is not None and self._core.is_executing(run_id)
 
     async def _abandon(self) -> None:
         """Stop as a crash would, for tests: no word to the store, nothing given back."""

@@ -146,8 +146,8 @@ async def test_unknown_runs(h):
     with pytest.raises(RunNotFound):
         await anext(aiter(run.watch()))
     await h.settle()
-    assert engine._open.hub._end_waiters == {}
-    assert engine._open.hub.change_waiters == {}
+    assert engine._open.waiters._end_waiters == {}
+    assert engine._open.waiters.change_waiters == {}
 
 
 @on_every_store

@@ -1,4 +1,4 @@
-"""A worker that was out of touch for longer than its lease: it begins nothing that may be another's by now."""
+"""A worker that lost the store for longer than its lease starts no step that another worker may own by now."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.engine.store_matrix import on_every_store
 
 
 @on_every_store
-async def test_an_answer_found_again_after_a_takeover_begins_no_step_again(h):
-    """Its turn was committed and the answer was lost; it asks again once another has gone on from there and beyond."""
+async def test_commit_result_retrieved_after_a_takeover_starts_no_step_again(h):
+    """The turn was committed and its result lost; the worker retries the commit after another has continued the run."""
     done: list[str] = []
 
     @step
@@ -31,12 +31,12 @@ async def test_an_answer_found_again_after_a_takeover_begins_no_step_again(h):
     commit = cut_off.faults.commit
 
     async def commit_and_lose(batch):
-        answers = await commit(batch)
+        results = await commit(batch)
         if any(getattr(write, "entries", ()) for write in batch):
             cut_off.faults.commit = commit
-            cut_off.faults.away(10**9)  # the turn with the first leg is stored, and that is the last it hears
+            cut_off.faults.away(10**9)  # the turn with the first leg is stored; its result is lost
             return await commit(batch)
-        return answers
+        return results
 
     cut_off.faults.commit = commit_and_lose
     run = await cut_off.start(two_legs, id="legs")
@@ -46,24 +46,24 @@ async def test_an_answer_found_again_after_a_takeover_begins_no_step_again(h):
     await h.clock.advance(30)
     assert await other.status("legs") is RunStatus.SUCCEEDED
     assert done == ["first", "second"]
-    cut_off.faults.away(10**9, calls=("renew", "workers"))  # its commit gets through before it can ask how it stands
+    cut_off.faults.away(10**9, calls=("renew", "workers"))  # its commit gets through before it can renew its lease
     await h.clock.advance(30)
-    assert done == ["first", "second"], "what was recorded ran again"
+    assert done == ["first", "second"], "a recorded step ran again"
     cut_off.faults.away(0)
     assert await h.run_to_end(run) == 3
 
 
 @on_every_store
-async def test_a_worker_by_itself_goes_on_after_a_cut_that_was_longer_than_its_lease(h):
+async def test_single_worker_continues_after_an_outage_longer_than_its_lease(h):
     @step
     async def leg(n: int) -> int:
         return n
 
     @workflow
-    async def long_way(ctx: Context) -> int:
+    async def four_legs(ctx: Context) -> int:
         return sum([await leg(n) for n in range(4)])
 
-    engine = await h.engine(long_way)
+    engine = await h.engine(four_legs)
     commit = engine.faults.commit
 
     async def cut_once(batch):
@@ -74,14 +74,14 @@ async def test_a_worker_by_itself_goes_on_after_a_cut_that_was_longer_than_its_l
 
     engine.faults.commit = cut_once
     worker = engine.worker
-    run = await engine.start(long_way)
+    run = await engine.start(four_legs)
     assert await h.run_to_end(run, 600) == 6
     assert h.executed() == [("leg", 1), ("leg#1", 1), ("leg#2", 1), ("leg#3", 1)]
-    assert engine.worker == worker, "nobody was there to declare it gone"
+    assert engine.worker == worker, "no other worker fenced it"
 
 
 @on_every_store
-async def test_late_turns_are_refused_and_counted(h):
+async def test_turns_of_a_fenced_worker_are_rejected_and_counted(h):
     gate = asyncio.Event()
 
     @step
@@ -101,13 +101,13 @@ async def test_late_turns_are_refused_and_counted(h):
     await h.store.release_runs(late.worker, h.clock.now(), recovered=True)
     gate.set()
     await h.settle()
-    assert late._core.coordinator.refused == 3
+    assert late._core.coordinator.rejected_turns == 3
     await h.clock.advance(10)
     assert [await late.status(f"h{n}") for n in range(3)] == [RunStatus.SUCCEEDED] * 3
 
 
 @on_every_store
-async def test_a_renewal_that_was_on_its_way_does_not_bring_back_an_id_that_has_died(h):
+async def test_delayed_renewal_does_not_restore_a_removed_worker_id(h):
     @workflow
     async def nap(ctx: Context) -> str:
         await ctx.sleep(60)
@@ -117,7 +117,7 @@ async def test_a_renewal_that_was_on_its_way_does_not_bring_back_an_id_that_has_
     run = await frozen.start(nap)
     await h.settle()
     old = frozen.worker
-    frozen.faults.pause()  # its next renewal is sent while its lease is good, and arrives when its row is no more
+    frozen.faults.pause()  # its next renewal is sent while the lease is valid, and arrives after its row is removed
     other = await h.engine(nap)
     await h.clock.advance(40)
     assert [worker.id for worker in await h.store.workers()] == [other.worker]

@@ -1,4 +1,4 @@
-"""A run whose workers died again and again executes alone, and takes nobody down with it."""
+"""Quarantine: a run whose workers crashed repeatedly executes alone, so that a crash takes no other run down."""
 
 from __future__ import annotations
 
@@ -12,125 +12,125 @@ from tests.engine.store_matrix import on_every_store
 CONFIG = EngineConfig(max_recoveries=5)
 
 
-class Stage:
-    """Steps that stand still until they are let go, and who stands at the moment."""
+class BlockedSteps:
+    """A workflow whose step blocks until the test releases it; `blocked` names the runs whose steps are blocked."""
 
     def __init__(self) -> None:
         self.gates: dict[str, asyncio.Event] = {}
-        self.standing: set[str] = set()
-        stage = self
+        self.blocked: set[str] = set()
+        steps = self
 
         @step
-        async def stand(name: str) -> None:
-            stage.standing.add(name)
+        async def block(name: str) -> None:
+            steps.blocked.add(name)
             try:
-                await stage.gates.setdefault(name, asyncio.Event()).wait()
+                await steps.gates.setdefault(name, asyncio.Event()).wait()
             finally:
-                stage.standing.discard(name)
+                steps.blocked.discard(name)
 
         @workflow
-        async def standing_run(ctx: Context, name: str) -> str:
-            await stand(name)
+        async def blocked_run(ctx: Context, name: str) -> str:
+            await block(name)
             return name
 
-        self.workflow = standing_run
+        self.workflow = blocked_run
 
-    def let_go(self, name: str) -> None:
+    def release(self, name: str) -> None:
         self.gates.setdefault(name, asyncio.Event()).set()
 
 
-async def with_suspects(h, stage: Stage, *names: str) -> None:
-    """Start these runs, and let three workers die that have claimed them."""
+async def with_suspects(h, steps: BlockedSteps, *names: str) -> None:
+    """Start these runs, claim them by three workers in turn, and fence each."""
     client = await h.client()
     for name in names:
-        await client.start(stage.workflow, name, id=name)
-    now, pairs = h.clock.now(), ((stage.workflow.name, 1),)
+        await client.start(steps.workflow, name, id=name)
+    now, pairs = h.clock.now(), ((steps.workflow.name, 1),)
     for n in range(3):
         dead = f"dead-{n}"
         row = WorkerRecord(id=dead, pool="default", workflows=pairs, lease_until=now + 1, started_at=now)
         assert await h.store.join(row)
-        taken = await h.store.claim(Claim(worker=dead, now=now, workflows=pairs))
-        assert len(taken) == len(names)
+        claimed = await h.store.claim(Claim(worker=dead, now=now, workflows=pairs))
+        assert len(claimed) == len(names)
         await h.store.fence_worker(dead)
         await h.store.release_runs(dead, now, recovered=True)
         await h.store.remove_worker(dead)
 
 
 @on_every_store
-async def test_a_suspect_begins_when_its_neighbours_have_stopped_and_then_executes_alone(h):
-    stage = Stage()
-    await with_suspects(h, stage, "suspect")
-    engine = await h.engine(stage.workflow, config=CONFIG, concurrency=10)
+async def test_suspect_starts_when_no_other_run_executes_and_then_executes_alone(h):
+    steps = BlockedSteps()
+    await with_suspects(h, steps, "suspect")
+    engine = await h.engine(steps.workflow, config=CONFIG, concurrency=10)
     await h.settle()
-    assert stage.standing == {"suspect"}, "nobody else is there"
+    assert steps.blocked == {"suspect"}, "no other run executes"
     client = await h.client()
-    await client.start(stage.workflow, "later", id="later")
-    await engine.start(stage.workflow, "own", id="own")
+    await client.start(steps.workflow, "later", id="later")
+    await engine.start(steps.workflow, "own", id="own")
     await h.clock.advance(1)
-    assert stage.standing == {"suspect"}, "nobody joins it"
-    stage.let_go("suspect")
+    assert steps.blocked == {"suspect"}, "no other run starts"
+    steps.release("suspect")
     await h.clock.advance(1)
-    assert stage.standing == {"later", "own"}
+    assert steps.blocked == {"later", "own"}
     assert await client.status("suspect") is RunStatus.SUCCEEDED
 
 
 @on_every_store
-async def test_a_suspect_waits_for_those_who_execute_already_but_not_for_ever(h):
-    stage = Stage()
-    engine = await h.engine(stage.workflow, config=CONFIG)
+async def test_suspect_waits_for_executing_runs_for_a_limited_time(h):
+    steps = BlockedSteps()
+    engine = await h.engine(steps.workflow, config=CONFIG)
     for name in ("short", "long"):
-        await engine.start(stage.workflow, name, id=name)
+        await engine.start(steps.workflow, name, id=name)
     await h.settle()
     engine.faults.pause()
-    await with_suspects(h, stage, "suspect")
+    await with_suspects(h, steps, "suspect")
     engine.faults.go_on()
     await h.clock.advance(6)
-    assert stage.standing == {"short", "long"}
-    stage.let_go("short")
+    assert steps.blocked == {"short", "long"}
+    steps.release("short")
     await h.clock.advance(1)
-    assert stage.standing == {"long"}
+    assert steps.blocked == {"long"}
     await h.clock.advance(10)
-    assert stage.standing == {"long", "suspect"}, "a neighbour with a long step does not keep it waiting for ever"
+    assert steps.blocked == {"long", "suspect"}, "a run with a long step does not block the suspect forever"
 
 
 @on_every_store
-async def test_suspects_execute_one_after_the_other_and_wait_unowned(h):
-    stage = Stage()
+async def test_suspects_execute_one_after_the_other_and_are_unowned_while_they_wait(h):
+    steps = BlockedSteps()
     names = {f"s{n}" for n in range(4)}
-    await with_suspects(h, stage, *names)
+    await with_suspects(h, steps, *names)
     client = await h.client()
-    engine = await h.engine(stage.workflow, config=CONFIG)
+    engine = await h.engine(steps.workflow, config=CONFIG)
     for left in (3, 2, 1, 0):
         await h.clock.advance(0.5)
-        [one] = stage.standing
+        [one] = steps.blocked
         owners = [(await client.describe(name)).owner for name in names - {one}]
-        assert engine.worker not in owners, "who waits is not to be blamed for the death of the one who executes"
-        stage.let_go(one)
+        assert engine.worker not in owners, "a crash of one suspect must not count as a recovery of the others"
+        steps.release(one)
         await h.clock.advance(0.5)
         assert len([name for name in names if not (await client.status(name)).terminal]) == left
 
 
 @on_every_store
-async def test_a_suspect_that_lives_for_a_while_is_joined_by_others(h):
-    stage = Stage()
-    await with_suspects(h, stage, "suspect")
-    await h.engine(stage.workflow, config=CONFIG)
+async def test_other_runs_start_after_the_probation_of_a_suspect(h):
+    steps = BlockedSteps()
+    await with_suspects(h, steps, "suspect")
+    await h.engine(steps.workflow, config=CONFIG)
     client = await h.client()
-    await client.start(stage.workflow, "other", id="other")
+    await client.start(steps.workflow, "other", id="other")
     await h.clock.advance(4)
-    assert stage.standing == {"suspect"}
+    assert steps.blocked == {"suspect"}
     await h.clock.advance(2)
-    assert stage.standing == {"suspect", "other"}
+    assert steps.blocked == {"suspect", "other"}
 
 
 @on_every_store
-async def test_a_suspect_that_is_terminated_while_it_waits_frees_the_worker(h):
-    stage = Stage()
-    await with_suspects(h, stage, "suspect")
-    await h.engine(stage.workflow, config=CONFIG)
+async def test_terminated_suspect_frees_the_worker(h):
+    steps = BlockedSteps()
+    await with_suspects(h, steps, "suspect")
+    await h.engine(steps.workflow, config=CONFIG)
     client = await h.client()
     await h.settle()
     await client.terminate("suspect")
-    await client.start(stage.workflow, "other", id="other")
+    await client.start(steps.workflow, "other", id="other")
     await h.clock.advance(6)
-    assert stage.standing == {"other"}
+    assert steps.blocked == {"other"}

@@ -1,11 +1,11 @@
-"""Engines that share a store: each takes its share, and nothing strands when one is full, paused, gone or new."""
+"""Engines that share a store claim their assigned shards, and no run is stuck when one is full, paused or leaves."""
 
 from __future__ import annotations
 
 import asyncio
 
 from perdure import Context, EngineConfig, RunStatus, step, workflow
-from perdure.cluster.shard_assignment import assigned
+from perdure.cluster.shard_assignment import assigned_worker
 from perdure.model.ids import shard_of
 from tests.engine.store_matrix import on_every_store
 
@@ -29,36 +29,36 @@ async def shared_later(ctx: Context, seconds: float) -> int:
 
 
 def ids_of(engine, everyone, count: int, name: str = "r") -> list[str]:
-    """Ids of runs whose shard is assigned to this engine."""
+    """Return ids of runs whose shard is assigned to this engine."""
     workers = [each.worker for each in everyone]
     found: list[str] = []
     n = 0
     while len(found) < count:
-        if assigned(shard_of(f"{name}{n}", SHARDS), workers) == engine.worker:
+        if assigned_worker(shard_of(f"{name}{n}", SHARDS), workers) == engine.worker:
             found.append(f"{name}{n}")
         n += 1
     return found
 
 
 async def two(h, *workflows, **options):
-    """Two engines that know each other, and a client."""
+    """Return two engines that know each other, and a client."""
     engines = [await h.engine(*workflows, **options) for _ in range(2)]
     await h.clock.advance(6)
     return (*engines, await h.client())
 
 
 @on_every_store
-async def test_each_takes_the_runs_of_its_own_shards(h):
+async def test_each_engine_claims_the_runs_of_its_assigned_shards(h):
     one, other, client = await two(h, shared)
     runs = [await client.start(shared, n, id=f"s{n}") for n in range(60)]
     await h.drive(asyncio.gather(*(run.result() for run in runs)), 3)
     workers = [one.worker, other.worker]
-    expected = {f"s{n}": 1 + workers.index(assigned(shard_of(f"s{n}", SHARDS), workers)) for n in range(60)}
+    expected = {f"s{n}": 1 + workers.index(assigned_worker(shard_of(f"s{n}", SHARDS), workers)) for n in range(60)}
     assert {each.run_id: each.engine for each in h.executions} == expected
 
 
 @on_every_store
-async def test_an_engine_by_itself_asks_for_everything_at_once(h):
+async def test_single_engine_claims_all_shards_without_reading_the_members(h):
     engine = await h.engine(shared)
     await h.clock.advance(10)
     client = await h.client()
@@ -69,10 +69,10 @@ async def test_an_engine_by_itself_asks_for_everything_at_once(h):
 
 
 @on_every_store
-async def test_what_the_assigned_engine_does_not_take_is_taken_by_another_after_two_sweeps(h):
+async def test_run_that_its_assigned_engine_does_not_claim_is_claimed_by_another_after_two_sweeps(h):
     paused, other, client = await two(h, shared, config=EngineConfig(lease=10_000))
     mine = ids_of(paused, [paused, other], 3)
-    paused.faults.pause()  # alive for all that anybody knows
+    paused.faults.pause()  # its lease stays valid
     runs = [await client.start(shared, n, id=id) for n, id in enumerate(mine)]
     await h.clock.advance(9)
     assert h.executions == []
@@ -82,7 +82,7 @@ async def test_what_the_assigned_engine_does_not_take_is_taken_by_another_after_
 
 
 @on_every_store
-async def test_a_full_engine_is_helped_out(h):
+async def test_run_of_an_engine_at_capacity_is_claimed_by_another(h):
     gate = asyncio.Event()
 
     @step
@@ -102,17 +102,17 @@ async def test_a_full_engine_is_helped_out(h):
 
 
 @on_every_store
-async def test_a_short_nap_ends_on_time_wherever_its_shard_is(h):
+async def test_short_sleep_ends_on_time_whichever_engine_has_the_shard(h):
     one, other, client = await two(h, shared_later)
     for engine in (one, other):
         [id] = ids_of(engine, [one, other], 1, "nap")
-        await one.start(shared_later, 2.0, id=id)  # born with the first, whoever's share it is
+        await one.start(shared_later, 2.0, id=id)  # created on the first engine, whichever has the shard
         await h.clock.advance(2.1)
         assert await client.status(id) is RunStatus.SUCCEEDED
 
 
 @on_every_store
-async def test_a_long_sleep_ends_on_time_with_whoever_has_its_shard(h):
+async def test_long_sleep_ends_on_time_on_the_assigned_engine(h):
     one, other, client = await two(h, shared_later)
     ids = {engine.number: ids_of(engine, [one, other], 1, "long")[0] for engine in (one, other)}
     for id in ids.values():
@@ -124,7 +124,7 @@ async def test_a_long_sleep_ends_on_time_with_whoever_has_its_shard(h):
 
 
 @on_every_store
-async def test_who_shuts_down_hands_its_runs_over_at_once(h):
+async def test_suspended_runs_of_an_engine_that_shut_down_continue_on_time(h):
     leaver, other, client = await two(h, shared_later)
     ids = ids_of(leaver, [leaver, other], 3)
     for id in ids:
@@ -137,8 +137,8 @@ async def test_who_shuts_down_hands_its_runs_over_at_once(h):
 
 
 @on_every_store
-async def test_runs_given_back_by_a_shutdown_go_on_at_once(h):
-    """The others still count with the leaver when the hint comes, and look around."""
+async def test_runs_released_by_a_shutdown_continue_at_once(h):
+    """The other engine still assigns shards to the leaving one when the change hint arrives, and reads the members."""
     gate = asyncio.Event()
 
     @step
@@ -165,7 +165,7 @@ async def test_runs_given_back_by_a_shutdown_go_on_at_once(h):
 
 
 @on_every_store
-async def test_others_take_the_share_of_who_is_still_finishing_its_steps(h):
+async def test_shards_of_an_engine_that_finishes_its_steps_are_claimed_by_others(h):
     @step
     async def finish_slowly() -> None:
         await asyncio.get_running_loop().create_future()
@@ -188,20 +188,20 @@ async def test_others_take_the_share_of_who_is_still_finishing_its_steps(h):
 
 
 @on_every_store
-async def test_a_worker_that_comes_takes_its_share(h):
+async def test_joining_worker_claims_its_assigned_shards(h):
     one = await h.engine(shared)
     await h.clock.advance(6)
-    comer = await h.engine(shared)
+    joining = await h.engine(shared)
     await h.clock.advance(6)
     client = await h.client()
-    mine = ids_of(comer, [one, comer], 5)
+    mine = ids_of(joining, [one, joining], 5)
     runs = [await client.start(shared, 1, id=id) for id in mine]
     await h.drive(asyncio.gather(*(run.result() for run in runs)), 3)
     assert {each.engine for each in h.executions} == {2}
 
 
 @on_every_store
-async def test_services_with_different_workflows_in_one_pool_both_get_their_work(h):
+async def test_workers_with_different_workflows_in_one_pool_each_claim_their_own(h):
     @workflow
     async def of_one_service(ctx: Context) -> int:
         return await share_work(1)
@@ -223,13 +223,13 @@ async def test_services_with_different_workflows_in_one_pool_both_get_their_work
 
 
 @on_every_store
-async def test_a_workflow_that_nobody_has_waits_and_says_so_while_others_go_on_time(h):
+async def test_run_without_a_worker_waits_and_reports_it_while_others_run_on_time(h):
     @workflow
-    async def of_nobody(ctx: Context) -> int:
+    async def of_no_worker(ctx: Context) -> int:
         return 1
 
     *_, client = await two(h, shared_later)
-    stranded = await client.start(of_nobody)
+    stranded = await client.start(of_no_worker)
     runs = [await client.start(shared_later, 1.5, id=f"t{n}") for n in range(8)]
     await h.drive(asyncio.gather(*(run.result() for run in runs)), 2.6)
     [reason] = (await stranded.describe()).waiting_for

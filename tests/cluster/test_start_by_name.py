@@ -1,4 +1,4 @@
-"""Starting by name what this process has not imported and a live worker has published."""
+"""Starting a workflow by name that this process has not imported and a live worker has published."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def clean_registry(monkeypatch):
 
 
 def published_elsewhere(version: int = 1, pool: str = "default"):
-    """A workflow that only the engine that is given it knows, as if another process had imported it."""
+    """Return a workflow that is not in the registry, as if only another process had imported it."""
 
     @workflow(name="ship_parcel", version=version, pool=pool)
     async def ship_parcel(ctx: Context, parcel: Parcel, express: bool = False) -> str:
@@ -33,7 +33,7 @@ def published_elsewhere(version: int = 1, pool: str = "default"):
 
 
 @on_every_store
-async def test_the_payload_is_a_dict_by_parameter_name(h):
+async def test_payload_is_a_dict_by_parameter_name(h):
     await h.engine(published_elsewhere())
     client = await h.client()
     run = await client.start("ship_parcel", {"parcel": {"grams": 7}, "express": True}, id="p", tags={"to": "ada"})
@@ -43,7 +43,7 @@ async def test_the_payload_is_a_dict_by_parameter_name(h):
 
 
 @on_every_store
-async def test_the_highest_version_that_is_alive_in_the_pool_that_has_it(h):
+async def test_highest_published_version_is_started_in_its_pool(h):
     first = await h.engine(published_elsewhere(), published_elsewhere(3, pool="fast"), pool="fast")
     await h.engine(published_elsewhere(2))
     client = await h.client()
@@ -55,7 +55,7 @@ async def test_the_highest_version_that_is_alive_in_the_pool_that_has_it(h):
 
 
 @on_every_store
-async def test_an_existing_id_is_the_same_run_or_a_conflict(h):
+async def test_existing_id_is_the_same_run_or_a_conflict(h):
     await h.engine(published_elsewhere())
     client = await h.client()
     await client.start("ship_parcel", {"parcel": {"grams": 7}}, id="p")
@@ -66,7 +66,7 @@ async def test_an_existing_id_is_the_same_run_or_a_conflict(h):
 
 
 @on_every_store
-async def test_what_cannot_be_started_leaves_nothing(h):
+async def test_rejected_start_by_name_creates_no_run(h):
     client = await h.client()
     with pytest.raises(WorkflowMisuse, match="no live worker has published"):
         await client.start("ship_parcel", {"parcel": {"grams": 7}}, id="p")
@@ -81,7 +81,7 @@ async def test_what_cannot_be_started_leaves_nothing(h):
 
 
 @on_every_store
-async def test_a_payload_that_does_not_fit_holds_the_run(h):
+async def test_payload_that_does_not_match_holds_the_run(h):
     await h.engine(published_elsewhere())
     client = await h.client()
     run = await client.start("ship_parcel", {"parcel": {"pounds": 7}})
@@ -91,7 +91,7 @@ async def test_a_payload_that_does_not_fit_holds_the_run(h):
 
 
 @on_every_store
-async def test_a_worker_of_another_pool_is_no_worker_for_a_run(h):
+async def test_worker_of_another_pool_does_not_execute_a_run(h):
     @workflow(pool="slow")
     async def of_slow_pool(ctx: Context) -> int:
         return 1

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from perdure import Context, EngineConfig, Retry, RunStatus, current_step, step, workflow
-from perdure.cluster.shard_assignment import assigned
+from perdure.cluster.shard_assignment import assigned_worker
 from perdure.model.ids import shard_of
 from perdure.stores.results import Superseded
 from perdure.stores.writes import CommitTurn
@@ -78,7 +78,7 @@ async def test_stale_cached_run_executes_nothing(h):
     first = await h.engine(trying)
     second = await h.engine(trying)
     workers = [first.worker, second.worker]
-    run_id = next(id for id in map(str, range(99)) if assigned(shard_of(id, 128), workers) == second.worker)
+    run_id = next(id for id in map(str, range(99)) if assigned_worker(shard_of(id, 128), workers) == second.worker)
     await first.start(trying, id=run_id)
     await h.clock.advance(1)
     assert first.resident == [run_id]
@@ -250,7 +250,7 @@ async def test_run_claimed_during_a_stale_load_is_loaded_again(h):
         return snapshots
 
     engine.faults.load = slow_load
-    engine._core.coordinator._load(["n"])  # as after a turn of it was refused
+    engine._core.coordinator.loader.load(["n"])  # as after a turn of it was refused
     await h.settle()
     await h.clock.advance(11)  # due, and claimed
     gate.set()

@@ -1,4 +1,4 @@
-"""A run may be due again, and claimed, before its worker has heard that the turn which suspended it is committed."""
+"""A run may be due again, and be claimed, before the result of its suspending turn reaches the worker."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from perdure.stores.results import ClaimedRun, WriteResult
 from perdure.stores.writes import CommitTurn, Write
 
 
-class LateAnswers(MemoryStore):
-    """Answers a turn that suspends a run only once the run has been claimed again."""
+class LateResults(MemoryStore):
+    """Returns the result of a turn that suspends a run after the run was claimed again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,13 +24,13 @@ class LateAnswers(MemoryStore):
         self.late = 0
 
     async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
-        answers = await super().commit(batch)
+        results = await super().commit(batch)
         if any(_suspends(write) for write in batch):
             await asyncio.wait_for(self.claimed_again.wait(), 30)
             for _ in range(10):
                 await asyncio.sleep(0)
             self.late += 1
-        return answers
+        return results
 
     async def claim(self, claim: Claim) -> list[ClaimedRun]:
         found = await super().claim(claim)
@@ -39,8 +39,8 @@ class LateAnswers(MemoryStore):
         return found
 
 
-class PassesOver(MemoryStore):
-    """Gives one run at a time, as if others were at the rest: less than was asked for, although more is due."""
+class SkippingClaims(MemoryStore):
+    """Returns one run per claim, as if other transactions had locked the rest: fewer than requested and due."""
 
     async def claim(self, claim: Claim) -> list[ClaimedRun]:
         return await super().claim(replace(claim, limit=1))
@@ -64,9 +64,9 @@ async def fails_once(ctx: Context) -> int:
 
 
 @pytest.mark.parametrize(("definition", "result"), [(naps, "rested"), (fails_once, 1)])
-def test_a_run_that_is_claimed_before_its_suspension_is_answered_goes_on(definition, result) -> None:
+def test_run_claimed_before_the_result_of_its_suspending_turn_arrives_continues(definition, result) -> None:
     async def main() -> None:
-        store = LateAnswers()
+        store = LateResults()
         async with Engine(store, [definition], EngineConfig(sweep_interval=0.05)) as engine:
             run = await engine.start(definition)
             assert await run.result(timeout=30) == result
@@ -75,9 +75,9 @@ def test_a_run_that_is_claimed_before_its_suspension_is_answered_goes_on(definit
     asyncio.run(main())
 
 
-def test_a_run_that_a_claim_passed_over_is_not_left_to_the_sweep() -> None:
+def test_run_that_a_claim_skipped_is_claimed_without_waiting_for_a_sweep() -> None:
     async def main() -> None:
-        store = PassesOver()
+        store = SkippingClaims()
         async with Client(store) as client:
             runs = [await client.start(naps) for _ in range(5)]
             async with Engine(store, [naps], EngineConfig(sweep_interval=1000.0, lease=5000.0)):

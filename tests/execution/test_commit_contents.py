@@ -1,4 +1,4 @@
-"""What is written, when, and in how many commits."""
+"""The contents, the order and the number of commits."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ def turns(engine) -> list[CommitTurn]:
 
 
 @on_every_store
-async def test_ten_steps_are_eleven_commits(h):
+async def test_run_of_ten_steps_takes_eleven_commits(h):
     engine = await h.engine(sums)
     run = await engine.start(sums, 10)
     assert await h.run_to_end(run) == 45
@@ -34,7 +34,7 @@ async def test_ten_steps_are_eleven_commits(h):
 
 
 @on_every_store
-async def test_the_last_result_and_the_end_are_one_commit(h):
+async def test_last_step_result_and_end_of_the_run_are_one_commit(h):
     engine = await h.engine(sums)
     await h.run_to_end(await engine.start(sums, 3))
     last = turns(engine)[-1]
@@ -44,7 +44,7 @@ async def test_the_last_result_and_the_end_are_one_commit(h):
 
 
 @on_every_store
-async def test_a_plain_step_is_one_row_and_leaves_the_run_alone(h):
+async def test_step_without_at_most_once_writes_one_entry_and_not_the_run_row(h):
     engine = await h.engine(sums)
     run = await engine.start(sums, 4)
     await h.run_to_end(run)
@@ -65,7 +65,7 @@ async def test_turns_of_many_runs_share_commits(h):
 
 
 @on_every_store
-async def test_a_result_is_durable_before_the_next_step_begins(h):
+async def test_step_result_is_durable_before_the_next_step_starts(h):
     seen: list[tuple[str, list[str]]] = []
 
     @step
@@ -85,7 +85,7 @@ async def test_a_result_is_durable_before_the_next_step_begins(h):
 
 
 @on_every_store
-async def test_start_returns_once_the_run_is_durable(h):
+async def test_start_returns_after_the_run_is_durable(h):
     engine = await h.engine(sums)
     engine.faults.away(3, calls=["commit"])
     starting = h.background(engine.start(sums, 1, id="slow"))
@@ -97,13 +97,13 @@ async def test_start_returns_once_the_run_is_durable(h):
 
 
 @on_every_store
-async def test_effects_wait_for_the_commit_of_their_turn(h):
-    """An at-most-once attempt is on record before its body begins, however long the store takes."""
-    begun: list[str] = []
+async def test_effects_start_after_the_commit_of_their_turn(h):
+    """An at-most-once attempt is recorded before its body starts, however long the commit takes."""
+    started: list[str] = []
 
     @step(at_most_once=True)
     async def pay() -> None:
-        begun.append(current_step().location)
+        started.append(current_step().location)
 
     @workflow
     async def paying(ctx: Context) -> None:
@@ -113,14 +113,14 @@ async def test_effects_wait_for_the_commit_of_their_turn(h):
     engine = await h.engine(paying)
     engine.faults.crash(2, "before")
     await h.drive_until_crash(engine, engine.execute(paying, id="p"))
-    assert begun == []
+    assert started == []
     await h.crash(engine)
     assert [row.entry.location for row in await h.store.history("p")] == []
 
 
 @on_every_store
 async def test_replay_writes_nothing_and_executes_nothing(h):
-    """Guarantee 7: a run that is loaded and has no new input leaves the store as it was."""
+    """Guarantee 7: loading a run without new inputs does not change the store."""
 
     @workflow
     async def waiting(ctx: Context) -> str:
@@ -145,7 +145,7 @@ async def test_replay_writes_nothing_and_executes_nothing(h):
 
 
 @on_every_store
-async def test_taking_a_run_over_in_the_middle_of_a_step_writes_only_what_the_step_comes_to(h):
+async def test_takeover_during_a_step_writes_only_the_entry_of_that_step(h):
     gate = asyncio.Event()
 
     @step
@@ -166,16 +166,16 @@ async def test_taking_a_run_over_in_the_middle_of_a_step_writes_only_what_the_st
     second = await h.engine(stuck)
     await h.clock.advance(0.5)
     h.executions.clear()
-    await h.clock.advance(23)  # past the lease: taken over, replayed, the step under way again
+    await h.clock.advance(23)  # past the lease: taken over and replayed, the step executes again
     assert h.executed() == [("long", 1)]
-    exposed = [row.entry.location for row in (await h.store.history("s"))[len(rows) :]]
-    assert exposed == ["long"]
+    recorded = [row.entry.location for row in (await h.store.history("s"))[len(rows) :]]
+    assert recorded == ["long"]
     gate.set()
     assert await h.run_to_end(second.get("s")) == 7
 
 
 @on_every_store
-async def test_a_retry_is_one_commit_per_failed_attempt(h):
+async def test_retries_take_one_commit_per_failed_attempt(h):
     @step(retry=Retry(max_attempts=3, initial=1, jitter=0))
     async def flaky() -> int:
         if current_step().attempt < 3:

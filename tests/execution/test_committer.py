@@ -1,4 +1,4 @@
-"""The committer alone, over a store that answers when the test says so."""
+"""The committer alone, over a store that returns results when the test releases them."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ from perdure.stores.results import Committed, WriteResult
 from perdure.stores.writes import ReleaseRun, Write
 
 
-class Patient:
-    """A store that does nothing: it keeps the batches, and answers each when it is let go."""
+class GatedStore:
+    """A store that records the batches and returns the result of each when the test releases it."""
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
@@ -26,8 +26,8 @@ class Patient:
         await self.gates[-1].wait()
         return [Committed() for _ in batch]
 
-    async def let_go(self) -> None:
-        """Answer the batch that is under way, and let everything happen that follows."""
+    async def release(self) -> None:
+        """Return the result of the batch in flight, and run the event loop until it is idle."""
         self.gates[-1].set()
         await rounds(20)
 
@@ -42,50 +42,50 @@ def write_to(run_id: str) -> ReleaseRun:
 
 
 @pytest.fixture
-def store() -> Patient:
-    return Patient()
+def store() -> GatedStore:
+    return GatedStore()
 
 
-def keep_in(told: list[int]) -> Callable[[int, object], None]:
-    """Something to be told, which writes down whose answer it was."""
-    return lambda number, answer: told.append(number)
+def recorder(received: list[int]) -> Callable[[int, object], None]:
+    """Return a callback that records the number of the write whose result it receives."""
+    return lambda number, result: received.append(number)
 
 
-def committer_over(store: Patient) -> Committer:
+def committer_over(store: GatedStore) -> Committer:
     committer = Committer(store, SystemClock(), Retry())  # type: ignore[arg-type]
     committer.start()
     return committer
 
 
-def test_what_gathers_while_a_commit_is_under_way_is_the_next_one(store):
+def test_writes_submitted_during_a_commit_form_the_next_batch(store):
     async def test() -> None:
         committer = committer_over(store)
         for run_id in ("a", "b", "c"):
-            committer.submit(write_to(run_id), lambda answer: None)
+            committer.submit(write_to(run_id), lambda result: None)
             await rounds(5)
         assert store.batches == [["a"]]
-        await store.let_go()
+        await store.release()
         assert store.batches == [["a"], ["b", "c"]]
         await committer.stop()
 
     asyncio.run(test())
 
 
-def test_part_of_a_large_batch_is_worked_on_while_another_is_committed(store):
-    """Each answer leads to a write at once, as that of a turn does: half of them are under way before all are told."""
+def test_results_of_a_large_batch_are_delivered_in_chunks_while_the_next_commit_runs(store):
+    """Each result submits a write, as a turn does: half of them are committed before all results are delivered."""
     size = 2 * RESULT_CHUNK - 10
-    told: list[str] = []
+    received: list[str] = []
 
     async def test() -> None:
         committer = committer_over(store)
 
-        def go_on(run_id: str, answer: object) -> None:
-            told.append(run_id)
-            committer.submit(write_to(f"{run_id} again"), lambda answer: None)
+        def submit_next(run_id: str, result: object) -> None:
+            received.append(run_id)
+            committer.submit(write_to(f"{run_id} again"), lambda result: None)
 
         runs = [f"run-{number}" for number in range(size)]
         for run_id in runs:
-            committer.submit(write_to(run_id), partial(go_on, run_id))
+            committer.submit(write_to(run_id), partial(submit_next, run_id))
         await rounds(5)
         assert store.batches == [runs]
         store.gates[-1].set()
@@ -93,21 +93,21 @@ def test_part_of_a_large_batch_is_worked_on_while_another_is_committed(store):
             await asyncio.sleep(0)
         assert store.batches[1] == [f"{run_id} again" for run_id in runs[: size // 2]]
         await rounds(5)
-        assert told == runs
-        await store.let_go()
+        assert received == runs
+        await store.release()
         assert store.batches[2] == [f"{run_id} again" for run_id in runs[size // 2 :]]
         await committer.stop()
 
     asyncio.run(test())
 
 
-def test_a_batch_is_handed_back_in_as_few_parts_as_may_be_and_none_is_much_smaller(store):
+def test_results_are_delivered_in_the_fewest_chunks_of_about_equal_size(store):
     sizes: list[int] = []
 
     async def test() -> None:
         committer = committer_over(store)
-        told: list[int] = []
-        keep = keep_in(told)
+        received: list[int] = []
+        keep = recorder(received)
         for number in range(3 * RESULT_CHUNK + 1):
             committer.submit(write_to(str(number)), partial(keep, number))
         await rounds(5)
@@ -115,10 +115,10 @@ def test_a_batch_is_handed_back_in_as_few_parts_as_may_be_and_none_is_much_small
         before = 0
         while before < 3 * RESULT_CHUNK + 1:
             await asyncio.sleep(0)
-            if len(told) > before:
-                sizes.append(len(told) - before)
-                before = len(told)
-        assert told == list(range(3 * RESULT_CHUNK + 1))
+            if len(received) > before:
+                sizes.append(len(received) - before)
+                before = len(received)
+        assert received == list(range(3 * RESULT_CHUNK + 1))
         await committer.stop()
 
     asyncio.run(test())
@@ -126,28 +126,28 @@ def test_a_batch_is_handed_back_in_as_few_parts_as_may_be_and_none_is_much_small
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_it_is_drained_when_the_last_answer_was_told(store):
-    told: list[int] = []
-    keep = keep_in(told)
+def test_committer_is_idle_after_the_last_result_is_delivered(store):
+    received: list[int] = []
+    keep = recorder(received)
 
     async def test() -> None:
         committer = committer_over(store)
         for number in range(3 * RESULT_CHUNK):
             committer.submit(write_to(str(number)), partial(keep, number))
-        drained = asyncio.ensure_future(committer.wait_idle(within=60.0))
+        idle = asyncio.ensure_future(committer.wait_idle(within=60.0))
         await rounds(5)
-        assert not drained.done()
+        assert not idle.done()
         store.gates[-1].set()
-        assert await drained
-        assert len(told) == 3 * RESULT_CHUNK
+        assert await idle
+        assert len(received) == 3 * RESULT_CHUNK
         await committer.stop()
 
     asyncio.run(test())
 
 
-def test_what_was_committed_is_told_even_if_the_committer_is_stopped_meanwhile(store):
-    told: list[int] = []
-    keep = keep_in(told)
+def test_results_of_committed_writes_are_delivered_after_a_stop(store):
+    received: list[int] = []
+    keep = recorder(received)
 
     async def test() -> None:
         committer = committer_over(store)
@@ -155,30 +155,30 @@ def test_what_was_committed_is_told_even_if_the_committer_is_stopped_meanwhile(s
             committer.submit(write_to(str(number)), partial(keep, number))
         await rounds(5)
         store.gates[-1].set()
-        while not told:
+        while not received:
             await asyncio.sleep(0)
-        assert len(told) == RESULT_CHUNK
+        assert len(received) == RESULT_CHUNK
         await committer.stop()
         await rounds(5)
-        assert len(told) == 2 * RESULT_CHUNK
+        assert len(received) == 2 * RESULT_CHUNK
 
     asyncio.run(test())
 
 
-def test_an_answer_that_cannot_be_handled_keeps_the_others_from_nothing(store, caplog):
-    told: list[str] = []
+def test_callback_that_raises_does_not_affect_other_callbacks(store, caplog):
+    received: list[str] = []
 
-    def fails(answer: object) -> None:
+    def fails(result: object) -> None:
         raise ValueError("a defect")
 
     async def test() -> None:
         committer = committer_over(store)
         committer.submit(write_to("a"), fails)
-        committer.submit(write_to("b"), lambda answer: told.append("b"))
+        committer.submit(write_to("b"), lambda result: received.append("b"))
         await rounds(5)
-        await store.let_go()
+        await store.release()
         await committer.stop()
 
     asyncio.run(test())
-    assert told == ["b"]
-    assert "handling the answer to ReleaseRun failed" in caplog.text
+    assert received == ["b"]
+    assert "Callback for ReleaseRun result raised" in caplog.text

@@ -1,9 +1,10 @@
-"""What a run still owes when it has ended is done, by whoever is there, once."""
+"""Any worker finalizes an ended run, once: observers, unread events, children."""
 
 import msgspec
 
 from perdure import Context, EngineConfig, RunStatus, workflow
-from perdure.execution.finalizer import FinalizerCallbacks, RunFinalizer
+from perdure.execution.finalizer import RunFinalizer
+from perdure.execution.local_worker import NullLocalWorker
 from perdure.model.records import ErrorRecord, Message, RunResult, TopicEvent
 from perdure.stores.writes import DeliverMessage, FinalizeRun, Observer, PublishEvent
 from tests.engine.store_matrix import on_every_store
@@ -11,7 +12,7 @@ from tests.engine.store_setup import Stage
 
 
 @workflow
-async def settling_sleeper(ctx: Context, seconds: float) -> str:
+async def finalized_sleeper(ctx: Context, seconds: float) -> str:
     await ctx.sleep(seconds)
     return "done"
 
@@ -20,8 +21,8 @@ def event(id="e", name="paid", **fields):
     return Message(id=f"event/{id}", event_id=id, kind="event", name=name, body=b"7", **fields)
 
 
-async def settled(h):
-    """Let the next sweep of the duty go by."""
+async def wait_until_finalized(h):
+    """Wait for the next sweep of the finalizer."""
     await h.clock.advance(6)
     assert await h.store.unfinalized() == []
 
@@ -30,9 +31,9 @@ async def settled(h):
 
 
 @on_every_store
-async def test_all_who_wait_for_a_run_are_told_how_it_ended(h):
+async def test_all_observers_of_a_run_get_its_result(h):
     stage = Stage(h)
-    await h.engine(settling_sleeper)
+    await h.engine(finalized_sleeper)
     await stage.run("parent")
     await stage.run("other")
     await stage.run("failing")
@@ -41,7 +42,7 @@ async def test_all_who_wait_for_a_run_are_told_how_it_ended(h):
     await stage.observe("failing", "other")
     error = ErrorRecord("ValueError", "no")
     await stage.end("failing", RunStatus.FAILED, error=error)
-    await settled(h)
+    await wait_until_finalized(h)
     for run_id, targets in (("parent", ["0/a", "0/b"]), ("other", ["0/child"])):
         messages = await h.store.inbox(run_id)
         assert [(each.kind, each.name, each.target) for each in messages] == [("child", "failing", t) for t in targets]
@@ -49,24 +50,24 @@ async def test_all_who_wait_for_a_run_are_told_how_it_ended(h):
 
 
 @on_every_store
-async def test_an_observer_that_has_gone_keeps_nobody(h):
+async def test_observer_that_ended_or_is_missing_does_not_block_finalization(h):
     stage = Stage(h)
-    await h.engine(settling_sleeper)
+    await h.engine(finalized_sleeper)
     await stage.run("ended")
     await stage.end("ended")
     await stage.run("child")
     await stage.observe("child", "ended")
-    await stage.observe("child", "nobody")
+    await stage.observe("child", "missing")
     await stage.end("child")
-    await settled(h)
+    await wait_until_finalized(h)
 
 
 @on_every_store
-async def test_who_waits_for_a_run_that_ends_here_is_told_without_a_sweep(h):
+async def test_observer_of_a_run_that_ends_here_is_notified_without_a_sweep(h):
     stage = Stage(h)
-    engine = await h.engine(settling_sleeper, config=EngineConfig(sweep_interval=1000.0, lease=5000.0))
+    engine = await h.engine(finalized_sleeper, config=EngineConfig(sweep_interval=1000.0, lease=5000.0))
     await stage.run("parent")
-    run = await engine.start(settling_sleeper, 1.0, id="child")
+    run = await engine.start(finalized_sleeper, 1.0, id="child")
     await h.settle()
     await stage.observe("child", "parent")
     engine._core.run_is_observed("child")
@@ -76,9 +77,9 @@ async def test_who_waits_for_a_run_that_ends_here_is_told_without_a_sweep(h):
 
 
 @on_every_store
-async def test_who_waits_for_a_run_that_is_terminated_here_is_told_without_a_sweep(h):
+async def test_observer_of_a_run_that_is_terminated_here_is_notified_without_a_sweep(h):
     stage = Stage(h)
-    engine = await h.engine(settling_sleeper, config=EngineConfig(sweep_interval=1000.0, lease=5000.0))
+    engine = await h.engine(finalized_sleeper, config=EngineConfig(sweep_interval=1000.0, lease=5000.0))
     await stage.run("parent")
     await stage.run("child")
     await stage.observe("child", "parent")
@@ -90,9 +91,9 @@ async def test_who_waits_for_a_run_that_is_terminated_here_is_told_without_a_swe
 
 
 @on_every_store
-async def test_a_run_that_a_mere_client_ended_is_settled_soon(h):
+async def test_run_that_a_client_terminated_is_finalized_after_a_short_delay(h):
     stage = Stage(h)
-    await h.engine(settling_sleeper, config=EngineConfig(sweep_interval=1000.0, lease=5000.0))
+    await h.engine(finalized_sleeper, config=EngineConfig(sweep_interval=1000.0, lease=5000.0))
     client = await h.client()
     await stage.run("parent")
     await stage.run("child")
@@ -103,49 +104,49 @@ async def test_a_run_that_a_mere_client_ended_is_settled_soon(h):
 
 
 @on_every_store
-async def test_a_plain_run_owes_nothing_and_costs_no_question(h):
-    engine = await h.engine(settling_sleeper, config=EngineConfig(sweep_interval=1000.0, lease=5000.0))
+async def test_run_without_observers_and_messages_needs_no_read_for_finalization(h):
+    engine = await h.engine(finalized_sleeper, config=EngineConfig(sweep_interval=1000.0, lease=5000.0))
     before = engine.faults.calls["unfinalized"]
-    await h.run_to_end(await engine.start(settling_sleeper, 1.0))
+    await h.run_to_end(await engine.start(finalized_sleeper, 1.0))
     await h.settle()
     assert engine.faults.calls["unfinalized"] == before
 
 
 @on_every_store
-async def test_who_waits_for_many_runs_is_told_once_and_before_they_are_ticked_off(h):
+async def test_observer_of_many_runs_is_notified_once_before_they_are_marked_finalized(h):
     stage = Stage(h)
-    engine = await h.engine(settling_sleeper, config=EngineConfig(sweep_interval=1000.0, lease=5000.0))
+    engine = await h.engine(finalized_sleeper, config=EngineConfig(sweep_interval=1000.0, lease=5000.0))
     await stage.run("parent")
     for n in range(3):
         await stage.run(f"child-{n}")
         await stage.observe(f"child-{n}", "parent", f"0/{n}")
         await stage.end(f"child-{n}")
-    told: list[tuple[str, set[type]]] = []
+    notified: list[tuple[str, set[type]]] = []
 
-    def look(run_id: str) -> None:
-        told.append((run_id, {type(write) for batch in engine.faults.committed for write in batch}))
+    class RecordingWorker(NullLocalWorker):
+        def run_has_messages(self, run_id: str) -> None:
+            notified.append((run_id, {type(write) for batch in engine.faults.committed for write in batch}))
 
     engine.faults.committed.clear()
-    news = FinalizerCallbacks(look=look, woken=lambda: None, unfinished=lambda: None, ended=lambda run_id: None)
-    await h.drive(RunFinalizer(engine._open, news).tick(h.clock.now()))
-    assert told == [("parent", {DeliverMessage})]
+    await h.drive(RunFinalizer(engine._open, RecordingWorker(), lambda: None).tick(h.clock.now()))
+    assert notified == [("parent", {DeliverMessage})]
     assert await h.store.unfinalized() == []
 
 
 @on_every_store
-async def test_a_turn_need_not_wait_until_many_runs_are_ticked_off(h, monkeypatch):
+async def test_runs_are_marked_finalized_in_chunks_so_that_turns_do_not_wait(h, monkeypatch):
     monkeypatch.setattr("perdure.execution.finalizer.FINALIZE_CHUNK", 2)
     stage = Stage(h)
-    engine = await h.engine(settling_sleeper)
+    engine = await h.engine(finalized_sleeper)
     await stage.run("parent")
     for n in range(5):
         await stage.run(f"child-{n}")
         await stage.observe(f"child-{n}", "parent", f"0/{n}")
         await stage.end(f"child-{n}")
     engine.faults.committed.clear()
-    await settled(h)
-    ticked_off = [sum(isinstance(write, FinalizeRun) for write in batch) for batch in engine.faults.committed]
-    assert [number for number in ticked_off if number] == [2, 2, 1]
+    await wait_until_finalized(h)
+    marked = [sum(isinstance(write, FinalizeRun) for write in batch) for batch in engine.faults.committed]
+    assert [number for number in marked if number] == [2, 2, 1]
     assert len(await h.store.inbox("parent")) == 5
 
 
@@ -153,9 +154,9 @@ async def test_a_turn_need_not_wait_until_many_runs_are_ticked_off(h, monkeypatc
 
 
 @on_every_store
-async def test_unread_events_go_where_their_policy_says(h):
+async def test_unread_events_are_moved_by_their_policy(h):
     stage = Stage(h)
-    engine = await h.engine(settling_sleeper)
+    engine = await h.engine(finalized_sleeper)
     await stage.run("target")
     await stage.waiting("waiter", "moved")
     sent_at = h.clock.now()
@@ -163,68 +164,73 @@ async def test_unread_events_go_where_their_policy_says(h):
     await stage.mail("target", event("b", "moved", policy="broadcast"))
     await stage.mail("target", event("l", "kept", policy="dead_letter", sent_at=sent_at))
     await stage.end("target")
-    await settled(h)
+    await wait_until_finalized(h)
     assert await h.store.inbox("target") == []
     assert await stage.inbox("waiter") == [("assignment", "moved", b"7")]
     assert await h.store.topic("dropped") == []
-    (letter,) = await engine.dead_letters()
-    assert (letter.kind, letter.event_id, letter.event_name, letter.value) == ("event", "l", "kept", 7)
-    assert (letter.original_target, letter.target_status) == ("target", "succeeded")
-    assert letter.target_ended_at.timestamp() == letter.sent_at.timestamp() == sent_at
-    assert "without receiving" in letter.reason
+    (dead_letter,) = await engine.dead_letters()
+    assert (dead_letter.kind, dead_letter.event_id, dead_letter.event_name, dead_letter.value) == (
+        "event",
+        "l",
+        "kept",
+        7,
+    )
+    assert (dead_letter.original_target, dead_letter.target_status) == ("target", "succeeded")
+    assert dead_letter.target_ended_at.timestamp() == dead_letter.sent_at.timestamp() == sent_at
+    assert "without receiving" in dead_letter.reason
 
 
 @on_every_store
-async def test_an_event_that_moves_to_its_topic_keeps_its_expiry(h):
+async def test_event_that_moves_to_its_topic_keeps_its_expiry(h):
     stage = Stage(h)
-    await h.engine(settling_sleeper, config=EngineConfig(event_retention=100.0))
+    await h.engine(finalized_sleeper, config=EngineConfig(event_retention=100.0))
     now = h.clock.now()
     await stage.run("target")
     await stage.mail("target", event("a", policy="broadcast", expires_at=now + 50.0))
     await stage.mail("target", event("b", policy="broadcast", expires_at=now + 5000.0))
     await stage.mail("target", event("c", policy="broadcast"))
     await stage.end("target")
-    await settled(h)
+    await wait_until_finalized(h)
     moved = {each.event_id: each.expires_at for each in await h.store.topic("paid")}
     assert moved["a"] == now + 50.0
     assert now + 100.0 <= moved["b"] == moved["c"] <= now + 106.0
 
 
 @on_every_store
-async def test_an_event_that_has_expired_is_dropped_whatever_its_policy(h):
+async def test_expired_event_is_discarded_whatever_its_policy(h):
     stage = Stage(h)
-    engine = await h.engine(settling_sleeper)
+    engine = await h.engine(finalized_sleeper)
     await stage.run("target")
     for policy in ("broadcast", "dead_letter"):
         await stage.mail("target", event(policy, policy=policy, expires_at=h.clock.now() + 1.0))
     await h.clock.advance(2)
     await stage.end("target")
-    await settled(h)
+    await wait_until_finalized(h)
     assert await h.store.topic("paid") == []
     assert await engine.dead_letters() == []
 
 
 @on_every_store
-async def test_an_unread_assignment_goes_to_the_next_who_waits(h):
+async def test_unread_assignment_goes_to_the_next_waiting_run(h):
     stage = Stage(h)
-    engine = await h.engine(settling_sleeper)
+    engine = await h.engine(finalized_sleeper)
     await stage.waiting("first", "paid")
     await stage.waiting("second", "paid")
     assert await engine.emit("paid", 7) == 1
-    await stage.turn("first", patch=None)  # it has seen the assignment, and ends without a receive that takes it
+    await stage.turn("first", patch=None)  # the run has read the assignment, and ends without consuming it
     await stage.end("first")
-    await settled(h)
+    await wait_until_finalized(h)
     assert await stage.inbox("second") == [("assignment", "paid", b"7")]
 
 
-# --- families
+# --- children
 
 
 @on_every_store
-async def test_attached_children_of_a_terminated_run_end_with_it_down_the_line(h, monkeypatch):
+async def test_attached_descendants_of_a_terminated_run_are_terminated(h, monkeypatch):
     monkeypatch.setattr("perdure.execution.finalizer.CHILDREN_PAGE", 2)
     stage = Stage(h)
-    engine = await h.engine(settling_sleeper)
+    engine = await h.engine(finalized_sleeper)
     await stage.run("top")
     for n in range(3):
         await stage.run(f"child-{n}", parent="top", attached=True)
@@ -239,96 +245,96 @@ async def test_attached_children_of_a_terminated_run_end_with_it_down_the_line(h
 
 
 @on_every_store
-async def test_children_go_on_when_their_parent_succeeds(h):
+async def test_children_continue_when_their_parent_succeeds(h):
     stage = Stage(h)
-    await h.engine(settling_sleeper)
+    await h.engine(finalized_sleeper)
     await stage.run("top")
     await stage.run("child", parent="top", attached=True)
     await stage.end("top")
-    await settled(h)
+    await wait_until_finalized(h)
     assert (await stage.row("child")).status is RunStatus.SUSPENDED
 
 
-# --- in bulk, and when things go wrong
+# --- pages and failures
 
 
 @on_every_store
-async def test_a_page_of_runs_is_two_commits(h):
+async def test_page_of_runs_takes_two_commits(h):
     stage = Stage(h)
     await stage.run("parent")
     for n in range(20):
         await stage.run(f"child-{n}")
         await stage.observe(f"child-{n}", "parent")
         await stage.end(f"child-{n}")
-    engine = await h.engine(settling_sleeper)
-    await settled(h)
+    engine = await h.engine(finalized_sleeper)
+    await wait_until_finalized(h)
     batches = [{type(write) for write in batch} for batch in engine.faults.committed]
     assert batches == [{DeliverMessage}, {FinalizeRun}]
     assert len(await h.store.inbox("parent")) == 20
 
 
 @on_every_store
-async def test_a_crash_before_it_is_ticked_off_repeats_nothing(h):
+async def test_crash_before_a_run_is_marked_finalized_repeats_nothing(h):
     stage = Stage(h)
     await stage.run("parent")
     await stage.run("child")
     await stage.observe("child", "parent")
     await stage.mail("child", event("b", policy="broadcast"))
     await stage.mail("child", event("l", policy="dead_letter"))
-    dying = await h.engine(settling_sleeper)
+    dying = await h.engine(finalized_sleeper)
     dying.faults.crash(2, "before")
     await stage.end("child")
     await h.clock.advance(6)
     assert dying.faults.crashed.is_set()
     await h.crash(dying)
-    engine = await h.engine(settling_sleeper)
-    await settled(h)
+    engine = await h.engine(finalized_sleeper)
+    await wait_until_finalized(h)
     assert [kind for kind, _, _ in await stage.inbox("parent")] == ["child"]
     assert [each.event_id for each in await h.store.topic("paid")] == ["b"]
     assert len(await engine.dead_letters()) == 1
 
 
 @on_every_store
-async def test_what_the_store_cannot_take_keeps_nobody_else_waiting(h):
+async def test_delivery_that_the_store_rejects_does_not_delay_other_runs(h):
     stage = Stage(h)
     await stage.run("parent")
-    engine = await h.engine(settling_sleeper)
+    engine = await h.engine(finalized_sleeper)
     engine.faults.refuse(lambda write: isinstance(write, DeliverMessage) and write.message.name == "bad")
     for run_id in ("bad", "good"):
         await stage.run(run_id)
         await stage.observe(run_id, "parent")
         await stage.end(run_id)
     await h.clock.advance(6)
-    (owing,) = await h.store.unfinalized()
-    assert (owing.record.id, owing.observers) == ("bad", (Observer("parent", "0/child"),))
+    (pending,) = await h.store.unfinalized()
+    assert (pending.record.id, pending.observers) == ("bad", (Observer("parent", "0/child"),))
     assert [name for _, name, _ in await stage.inbox("parent")] == ["good"]
     engine.faults.refuse(None)
-    await settled(h)
+    await wait_until_finalized(h)
 
 
 @on_every_store
-async def test_an_event_whose_topic_is_full_becomes_a_dead_letter(h):
+async def test_event_whose_topic_is_full_becomes_a_dead_letter(h):
     stage = Stage(h)
-    engine = await h.engine(settling_sleeper, config=EngineConfig(max_pending_events=1))
+    engine = await h.engine(finalized_sleeper, config=EngineConfig(max_pending_events=1))
     await engine.emit("paid", 1)
     await stage.run("target")
     await stage.mail("target", event("b", policy="broadcast"))
     await stage.end("target")
-    await settled(h)
-    (letter,) = await engine.dead_letters("paid")
-    assert letter.event_id == "b"
-    assert "full" in letter.reason
+    await wait_until_finalized(h)
+    (dead_letter,) = await engine.dead_letters("paid")
+    assert dead_letter.event_id == "b"
+    assert "full" in dead_letter.reason
 
 
 @on_every_store
-async def test_a_publisher_that_crashed_midway_is_finished_by_another(h):
+async def test_broadcast_of_a_crashed_publisher_is_completed_by_another_worker(h):
     stage = Stage(h)
     for n in range(5):
         await stage.waiting(f"w-{n}", "paid")
     event = TopicEvent(topic="paid", id="e", body=b"7", sent_at=h.clock.now(), consume=False)
     await h.store.commit([PublishEvent(event=event, now=h.clock.now(), page=2)])
     assert len(await h.store.unfinished_broadcasts()) == 1
-    await h.engine(settling_sleeper)
+    await h.engine(finalized_sleeper)
     await h.clock.advance(6)
     assert await h.store.unfinished_broadcasts() == []
     assert [len(await stage.inbox(f"w-{n}")) for n in range(5)] == [1] * 5

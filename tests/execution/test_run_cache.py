@@ -1,4 +1,4 @@
-"""How many runs are in memory, and what becomes of those that are not."""
+"""The number of runs in memory, and the eviction and reload of the others."""
 
 import asyncio
 import gc
@@ -14,11 +14,11 @@ async def work(n: int) -> int:
 
 
 class Heavy:
-    """Something that a workflow keeps in a local variable."""
+    """An object in a local variable of a workflow."""
 
 
 @on_every_store
-async def test_more_sleeping_runs_than_fit_are_evicted_and_all_finish(h):
+async def test_suspended_runs_beyond_the_limit_are_evicted_and_all_finish(h):
     alive: list[weakref.ref] = []
 
     @workflow
@@ -44,9 +44,7 @@ async def test_more_sleeping_runs_than_fit_are_evicted_and_all_finish(h):
 
 
 @on_every_store
-async def test_runs_that_are_due_together_do_not_wait_for_sweeps(h):
-    """With little room, a run is taken up as soon as another one makes way."""
-
+async def test_due_run_is_claimed_when_a_slot_is_freed_without_waiting_for_a_sweep(h):
     @workflow
     async def sleeper(ctx: Context) -> None:
         await ctx.sleep(10)
@@ -60,7 +58,7 @@ async def test_runs_that_are_due_together_do_not_wait_for_sweeps(h):
 
 
 @on_every_store
-async def test_concurrency_bounds_the_runs_of_a_worker(h):
+async def test_concurrency_limits_the_active_runs_of_a_worker(h):
     inside: set[str] = set()
     most = 0
     gates = [asyncio.Event() for _ in range(6)]
@@ -90,7 +88,7 @@ async def test_concurrency_bounds_the_runs_of_a_worker(h):
 
 
 @on_every_store
-async def test_an_evicted_run_is_closed_quietly(h):
+async def test_evicted_run_is_closed_and_finishes_after_reload(h):
     closed: list[str] = []
 
     @workflow
@@ -110,7 +108,7 @@ async def test_an_evicted_run_is_closed_quietly(h):
 
 
 @on_every_store
-async def test_a_run_in_memory_goes_on_without_being_loaded(h):
+async def test_cached_run_continues_without_a_load(h):
     @workflow
     async def sleeper(ctx: Context) -> int:
         for _ in range(5):
@@ -124,7 +122,7 @@ async def test_a_run_in_memory_goes_on_without_being_loaded(h):
 
 
 @on_every_store
-async def test_replaying_a_run_is_one_load(h):
+async def test_replay_of_a_run_is_one_load(h):
     @workflow
     async def long(ctx: Context) -> int:
         total = 0

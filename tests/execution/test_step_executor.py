@@ -1,4 +1,4 @@
-"""How bodies of steps are executed: attempts, time-outs, threads, slots, what they can know and what they cannot."""
+"""Execution of step bodies: attempts, timeouts, threads, slots, and the context that a body sees."""
 
 import asyncio
 import contextvars
@@ -28,7 +28,7 @@ VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("variable", defau
 
 
 def workflow_of(*steps, **options):
-    """A workflow that awaits these steps in order and returns their results, or what they raised."""
+    """Return a workflow that awaits these steps in order and returns their results or errors."""
 
     @workflow(name="of_steps", **options)
     async def of_steps(ctx: Context) -> list[str]:
@@ -44,7 +44,7 @@ def workflow_of(*steps, **options):
 
 
 @on_every_store
-async def test_what_a_body_can_know_of_itself(h):
+async def test_current_step_describes_the_attempt(h):
     seen: list[Any] = []
 
     @step(timeout=50, retry=Retry(initial=3, jitter=0))
@@ -71,7 +71,7 @@ async def test_what_a_body_can_know_of_itself(h):
 
 
 @on_every_store
-async def test_an_idempotency_key_is_the_same_after_a_crash(h):
+async def test_idempotency_key_is_the_same_after_a_crash(h):
     keys = []
 
     @step
@@ -92,13 +92,13 @@ async def test_an_idempotency_key_is_the_same_after_a_crash(h):
     assert keys[0] == keys[2] != keys[1]
 
 
-def test_current_step_outside_of_a_step():
+def test_current_step_outside_of_a_step_raises():
     with pytest.raises(WorkflowMisuse, match="outside of a step"):
         current_step()
 
 
 @on_every_store
-async def test_a_retry_policy_is_followed(h):
+async def test_retry_policy_sets_the_delays_between_attempts(h):
     times = []
 
     @step(retry=Retry(max_attempts=4, initial=10, factor=3, max_delay=50, jitter=0))
@@ -114,7 +114,7 @@ async def test_a_retry_policy_is_followed(h):
 
 
 @on_every_store
-async def test_what_is_never_tried_again(h):
+async def test_errors_that_are_not_retried(h):
     @step
     async def critical() -> None:
         raise CriticalError("no")
@@ -147,7 +147,7 @@ async def test_what_is_never_tried_again(h):
 
 
 @on_every_store
-async def test_a_timeout_cancels_the_body_and_is_not_tried_again(h):
+async def test_timeout_cancels_the_body_and_is_not_retried(h):
     cancelled = []
 
     @step(timeout=5)
@@ -168,7 +168,7 @@ async def test_a_timeout_cancels_the_body_and_is_not_tried_again(h):
 
 
 @on_every_store
-async def test_a_timeout_is_tried_again_if_asked_for(h):
+async def test_timeout_is_retried_with_retry_on_timeout(h):
     @step(timeout=5, retry_on_timeout=True, retry=Retry(max_attempts=3, initial=1, jitter=0))
     async def slow() -> str:
         if current_step().attempt < 3:
@@ -181,7 +181,7 @@ async def test_a_timeout_is_tried_again_if_asked_for(h):
 
 
 @on_every_store
-async def test_a_late_result_of_an_attempt_that_timed_out_is_not_recorded(h):
+async def test_late_result_of_a_timed_out_attempt_is_not_recorded(h):
     @step(timeout=5, retry=None)
     async def stubborn() -> str:
         try:
@@ -214,7 +214,7 @@ async def test_sync_steps_run_in_threads(h):
 
 
 @on_every_store
-async def test_a_sync_body_that_outlives_its_timeout_gives_its_slot_back_and_its_result_goes_nowhere(h):
+async def test_sync_body_that_outlives_its_timeout_frees_its_slot_and_its_result_is_discarded(h):
     release, ended = threading.Event(), threading.Event()
     saw_cancel = []
 
@@ -243,7 +243,7 @@ async def test_a_sync_body_that_outlives_its_timeout_gives_its_slot_back_and_its
 
 
 @on_every_store
-async def test_heartbeat_tells_a_body_that_it_is_not_wanted_any_longer(h):
+async def test_heartbeat_raises_in_a_cancelled_body(h):
     stopped = []
 
     @step(timeout=5, retry=None)
@@ -264,12 +264,12 @@ async def test_heartbeat_tells_a_body_that_it_is_not_wanted_any_longer(h):
     for _ in range(1000):
         if stopped:
             break
-        time.sleep(0.005)  # a thread that nobody waits for
+        time.sleep(0.005)  # the harness does not wait for a parked thread
     assert stopped == ["too late"]
 
 
 @on_every_store
-async def test_a_step_that_the_workflow_no_longer_wants_is_cancelled(h):
+async def test_step_that_the_workflow_abandons_is_cancelled(h):
     ended = []
 
     @step
@@ -298,7 +298,7 @@ async def test_a_step_that_the_workflow_no_longer_wants_is_cancelled(h):
 
 
 @on_every_store
-async def test_context_variables_do_not_get_through(h):
+async def test_context_variables_do_not_reach_workflows_and_steps(h):
     @step
     async def look() -> str:
         return VARIABLE.get()
@@ -319,7 +319,7 @@ async def test_context_variables_do_not_get_through(h):
 
 
 @on_every_store
-async def test_bodies_are_bounded_and_slots_are_given_back(h):
+async def test_concurrent_bodies_are_limited_and_slots_are_freed(h):
     inside = most = 0
     gate = asyncio.Event()
 
@@ -356,7 +356,7 @@ async def test_bodies_are_bounded_and_slots_are_given_back(h):
 
 
 @on_every_store
-async def test_strange_things_that_bodies_raise_fail_the_step_and_nothing_else(h):
+async def test_unusual_exceptions_of_bodies_fail_only_the_step(h):
     @step(retry=None)
     async def exits() -> None:
         raise SystemExit(3)
@@ -393,7 +393,7 @@ async def test_strange_things_that_bodies_raise_fail_the_step_and_nothing_else(h
 
 
 @on_every_store
-async def test_a_recorded_failure_is_the_same_on_replay_even_if_the_step_would_now_pass(h):
+async def test_recorded_failure_is_replayed_even_if_the_step_would_now_succeed(h):
     calls = []
 
     @step(retry=None)
@@ -422,7 +422,7 @@ async def test_a_recorded_failure_is_the_same_on_replay_even_if_the_step_would_n
 
 
 @on_every_store
-async def test_results_go_through_the_codec_the_first_time_too(h):
+async def test_results_pass_through_the_codec_on_first_execution_too(h):
     shared: list[int] = [1, 2]
 
     @step
@@ -441,7 +441,7 @@ async def test_results_go_through_the_codec_the_first_time_too(h):
 
 
 @on_every_store
-async def test_a_result_that_cannot_be_encoded_fails_the_step_at_once_and_names_the_path(h):
+async def test_result_that_cannot_be_encoded_fails_the_step_without_retry_and_names_the_path(h):
     calls = []
 
     @step
@@ -455,7 +455,7 @@ async def test_a_result_that_cannot_be_encoded_fails_the_step_at_once_and_names_
         return "text"  # type: ignore[return-value]
 
     @workflow
-    async def asks(ctx: Context) -> list[str]:
+    async def catches(ctx: Context) -> list[str]:
         seen = []
         for each in (unserialisable, wrong_type):
             try:
@@ -464,8 +464,8 @@ async def test_a_result_that_cannot_be_encoded_fails_the_step_at_once_and_names_
                 seen.append(f"{failed.type}/{failed.attempts}: {failed.message}")
         return seen
 
-    engine = await h.engine(asks)
-    first, second = await h.run_to_end(await engine.start(asks))
+    engine = await h.engine(catches)
+    first, second = await h.run_to_end(await engine.start(catches))
     assert first.startswith("InvalidPayload/1: result of step unserialisable")
     assert "outer" in first
     assert "inner" in first
@@ -474,7 +474,7 @@ async def test_a_result_that_cannot_be_encoded_fails_the_step_at_once_and_names_
 
 
 @on_every_store
-async def test_a_workflow_result_that_cannot_be_encoded_fails_the_run(h):
+async def test_workflow_result_that_cannot_be_encoded_fails_the_run(h):
     @workflow
     async def wrong(ctx: Context) -> int:
         return "text"  # type: ignore[return-value]

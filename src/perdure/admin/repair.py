@@ -8,7 +8,8 @@ from functools import partial
 from perdure.admin.health_check import Finding
 from perdure.client.client import Client
 from perdure.errors import PerdureError
-from perdure.execution.finalizer import FinalizerCallbacks, RunFinalizer
+from perdure.execution.finalizer import RunFinalizer
+from perdure.execution.local_worker import NullLocalWorker
 from perdure.execution.maintenance import BroadcastResumer
 
 PAGE = 500
@@ -75,7 +76,7 @@ async def _release(client: Client, worker_id: str) -> int:
 async def _settle(client: Client) -> str:
     link = client._open
     before = len(await link.read(partial(link.store.unfinalized, PAGE)))
-    await RunFinalizer(link, FinalizerCallbacks(_ignore, _nothing, _nothing, _ignore)).tick(link.clock.now())
+    await RunFinalizer(link, NullLocalWorker(), _ignore).tick(link.clock.now())
     left = len(await link.read(partial(link.store.unfinalized, PAGE)))
     return f"settled {_runs(before - left)} that had ended" + (f", {left} are left" if left else "")
 
@@ -83,7 +84,7 @@ async def _settle(client: Client) -> str:
 async def _fan_out(client: Client) -> str:
     link = client._open
     before = len(await link.read(partial(link.store.unfinished_broadcasts, PAGE)))
-    await BroadcastResumer(link, _nothing).tick(link.clock.now())
+    await BroadcastResumer(link, _ignore).tick(link.clock.now())
     left = len(await link.read(partial(link.store.unfinished_broadcasts, PAGE)))
     return f"gave {before - left} event{'' if before - left == 1 else 's'} to the rest of those who waited" + (
         f", {left} are left" if left else ""
@@ -94,12 +95,8 @@ def _runs(count: int) -> str:
     return "1 run" if count == 1 else f"{count} runs"
 
 
-def _ignore(run_id: str) -> None:
-    """Workers find out by themselves."""
-
-
-def _nothing() -> None:
-    """Likewise."""
+def _ignore() -> None:
+    """Notify no worker: workers find the writes in the store."""
 
 
 async def prune(client: Client, limit: int) -> int:

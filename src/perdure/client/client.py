@@ -222,10 +222,10 @@ class Client(StreamClient):
         link, position = self._open, 0
         since = link.clock.now()
         while True:
-            news = link.hub.wait(run_id, end=False)
+            news = link.waiters.wait(run_id, end=False)
             try:
                 record = await self._record(run_id, retry_forever=True)
-                for row in await link.read(partial(link.store.history, run_id, position), for_ever=True):
+                for row in await link.read(partial(link.store.history, run_id, position), retry_forever=True):
                     position = max(position, row.position)
                     yield entry_view(row.entry, link.codec)
                     since = link.clock.now()
@@ -233,7 +233,7 @@ class Client(StreamClient):
                     return
                 await self._wait_for_change_or_poll(run_id, news, since)
             finally:
-                link.hub.remove(run_id, news, end=False)
+                link.waiters.remove(run_id, news, end=False)
 
     async def runs(self, query: RunQuery | None = None) -> RunList:
         """Runs by status, workflow, tag, parent, time and id prefix, newest first, in pages."""
@@ -267,7 +267,7 @@ class Client(StreamClient):
         )
         answer = await self._open.committer.write(write)
         if not isinstance(answer, AlreadyStarted):
-            self._open.hub.changed((run_id,))
+            self._open.waiters.notify((run_id,))
             self._cut_off(run_id)
         return answer
 
@@ -284,7 +284,7 @@ class Client(StreamClient):
             now = self._open.clock.now()
             answer = await self._open.committer.write(plan_rewind(snapshot, location, now=now, turn_id=name))
             if isinstance(answer, Committed):
-                self._open.hub.changed((run_id,))
+                self._open.waiters.notify((run_id,))
                 self._cut_off(run_id)
                 self._mailed(run_id)
                 return
@@ -326,7 +326,7 @@ class Client(StreamClient):
         return any(wanted in worker.workflows for worker in alive)
 
     async def _ended(self, run_id: str, timeout: float | None) -> RunRecord:
-        clock, hub = self._open.clock, self._open.hub
+        clock, hub = self._open.clock, self._open.waiters
         deadline = None if timeout is None else clock.now() + timeout
         while True:
             news = hub.wait(run_id, end=True)

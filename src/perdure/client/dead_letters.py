@@ -47,7 +47,7 @@ class DeadLetterClient(MessageClient):
         if isinstance(send, DeliverMessage):
             raise_for_delivery(send.run_id, answer)
         else:
-            await fan_out_all(send.event.topic, answer, self._open, patient=False)
+            await fan_out_all(send.event.topic, answer, self._open, wait_for_store=False)
         return True
 
     async def remove_dead_letter(self, letter_id: str) -> bool:

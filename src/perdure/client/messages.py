@@ -80,14 +80,14 @@ class MessageClient(ClientSession):
         return await self._publish(build_topic_event(options, body, event_id=_event_id(event_id), sent_at=now))
 
     async def _publish(self, event: TopicEvent) -> int:
-        woken = await publish_event(event, self._open, patient=False)
+        woken = await publish_event(event, self._open, wait_for_store=False)
         if woken:
             self._woken()
         return woken
 
     async def _reply(self, run_id: str, event_id: str, timeout: float | None) -> Any:
         """The value that the run shows under the request's own key, once it does."""
-        clock, hub, key = self._open.clock, self._open.hub, REPLY + event_id
+        clock, hub, key = self._open.clock, self._open.waiters, REPLY + event_id
         asked_at = clock.now()
         deadline = None if timeout is None else asked_at + timeout
         while True:
@@ -95,7 +95,9 @@ class MessageClient(ClientSession):
             try:
                 # In this order: an answer that is given with the run's end must not be missed.
                 record = await self._record(run_id, retry_forever=timeout is None)
-                values = await self._open.read(lambda: self._open.store.published(run_id), for_ever=timeout is None)
+                values = await self._open.read(
+                    lambda: self._open.store.published(run_id), retry_forever=timeout is None
+                )
                 for value in values:
                     if value.key == key:
                         return self._open.codec.decode(value.value, what=f"the reply of run {run_id!r}")

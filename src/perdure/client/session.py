@@ -48,7 +48,7 @@ class ClientSession:
         """Open the store; `async with` does it. `StoreError` if it stays away for all tries of `store_retry`."""
         if self._link is None:
             link = StoreSession(self._store, self._clock, self._config)
-            await link.open(for_ever=self._wait_for_store)
+            await link.open(retry_forever=self._wait_for_store)
             self._link = link
 
     async def shutdown(self, grace: float | timedelta | None = None) -> None:
@@ -67,7 +67,7 @@ class ClientSession:
 
     async def _find(self, run_id: str, *, retry_forever: bool = False) -> RunRecord | None:
         check_name("a run's id", run_id)
-        return (await self._open.read(lambda: self._open.store.records([run_id]), for_ever=retry_forever))[0]
+        return (await self._open.read(lambda: self._open.store.records([run_id]), retry_forever=retry_forever))[0]
 
     async def _record(self, run_id: str, *, retry_forever: bool = False) -> RunRecord:
         record = await self._find(run_id, retry_forever=retry_forever)
@@ -78,7 +78,7 @@ class ClientSession:
     async def _deliver(self, run_id: str, message: Message, limit: int | None = None) -> WriteResult:
         check_name("a run's id", run_id)
         write = DeliverMessage(run_id=run_id, message=message, now=self._open.clock.now(), limit=limit)
-        return await self._open.committer.write(write, then=lambda answer: self._mailed(run_id))
+        return await self._open.committer.write(write, on_result=lambda answer: self._mailed(run_id))
 
     async def _wait_for_change(self, news: ChangeFuture, deadline: float | None) -> RunRecord | None:
         """Wait for a hint; one comes with every sweep at least. Gives the run's last record if the hint is that."""

@@ -27,10 +27,12 @@ class StreamClient(DeadLetterClient):
         link = self._open
         since = link.clock.now()
         while True:
-            news = link.hub.wait(run_id, end=False)
+            news = link.waiters.wait(run_id, end=False)
             try:
                 record = await self._record(run_id, retry_forever=True)
-                while page := await link.read(partial(link.store.stream, run_id, name, offset, PAGE), for_ever=True):
+                while page := await link.read(
+                    partial(link.store.stream, run_id, name, offset, PAGE), retry_forever=True
+                ):
                     for item in page:
                         offset = item.offset + 1
                         view = stream_item_view(item, link.codec)
@@ -40,4 +42,4 @@ class StreamClient(DeadLetterClient):
                     return
                 await self._wait_for_change_or_poll(run_id, news, since)
             finally:
-                link.hub.remove(run_id, news, end=False)
+                link.waiters.remove(run_id, news, end=False)
