@@ -16,7 +16,10 @@ from perdure.workflows.definition import Workflow
 
 
 class Worker:
-    """`async with Worker(url): ...`, or `await Worker(url).run()` until SIGTERM or SIGINT."""
+    """Executes runs. Use `await Worker(url).run()` until SIGTERM or SIGINT, or `async with Worker(url):`.
+
+    You may start it before its store: opening retries until the store is available.
+    """
 
     def __init__(
         self,
@@ -28,7 +31,9 @@ class Worker:
         *,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._engine = _WorkerEngine(url, workflows, config, pool=pool, clock=clock, concurrency=concurrency)
+        self._engine = Engine(
+            url, workflows, config, pool=pool, clock=clock, concurrency=concurrency, _wait_for_store=True
+        )
 
     async def __aenter__(self) -> Self:
         await self._engine.open()
@@ -40,7 +45,7 @@ class Worker:
         await self._engine.shutdown()
 
     async def run(self) -> None:
-        """Execute runs until SIGTERM or SIGINT, then finish steps within the grace and give the runs back."""
+        """Execute runs until SIGTERM or SIGINT, then let steps finish within the grace and release all runs."""
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
         signals = (signal.SIGTERM, signal.SIGINT)
@@ -53,7 +58,10 @@ class Worker:
                 loop.remove_signal_handler(number)
 
     async def run_until(self, stop: asyncio.Event, up: Callable[[], None] = lambda: None) -> None:
-        """The same until `stop` is set, also while the store is still waited for; `up` is called once it executes."""
+        """Execute runs until `stop` is set, which also ends the wait for an unavailable store.
+
+        `up` is called when the worker starts to execute runs.
+        """
         opening = asyncio.ensure_future(self._engine.open())
         stopping = asyncio.ensure_future(stop.wait())
         try:
@@ -67,9 +75,3 @@ class Worker:
                 waiting.cancel()
             await asyncio.gather(opening, stopping, return_exceptions=True)
             await self._engine.shutdown()
-
-
-class _WorkerEngine(Engine):
-    """A worker may be started before its store."""
-
-    _patient = True

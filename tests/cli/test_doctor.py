@@ -90,12 +90,12 @@ async def kinds(client) -> set[tuple[str, str]]:
 
 async def committed(client, *writes) -> None:
     for write in writes:
-        await client._open.store.commit([write])
+        await client._session.store.commit([write])
 
 
 async def suspended(client, run_id: str, *waits: Wait, **fields) -> None:
     """A run that was left like this by a worker that has gone since."""
-    store, now = client._open.store, client._open.clock.now()
+    store, now = client._session.store, client._session.clock.now()
     maker = WorkerRecord(id=f"maker-{run_id}", pool="x", workflows=(), lease_until=now + 60, started_at=now)
     await store.join(maker)
     record = row(run_id, owner=maker.id, **fields)
@@ -131,7 +131,7 @@ async def test_a_run_that_nothing_will_wake_is_found_and_resumed(h):
 @on_every_store
 async def test_unread_mail_that_is_awaited_is_found(h):
     client = await h.client()
-    store, now = client._open.store, client._open.clock.now()
+    store, now = client._session.store, client._session.clock.now()
     await suspended(client, "m", EVENT)
     await committed(client, DeliverMessage(run_id="m", message=Message(id="1", kind="event", name="paid"), now=now))
     assert ("stuck", "error") not in await kinds(client), "mail has made it due"
@@ -145,7 +145,7 @@ async def test_unread_mail_that_is_awaited_is_found(h):
 @on_every_store
 async def test_runs_of_dead_workers_are_found_and_released(h):
     client = await h.client()
-    store, now = client._open.store, client._open.clock.now()
+    store, now = client._session.store, client._session.clock.now()
     for name in ("w1", "w2"):
         await store.join(worker(name, now + 10))
     for name in ("a", "b"):
@@ -171,7 +171,7 @@ async def test_runs_of_dead_workers_are_found_and_released(h):
 async def test_runs_of_a_worker_that_nobody_knows_are_found_and_released(h, monkeypatch):
     """A store keeps the row of a worker that has runs, so that one must be taken away by hand."""
     client = await h.client()
-    store, now = client._open.store, client._open.clock.now()
+    store, now = client._session.store, client._session.clock.now()
 
     async def nobody() -> list[WorkerRecord]:
         return []
@@ -188,12 +188,12 @@ async def test_runs_of_a_worker_that_nobody_knows_are_found_and_released(h, monk
 @on_every_store
 async def test_a_worker_that_is_back_is_left_alone(h):
     client = await h.client()
-    store, now = client._open.store, client._open.clock.now()
+    store, now = client._session.store, client._session.clock.now()
     await store.join(worker("w1", now + 10))
     await committed(client, CreateRun(row("a", owner="w1")))
     await h.clock.advance(20)
     found = await check_health(client)
-    await store.renew(worker("w1", client._open.clock.now() + 10))
+    await store.renew(worker("w1", client._session.clock.now() + 10))
     assert await repair(client, found.findings) == ["worker w1 is back, and was left alone"]
     assert await kinds(client) == set()
 
@@ -201,18 +201,18 @@ async def test_a_worker_that_is_back_is_left_alone(h):
 @on_every_store
 async def test_what_is_due_and_not_taken_up_is_told(h):
     client = await h.client()
-    now = client._open.clock.now()
+    now = client._session.clock.now()
     await committed(client, CreateRun(row("late", created_at=now, wake_at=now)))
     assert await kinds(client) == {("no_worker", "warning")}
     await h.clock.advance(100)
-    await client._open.store.join(worker("w", client._open.clock.now() + 10))
+    await client._session.store.join(worker("w", client._session.clock.now() + 10))
     assert await kinds(client) == {("overdue", "warning")}
 
 
 @on_every_store
 async def test_ended_runs_that_still_owe_are_settled(h):
     client = await h.client()
-    store, now = client._open.store, client._open.clock.now()
+    store, now = client._session.store, client._session.clock.now()
     await suspended(client, "parent", CHILD)
     await committed(
         client,
@@ -233,7 +233,7 @@ async def test_ended_runs_that_still_owe_are_settled(h):
 @on_every_store
 async def test_broadcasts_that_were_not_finished_are_finished(h):
     client = await h.client()
-    store, now = client._open.store, client._open.clock.now()
+    store, now = client._session.store, client._session.clock.now()
     maker = WorkerRecord(id="maker", pool="x", workflows=(), lease_until=now + 600, started_at=now)
     await store.join(maker)
     for name in ("a", "b", "c"):
@@ -255,7 +255,7 @@ async def test_broadcasts_that_were_not_finished_are_finished(h):
 @on_every_store
 async def test_large_payloads_and_skewed_clocks_are_told(h):
     client = await h.client()
-    store, now = client._open.store, client._open.clock.now()
+    store, now = client._session.store, client._session.clock.now()
     await suspended(client, "big", EVENT, input=b'"' + b"x" * 1_000_000 + b'"')
     await suspended(client, "future", EVENT, created_at=now + 100)
     ahead = WorkerRecord(id="w", pool="p", workflows=(), lease_until=now + 1000, started_at=now + 500)
@@ -270,7 +270,7 @@ async def test_large_payloads_and_skewed_clocks_are_told(h):
 @on_every_store
 async def test_large_values_in_histories_are_told_if_one_looks_that_deep(h):
     client = await h.client()
-    store, now = client._open.store, client._open.clock.now()
+    store, now = client._session.store, client._session.clock.now()
     await store.join(worker("w1", now + 10))
     large = Entry("load", "step", "load", EntryStatus.SUCCEEDED, 1, 0, 1, b'"' + b"x" * 1_000_000 + b'"')
     await committed(client, CreateRun(row("r", owner="w1"), (large,)))
@@ -283,8 +283,8 @@ async def test_large_values_in_histories_are_told_if_one_looks_that_deep(h):
 @on_every_store
 async def test_a_mailbox_that_is_nearly_full_is_told(h):
     client = await h.client()
-    now = client._open.clock.now()
-    client._config = EngineConfig(max_pending_events=5)
+    now = client._session.clock.now()
+    client._session.config = EngineConfig(max_pending_events=5)
     await suspended(client, "m", EVENT)
     for number in range(4):
         message = Message(id=str(number), kind="event", name="unread")
@@ -297,7 +297,7 @@ async def test_a_mailbox_that_is_nearly_full_is_told(h):
 @on_every_store
 async def test_a_worker_whose_clock_is_ahead_of_the_others_is_told(h):
     client = await h.client()
-    store, now = client._open.store, client._open.clock.now()
+    store, now = client._session.store, client._session.clock.now()
     await store.join(worker("ahead", now + 300))
     assert await kinds(client) == set(), "alone it may have a long lease"
     await store.join(worker("b", now + 15))
@@ -309,20 +309,20 @@ async def test_a_worker_whose_clock_is_ahead_of_the_others_is_told(h):
 @on_every_store
 async def test_a_child_that_outlived_a_parent_that_failed_is_told_and_cancelled(h):
     client = await h.client()
-    now = client._open.clock.now()
+    now = client._session.clock.now()
     await committed(client, CreateRun(row("mother", created_at=now)), EndRun(run_id="mother", turn_id="t", now=now))
     await repair(client, [Finding("unsettled", "error", "", "", "mother", "settle")])
     await suspended(client, "kid", EVENT, parent="mother", attached=True)
     found = await check_health(client)
     assert [(finding.kind, finding.subject) for finding in found.findings] == [("orphan_child", "kid")]
     await repair(client, found.findings)
-    assert await client.status("kid") is RunStatus.CANCELLED or await client._open.store.inbox("kid")
+    assert await client.status("kid") is RunStatus.CANCELLED or await client._session.store.inbox("kid")
 
 
 @on_every_store
 async def test_pruning_deletes_what_has_outlived_its_retention(h):
     client = await h.client()
-    now = client._open.clock.now()
+    now = client._session.clock.now()
     for name in ("a", "b"):
         end = EndRun(run_id=name, turn_id="t", now=now, prune_after=50.0)
         await committed(client, CreateRun(row(name, created_at=now, retention=50.0)), end)
@@ -366,7 +366,7 @@ def test_the_program_says_it_and_exits_for_a_monitor(shop_anywhere):
 
 def test_a_repair_that_would_cancel_several_runs_asks(shop):
     async def orphan(client):
-        now = client._open.clock.now()
+        now = client._session.clock.now()
         await committed(client, CreateRun(row("mother", created_at=now)), EndRun(run_id="mother", turn_id="t", now=now))
         await repair(client, [Finding("unsettled", "error", "", "", "mother", "settle")])
         for name in ("kid", "twin"):

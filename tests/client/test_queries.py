@@ -113,7 +113,7 @@ async def test_result_of_a_failed_run(h):
 async def test_result_with_a_timeout_leaves_the_run_alone(h):
     engine = await h.engine(sleepy)
     run = await engine.start(sleepy, 100.0)
-    with pytest.raises(TimeoutError, match="it goes on"):
+    with pytest.raises(TimeoutError, match="it continues to run"):
         await h.drive(run.result(timeout=5))
     assert await h.run_to_end(run) == "awake"
 
@@ -146,8 +146,8 @@ async def test_unknown_runs(h):
     with pytest.raises(RunNotFound):
         await anext(aiter(run.watch()))
     await h.settle()
-    assert engine._open.hub._end_waiters == {}
-    assert engine._open.hub.change_waiters == {}
+    assert engine._session.waiters._end_waiters == {}
+    assert engine._session.waiters.change_waiters == {}
 
 
 @on_every_store

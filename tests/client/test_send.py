@@ -326,8 +326,8 @@ async def test_tokens_outlive_a_rotation_of_the_keys(h):
 @on_every_store
 async def test_workers_learn_of_new_keys_before_these_sign(h):
     engine, client = await h.engine(sending_sleeper), await h.client()
-    assert len(engine._core.coordinator.keys) == 1
+    assert len(engine._runtime.coordinator.keys) == 1
     await client.rotate_keys()
     await h.clock.advance(119)
-    old, new = engine._core.coordinator.keys
+    old, new = engine._runtime.coordinator.keys
     assert old.made_at < h.clock.now() < new.made_at

@@ -250,7 +250,7 @@ async def test_a_run_that_becomes_ours_while_an_older_state_of_it_is_read_is_rea
         return snapshots
 
     engine.faults.load = slow_load
-    engine._core.coordinator._load(["n"])  # as after a turn of it was refused
+    engine._runtime.coordinator._load(["n"])  # as after a turn of it was refused
     await h.settle()
     await h.clock.advance(11)  # due, and claimed
     gate.set()

@@ -47,7 +47,7 @@ class Errands:
         self.engine = engine
         self.stage = stage
         self.reports: list[StepDone | AwaitingResult] = []
-        self.room = engine._core.coordinator.errands
+        self.room = engine._runtime.coordinator.errands
         self.room._report = lambda run_id, outcomes: self.reports.extend(outcomes)
 
     async def start(self, work, location="errand", of="asker"):
@@ -322,7 +322,7 @@ async def test_a_store_that_is_away_delays_an_errand(h):
     await errands.start(SendEvent("other", paid()))
     await h.settle()
     assert errands.reports == []
-    assert not errands.engine._core.is_idle
+    assert not errands.engine._runtime.is_idle
     await h.clock.advance(600)
     assert [type(report) for report in errands.reports] == [StepDone]
     assert await stage.inbox("other") == [("event", "paid", b"7")]

@@ -69,7 +69,7 @@ async def test_who_waits_for_a_run_that_ends_here_is_told_without_a_sweep(h):
     run = await engine.start(settling_sleeper, 1.0, id="child")
     await h.settle()
     await stage.observe("child", "parent")
-    engine._core.run_is_observed("child")
+    engine._runtime.run_is_observed("child")
     await h.clock.advance(1.0)
     assert await run.status() is RunStatus.SUCCEEDED
     assert [kind for kind, _, _ in await stage.inbox("parent")] == ["child"]
@@ -127,7 +127,7 @@ async def test_who_waits_for_many_runs_is_told_once_and_before_they_are_ticked_o
 
     engine.faults.committed.clear()
     news = FinalizerCallbacks(look=look, woken=lambda: None, unfinished=lambda: None, ended=lambda run_id: None)
-    await h.drive(RunFinalizer(engine._open, news).tick(h.clock.now()))
+    await h.drive(RunFinalizer(engine._session.store_session, news).tick(h.clock.now()))
     assert told == [("parent", {DeliverMessage})]
     assert await h.store.unfinalized() == []
 

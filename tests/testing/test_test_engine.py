@@ -111,10 +111,10 @@ async def test_a_wait_that_nothing_can_end_fails_at_once_and_says_why(engine):
 
 
 @with_engine
-async def test_a_request_that_nobody_answers_is_said_to_be_so(engine):
+async def test_request_without_reply_fails_with_the_reasons_why_the_run_waits(engine):
     run = await engine.start(month, "ada")
     await engine.start(approval, id="kit-silent")
-    with pytest.raises(AssertionError, match="run 'kit-silent' does not answer: it waits for event KitApproved"):
+    with pytest.raises(AssertionError, match="run 'kit-silent' does not reply: it waits for event KitApproved"):
         await engine.request("kit-silent", "question", payload=1)
     assert await run.status() is RunStatus.SUCCEEDED, "time passed while it was waited for"
 

@@ -61,7 +61,7 @@ async def check_compatibility(
     client: Client, definitions: Definitions, query: RunQuery | None = None, progress: Progress | None = None
 ) -> CompatibilityReport:
     """Replay every open run (of this query) against this code."""
-    link, compatible = client._open, 0
+    link, compatible = client._session, 0
     misfits: list[IncompatibleRun] = []
     unknown_workflows: Counter[str] = Counter()
     keys = tuple(await link.read(lambda: link.store.keys(KEYS, link.clock.now())))

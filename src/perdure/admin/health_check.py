@@ -86,7 +86,7 @@ class Prunable:
 
 async def workers_of(client: Client) -> list[WorkerView]:
     """Every worker that the store knows, those that are alive first."""
-    link = client._open
+    link = client._session
     now, records = link.clock.now(), await link.read(link.store.workers)
     views = [_worker_view(each, now, len(await link.read(partial(link.store.owned, each.id)))) for each in records]
     return sorted(views, key=lambda view: (not view.alive, view.pool, view.started_at))
@@ -94,13 +94,13 @@ async def workers_of(client: Client) -> list[WorkerView]:
 
 async def find_dead_letter(client: Client, letter_id: str) -> DeadLetterView | None:
     """One dead letter."""
-    letter = await client._open.read(partial(client._open.store.dead_letter, letter_id))
-    return None if letter is None else dead_letter_view(letter, client._open.codec)
+    letter = await client._session.read(partial(client._session.store.dead_letter, letter_id))
+    return None if letter is None else dead_letter_view(letter, client._session.codec)
 
 
 async def published_workflows(client: Client) -> list[str]:
     """The names of the workflows that live workers have: what can be started by name."""
-    link = client._open
+    link = client._session
     facts = StoreState(link.clock.now(), {worker.id: worker for worker in await link.read(link.store.workers)})
     return sorted({name for each in facts.workers.values() if facts.is_alive(each.id) for name, _ in each.workflows})
 
@@ -110,7 +110,7 @@ async def records_of(client: Client, query: RunQuery | None = None) -> AsyncIter
     query, after = query or RunQuery(), None
     while True:
         asked = replace(query, status=query.status or OPEN, limit=PAGE, after=after)
-        page = await client._open.read(partial(client._open.store.runs, asked))
+        page = await client._session.read(partial(client._session.store.runs, asked))
         if page.runs:
             yield list(page.runs)
         if page.next is None:
@@ -136,9 +136,9 @@ async def check_health(client: Client, *, deep: bool = False, progress: Progress
 
 async def prunable(client: Client, *, first: int = 0, progress: Progress | None = None) -> Prunable:
     """Finished runs that have outlived their retention; some may still owe something, and stay."""
-    link, count = client._open, 0
+    link, count = client._session, 0
     shown: list[RunDescription] = []
-    kept, now = client._config.seconds("run_retention"), link.clock.now()
+    kept, now = client._session.config.seconds("run_retention"), link.clock.now()
     ended = RunQuery(status=(RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED))
     async for page in records_of(client, ended):
         for record in page:
@@ -216,8 +216,8 @@ class _HealthCheck:
         self.progress_reasons: Counter[str] = Counter()
         self.runs = 0
         self._client = client
-        self._link = client._open
-        self._limit = client._config.max_pending_events
+        self._link = client._session
+        self._limit = client._session.config.max_pending_events
         self._owners: Counter[str] = Counter()  # runs of owners that are not alive
         self._unserved: Counter[str] = Counter()
         self._overdue: list[RunRecord] = []
@@ -278,7 +278,7 @@ class _HealthCheck:
                 self._add("unfinished_broadcast", "error", text, "given to the rest", event.topic, "fan_out")
 
     async def look_at_clocks(self) -> None:
-        offset = await self._link.read(self._link.store.now) - self._client._clock.now()
+        offset = await self._link.read(self._link.store.now) - self._client._session.process_clock.now()
         if abs(offset) > MAX_CLOCK_SKEW_SECONDS:
             text = f"this machine's clock is {abs(offset):.1f} s {'behind' if offset > 0 else 'ahead of'} the store's"
             self._add("clock_skew", "warning", text, "set this machine's clock")
@@ -298,7 +298,7 @@ class _HealthCheck:
         if len(alive) < 2:
             return
         (usual, _), (longest, worker_id) = alive[-2:]
-        ahead = longest - max(usual, now + self._client._config.seconds("lease"))
+        ahead = longest - max(usual, now + self._client._session.config.seconds("lease"))
         if ahead > MAX_CLOCK_SKEW_SECONDS:
             text = f"worker {worker_id} has a lease that ends {ahead:.1f} s later than any other: its clock is ahead"
             self._add(
@@ -395,7 +395,7 @@ class _HealthCheck:
 
 
 async def _facts(client: Client) -> StoreState:
-    link = client._open
+    link = client._session
     workers = {worker.id: worker for worker in await link.read(link.store.workers)}
     unfinalized = await link.read(partial(link.store.unfinalized, PAGE))
     return StoreState(link.clock.now(), workers, frozenset(each.record.id for each in unfinalized))

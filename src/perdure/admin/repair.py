@@ -50,7 +50,7 @@ async def _repair_one(client: Client, what: str, subject: str) -> str:
 
 async def _remove_dead_worker(client: Client, worker_id: str) -> str:
     """Only a worker that has not renewed meanwhile: one that is back is left alone."""
-    link = client._open
+    link = client._session
     workers = {worker.id: worker for worker in await link.read(link.store.workers)}
     worker = workers.get(worker_id)
     if worker is None:
@@ -65,7 +65,7 @@ async def _remove_dead_worker(client: Client, worker_id: str) -> str:
 
 
 async def _release(client: Client, worker_id: str) -> int:
-    link, released = client._open, 0
+    link, released = client._session, 0
     release = partial(link.store.release_runs, worker_id, link.clock.now(), recovered=True, limit=PAGE)
     while page := await link.read(release):
         released += len(page)
@@ -73,17 +73,18 @@ async def _release(client: Client, worker_id: str) -> int:
 
 
 async def _settle(client: Client) -> str:
-    link = client._open
+    link = client._session
     before = len(await link.read(partial(link.store.unfinalized, PAGE)))
-    await RunFinalizer(link, FinalizerCallbacks(_ignore, _nothing, _nothing, _ignore)).tick(link.clock.now())
+    finalizer = RunFinalizer(link.store_session, FinalizerCallbacks(_ignore, _nothing, _nothing, _ignore))
+    await finalizer.tick(link.clock.now())
     left = len(await link.read(partial(link.store.unfinalized, PAGE)))
     return f"settled {_runs(before - left)} that had ended" + (f", {left} are left" if left else "")
 
 
 async def _fan_out(client: Client) -> str:
-    link = client._open
+    link = client._session
     before = len(await link.read(partial(link.store.unfinished_broadcasts, PAGE)))
-    await BroadcastResumer(link, _nothing).tick(link.clock.now())
+    await BroadcastResumer(link.store_session, _nothing).tick(link.clock.now())
     left = len(await link.read(partial(link.store.unfinished_broadcasts, PAGE)))
     return f"gave {before - left} event{'' if before - left == 1 else 's'} to the rest of those who waited" + (
         f", {left} are left" if left else ""
@@ -104,6 +105,6 @@ def _nothing() -> None:
 
 async def prune(client: Client, limit: int) -> int:
     """Delete a page of finished runs whose retention is over, and what has expired. How many runs."""
-    link = client._open
-    remember = client._config.seconds("event_retention")
+    link = client._session
+    remember = client._session.config.seconds("event_retention")
     return await link.read(partial(link.store.prune, link.clock.now(), limit, keep_ids_for=remember))

@@ -23,7 +23,7 @@ async def import_run(client: Client, data: object, *, run_id: str | None = None)
     by accident. Its parent stays behind. `RunConflict` if the id is taken.
     """
     snapshot = parse_snapshot(data)
-    link, config, now = client._open, client._config, client._open.clock.now()
+    link, config, now = client._session, client._session.config, client._session.clock.now()
     new_id = snapshot.record.id if run_id is None else check_name("a run's id", run_id)
     worker = WorkerRecord(
         id=f"import-{new_token()}", pool="import", workflows=(), lease_until=now + LEASE, started_at=now

@@ -130,7 +130,7 @@ class StreamItemView:
 class RecoveryReport:
     """What `recover` did: workers found dead, runs released from them, and runs taken up by this engine."""
 
-    workers_gone: int
+    workers_fenced: int
     runs_released: int
     runs_claimed: int
 

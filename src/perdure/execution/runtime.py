@@ -174,6 +174,9 @@ class WorkerRuntime:
     def is_executing(self, run_id: str) -> bool:
         return self.coordinator.residents.active(run_id) is not None
 
+    def can_execute(self, record: RunRecord) -> bool:
+        return record.pool == self._pool and (record.workflow, record.version) in self._catalog.pairs()
+
     def _on_change_hint(self, run_ids: frozenset[str] | None) -> None:
         """Look for work and mail, unless the hint comes of a turn that we are committing ourselves."""
         if run_ids is None or not all(self.is_executing(run_id) for run_id in run_ids):
