@@ -42,16 +42,16 @@ def opened(url: str) -> None:
     ("url", "words"),
     [
         ("mysql://localhost/x", "unknown store scheme 'mysql'; use one of memory://"),
-        ("shop.db", "'shop.db' is no store URL"),
-        ("", "is no store URL"),
+        ("shop.db", "'shop.db' is not a store URL"),
+        ("", "is not a store URL"),
         ("sqlite://", "names no file"),
         ("sqlite://host/x.db", "names no file"),
-        ("sqlite:///:memory:", "memory:// keeps nothing"),
+        ("sqlite:///:memory:", "or memory:// to store nothing"),
         ("sqlite:///x.db?colour=red", "the only option"),
         ("sqlite:///x.db?synchronous=maybe", "synchronous"),
         ("memory://name", "a memory store has no name"),
-        (5, "a store is a URL"),
-        (None, "a store is a URL"),
+        (5, "a store must be a URL"),
+        (None, "a store must be a URL"),
     ],
 )
 def test_a_url_that_names_no_store(kind, url, words, tmp_path, monkeypatch):

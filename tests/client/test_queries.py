@@ -199,7 +199,7 @@ async def test_why_it_waits_for_a_retry(h):
     assert (reason.kind, reason.location, reason.name) == ("retry", "flaky", "flaky")
     assert reason.until is not None
     assert reason.until.timestamp() == pytest.approx(h.clock.now() + 30)
-    assert "tried again" in str(reason)
+    assert "retry of step flaky" in str(reason)
 
 
 @on_every_store

@@ -244,7 +244,7 @@ def pruned_rows(*states: int) -> list[Entry]:
 @pytest.mark.parametrize("states", [(50,), (50, 51, 52), (40, 60)])
 @pytest.mark.parametrize("location", ["pages/~3/get", "pages/~3", "pages/~3/tell", "pages/~39/get"])
 def test_an_iteration_that_was_pruned_is_refused(location, states):
-    oldest = rf"'pages' has been pruned; the oldest that is left is {states[0]}, and 'pages' is the loop's beginning"
+    oldest = rf"'pages' has been pruned; use iteration {states[0]} or later, or 'pages', the loop's beginning"
     with pytest.raises(InvalidArgument, match=oldest):
         rewind(location, *pruned_rows(*states))
 
@@ -425,7 +425,7 @@ def test_a_step_in_a_loop_that_was_given_up_before_is_done_again():
     ],
 )
 def test_a_step_that_a_replay_does_not_come_by_cannot_be_done_again(rows, location):
-    with pytest.raises(InvalidArgument, match=r"step 'pages/~1/get' stays, was rolled back, and cannot be done again"):
+    with pytest.raises(InvalidArgument, match=r"step 'pages/~1/get' before it was rolled back and cannot be executed again"):
         rewind(location, *rows, undoing("~rollback/x", 9, "pages/~1/get"))
 
 

@@ -101,7 +101,7 @@ def test_redis_with_tls_is_redis():
         ("redis://:hunter2@cache/0?colour=red", "colour"),
         ("redis://:hunter2@cache/0?socket_timeout=soon", "socket_timeout"),
         ("rediss://:hunter2@cache:x/0", "Port"),
-        ("shop:hunter2@db/shop", "no store URL"),
+        ("shop:hunter2@db/shop", "not a store URL"),
     ],
 )
 def test_what_is_wrong_with_a_url_is_said_without_its_password(url, words):

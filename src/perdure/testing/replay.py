@@ -57,7 +57,7 @@ def _snapshot(history: History) -> Snapshot:
             history = msgspec.json.decode(history)
         except msgspec.DecodeError as error:
             raise InvalidArgument(
-                f"this is no exported run: {error}; a file is given as a pathlib.Path, not as a string"
+                f"this is not an exported run: {error}; a file is given as a pathlib.Path, not as a string"
             ) from None
     return parse_snapshot(history)
 
