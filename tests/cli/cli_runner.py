@@ -1,4 +1,4 @@
-"""A folder with an application and a store, and the real program run in it as a user would run it."""
+"""A folder with an application and a store, in which tests run the real `perdure` program."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL = 0.02
-PATIENCE = 60.0  # seconds until a test is given up; none waits that long on purpose
+TIMEOUT_SECONDS = 60.0  # no test waits that long on purpose
 TIME = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
 
 SHOP = """
@@ -73,7 +73,7 @@ nothing = 42
 
 
 class Shop:
-    """See the module's docstring."""
+    """An application, a store and the `perdure` program."""
 
     def __init__(self, folder: Path, url: str = "sqlite:///shop.db?synchronous=off") -> None:
         self.folder = folder
@@ -90,7 +90,7 @@ class Shop:
         return [sys.executable, "-W", "error", "-m", "perdure.cli", *args]
 
     def run(self, *args: str, code: int = 0, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end; `code` is the exit code that it must have."""
+        """Run a command to its end and check its exit code."""
         done = subprocess.run(
             self.command(*args),
             cwd=self.folder,
@@ -98,7 +98,7 @@ class Shop:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT_SECONDS,
         )
         assert done.returncode == code, f"{args} exited with {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert "\x1b" not in done.stdout + done.stderr, "no colours in a pipe"
@@ -108,46 +108,46 @@ class Shop:
         return json.loads(self.run(*args, "--json", code=code).stdout)
 
     def start(self, name: str, payload: str | None = None, *more: str) -> str:
-        """Start a run; its id."""
+        """Start a run and return its id."""
         given = [name] if payload is None else [name, payload]
         return self.run("start", *given, "--app", "shop", *more).stdout.strip()
 
     def until(self, run_id: str, *statuses: str) -> Any:
-        """Wait until a run has one of these statuses; the run as `show` has it then."""
+        """Wait until a run has one of these statuses; return it as `show --json` prints it."""
 
         async def wait(client: Client) -> Any:
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + TIMEOUT_SECONDS
             while await client.status(run_id) not in statuses:
                 assert time.monotonic() < deadline, await client.describe(run_id)
                 await asyncio.sleep(POLL)
             return run_shape(await client.describe(run_id))
 
-        return self.ask(wait)
+        return self.call(wait)
 
-    def make(self) -> None:
-        """The empty store."""
+    def create_store(self) -> None:
+        """Create the empty store."""
 
-        async def nothing(client: Client) -> None:
-            """Opening it was all."""
+        async def only_open(client: Client) -> None:
+            """Do nothing: opening the client creates the store."""
 
-        self.ask(nothing)
+        self.call(only_open)
 
-    def ask(self, question: Callable[[Client], Awaitable[T]]) -> T:
-        """For what the test itself wants to know or do: a process per question would take long."""
+    def call(self, action: Callable[[Client], Awaitable[T]]) -> T:
+        """Await `action` with a client in this process, which is faster than a command."""
 
         async def main() -> T:
             async with Client(self.url.replace("sqlite:///", f"sqlite:///{self.folder}/")) as client:
-                return await question(client)
+                return await action(client)
 
         return asyncio.run(main())
 
     @contextmanager
     def worker(self, target: str = "shop:workflows", *more: str) -> Iterator[subprocess.Popen[str]]:
-        """A worker, which is told to stop in the end."""
+        """Run a worker; stop it at the end."""
         process = self.popen("worker", target, *more)
         try:
             assert process.stdout is not None
-            assert "worker" in process.stdout.readline()
+            assert "orker" in process.stdout.readline()
             yield process
         finally:
             self.stop(process)
@@ -160,14 +160,14 @@ class Shop:
     def stop(self, process: subprocess.Popen[str], number: int = signal.SIGTERM) -> int:
         if process.poll() is None:
             process.send_signal(number)
-        code = process.wait(PATIENCE)
+        code = process.wait(TIMEOUT_SECONDS)
         if process.stdout is not None:
             process.stdout.close()
         return code
 
 
 def shape_of(value: Any) -> Any:
-    """JSON with what differs from run to run replaced by a word for it."""
+    """Return JSON in which values that differ from run to run are replaced by a word."""
     if isinstance(value, dict):
         return {name: _word(name, each) for name, each in value.items()}
     if isinstance(value, list):
@@ -179,7 +179,7 @@ def _word(name: str, value: Any) -> Any:
     if isinstance(value, str):
         if TIME.match(value):
             return "TIME"
-        if name in ("traceback", "owner", "node", "token", "next", "line"):
+        if name in ("traceback", "owner", "host", "token", "next", "line"):
             return name.upper()
     if name in ("pid", "token") and isinstance(value, int):
         return name.upper()
@@ -188,24 +188,24 @@ def _word(name: str, value: Any) -> Any:
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Shop:
-    """An application and an empty store, a file."""
-    made = Shop(tmp_path)
-    made.make()
-    return made
+    """An application and an empty SQLite store."""
+    shop = Shop(tmp_path)
+    shop.create_store()
+    return shop
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def shop_anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
-    """The same on a file and on a server."""
-    with _on(request.param, tmp_path) as made:
-        yield made
+    """An application on SQLite and on PostgreSQL."""
+    with _on(request.param, tmp_path) as shop:
+        yield shop
 
 
 @pytest.fixture(params=["sqlite", "postgres", "redis"])
 def shop_everywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
-    """The same on every store that outlives a process."""
-    with _on(request.param, tmp_path) as made:
-        yield made
+    """An application on every store that outlives a process."""
+    with _on(request.param, tmp_path) as shop:
+        yield shop
 
 
 @contextmanager

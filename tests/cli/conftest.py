@@ -1,4 +1,4 @@
-"""Fixtures of the command line's tests."""
+"""Fixtures of the command-line tests."""
 
 from tests.cli.cli_runner import shop, shop_anywhere, shop_everywhere
 

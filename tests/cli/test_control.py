@@ -1,4 +1,4 @@
-"""start, send, emit, complete, fail, cancel, terminate, resume, rewind, fork: what they do and how they end."""
+"""Commands start, send, emit, complete, fail, cancel, terminate, resume, rewind, fork: effects and exit codes."""
 
 import json
 
@@ -17,7 +17,7 @@ def working(shop_anywhere):
         yield shop_anywhere
 
 
-def test_an_order_from_start_to_end(shop_everywhere):
+def test_commands_drive_an_order_from_start_to_end(shop_everywhere):
     shop = shop_everywhere
     assert shop.json("migrate") == {"store": redact_password(shop.url), "migrated": True}
     assert shop.json("workers") == {"workers": []}
@@ -51,7 +51,7 @@ def _order(working):
     working.run("send", "order-7", "Approved", '{"by": "ada"}', code=4)
 
     assert working.json("rewind", "order-7", "Approved") == {"run": "order-7", "location": "Approved"}
-    assert working.until("order-7", "succeeded")["generation"] == 1, "its event was given back to it"
+    assert working.until("order-7", "succeeded")["generation"] == 1, "the event returned to the mailbox"
     assert working.json("fork", "order-7", "Approved", "--id", "order-8") == {
         "run": "order-8",
         "from": "order-7",
@@ -61,34 +61,46 @@ def _order(working):
     assert "'nowhere'" in working.run("rewind", "order-7", "nowhere", code=2).stderr
 
 
-def test_waiting_for_the_result(working):
+def test_start_with_wait_prints_the_result_after_complete_or_fail(working):
     working.start("review", '["tea", 3]', "--id", "tea")
     token = working.until("tea", "suspended")["published"]["token"]
-    assert working.json("complete", token, '"good"') == {"settled": True}
-    assert working.json("complete", token, '"bad"', code=4) == {"settled": False}
+    assert working.json("complete", token, '"good"') == {"completed": True}
+    assert working.json("complete", token, '"bad"', code=4) == {"completed": False}
     assert working.run("complete", token, code=4).stderr
     assert working.run("start", "review", '["tea", 3]', "--id", "tea", "-a", "shop", "--wait").stdout == '"tea: good"\n'
     working.start("review", '{"title": "mud"}', "--id", "mud")
     token = working.until("mud", "suspended")["published"]["token"]
-    assert working.json("fail", token, "no time") == {"settled": True}
+    assert working.json("fail", token, "no time") == {"completed": True}
     failed = working.run("start", "review", '{"title": "mud"}', "--id", "mud", "-a", "shop", "--wait", code=1)
     assert "no time" in failed.stderr
     assert "perdure show mud" in failed.stderr
     assert working.run("complete", "forged", "1", code=3).stderr
 
 
-def test_emit_says_how_many_it_woke_and_resume_and_cancel_do_their_work(working):
+def test_emit_resume_and_cancel_report_what_they_did(working):
     working.start("checkout", '{"id": "1", "cents": 1}', "--id", "one")
     working.until("one", "suspended")
     assert working.json("emit", "Approved", '{"by": "all"}') == {"topic": "Approved", "woken": 1}
     working.until("one", "succeeded")
-    assert "woke 0 runs" in working.run("emit", "Approved", '{"by": "nobody"}', "--app", "shop").stdout
+    assert "woke 0 runs" in working.run("emit", "Approved", '{"by": "late"}', "--app", "shop").stdout
 
     working.start("naps", None, "--id", "nap")
     working.until("nap", "suspended")
-    assert working.run("resume", "nap").stdout == "run nap was driven on\n"
+    assert working.run("resume", "nap").stdout == "Resumed run nap\n"
     assert working.json("cancel", "nap") == {"runs": [{"id": "nap", "done": True, "error": None}]}
     working.until("nap", "cancelled")
+
+
+@pytest.mark.parametrize("target", ["shop:checkout", "shop.py:checkout", "./shop.py:one"])
+def test_start_takes_a_target_with_a_workflow(shop, target):
+    done = shop.json("start", target, '{"id": "7", "cents": 1}', "--id", "order-7")
+    assert (done["created"], done["run"]["workflow"]) == (True, "checkout")
+
+
+def test_start_refuses_a_target_with_several_workflows(shop):
+    refused = shop.run("start", "shop:workflows", "{}", code=2).stderr
+    assert "checkout, naps, review" in refused
+    assert shop.json("ls")["runs"] == []
 
 
 @pytest.mark.parametrize(
@@ -103,18 +115,18 @@ def test_emit_says_how_many_it_woke_and_resume_and_cancel_do_their_work(working)
         (("start", "review", '["x"]', "--delay", "later"), 2, "duration"),
     ],
 )
-def test_what_cannot_be_started_is_refused_in_words_and_leaves_nothing(shop, args, code, word):
+def test_invalid_start_is_refused_with_a_message_and_stores_nothing(shop, args, code, word):
     assert word in shop.run(*args, "--app", "shop", code=code).stderr
     assert shop.json("ls")["runs"] == []
 
 
-def test_another_payload_under_the_same_id_is_a_conflict(shop):
+def test_start_with_another_payload_for_an_id_is_a_conflict(shop):
     shop.start("review", '["tea"]', "--id", "r")
     refused = shop.run("start", "review", '["mud"]', "--id", "r", "--app", "shop", code=4)
     assert "perdure show r" in refused.stderr
 
 
-def test_what_a_worker_has_is_started_by_name_without_the_code(working):
+def test_workflow_published_by_a_worker_starts_by_name_without_the_code(working):
     (working.folder / "shop.py").unlink()
     assert (
         working.run("start", "review", '{"title": "tea", "pages": 2}', "--id", "tea", "--tag", "a=b").stdout == "tea\n"
@@ -128,10 +140,10 @@ def test_what_a_worker_has_is_started_by_name_without_the_code(working):
     assert "--app" in refused
     working.run("start", "review", '{"titel": "tea"}', "--id", "typo")
     [reason] = working.until("typo", "suspended")["waiting_for"]
-    assert "title" in reason["text"], "the worker has checked it"
+    assert "title" in reason["text"], "the worker checks the payload"
 
 
-def test_without_code_and_without_workers_nothing_can_be_started(shop):
+def test_start_by_name_without_a_worker_is_refused(shop):
     refused = shop.run("start", "checkout", "{}", code=3).stderr
     assert "no live worker has a workflow named 'checkout'" in refused
     assert "perdure worker TARGET" in refused
@@ -139,7 +151,7 @@ def test_without_code_and_without_workers_nothing_can_be_started(shop):
     assert not (shop.folder / "typo.db").exists()
 
 
-def test_a_payload_may_come_from_stdin_and_a_delay_is_kept(shop):
+def test_start_reads_payload_from_stdin_and_applies_delay(shop):
     done = shop.run(
         "start", "review", "-", "-a", "shop.py", "--id", "r", "--delay", "1h30m", stdin='{"title": "t"}', code=0
     )
@@ -148,7 +160,7 @@ def test_a_payload_may_come_from_stdin_and_a_delay_is_kept(shop):
     assert "review" in reason["text"]
 
 
-def test_what_touches_several_runs_asks_and_a_pipe_cannot_answer(shop):
+def test_cancel_of_several_runs_without_yes_is_refused_in_a_pipe(shop):
     for name in ("a", "b", "c"):
         shop.start("naps", None, "--id", name)
     refused = shop.run("cancel", "--workflow", "naps", code=2)
@@ -157,30 +169,30 @@ def test_what_touches_several_runs_asks_and_a_pipe_cannot_answer(shop):
     assert refused.stdout == ""
     shop.run("terminate", "a", "b", code=2)
     assert {run["status"] for run in shop.json("ls")["runs"]} == {"pending"}
-    assert shop.run("cancel", "a", "b", "--yes").stdout == "2 runs were asked to stop\n"
+    assert shop.run("cancel", "a", "b", "--yes").stdout == "Cancellation requested for 2 runs\n"
     done = shop.json("terminate", "--tag", "team=night", "--yes")
-    assert done == {"runs": [{"id": "c", "done": True, "error": None}]}, "those that have ended are not chosen"
+    assert done == {"runs": [{"id": "c", "done": True, "error": None}]}, "ended runs are not selected"
     assert {run["status"] for run in shop.json("ls")["runs"]} == {"cancelled"}
-    mixed = json.loads(shop.run("cancel", "a", "nobody", "--yes", "--json", code=3).stdout)
+    mixed = json.loads(shop.run("cancel", "a", "unknown", "--yes", "--json", code=3).stdout)
     assert [each["done"] for each in mixed["runs"]] == [False, False]
 
 
 @pytest.mark.parametrize(
     "args", [("cancel",), ("resume",), ("cancel", "a", "--workflow", "naps"), ("resume", "a", "--status", "suspended")]
 )
-def test_it_must_be_clear_which_runs_are_meant(shop, args):
+def test_control_commands_need_either_ids_or_filters(shop, args):
     assert "--workflow" in shop.run(*args, code=2).stderr
 
 
-def test_a_server_that_is_not_there_is_an_error_and_not_a_wait(monkeypatch, capsys):
-    monkeypatch.setattr(session, "AWAY", 0.2)
+def test_unreachable_server_is_an_error_after_the_timeout(monkeypatch, capsys):
+    monkeypatch.setattr(session, "STORE_TIMEOUT_SECONDS", 0.2)
 
     async def never(client):
-        raise AssertionError("it was not opened")
+        raise AssertionError("the client must not open")
 
     with pytest.raises(typer.Exit) as ended, session.error_reporting(json=True):
         session.with_client("postgresql://ada:secret@127.0.0.1:1/shop", never)
     assert ended.value.exit_code == 1
     error = json.loads(capsys.readouterr().err)["error"]
     assert error["message"].startswith("postgresql://ada:***@127.0.0.1:1/shop cannot be reached: ")
-    assert error["next"] == "the same command again, later"
+    assert error["next"] == "retry later"

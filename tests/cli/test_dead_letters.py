@@ -1,4 +1,4 @@
-"""dead-letters: looking at them, sending them again, throwing them away."""
+"""Commands dead-letters ls, show, replay, rm."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from tests.cli.cli_runner import POLL, shape_of
 
 @pytest.fixture
 def dead(shop_anywhere):
-    """Three letters: events whose run was terminated before it read them."""
+    """A store with three dead letters: events that a terminated run had not read."""
     shop = shop_anywhere
     shop.start("naps", None, "--id", "late")
     for number in range(3):
@@ -22,13 +22,13 @@ def dead(shop_anywhere):
             await asyncio.sleep(POLL)
 
     with shop.worker():
-        shop.ask(three)
+        shop.call(three)
         shop.start("checkout", '{"id": "1", "cents": 1}', "--id", "taker")
         shop.until("taker", "suspended")
     return shop
 
 
-def test_letters_from_ls_to_rm(dead):
+def test_dead_letters_are_listed_shown_replayed_and_removed(dead):
     page = dead.json("dead-letters", "ls", "--limit", "2")
     assert len(page["dead_letters"]) == 2
     rest = dead.json("dead-letters", "ls", "--after", page["next"])
@@ -51,14 +51,14 @@ def test_letters_from_ls_to_rm(dead):
 
     assert dead.json("dead-letters", "replay", first, "--to", "taker") == {"id": first, "to": "taker"}
     dead.run("dead-letters", "replay", first, "--to", "taker", code=3)
-    dead.run("dead-letters", "replay", second, "--to", "nobody", code=3)
+    dead.run("dead-letters", "replay", second, "--to", "unknown", code=3)
 
     dead.run("dead-letters", "rm", code=2)
-    asked = dead.run("dead-letters", "rm", "--kind", "event", code=2).stderr
+    refused = dead.run("dead-letters", "rm", "--kind", "event", code=2).stderr
     for shown in (second, third, "Approved", "--yes"):
-        assert shown in asked
+        assert shown in refused
     assert dead.json("dead-letters", "rm", "--kind", "event", "--yes") == {"removed": [second, third]}
     assert "perdure dead-letters ls" in dead.run("dead-letters", "rm", third, code=3).stderr
-    assert dead.run("dead-letters", "ls").stdout == "no dead letters\n"
+    assert dead.run("dead-letters", "ls").stdout == "No dead letters found.\n"
     with dead.worker():
         assert dead.until("taker", "succeeded")["result"] == "receipt-1 approved by 0"

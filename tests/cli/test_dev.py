@@ -1,4 +1,4 @@
-"""worker, dev and demo: programs that run until they are told to stop."""
+"""Commands worker, dev and demo."""
 
 import json
 import os
@@ -6,12 +6,12 @@ import signal
 import threading
 
 from perdure.cli.dev import stamps
-from tests.cli.cli_runner import PATIENCE, SHOP
+from tests.cli.cli_runner import SHOP, TIMEOUT_SECONDS
 
 
 def lines_until(process, found):
-    """Lines of a program until one is what was waited for; killed if none ever is."""
-    timer = threading.Timer(PATIENCE, process.kill)
+    """Return the lines of a process up to the first match; kill the process after a timeout."""
+    timer = threading.Timer(TIMEOUT_SECONDS, process.kill)
     timer.start()
     seen = []
     try:
@@ -24,11 +24,11 @@ def lines_until(process, found):
         timer.cancel()
 
 
-def test_a_worker_says_what_it_has_and_gives_its_runs_back_in_the_end(shop):
+def test_worker_reports_its_workflows_and_releases_its_runs(shop):
     worker = shop.popen("worker", "shop:one", "--json", "--pool", "other", "--concurrency", "3", "--grace", "1")
     [line] = lines_until(worker, lambda line: True)
-    said = json.loads(line)
-    assert {**said, "pid": 0} == {
+    started = json.loads(line)
+    assert {**started, "pid": 0} == {
         "worker": "started",
         "pid": 0,
         "pool": "other",
@@ -38,12 +38,12 @@ def test_a_worker_says_what_it_has_and_gives_its_runs_back_in_the_end(shop):
     worker.send_signal(signal.SIGTERM)
     [line] = lines_until(worker, lambda line: True)
     assert json.loads(line)["worker"] == "stopped"
-    assert worker.wait(PATIENCE) == 0
+    assert worker.wait(TIMEOUT_SECONDS) == 0
     worker.stdout.close()
     assert shop.json("workers") == {"workers": []}
 
 
-def test_dev_tells_what_happens_and_reloads_what_changes(shop):
+def test_dev_reports_entries_and_reloads_changed_code(shop):
     dev = shop.popen("dev", "shop.py", "--json")
     try:
         shop.start("checkout", '{"id": "1", "cents": 5}', "--id", "order")
@@ -51,18 +51,18 @@ def test_dev_tells_what_happens_and_reloads_what_changes(shop):
         lines_until(dev, lambda line: '"location":"Approved"' in line)
 
         (shop.folder / "shop.py").write_text(SHOP + "\n(")
-        lines_until(dev, lambda line: '"worker":"reloads"' in line and "shop.py" in line)
-        lines_until(dev, lambda line: '"worker":"ended"' in line)
+        lines_until(dev, lambda line: '"worker":"reloading"' in line and "shop.py" in line)
+        lines_until(dev, lambda line: '"worker":"exited"' in line)
 
         (shop.folder / "shop.py").write_text(SHOP.replace("approved by", "waved through by"))
-        lines_until(dev, lambda line: '"worker":"reloads"' in line)
+        lines_until(dev, lambda line: '"worker":"reloading"' in line)
         shop.run("send", "order", "Approved", '{"by": "ada"}')
         [last] = lines_until(dev, lambda line: '"succeeded"' in line and '"workflow"' in line)[-1:]
         assert json.loads(last)["run"]["result"] == "receipt-1 waved through by ada"
     finally:
         code = shop.stop(dev)
     assert code == 0
-    assert shop.json("workers") == {"workers": []}, "its worker has left"
+    assert shop.json("workers") == {"workers": []}, "its worker is removed"
 
 
 BLOCKS = """
@@ -74,7 +74,7 @@ async def dozes(ctx: Context) -> None:
 """
 
 
-def test_dev_refuses_what_blocks_in_a_workflow_and_tells_of_short_runs(shop):
+def test_dev_refuses_blocking_calls_and_reports_short_runs(shop):
     (shop.folder / "shop.py").write_text(SHOP + BLOCKS)
     dev = shop.popen("dev", "shop.py")
     try:
@@ -87,14 +87,14 @@ def test_dev_refuses_what_blocks_in_a_workflow_and_tells_of_short_runs(shop):
         assert shop.stop(dev) == 0
 
 
-def test_a_worker_does_not_refuse_it_unless_asked(shop):
+def test_worker_allows_blocking_calls_by_default(shop):
     (shop.folder / "shop.py").write_text(SHOP + BLOCKS)
     with shop.worker("shop"):
         shop.start("dozes", None, "--id", "doze")
         shop.until("doze", "succeeded")
 
 
-def test_dev_makes_a_file_where_no_store_is_named(shop):
+def test_dev_creates_the_default_store(shop):
     shop.url = ""
     dev = shop.popen("dev", "shop.py")
     try:
@@ -104,7 +104,7 @@ def test_dev_makes_a_file_where_no_store_is_named(shop):
         shop.stop(dev)
 
 
-def test_only_python_files_of_the_project_are_watched(tmp_path):
+def test_dev_watches_only_python_files_of_the_project(tmp_path):
     for name in ("a.py", "b.txt", "deep/c.py", ".venv/d.py", "venv/e.py", "__pycache__/f.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")

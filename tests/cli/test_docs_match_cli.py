@@ -1,4 +1,4 @@
-"""docs/cli.md has every command with every option, the fields of every shape, and nothing that is not there."""
+"""docs/cli.md documents every command, option and JSON field, and nothing else."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Any
 import typer.main
 
 from perdure import RunStatus
-from perdure.cli import json_output as shapes
+from perdure.cli import json_output
 from perdure.cli.app import app
 from tests.cli.cli_runner import ROOT
 
@@ -18,7 +18,7 @@ SECTIONS = {
 }
 
 
-SHAPES = ("run", "reason", "entry", "error", "letter", "worker", "finding", "misfit")
+SHAPES = ("run", "reason", "entry", "error", "dead letter", "worker", "finding", "incompatible run")
 PROGRAM: Any = typer.main.get_command(app)
 
 
@@ -43,7 +43,7 @@ def test_every_command_has_a_section_and_every_section_a_command():
     assert len(SECTIONS) == len(names)
 
 
-def test_every_option_is_in_the_section_of_its_command():
+def test_every_option_is_documented_with_its_command():
     missing = [
         f"perdure {name} {option}"
         for name, command in commands()
@@ -54,12 +54,12 @@ def test_every_option_is_in_the_section_of_its_command():
     assert [each for each in missing if not each.endswith((" --help", " -h"))] == []
 
 
-def test_options_of_the_program_itself_are_there():
+def test_global_options_are_documented():
     options = [option for parameter in PROGRAM.params for option in parameter.opts]
     assert [option for option in options if option not in PAGE] == []
 
 
-def test_every_option_and_command_says_what_it_is_for():
+def test_every_option_and_command_has_a_help_text():
     silent = [
         f"{name} {parameter.name}"
         for name, command in commands()
@@ -70,7 +70,7 @@ def test_every_option_and_command_says_what_it_is_for():
     assert [name for name, command in commands() if not command.help] == []
 
 
-def test_every_option_that_a_section_names_is_one_of_its_command():
+def test_sections_name_only_options_that_exist():
     unknown = [
         f"perdure {name} {option}"
         for name, command in commands()
@@ -83,8 +83,8 @@ def test_every_option_that_a_section_names_is_one_of_its_command():
 COMMAND_LINE = re.compile(r"^\$ perdure ([^\n#]*)|`perdure ((?!COMMAND)[^`]+)`", re.MULTILINE)
 
 
-def test_every_command_line_in_the_docs_is_one():
-    """A command that there is, with options that it has."""
+def test_command_lines_in_the_docs_are_valid():
+    """The command exists and has the options."""
     known = dict(commands())
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         for line in COMMAND_LINE.finditer(page.read_text(encoding="utf-8")):
@@ -98,16 +98,18 @@ def test_every_command_line_in_the_docs_is_one():
             assert wrong == [], f"{page.name}: {line[0]}"
 
 
-def test_the_fields_of_the_shapes_are_there():
+def test_json_fields_are_documented():
     table = PAGE.partition("| value | fields |")[2]
     for name in SHAPES:
         [line] = re.findall(rf"^\| {name} \|(.*)\|$", table, re.MULTILINE)
         without_values = re.sub(r"\([^)]*\)", "", line)
-        assert tuple(re.findall(r"`(\w+)`", without_values)) == getattr(shapes, name.upper()), name
+        assert tuple(re.findall(r"`(\w+)`", without_values)) == getattr(json_output, name.upper().replace(" ", "_")), (
+            name
+        )
     assert [status for status in RunStatus if f"`{status}`" not in section("ls")] == []
 
 
-def test_every_command_has_its_shape_in_the_table():
+def test_json_output_of_every_command_is_documented():
     table = PAGE.partition("| command | prints |")[2].partition("| value | fields |")[0]
     rows = {
         name for cells in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE) for name in re.findall(r"`(.*?)`", cells)
@@ -115,7 +117,7 @@ def test_every_command_has_its_shape_in_the_table():
     assert rows == {name for name, command in commands() if any("--json" in each.opts for each in command.params)}
 
 
-def test_the_page_tells_the_exit_codes():
+def test_exit_codes_are_documented():
     assert [code for code in "01234" if f"| {code} | " not in PAGE] == []
 
 

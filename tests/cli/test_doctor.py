@@ -337,18 +337,23 @@ async def test_pruning_deletes_what_has_outlived_its_retention(h):
 def test_the_program_says_it_and_exits_for_a_monitor(shop_anywhere):
     shop = shop_anywhere
     shop.start("naps", None, "--id", "nap")
-    told = shop.json("doctor")
-    assert (told["healthy"], told["open_runs"], told["grounds"], told["repaired"]) == (True, 1, {"due": 1}, [])
-    assert list(told) == ["healthy", "at", "open_runs", "grounds", "findings", "repaired"]
-    [finding] = told["findings"]
+    report = shop.json("doctor")
+    assert (report["healthy"], report["open_runs"], report["progress_reasons"], report["repairs"]) == (
+        True,
+        1,
+        {"due": 1},
+        [],
+    )
+    assert list(report) == ["healthy", "at", "open_runs", "progress_reasons", "findings", "repairs"]
+    [finding] = report["findings"]
     assert (list(finding), finding["kind"]) == (list(FINDING), "no_worker")
-    shop.ask(lambda client: suspended(client, "stuck"))
+    shop.call(lambda client: suspended(client, "stuck"))
     text = shop.run("doctor", code=1).stdout
-    assert "nothing will wake it" in text
+    assert "stuck" in text
     assert "stuck" in text
     assert "--repair" in text
-    mended = shop.run("doctor", "--repair", "--deep").stdout
-    assert "mended resumed run stuck" in mended
+    repaired = shop.run("doctor", "--repair", "--deep").stdout
+    assert "Repaired: resumed run stuck" in repaired
     assert shop.json("prune") == {"pruned": 0}
     assert shop.json("terminate", "nap", "stuck", "--yes")["runs"][1]["done"]
 
@@ -357,7 +362,7 @@ def test_the_program_says_it_and_exits_for_a_monitor(shop_anywhere):
         for name in ("old", "older"):
             await committed(client, EndRun(run_id=name, turn_id="t", now=NOW, prune_after=0.0))
 
-    shop.ask(outlive)
+    shop.call(outlive)
     asked = shop.run("prune", code=2).stderr
     for word in ("old", "older", "inspected", "--yes"):
         assert word in asked
@@ -372,7 +377,7 @@ def test_a_repair_that_would_cancel_several_runs_asks(shop):
         for name in ("kid", "twin"):
             await suspended(client, name, EVENT, parent="mother", attached=True)
 
-    shop.ask(orphan)
+    shop.call(orphan)
     asked = shop.run("doctor", "--repair", code=2)
     for word in ("kid", "twin", "--yes"):
         assert word in asked.stderr

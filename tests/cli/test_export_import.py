@@ -1,4 +1,4 @@
-"""export and import: a run with its history goes from one store to another and is the same."""
+"""Commands export and import: a run keeps its history in another store."""
 
 import json
 
@@ -15,7 +15,7 @@ RECORD = RunRecord(
     version=2,
     input=b'{"order": {"id": "1"}}',
     created_at=1.5,
-    created_by="somebody",
+    created_by="creator",
     seed=7,
     status=RunStatus.FAILED,
     owner="worker",
@@ -34,7 +34,7 @@ ENTRIES = (
 INBOX = (Message(id="m", kind="event", number=1, name="paid", body=b'{"by":"ada"}', expires_at=9.0),)
 
 
-def test_what_is_read_back_is_what_was_written():
+def test_parsed_export_equals_the_snapshot():
     written = json.loads(json.dumps(export_snapshot(Snapshot(RECORD, 4, ENTRIES, INBOX))))
     back = parse_snapshot(written)
     assert (back.entries, back.inbox) == (ENTRIES, INBOX)
@@ -45,27 +45,27 @@ def test_what_is_read_back_is_what_was_written():
         RECORD.waits,
         {"team": "day"},
     )
-    assert (record.owner, record.shard, record.created_by) == (None, 0, ""), "what is its own store's stays there"
+    assert (record.owner, record.shard, record.created_by) == (None, 0, ""), "store-local fields are not exported"
 
 
-def test_people_can_read_it():
+def test_export_is_readable_json():
     written = export_snapshot(Snapshot(RECORD, 4, ENTRIES, INBOX))
     assert list(written) == ["perdure", "run", "entries", "inbox"]
     assert written["run"]["input"] == {"order": {"id": "1"}}
     assert written["entries"][0]["value"] is None
-    assert "value" not in written["entries"][3], "no value is something else than a null"
+    assert "value" not in written["entries"][3], "a missing value differs from null"
     assert written["inbox"][0]["body"] == {"by": "ada"}
 
 
 @pytest.mark.parametrize(
     "data", [None, [], {}, {"perdure": 2, "run": {}}, {"perdure": 1, "run": {"id": 5}}, {"perdure": 1, "run": []}]
 )
-def test_what_is_no_export_is_refused_in_words(data):
+def test_invalid_export_is_refused_with_a_message(data):
     with pytest.raises(InvalidArgument, match=r"export|format"):
         parse_snapshot(data)
 
 
-def test_an_open_run_is_held_until_it_is_resumed_and_then_goes_on(shop_anywhere):
+def test_imported_open_run_is_held_until_resumed(shop_anywhere):
     shop = shop_anywhere
     with shop.worker():
         shop.start("checkout", '{"id": "1", "cents": 5}', "--id", "order")
@@ -92,16 +92,16 @@ def test_an_open_run_is_held_until_it_is_resumed_and_then_goes_on(shop_anywhere)
         shop.run("complete", token, '"good"')
         shop.until("tea", "succeeded")
 
-        async def settle(client):
+        async def complete(client):
             await client.complete(await client.deferred_token("tea-2", "verdict"), "fine")
 
-        shop.ask(settle)
+        shop.call(complete)
         assert shop.until("tea-2", "succeeded")["result"] == "tea: fine"
 
 
 @pytest.mark.parametrize(("content", "code"), [("{", 2), ("{}", 2), (None, 3)])
-def test_a_file_that_is_none_of_ours(shop, content, code):
+def test_import_of_an_invalid_file_is_refused(shop, content, code):
     if content is not None:
         (shop.folder / "x.json").write_text(content)
     assert "x.json" in shop.run("import", "x.json", code=code).stderr or content == "{}"
-    shop.run("export", "nobody", code=3)
+    shop.run("export", "unknown", code=3)

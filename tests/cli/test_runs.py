@@ -1,4 +1,4 @@
-"""ls, show, watch, workers: what people and programs are told of runs. One worker has done its work before."""
+"""Commands ls, show, watch, workers, over a store in which a worker has executed runs."""
 
 import json
 
@@ -9,7 +9,7 @@ from tests.cli.cli_runner import Shop, shape_of
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A store in which a run waits for an event, one has failed, one has succeeded; the worker is gone."""
+    """A store with a waiting, a failed and a succeeded run; its worker has stopped."""
     shop = Shop(tmp_path_factory.mktemp("stocked"))
     with shop.worker():
         shop.start("checkout", '{"id": "1", "cents": 999}', "--id", "waits", "--tag", "team=day")
@@ -28,7 +28,7 @@ def stocked(made):
     return made[0]
 
 
-def test_ls_is_a_table_newest_first(stocked):
+def test_ls_prints_a_table_newest_first(stocked):
     lines = stocked.run("ls").stdout.splitlines()
     assert lines[0].split() == ["run", "workflow", "status", "created", "outcome"]
     assert [line.split()[:3] for line in lines[1:]] == [
@@ -50,14 +50,14 @@ def test_ls_is_a_table_newest_first(stocked):
         (("--prefix", "fa"), ["fails"]),
         (("--since", "1h"), ["done", "fails", "waits"]),
         (("--until", "1h"), []),
-        (("--since", "2020-01-31T12:00Z", "--parent", "nobody"), []),
+        (("--since", "2020-01-31T12:00Z", "--parent", "unknown"), []),
     ],
 )
 def test_ls_filters(stocked, options, found):
     assert [run["id"] for run in stocked.json("ls", *options)["runs"]] == found
 
 
-def test_ls_goes_on_where_a_page_ended(stocked):
+def test_ls_continues_after_a_page(stocked):
     seen: list[str] = []
     after: list[str] = []
     while True:
@@ -70,7 +70,7 @@ def test_ls_goes_on_where_a_page_ended(stocked):
     assert "--after" in stocked.run("ls", "--limit", "2").stderr
 
 
-def test_show_says_why_it_waits_and_draws_the_tree(stocked):
+def test_show_prints_waiting_reasons_and_the_tree(stocked):
     text = stocked.run("show", "waits").stdout
     assert "event Approved" in text
     assert "no live worker has workflow checkout" in text
@@ -87,22 +87,22 @@ def test_show_says_why_it_waits_and_draws_the_tree(stocked):
     assert "━" in tree[0]
 
 
-def test_tracebacks_are_folded_until_asked_for(stocked):
-    folded, unfolded = stocked.run("show", "fails").stdout, stocked.run("show", "fails", "--trace").stdout
-    assert "ValueError at charge: nothing to charge" in folded
-    assert "--trace" in folded
-    assert "Traceback" not in folded
-    assert 'raise ValueError("nothing to charge")' in unfolded
+def test_show_prints_tracebacks_only_with_trace(stocked):
+    short, full = stocked.run("show", "fails").stdout, stocked.run("show", "fails", "--trace").stdout
+    assert "ValueError at charge: nothing to charge" in short
+    assert "--trace" in short
+    assert "Traceback" not in short
+    assert 'raise ValueError("nothing to charge")' in full
 
 
-def test_watch_in_a_pipe_is_a_line_per_entry_and_its_exit_code_is_the_run_s(stocked):
+def test_watch_in_a_pipe_prints_a_line_per_entry_and_exits_with_the_outcome(stocked):
     lines = stocked.run("watch", "done").stdout.splitlines()
     assert [line.split()[3] for line in lines[:3]] == ["charge", "join/left/ship", "join/right/ship"]
     assert lines[-1] == 'done succeeded: "receipt-3 approved by ada"'
     assert stocked.run("watch", "fails", code=1).stdout.splitlines()[-1] == "fails failed"
 
 
-def test_watch_as_json_is_an_object_per_line(stocked):
+def test_watch_with_json_prints_an_object_per_line(stocked):
     lines = [json.loads(line) for line in stocked.run("watch", "done", "--json").stdout.splitlines()]
     assert [next(iter(line)) for line in lines[-2:]] == ["entry", "run"]
     assert lines[-1]["run"]["status"] == "succeeded"
@@ -151,15 +151,15 @@ ENTRY = {
 }
 
 
-def test_the_shape_of_show(stocked):
+def test_json_of_show(stocked):
     shown = shape_of(stocked.json("show", "waits"))
     assert list(shown) == ["run", "history"]
     assert shown["run"] == RUN
     assert shown["history"][0] == ENTRY
-    assert list(shown["run"]) == list(RUN), "in this order"
+    assert list(shown["run"]) == list(RUN), "fields are in this order"
 
 
-def test_the_shape_of_a_failed_run(stocked):
+def test_json_of_a_failed_run(stocked):
     error = shape_of(stocked.json("show", "fails"))["run"]["error"]
     assert {**error, "cause": None} == {
         "type": "StepFailed",
@@ -170,12 +170,12 @@ def test_the_shape_of_a_failed_run(stocked):
     }
 
 
-def test_the_shape_of_ls(stocked):
+def test_json_of_ls(stocked):
     page = shape_of(stocked.json("ls", "--limit", "1", "--prefix", "waits"))
     assert page == {"runs": [{**RUN, "waiting_for": []}], "next": None}
 
 
-def test_the_shape_of_workers(made):
+def test_json_of_workers(made):
     stocked, seen = made
     [worker] = shape_of(seen)["workers"]
     assert worker["id"].startswith("w-")
@@ -194,18 +194,18 @@ def test_the_shape_of_workers(made):
             {"name": "naps", "version": 1},
         ],
     }
-    assert stocked.run("workers").stdout == "no workers\n"
+    assert stocked.run("workers").stdout == "No workers found.\n"
 
 
-def test_a_run_that_is_not_there(stocked):
-    done = stocked.run("show", "nobody", code=3)
-    assert "no run has the id 'nobody'" in done.stderr
+def test_unknown_run_is_not_found(stocked):
+    done = stocked.run("show", "unknown", code=3)
+    assert "no run has the id 'unknown'" in done.stderr
     assert "perdure ls" in done.stderr
-    error = json.loads(stocked.run("show", "nobody", "--json", code=3).stderr)["error"]
-    assert (error["type"], error["run"], error["next"]) == ("RunNotFound", "nobody", "perdure ls --prefix nobody")
+    error = json.loads(stocked.run("show", "unknown", "--json", code=3).stderr)["error"]
+    assert (error["type"], error["run"], error["next"]) == ("RunNotFound", "unknown", "perdure ls --prefix unknown")
 
 
-def test_a_file_that_is_not_there_is_not_made_by_looking(stocked):
+def test_ls_does_not_create_a_missing_file(stocked):
     done = stocked.run("ls", "--store", "sqlite:///typo.db", code=3)
     assert "perdure migrate" in done.stderr
     assert not (stocked.folder / "typo.db").exists()
@@ -214,5 +214,5 @@ def test_a_file_that_is_not_there_is_not_made_by_looking(stocked):
 @pytest.mark.parametrize(
     "wrong", [("ls", "--status", "odd"), ("ls", "--since", "soon"), ("ls", "--tag", "team"), ("show",), ("shwo",)]
 )
-def test_what_makes_no_sense_is_a_usage_error(stocked, wrong):
+def test_invalid_arguments_are_usage_errors(stocked, wrong):
     assert stocked.run(*wrong, code=2).stderr

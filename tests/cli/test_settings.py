@@ -1,4 +1,4 @@
-"""Which store and which code: options, the environment, pyproject.toml; and what may stand for a target."""
+"""Store and application of a command: options, environment, pyproject.toml, targets."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from perdure.cli.target import parse_target
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A folder with a pyproject.toml, in which one stands two levels below."""
+    """A folder with a pyproject.toml; the current folder is two levels below it."""
     (tmp_path / "pyproject.toml").write_text(
         '[tool.perdure]\nstore = "sqlite:///data/shop.db?synchronous=off"\napp = "shop:one"\n'
     )
@@ -19,35 +19,48 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_nearest_pyproject_counts_and_its_file_is_relative_to_it(project):
+def test_nearest_pyproject_wins_and_anchors_relative_files(project):
     assert store_url(None) == f"sqlite:///{project / 'data/shop.db'}?synchronous=off"
     assert store_url("memory://") == "memory://"
     target = parse_target(None)
     assert (target.module, target.attribute, target.folder) == ("shop", "one", project)
 
 
-def test_a_pyproject_without_settings_is_passed_over(project):
+def test_pyproject_without_settings_is_skipped(project):
     (project / "src" / "pyproject.toml").write_text("[project]\nname = 'x'\n")
     assert find_settings().app == "shop:one"
 
 
 @pytest.mark.parametrize("text", ["[tool.perdure]\nstroe = 'x'", "[tool.perdure]\nstore = 3", "[tool.perdure"])
-def test_settings_that_make_no_sense_are_refused(project, text):
+def test_invalid_settings_are_refused(project, text):
     (project / "pyproject.toml").write_text(text)
     with pytest.raises(CommandError) as refused:
         store_url(None)
     assert "pyproject.toml" in str(refused.value)
 
 
-def test_without_any_store_the_three_ways_are_told(tmp_path, monkeypatch):
+def test_default_store_is_a_file_in_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CommandError) as refused:
-        store_url(None)
-    for way in ("--store", "PERDURE_STORE", "[tool.perdure]"):
-        assert way in refused.value.advice
+    assert store_url(None) == "sqlite:///perdure.db"
 
 
-def test_the_environment_goes_before_pyproject_and_an_option_before_both(shop):
+def test_reading_commands_do_not_create_the_default_store(shop):
+    shop.url = ""
+    refused = shop.run("ls", code=3).stderr
+    for way in ("perdure.db", "--store", "PERDURE_STORE", "perdure migrate"):
+        assert way in refused
+    assert not (shop.folder / "perdure.db").exists()
+
+
+def test_start_and_worker_share_the_default_store(shop):
+    shop.url = ""
+    with shop.worker():
+        shop.run("start", "shop:naps", "--id", "nap")
+        assert [run["id"] for run in shop.json("ls")["runs"]] == ["nap"]
+    assert (shop.folder / "perdure.db").exists()
+
+
+def test_option_wins_over_environment_and_environment_over_pyproject(shop):
     (shop.folder / "pyproject.toml").write_text('[tool.perdure]\nstore = "sqlite:///third.db"\napp = "shop"\n')
     shop.run("migrate", PERDURE_STORE="sqlite:///second.db")
     shop.run("migrate", "--store", "sqlite:///first.db", PERDURE_STORE="sqlite:///second.db")
@@ -59,16 +72,16 @@ def test_the_environment_goes_before_pyproject_and_an_option_before_both(shop):
 @pytest.mark.parametrize(
     ("target", "code", "word"),
     [
-        ("shop:one", 0, "1 open run fits"),
-        ("shop.py", 0, "1 open run fits"),
-        ("./shop.py:workflows", 0, "1 open run fits"),
+        ("shop:one", 0, "1 open run is compatible"),
+        ("shop.py", 0, "1 open run is compatible"),
+        ("./shop.py:workflows", 0, "1 open run is compatible"),
         ("shop:nothing", 2, "42"),
         ("shop:lost", 2, "lost"),
         ("nowhere", 2, "no module nowhere"),
         ("nowhere.py", 2, "no file"),
     ],
 )
-def test_targets(shop, target, code, word):
+def test_check_accepts_modules_files_and_attributes(shop, target, code, word):
     shop.start("checkout", '{"id": "1", "cents": 1}')
     done = shop.run("check", target, code=code)
     assert word in done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""At a terminal: colours, tables that fit, bars while something takes long, questions, and a picture that moves."""
+"""Output at a terminal: colours, table widths, progress bars, confirmations, live views."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from tests.cli.cli_runner import PATIENCE
+from tests.cli.cli_runner import TIMEOUT_SECONDS
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -20,7 +20,7 @@ COLUMNS = 90
 
 
 class Terminal:
-    """A program at a terminal of its own."""
+    """A `perdure` process at a pseudo-terminal."""
 
     def __init__(self, shop, *args: str) -> None:
         self._master, slave = pty.openpty()
@@ -37,31 +37,31 @@ class Terminal:
         os.close(slave)
         self.seen = ""
 
-    def until(self, words: str) -> None:
-        """Read until these words were printed."""
-        deadline = time.monotonic() + PATIENCE
-        while words not in CONTROL.sub("", self.seen):
+    def until(self, text: str) -> None:
+        """Read until this text was printed."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while text not in CONTROL.sub("", self.seen):
             assert time.monotonic() < deadline, self.seen
-            assert self._read(), f"{words!r} never came: {self.seen}"
+            assert self._read(), f"{text!r} was not printed: {self.seen}"
 
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
     def end(self) -> int:
-        """Read to the end; the exit code."""
-        deadline = time.monotonic() + PATIENCE
+        """Read to the end and return the exit code."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while self._read():
             assert time.monotonic() < deadline, self.seen[-2000:]
         os.close(self._master)
-        return self.process.wait(PATIENCE)
+        return self.process.wait(TIMEOUT_SECONDS)
 
     @property
     def text(self) -> str:
-        """What was printed, without colours and other control."""
+        """The printed text without control sequences."""
         return CONTROL.sub("", self.seen).replace("\r", "")
 
     def _read(self) -> bool:
-        ready, _, _ = select.select([self._master], [], [], PATIENCE)
+        ready, _, _ = select.select([self._master], [], [], TIMEOUT_SECONDS)
         assert ready, f"nothing more came: {self.seen}"
         try:
             more = os.read(self._master, 65_536)
@@ -72,7 +72,7 @@ class Terminal:
 
 
 def _take_terminal() -> None:
-    """In the child: the terminal is its own, so that Ctrl+C reaches it, even if whoever runs the tests ignores it."""
+    """In the child: take the terminal and reset SIGINT, so that Ctrl+C works even if the test runner ignores it."""
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -93,7 +93,7 @@ def terminal(shop):
             each.process.wait()
 
 
-def test_ls_has_colours_and_fits_the_width(shop, terminal):
+def test_ls_is_coloured_and_fits_the_width(shop, terminal):
     shop.start("review", f'["{"long " * 40}"]', "--id", "a-run-with-a-rather-long-id", "--tag", "x=y")
     shop.run("cancel", "a-run-with-a-rather-long-id")
     shown = terminal("ls")
@@ -103,69 +103,69 @@ def test_ls_has_colours_and_fits_the_width(shop, terminal):
     assert max(map(len, shown.text.splitlines())) <= COLUMNS
 
 
-def test_show_draws_in_colours_and_folds_the_traceback(shop, terminal):
+def test_show_is_coloured_and_hides_the_traceback(shop, terminal):
     with shop.worker():
         shop.start("checkout", '{"id": "1", "cents": -1}', "--id", "bad")
         shop.until("bad", "failed")
     shown = terminal("show", "bad")
     assert shown.end() == 0
     assert "\x1b[1;31mfailed" in shown.seen, "bold and red"
-    assert "\x1b[31m━" in shown.seen, "and so is its bar"
-    assert "folded: --trace unfolds it" in shown.text
+    assert "\x1b[31m━" in shown.seen, "the bar is red"
+    assert "use --trace" in shown.text
     assert max(map(len, shown.text.splitlines())) <= COLUMNS
 
 
-def test_errors_have_colours_and_the_next_command(terminal):
-    refused = terminal("show", "nobody")
+def test_errors_are_coloured_and_name_the_next_command(terminal):
+    refused = terminal("show", "unknown")
     assert refused.end() == 3
     assert "\x1b[1;31merror" in refused.seen
-    assert "try: perdure ls --prefix nobody" in refused.text
+    assert "try: perdure ls --prefix unknown" in refused.text
 
 
-def test_what_touches_several_runs_asks(shop, terminal):
+def test_cancel_of_several_runs_asks_for_confirmation(shop, terminal):
     for name in ("a", "b"):
         shop.start("naps", None, "--id", name)
     refusing = terminal("cancel", "a", "b")
-    refusing.until("cancel these 2 runs?")
+    refusing.until("Cancel these 2 runs?")
     refusing.type("n\n")
     assert refusing.end() == 2
     assert {run["status"] for run in shop.json("ls")["runs"]} == {"pending"}
     agreeing = terminal("cancel", "--workflow", "naps")
-    agreeing.until("cancel these 2 runs?")
+    agreeing.until("Cancel these 2 runs?")
     agreeing.type("y\n")
     assert agreeing.end() == 0
-    assert "2 runs were asked to stop" in agreeing.text
+    assert "Cancellation requested for 2 runs" in agreeing.text
     assert {run["status"] for run in shop.json("ls")["runs"]} == {"cancelled"}
 
 
-def test_long_work_shows_a_bar_and_leaves_no_trace_of_it(shop, terminal):
+def test_check_shows_a_progress_bar_and_clears_it(shop, terminal):
     for name in ("a", "b"):
         shop.start("naps", None, "--id", name)
     checking = terminal("check", "shop")
     assert checking.end() == 0
     assert "replay" in checking.text
     assert "━" in checking.text
-    assert checking.text.rstrip().endswith("2 open runs fit this code")
+    assert checking.text.rstrip().endswith("2 open runs are compatible with this code")
 
 
-def test_watch_moves_until_the_run_has_ended(shop, terminal):
+def test_watch_updates_until_the_run_ends(shop, terminal):
     with shop.worker():
         shop.start("checkout", '{"id": "1", "cents": 5}', "--id", "order")
         shop.until("order", "suspended")
         watching = terminal("watch", "order")
-        watching.until("waits for")
+        watching.until("waiting for")
         watching.until("event Approved")
         shop.run("send", "order", "Approved", '{"by": "ada"}')
         watching.until("receipt-1 approved by ada")
         assert watching.end() == 0
-    assert "\x1b[?25l" in watching.seen, "the cursor is hidden while it moves"
-    assert "\x1b[?25h" in watching.seen, "and comes back"
+    assert "\x1b[?25l" in watching.seen, "the cursor is hidden during the live view"
+    assert "\x1b[?25h" in watching.seen, "the cursor is restored"
 
 
-def test_watch_ends_with_ctrl_c_and_the_run_goes_on(shop, terminal):
+def test_ctrl_c_ends_watch_but_not_the_run(shop, terminal):
     shop.start("naps", None, "--id", "nap")
     watching = terminal("watch", "nap")
-    watching.until("waits for")
+    watching.until("waiting for")
     watching.type("\x03")
     assert watching.end() == 130
     assert shop.json("show", "nap")["run"]["status"] == "pending"

@@ -1,23 +1,23 @@
-"""The `perdure` command: an edge, for people at a terminal and for programs.
+"""The `perdure` command, for people at a terminal and for programs.
 
-It speaks to the client layer and never to a store. Nothing heavy is imported before a command needs it: a room here
-imports typer and words at the top, and the engine and rich inside its functions.
+Commands use the client layer and never a store. To keep `perdure --help` fast, modules of this package import only
+typer at the top; they import the engine and rich inside the functions that need them.
 
-    app        the commands, put together
-    options    options that many commands share
-    settings   which store, which application: from options, the environment and pyproject.toml
-    target     importing the code that holds the workflows
-    session    a client for one command; errors and exit codes
-    shapes     what `--json` prints: the documented shapes
-    output     tables, lines and JSON: a terminal, a pipe, a program
-    timeline   one run as a tree of locations with bars
+    app           the command tree
+    options       options that several commands share
+    settings      store and application, from options, environment and pyproject.toml
+    target        import of the user's code
+    session       a client for one command; exit codes and error reports
+    json_output   what `--json` prints
+    output        terminal output: tables, lines, JSON
+    timeline      one run as a tree of locations with bars
 """
 
 from __future__ import annotations
 
 
 def main() -> None:
-    """The console script."""
+    """Run the command line; entry point of the console script."""
     from perdure.cli.app import app
 
     app(prog_name="perdure")

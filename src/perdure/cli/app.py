@@ -1,4 +1,4 @@
-"""The commands of `perdure`, put together. Each is a function of a room beside this one."""
+"""The command tree of `perdure`. Each command is a function in a module of this package."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from perdure.cli import (
     workers,
 )
 
-RUNS, EVENTS, WORK, STORE = "Runs", "Events and deferreds", "Working", "The store"
+RUNS, EVENTS, WORK, STORE = "Runs", "Events and deferreds", "Development and workers", "Store"
 
 app = typer.Typer(
     name="perdure",
@@ -30,14 +30,14 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Durable workflows: start runs, look at them, tell them what to do, execute them.\n\n"
-    "A store is named with --store, PERDURE_STORE, or `store` under \\[tool.perdure] in pyproject.toml.",
+    help="Durable workflows: execute, start, inspect and control runs.\n\n"
+    "The store is --store, PERDURE_STORE, `store` under \\[tool.perdure] in pyproject.toml, or else sqlite:///perdure.db.",
     epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 conflict.",
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import PackageNotFoundError, version
 
         from perdure.cli.output import print_out
@@ -55,14 +55,14 @@ def perdure(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """What is common to all commands."""
+    """Options of the command itself."""
 
 
 EXAMPLES = {
     "dev": "perdure dev app.py",
     "worker": "perdure worker app.shop:workflows --store sqlite:///shop.db --concurrency 100",
     "check": "perdure check app.shop:workflows",
-    "start": """perdure start checkout '{"id": "42", "cents": 999}' --id order-42 --app app.shop""",
+    "start": """perdure start app.shop:checkout '{"id": "42", "cents": 999}' --id order-42""",
     "ls": "perdure ls --status failed --since 2h",
     "show": "perdure show order-42 --trace",
     "watch": "perdure watch order-42",
@@ -76,7 +76,7 @@ EXAMPLES = {
     "send": """perdure send order-42 Approved '{"by": "ada"}'""",
     "emit": "perdure emit prices.changed '{}'",
     "complete": "perdure complete TOKEN '\"approved\"'",
-    "fail": "perdure fail TOKEN 'nobody has answered'",
+    "fail": "perdure fail TOKEN 'no response'",
     "doctor": "perdure doctor --repair",
 }
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {

@@ -1,4 +1,4 @@
-"""check: would the runs that are open go on with this code? The gate before a deploy."""
+"""Command check: replay open runs against the code at hand before a deploy."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ def check(
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
-    """Replay every open run's history against the code at hand, without executing anything.
+    """Replay the history of every open run against the code at hand, without executing anything.
 
-    Lists the runs that would be held, with the place, the line and the call that would make the change safe. Exits with
-    1 if there is any.
+    Lists incompatible runs with location, line and the call that makes the change safe. Exits with 1 if there are any.
     """
     from perdure.admin.compatibility import check_compatibility
     from perdure.cli.target import load, parse_target
@@ -41,13 +40,13 @@ def check(
     with error_reporting(json):
         url = existing_store(store_url(store))
         definitions = {(each.name, each.version): each for each in load(parse_target(target))}
-        asked = query_of(None, workflow, tag, prefix)
+        query = query_of(None, workflow, tag, prefix)
         with progress("replay") as more:
-            found = with_client(url, lambda client: check_compatibility(client, definitions, asked, more))
+            found = with_client(url, lambda client: check_compatibility(client, definitions, query, more))
         if json:
-            from perdure.cli.json_output import rehearsal_shape
+            from perdure.cli.json_output import compatibility_shape
 
-            print_json(rehearsal_shape(found))
+            print_json(compatibility_shape(found))
         else:
             _print(found)
     raise typer.Exit(FAILED if found.misfits else DONE)
@@ -56,43 +55,38 @@ def check(
 def _print(found: CompatibilityReport) -> None:
     from rich.text import Text
 
-    for alike in _alike(found.misfits):
-        print_out(_misfit(alike))
+    for group in _group(found.misfits):
+        print_out(_describe(group))
     for name, count in sorted(found.unknown_workflows.items()):
-        print_out(literal(f"passed over: {count} of workflow {name}, which is not in this code"))
-    held = len(found.misfits)
-    if held:
-        print_out(Text.assemble((f"{held} would be held", "bold red"), f", {found.compatible} would go on"))
+        print_out(literal(f"Skipped {counted(count, 'run')} of workflow {name} (not defined in this code)"))
+    incompatible = len(found.misfits)
+    if incompatible:
+        text = counted(incompatible, "incompatible run")
+        print_out(Text.assemble((text, "bold red"), f", {found.compatible} compatible"))
     else:
-        print_out(
-            Text.assemble(
-                (
-                    f"{counted(found.compatible, 'open run')} fit{'s' if found.compatible == 1 else ''} this code",
-                    "bold green",
-                )
-            )
-        )
+        verb = "is" if found.compatible == 1 else "are"
+        print_out(Text(f"{counted(found.compatible, 'open run')} {verb} compatible with this code", style="bold green"))
 
 
-def _alike(misfits: Sequence[IncompatibleRun]) -> list[list[IncompatibleRun]]:
-    """Those that differ in nothing but the run: one change of the code holds them all."""
-    found: dict[object, list[IncompatibleRun]] = {}
-    for misfit in misfits:
-        found.setdefault(replace(misfit, run_id=""), []).append(misfit)
-    return list(found.values())
+def _group(incompatible: Sequence[IncompatibleRun]) -> list[list[IncompatibleRun]]:
+    """Group runs that differ only in their id: one change of the code caused them all."""
+    groups: dict[object, list[IncompatibleRun]] = {}
+    for run in incompatible:
+        groups.setdefault(replace(run, run_id=""), []).append(run)
+    return list(groups.values())
 
 
-def _misfit(alike: list[IncompatibleRun]) -> Text:
+def _describe(group: list[IncompatibleRun]) -> Text:
     from rich.text import Text
 
-    misfit = alike[0]
-    runs = ", ".join(each.run_id for each in alike[:NAMED])
-    more = f" and {len(alike) - NAMED} more" if len(alike) > NAMED else ""
-    text = Text.assemble(("held ", "bold red"), (runs + more, "bold"), f"  {misfit.workflow} v{misfit.version}")
-    facts = [("at", misfit.location), ("recorded", misfit.recorded), ("asked", misfit.asked), ("line", misfit.line)]
-    if misfit.recorded is None:
-        facts.insert(0, ("reason", misfit.reason))
+    first = group[0]
+    runs = ", ".join(each.run_id for each in group[:NAMED])
+    more = f" and {len(group) - NAMED} more" if len(group) > NAMED else ""
+    text = Text.assemble(("held ", "bold red"), (runs + more, "bold"), f"  {first.workflow} v{first.version}")
+    facts = [("at", first.location), ("recorded", first.recorded), ("asked", first.asked), ("line", first.line)]
+    if first.recorded is None:
+        facts.insert(0, ("reason", first.reason))
     for name, value in facts:
         if value is not None:
             text.append(f"\n  {name:<9} ", "bright_black").append(value)
-    return text.append(f"\n  {'fix':<9} ", "bright_black").append(misfit.remedy, "green")
+    return text.append(f"\n  {'fix':<9} ", "bright_black").append(first.remedy, "green")

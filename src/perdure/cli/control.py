@@ -1,6 +1,6 @@
-"""cancel, terminate, resume, rewind, fork: telling runs what to do.
+"""Commands cancel, terminate, resume, rewind, fork.
 
-What would touch more than one run shows which, and asks.
+A command that would change more than one run lists them and asks for confirmation.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from perdure.client.views import RunDescription
     from perdure.model.queries import RunQuery
 
-    Act = Callable[[Client, str], Awaitable[None]]
+    ApplyToRun = Callable[[Client, str], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Verb:
-    """Something that is done to runs, by the name of its command."""
+class Action:
+    """An action on runs, with the name of its command."""
 
     name: str
-    past: str
-    act: Act
-    among: str  # which runs filters choose among
-    status: Sequence[RunStatus] | None = None  # of these, if no status is asked for
+    done: str  # the report, with a place for the runs: "Resumed {}"
+    apply: ApplyToRun
+    selectable: str  # the runs that filters select from
+    status: Sequence[RunStatus] | None = None  # the statuses selected when no --status is given
 
 
-def command_of(verb: Verb, help: str) -> Callable[..., None]:
-    """The command: for one run or for many, with the same options whatever is done to them."""
+def build_command(action: Action, help: str) -> Callable[..., None]:
+    """Build the command of an action. All of them have the same arguments and options."""
 
     def command(
         ids: options.RunIds = None,
@@ -62,23 +62,23 @@ def command_of(verb: Verb, help: str) -> Callable[..., None]:
         json: options.Json = False,
     ) -> None:
         with error_reporting(json):
-            chosen = _chosen(verb, ids, status, workflow, tag, prefix)
-            _act_on(chosen, verb, store, yes=yes, json=json)
+            selected = _select(action, ids, status, workflow, tag, prefix)
+            _apply_to(selected, action, store, yes=yes, json=json)
 
-    command.__doc__ = f"{help}\n\nTakes ids, or filters that choose among the runs that are {verb.among}."
+    command.__doc__ = f"{help}\n\nTakes run ids, or filters that select {action.selectable} runs."
     return command
 
 
 def rewind(
     id: options.RunId, location: options.Location, store: options.Store = None, json: options.Json = False
 ) -> None:
-    """Drop what a run did at a location and after it, and let it go on from there; it may have ended."""
+    """Drop the entries of a run from a location on, and continue it from there. The run may have ended."""
     with error_reporting(json):
         with_client(existing_store(store_url(store)), lambda client: client.rewind(id, location))
         if json:
             print_json({"run": id, "location": location})
         else:
-            print_out(literal(f"run {id} goes on from {location}"))
+            print_out(literal(f"Run {id} rewound to {location}"))
 
 
 def fork(
@@ -90,7 +90,7 @@ def fork(
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
-    """Start a new run with a copy of what this one did before a location."""
+    """Start a new run with a copy of the history before a location."""
     with error_reporting(json):
         run = with_client(existing_store(store_url(store)), lambda client: client.fork(id, location, id=new_id))
         if json:
@@ -99,34 +99,34 @@ def fork(
             print_out(literal(run.id))
 
 
-# --- what is done to one run ---------------------------------------------------------------------------------------
+# --- actions on one run ---------------------------------------------------------------------------------------
 
 
 async def _cancel(client: Client, run_id: str) -> None:
     if not await client.cancel(run_id):
-        await _refused(client, run_id)
+        await _raise_for_refusal(client, run_id)
 
 
 async def _terminate(client: Client, run_id: str) -> None:
     if not await client.terminate(run_id):
-        await _refused(client, run_id)
+        await _raise_for_refusal(client, run_id)
 
 
 async def _resume(client: Client, run_id: str) -> None:
     await client.resume(run_id)
 
 
-CANCEL = Verb("cancel", "asked to stop", _cancel, "open")
-TERMINATE = Verb("terminate", "ended", _terminate, "open")
-RESUME = Verb("resume", "driven on", _resume, "suspended", (RunStatus.SUSPENDED,))
+CANCEL = Action("cancel", "Cancellation requested for {}", _cancel, "open")
+TERMINATE = Action("terminate", "Terminated {}", _terminate, "open")
+RESUME = Action("resume", "Resumed {}", _resume, "suspended", (RunStatus.SUSPENDED,))
 
-cancel = command_of(CANCEL, "Ask runs to stop: their workflows are cancelled inside, and compensations run.")
-terminate = command_of(TERMINATE, "End runs at once, without compensation.")
-resume = command_of(RESUME, "Drive suspended runs on now; one that is held gets another chance.")
+cancel = build_command(CANCEL, "Request cancellation: it is raised in the workflow, and compensations run.")
+terminate = build_command(TERMINATE, "End runs at once, without compensation.")
+resume = build_command(RESUME, "Resume suspended runs now. A held run gets another attempt.")
 
 
-async def _refused(client: Client, run_id: str) -> None:
-    """Say why: there is no such run, or it has ended."""
+async def _raise_for_refusal(client: Client, run_id: str) -> None:
+    """Raise why the run could not be changed: it does not exist, or it has ended."""
     from perdure.errors import RunNotFound, RunTerminated
 
     status = await client.status(run_id)
@@ -135,11 +135,11 @@ async def _refused(client: Client, run_id: str) -> None:
     raise RunTerminated(run_id, status)
 
 
-# --- on one or many ------------------------------------------------------------------------------------------------
+# --- one or many runs ------------------------------------------------------------------------------------------------
 
 
-def _chosen(
-    verb: Verb,
+def _select(
+    action: Action,
     ids: Sequence[str] | None,
     status: Sequence[RunStatus] | None,
     workflow: str | None,
@@ -148,29 +148,31 @@ def _chosen(
 ) -> list[str] | RunQuery:
     if ids:
         if workflow or tag or prefix or status:
-            raise UsageError("ids and filters were given", "either ids, or --workflow, --tag, --prefix and --status")
+            raise UsageError(
+                "ids and filters cannot be combined", "use ids, or --workflow, --tag, --prefix and --status"
+            )
         return list(dict.fromkeys(ids))
     if not (workflow or tag or prefix or status):
-        raise UsageError("no run is named", "ids, or --workflow, --tag, --prefix and --status")
-    return query_of(status or verb.status, workflow, tag, prefix)
+        raise UsageError("no run is given", "use ids, or --workflow, --tag, --prefix and --status")
+    return query_of(status or action.status, workflow, tag, prefix)
 
 
-def _act_on(chosen: list[str] | RunQuery, verb: Verb, store: str | None, *, yes: bool, json: bool) -> None:
+def _apply_to(selected: list[str] | RunQuery, action: Action, store: str | None, *, yes: bool, json: bool) -> None:
     url = existing_store(store_url(store))
-    ids = chosen if isinstance(chosen, list) else with_client(url, lambda client: _open_runs(client, chosen))
+    ids = selected if isinstance(selected, list) else with_client(url, lambda client: _open_runs(client, selected))
     if len(ids) > 1 and not yes:
-        _show_and_ask(url, ids, verb.name)
-    if len(ids) == 1 and isinstance(chosen, list):
-        with_client(url, lambda client: verb.act(client, ids[0]))  # what goes wrong with it is what goes wrong
+        _show_and_confirm(url, ids, action.name)
+    if len(ids) == 1 and isinstance(selected, list):
+        with_client(url, lambda client: action.apply(client, ids[0]))  # a single run: its error is the command's error
         outcomes: dict[str, PerdureError | None] = {ids[0]: None}
     else:
-        with progress(verb.name, total=len(ids)) as more:
-            outcomes = with_client(url, lambda client: _all(client, ids, verb.act, more))
+        with progress(action.name, total=len(ids)) as more:
+            outcomes = with_client(url, lambda client: _apply_to_all(client, ids, action.apply, more))
     if json:
         done = [{"id": id, "done": error is None, "error": error and str(error)} for id, error in outcomes.items()]
         print_json({"runs": done})
     else:
-        _tell(verb, outcomes)
+        _report(action, outcomes)
     raise typer.Exit(_code(outcomes))
 
 
@@ -180,11 +182,13 @@ async def _open_runs(client: Client, query: RunQuery) -> list[str]:
     return [record.id async for page in records_of(client, query) for record in page if not record.status.terminal]
 
 
-async def _all(client: Client, ids: Sequence[str], act: Act, more: Progress) -> dict[str, PerdureError | None]:
+async def _apply_to_all(
+    client: Client, ids: Sequence[str], apply: ApplyToRun, more: Progress
+) -> dict[str, PerdureError | None]:
     outcomes: dict[str, PerdureError | None] = {}
     for run_id in ids:
         try:
-            await act(client, run_id)
+            await apply(client, run_id)
             outcomes[run_id] = None
         except PerdureError as error:
             outcomes[run_id] = error
@@ -192,7 +196,7 @@ async def _all(client: Client, ids: Sequence[str], act: Act, more: Progress) -> 
     return outcomes
 
 
-def _show_and_ask(url: str, ids: Sequence[str], verb: str) -> None:
+def _show_and_confirm(url: str, ids: Sequence[str], action: str) -> None:
     from perdure.cli.runs import print_runs
 
     async def first(client: Client) -> list[RunDescription]:
@@ -207,21 +211,21 @@ def _show_and_ask(url: str, ids: Sequence[str], verb: str) -> None:
         return found
 
     print_runs(with_client(url, first), print_err)
-    confirm_or_exit(f"{verb} these {len(ids)} runs", len(ids) - SHOWN)
+    confirm_or_exit(f"{action} these {len(ids)} runs", len(ids) - SHOWN)
 
 
-def _tell(verb: Verb, outcomes: dict[str, PerdureError | None]) -> None:
+def _report(action: Action, outcomes: dict[str, PerdureError | None]) -> None:
     for run_id, error in outcomes.items():
         if error is not None:
             warn(str(error))
         elif len(outcomes) == 1:
-            print_out(literal(f"run {run_id} was {verb.past}"))
+            print_out(literal(action.done.format(f"run {run_id}")))
     if len(outcomes) != 1:
         done = sum(error is None for error in outcomes.values())
-        print_out(literal(f"{counted(done, 'run')} {'was' if done == 1 else 'were'} {verb.past}"))
+        print_out(literal(action.done.format(counted(done, "run"))))
 
 
 def _code(outcomes: dict[str, PerdureError | None]) -> int:
-    """The worst: a conflict is only in the way, one that is not found was meant."""
+    """Return the exit code: not found wins over conflict, conflict over any other error."""
     codes = {DONE if error is None else code_of(error) for error in outcomes.values()}
     return next((code for code in (NOT_FOUND, CONFLICT) if code in codes), max(codes, default=DONE))

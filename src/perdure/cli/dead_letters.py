@@ -1,4 +1,4 @@
-"""dead-letters ls, show, replay, rm: what could not be delivered or carried out."""
+"""Commands dead-letters ls, show, replay, rm."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ Kind = Annotated[
 Event = Annotated[str | None, typer.Option("--event", metavar="NAME", help="Only of this event.", show_default=False)]
 LetterId = Annotated[str, typer.Argument(metavar="ID", help="The dead letter's id.", show_default=False)]
 
-dead_letters = typer.Typer(no_args_is_help=True, help="Look at dead letters, send them again, throw them away.")
+dead_letters = typer.Typer(no_args_is_help=True, help="List, show, replay and remove dead letters.")
 
 
 @dead_letters.command("ls")
-def list_letters(
+def list_dead_letters(
     kind: Kind = None,
     event: Event = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="Letters per page.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="Dead letters per page.")] = 20,
     after: Annotated[
         str | None,
-        typer.Option("--after", metavar="ID", help="Go on after this letter.", show_default=False),
+        typer.Option("--after", metavar="ID", help="Continue after this dead letter.", show_default=False),
     ] = None,
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
-    """List dead letters in the order in which they came."""
+    """List dead letters, oldest first."""
     with error_reporting(json):
         found = with_client(
             existing_store(store_url(store)),
@@ -49,23 +49,23 @@ def list_letters(
         )
         more = found[-1].id if len(found) == limit else None
         if json:
-            from perdure.cli.json_output import letter_shape
+            from perdure.cli.json_output import dead_letter_shape
 
-            print_json({"dead_letters": [letter_shape(letter) for letter in found], "next": more})
+            print_json({"dead_letters": [dead_letter_shape(letter) for letter in found], "next": more})
         else:
-            _print_letters(found)
+            _print_dead_letters(found)
             if more is not None:
-                print_err(literal(f"more: the same command with --after {more}"))
+                print_err(literal(f"More dead letters: repeat the command with --after {more}"))
 
 
 @dead_letters.command("show", epilog="Example: perdure dead-letters show ID")
-def show_letter(id: LetterId, store: options.Store = None, json: options.Json = False) -> None:
+def show_dead_letter(id: LetterId, store: options.Store = None, json: options.Json = False) -> None:
     """Show one dead letter with its value."""
     with error_reporting(json):
-        letter = with_client(existing_store(store_url(store)), lambda client: _letter(client, id))
-        from perdure.cli.json_output import letter_shape
+        letter = with_client(existing_store(store_url(store)), lambda client: _find(client, id))
+        from perdure.cli.json_output import dead_letter_shape
 
-        shape = letter_shape(letter)
+        shape = dead_letter_shape(letter)
         if json:
             print_json({"dead_letter": shape})
             return
@@ -76,27 +76,27 @@ def show_letter(id: LetterId, store: options.Store = None, json: options.Json = 
 
 
 @dead_letters.command("replay", epilog="Example: perdure dead-letters replay ID --to order-43")
-def replay_letter(
+def replay_dead_letter(
     id: LetterId,
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="RUN", help="Send it to this run; else to its topic.", show_default=False),
+        typer.Option("--to", metavar="RUN", help="Send it to this run. Default: its topic.", show_default=False),
     ] = None,
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
-    """Send an undelivered event again; then the letter is gone."""
+    """Send an undelivered event again and remove its dead letter."""
     with error_reporting(json):
         if not with_client(existing_store(store_url(store)), lambda client: client.replay_dead_letter(id, to)):
-            raise _no_letter(id)
+            raise _not_found(id)
         if json:
             print_json({"id": id, "to": to})
         else:
-            print_out(literal(f"sent {id} again, to " + (f"run {to}" if to is not None else "its topic")))
+            print_out(literal(f"Replayed {id} to " + (f"run {to}" if to is not None else "its topic")))
 
 
 @dead_letters.command("rm", epilog="Example: perdure dead-letters rm --event Approved")
-def remove_letters(
+def remove_dead_letters(
     ids: Annotated[
         list[str] | None, typer.Argument(metavar="ID", help="Ids of dead letters.", show_default=False)
     ] = None,
@@ -106,23 +106,23 @@ def remove_letters(
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
-    """Throw dead letters away: these, or all of a kind or an event."""
+    """Remove dead letters: by id, or all of a kind or an event."""
     with error_reporting(json):
         if bool(ids) == bool(kind or event):
-            raise UsageError("which letters?", "ids, or --kind and --event")
+            raise UsageError("no dead letter is given", "use ids, or --kind and --event")
         url = existing_store(store_url(store))
         named = list(dict.fromkeys(ids or ())) or with_client(url, lambda client: _matching(client, kind, event))
         if len(named) > 1 and not yes:
-            _print_letters(with_client(url, lambda client: _first(client, named)), print_err)
-            confirm_or_exit(f"throw these {len(named)} dead letters away", len(named) - SHOWN)
+            _print_dead_letters(with_client(url, lambda client: _first(client, named)), print_err)
+            confirm_or_exit(f"remove these {len(named)} dead letters", len(named) - SHOWN)
         with progress("remove", total=len(named)) as more:
-            gone = with_client(url, lambda client: _remove(client, named, more))
-        if ids and not gone:
-            raise _no_letter(ids[0])
+            removed = with_client(url, lambda client: _remove(client, named, more))
+        if ids and not removed:
+            raise _not_found(ids[0])
         if json:
-            print_json({"removed": gone})
+            print_json({"removed": removed})
         else:
-            print_out(f"{counted(len(gone), 'dead letter')} removed")
+            print_out(f"Removed {counted(len(removed), 'dead letter')}")
 
 
 async def _matching(client: Client, kind: str | None, event: str | None) -> list[str]:
@@ -136,38 +136,38 @@ async def _matching(client: Client, kind: str | None, event: str | None) -> list
 
 
 async def _remove(client: Client, ids: list[str], more: Progress) -> list[str]:
-    gone = []
+    removed = []
     for letter_id in ids:
         if await client.remove_dead_letter(letter_id):
-            gone.append(letter_id)
+            removed.append(letter_id)
         more(1)
-    return gone
+    return removed
 
 
 async def _first(client: Client, ids: list[str]) -> list[DeadLetterView]:
-    """Those that are shown before the question, but for ids that nobody has."""
+    """Return the dead letters that are shown before the confirmation; unknown ids are left out."""
     from perdure.admin.health_check import find_dead_letter
 
     found = [await find_dead_letter(client, letter_id) for letter_id in ids[:SHOWN]]
     return [letter for letter in found if letter is not None]
 
 
-async def _letter(client: Client, letter_id: str) -> DeadLetterView:
+async def _find(client: Client, letter_id: str) -> DeadLetterView:
     from perdure.admin.health_check import find_dead_letter
 
     letter = await find_dead_letter(client, letter_id)
     if letter is None:
-        raise _no_letter(letter_id)
+        raise _not_found(letter_id)
     return letter
 
 
-def _no_letter(letter_id: str) -> CommandError:
+def _not_found(letter_id: str) -> CommandError:
     return CommandError(f"there is no dead letter {letter_id!r}", "perdure dead-letters ls", code=NOT_FOUND)
 
 
-def _print_letters(letters: list[DeadLetterView], tell: Callable[[Any], None] = print_out) -> None:
+def _print_dead_letters(letters: list[DeadLetterView], emit: Callable[[Any], None] = print_out) -> None:
     if not letters:
-        tell("no dead letters")
+        emit("No dead letters found.")
         return
     rows = [
         (
@@ -179,4 +179,4 @@ def _print_letters(letters: list[DeadLetterView], tell: Callable[[Any], None] = 
         )
         for each in letters
     ]
-    tell(table_of(("letter", "kind", "of", "sent", "reason"), rows))
+    emit(table_of(("dead letter", "kind", "of", "sent", "reason"), rows))

@@ -1,4 +1,4 @@
-"""demo: the bundled program in which a worker is killed in the middle of an order, and the order goes on."""
+"""Command demo: run the bundled program in which a worker is killed during an order and another one finishes it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import typer
 from perdure.cli.session import CommandError, error_reporting
 
 HERE = Path(__file__).resolve().parent
-# In an installed package it lies beside this file, in a checkout where it is read as an example.
-PLACES = (HERE / "crash_demo.py", HERE.parents[2] / "examples" / "crash_demo.py")
+# An installed package has the program beside this file, a checkout in its examples.
+CANDIDATES = (HERE / "crash_demo.py", HERE.parents[2] / "examples" / "crash_demo.py")
 
 
 def demo() -> None:
-    """Watch a worker being killed in the middle of an order, and the order being finished by another."""
+    """Show how an order survives: its worker is killed, and another worker finishes it."""
     with error_reporting():
-        program = next((place for place in PLACES if place.is_file()), None)
+        program = next((path for path in CANDIDATES if path.is_file()), None)
         if program is None:
-            raise CommandError("the demo is not part of this installation", "install perdure again")
+            raise CommandError("the demo is not part of this installation", "reinstall perdure")
         code = subprocess.run([sys.executable, str(program)], check=False).returncode
     raise typer.Exit(code)

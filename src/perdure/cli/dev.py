@@ -1,8 +1,8 @@
-"""dev: a worker that is started again whenever the code changes, and a voice that tells what the runs do.
+"""Command dev: a worker that restarts when the code changes, and a live report of all runs.
 
-Two processes. This one never imports the user's code: it watches the files, and reads the store to tell what happens.
-The other is `perdure worker`, in which the code lives, and which is ended and started anew when a file has changed. It
-refuses calls in workflow code that block, so that a mistake is found where it is made and not where it hurts.
+Two processes: this one watches the files and reports from the store; it never imports the user's code. The other one is
+`perdure worker`, which imports the code and is restarted when a file changes. It refuses blocking calls in workflow
+code, so that the mistake is reported where it is made.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perdure.cli import options
-from perdure.cli.dev_output import DevReporter, _report_runs, _ticks
+from perdure.cli.dev_output import DevReporter, poll_ticks, report_runs
 from perdure.cli.output import literal, print_out
 from perdure.cli.session import error_reporting, stop_event
-from perdure.cli.settings import DEV_STORE, store_url
+from perdure.cli.settings import store_url
 from perdure.cli.workers import Concurrency, Pool
 
 if TYPE_CHECKING:
     from perdure.cli.target import Target
 
 SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv"}
-STOPPING = 15.0
+STOP_TIMEOUT_SECONDS = 15.0
 
 
 def dev(
@@ -36,14 +36,16 @@ def dev(
     concurrency: Concurrency = None,
     watch: Annotated[
         list[Path] | None,
-        typer.Option("--watch", metavar="FOLDER", help="Folders to watch; else that of the code.", show_default=False),
+        typer.Option(
+            "--watch", metavar="FOLDER", help="Folders to watch. Default: that of the code.", show_default=False
+        ),
     ] = None,
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
-    """Run a worker that reloads when the code changes, and print what happens.
+    """Run a worker that restarts when the code changes, and print what its runs do.
 
-    The store is a SQLite file, perdure.db, unless one is named.
+    The default store is the SQLite file perdure.db in the current folder.
     """
     import asyncio
 
@@ -51,11 +53,11 @@ def dev(
     from perdure.client.store_urls import redact_password
 
     with error_reporting(json):
-        url, parsed = store_url(store, default=DEV_STORE), parse_target(target)
+        url, parsed = store_url(store), parse_target(target)
         folders = watch or [parsed.folder]
         if not json:
             watched = ", ".join(map(str, folders))
-            print_out(literal(f"store {redact_password(url)}; watching {watched}; Ctrl+C ends"))
+            print_out(literal(f"Store {redact_password(url)}. Watching {watched}. Press Ctrl+C to stop."))
         asyncio.run(_dev(url, worker_command(parsed, url, pool, concurrency), folders, json=json))
 
 
@@ -69,22 +71,22 @@ def worker_command(target: Target, url: str, pool: str | None, concurrency: int 
     return command
 
 
-# --- the worker, and the files that it is made of ------------------------------------------------------------------
+# --- the worker process and its files ------------------------------------------------------------------
 
 
 class WorkerProcess:
-    """The worker's process. It may end by itself, because the code has a mistake: then a change starts it again."""
+    """The worker's process. It exits when the code cannot be imported; the next change of a file starts it again."""
 
     def __init__(self, command: list[str], *, json: bool) -> None:
         self._command = command
-        self._stdout = sys.stderr if json else None  # what the code prints is to be seen, but not among JSON
+        self._stdout = sys.stderr if json else None  # the code's own output must not mix with JSON
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         self._process = subprocess.Popen(self._command, stdout=self._stdout, stdin=subprocess.DEVNULL)
 
     def ended(self) -> int | None:
-        """The exit code of a process that has ended by itself, once."""
+        """Return the exit code, once, if the process ended without `stop`."""
         if self._process is None or self._process.poll() is None:
             return None
         code, self._process = self._process.returncode, None
@@ -94,7 +96,7 @@ class WorkerProcess:
         if self._process is not None:
             self._process.terminate()
             try:
-                self._process.wait(STOPPING)
+                self._process.wait(STOP_TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
@@ -102,13 +104,13 @@ class WorkerProcess:
 
 
 def stamps(folders: list[Path]) -> dict[str, int]:
-    """When each Python file was last changed."""
+    """Return the modification time of each Python file."""
     found = {}
     for file in (each for folder in folders for each in _python_files(folder)):
         try:
             found[file] = Path(file).stat().st_mtime_ns
         except OSError:
-            continue  # gone between two looks
+            continue  # deleted since the folder was listed
     return found
 
 
@@ -123,37 +125,34 @@ async def _dev(url: str, command: list[str], folders: list[Path], *, json: bool)
 
     from perdure.client.client import Client
 
-    child, voice, stop = WorkerProcess(command, json=json), DevReporter(json=json), stop_event()
+    worker, reporter, stop = WorkerProcess(command, json=json), DevReporter(json=json), stop_event()
     async with Client(url) as client:
-        child.start()
-        work = (stop.wait(), _report_runs(client, voice), _reload_on_change(child, folders, voice))
-        tasks: list[asyncio.Task[object]] = [asyncio.create_task(each) for each in work]
+        worker.start()
+        jobs = (stop.wait(), report_runs(client, reporter), _reload_on_change(worker, folders, reporter))
+        tasks: list[asyncio.Task[object]] = [asyncio.create_task(each) for each in jobs]
         try:
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
-                task.result()  # a defect of ours is to be seen
+                task.result()  # raises if reporting or reloading failed
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await asyncio.to_thread(child.stop)
+            await asyncio.to_thread(worker.stop)
 
 
-async def _reload_on_change(child: WorkerProcess, folders: list[Path], voice: DevReporter) -> None:
+async def _reload_on_change(worker: WorkerProcess, folders: list[Path], reporter: DevReporter) -> None:
     import asyncio
 
     before = await asyncio.to_thread(stamps, folders)
-    async for _ in _ticks():
-        code = child.ended()
+    async for _ in poll_ticks():
+        code = worker.ended()
         if code is not None:
-            voice.worker("ended", f"with {code}; it starts again when a file changes")
+            reporter.worker("exited", f"with code {code}; restarts when a file changes")
         seen = await asyncio.to_thread(stamps, folders)
         changed = sorted(name for name in before.keys() | seen.keys() if before.get(name) != seen.get(name))
         if changed:
             before = seen
-            voice.worker("reloads", ", ".join(Path(name).name for name in changed))
-            await asyncio.to_thread(child.stop)
-            child.start()
-
-
-# --- telling -------------------------------------------------------------------------------------------------------
+            reporter.worker("reloading", ", ".join(Path(name).name for name in changed))
+            await asyncio.to_thread(worker.stop)
+            worker.start()

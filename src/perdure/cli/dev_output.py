@@ -1,4 +1,4 @@
-"""What `perdure dev` prints about runs."""
+"""DevReporter: what `perdure dev` prints about its worker and the runs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ if TYPE_CHECKING:
     from perdure.client.client import Client
     from perdure.client.views import HistoryEntry, RunDescription
 
-LOOK_EVERY = 0.4  # seconds
-TOLD_OF = 200  # runs at once
-
-
-CLOCKS_DIFFER = timedelta(seconds=2)  # at most, between who starts a run and this process
+POLL_SECONDS = 0.4
+MAX_FOLLOWED_RUNS = 200
+MAX_CLOCK_DIFFERENCE = timedelta(seconds=2)  # between the process that starts a run and this one
 
 
 class DevReporter:
-    """Says what happens, one line each."""
+    """Prints one line per event."""
 
     def __init__(self, *, json: bool) -> None:
         self._json = json
@@ -63,50 +61,50 @@ class DevReporter:
             print_out(Text.assemble((f"{run.id}  ", "bold"), status, f"  {more}" if more else ""))
 
 
-async def _report_runs(client: Client, voice: DevReporter) -> None:
-    """Follow every run that is open, and those that were over before anybody looked, from now on."""
+async def report_runs(client: Client, reporter: DevReporter) -> None:
+    """Follow every open run, and every run that starts from now on."""
     import asyncio
 
     from perdure.cli.output import now
 
-    begin = looked_at = now()
+    begin = polled_at = now()
     followed: dict[str, asyncio.Task[None]] = {}
-    told: dict[str, datetime] = {}  # runs that were followed, by when they were created
+    reported: dict[str, datetime] = {}  # followed runs -> when they were created
     async with asyncio.TaskGroup() as group:
-        async for _ in _ticks():
-            since, looked_at = max(begin, looked_at - CLOCKS_DIFFER), now()
-            told = {run_id: at for run_id, at in told.items() if at >= since}
+        async for _ in poll_ticks():
+            since, polled_at = max(begin, polled_at - MAX_CLOCK_DIFFERENCE), now()
+            reported = {run_id: at for run_id, at in reported.items() if at >= since}
             for run in await _recent_runs(client, since):
-                if run.id not in followed and (run.id not in told or not run.status.terminal):
-                    if len(followed) < TOLD_OF:
-                        followed[run.id] = group.create_task(_follow(client, run, voice, begin))
-                    told[run.id] = run.created_at
+                if run.id not in followed and (run.id not in reported or not run.status.terminal):
+                    if len(followed) < MAX_FOLLOWED_RUNS:
+                        followed[run.id] = group.create_task(_follow(client, run, reporter, begin))
+                    reported[run.id] = run.created_at
             followed = {run_id: task for run_id, task in followed.items() if not task.done()}
 
 
 async def _recent_runs(client: Client, since: datetime) -> list[RunDescription]:
-    """Open runs, and what was started of late: a short run may begin and end between two looks."""
+    """Return open runs and recently created ones: a short run may start and end between two polls."""
     from perdure.admin.health_check import OPEN
     from perdure.model.queries import RunQuery
 
-    queries = (RunQuery(status=OPEN, limit=TOLD_OF), RunQuery(created_after=since, limit=TOLD_OF))
+    queries = (RunQuery(status=OPEN, limit=MAX_FOLLOWED_RUNS), RunQuery(created_after=since, limit=MAX_FOLLOWED_RUNS))
     found = {run.id: run for query in queries for run in await client.runs(query)}
     return sorted(found.values(), key=lambda run: run.created_at)
 
 
-async def _follow(client: Client, run: RunDescription, voice: DevReporter, begin: datetime) -> None:
+async def _follow(client: Client, run: RunDescription, reporter: DevReporter, begin: datetime) -> None:
     with suppress(RunNotFound):  # it may be pruned as soon as it has ended
         if not run.status.terminal:
-            voice.run(await client.describe(run.id))
+            reporter.run(await client.describe(run.id))
         async for entry in client.watch(run.id):
             if (entry.settled_at or entry.started_at) >= begin:
-                voice.entry(run, entry)
-        voice.run(await client.describe(run.id))
+                reporter.entry(run, entry)
+        reporter.run(await client.describe(run.id))
 
 
-async def _ticks() -> AsyncIterator[None]:
+async def poll_ticks() -> AsyncIterator[None]:
     from perdure.clock import SYSTEM_CLOCK, sleep_on
 
     while True:
-        await sleep_on(SYSTEM_CLOCK, LOOK_EVERY)
+        await sleep_on(SYSTEM_CLOCK, POLL_SECONDS)
         yield

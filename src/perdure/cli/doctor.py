@@ -1,4 +1,4 @@
-"""doctor: does every open run have a reason to go on, and is anything stuck? With --repair, mend it."""
+"""Command doctor: check that every open run can make progress, and repair what cannot."""
 
 from __future__ import annotations
 
@@ -18,84 +18,88 @@ if TYPE_CHECKING:
     from perdure.admin.health_check import Finding, HealthReport
     from perdure.client.client import Client
 
-GROUNDS = {
-    "owner": "a live worker is at it",
-    "due": "due at a known time",
-    "event": "waits for an event",
-    "deferred": "waits for a deferred",
-    "child": "waits for another run",
-    "held": "held, with a reason",
-    "nothing": "nothing will wake it",
+PROGRESS_REASONS = {
+    "owner": "executing on a live worker",
+    "due": "scheduled",
+    "event": "waiting for an event",
+    "deferred": "waiting for a deferred",
+    "child": "waiting for another run",
+    "held": "held",
+    "nothing": "stuck",
 }
 
 
 def doctor(
-    repair: Annotated[bool, typer.Option("--repair", help="Mend what can be mended, and say what was done.")] = False,
-    deep: Annotated[bool, typer.Option("--deep", help="Read every open run's history too, for large values.")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Repair what can be repaired, and print what was done.")
+    ] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also read the history of every open run, to find large values.")
+    ] = False,
     yes: options.Yes = False,
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
-    """Examine the store: every open run must have something that makes it go on.
+    """Check the store: every open run must be able to make progress.
 
-    Exits with 1 if an error is found (and left, with --repair); warnings alone are 0. A repair that would cancel more
-    than one run asks first.
+    Exits with 1 if an error is found (with --repair: if one remains). Warnings alone exit with 0. A repair that would
+    cancel more than one run asks for confirmation.
     """
     from perdure.admin.health_check import check_health
 
     with error_reporting(json):
-        url, deeds = existing_store(store_url(store)), list[str]()
-        with progress("examine") as more:
+        url, repairs = existing_store(store_url(store)), list[str]()
+        with progress("check") as more:
             found = with_client(url, lambda client: check_health(client, deep=deep, progress=more))
         if repair and any(finding.repair for finding in found.findings):
             if not yes:
-                _ask_to_cancel([finding for finding in found.findings if finding.repair == "cancel"])
-            found, deeds = with_client(url, lambda client: _mended(client, found.findings, deep=deep))
+                _confirm_cancellations([finding for finding in found.findings if finding.repair == "cancel"])
+            found, repairs = with_client(url, lambda client: _repair(client, found.findings, deep=deep))
         if json:
-            from perdure.cli.json_output import examination_shape
+            from perdure.cli.json_output import health_report_shape
 
-            print_json(examination_shape(found, deeds))
+            print_json(health_report_shape(found, repairs))
         else:
             from perdure.client.store_urls import redact_password
 
-            _print(found, deeds, redact_password(url), repair=repair)
+            _print(found, repairs, redact_password(url), repair=repair)
     raise typer.Exit(FAILED if found.errors else DONE)
 
 
-def _ask_to_cancel(findings: Sequence[Finding]) -> None:
-    """All other repairs only let runs go on."""
+def _confirm_cancellations(findings: Sequence[Finding]) -> None:
+    """Ask before cancelling several runs. All other repairs only let runs continue."""
     if len(findings) > 1:
         for finding in findings[:SHOWN]:
             print_err(literal(f"  {finding.text}"))
         confirm_or_exit(f"cancel these {len(findings)} runs", len(findings) - SHOWN)
 
 
-async def _mended(client: Client, findings: Sequence[Finding], *, deep: bool) -> tuple[HealthReport, list[str]]:
-    """What is left after the repair, and what was done."""
+async def _repair(client: Client, findings: Sequence[Finding], *, deep: bool) -> tuple[HealthReport, list[str]]:
+    """Repair, and return a new report and the actions."""
     from perdure.admin.health_check import check_health
     from perdure.admin.repair import repair
 
-    deeds = await repair(client, findings)
-    return await check_health(client, deep=deep), deeds
+    actions = await repair(client, findings)
+    return await check_health(client, deep=deep), actions
 
 
-def _print(found: HealthReport, deeds: list[str], url: str, *, repair: bool) -> None:
+def _print(found: HealthReport, repairs: list[str], url: str, *, repair: bool) -> None:
     from rich.text import Text
 
     print_out(literal(f"{counted(found.open_runs, 'open run')} in {url}"))
-    for ground, words in GROUNDS.items():
-        count = found.progress_reasons.get(ground, 0)
+    for reason, text in PROGRESS_REASONS.items():
+        count = found.progress_reasons.get(reason, 0)
         if count:
-            colour = "red" if ground == "nothing" else "green"
-            print_out(Text.assemble((f"  {count:>7}", colour), f"  {words}"))
-    for deed in deeds:
-        print_out(Text.assemble(("mended ", "bold green"), deed))
+            colour = "red" if reason == "nothing" else "green"
+            print_out(Text.assemble((f"  {count:>7}", colour), f"  {text}"))
+    for action in repairs:
+        print_out(Text.assemble(("Repaired: ", "bold green"), action))
     for finding in found.findings:
         print_out(_finding(finding, repair))
     if not found.findings:
-        print_out(Text("all is well", style="bold green"))
+        print_out(Text("No problems found.", style="bold green"))
     elif not repair and any(finding.repair for finding in found.findings):
-        print_out(Text("perdure doctor --repair mends what can be mended", style="bright_black"))
+        print_out(Text("Run `perdure doctor --repair` to fix these.", style="bright_black"))
 
 
 def _finding(finding: Finding, repair: bool) -> Text:

@@ -1,6 +1,6 @@
-"""Shapes: what `--json` prints. Documented in docs/cli.md and held by golden tests: fields are added, never changed.
+"""What `--json` prints. Documented in docs/cli.md and checked by tests: fields are added, never changed.
 
-Times are ISO 8601 in UTC, durations seconds, payloads the JSON that they are. An absent value is null, never left out.
+Times are ISO 8601 in UTC, durations are seconds, payloads are their JSON. An absent value is null, never left out.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 Shape = dict[str, Any]
 
-# The fields of each value, in the order in which they are printed. Named here and not read from the values, which may
-# get more of them: what programs rely on changes only where this is changed.
+# The fields of each value, in printed order. They are listed here and not read from the values, so that a new field of
+# a value does not change the output that programs rely on.
 RUN = (
     *("id", "workflow", "version", "status", "input", "result", "error", "parent", "tags"),
     *("created_at", "updated_at", "ended_at", "generation", "recoveries", "owner", "waiting_for", "drift", "published"),
@@ -30,13 +30,16 @@ ENTRY = (
     *("started_at", "settled_at"),
 )
 ERROR = ("type", "message", "traceback", "location", "cause")
-LETTER = (
+DEAD_LETTER = (
     *("id", "kind", "reason", "event_id", "event_name", "value", "original_target"),
     *("target_status", "target_ended_at", "sent_at"),
 )
 WORKER = ("id", "pool", "alive", "runs", "pid", "node", "started_at", "lease_until", "workflows")
 FINDING = ("kind", "severity", "text", "advice", "subject", "repairable")
-MISFIT = ("run", "workflow", "version", "kind", "reason", "location", "recorded", "asked", "line", "remedy")
+INCOMPATIBLE_RUN = (
+    *("run", "workflow", "version", "kind", "reason", "location", "recorded", "asked", "line"),
+    "suggested_fix",
+)
 
 
 def run_shape(run: RunDescription) -> Shape:
@@ -60,8 +63,8 @@ def error_shape(error: ErrorRecord | None) -> Shape | None:
     return None if error is None else _shape(error, ERROR, cause=error_shape(error.cause))
 
 
-def letter_shape(letter: DeadLetterView) -> Shape:
-    return _shape(letter, LETTER)
+def dead_letter_shape(dead_letter: DeadLetterView) -> Shape:
+    return _shape(dead_letter, DEAD_LETTER)
 
 
 def worker_shape(worker: WorkerView) -> Shape:
@@ -72,14 +75,14 @@ def workflow_shape(name: str, version: int) -> Shape:
     return {"name": name, "version": version}
 
 
-def examination_shape(found: HealthReport, deeds: list[str]) -> Shape:
+def health_report_shape(found: HealthReport, repairs: list[str]) -> Shape:
     return {
         "healthy": found.errors == 0,
         "at": _plain(found.at),
         "open_runs": found.open_runs,
-        "grounds": dict(found.progress_reasons),
+        "progress_reasons": dict(found.progress_reasons),
         "findings": [finding_shape(finding) for finding in found.findings],
-        "repaired": deeds,
+        "repairs": repairs,
     }
 
 
@@ -87,21 +90,21 @@ def finding_shape(finding: Finding) -> Shape:
     return _shape(finding, FINDING, repairable=finding.repair is not None)
 
 
-def rehearsal_shape(rehearsal: CompatibilityReport) -> Shape:
+def compatibility_shape(report: CompatibilityReport) -> Shape:
     return {
-        "fits": not rehearsal.misfits,
-        "fitting": rehearsal.compatible,
-        "misfits": [misfit_shape(misfit) for misfit in rehearsal.misfits],
-        "foreign": dict(rehearsal.unknown_workflows),
+        "compatible": not report.misfits,
+        "compatible_runs": report.compatible,
+        "incompatible_runs": [incompatible_run_shape(run) for run in report.misfits],
+        "unknown_workflows": dict(report.unknown_workflows),
     }
 
 
-def misfit_shape(misfit: IncompatibleRun) -> Shape:
-    return _shape(misfit, MISFIT, run=misfit.run_id)
+def incompatible_run_shape(run: IncompatibleRun) -> Shape:
+    return _shape(run, INCOMPATIBLE_RUN, run=run.run_id, suggested_fix=run.remedy)
 
 
 def _shape(value: object, names: tuple[str, ...], **other: Any) -> Shape:
-    """These fields of a value, but those that are shaped on their own."""
+    """Return the named fields of a value; `other` replaces some of them."""
     return {name: other[name] if name in other else _plain(getattr(value, name)) for name in names}
 
 

@@ -1,4 +1,4 @@
-"""Commands that look after a store: migrate, prune."""
+"""Commands migrate and prune."""
 
 from __future__ import annotations
 
@@ -13,44 +13,43 @@ if TYPE_CHECKING:
     from perdure.admin.health_check import Progress, Prunable
     from perdure.client.client import Client
 
-
-PAGE = 500
+PAGE_SIZE = 500
 
 
 def migrate(store: options.Store = None, json: options.Json = False) -> None:
-    """Make the store, or bring it up to the schema of this version. Opening it does the same."""
+    """Create the store, or migrate it to the schema of this version. Opening a store does the same."""
     from perdure.client.store_urls import redact_password
 
     with error_reporting(json):
         url = store_url(store)
-        with_client(url, _nothing)
+        with_client(url, _only_open)
         if json:
             print_json({"store": redact_password(url), "migrated": True})
         else:
             print_out(literal(f"{redact_password(url)} is up to date"))
 
 
-async def _nothing(client: Client) -> None:
-    """Opening the store was all."""
+async def _only_open(client: Client) -> None:
+    """Do nothing: opening the client migrates the store."""
 
 
 def prune(yes: options.Yes = False, store: options.Store = None, json: options.Json = False) -> None:
-    """Delete finished runs whose retention is over, and what has expired. Workers do the same once a minute."""
+    """Delete finished runs after their retention, and expired data. Workers do the same once a minute."""
     with error_reporting(json):
         url = existing_store(store_url(store))
-        with progress("look") as more:
+        with progress("scan") as more:
             due = with_client(url, lambda client: _due(client, more))
         if due.count > 1 and not yes:
-            _show_and_ask(due)
+            _show_and_confirm(due)
         with progress("prune", total=due.count) as more:
             pruned = with_client(url, lambda client: _prune(client, more))
         if json:
             print_json({"pruned": pruned})
         else:
-            print_out(f"{counted(pruned, 'run')} pruned")
+            print_out(f"Pruned {counted(pruned, 'run')}")
 
 
-def _show_and_ask(due: Prunable) -> None:
+def _show_and_confirm(due: Prunable) -> None:
     from perdure.cli.runs import print_runs
 
     print_runs(due.first, print_err)
@@ -67,7 +66,7 @@ async def _prune(client: Client, more: Progress) -> int:
     from perdure.admin.repair import prune as prune_page
 
     pruned = 0
-    while page := await prune_page(client, PAGE):
+    while page := await prune_page(client, PAGE_SIZE):
         pruned += page
         more(page)
     return pruned

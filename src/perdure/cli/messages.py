@@ -1,4 +1,4 @@
-"""send, emit, complete, fail: events and deferreds."""
+"""Commands send, emit, complete, fail: events and deferreds."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from perdure.cli.settings import existing_store, store_url
 if TYPE_CHECKING:
     from perdure.client.client import Client
 
-EventName = Annotated[str, typer.Argument(metavar="EVENT", help="The event's name, or a topic's.", show_default=False)]
+EventName = Annotated[str, typer.Argument(metavar="EVENT", help="The name of the event or topic.", show_default=False)]
 Value = Annotated[
     str | None,
-    typer.Argument(metavar="JSON", help="The value; `-` reads it from stdin.", show_default=False),
+    typer.Argument(metavar="JSON", help="The value; `-` reads stdin.", show_default=False),
 ]
 Token = Annotated[str, typer.Argument(metavar="TOKEN", help="The deferred's token.", show_default=False)]
 
@@ -32,9 +32,9 @@ def send(
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
-    """Put an event into a run's mailbox.
+    """Send an event to a run.
 
-    With --app the value is checked against the @event class of that name, whose options hold.
+    With --app the value is checked against the @event class of that name, and its options apply.
     """
     with error_reporting(json):
         what, payload = _event(event, value, app)
@@ -43,7 +43,7 @@ def send(
         if json:
             print_json({"run": id, "event": event})
         else:
-            print_out(literal(f"sent {event} to run {id}"))
+            print_out(literal(f"Sent {event} to run {id}"))
 
 
 def emit(
@@ -54,30 +54,30 @@ def emit(
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
-    """Put an event into a topic; says how many runs it woke.
+    """Publish an event to a topic and print how many runs it woke.
 
-    With --app the value is checked against the @event class of that name, whose options hold.
+    With --app the value is checked against the @event class of that name, and its options apply.
     """
     with error_reporting(json):
         what, payload = _event(topic, value, app)
 
-        async def question(client: Client) -> int:
+        async def publish(client: Client) -> int:
             if isinstance(what, str):
                 return await client.emit(what, payload, event_id=event_id)
             return await client.broadcast(what, event_id=event_id)
 
-        woken = with_client(existing_store(store_url(store)), question)
+        woken = with_client(existing_store(store_url(store)), publish)
         if json:
             print_json({"topic": topic, "woken": woken})
         else:
-            print_out(literal(f"sent {topic}; it woke {counted(woken, 'run')}"))
+            print_out(literal(f"Published {topic}; woke {counted(woken, 'run')}"))
 
 
 def complete(token: Token, value: Value = None, store: options.Store = None, json: options.Json = False) -> None:
-    """Give a deferred its value. The first to settle it wins: exits with 4 if it was settled before."""
+    """Complete a deferred with a value. The first completion wins; exits with 4 if it was completed before."""
     with error_reporting(json):
         given = None if value is None else json_value(value)
-        _settled(with_client(existing_store(store_url(store)), lambda client: client.complete(token, given)), json)
+        _report(with_client(existing_store(store_url(store)), lambda client: client.complete(token, given)), json)
 
 
 def fail(
@@ -86,24 +86,24 @@ def fail(
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
-    """Make a deferred raise an error. The first to settle it wins: exits with 4 if it was settled before."""
+    """Fail a deferred with an error. The first completion wins; exits with 4 if it was completed before."""
     with error_reporting(json):
-        _settled(with_client(existing_store(store_url(store)), lambda client: client.fail(token, message)), json)
+        _report(with_client(existing_store(store_url(store)), lambda client: client.fail(token, message)), json)
 
 
-def _settled(first: bool, json: bool) -> None:
+def _report(first: bool, json: bool) -> None:
     if json:
-        print_json({"settled": first})
+        print_json({"completed": first})
         if not first:
             raise typer.Exit(CONFLICT)
     elif first:
-        print_out("settled")
+        print_out("Deferred completed.")
     else:
-        raise CommandError("the deferred was settled before, or its run has gone on without it", code=CONFLICT)
+        raise CommandError("Deferred already completed, or no longer awaited", code=CONFLICT)
 
 
 def _event(name: str, value: str | None, app: str | None) -> tuple[Any, Any]:
-    """The event to send: of its class where the code is at hand, else its name and a value."""
+    """Return the event to send: an instance of its class if the code is named, else its name and the value."""
     given = None if value is None else json_value(value)
     from perdure.cli.target import code_is_named, event_type, load, parse_target
 

@@ -1,4 +1,4 @@
-"""Options and arguments that many commands share: one spelling, one help text."""
+"""Options and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -15,33 +15,36 @@ Store = Annotated[
         "-s",
         metavar="URL",
         envvar="PERDURE_STORE",
-        help="The store, as sqlite:///shop.db. Else \\[tool.perdure] in pyproject.toml says which.",
+        help="URL of the store. Default: `store` under \\[tool.perdure], else sqlite:///perdure.db.",
         show_default=False,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="JSON for programs, in the shape that docs/cli.md describes.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, as described in docs/cli.md.")]
 App = Annotated[
     str | None,
     typer.Option(
         "--app",
         "-a",
         metavar="TARGET",
-        help="The code: module, module:attribute or file.py. Else \\[tool.perdure] in pyproject.toml says which.",
+        help="The code: module, module:attribute or file.py. Default: `app` under \\[tool.perdure].",
         show_default=False,
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 RunId = Annotated[str, typer.Argument(metavar="ID", help="The run's id.", show_default=False)]
 RunIds = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of runs.", show_default=False)]
 Location = Annotated[
-    str, typer.Argument(metavar="LOCATION", help="The entry, as `perdure show` names it.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="LOCATION", help="The location of an entry, as printed by `perdure show`.", show_default=False
+    ),
 ]
 Target = Annotated[
     str | None,
     typer.Argument(
         metavar="TARGET",
-        help="The code: app.shop, app.shop:workflows or app.py. Else \\[tool.perdure] says which.",
+        help="The code: app.shop, app.shop:workflows or app.py. Default: `app` under \\[tool.perdure].",
         show_default=False,
     ),
 ]
@@ -74,9 +77,12 @@ Since = Annotated[
     ),
 ]
 Until = Annotated[
-    str | None, typer.Option("--until", metavar="WHEN", help="Only runs created before that.", show_default=False)
+    str | None,
+    typer.Option(
+        "--until", metavar="WHEN", help="Only runs created before: 2h, 7d, or 2026-01-31T12:00Z.", show_default=False
+    ),
 ]
 EventId = Annotated[
     str | None,
-    typer.Option("--event-id", metavar="ID", help="Makes sending it twice the same as once.", show_default=False),
+    typer.Option("--event-id", metavar="ID", help="Makes the send idempotent.", show_default=False),
 ]

@@ -1,4 +1,4 @@
-"""Output: tables and colours on a terminal, plain lines in a pipe, JSON for programs. The only room that prints."""
+"""Terminal output: tables and colours on a terminal, plain lines in a pipe, JSON. The only module that prints."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ STATUS_COLOURS = {
     "cancelled": "magenta",
 }
 ENTRY_COLOURS = {"pending": "yellow", "succeeded": "green", "failed": "red", "cancelled": "bright_black"}
-GAP = 3  # between two columns
-MIN_LAST = 10
-SHOWN = 20  # of many things about which a question is asked
-WIDE = 10_000  # of a pipe: who reads there cuts lines himself
+COLUMN_GAP = 3
+MIN_LAST_COLUMN = 10
+SHOWN = 20  # items listed before a confirmation
+PIPE_WIDTH = 10_000  # lines in a pipe are not cut
 
 
 @cache
@@ -36,12 +36,12 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else WIDE
+    width = None if stream.isatty() else PIPE_WIDTH
     return Console(stderr=stderr, highlight=False, soft_wrap=False, width=width, emoji=False)
 
 
 def print_json(shape: Any, *, indent: bool = True) -> None:
-    """One value; on one line where several follow each other."""
+    """Print one value as JSON, indented or on one line."""
     import msgspec
 
     data = msgspec.json.encode(shape)
@@ -51,17 +51,17 @@ def print_json(shape: Any, *, indent: bool = True) -> None:
 
 
 def print_out(what: RenderableType) -> None:
-    """A line, or something that rich can draw; text may have rich's markup in it."""
+    """Print a line or a rich renderable on stdout. Text may contain rich markup."""
     _print(console(), what)
 
 
 def print_err(what: RenderableType) -> None:
-    """On stderr: not part of the answer."""
+    """Print on stderr what is not part of the result."""
     _print(console(stderr=True), what)
 
 
 def _print(out: Console, what: RenderableType) -> None:
-    """In a pipe without the blanks with which rich fills its lines."""
+    """Print; in a pipe without the blanks with which rich pads lines."""
     if out.is_terminal:
         out.print(what)
         return
@@ -87,14 +87,14 @@ def errors_to(kind: str, message: str, advice: str, run_id: str | None, *, json:
 
 
 def warn(message: str) -> None:
-    """A remark that is not part of the answer."""
+    """Print a note on stderr."""
     from rich.text import Text
 
     print_err(Text.assemble(("note", "bold yellow"), ": ", message))
 
 
 def table_of(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()) -> Table:
-    """Columns with headings. On a narrow terminal the last column is cut, a pipe gets all of it."""
+    """Return a table. On a narrow terminal the last column is cut; in a pipe it is complete."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -113,16 +113,16 @@ def table_of(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, right: S
 
 
 def _cut_last(headings: Sequence[str], rows: Iterable[Sequence[Text]], width: int) -> None:
-    """Left to itself rich would make all columns narrow alike, and nothing could be read."""
+    """Cut the last column to the width. By default rich narrows all columns alike, which is unreadable."""
     rows = [row for row in rows if len(row) == len(headings)]
     others = [max([len(heading), *(row[at].cell_len for row in rows)]) for at, heading in enumerate(headings[:-1])]
     for row in rows:
-        row[-1].truncate(max(MIN_LAST, width - sum(others) - GAP * len(others)), overflow="ellipsis")
+        row[-1].truncate(max(MIN_LAST_COLUMN, width - sum(others) - COLUMN_GAP * len(others)), overflow="ellipsis")
 
 
 @contextmanager
 def progress(label: str, *, total: int | None = None) -> Iterator[Progress]:
-    """A bar on stderr while something takes long; nothing in a pipe."""
+    """Show a progress bar on stderr; nothing in a pipe."""
     out = console(stderr=True)
     if not out.is_terminal:
         yield lambda more: None
@@ -135,16 +135,16 @@ def progress(label: str, *, total: int | None = None) -> Iterator[Progress]:
         yield lambda more: bar.advance(task, more)
 
 
-def confirm(question: str) -> bool:
-    """Ask whoever sits at the terminal; False if nobody does."""
+def confirm(prompt: str) -> bool:
+    """Ask at the terminal. Return False if stdin is not a terminal."""
     if not sys.stdin.isatty():
         return False
     import typer
 
-    return typer.confirm(question, err=True)
+    return typer.confirm(prompt, err=True)
 
 
-# --- words -------------------------------------------------------------------------------------------------------
+# --- formatting -------------------------------------------------------------------------------------------------------
 
 
 def coloured(status: str, colours: dict[str, str] = STATUS_COLOURS) -> Any:
@@ -159,7 +159,7 @@ def counted(count: int, what: str) -> str:
 
 
 def literal(text: object) -> Any:
-    """Text of users, in which square brackets are no markup."""
+    """Return user text as is: square brackets in it are not markup."""
     from rich.text import Text
 
     return Text(str(text))
@@ -172,12 +172,12 @@ def now() -> datetime:
 
 
 def age(at: datetime | None) -> str:
-    """How long ago, as people say it."""
+    """Return how long ago a time was, such as `2m 05s ago`."""
     return "" if at is None else f"{length(max(timedelta(0), now() - at))} ago"
 
 
 def length(took: timedelta) -> str:
-    """A duration in two units at most: 34 ms, 1.5 s, 2m 05s, 3h 20m, 4d 2h."""
+    """Return a duration in at most two units: 34 ms, 1.5 s, 2m 05s, 3h 20m, 4d 2h."""
     seconds = took.total_seconds()
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
@@ -190,9 +190,9 @@ def length(took: timedelta) -> str:
     return f"{int(seconds // 86_400)}d {int(seconds % 86_400 // 3600)}h"
 
 
-def short(value: Any, most: int = 60) -> str:
-    """A payload on one line."""
+def short(value: Any, max_length: int = 60) -> str:
+    """Return a payload as JSON on one line, cut to `max_length`."""
     import msgspec
 
     text = msgspec.json.encode(value).decode()
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"

@@ -1,4 +1,4 @@
-"""Reading what was given on the command line: payloads, tags, times, and which runs are meant."""
+"""Parse command-line arguments: payloads, tags, times, run filters."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 
 
 def arguments_of(workflow: Workflow[Any, Any], payload: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments that a JSON text stands for, as values of the workflow's own types."""
+    """Parse a JSON payload into the arguments of a workflow, as values of its own types."""
     from perdure.codec import JSON
 
     names = list(workflow.parameters.hints)
     given = {} if payload is None else _by_parameter(workflow.name, names, json_value(payload))
-    missing = set(given) - set(names)
-    if missing:
-        there = f"it takes {', '.join(names)}" if names else "it takes nothing"
-        raise UsageError(f"workflow {workflow.name} has no parameter {', '.join(sorted(missing))}", there)
+    unknown = set(given) - set(names)
+    if unknown:
+        advice = f"it takes {', '.join(names)}" if names else "it takes no payload"
+        raise UsageError(f"workflow {workflow.name} has no parameter {', '.join(sorted(unknown))}", advice)
     what = f"payload of workflow {workflow.name!r}"
     return workflow.parameters.decode(JSON, JSON.encode(given), what)
 
 
 def json_value(text: str) -> Any:
-    """JSON, from the command line or, for `-`, from stdin."""
+    """Parse JSON from the command line or, for `-`, from stdin."""
     import msgspec
 
     source = sys.stdin.read() if text == "-" else text
@@ -43,7 +43,7 @@ def json_value(text: str) -> Any:
         return msgspec.json.decode(source)
     except msgspec.DecodeError as error:
         advice = """quote it for the shell: '{"id": 42}' or '"text"'"""
-        raise UsageError(f"{source[:40]} is no JSON: {error}", advice) from None
+        raise UsageError(f"{source[:40]} is not valid JSON: {error}", advice) from None
 
 
 def _by_parameter(workflow: str, names: list[str], value: Any) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _by_parameter(workflow: str, names: list[str], value: Any) -> dict[str, Any]
     if isinstance(value, list) and len(value) <= len(names):
         return dict(zip(names, value, strict=False))
     expected = f"an object with {', '.join(names)}, or a list of them in this order" if names else "no payload"
-    raise UsageError(f"workflow {workflow} cannot be started with {short(value)}", f"give it {expected}")
+    raise UsageError(f"workflow {workflow} cannot be started with {short(value)}", f"use {expected}")
 
 
 def query_of(
@@ -71,7 +71,7 @@ def query_of(
     limit: int = 100,
     after: str | None = None,
 ) -> RunQuery:
-    """The runs that these options mean."""
+    """Build the query for these filter options."""
     from perdure.model.queries import RunQuery
 
     return RunQuery(
@@ -94,28 +94,28 @@ def tags_of(given: Sequence[str] | None) -> dict[str, str] | None:
     for text in given:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise UsageError(f"{text!r} is no tag", "--tag KEY=VALUE")
+            raise UsageError(f"{text!r} is not a tag", "use --tag KEY=VALUE")
         tags[key] = value
     return tags
 
 
 def duration(text: str) -> timedelta:
-    """`90s`, `2h`, `7d`, `1h30m`, or seconds."""
+    """Parse `90s`, `2h`, `7d`, `1h30m`, or a number of seconds."""
     found = _LENGTH.findall(text)
     if found and _LENGTH.sub("", text).strip() == "":
         return sum((timedelta(**{_UNITS[unit]: float(number)}) for number, unit in found), timedelta(0))
     try:
         return timedelta(seconds=float(text))
     except (ValueError, OverflowError):
-        raise UsageError(f"{text!r} is no duration", "90s, 30m, 2h or 7d") from None
+        raise UsageError(f"{text!r} is not a duration", "use 90s, 30m, 2h or 7d") from None
 
 
 def time_of(text: str) -> datetime:
-    """A moment: so long ago, or ISO 8601 (UTC if it names no zone)."""
+    """Parse a time: a duration before now, or ISO 8601 (UTC if it has no zone)."""
     if _LENGTH.match(text) and _LENGTH.sub("", text).strip() == "":
         return now() - duration(text)
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"{text!r} is no time", "2h, 7d, or 2026-01-31T12:00Z") from None
+        raise UsageError(f"{text!r} is not a time", "use 2h, 7d, or 2026-01-31T12:00Z") from None
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""ls, show, watch: looking at runs."""
+"""Commands ls, show, watch."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def ls(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="Runs per page.")] = 20,
     after: Annotated[
         str | None,
-        typer.Option("--after", metavar="NEXT", help="Go on after a page: the `next` of it.", show_default=False),
+        typer.Option("--after", metavar="NEXT", help="Continue after a page: its `next`.", show_default=False),
     ] = None,
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
     """List runs, newest first, in pages."""
     with error_reporting(json):
-        asked = query_of(status, workflow, tag, prefix, parent, since, until, limit=limit, after=after)
-        page = with_client(existing_store(store_url(store)), lambda client: client.runs(asked))
+        query = query_of(status, workflow, tag, prefix, parent, since, until, limit=limit, after=after)
+        page = with_client(existing_store(store_url(store)), lambda client: client.runs(query))
         if json:
             from perdure.cli.json_output import page_shape
 
@@ -60,13 +60,13 @@ def ls(
 
 def show(
     id: options.RunId,
-    trace: Annotated[bool, typer.Option("--trace", help="Unfold tracebacks.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Print tracebacks in full.")] = False,
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
-    """Show one run: what it is, why it waits, and its history as a tree with a timeline."""
+    """Show one run: its state, why it waits, and its history as a tree with a timeline."""
     with error_reporting(json):
-        run, history = with_client(existing_store(store_url(store)), lambda client: _whole(client, id))
+        run, history = with_client(existing_store(store_url(store)), lambda client: _read(client, id))
         if json:
             from perdure.cli.json_output import entry_shape, run_shape
 
@@ -80,8 +80,8 @@ def show(
 def watch(id: options.RunId, store: options.Store = None, json: options.Json = False) -> None:
     """Follow a run until it ends; exits with 1 if it fails or is cancelled.
 
-    On a terminal the picture of `show`, live; in a pipe a line for each entry that changes; with --json one object per
-    line, `{"entry": ...}`, and `{"run": ...}` at the end.
+    On a terminal the view of `show`, updated live. In a pipe a line for each entry that changes. With --json one object
+    per line: `{"entry": ...}`, and `{"run": ...}` at the end.
     """
     with error_reporting(json):
         url = existing_store(store_url(store))
@@ -120,40 +120,40 @@ async def _follow_in_lines(client: Client, run_id: str) -> RunDescription:
 
 
 async def _follow_live(client: Client, run_id: str) -> RunDescription:
-    """The picture is drawn anew when something was recorded, and a few times a second so that bars grow."""
+    """Redraw the view when an entry changes, and several times a second so that bars grow."""
     from rich.live import Live
 
     from perdure.cli.timeline import draw_run
 
-    run, history = await _whole(client, run_id)
+    run, history = await _read(client, run_id)
     with Live(console=console(), refresh_per_second=8, get_renderable=lambda: draw_run(run, history, trace=False)):
         async for _ in client.watch(run_id):
-            run, history = await _whole(client, run_id)
-        run, history = await _whole(client, run_id)
+            run, history = await _read(client, run_id)
+        run, history = await _read(client, run_id)
     return run
 
 
-async def _whole(client: Client, run_id: str) -> tuple[RunDescription, list[HistoryEntry]]:
+async def _read(client: Client, run_id: str) -> tuple[RunDescription, list[HistoryEntry]]:
     return await client.describe(run_id), await client.history(run_id)
 
 
 # --- printing ------------------------------------------------------------------------------------------------------
 
 
-def print_runs(page: RunList | Sequence[RunDescription], tell: Callable[[Any], None] = print_out) -> None:
-    """A table, and how to get at the next page."""
+def print_runs(page: RunList | Sequence[RunDescription], emit: Callable[[Any], None] = print_out) -> None:
+    """Print runs as a table, with the option for the next page."""
     runs = list(page)
     rows = [
         (literal(each.id), literal(_name(each)), coloured(each.status), age(each.created_at), literal(outcome_of(each)))
         for each in runs
     ]
     if not rows:
-        tell("no runs")
+        emit("No runs found.")
         return
-    tell(table_of(("run", "workflow", "status", "created", "outcome"), rows))
+    emit(table_of(("run", "workflow", "status", "created", "outcome"), rows))
     more = getattr(page, "next", None)
     if more is not None:
-        print_err(literal(f"more: the same command with --after {more}"))
+        print_err(literal(f"More runs: repeat the command with --after {more}"))
 
 
 def _name(run: RunDescription) -> str:
@@ -161,7 +161,7 @@ def _name(run: RunDescription) -> str:
 
 
 def outcome_of(run: RunDescription) -> str:
-    """What became of it, on one line."""
+    """Return the outcome of a run on one line."""
     if run.error is not None:
         return f"{run.error.type}: {run.error.message}".splitlines()[0]
     if run.status == "succeeded":

@@ -1,9 +1,9 @@
-"""Session: a client for the length of one command, and what its errors mean to a shell.
+"""A client for one command, and the exit codes of errors.
 
 0  done
 1  failed: the run, the store, a check
 2  usage: a wrong option, argument or payload
-3  not found: no such run, letter, token, file
+3  not found: run, dead letter, token or file
 4  conflict: the id is taken, the run has ended, the mailbox is full
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DONE, FAILED, USAGE, NOT_FOUND, CONFLICT = range(5)
 INTERRUPTED = 130
-AWAY = 5.0  # seconds without the store until a command gives up
+STORE_TIMEOUT_SECONDS = 5.0  # a command gives up when the store is unavailable for this long
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (RunNotFound, NOT_FOUND),
@@ -53,7 +53,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 
 class CommandError(Exception):
-    """A command cannot do what it is asked: why, and the next thing to try."""
+    """A command failed. `advice` names the next command to try."""
 
     def __init__(self, message: str, advice: str = "", code: int = FAILED, run_id: str | None = None) -> None:
         super().__init__(message)
@@ -63,73 +63,73 @@ class CommandError(Exception):
 
 
 class UsageError(CommandError):
-    """The command was given something that it cannot use."""
+    """Invalid command-line usage (exit code 2)."""
 
     def __init__(self, message: str, advice: str = "", code: int = USAGE) -> None:
         super().__init__(message, advice, code)
 
 
-def with_client(url: str, question: Callable[[Client], Awaitable[T]]) -> T:
-    """Open the store, ask, close."""
+def with_client(url: str, call: Callable[[Client], Awaitable[T]]) -> T:
+    """Open a client on the store, await `call` with it, close it, and return the result."""
     import asyncio
 
     from perdure.client.client import Client
 
     async def main() -> T:
-        with _listening() as ear:
+        with _capturing_store_errors() as capture:
             client = Client(url)
-            await _open(client, url, ear)
+            await _open(client, url, capture)
             try:
-                return await question(client)
+                return await call(client)
             finally:
                 await client.shutdown()
 
     return asyncio.run(main())
 
 
-async def _open(client: Client, url: str, ear: StoreErrorCapture) -> None:
-    """A worker waits for its store however long it is away; whoever sits at a terminal wants to know."""
+async def _open(client: Client, url: str, capture: StoreErrorCapture) -> None:
+    """Open the client; raise `StoreError` if the store stays unavailable. (A worker would wait for it.)"""
     import asyncio
 
     from perdure.client.store_urls import redact_password
 
     opening = asyncio.create_task(client.open())
-    while not (await asyncio.wait({opening}, timeout=AWAY))[0]:
-        if ear.heard is not None:  # else it only takes long: a large store is being migrated perhaps
+    while not (await asyncio.wait({opening}, timeout=STORE_TIMEOUT_SECONDS))[0]:
+        if capture.error is not None:  # without an error opening is just slow, for example during a migration
             opening.cancel()
             await asyncio.wait({opening})
-            raise StoreError(f"{redact_password(url)} cannot be reached: {ear.heard}", retryable=True)
+            raise StoreError(f"{redact_password(url)} cannot be reached: {capture.error}", retryable=True)
     await opening
 
 
 class StoreErrorCapture(logging.Handler):
-    """Hears of a store that is away, so that a command says it once and not with every try."""
+    """Captures store errors from the log, so that a command reports the first one and not every retry."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.heard: StoreError | None = None
+        self.error: StoreError | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         errors = [each for each in record.args or () if isinstance(each, StoreError)]
-        if errors and self.heard is None and sys.stderr.isatty():
+        if errors and self.error is None and sys.stderr.isatty():
             from perdure.cli.output import warn
 
-            warn(f"the store is away, and is tried again: {errors[-1]}")
-        self.heard = errors[-1] if errors else self.heard
+            warn(f"Store unavailable, retrying: {errors[-1]}")
+        self.error = errors[-1] if errors else self.error
 
 
 @contextmanager
-def _listening() -> Iterator[StoreErrorCapture]:
-    ear, logger = StoreErrorCapture(), logging.getLogger("perdure")
-    logger.addHandler(ear)
+def _capturing_store_errors() -> Iterator[StoreErrorCapture]:
+    capture, logger = StoreErrorCapture(), logging.getLogger("perdure")
+    logger.addHandler(capture)
     try:
-        yield ear
+        yield capture
     finally:
-        logger.removeHandler(ear)
+        logger.removeHandler(capture)
 
 
 def stop_event() -> asyncio.Event:
-    """Set by SIGTERM or SIGINT, of which nobody dies from now on."""
+    """Return an event that SIGTERM and SIGINT set, instead of ending the process."""
     import asyncio
     import signal
 
@@ -141,7 +141,7 @@ def stop_event() -> asyncio.Event:
 
 @contextmanager
 def error_reporting(json: bool = False) -> Iterator[None]:
-    """Errors in words on stderr (as an object with `--json`), with the next command to try, and the exit code."""
+    """Print errors on stderr (with `json` as an object), with the next command to try, and exit with their code."""
     try:
         yield
     except (PerdureError, CommandError, TimeoutError) as error:
@@ -149,22 +149,22 @@ def error_reporting(json: bool = False) -> Iterator[None]:
         raise typer.Exit(code_of(error)) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    except BrokenPipeError:  # whoever was reading, `head` perhaps, has seen enough
+    except BrokenPipeError:  # the reader, for example `head`, has closed the pipe
         sys.stderr.close()
         raise typer.Exit(DONE) from None
 
 
-def confirm_or_exit(deed: str, more: int = 0) -> None:
-    """Ask whether this may be done, to things of which the first were shown, and `more` were not.
+def confirm_or_exit(action: str, more: int = 0) -> None:
+    """Ask for confirmation of an action on several things, of which `more` were not shown.
 
-    Whoever does not say yes, or cannot because nobody sits there, has nothing done.
+    Raises `CommandError` if the user declines, or if stdin is not a terminal.
     """
     from perdure.cli.output import confirm, warn
 
     if more > 0:
-        warn(f"and {more} more")
-    if not confirm(f"{deed}?"):
-        raise CommandError(f"to {deed} takes a yes; nothing was done", "the same with --yes", USAGE)
+        warn(f"... and {more} more")
+    if not confirm(f"{action[:1].upper()}{action[1:]}?"):
+        raise CommandError("Aborted: confirmation required (use --yes)", "the same command with --yes", USAGE)
 
 
 def code_of(error: BaseException) -> int:
@@ -174,7 +174,7 @@ def code_of(error: BaseException) -> int:
 
 
 def advice_for(error: BaseException) -> str:
-    """The next command to try."""
+    """Return the next command to try, or an empty text."""
     run_id = getattr(error, "run_id", None)
     match error:
         case CommandError():
@@ -182,15 +182,15 @@ def advice_for(error: BaseException) -> str:
         case RunNotFound():
             return f"perdure ls --prefix {str(run_id)[:8]}"
         case RunTerminated():
-            return f"perdure show {run_id}   (perdure rewind {run_id} LOCATION lets it go on from there)"
+            return f"perdure show {run_id}   (perdure rewind {run_id} LOCATION continues it from there)"
         case RunConflict() | RunFailed() | RunCancelled():
             return f"perdure show {run_id}"
         case InvalidToken():
-            return "the token is what the workflow's deferred gave out as `.token`; copy all of it"
+            return "the token is the `.token` of the workflow's deferred; copy all of it"
         case QueueFull():
             return "perdure doctor"
         case StoreError() if error.retryable:
-            return "the same command again, later"
+            return "retry later"
         case _:
             return ""
 

@@ -1,6 +1,7 @@
-"""Settings: which store and which application a command means.
+"""Which store and which application a command uses.
 
-An option goes before the environment (`PERDURE_STORE`), and that before `[tool.perdure]` in the nearest pyproject.toml:
+An option wins over the environment (`PERDURE_STORE`), the environment over `[tool.perdure]` in the nearest
+pyproject.toml. The default store is `sqlite:///perdure.db` in the current folder.
 
     [tool.perdure]
     store = "sqlite:///shop.db"    # relative to the folder of this file
@@ -16,13 +17,13 @@ from pathlib import Path
 
 from perdure.cli.session import UsageError
 
-DEV_STORE = "sqlite:///perdure.db"
+DEFAULT_STORE = "sqlite:///perdure.db"
 KNOWN = ("store", "app", "pool")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What `[tool.perdure]` says; `folder` is where it says so."""
+    """The table `[tool.perdure]`; `folder` is that of its pyproject.toml."""
 
     folder: Path | None = None
     store: str | None = None
@@ -31,7 +32,7 @@ class Settings:
 
 
 def find_settings(start: Path | None = None) -> Settings:
-    """The settings of the nearest pyproject.toml that has any, from this folder upwards."""
+    """Return the settings of the nearest pyproject.toml that has any, from this folder upwards."""
     here = (start or Path.cwd()).resolve()
     for folder in (here, *here.parents):
         file = folder / "pyproject.toml"
@@ -42,26 +43,24 @@ def find_settings(start: Path | None = None) -> Settings:
     return Settings()
 
 
-def store_url(given: str | None, *, default: str | None = None) -> str:
-    """The store that is meant."""
+def store_url(given: str | None) -> str:
+    """Return the URL of the store: given, configured, or the default."""
     if given:
         return given
     settings = find_settings()
     if settings.store is not None and settings.folder is not None:
         return _anchored(settings.store, settings.folder)
-    if default is not None:
-        return default
-    raise UsageError(
-        "no store is named", "--store sqlite:///shop.db, PERDURE_STORE, or store = ... under [tool.perdure] names one"
-    )
+    return DEFAULT_STORE
 
 
 def existing_store(url: str) -> str:
-    """Refuse a SQLite file that is not there: looking must not make one."""
+    """Return the URL; raise `UsageError` if it is a SQLite file that does not exist. Reading must not create one."""
     path = _file_of(url)
     if path is not None and not path.exists():
         raise UsageError(
-            f"there is no file {path}", f"perdure migrate --store {url}   makes an empty store there", code=3
+            f"there is no file {path}",
+            f"name the store with --store or PERDURE_STORE; `perdure migrate --store {url}` creates an empty one",
+            code=3,
         )
     return url
 
@@ -73,7 +72,7 @@ def _file_of(url: str) -> Path | None:
 
 
 def _anchored(url: str, folder: Path) -> str:
-    """A relative SQLite file is meant relative to the pyproject.toml that names it, wherever one stands."""
+    """Resolve a relative SQLite file against the folder of the pyproject.toml that names it."""
     path = _file_of(url)
     if path is None or path.is_absolute():
         return url
@@ -85,7 +84,7 @@ def _read(file: Path) -> dict[str, object] | None:
     try:
         tool = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {})
     except (OSError, ValueError) as error:
-        raise UsageError(f"{file} cannot be read: {error}", "mend it, or give --store") from None
+        raise UsageError(f"{file} cannot be read: {error}", "fix it, or use --store") from None
     table = tool.get("perdure") if isinstance(tool, dict) else None
     if table is None:
         return None

@@ -1,4 +1,4 @@
-"""start: a run of a workflow, checked by its code where that is at hand, or by the name that a worker has published."""
+"""Command start: start a run by the workflow's code, or by the name that a live worker has published."""
 
 from __future__ import annotations
 
@@ -18,53 +18,60 @@ if TYPE_CHECKING:
 
     from perdure.client.client import Client, Run
     from perdure.client.views import RunDescription
-    from perdure.workflows.definition import StartOptions
+    from perdure.workflows.definition import StartOptions, Workflow
 
     Begin = Callable[[Client], Awaitable[Run[Any]]]
 
 
 def start(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The workflow's name.", show_default=False)],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="WORKFLOW", help="module:workflow, file.py:workflow, or a workflow's name.", show_default=False
+        ),
+    ],
     payload: Annotated[
         str | None,
         typer.Argument(
             metavar="JSON",
-            help="Its arguments: an object by parameter, a list in order; of a workflow with one parameter, its value. "
-            "`-` reads it from stdin.",
+            help="The payload: an object by parameter, a list in order, or the value of a single parameter. "
+            "`-` reads stdin.",
             show_default=False,
         ),
     ] = None,
     id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="The run's id; else a new one.", show_default=False)
+        str | None, typer.Option("--id", metavar="ID", help="The run's id. Default: a new one.", show_default=False)
     ] = None,
     tag: Annotated[
         list[str] | None, typer.Option("--tag", "-t", metavar="KEY=VALUE", help="A tag of the run; may be repeated.")
     ] = None,
     delay: Annotated[
-        str | None, typer.Option("--delay", metavar="TIME", help="Begin later: 30s, 2h.", show_default=False)
+        str | None, typer.Option("--delay", metavar="TIME", help="Start after this time: 30s, 2h.", show_default=False)
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end and print its result.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the run and print its result.")] = False,
     app: options.App = None,
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
     """Start a run of a workflow.
 
-    A run that has this id already, of the same workflow with the same payload, is observed. Workers execute it; the
-    code is imported to check the payload. Without code at hand the name is one that a live worker has published, the
-    payload an object by parameter, and the worker checks it.
+    Workers execute the run. If a run with this id, workflow and payload exists, the command observes it.
+    With `module:workflow`, --app or a configured app, the code is imported and checks the payload. Otherwise the name
+    must be published by a live worker, and the payload must be an object by parameter.
     """
-    from perdure.cli.target import code_is_named
+    from perdure.cli.target import by_name, code_is_named, load, parse_target
     from perdure.workflows.definition import StartOptions
 
     with error_reporting(json):
         url = store_url(store)
         given = StartOptions(id=id, tags=tags_of(tag), delay=None if delay is None else duration(delay))
-        if code_is_named(app):
-            begin = _by_code(name, payload, given, app)
+        if app is None and ":" in name:
+            begin = _start_workflow(_only_workflow(name), payload, given)
+        elif code_is_named(app):
+            begin = _start_workflow(by_name(load(parse_target(app)), name), payload, given)
         else:
-            url, begin = existing_store(url), _by_name(name, payload, given)
-        created, run = with_client(url, lambda client: _begun(client, begin, wait))
+            url, begin = existing_store(url), _start_by_name(name, payload, given)
+        created, run = with_client(url, lambda client: _start(client, begin, wait))
         if json:
             from perdure.cli.json_output import run_shape
 
@@ -75,22 +82,31 @@ def start(
             print_out(literal(run.id) if not console().is_terminal else _started(run, created))
 
 
-def _by_code(name: str, payload: str | None, given: StartOptions, app: str | None) -> Begin:
-    from perdure.cli.target import by_name, load, parse_target
+def _only_workflow(target: str) -> Workflow[Any, Any]:
+    """Return the workflow that a target such as `app.shop:checkout` names."""
+    from perdure.cli.target import load, parse_target
+
+    workflows = load(parse_target(target))
+    if len(workflows) > 1:
+        names = ", ".join(sorted(each.name for each in workflows))
+        raise UsageError(f"{target} is a list of workflows: {names}", "name one, with --app TARGET")
+    return workflows[0]
+
+
+def _start_workflow(workflow: Workflow[Any, Any], payload: str | None, given: StartOptions) -> Begin:
     from perdure.workflows.definition import BoundWorkflow
 
-    workflow = by_name(load(parse_target(app)), name)
     args, kwargs = arguments_of(workflow, payload)
     return lambda client: client.start(BoundWorkflow(workflow, given), *args, **kwargs)
 
 
-def _by_name(name: str, payload: str | None, given: StartOptions) -> Begin:
-    """Nothing is known of the workflow but that somebody has it."""
+def _start_by_name(name: str, payload: str | None, given: StartOptions) -> Begin:
+    """Start a workflow of which only the published name is known."""
     value = {} if payload is None else json_value(payload)
     if not isinstance(value, Mapping):
         raise UsageError(
-            f"no code is at hand that knows the parameters of {name}, so its payload must be an object by parameter",
-            """'{"order": {"id": "42"}}', or the code: --app TARGET""",
+            f"the code of {name} is not given, so its payload must be an object by parameter",
+            """use '{"order": {"id": "42"}}', or name the code: module:workflow or --app TARGET""",
         )
 
     async def begin(client: Client) -> Run[Any]:
@@ -98,16 +114,18 @@ def _by_name(name: str, payload: str | None, given: StartOptions) -> Begin:
 
         known = await published_workflows(client)
         if name not in known:
-            there = f"they have {', '.join(known)}" if known else "there is none: perdure worker TARGET starts one"
+            published = f"they have {', '.join(known)}" if known else "no worker is running: perdure worker TARGET"
             raise UsageError(
-                f"no live worker has a workflow named {name!r}", f"{there}; --app TARGET names the code", NOT_FOUND
+                f"no live worker has a workflow named {name!r}",
+                f"{published}; or name the code: module:workflow or --app TARGET",
+                NOT_FOUND,
             )
         return await client.start(name, dict(value), id=given.id, tags=given.tags, delay=given.delay)
 
     return begin
 
 
-async def _begun(client: Client, begin: Begin, wait: bool) -> tuple[bool, RunDescription]:
+async def _start(client: Client, begin: Begin, wait: bool) -> tuple[bool, RunDescription]:
     run = await begin(client)
     if wait:
         await run.result()
@@ -117,7 +135,7 @@ async def _begun(client: Client, begin: Begin, wait: bool) -> tuple[bool, RunDes
 def _started(run: RunDescription, created: bool) -> Text:
     from rich.text import Text
 
-    verb = "started" if created else "is there already:"
+    verb = "Started" if created else "Already exists:"
     return Text.assemble(
         f"{verb} run ", (run.id, "bold"), f" ({run.status})\n", (f"perdure watch {run.id}", "bright_black")
     )

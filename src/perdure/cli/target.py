@@ -1,8 +1,8 @@
-"""Target: importing the code that holds the workflows.
+"""Import of the user's code.
 
-app.shop              the module; every workflow that is registered once it is imported
-app.shop:workflows    an attribute of it: a list of workflows, or one workflow
-app.py, shop/app.py   a file, imported with its folder on the path; `:attribute` may follow too
+app.shop              a module: every workflow that is registered after its import
+app.shop:workflows    an attribute of a module: a list of workflows, or one workflow
+app.py, shop/app.py   a file, imported with its folder on the path; `:attribute` may follow
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What was asked for, split: `module` is a dotted name, `folder` what has to be on the path."""
+    """A parsed target: `module` is a dotted name, `folder` must be on the path."""
 
     text: str
     module: str
@@ -34,50 +34,50 @@ class Target:
 
 
 def code_is_named(given: str | None) -> bool:
-    """Whether there is a target at all, given or in [tool.perdure]."""
+    """Return True if a target is given or configured in [tool.perdure]."""
     return given is not None or find_settings().app is not None
 
 
 def parse_target(given: str | None) -> Target:
-    """The target that is meant: given, or the `app` of [tool.perdure]. Nothing is imported yet."""
+    """Return the given target, or the `app` of [tool.perdure]. Imports nothing."""
     folder = Path.cwd()
     if given is None:
         settings = find_settings()
         given, folder = settings.app, settings.folder or folder
     if not given:
-        raise UsageError(
-            "no code is named", "app.shop:workflows or app.py as the target, or `app` under [tool.perdure]"
-        )
-    place, _, attribute = given.partition(":")
-    if place.endswith(".py") or "/" in place:
-        file = (folder / place).resolve()
+        raise UsageError("no target is given", "use app.shop:workflows or app.py, or set `app` under [tool.perdure]")
+    path, _, attribute = given.partition(":")
+    if path.endswith(".py") or "/" in path:
+        file = (folder / path).resolve()
         if not file.is_file():
-            raise UsageError(f"there is no file {file}", "the path of a Python file, or the dotted name of a module")
+            raise UsageError(
+                f"there is no file {file}", "use the path of a Python file, or the dotted name of a module"
+            )
         return Target(given, file.stem, attribute or None, file.parent)
-    return Target(given, place, attribute or None, folder)
+    return Target(given, path, attribute or None, folder)
 
 
 def load(target: Target) -> list[Workflow[Any, Any]]:
-    """Import the code; its workflows."""
+    """Import the code and return its workflows."""
     module = _import(target)
     found = _workflows(target, module)
     if not found:
-        raise UsageError(f"{target.text} has no workflows", "an `async def` with @workflow makes one")
+        raise UsageError(f"{target.text} has no workflows", "decorate an `async def` with @workflow")
     return found
 
 
 def by_name(workflows: Iterable[Workflow[Any, Any]], name: str) -> Workflow[Any, Any]:
-    """The newest version of this name."""
-    there = list(workflows)
-    matching = [each for each in there if each.name == name]
+    """Return the highest version of the workflow with this name."""
+    defined = list(workflows)
+    matching = [each for each in defined if each.name == name]
     if matching:
         return max(matching, key=lambda each: each.version)
-    names = ", ".join(sorted({each.name for each in there}))
-    raise UsageError(f"no workflow is named {name!r}", f"there are {names}", code=3)
+    names = ", ".join(sorted({each.name for each in defined}))
+    raise UsageError(f"no workflow is named {name!r}", f"the code defines {names}", code=3)
 
 
 def event_type(name: str) -> type | None:
-    """The @event class of this name in the modules that are loaded, if there is just one."""
+    """Return the @event class of this name if the loaded modules have exactly one."""
     from perdure.workflows.events import options_of
 
     found: set[type] = set()
@@ -96,14 +96,14 @@ def _import(target: Target) -> ModuleType:
         return importlib.import_module(target.module)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == target.module.partition(".")[0]:
-            advice = "cd to where it can be imported from"
+            advice = "change to the folder from which it can be imported"
             raise UsageError(f"there is no module {target.module} in {target.folder}", advice) from None
         lines = "".join(traceback.format_exception(type(error), error, _user_part(error.__traceback__))).rstrip()
         raise UsageError(f"{target.module} cannot be imported:\n{lines}", code=FAILED) from None
 
 
 def _user_part(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without the frames of this file and of the import machinery."""
+    """Strip frames of this module and of importlib from a traceback."""
     while trace is not None and (
         trace.tb_frame.f_code.co_filename == __file__ or "importlib" in trace.tb_frame.f_code.co_filename
     ):
@@ -118,7 +118,7 @@ def _workflows(target: Target, module: ModuleType) -> list[Workflow[Any, Any]]:
         return list(REGISTRY.unambiguous().values())
     if not hasattr(module, target.attribute):
         raise UsageError(
-            f"{target.module} has no {target.attribute}", "a list of workflows, a workflow, or no attribute"
+            f"{target.module} has no {target.attribute}", "use a list of workflows, a workflow, or no attribute"
         )
     found = getattr(module, target.attribute)
     if isinstance(found, Workflow):
@@ -127,4 +127,4 @@ def _workflows(target: Target, module: ModuleType) -> list[Workflow[Any, Any]]:
         several = list(found)
         if all(isinstance(each, Workflow) for each in several):
             return several
-    raise UsageError(f"{target.text} is {found!r}", "it should be a list of workflows, or one workflow")
+    raise UsageError(f"{target.text} is {found!r}", "it must be a list of workflows, or one workflow")

@@ -1,4 +1,4 @@
-"""Timeline: one run drawn. Its head, why it waits, and its history as a tree of locations with a bar for each entry."""
+"""Draw one run: its state, why it waits, and its history as a tree of locations with a bar for each entry."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MARKS = {"succeeded": "✓", "failed": "✗", "cancelled": "~", "pending": "…"
 
 @dataclass(slots=True)
 class Node:
-    """A place in the tree: a scope, an entry, or both."""
+    """A node of the tree: a scope, an entry, or both."""
 
     segment: str
     entry: HistoryEntry | None = None
@@ -30,16 +30,16 @@ class Node:
 
 
 def draw_run(run: RunDescription, history: Sequence[HistoryEntry], *, trace: bool) -> RenderableType:
-    """Everything that `show` prints, from top to bottom."""
+    """Return everything that `show` prints."""
     from rich.console import Group
     from rich.text import Text
 
     parts: list[Any] = [draw_head(run)]
     if run.waiting_for:
-        parts += [Text(), Text("waits for", style="bold"), *(_line("  ", str(each)) for each in run.waiting_for)]
+        parts += [Text(), Text("waiting for", style="bold"), *(_line("  ", str(each)) for each in run.waiting_for)]
     if run.drift:
         drift = ", ".join(run.drift)
-        parts += [Text(), Text(f"recorded with other arguments than the code gives now: {drift}", style="yellow")]
+        parts += [Text(), Text(f"arguments differ from the recorded ones: {drift}", style="yellow")]
     if history:
         parts += [Text(), draw_history(run, history)]
     for location, error in _errors(run, history):
@@ -67,7 +67,7 @@ def draw_head(run: RunDescription) -> Table:
 
 
 def draw_history(run: RunDescription, history: Sequence[HistoryEntry]) -> Table:
-    """A row for each entry, indented under its scope. The bars share one scale: from the first entry until now."""
+    """Return a table with an indented row per entry. Bars share one scale, from the first entry to now."""
     from rich.text import Text
 
     begin = min(entry.started_at for entry in history)
@@ -76,7 +76,7 @@ def draw_history(run: RunDescription, history: Sequence[HistoryEntry]) -> Table:
     for guide, node in _rows(tree_of(history)):
         name = Text.assemble((guide, "bright_black"), (node.segment, "bright_black" if node.entry is None else ""))
         rows.append([name] if node.entry is None else [name, *_cells(node.entry, begin, end)])
-    return table_of(("location", "kind", "tries", "took", "timeline", "value"), rows, right=("tries", "took"))
+    return table_of(("location", "kind", "attempts", "took", "timeline", "value"), rows, right=("attempts", "took"))
 
 
 def draw_error(location: str | None, error: ErrorRecord, *, trace: bool) -> Iterator[RenderableType]:
@@ -89,28 +89,28 @@ def draw_error(location: str | None, error: ErrorRecord, *, trace: bool) -> Iter
     if trace and lines:
         yield Padding(Text("\n".join(lines), style="dim"), (0, 0, 0, 2))
     elif lines:
-        yield Text(f"  traceback of {len(lines)} lines folded: --trace unfolds it", style="bright_black")
+        yield Text(f"  traceback of {len(lines)} lines: use --trace", style="bright_black")
 
 
 def entry_line(entry: HistoryEntry) -> Any:
-    """An entry on one line: for pipes, and where many runs are told of."""
+    """Return an entry on one line, for pipes and for `dev`."""
     from rich.text import Text
 
     took = "" if entry.settled_at is None else length(entry.settled_at - entry.started_at)
-    tries = f" (try {entry.attempts})" if entry.attempts > 1 else ""
+    attempts = f" (attempt {entry.attempts})" if entry.attempts > 1 else ""
     mark, colour = MARKS[entry.status], ENTRY_COLOURS[entry.status]
     error = "" if entry.error is None else f"  {entry.error.type}: {entry.error.message}".splitlines()[0]
     return Text.assemble(
         f"{(entry.settled_at or entry.started_at):%H:%M:%S}  ",
         (f"{mark} {entry.status.value:<9}", colour),
         f"  {entry.location}  ",
-        (f"{entry.kind}{tries}  {took}", "bright_black"),
+        (f"{entry.kind}{attempts}  {took}", "bright_black"),
         (error, "red"),
     )
 
 
 def tree_of(history: Sequence[HistoryEntry]) -> dict[str, Node]:
-    """The entries by the segments of their locations, each level in the order in which it was first asked for."""
+    """Arrange entries by the segments of their locations, each level in order of first request."""
     roots: dict[str, Node] = {}
     for entry in history:
         level = roots
@@ -122,7 +122,7 @@ def tree_of(history: Sequence[HistoryEntry]) -> dict[str, Node]:
 
 
 def bar_of(entry: HistoryEntry, begin: datetime, end: datetime, width: int = BAR) -> tuple[int, int]:
-    """Where its bar begins and how many cells it has, one at least."""
+    """Return the first cell of an entry's bar and its length, at least one cell."""
     whole = max((end - begin) / timedelta(seconds=1), 1e-9)
     start = (entry.started_at - begin) / timedelta(seconds=1) / whole
     stop = ((entry.settled_at or end) - begin) / timedelta(seconds=1) / whole
@@ -138,9 +138,9 @@ def _cells(entry: HistoryEntry, begin: datetime, end: datetime) -> list[Any]:
     bar = Text.assemble(("·" * first, "bright_black"), ("━" * cells, colour))
     bar.append("·" * (BAR - first - cells), "bright_black")
     took = "…" if entry.settled_at is None else length(entry.settled_at - entry.started_at)
-    tries = str(entry.attempts) if entry.attempts else ""
+    attempts = str(entry.attempts) if entry.attempts else ""
     value = entry.error.type if entry.error is not None else "" if entry.value is None else short(entry.value)
-    return [Text(f"{MARKS[entry.status]} {entry.kind}", style=colour), tries, took, bar, Text(value)]
+    return [Text(f"{MARKS[entry.status]} {entry.kind}", style=colour), attempts, took, bar, Text(value)]
 
 
 def _rows(level: dict[str, Node], guide: str = "") -> Iterator[tuple[str, Node]]:

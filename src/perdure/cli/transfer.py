@@ -1,4 +1,4 @@
-"""export and import: one run with its history, as a file."""
+"""Commands export and import: one run with its history, as a JSON file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from perdure.cli.settings import existing_store, store_url
 def export(
     id: options.RunId,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Else to stdout.", show_default=False)
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: stdout.", show_default=False)
     ] = None,
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
-    """Write one run with its whole history as JSON."""
+    """Write one run with its history as JSON."""
     with error_reporting(json):
         data = with_client(existing_store(store_url(store)), lambda client: client.export_history(id))
         if output is None:
@@ -34,20 +34,21 @@ def export(
         if json:
             print_json({"run": id, "file": str(output), "entries": len(data["entries"])})
         else:
-            print_out(literal(f"run {id} is in {output}, with a history of {counted(len(data['entries']), 'row')}"))
+            print_out(literal(f"Exported run {id} to {output} ({counted(len(data['entries']), 'history row')})"))
 
 
 def import_(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="What `export` wrote; `-` is stdin.", show_default=False)
+        Path, typer.Argument(metavar="FILE", help="A file written by `export`; `-` is stdin.", show_default=False)
     ],
     new_id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="The run's id here; else its own.", show_default=False)
+        str | None,
+        typer.Option("--id", metavar="ID", help="The new id of the run. Default: its own.", show_default=False),
     ] = None,
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
-    """Put an exported run into a store. One that was open is held there until it is resumed."""
+    """Import an exported run. A run that was open is held until it is resumed."""
     from perdure.admin.run_import import import_run
 
     with error_reporting(json):
@@ -68,4 +69,6 @@ def _read(file: Path) -> Any:
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}", code=3) from None
     except msgspec.DecodeError as error:
-        raise UsageError(f"{file} is no JSON: {error}", "perdure export ID -o FILE writes such a file") from None
+        raise UsageError(
+            f"{file} is not valid JSON: {error}", "use a file written by perdure export ID -o FILE"
+        ) from None

@@ -1,4 +1,4 @@
-"""worker, workers, migrate, prune: the processes that execute runs, and the upkeep of the store."""
+"""Commands worker and workers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 Pool = Annotated[
-    str | None, typer.Option("--pool", "-p", metavar="NAME", help="The pool to work for.", show_default="default")
+    str | None, typer.Option("--pool", "-p", metavar="NAME", help="The pool of this worker.", show_default="default")
 ]
 Concurrency = Annotated[
     int | None,
-    typer.Option("--concurrency", "-c", metavar="N", min=1, help="Runs active at once.", show_default=False),
+    typer.Option("--concurrency", "-c", metavar="N", min=1, help="Maximum number of active runs.", show_default=False),
 ]
 
 
@@ -32,16 +32,16 @@ def worker(
     pool: Pool = None,
     concurrency: Concurrency = None,
     grace: Annotated[
-        float, typer.Option("--grace", metavar="SECONDS", min=0, help="How long steps may finish on SIGTERM.")
+        float, typer.Option("--grace", metavar="SECONDS", min=0, help="Time for running steps to finish after SIGTERM.")
     ] = 10.0,
     refuse_blocking: Annotated[
         bool,
-        typer.Option("--refuse-blocking", help="Refuse calls in workflow code that block, as `dev` and tests do."),
+        typer.Option("--refuse-blocking", help="Refuse blocking calls in workflow code, as `dev` does."),
     ] = False,
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
-    """Execute runs until SIGTERM or SIGINT; then finish steps, give the runs back and leave."""
+    """Execute runs until SIGTERM or SIGINT; then finish running steps and release the runs."""
     from perdure.cli.target import load, parse_target
 
     with error_reporting(json):
@@ -49,15 +49,17 @@ def worker(
         workflows = load(parse_target(target))
         name = pool or find_settings().pool or "default"
         with _guard(refuse_blocking):
-            _work(url, workflows, name, concurrency, grace, up=lambda: _announce(workflows, name, url, json=json))
+            _work(
+                url, workflows, name, concurrency, grace, on_started=lambda: _announce(workflows, name, url, json=json)
+            )
         if json:
             print_json({"worker": "stopped", "pid": os.getpid()}, indent=False)
         else:
-            print_out("worker stopped; its runs were given back")
+            print_out("Worker stopped; runs released.")
 
 
 def _guard(refuse_blocking: bool) -> AbstractContextManager[None]:
-    """Only if asked for: every event that the interpreter announces passes through the guard."""
+    """Return the guard against blocking calls. It is optional because it sees every audit event of the interpreter."""
     if not refuse_blocking:
         return nullcontext()
     from perdure.runner.blocking_guard import blocking_refused
@@ -71,9 +73,9 @@ def _work(
     pool: str,
     concurrency: int | None,
     grace: float,
-    up: Callable[[], None],
+    on_started: Callable[[], None],
 ) -> None:
-    """Until it is told to stop; `up` is called once it works."""
+    """Run a worker until a signal stops it. `on_started` is called when it has joined."""
     import logging
 
     from perdure.config import EngineConfig
@@ -84,7 +86,7 @@ def _work(
 
     async def main() -> None:
         stop = stop_event()
-        await Worker(url, workflows, pool, concurrency, EngineConfig(grace=grace)).run_until(stop, up)
+        await Worker(url, workflows, pool, concurrency, EngineConfig(grace=grace)).run_until(stop, on_started)
 
     run_with_uvloop(main())
 
@@ -92,20 +94,20 @@ def _work(
 def _announce(workflows: list[Workflow[Any, Any]], pool: str, url: str, *, json: bool) -> None:
     from perdure.client.store_urls import redact_password
 
-    named, place = sorted({(each.name, each.version) for each in workflows}), redact_password(url)
+    pairs, store = sorted({(each.name, each.version) for each in workflows}), redact_password(url)
     if json:
         from perdure.cli.json_output import workflow_shape
 
-        pairs = [workflow_shape(name, version) for name, version in named]
-        shape = {"worker": "started", "pid": os.getpid(), "pool": pool, "store": place, "workflows": pairs}
+        workflow_shapes = [workflow_shape(name, version) for name, version in pairs]
+        shape = {"worker": "started", "pid": os.getpid(), "pool": pool, "store": store, "workflows": workflow_shapes}
         print_json(shape, indent=False)
         return
-    list_of = ", ".join(name if version == 1 else f"{name} v{version}" for name, version in named)
-    print_out(literal(f"worker {os.getpid()} of pool {pool} on {place}: {list_of}"))
+    names = ", ".join(name if version == 1 else f"{name} v{version}" for name, version in pairs)
+    print_out(literal(f"Worker started (pid {os.getpid()}, pool {pool}, store {store}). Workflows: {names}"))
 
 
 def workers(store: options.Store = None, json: options.Json = False) -> None:
-    """List workers: what they have, what they do, and whether they are alive."""
+    """List workers: their workflows, the number of their runs, and whether they are alive."""
     from perdure.admin.health_check import workers_of
 
     with error_reporting(json):
@@ -116,13 +118,13 @@ def workers(store: options.Store = None, json: options.Json = False) -> None:
             print_json({"workers": [worker_shape(each) for each in found]})
             return
         if not found:
-            print_out("no workers")
+            print_out("No workers found.")
             return
-        colours = {"alive": "green", "gone": "red"}
+        colours = {"alive": "green", "dead": "red"}
         rows = [
             (
                 each.id,
-                coloured("alive" if each.alive else "gone", colours),
+                coloured("alive" if each.alive else "dead", colours),
                 each.pool,
                 str(each.pid),
                 str(each.runs),

@@ -365,7 +365,7 @@ class Coordinator:
         try:
             return resident.runner.advance(now, taken)
         except InvalidPayload as misfit:  # the payload no longer fits the code's annotations
-            return Turn(held=Hold("diverged", str(misfit), recorded="the payload", call_seq="one of another type"))
+            return Turn(held=Hold("diverged", str(misfit), recorded="the payload", asked="one of another type"))
         except Exception as error:
             LOGGER.exception("run %s: advancing it failed", resident.id)
             return Turn(held=Hold("internal_error", f"{type(error).__name__}: {error}"))

@@ -95,7 +95,7 @@ class Hold(Struct, frozen=True, omit_defaults=True):
     reason: str
     location: str | None = None
     recorded: str | None = None
-    call_seq: str | None = None
+    asked: str | None = None
     line: str | None = None
 
 
