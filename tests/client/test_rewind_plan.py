@@ -425,7 +425,9 @@ def test_a_step_in_a_loop_that_was_given_up_before_is_done_again():
     ],
 )
 def test_a_step_that_a_replay_does_not_come_by_cannot_be_done_again(rows, location):
-    with pytest.raises(InvalidArgument, match=r"step 'pages/~1/get' before it was rolled back and cannot be executed again"):
+    with pytest.raises(
+        InvalidArgument, match=r"step 'pages/~1/get' before it was rolled back and cannot be executed again"
+    ):
         rewind(location, *rows, undoing("~rollback/x", 9, "pages/~1/get"))
 
 

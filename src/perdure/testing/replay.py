@@ -96,7 +96,7 @@ def _error(misfit: IncompatibleRun, workflow: Workflow[Any, Any]) -> Exception:
         error.add_note(f"run {misfit.run_id!r} of {misfit.workflow} v{misfit.version}{why}")
     else:
         error = WorkflowMisuse(f"run {misfit.run_id!r} could not go on with this code: {misfit.reason} (at {line})")
-    error.add_note(misfit.remedy)
+    error.add_note(misfit.suggested_fix)
     return error
 
 
