@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.cluster.shard_assignment import assigned, assigned_shards
+from perdure.cluster.shard_assignment import assigned_shards, assigned_worker
 from perdure.model.records import WorkerRecord
 
 SHARDS = 128
@@ -43,7 +43,7 @@ def test_the_order_in_which_workers_are_seen_does_not_matter(ids: list[str], cha
 @given(IDS)
 def test_each_finds_for_itself_what_all_find_together(ids: list[str]) -> None:
     for shard in range(0, SHARDS, 9):
-        assert shard in shards_of(assigned(shard, ids), ids)
+        assert shard in shards_of(assigned_worker(shard, ids), ids)
 
 
 @given(IDS, st.data())

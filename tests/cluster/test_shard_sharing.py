@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from perdure import Context, EngineConfig, RunStatus, step, workflow
-from perdure.cluster.shard_assignment import assigned
+from perdure.cluster.shard_assignment import assigned_worker
 from perdure.model.ids import shard_of
 from tests.engine.store_matrix import on_every_store
 
@@ -34,7 +34,7 @@ def ids_of(engine, everyone, count: int, name: str = "r") -> list[str]:
     found: list[str] = []
     n = 0
     while len(found) < count:
-        if assigned(shard_of(f"{name}{n}", SHARDS), workers) == engine.worker:
+        if assigned_worker(shard_of(f"{name}{n}", SHARDS), workers) == engine.worker:
             found.append(f"{name}{n}")
         n += 1
     return found
@@ -53,7 +53,7 @@ async def test_each_takes_the_runs_of_its_own_shards(h):
     runs = [await client.start(shared, n, id=f"s{n}") for n in range(60)]
     await h.drive(asyncio.gather(*(run.result() for run in runs)), 3)
     workers = [one.worker, other.worker]
-    expected = {f"s{n}": 1 + workers.index(assigned(shard_of(f"s{n}", SHARDS), workers)) for n in range(60)}
+    expected = {f"s{n}": 1 + workers.index(assigned_worker(shard_of(f"s{n}", SHARDS), workers)) for n in range(60)}
     assert {each.run_id: each.engine for each in h.executions} == expected
 
 

@@ -52,7 +52,7 @@ def test_a_worker_waits_and_can_be_stopped(nowhere: str, number: signal.Signals)
     ) as worker:
         try:
             assert worker.stderr is not None
-            while "the store is away" not in worker.stderr.readline():
+            while "Store unavailable" not in worker.stderr.readline():
                 assert worker.poll() is None
             worker.send_signal(number)
             told, _ = worker.communicate(timeout=30)

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from perdure import Context, EngineConfig, Retry, RunStatus, current_step, step, workflow
-from perdure.cluster.shard_assignment import assigned
+from perdure.cluster.shard_assignment import assigned_worker
 from perdure.model.ids import shard_of
 from perdure.stores.results import Superseded
 from perdure.stores.writes import CommitTurn
@@ -78,7 +78,7 @@ async def test_a_copy_in_memory_that_another_engine_has_moved_on_executes_nothin
     first = await h.engine(trying)
     second = await h.engine(trying)
     workers = [first.worker, second.worker]
-    run_id = next(id for id in map(str, range(99)) if assigned(shard_of(id, 128), workers) == second.worker)
+    run_id = next(id for id in map(str, range(99)) if assigned_worker(shard_of(id, 128), workers) == second.worker)
     await first.start(trying, id=run_id)
     await h.clock.advance(1)
     assert first.resident == [run_id]
@@ -250,7 +250,7 @@ async def test_a_run_that_becomes_ours_while_an_older_state_of_it_is_read_is_rea
         return snapshots
 
     engine.faults.load = slow_load
-    engine._runtime.coordinator._load(["n"])  # as after a turn of it was refused
+    engine._runtime.coordinator.loader.load(["n"])  # as after a turn of it was refused
     await h.settle()
     await h.clock.advance(11)  # due, and claimed
     gate.set()

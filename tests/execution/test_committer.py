@@ -181,4 +181,4 @@ def test_an_answer_that_cannot_be_handled_keeps_the_others_from_nothing(store, c
 
     asyncio.run(test())
     assert told == ["b"]
-    assert "handling the answer to ReleaseRun failed" in caplog.text
+    assert "Callback for ReleaseRun result raised" in caplog.text

@@ -47,8 +47,8 @@ class Errands:
         self.engine = engine
         self.stage = stage
         self.reports: list[StepDone | AwaitingResult] = []
-        self.room = engine._runtime.coordinator.errands
-        self.room._report = lambda run_id, outcomes: self.reports.extend(outcomes)
+        self.room = engine._runtime.coordinator.external_effects
+        self.room._on_completed = lambda run_id, outcomes: self.reports.extend(outcomes)
 
     async def start(self, work, location="errand", of="asker"):
         self.room.start(await self.stage.row(of), ExternalEffect(location, 1, work))
@@ -252,7 +252,7 @@ async def test_the_end_of_a_child_that_somebody_else_started_comes_too(h):
 async def test_a_child_of_a_run_that_is_forgotten_before_is_not_started(h):
     _, errands = await scene(h)
     await errands.start(child("begun"), location="a")
-    errands.room.forget_all("asker")
+    errands.room.cancel_all("asker")
     assert errands.room.busy == 0
     await h.settle()
     assert errands.reports == []
@@ -343,7 +343,7 @@ async def test_errands_of_a_forgotten_run_report_nothing(h):
     await stage.run("other")
     await errands.start(SendEvent("other", paid()))
     await asyncio.sleep(0)  # submitted
-    errands.room.forget_all("asker")
+    errands.room.cancel_all("asker")
     await h.settle()
     assert errands.reports == []
     assert await stage.inbox("other") == [("event", "paid", b"7")]
@@ -357,7 +357,7 @@ async def test_an_errand_that_is_run_again_reports_once(h):
     asker = await stage.row("asker")  # before both: between them nothing may be waited for, or the first one ends
     for target in ("nobody", "other"):
         errands.room.start(asker, ExternalEffect("errand", 1, SendEvent(target, paid())))
-    assert errands.room.under_way("asker") == {"errand"}
+    assert errands.room.running_locations("asker") == {"errand"}
     await h.settle()
     assert errands.reports == [StepDone("errand", 1, value=b"null")]  # of the second one
-    assert errands.room.under_way("asker") == frozenset()
+    assert errands.room.running_locations("asker") == frozenset()

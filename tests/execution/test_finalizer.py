@@ -3,7 +3,8 @@
 import msgspec
 
 from perdure import Context, EngineConfig, RunStatus, workflow
-from perdure.execution.finalizer import FinalizerCallbacks, RunFinalizer
+from perdure.execution.finalizer import RunFinalizer
+from perdure.execution.local_worker import NullLocalWorker
 from perdure.model.records import ErrorRecord, Message, RunResult, TopicEvent
 from perdure.stores.writes import DeliverMessage, FinalizeRun, Observer, PublishEvent
 from tests.engine.store_matrix import on_every_store
@@ -120,15 +121,15 @@ async def test_who_waits_for_many_runs_is_told_once_and_before_they_are_ticked_o
         await stage.run(f"child-{n}")
         await stage.observe(f"child-{n}", "parent", f"0/{n}")
         await stage.end(f"child-{n}")
-    told: list[tuple[str, set[type]]] = []
+    notified: list[tuple[str, set[type]]] = []
 
-    def look(run_id: str) -> None:
-        told.append((run_id, {type(write) for batch in engine.faults.committed for write in batch}))
+    class RecordingWorker(NullLocalWorker):
+        def run_has_messages(self, run_id: str) -> None:
+            notified.append((run_id, {type(write) for batch in engine.faults.committed for write in batch}))
 
     engine.faults.committed.clear()
-    news = FinalizerCallbacks(look=look, woken=lambda: None, unfinished=lambda: None, ended=lambda run_id: None)
-    await h.drive(RunFinalizer(engine._session.store_session, news).tick(h.clock.now()))
-    assert told == [("parent", {DeliverMessage})]
+    await h.drive(RunFinalizer(engine._session.store_session, RecordingWorker(), lambda: None).tick(h.clock.now()))
+    assert notified == [("parent", {DeliverMessage})]
     assert await h.store.unfinalized() == []
 
 

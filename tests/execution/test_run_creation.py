@@ -112,7 +112,7 @@ async def test_run_found_in_the_store_before_its_creation_is_confirmed_is_loaded
     engine.faults.commit = late
     starting = h.background(engine.start(doubles, 4))
     await h.settle()
-    engine._runtime._due.unsure = (
+    engine._runtime._claimer.needs_reconcile = (
         True  # as after a lost response: the worker looks for runs that it owns and does not know
     )
     await h.drive(engine.recover())

@@ -138,7 +138,7 @@ async def test_shutdown_waits_for_errands_and_begins_no_new_ones(h):
     turns = [Turn(entries=(entry(each.location),), effects=(each,), busy=True) for each in errands]
     engine = await h.engine(turn_maker)
     runner = Scripted(*turns)
-    errands_room = engine._runtime.coordinator.errands
+    errands_room = engine._runtime.coordinator.external_effects
     with patch.object(reviving, "Runner", lambda start: runner):
         run = await engine.start(turn_maker, id="r")
         while not errands_room.busy:

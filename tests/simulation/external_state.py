@@ -42,12 +42,12 @@ class Stage:
     def process(self) -> Process:
         """The one whose body asks."""
         me: Any = current_step()
-        return self.world.writings[id(me._writing)]
+        return self.world.writings[id(me._stream_writer)]
 
     def begins(self, me: Any, after: str | None) -> None:
         """A body begins: the result that it was called with must be on record."""
         run = self.world.witness.models[me.run_id]
-        if after is None or run.touched or run.owner != me._writing._worker():
+        if after is None or run.touched or run.owner != me._stream_writer._worker():
             return
         if after not in run.pruned and run.settled_at(after) is None:
             self.world.witness.breaks(f"{me.location} of run {me.run_id} began before {after} was on record")

@@ -15,7 +15,7 @@ from perdure.execution import coordinator as coordinator_room
 from perdure.execution import turn_commit as turns_room
 from perdure.execution.claimer import Claimer
 from perdure.execution.committer import Committer
-from perdure.execution.finalizer import FinalizationPlan as SettlingPlan
+from perdure.execution.finalizer import FinalizationPlan
 from perdure.model.records import Message, RunStatus
 from perdure.model.turns import RunStep
 from perdure.runner import runner as runner_room
@@ -38,13 +38,14 @@ def act_before_commit() -> Any:
     """The effects of a turn are carried out when it is submitted, not when it is committed."""
     submit = Committer.submit
 
-    def submit_and_act(self: Committer, write: Any, answered: Any, *, patient: bool = True) -> None:
-        if isinstance(write, CommitTurn) and isinstance(answered, partial) and answered.func.__name__ == "_answered":
-            resident, turn, commit, taken = answered.args
-            coordinator: Any = answered.func
-            coordinator.__self__._carry_out(resident, turn)
-            answered = partial(answered.func, resident, replace(turn, effects=()), commit, taken)
-        submit(self, write, answered, wait_for_store=patient)
+    def submit_and_act(self: Committer, write: Any, on_result: Any, *, wait_for_store: bool = True) -> None:
+        func = on_result.func if isinstance(on_result, partial) else None
+        if isinstance(write, CommitTurn) and getattr(func, "__name__", "") == "_on_commit_result":
+            cached, turn, commit, taken = on_result.args
+            coordinator: Any = func
+            coordinator.__self__._effects.start(cached, turn, write.now, draining=False)
+            on_result = partial(on_result.func, cached, replace(turn, effects=()), commit, taken)
+        submit(self, write, on_result, wait_for_store=wait_for_store)
 
     return mock.patch.object(Committer, "submit", submit_and_act)
 
@@ -171,10 +172,10 @@ def forget_lost_claims() -> Any:
 def never_take_over() -> Any:
     """A worker whose lease has run out is not declared gone."""
 
-    async def is_gone(self: Any, worker: Any, now: float) -> bool:
+    async def fence_if_dead(self: Any, worker: Any, now: float) -> bool:
         return bool(worker.fenced)
 
-    return mock.patch.object(Membership, "_is_gone", is_gone)
+    return mock.patch.object(Membership, "_fence_if_dead", fence_if_dead)
 
 
 def forget_own_turns() -> Any:
@@ -192,8 +193,8 @@ def forget_own_turns() -> Any:
 
 def forget_the_dead_letters() -> Any:
     """Unread events of a run that has ended are ticked off, and none is kept."""
-    settle = SettlingPlan.settle
-    return mock.patch.object(SettlingPlan, "settle", lambda self: replace(settle(self), dead_letters=()))
+    build = FinalizationPlan.build_finalize_run
+    return mock.patch.object(FinalizationPlan, "build_finalize_run", lambda self: replace(build(self), dead_letters=()))
 
 
 def let_forks_keep_children() -> Any:

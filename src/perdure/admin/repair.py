@@ -8,7 +8,7 @@ from functools import partial
 from perdure.admin.health_check import Finding
 from perdure.client.client import Client
 from perdure.errors import PerdureError
-from perdure.execution.finalizer import FinalizerCallbacks, RunFinalizer
+from perdure.execution.finalizer import RunFinalizer
 from perdure.execution.local_worker import NullLocalWorker
 from perdure.execution.maintenance import BroadcastResumer
 
@@ -85,10 +85,7 @@ async def _finalize_runs(client: Client) -> str:
     session = client._session
     before = len(await session.read(partial(session.store.unfinalized, PAGE)))
     worker = NullLocalWorker()
-    callbacks = FinalizerCallbacks(
-        worker.run_has_messages, worker.runs_may_be_due, worker.runs_may_be_due, worker.run_ended_externally
-    )
-    await RunFinalizer(session.store_session, callbacks).tick(session.clock.now())
+    await RunFinalizer(session.store_session, worker, worker.runs_may_be_due).tick(session.clock.now())
     left = len(await session.read(partial(session.store.unfinalized, PAGE)))
     return f"finalized {_runs(before - left)}" + _remaining(left)
 

@@ -71,5 +71,5 @@ class ControlClient:
         return result
 
     def _notify_changed(self, run_id: str) -> None:
-        self._session.waiters.changed((run_id,))
+        self._session.waiters.notify((run_id,))
         self._session.local_worker.run_ended_externally(run_id)

@@ -43,7 +43,7 @@ class DeadLetterClient:
         if isinstance(send, DeliverMessage):
             raise_for_delivery(send.run_id, result)
         else:
-            await fan_out_all(send.event.topic, result, session.store_session, patient=False)
+            await fan_out_all(send.event.topic, result, session.store_session, wait_for_store=False)
         return True
 
     async def remove(self, dead_letter_id: str) -> bool:

@@ -55,7 +55,7 @@ class MessageClient:
         options, body = encode_event(event, payload, session.codec)
         now = session.clock.now()
         topic_event = build_topic_event(options, body, event_id=_check_event_id(event_id), sent_at=now)
-        woken = await publish_event(topic_event, session.store_session, patient=False)
+        woken = await publish_event(topic_event, session.store_session, wait_for_store=False)
         if woken:
             session.local_worker.runs_may_be_due()
         return woken

@@ -74,7 +74,7 @@ class ClientSession:
         """Open the store if it is not open. `StoreError` after the attempts of `store_retry`."""
         if self._store_session is None:
             store_session = StoreSession(self._closed_store, self.process_clock, self.config)
-            await store_session.open(for_ever=self.wait_for_store)
+            await store_session.open(retry_forever=self.wait_for_store)
             self._store_session = store_session
 
     async def close(self) -> None:
@@ -122,11 +122,11 @@ class ClientSession:
 
     @property
     def waiters(self) -> RunWaiters:
-        return self.store_session.hub
+        return self.store_session.waiters
 
     async def read(self, call: Callable[[], Awaitable[T]], *, retry_forever: bool = False) -> T:
         """Call the store for a caller. While it is unavailable, retry for the attempts of `store_retry`, or forever."""
-        return await self.store_session.read(call, for_ever=retry_forever)
+        return await self.store_session.read(call, retry_forever=retry_forever)
 
     # --- one run
 
@@ -154,7 +154,7 @@ class ClientSession:
         """Put a message into a run's inbox and notify the local worker."""
         check_name("a run's id", run_id)
         write = DeliverMessage(run_id=run_id, message=message, now=self.clock.now(), limit=limit)
-        return await self.committer.write(write, then=lambda result: self.local_worker.run_has_messages(run_id))
+        return await self.committer.write(write, on_result=lambda result: self.local_worker.run_has_messages(run_id))
 
     # --- waiting
 

@@ -1,1 +1,1 @@
-"""Who is alive, and what becomes of the runs of those who are not. Knows the store, and neither runs nor workflows."""
+"""Membership of workers: who is alive, takeover from dead workers, assignment of shards. Knows the store, not runs."""

@@ -1,13 +1,14 @@
-"""Assignment: who should take which shard. A pure function of who is alive; everyone computes the same.
+"""Shard assignment: which worker should claim the runs of which shard. A pure function of the live workers.
 
-Rendezvous hashing: each worker has a score for each shard, and of the workers that have a workflow and version the one
-with the highest score takes that shard's runs of it. When a worker comes it takes the shards for which it scores
-highest, and no other moves; when it goes, only its own do.
+Rendezvous hashing: each worker has a score for each shard. Of the workers that have a workflow and version, the one
+with the highest score is assigned the runs of it in that shard. When a worker joins, only the shards where it scores
+highest move, to it; when it leaves, only its own shards move.
 
-A score depends on worker and shard alone, not on the workflow: workflows that the same workers have are cut the same
-way, so that a fleet whose workers are all alike claims with one question, however many workflows there are.
+A score depends on worker and shard, not on the workflow. Workflows that the same workers have are therefore divided in
+the same way, and workers that all have the same workflows need one claim, however many workflows there are.
 
-It only says who asks first. A run that the wrong worker takes is a run that is executed all the same.
+An assignment only decides which worker claims first. Safety does not depend on it: a run executes correctly on any
+worker that claims it (ADR 8).
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from perdure.model.records import WorkerRecord
-
-Pairs = tuple[tuple[str, int], ...]
-Share = tuple[Pairs, frozenset[int] | None]  # of these workflows the runs of these shards; None: of all
+from perdure.model.shards import ShardAssignment, WorkflowVersions
 
 SCORE_BYTES = 8
 
 
-def assigned_shards(worker: str, workflows: Pairs, others: Iterable[WorkerRecord], shards: int) -> tuple[Share, ...]:
-    """What a worker that has these workflows should take, among others that are alive in its pool."""
+def assigned_shards(
+    worker: str, workflows: WorkflowVersions, others: Iterable[WorkerRecord], shards: int
+) -> tuple[ShardAssignment, ...]:
+    """Return the assignments of a worker that has these workflows, given the other live workers of its pool."""
     candidates: dict[tuple[str, int], list[str]] = {pair: [] for pair in workflows}
     for other in others:
         for pair in other.workflows:
@@ -37,25 +38,25 @@ def assigned_shards(worker: str, workflows: Pairs, others: Iterable[WorkerRecord
     return tuple((tuple(pairs), _shards_among(worker, ids, shards)) for ids, pairs in by_candidates.items())
 
 
-def assigned(shard: int, workers: Sequence[str]) -> str:
-    """The one of these workers that takes the shard."""
+def assigned_worker(shard: int, workers: Sequence[str]) -> str:
+    """Return the worker that is assigned the shard."""
     return max(workers, key=lambda worker: (_scores(worker, shard + 1)[shard], worker))
 
 
 def _shards_among(worker: str, candidates: frozenset[str], shards: int) -> frozenset[int] | None:
     if not candidates:
         return None
-    mine = _scores(worker, shards)
-    theirs = [(_scores(rival, shards), rival) for rival in candidates]
+    own_scores = _scores(worker, shards)
+    candidate_scores = [(_scores(candidate, shards), candidate) for candidate in candidates]
     return frozenset(
         shard
         for shard in range(shards)
-        if all((mine[shard], worker) > (scores[shard], rival) for scores, rival in theirs)
+        if all((own_scores[shard], worker) > (scores[shard], candidate) for scores, candidate in candidate_scores)
     )
 
 
 @lru_cache(maxsize=1024)
 def _scores(worker: str, shards: int) -> tuple[int, ...]:
-    """A worker's scores for the first shards. That of a shard does not depend on how many there are."""
-    drawn = hashlib.shake_128(worker.encode()).digest(SCORE_BYTES * shards)
-    return tuple(int.from_bytes(drawn[at : at + SCORE_BYTES], "big") for at in range(0, len(drawn), SCORE_BYTES))
+    """Return the scores of a worker for the first shards. A score does not depend on the number of shards."""
+    digest = hashlib.shake_128(worker.encode()).digest(SCORE_BYTES * shards)
+    return tuple(int.from_bytes(digest[at : at + SCORE_BYTES], "big") for at in range(0, len(digest), SCORE_BYTES))

@@ -1,5 +1,6 @@
-"""The engine: drives many runs. It decides nothing that the runner decides, and keeps nothing that the store keeps.
+"""Execution of runs by one worker. Decides nothing that the runner decides, and keeps nothing that the store keeps.
 
-`Core` (core.py) puts the rooms together. A turn goes coordinator -> committer -> store, and only then are its effects
-carried out (executor). Duties (duties.py) are everything that happens because time passes.
+`WorkerRuntime` (runtime.py) assembles the parts. A turn goes from the coordinator through the committer to the store;
+its effects start after the commit (effect_runner.py). Everything that happens because time passes is a periodic task
+(periodic.py): claiming, takeover, finalization, retention.
 """

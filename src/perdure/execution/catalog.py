@@ -1,4 +1,4 @@
-"""Catalog: which workflows an engine can execute."""
+"""Catalog: the workflows that an engine can execute."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from perdure.errors import InvalidArgument
+from perdure.model.shards import WorkflowVersions
 from perdure.workflows.definition import REGISTRY, Workflow
-
-Pairs = tuple[tuple[str, int], ...]
 
 
 class Catalog:
-    """A given list, and just that; or else everything imported so far and whatever is started through the engine."""
+    """A fixed list of workflows; or, if none is given, all imported workflows and those started through the engine."""
 
     def __init__(self, workflows: Iterable[Workflow[Any, Any]] | None) -> None:
         self._open = workflows is None
         self._own: dict[tuple[str, int], Workflow[Any, Any]] = {}
-        self._pairs: tuple[int, Pairs] | None = None
+        self._versions: tuple[int, WorkflowVersions] | None = None  # with the registry revision they were read at
         for workflow in workflows or ():
             if not isinstance(workflow, Workflow):
                 raise InvalidArgument(f"workflows must be a list of @workflow functions, not {workflow!r}")
@@ -26,12 +25,12 @@ class Catalog:
                 raise InvalidArgument(f"workflow {workflow.name!r} version {workflow.version} is in the list twice")
             self._own[key] = workflow
 
-    def take(self, workflow: Workflow[Any, Any]) -> bool:
-        """A workflow is started through the engine: can it execute it?"""
+    def add_started(self, workflow: Workflow[Any, Any]) -> bool:
+        """Add a workflow that a caller starts, if the catalog is open; return whether this engine can execute it."""
         key = (workflow.name, workflow.version)
         if self._open and self._own.get(key) is not workflow:
             self._own[key] = workflow
-            self._pairs = None
+            self._versions = None
         return key in self._own
 
     def find(self, name: str, version: int) -> Workflow[Any, Any] | None:
@@ -40,10 +39,13 @@ class Catalog:
             return REGISTRY.find(name, version)
         return own
 
-    def pairs(self) -> Pairs:
-        """All that can be executed. A name that two places define is left out until one of them is started here."""
+    def pairs(self) -> WorkflowVersions:
+        """Return name and version of all workflows that this engine can execute.
+
+        A name that two modules define is left out until one of the two is started through this engine.
+        """
         if not self._open:
             return tuple(self._own)
-        if self._pairs is None or self._pairs[0] != REGISTRY.revision:
-            self._pairs = (REGISTRY.revision, tuple({**REGISTRY.unambiguous(), **self._own}))
-        return self._pairs[1]
+        if self._versions is None or self._versions[0] != REGISTRY.revision:
+            self._versions = (REGISTRY.revision, tuple({**REGISTRY.unambiguous(), **self._own}))
+        return self._versions[1]

@@ -1,8 +1,10 @@
-"""Due: claims runs whose time has come and that nobody owns, and hands them to the coordinator.
+"""Claimer: claims due runs for this worker and gives them to the coordinator.
 
-A claim makes this worker the owner in the store before anything is executed: two workers never both get a run. Among
-others it asks for its share only (the shards that are assigned to it), and for what has stayed due for two sweeps:
-whoever should take that is full, paused or wrong about who is alive.
+A run is due when its `wake_at` has passed and no worker owns it. A claim sets the owner in the store before anything
+executes, so two workers never both get a run.
+
+With other workers in the pool, a worker claims the runs of its assigned shards only. Runs that stay due for two sweeps
+are claimed by any worker: their assigned worker is full, paused, or does not know that it is assigned.
 """
 
 from __future__ import annotations
@@ -11,20 +13,21 @@ from collections.abc import Callable
 
 from perdure.config import EngineConfig
 from perdure.errors import StoreError
-from perdure.execution.catalog import Pairs
 from perdure.execution.coordinator import Coordinator
 from perdure.execution.membership import MembershipProtocol
+from perdure.model.shards import WorkflowVersions
 from perdure.stores.protocol import Claim, Store
 from perdure.stores.results import ClaimedRun
 
 PAGE = 500
-STEAL_AFTER_SWEEPS = 2  # sweeps
-FIRST_LOOK = 0.05  # seconds, and twice as many each time: when to look again at runs that others should take
-LAST_LOOK = 1.0
+STEAL_AFTER_SWEEPS = 2
+# Pauses between claims while runs of other workers are due. The pause doubles each time.
+FIRST_RECHECK_SECONDS = 0.05
+MAX_RECHECK_SECONDS = 1.0
 
 
 class Claimer:
-    """The duty of taking work. `workflows` says what this process can execute right now."""
+    """Claims due runs. `workflows` returns what this process can execute now."""
 
     def __init__(
         self,
@@ -33,7 +36,7 @@ class Claimer:
         member: MembershipProtocol,
         config: EngineConfig,
         pool: str,
-        workflows: Callable[[], Pairs],
+        workflows: Callable[[], WorkflowVersions],
     ) -> None:
         self._store = store
         self._coordinator = coordinator
@@ -42,40 +45,41 @@ class Claimer:
         self._workflows = workflows
         self._sweep = config.seconds("sweep_interval")
         self._resolution = config.seconds("timer_resolution")
-        self._rescue_at = 0.0
-        self._look_again = FIRST_LOOK
-        self.needs_reconcile = (
-            False  # the answer to a claim or a creation got lost: some runs may be ours without our knowing
-        )
+        self._steal_at = 0.0
+        self._recheck_seconds = FIRST_RECHECK_SECONDS
+        # The result of a claim or a creation was lost: this worker may own runs in the store that it does not know.
+        self.needs_reconcile = False
         self.claimed = 0
-        self.at_capacity = False  # there may be more that is due, and we had no room for it
+        self.at_capacity = False  # the last claim stopped for lack of slots: more runs may be due
 
     async def tick(self, now: float) -> float | None:
+        """Claim all due runs that fit, fetch messages of active runs, and return when to do so again."""
         if self._coordinator.draining:
             return None
         if self.needs_reconcile:
             await self._reconcile()
         self.at_capacity = False
         before = self.claimed
-        for workflows, shards in self._member.shares(self._workflows()):
+        for workflows, shards in self._member.assignments(self._workflows()):
             await self._claim_pages(now, workflows, shards)
-        if self._has_peers and now >= self._rescue_at:
-            self._rescue_at = now + self._sweep
+        if self._has_peers and now >= self._steal_at:
+            self._steal_at = now + self._sweep
             await self._claim_pages(now, self._workflows(), None, due_by=now - STEAL_AFTER_SWEEPS * self._sweep)
+        # Change hints may be lost: read here which active runs of this worker have messages.
         self._coordinator.on_messages(await self._store.owned_with_messages(self._coordinator.worker))
-        return await self._next_tick(now, took=self.claimed > before)
+        return await self._next_tick(now, has_claimed=self.claimed > before)
 
     @property
     def _has_peers(self) -> bool:
-        return any(shards is not None for _, shards in self._member.shares(self._workflows()))
+        return any(shards is not None for _, shards in self._member.assignments(self._workflows()))
 
     async def _claim_pages(
-        self, now: float, workflows: Pairs, shards: frozenset[int] | None, due_by: float | None = None
+        self, now: float, workflows: WorkflowVersions, shards: frozenset[int] | None, due_by: float | None = None
     ) -> None:
-        """Claim such runs until there are no more, or there is no room for them."""
-        full = shards is None or len(shards) > 0
-        while full and (room := self._coordinator.free_slots) > 0:
-            limit = min(PAGE, room)
+        """Claim such runs, a page at a time, until no more are due or no slot is free."""
+        may_be_more = shards is None or len(shards) > 0
+        while may_be_more and (free_slots := self._coordinator.free_slots) > 0:
+            limit = min(PAGE, free_slots)
             page = await self._claim(
                 Claim(
                     worker=self._coordinator.worker,
@@ -89,36 +93,37 @@ class Claimer:
             )
             self._coordinator.on_runs_claimed(page, now)
             self.claimed += len(page)
-            full = len(page) == limit
-        self.at_capacity = self.at_capacity or full
+            may_be_more = len(page) == limit
+        self.at_capacity = self.at_capacity or may_be_more
 
-    async def _next_tick(self, now: float, took: bool) -> float:
+    async def _next_tick(self, now: float, *, has_claimed: bool) -> float:
         sweep_at = now + self._sweep
         next_at = await self._store.next_wake(self._pool)
         if next_at is None or next_at > now:
-            self._look_again = FIRST_LOOK
+            self._recheck_seconds = FIRST_RECHECK_SECONDS
             return sweep_at if next_at is None else min(sweep_at, max(next_at, now + self._resolution))
-        # Something stays due although we asked: no room (then `starved` tells), a row that a commit was just at (what
-        # a claim passes over if it finds others), other code, or another one's share.
+        # A run is still due. Possible causes: no free slot; a row that another transaction locked, which a claim skips
+        # if it finds other rows; a workflow that this process does not have; a shard of another worker.
         if self.at_capacity:
-            return sweep_at
-        if took:
-            return now
+            return sweep_at  # the coordinator triggers this task when a slot is free
+        if has_claimed:
+            return now  # claim again: the skipped rows are unlocked by now
         if not self._has_peers:
-            return sweep_at
+            return sweep_at  # only a workflow that this process does not have remains
         if await self._member.refresh_members(now):
-            return now
-        pause, self._look_again = self._look_again, min(2 * self._look_again, LAST_LOOK)
+            return now  # the assignment has changed
+        pause = self._recheck_seconds
+        self._recheck_seconds = min(2 * self._recheck_seconds, MAX_RECHECK_SECONDS)
         return min(sweep_at, now + pause)
 
     async def _claim(self, claim: Claim) -> list[ClaimedRun]:
         try:
             return await self._store.claim(claim)
         except StoreError:
-            self.needs_reconcile = True
+            self.needs_reconcile = True  # the store may have executed the claim
             raise
 
     async def _reconcile(self) -> None:
-        """Take up runs that are ours in the store and that we do not have."""
+        """Load the runs that this worker owns in the store and that are not in memory."""
         self._coordinator.on_runs_found(await self._store.owned(self._coordinator.worker))
         self.needs_reconcile = False

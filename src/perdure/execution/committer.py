@@ -1,14 +1,15 @@
-"""Committer: many turns, one transaction.
+"""Committer: commits the writes of many runs in one store transaction.
 
-One store call is in flight; the next batch is whatever has gathered meanwhile. No timers and no tuning: an idle engine
-commits at once, a busy one in large batches. It knows neither runs nor what the writes mean.
+One store call is in flight; the next batch is what was submitted meanwhile. There are no timers and nothing to tune: an
+idle engine commits at once, a busy one in large batches. The committer knows neither runs nor the meaning of writes.
 
-Answers are handed back in handfuls, one per round of the event loop. Were all of a large batch handed back at once, all
-of them would come back at once as the next one, and the engine and the store would wait for each other in turn. So one
-part is committed while the other is worked on: a third more steps a second on PostgreSQL and Redis.
+Results are delivered in chunks, one chunk per iteration of the event loop. If all results of a large batch were
+delivered at once, all next turns would be submitted at once, and engine and store would wait for each other in turn.
+With chunks the store commits one part while the engine works on another: a third more steps per second on PostgreSQL
+and Redis (ADR 5).
 
-While the store is away (`retryable`) the batch waits and is tried again: a retry after a lost answer is recognised by
-the store. On any other error the batch is bisected, so that only the write that the store cannot take gets the error.
+If the store is unavailable (`StoreError.retryable`), the batch is retried; the store recognizes a write that it has
+committed before. On any other error the batch is bisected, so that only the write that the store rejects gets it.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ from perdure.stores.writes import Write
 
 LOGGER = logging.getLogger("perdure.execution")
 MAX_BATCH = 2_000
-RESULT_CHUNK = 64  # writes: fewer would make the store's fixed cost of a commit matter
+# Results per iteration of the event loop. Smaller chunks make the fixed cost of a commit dominate (ADR 5).
+RESULT_CHUNK = 64
 
-
-Answered = Callable[[WriteResult | StoreError], None]
-_Queued = tuple[Write, Answered, bool]  # a plain tuple: one is made per turn. The flag says whether it is patient
-_Answered = tuple[_Queued, WriteResult | StoreError]
+WriteCallback = Callable[[WriteResult | StoreError], None]  # called once with the result of a write
+_Queued = tuple[Write, WriteCallback, bool]  # the flag is `wait_for_store`; a tuple, because there is one per turn
+_Completed = tuple[_Queued, WriteResult | StoreError]
 
 
 class Committer:
-    """See the module's docstring. Answers are called from the event loop itself, never from inside a task."""
+    """The queue of writes of one process. Callbacks run in the event loop, never inside a task."""
 
     def __init__(self, store: Store, clock: Clock, retry: Retry) -> None:
         self._store = store
         self._clock = clock
         self._retry = retry
         self._queue: list[_Queued] = []
-        self._unanswered = 0
-        self._wakeup: asyncio.Future[None] | None = None  # while there is nothing to do
+        self._pending = 0
+        self._wakeup: asyncio.Future[None] | None = None  # while the queue is empty
         self._idle = asyncio.Event()
         self._idle.set()
         self._task: asyncio.Task[None] | None = None
@@ -54,62 +55,66 @@ class Committer:
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="perdure-committer")
 
-    def submit(self, write: Write, answered: Answered, *, wait_for_store: bool = True) -> None:
-        """Queue a write. A patient one waits for the store for ever, another gets the error after some attempts."""
-        self._queue.append((write, answered, wait_for_store))
-        self._unanswered += 1
+    def submit(self, write: Write, on_result: WriteCallback, *, wait_for_store: bool = True) -> None:
+        """Queue a write; `on_result` is called with its result.
+
+        With `wait_for_store` the write is retried until the store is available; otherwise it fails after the attempts
+        of the retry policy.
+        """
+        self._queue.append((write, on_result, wait_for_store))
+        self._pending += 1
         if len(self._queue) == 1:
             self._idle.clear()
             if self._wakeup is not None and not self._wakeup.done():
                 self._wakeup.set_result(None)
 
-    async def write(self, write: Write, then: Answered | None = None) -> WriteResult:
-        """Submit a write on behalf of a caller, who gets an error if the store stays away, and wait for its answer."""
-        return await self.submit_future(write, then, wait_for_store=False)
+    async def write(self, write: Write, on_result: WriteCallback | None = None) -> WriteResult:
+        """Submit a write for a caller and return its result; raise `StoreError` if the store stays unavailable."""
+        return await self.submit_future(write, on_result, wait_for_store=False)
 
     def submit_future(
-        self, write: Write, then: Answered | None = None, *, wait_for_store: bool
+        self, write: Write, on_result: WriteCallback | None = None, *, wait_for_store: bool
     ) -> asyncio.Future[WriteResult]:
-        """Submit a write at once; its answer can be awaited.
+        """Submit a write at once and return a future for its result.
 
-        `then` is called with the answer in any case, also if nobody waits for it any more.
+        `on_result` is called with the result in any case, also if the future was cancelled.
         """
         done: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
 
-        def answered(answer: WriteResult | StoreError) -> None:
-            if then is not None:
-                then(answer)
+        def complete(result: WriteResult | StoreError) -> None:
+            if on_result is not None:
+                on_result(result)
             if done.done():
                 return
-            if isinstance(answer, StoreError):
-                done.set_exception(answer)
+            if isinstance(result, StoreError):
+                done.set_exception(result)
             else:
-                done.set_result(answer)
+                done.set_result(result)
 
-        self.submit(write, answered, wait_for_store=wait_for_store)
+        self.submit(write, complete, wait_for_store=wait_for_store)
         return done
 
     async def write_all(self, writes: Sequence[Write]) -> list[WriteResult | StoreError]:
-        """Submit writes on behalf of a caller and wait for all answers. One that fails keeps no other from its own."""
-        answers: list[WriteResult | StoreError | None] = [None] * len(writes)
+        """Submit writes for a caller and return all results in order. A write that fails does not affect the others."""
+        results: list[WriteResult | StoreError | None] = [None] * len(writes)
         done = asyncio.Event()
         left = len(writes)
 
-        def answered(at: int, answer: WriteResult | StoreError) -> None:
+        def store_result(index: int, result: WriteResult | StoreError) -> None:
             nonlocal left
-            answers[at] = answer
+            results[index] = result
             left -= 1
             if not left:
                 done.set()
 
-        for at, write in enumerate(writes):
-            self.submit(write, partial(answered, at), wait_for_store=False)
+        for index, write in enumerate(writes):
+            self.submit(write, partial(store_result, index), wait_for_store=False)
         if left:
             await done.wait()
-        return [answer for answer in answers if answer is not None]
+        return [result for result in results if result is not None]
 
     async def wait_idle(self, within: float) -> bool:
-        """Wait until everything submitted so far has been answered; False if the store takes longer than that."""
+        """Wait until no write is pending; return False if that takes longer than `within` seconds."""
         waiting = asyncio.ensure_future(self._idle.wait())
         timer = self._clock.call_at(self._clock.now() + within, waiting.cancel)
         await asyncio.wait((waiting,))
@@ -117,8 +122,8 @@ class Committer:
         return not waiting.cancelled()
 
     async def stop(self) -> None:
-        """Stop at once: what is queued stays uncommitted."""
-        self._stopped = True  # a driver may lose a cancel that meets its answer
+        """Stop at once: queued writes are not committed."""
+        self._stopped = True  # a database driver may lose a cancellation that arrives together with a result
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -128,28 +133,29 @@ class Committer:
         loop = asyncio.get_running_loop()
         while not self._stopped:
             if not self._queue:
-                self._wakeup = loop.create_future()  # an Event would take 3 us more of each write that is alone
+                self._wakeup = loop.create_future()  # an Event costs 3 us more per single write (ADR 5)
                 await self._wakeup
             batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
-            answers = await self._commit(batch)
-            loop.call_soon(self._deliver_results, loop, list(zip(batch, answers, strict=True)))
-            await asyncio.sleep(0)  # so that what the answers lead to can join the next batch
+            results = await self._commit(batch)
+            loop.call_soon(self._deliver_results, loop, list(zip(batch, results, strict=True)))
+            await asyncio.sleep(0)  # the first chunk runs now: the writes that it submits join the next batch
 
-    def _deliver_results(self, loop: asyncio.AbstractEventLoop, answered: Sequence[_Answered]) -> None:
-        few = -(-len(answered) // -(-len(answered) // RESULT_CHUNK))  # as few parts as may be, of about the same size
-        for (write, tell, _), answer in answered[:few]:
+    def _deliver_results(self, loop: asyncio.AbstractEventLoop, completed: Sequence[_Completed]) -> None:
+        chunk = -(-len(completed) // -(-len(completed) // RESULT_CHUNK))  # fewest chunks, all of about the same size
+        for (write, on_result, _), result in completed[:chunk]:
             try:
-                tell(answer)
+                on_result(result)
             except Exception:
-                LOGGER.exception("handling the answer to %s failed", type(write).__name__)
-        if len(answered) > few:
-            loop.call_soon(self._deliver_results, loop, answered[few:])
-        self._unanswered -= few
-        if not self._unanswered:
+                extra = {"run_id": getattr(write, "run_id", None)}
+                LOGGER.exception("Callback for %s result raised", type(write).__name__, extra=extra)
+        if len(completed) > chunk:
+            loop.call_soon(self._deliver_results, loop, completed[chunk:])
+        self._pending -= chunk
+        if not self._pending:
             self._idle.set()
 
     async def _commit(self, batch: Sequence[_Queued]) -> list[WriteResult | StoreError]:
-        tries = 0
+        attempts = 0
         while True:
             try:
                 return list(await self._store.commit([write for write, _, _ in batch]))
@@ -159,11 +165,11 @@ class Committer:
                 refused = StoreError(f"the store raised {type(error).__name__}: {error}")
             if not refused.retryable:
                 return await self._bisect(batch, refused)
-            tries += 1
-            LOGGER.warning("the store is away, %d writes wait (try %d): %s", len(batch), tries, refused)
-            if tries >= self._retry.max_attempts and not all(patient for _, _, patient in batch):
+            attempts += 1
+            LOGGER.warning("Store unavailable, retrying %d writes (attempt %d): %s", len(batch), attempts, refused)
+            if attempts >= self._retry.max_attempts and not all(wait_for_store for _, _, wait_for_store in batch):
                 return await self._fail_callers(batch, refused)
-            await sleep_on(self._clock, self._retry.delay_after(min(tries, 32), random.random()))
+            await sleep_on(self._clock, self._retry.delay_after(min(attempts, 32), random.random()))
 
     async def _bisect(self, batch: Sequence[_Queued], refused: StoreError) -> list[WriteResult | StoreError]:
         if len(batch) == 1:
@@ -172,7 +178,7 @@ class Committer:
         return await self._commit(batch[:middle]) + await self._commit(batch[middle:])
 
     async def _fail_callers(self, batch: Sequence[_Queued], refused: StoreError) -> list[WriteResult | StoreError]:
-        """Callers get the error; turns of runs go on waiting."""
-        turns = [queued for queued in batch if queued[2]]
-        answers = iter(await self._commit(turns) if turns else ())
-        return [next(answers) if patient else refused for _, _, patient in batch]
+        """Return the error for the writes of callers; retry those with `wait_for_store`."""
+        waiting = [queued for queued in batch if queued[2]]
+        results = iter(await self._commit(waiting) if waiting else ())
+        return [next(results) if wait_for_store else refused for _, _, wait_for_store in batch]

@@ -1,17 +1,25 @@
-"""Coordinator: the runs in this process and their transitions, one at a time per run.
+"""Coordinator: the state machine of the runs in this process, one transition at a time per run.
 
-    created   a caller started a run and this worker got it        -> advance
-    claimed   runs were due and are ours now                       -> load, advance
-    settled   an attempt of a step ended                           -> advance
-    reported  errands were run                                     -> advance
-    mailed    the inbox of an active run has news                  -> fetch, advance
-    woken     a timer of an active run is due                      -> advance
-    answered  the store answered a turn                            -> act, or drop and load again
-    dropped   the worker was declared gone, or the engine stops
+    event                 cause                                                transition
+    on_run_created        a caller here created a run that this worker owns    attach, advance
+    on_runs_claimed       the claimer claimed due runs                         activate the cached run, or load
+    on_runs_found         the store names this worker as owner of runs         load those that are not in memory
+    on_run_loaded         the loader read a run that this worker owns          attach; or release, hold, quarantine
+    on_run_not_owned      the loader read a run that this worker does not own  free its slot
+    on_run_ready          a run was attached, or its messages were read        advance
+    on_step_completed     an attempt of a step ended                           advance
+    on_effects_completed  external effects of the run were executed            advance
+    on_slow_steps         steps have been running for long                     advance, to record them as running
+    on_messages           a run has messages                                   fetch them, advance
+    on_change_hint        the store reports a change, best effort              fetch messages now or after the commit
+    _advance_if_active    a timer of an active run is due                      advance
+    _on_commit_result     the store returned the result of a turn              start effects; or evict and load again
+    on_run_terminated     a caller ended or rewound the run                    evict
+    discard_all           the store fenced the worker, or the engine stops     evict all
 
-`advance` runs the workflow (the runner decides), submits the turn, and only once it is committed carries out its
-effects. While a turn is being committed the run's inputs gather, and the next turn takes them all. Every transition is
-a plain call-back of the event loop, never inside a task: the runner drives tasks of its own.
+To advance a run is to run its workflow as far as its inputs allow (the runner decides), to submit the turn, and to
+start the effects of the turn after it is committed. Inputs that arrive during the commit wait for the next turn. Every
+transition is a plain callback of the event loop, never inside a task, because the runner drives tasks of its own.
 """
 
 from __future__ import annotations
@@ -24,542 +32,368 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from perdure.errors import InvalidPayload, StoreError
+from perdure.errors import StoreError
+from perdure.execution.admission import FindWorkflow, NotAdmitted, RunAdmission
+from perdure.execution.effect_runner import EffectRunner
 from perdure.execution.external_effects import ExternalEffects
 from perdure.execution.local_worker import LocalWorker
-from perdure.execution.quarantine import QUARANTINE_AFTER_RECOVERIES, Quarantine
+from perdure.execution.quarantine import Quarantine
 from perdure.execution.run_cache import CachedRun, RunCache
-from perdure.execution.run_loader import (
-    as_failure,
-    build_cached_run,
-    build_run_start,
-    feed_inputs_singly,
-    is_first_execution,
-)
+from perdure.execution.run_loader import RunLoader, inputs_to_retry, is_first_execution
 from perdure.execution.step_executor import StepExecutor
-from perdure.execution.store_session import StoreSession, retry_store_call
+from perdure.execution.store_session import StoreSession
 from perdure.execution.stream_writer import StreamWriter
-from perdure.execution.turn_commit import build_hold_commit, build_turn_commit, ended_record
-from perdure.model.records import Hold, Message, RunRecord, RunStatus
-from perdure.model.turns import (
-    AwaitingResult,
-    CancelStep,
-    ExternalEffect,
-    Input,
-    MessageReceived,
-    RecordRunningSteps,
-    RunStep,
-    StepDone,
-    Turn,
-)
+from perdure.execution.turn_commit import build_hold_commit, build_turn_commit, ended_record, log_extra, next_turn
+from perdure.model.records import Hold, RunRecord, RunStatus
+from perdure.model.turns import AwaitingResult, Input, RecordRunningSteps, StepDone, Turn
 from perdure.stores.results import ClaimedRun, Committed, SigningKey, Snapshot, WriteResult
 from perdure.stores.writes import CommitTurn, ReleaseRun
 from perdure.workflows.definition import Workflow
 
 LOGGER = logging.getLogger("perdure.execution")
 
-Definitions = Callable[[str, int], Workflow[Any, Any] | None]
-
 
 class Coordinator:
-    """See the module's docstring."""
+    """Holds the runs of one worker.
+
+    `on_due_at` receives the time at which a suspended run is due, `on_slot_freed` is called when the worker can claim
+    more, `on_run_ended` receives an ended run and whether it had messages, `may_act` says whether the lease is valid.
+    """
 
     def __init__(
         self,
-        link: StoreSession,
-        here: LocalWorker,
+        session: StoreSession,
+        local_worker: LocalWorker,
         *,
-        definitions: Definitions,
-        suspended: Callable[[float | None], None],
-        freed: Callable[[], None],
-        finished: Callable[[RunRecord, bool], None],
+        find_workflow: FindWorkflow,
+        on_due_at: Callable[[float | None], None],
+        on_slot_freed: Callable[[], None],
+        on_run_ended: Callable[[RunRecord, bool], None],
         may_act: Callable[[float], bool],
         concurrency: int | None = None,
     ) -> None:
         self.worker = ""
         self.keys: tuple[SigningKey, ...] = ()  # sign the tokens of deferreds
-        self.refused = 0  # turns that the store did not take, because the run was not ours any more
-        self.draining = False  # no new steps; runs are given back once none of theirs is under way
-        self.residents = RunCache(link.config.resident_runs)
-        self._store = link.store
-        self._clock = link.clock
-        self._codec = link.codec
-        self._config = link.config
-        self._committer = link.committer
-        self._hub = link.hub
-        self._definitions = definitions
-        self._suspended = suspended
-        self._freed = freed
-        self._finished = finished
+        self.rejected_turns = 0  # turns that the store rejected because this worker no longer owned the run
+        self.cache = RunCache(session.config.resident_runs)
+        self._clock = session.clock
+        self._codec = session.codec
+        self._config = session.config
+        self._committer = session.committer
+        self._waiters = session.waiters
+        self._on_due_at = on_due_at
+        self._on_run_ended = on_run_ended
         self._may_act = may_act
-        self._concurrency = concurrency
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._loading: set[str] = set()
-        # Runs that are ours again, and since when, while the turn that gave them up is being answered.
+        # Claims of runs whose suspending turn is committed, but whose commit result has not arrived here yet.
         self._claimed_early: dict[str, tuple[ClaimedRun, float | None]] = {}
-        self._seclusion = Quarantine(link.clock, self._let_suspect_begin, freed)
-        self._load_again: set[str] = set()  # became ours while being loaded: what is read may be from before
-        steps = link.config.max_concurrent_steps
-        writing = StreamWriter(link, lambda: self.worker)
-        self.executor = StepExecutor(link.clock, link.codec, steps, self.on_step_completed, writing)
-        self.errands = ExternalEffects(link, here, self.on_effects_completed)
+        steps, stream_writer = session.config.max_concurrent_steps, StreamWriter(session, lambda: self.worker)
+        self.executor = StepExecutor(session.clock, session.codec, steps, self.on_step_completed, stream_writer)
+        self.external_effects = ExternalEffects(session, local_worker, self.on_effects_completed)
+        self._effects = EffectRunner(self.executor, self.external_effects)
+        self.loader = RunLoader(session, self.cache, self._effects, self)
+        self._admission = RunAdmission(
+            session.config,
+            self.cache,
+            self.loader,
+            Quarantine(session.clock, self._on_suspect_start, on_slot_freed),
+            find_workflow=find_workflow,
+            on_slot_freed=on_slot_freed,
+            concurrency=concurrency,
+        )
 
-    # --- transitions
+    # --- runs of this worker
 
     def on_run_created(self, record: RunRecord, definition: Workflow[Any, Any]) -> None:
-        """A run was started here and is ours: no need to load what was just written."""
-        resident = self.residents.get(record.id)
-        if resident is None:
-            self._adopt(Snapshot(record, 0, (), ()), definition, fresh=True)
-        elif not resident.active:
-            self.on_runs_found((record.id,))  # the copy is of a run that was pruned, and whose id is used again
+        """Attach a run that was created here, without loading what was just written."""
+        cached = self.cache.get(record.id)
+        if cached is None:
+            self.loader.attach(Snapshot(record, 0, (), ()), definition, never_executed=True)
+        elif not cached.active:
+            self.on_runs_found((record.id,))  # the cached run was pruned, and its id is used again
 
     def on_runs_claimed(self, runs: Sequence[ClaimedRun], at: float | None = None) -> None:
-        """These runs are ours now. Copies in memory that still are the run go on; the others are loaded together.
+        """Activate cached runs that are up to date; load the other runs in one store call.
 
-        May be called by a task: what follows comes as plain call-backs.
+        May be called from a task: all transitions that follow are plain callbacks.
         """
-        unknown: list[str] = []
+        now, retention = self._clock.now(), self._config.seconds("run_retention")
+        missing: list[str] = []
         for run in runs:
-            resident = self.residents.get(run.id)
-            if resident is not None and not resident.active and not self._is_still(resident, run):
-                self._forget(resident)  # another worker has moved the run on: the copy would do again what it did
-                resident = None
-            if resident is None:
-                unknown.append(run.id)
-            elif not resident.active:
-                self.residents.activate(resident)
-                if run.last_message_no > resident.seen:
-                    self._fetch_mail(resident)
+            cached = self.cache.get(run.id)
+            if cached is not None and not cached.active and not cached.is_current(run.position, now, retention):
+                self._evict(cached)  # another worker has executed the run: this copy would repeat its steps
+                cached = None
+            if cached is None:
+                missing.append(run.id)
+            elif not cached.active:
+                self.cache.activate(cached)
+                if run.last_message_no > cached.seen:
+                    self.loader.fetch_messages(cached)
                 else:
-                    self._loop.call_soon(self._advance_again, resident)
-            elif resident.committing:  # it was due again before we have heard that the turn is committed
+                    self._loop.call_soon(self._advance_if_active, cached)
+            elif cached.committing:
+                # The turn that suspends the run is committed and the run is due again, but the commit result is still
+                # on its way. The claim takes effect when that result arrives.
                 self._claimed_early[run.id] = (run, at)
-        self.on_runs_found(unknown, at)
-
-    def _is_still(self, resident: CachedRun, run: ClaimedRun) -> bool:
-        """Whether a copy that sleeps is the run: nobody has moved it on, or has ended and pruned it and used its id."""
-        kept = resident.record.retention
-        kept = self._config.seconds("run_retention") if kept is None else kept
-        return resident.position == run.position and self._clock.now() - resident.slept_at < kept
+        self.on_runs_found(missing, at)
 
     def on_runs_found(self, run_ids: Sequence[str], claimed_at: float | None = None) -> None:
-        """These runs are ours in the store; load those that are not in memory, or there only as a copy that sleeps."""
+        """Load runs that this worker owns in the store and that are not active in memory."""
         for run_id in run_ids:
-            resident = self.residents.get(run_id)
-            if resident is not None and not resident.active:
-                self._forget(resident)  # we have not heard of the claim: it would sleep on
-        missing = [run_id for run_id in run_ids if not self.residents.get(run_id)]
-        self._load_again.update(run_id for run_id in missing if run_id in self._loading)
-        unknown = [run_id for run_id in missing if run_id not in self._loading]
-        if unknown:
-            self._load(unknown, claimed_at)
+            cached = self.cache.get(run_id)
+            if cached is not None and not cached.active:
+                self._evict(cached)  # the result of the claim was lost: nothing else would activate this copy
+        self.loader.load([run_id for run_id in run_ids if self.cache.get(run_id) is None], claimed_at)
+
+    def on_run_loaded(self, snapshot: Snapshot, claimed_at: float | None) -> None:
+        """Attach a loaded run; or release it, hold it as poison, or keep it in quarantine."""
+        record = snapshot.record
+        match self._admission.decide(record):
+            case Workflow() as definition:
+                never_executed = claimed_at is not None and is_first_execution(snapshot, claimed_at)
+                self.loader.attach(snapshot, definition, never_executed=never_executed)
+            case Hold() as hold:
+                self._hold(record, snapshot.position, record.last_message_no, hold)
+            case NotAdmitted.RELEASE:
+                self._release(record.id)
+            case NotAdmitted.WAIT:
+                pass  # `_on_suspect_start` loads it again
+
+    def _on_suspect_start(self, run_id: str) -> None:
+        """Load the suspect again and execute it: a caller may have ended it while it waited."""
+        self.on_runs_found([run_id])
+
+    def on_run_not_owned(self, run_id: str) -> None:
+        self._admission.on_run_stopped(run_id)
+
+    def on_run_ready(self, cached: CachedRun) -> None:
+        self._advance(cached)
+
+    # --- inputs
 
     def on_step_completed(self, run_id: str, done: StepDone) -> None:
-        resident = self.residents.active(run_id)
-        if resident is not None:
-            (resident.deferred_inputs if resident.unread else resident.inputs).append(done)
-            self._advance(resident)
+        self._add_input(run_id, done)
 
     def on_effects_completed(self, run_id: str, outcomes: Sequence[StepDone | AwaitingResult]) -> None:
-        resident = self.residents.active(run_id)
-        if resident is not None:
-            (resident.deferred_inputs if resident.unread else resident.inputs).extend(outcomes)
-            self._advance(resident)
+        cached = self.cache.active(run_id)
+        if cached is not None:
+            (cached.deferred_inputs if cached.more_messages else cached.inputs).extend(outcomes)
+            self._advance(cached)
 
-    def on_run_terminated(self, run_id: str) -> None:
-        """The run was ended from outside: its steps need not go on."""
-        resident = self.residents.get(run_id)
-        if resident is not None:
-            self._forget(resident)
+    def on_slow_steps(self, run_id: str, locations: tuple[str, ...]) -> None:
+        """Record these steps as running. May be called from a task."""
+        self._loop.call_soon(self._add_input, run_id, RecordRunningSteps(locations))
+
+    def _add_input(self, run_id: str, given: Input) -> None:
+        cached = self.cache.active(run_id)
+        if cached is not None:
+            (cached.deferred_inputs if cached.more_messages else cached.inputs).append(given)
+            self._advance(cached)
 
     def on_messages(self, run_ids: Iterable[str]) -> None:
+        """Fetch the messages of those runs that are active here."""
         for run_id in run_ids:
-            resident = self.residents.active(run_id)
-            if resident is not None:
-                self._fetch_mail(resident)
+            cached = self.cache.active(run_id)
+            if cached is not None:
+                self.loader.fetch_messages(cached)
 
     def on_change_hint(self, run_ids: Iterable[str]) -> None:
-        """Somebody changed these runs. While a turn of one is being committed that may be the change, or mail that
-        came right after it and that the answer to it knows nothing of: then there is time to look once it is there."""
+        """Fetch the messages of changed runs, unless the change may be a turn of this worker.
+
+        A hint that arrives during a commit is most often about that turn. It may also be about a message that arrived
+        right after the turn and that the commit result does not report: `_on_commit_result` checks for one.
+        """
         for run_id in run_ids:
-            resident = self.residents.active(run_id)
-            if resident is not None and resident.committing:
-                resident.changed_while_committing = True
-            elif resident is not None:
-                self._fetch_mail(resident)
+            cached = self.cache.active(run_id)
+            if cached is not None and cached.committing:
+                cached.changed_while_committing = True
+            elif cached is not None:
+                self.loader.fetch_messages(cached)
 
-    def is_committing(self, run_id: str) -> bool:
-        """Whether a turn of this run is being committed."""
-        resident = self.residents.active(run_id)
-        return resident is not None and resident.committing
+    def on_run_terminated(self, run_id: str) -> None:
+        """Evict a run that a caller ended or rewound, and cancel its steps."""
+        cached = self.cache.get(run_id)
+        if cached is not None:
+            self._evict(cached)
 
-    def record_running_steps(self, run_id: str, locations: tuple[str, ...]) -> None:
-        """These steps take long: let people see that they are running."""
-        self._loop.call_soon(self._exposed, run_id, locations)
+    # --- capacity and shutdown
 
-    def _exposed(self, run_id: str, locations: tuple[str, ...]) -> None:
-        resident = self.residents.active(run_id)
-        if resident is not None:
-            resident.inputs.append(RecordRunningSteps(locations))
-            self._advance(resident)
-
-    def discard_all(self) -> None:
-        """Nothing in memory counts any longer: close all runs and cancel all steps, without a word to the store."""
-        self._claimed_early.clear()
-        self._seclusion.forget()
-        for resident in self.residents:
-            self._drop(resident)
-
-    def drain(self) -> bool:
-        """Give back the runs that have nothing under way; True once no run is active any more."""
-        self.draining = True
-        for resident in self.residents.all_active():
-            if not resident.committing and not self._under_way(resident.id):
-                self._release_cached(resident)
-        return not self.residents.all_active()
-
-    def release_all(self) -> None:
-        """Hand all active runs to whoever is next, steps under way or not."""
-        for resident in self.residents.all_active():
-            self._release_cached(resident)
+    @property
+    def draining(self) -> bool:
+        """Whether the worker shuts down: it claims no runs, starts no steps, and releases runs that execute none."""
+        return self._admission.draining
 
     @property
     def free_slots(self) -> int:
-        """How many more runs this worker may take."""
-        free_slots = self.residents.room - len(self._loading)
-        if self._concurrency is not None:
-            free_slots = min(free_slots, self._concurrency - len(self.residents.all_active()) - len(self._loading))
-        if (allowed := self._seclusion.room) is not None:
-            free_slots = min(free_slots, allowed - len(self._loading))
-        return max(0, free_slots)
+        """The number of further runs that this worker may claim."""
+        return self._admission.free_slots
 
     @property
-    def loading(self) -> bool:
-        return bool(self._tasks)
+    def is_busy(self) -> bool:
+        """Whether a read, a step or an external effect is in progress."""
+        return self.loader.is_busy or self._effects.is_busy
 
-    # --- loading
+    def is_committing(self, run_id: str) -> bool:
+        """Return whether a turn of this run is being committed."""
+        cached = self.cache.active(run_id)
+        return cached is not None and cached.committing
 
-    def _load(self, run_ids: list[str], claimed_at: float | None = None) -> None:
-        self._loading.update(run_ids)
-        self._spawn(self._load_and_adopt(run_ids, claimed_at))
+    def discard_all(self) -> None:
+        """Evict all runs and cancel all steps, without a write to the store."""
+        self._claimed_early.clear()
+        self._admission.clear()
+        for cached in self.cache:
+            self._effects.cancel_all(cached.id)
+            self.cache.evict(cached)
 
-    async def _load_and_adopt(self, run_ids: list[str], claimed_at: float | None) -> None:
-        try:
-            snapshots = await self._retry_read(lambda: self._store.load(run_ids))
-        except StoreError as error:
-            self._loading.difference_update(run_ids)
-            if len(run_ids) > 1:  # one of them cannot be read: the others can
-                for run_id in run_ids:
-                    self._load([run_id], claimed_at)
-            else:
-                LOGGER.error("run %s cannot be read and stays where it is: %s", run_ids[0], error)
+    def drain(self) -> bool:
+        """Start no more steps and release the runs that execute none; return True when no run is active."""
+        self._admission.draining = True
+        for cached in self.cache.all_active():
+            if not cached.committing and not self._effects.running_locations(cached.id):
+                self._evict_and_release(cached)
+        return not self.cache.all_active()
+
+    def release_all(self) -> None:
+        """Release all active runs, also those whose steps still execute."""
+        for cached in self.cache.all_active():
+            self._evict_and_release(cached)
+
+    # --- turns
+
+    def _advance(self, cached: CachedRun) -> None:
+        if cached.committing or cached.fetching:
             return
-        for run_id, snapshot in zip(run_ids, snapshots, strict=True):
-            self._loop.call_soon(self._loaded, run_id, snapshot, claimed_at)
-
-    def _loaded(self, run_id: str, snapshot: Snapshot | None, claimed_at: float | None) -> None:
-        again = run_id in self._load_again
-        self._loading.discard(run_id)
-        self._load_again.discard(run_id)
-        if self.residents.get(run_id) is not None:
-            return
-        if snapshot is None or snapshot.record.owner != self.worker:
-            if again:
-                self._load([run_id])
-            self._stopped(run_id)
-            return
-        record = snapshot.record
-        definition = self._definitions(record.workflow, record.version)
-        if definition is None or self.draining:
-            self._release(run_id)
-        elif record.recoveries > self._config.max_recoveries:
-            self._hold_poison_run(snapshot)
-        elif record.recoveries >= QUARANTINE_AFTER_RECOVERIES and not self._seclusion.has_begun(run_id):
-            self._quarantine_run(run_id)
-        else:
-            if record.recoveries < QUARANTINE_AFTER_RECOVERIES:
-                self._seclusion.on_healthy_run()
-            self._adopt(snapshot, definition, fresh=claimed_at is not None and is_first_execution(snapshot, claimed_at))
-
-    def _quarantine_run(self, run_id: str) -> None:
-        """A suspect is to execute alone: at once if nobody else does, later if others do, elsewhere if there is one."""
-        if not self._seclusion.take(run_id):
-            self._release(run_id)
-        elif not self.residents.all_active():
-            self._seclusion.on_no_other_runs()
-
-    def _let_suspect_begin(self, run_id: str) -> None:
-        self.on_runs_found([run_id])  # read again: it may have been ended meanwhile
-
-    def _stopped(self, run_id: str) -> None:
-        """The run executes no longer, or not here."""
-        if self._seclusion.suspect == run_id and run_id not in self._loading:
-            self._seclusion.stopped()
-        elif self._seclusion.suspect is not None and not self.residents.all_active():
-            self._seclusion.on_no_other_runs()
-        self._freed()
-
-    def _adopt(self, snapshot: Snapshot, definition: Workflow[Any, Any], *, fresh: bool) -> None:
-        resident = build_cached_run(snapshot, build_run_start(snapshot, definition, self._codec, self.keys))
-        resident.never_executed_elsewhere = fresh
-        self._add_mail(resident, snapshot.inbox)
-        self.residents.add(resident)
-        self._advance(resident)
-
-    def _fetch_mail(self, resident: CachedRun) -> None:
-        """There is mail. The run goes on once it is read, so that what a step sent to it comes before the step's end.
-
-        What happens after mail came that is not being read yet waits for the next reading; a turn lies between two
-        readings, so that a flood of mail stops no run.
-        """
-        if resident.fetching:
-            resident.unread = True
-            return
-        resident.fetching, resident.unread = True, False
-        resident.inputs += resident.deferred_inputs
-        resident.deferred_inputs = []
-        self._spawn(self._fetch_and_advance(resident))
-
-    async def _fetch_and_advance(self, resident: CachedRun) -> None:
-        try:
-            messages = await self._retry_read(lambda: self._store.inbox(resident.id, resident.seen))
-        except StoreError as error:
-            LOGGER.error("run %s: its mail cannot be read: %s", resident.id, error)
-            messages = ()
-        self._loop.call_soon(self._mail_fetched, resident, messages)
-
-    def _mail_fetched(self, resident: CachedRun, messages: Sequence[Message]) -> None:
-        resident.fetching = False
-        if self.residents.active(resident.id) is resident:
-            self._add_mail(resident, messages)
-            self._advance(resident)
-        if resident.unread and resident.active:
-            self._fetch_mail(resident)
-        resident.unread = resident.unread and resident.fetching
-
-    def _add_mail(self, resident: CachedRun, messages: Sequence[Message]) -> None:
-        for message in messages:
-            if message.number > resident.seen:
-                resident.seen = message.number
-                resident.inputs.append(MessageReceived(message))
-
-    # --- advancing
-
-    def _advance(self, resident: CachedRun) -> None:
-        if resident.committing or resident.fetching:
-            return
-        resident.single_input_mode = resident.single_input_mode and len(resident.inputs) > 0
-        taken = resident.inputs[:1] if resident.single_input_mode else resident.inputs
-        resident.inputs = resident.inputs[1:] if resident.single_input_mode else []
+        cached.single_input_mode = cached.single_input_mode and len(cached.inputs) > 0
+        taken = cached.inputs[:1] if cached.single_input_mode else cached.inputs
+        cached.inputs = cached.inputs[1:] if cached.single_input_mode else []
         now = self._clock.now()
         try:
-            turn = self._next_turn(resident, now, taken)
-        except BaseException:  # KeyboardInterrupt: the turn is abandoned, the run is whoever's is next
-            self._release_cached(resident)
+            turn = next_turn(cached, now, taken, self.worker)
+        except BaseException:  # KeyboardInterrupt: drop the turn and release the run, so that it can be claimed again
+            self._evict_and_release(cached)
             raise
-        self._submit(resident, turn, now, taken)
-
-    def _next_turn(self, resident: CachedRun, now: float, taken: Sequence[Input]) -> Turn:
-        try:
-            return resident.runner.advance(now, taken)
-        except InvalidPayload as misfit:  # the payload no longer fits the code's annotations
-            return Turn(held=Hold("diverged", str(misfit), recorded="the payload", asked="one of another type"))
-        except Exception as error:
-            LOGGER.exception("run %s: advancing it failed", resident.id)
-            return Turn(held=Hold("internal_error", f"{type(error).__name__}: {error}"))
-
-    def _submit(self, resident: CachedRun, turn: Turn, now: float, taken: Sequence[Input]) -> None:
-        commit = build_turn_commit(resident, turn, self.worker, now, self._config)
+        commit = build_turn_commit(cached, turn, self.worker, now, self._config)
         if commit is None:
-            self._after_commit(resident, turn)
+            self._after_commit(cached, turn)
         else:
-            resident.committing, resident.changed_while_committing = True, False
-            self._committer.submit(commit, partial(self._on_commit_result, resident, turn, commit, tuple(taken)))
+            cached.committing, cached.changed_while_committing = True, False
+            self._committer.submit(commit, partial(self._on_commit_result, cached, turn, commit, tuple(taken)))
+
+    def _advance_if_active(self, cached: CachedRun) -> None:
+        if self.cache.active(cached.id) is cached:
+            self._advance(cached)
 
     def _on_commit_result(
         self,
-        resident: CachedRun,
+        cached: CachedRun,
         turn: Turn,
         commit: CommitTurn,
         taken: tuple[Input, ...],
-        answer: WriteResult | StoreError,
+        result: WriteResult | StoreError,
     ) -> None:
-        resident.committing = False
-        if self._claimed_early and (early := self._claimed_early.pop(resident.id, None)) is not None:
+        cached.committing = False
+        if self._claimed_early and (early := self._claimed_early.pop(cached.id, None)) is not None:
             self._loop.call_soon(self.on_runs_claimed, [early[0]], early[1])
-        if not isinstance(answer, (Committed, StoreError)):
-            self.refused += 1
-        if self.residents.get(resident.id) is not resident:
-            return  # dropped meanwhile
-        if isinstance(answer, Committed):
-            resident.position += len(commit.entries) or 1  # one without entries takes a position too
-            if self._hub.change_waiters:
-                self._hub.changed((resident.id,), ended=False)
+        if not isinstance(result, (Committed, StoreError)):
+            self.rejected_turns += 1
+        if self.cache.get(cached.id) is not cached:
+            return  # evicted during the commit
+        if isinstance(result, Committed):
+            cached.position += len(commit.entries) or 1  # a turn without entries takes a position too
+            if self._waiters.change_waiters:
+                self._waiters.notify((cached.id,), ended=False)
             if commit.extras is not None and commit.extras.released_assignments:
-                self._suspended(self._clock.now())  # an event that it gives back wakes the next in line
-            self._committed(resident, turn, commit, answer)
-            if resident.changed_while_committing and turn.outcome is None:  # most often by its own turn: no hurry
-                self._hub.changed((resident.id,))
-                self._suspended(self._clock.now() + self._config.seconds("timer_resolution"))
-        elif isinstance(answer, StoreError):
-            self._on_unstorable_turn(resident, taken, answer)
-        else:  # superseded, ended or gone: what is in memory counts for nothing
-            LOGGER.info("run %s: a turn was refused (%s)", resident.id, type(answer).__name__)
-            self._forget(resident)
-            self._hub.changed((resident.id,))
-            self._load([resident.id])
+                self._on_due_at(self._clock.now())  # the released event is assigned to the next subscriber, now due
+            self._on_committed(cached, turn, commit, result)
+            if cached.changed_while_committing and turn.outcome is None:
+                # Most often the hint was about the turn itself, so the claimer checks after a short delay.
+                self._waiters.notify((cached.id,))
+                self._on_due_at(self._clock.now() + self._config.seconds("timer_resolution"))
+        elif isinstance(result, StoreError):
+            self._on_unstorable_turn(cached, taken, result)
+        else:  # another worker has advanced the run, a caller has ended it, or the store has fenced this worker
+            extra = log_extra(cached.record, self.worker)
+            LOGGER.info("Run %s: turn rejected (%s); reloading", cached.id, type(result).__name__, extra=extra)
+            self._evict(cached)
+            self._waiters.notify((cached.id,))
+            self.loader.load([cached.id])
 
-    def _committed(self, resident: CachedRun, turn: Turn, commit: CommitTurn, answer: Committed) -> None:
+    def _on_committed(self, cached: CachedRun, turn: Turn, commit: CommitTurn, result: Committed) -> None:
+        """Continue after a committed turn: the run ended or is held, continues, or suspends."""
         if turn.outcome is not None or turn.held is not None:
-            self._forget(resident)
+            self._evict(cached)
             if commit.restart is not None and commit.patch is not None:
-                self._suspended(commit.patch.wake_at)
+                self._on_due_at(commit.patch.wake_at)
             elif turn.outcome is not None and commit.patch is not None:
-                record = ended_record(resident.record, commit.patch)
-                self._hub.finished(record)
-                self._finished(record, answer.mail or resident.seen > 0)
-            elif answer.mail:
-                self._suspended(self._clock.now())
-            return
-        if commit.patch is None:  # it goes on
-            if answer.mail:  # and a time-out that is due waits until it is read
-                self._fetch_mail(resident)
-            self._after_commit(resident, turn)
-            return
-        self._start_effects(resident, turn, self._clock.now())
-        resident.record = replace(resident.record, status=RunStatus.SUSPENDED, recoveries=0)
-        if resident.wake_timer is not None:
-            resident.wake_timer.cancel()
-        resident.slept_at = self._clock.now()
-        self.residents.suspend(resident)
-        self._stopped(resident.id)
-        self._suspended(self._clock.now() if answer.mail else turn.wake_at)
-
-    def _after_commit(self, resident: CachedRun, turn: Turn) -> None:
-        """The turn is durable, or needed no write: carry out its effects, and go on with what came meanwhile."""
-        now = self._clock.now() if turn.effects else 0.0
-        if turn.effects and not self._may_act(now):  # it may have been taken over since: that the store knows
-            self._forget(resident)
-            return
-        self._start_effects(resident, turn, now)
-        if turn.wake_at is not None or resident.wake_timer is not None:
-            self._set_timer(resident, turn.wake_at)
-        if resident.inputs or turn.more:
-            self._loop.call_soon(self._advance_again, resident)
-
-    def _advance_again(self, resident: CachedRun) -> None:
-        if self.residents.active(resident.id) is resident:
-            self._advance(resident)
-
-    def _start_effects(self, resident: CachedRun, turn: Turn, now: float) -> None:
-        for effect in turn.effects:
-            match effect:
-                case RunStep():
-                    # An at-most-once attempt is on record as begun by now: not to begin it would be to interrupt it.
-                    if not self.draining or effect.call.step.settings.at_most_once:
-                        others = not resident.never_executed_elsewhere and resident.may_have_run(effect.attempt)
-                        self.executor.start(resident.id, resident.record.workflow, effect, now, others)
-                case CancelStep(location):
-                    self.executor.cancel(resident.id, location)
-                case ExternalEffect():
-                    if not self.draining:  # else whoever is next derives it again
-                        self.errands.start(resident.record, effect)
-        resident.turns += 1
-
-    def _set_timer(self, resident: CachedRun, wake_at: float | None) -> None:
-        """Timers of an active run live in memory only; a suspended one is woken through the store."""
-        if resident.wake_timer is not None:
-            resident.wake_timer.cancel()
-            resident.wake_timer = None
-        if wake_at is not None:
-            resident.wake_timer = self._clock.call_at(wake_at, lambda: self._advance_again(resident))
-
-    # --- what goes wrong
-
-    def _on_unstorable_turn(self, resident: CachedRun, taken: tuple[Input, ...], error: StoreError) -> None:
-        """The store cannot take this turn, ever. Find the input that it came from and let that entry alone fail."""
-        LOGGER.error("run %s: the store cannot take a turn: %s", resident.id, error)
-        again: list[Input] = list(taken)
-        if resident.single_input_mode or len(taken) <= 1:
-            again = [as_failure(given, error, self._codec) for given in taken]
-            if again == list(taken):
-                self._forget(resident)
-                held = Hold("unstorable", f"the store cannot take what the run came to: {error}")
-                self._hold(resident.id, resident.position, resident.seen, held)
-                return
-        waiting = again + resident.inputs + resident.deferred_inputs
-        definition = resident.definition
-        self._forget(resident, keep_steps=True)
-        self._spawn(self._replay_with(resident.id, definition, waiting))
-
-    async def _replay_with(self, run_id: str, definition: Workflow[Any, Any], inputs: list[Input]) -> None:
-        snapshot = (await self._retry_read(lambda: self._store.load([run_id])))[0]
-        self._loop.call_soon(self._adopt_again, run_id, snapshot, definition, inputs)
-
-    def _adopt_again(
-        self, run_id: str, snapshot: Snapshot | None, definition: Workflow[Any, Any], inputs: list[Input]
-    ) -> None:
-        """Begin from the history, then give it the same inputs one by one: its steps are still under way here."""
-        if snapshot is None or snapshot.record.owner != self.worker or self.residents.get(run_id) is not None:
-            self.executor.cancel_all(run_id)
-            self.errands.forget_all(run_id)
-            return
-        on_run_terminated = {given.location for given in inputs if isinstance(given, StepDone | AwaitingResult)}
-        under_way = self._under_way(run_id) | on_run_terminated
-        start = build_run_start(snapshot, definition, self._codec, self.keys, under_way=under_way)
-        resident = build_cached_run(snapshot, start)
-        feed_inputs_singly(resident, inputs)
-        self.residents.add(resident)
-        self._advance(resident)
-
-    def _hold_poison_run(self, snapshot: Snapshot) -> None:
-        record = snapshot.record
-        reason = f"its worker died {record.recoveries} times while executing it; find out why, then resume it"
-        self._hold(record.id, snapshot.position, record.last_message_no, Hold("poison", reason))
-
-    def _hold(self, run_id: str, position: int, seen: int, held: Hold) -> None:
-        LOGGER.error("run %s is held: %s", run_id, held.reason)
-        write = build_hold_commit(run_id, position, seen, held, self.worker, self._clock.now())
-        self._committer.submit(write, lambda answer: self._hub.changed((run_id,)))
-
-    def _forget(self, resident: CachedRun, *, keep_steps: bool = False) -> None:
-        if keep_steps:
-            self.residents.evict(resident)
+                record = ended_record(cached.record, commit.patch)
+                self._waiters.notify_ended(record)
+                self._on_run_ended(record, result.mail or cached.seen > 0)
+            elif result.mail:
+                self._on_due_at(self._clock.now())
+        elif commit.patch is None:  # the run continues
+            if result.mail:  # a timeout that is due must not fire before these messages are read
+                self.loader.fetch_messages(cached)
+            self._after_commit(cached, turn)
         else:
-            self._drop(resident)
-        self._stopped(resident.id)
+            self._effects.start(cached, turn, self._clock.now(), draining=self.draining)
+            cached.record = replace(cached.record, status=RunStatus.SUSPENDED, recoveries=0)
+            cached.set_timer(self._clock, None, self._advance_if_active)  # the timer is `wake_at` in the store now
+            cached.suspended_at = self._clock.now()
+            self.cache.suspend(cached)
+            self._admission.on_run_stopped(cached.id)
+            self._on_due_at(self._clock.now() if result.mail else turn.wake_at)
 
-    def _drop(self, resident: CachedRun) -> None:
-        self.executor.cancel_all(resident.id)
-        self.errands.forget_all(resident.id)
-        self.residents.evict(resident)
+    def _after_commit(self, cached: CachedRun, turn: Turn) -> None:
+        """Start the effects of a turn that is durable or needed no write, and continue with inputs that arrived."""
+        now = self._clock.now() if turn.effects else 0.0
+        if turn.effects and not self._may_act(now):
+            self._evict(cached)  # the lease has expired: another worker may own the run by now
+            return
+        self._effects.start(cached, turn, now, draining=self.draining)
+        if turn.wake_at is not None or cached.wake_timer is not None:
+            cached.set_timer(self._clock, turn.wake_at, self._advance_if_active)
+        if cached.inputs or turn.more:
+            self._loop.call_soon(self._advance_if_active, cached)
 
-    def _under_way(self, run_id: str) -> frozenset[str]:
-        """The locations for which something is being done in this process."""
-        return self.executor.running_locations(run_id) | self.errands.under_way(run_id)
+    # --- failures and release
 
-    def _release_cached(self, resident: CachedRun) -> None:
-        self._forget(resident)
-        self._release(resident.id)
+    def _on_unstorable_turn(self, cached: CachedRun, taken: tuple[Input, ...], error: StoreError) -> None:
+        """Find the input whose turn the store can never store, and fail the step that it belongs to.
+
+        The run is replayed and takes the inputs one per turn. When a turn with one step result fails again, that
+        result is replaced by a failure of the step. A turn without such a result holds the run.
+        """
+        extra = log_extra(cached.record, self.worker)
+        LOGGER.warning("Run %s: turn cannot be stored: %s", cached.id, error, extra=extra)
+        retried = inputs_to_retry(cached, taken, error, self._codec)
+        if retried is None:
+            self._evict(cached)
+            hold = Hold("unstorable", f"the store cannot take what the run came to: {error}")
+            self._hold(cached.record, cached.position, cached.seen, hold)
+            return
+        waiting = retried + cached.inputs + cached.deferred_inputs
+        self.cache.evict(cached)  # its steps continue: the replay expects their results
+        self._admission.on_run_stopped(cached.id)
+        self.loader.reload_with_inputs(cached.id, cached.definition, waiting)
+
+    def _hold(self, record: RunRecord, position: int, seen: int, hold: Hold) -> None:
+        LOGGER.error("Run %s held: %s", record.id, hold.reason, extra=log_extra(record, self.worker))
+        write = build_hold_commit(record.id, position, seen, hold, self.worker, self._clock.now())
+        self._committer.submit(write, lambda result: self._waiters.notify((record.id,)))
+
+    def _evict(self, cached: CachedRun) -> None:
+        """Remove a run from memory and cancel its steps. The store is not written."""
+        self._effects.cancel_all(cached.id)
+        self.cache.evict(cached)
+        self._admission.on_run_stopped(cached.id)
+
+    def _evict_and_release(self, cached: CachedRun) -> None:
+        self._evict(cached)
+        self._release(cached.id)
 
     def _release(self, run_id: str) -> None:
+        """Give up ownership in the store, so that a worker can claim the run."""
         write = ReleaseRun(run_id=run_id, worker=self.worker, now=self._clock.now())
-        self._committer.submit(write, lambda answer: None)
-
-    # --- tasks that read the store
-
-    async def _retry_read(self, read: Callable[[], Any]) -> Any:
-        """Read, however long the store is away."""
-        return await retry_store_call(read, self._clock, self._config.store_retry)
-
-    def _spawn(self, work: Any) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def stop_tasks(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._committer.submit(write, lambda result: None)

@@ -1,12 +1,13 @@
-"""Errands: what a run asks to be done to other runs and to topics, after the turn that asked for it is committed.
+"""ExternalEffects: what a run does to other runs and to topics: send, broadcast, start, observe and stop.
 
-Each is a short conversation with the store, through the committer, and ends with a `StepDone` or, if mail is to bring
-the result, with `Standing`. Its ids are determined by the entry that it is for: after a crash it is derived again by
-replay and done again, which changes nothing. A store that is away delays it; one that cannot take it fails the entry.
-It decides nothing about runs and records nothing of its own.
+An effect starts after the turn that requests it is committed. It consists of a few writes through the committer and
+ends with a `StepDone` or, if a message will bring the result, with `AwaitingResult`. All ids derive from the entry, so
+effects are idempotent: after a crash a replay requests them again, and the second execution changes nothing. An
+unavailable store delays an effect; an error that is not retryable fails the entry. This module decides nothing about
+runs and writes no history.
 
-A run may start thousands of children at once. To start one is one write and no task, and they are begun in handfuls,
-so that the first are being stored while the next are thought about.
+A run may start thousands of children at once. The start of a child is one write and needs no task; children are
+submitted in chunks, so that the store writes the first ones while the next are prepared.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import msgspec
 from perdure.codec import Codec
 from perdure.codec.failures import error_to_record
 from perdure.errors import InvalidPayload, QueueFull, RunConflict, RunNotFound, RunTerminated, StoreError
-from perdure.execution.local_worker import LocalWorker, WriteCallback
+from perdure.execution.committer import WriteCallback
+from perdure.execution.local_worker import LocalWorker
 from perdure.execution.store_session import StoreSession
 from perdure.execution.store_writes import build_end_run, cancel_message, publish_event, raise_for_delivery
 from perdure.model.records import ErrorRecord, RunRecord, RunResult
@@ -52,21 +54,21 @@ from perdure.workflows.start_request import StartRequest, build_child_start_requ
 
 LOGGER = logging.getLogger("perdure.execution")
 CHILDREN_PAGE = 500
-CHILD_CHUNK = 64  # children
+CHILD_CHUNK = 64  # children per iteration of the event loop
 
-Outcome = StepDone | AwaitingResult
-Report = Callable[[str, list[Outcome]], None]
-Result = bytes | tuple[str, ...] | AwaitingResult  # a value, or the runs whose ends are to be waited for
+EffectOutcome = StepDone | AwaitingResult
+EffectsCallback = Callable[[str, list[EffectOutcome]], None]  # receives the run id and the outcomes
+EffectValue = bytes | tuple[str, ...] | AwaitingResult  # an encoded value, or the runs whose ends the entry awaits
 
 
 class ChildStart:
-    """A child that is to be started."""
+    """The start of a child that is queued or being written."""
 
-    __slots__ = ("cancelled", "errand", "parent", "work")
+    __slots__ = ("cancelled", "effect", "parent", "work")
 
-    def __init__(self, parent: RunRecord, errand: ExternalEffect, work: StartChild) -> None:
+    def __init__(self, parent: RunRecord, effect: ExternalEffect, work: StartChild) -> None:
         self.parent = parent
-        self.errand = errand
+        self.effect = effect
         self.work = work
         self.cancelled = False
 
@@ -74,257 +76,282 @@ class ChildStart:
         self.cancelled = True
 
 
-UnderWay = asyncio.Task[None] | ChildStart
+RunningEffect = asyncio.Task[None] | ChildStart
 
 
 class ExternalEffects:
-    """See the module's docstring. `report` is called from the event loop itself, never from inside a task."""
+    """The external effects of all runs in this process.
 
-    def __init__(self, link: StoreSession, here: LocalWorker, report: Report) -> None:
-        self._link = link
-        self._here = here
-        self._report = report
+    `on_completed` is called from the event loop, never from inside a task. Outcomes of one iteration of the loop are
+    reported together.
+    """
+
+    def __init__(self, session: StoreSession, local_worker: LocalWorker, on_completed: EffectsCallback) -> None:
+        self._session = session
+        self._local_worker = local_worker
+        self._on_completed = on_completed
         self._loop = asyncio.get_running_loop()
-        self._under_way: dict[str, dict[str, UnderWay]] = {}  # by run and location
+        self._running: dict[str, dict[str, RunningEffect]] = {}  # by run and location
         self._queued_child_starts: list[ChildStart] = []
-        self._ended: list[tuple[str, Outcome, UnderWay | None]] = []  # to be reported
+        self._completed: list[tuple[str, EffectOutcome, RunningEffect | None]] = []  # not reported yet
 
-    def start(self, record: RunRecord, errand: ExternalEffect) -> None:
-        """Run an errand for a run; one for the same entry that is still under way no longer reports."""
-        of_run = self._under_way.setdefault(record.id, {})
-        if not isinstance(errand.work, StartChild):
-            of_run[errand.location] = self._loop.create_task(self._run(record, errand, self._carry_out(record, errand)))
+    def start(self, record: RunRecord, effect: ExternalEffect) -> None:
+        """Execute an effect of a run. It replaces an earlier execution for the same entry, which reports nothing."""
+        of_run = self._running.setdefault(record.id, {})
+        if not isinstance(effect.work, StartChild):
+            of_run[effect.location] = self._loop.create_task(self._run(record, effect, self._execute(record, effect)))
             return
-        of_run[errand.location] = birth = ChildStart(record, errand, errand.work)
-        self._queued_child_starts.append(birth)
+        of_run[effect.location] = child_start = ChildStart(record, effect, effect.work)
+        self._queued_child_starts.append(child_start)
         if len(self._queued_child_starts) == 1:
             self._loop.call_soon(self._start_children_chunk)
 
-    def under_way(self, run_id: str) -> frozenset[str]:
-        """The locations of a run's entries that errands are being run for."""
-        return frozenset(self._under_way.get(run_id, ()))
+    def running_locations(self, run_id: str) -> frozenset[str]:
+        """Return the locations of the run's entries whose effects are executing."""
+        return frozenset(self._running.get(run_id, ()))
 
-    def forget_all(self, run_id: str) -> None:
-        """Report nothing of this run's errands any more. What they have submitted stays submitted: it is safe."""
-        for each in self._under_way.pop(run_id, {}).values():
-            each.cancel()
+    def cancel_all(self, run_id: str) -> None:
+        """Report nothing more of the run's effects. Writes that are submitted stay submitted; they are idempotent."""
+        for running in self._running.pop(run_id, {}).values():
+            running.cancel()
 
     @property
     def busy(self) -> int:
-        return sum(len(of_run) for of_run in self._under_way.values())
+        """The number of effects that are executing."""
+        return sum(len(of_run) for of_run in self._running.values())
 
-    async def _run(self, record: RunRecord, errand: ExternalEffect, carrying_out: Coroutine[Any, Any, Result]) -> None:
+    async def _run(
+        self, record: RunRecord, effect: ExternalEffect, execution: Coroutine[Any, Any, EffectValue]
+    ) -> None:
         try:
-            outcome = _outcome(errand, await carrying_out)
+            outcome = _build_outcome(effect, await execution)
         except Exception as error:
-            outcome = self._failure(record, errand, error)
-        self._done(record.id, outcome, asyncio.current_task())
+            outcome = self._failure(record, effect, error)
+        self._complete(record.id, outcome, asyncio.current_task())
 
-    def _failure(self, record: RunRecord, errand: ExternalEffect, error: Exception) -> StepDone:
-        if not isinstance(error, RunNotFound | RunTerminated | RunConflict | QueueFull):
-            LOGGER.error("run %s: the errand at %s failed", record.id, errand.location, exc_info=error)
-        return StepDone(
-            errand.location, errand.attempt, error=error_to_record_lossy(error, self._link.codec, errand.location)
-        )
-
-    def _done(self, run_id: str, outcome: Outcome, by: UnderWay | None) -> None:
-        self._ended.append((run_id, outcome, by))
-        if len(self._ended) == 1:
-            self._loop.call_soon(self._report_all)
-
-    def _report_all(self) -> None:
-        ended, self._ended = self._ended, []
-        outcomes: dict[str, list[Outcome]] = {}
-        for run_id, outcome, by in ended:
-            of_run = self._under_way.get(run_id, {})
-            if of_run.get(outcome.location) is not by:
-                continue  # forgotten, or begun again meanwhile
-            del of_run[outcome.location]
-            if not of_run:
-                del self._under_way[run_id]
-            outcomes.setdefault(run_id, []).append(outcome)
-        for run_id, of_run_ended in outcomes.items():
-            self._report(run_id, of_run_ended)
-
-    async def _carry_out(self, record: RunRecord, errand: ExternalEffect) -> Result:
-        match errand.work:
+    async def _execute(self, record: RunRecord, effect: ExternalEffect) -> EffectValue:
+        match effect.work:
             case SendEvent():
-                return await self._send(errand.work)
+                return await self._send(effect.work)
             case BroadcastEvent():
-                return await self._broadcast(errand.work)
+                return await self._broadcast(effect.work)
             case ObserveRun(run_id, target):
                 write = ObserveRunEnd(run_id=run_id, observer=record.id, target=target)
-                return self._ending_of(run_id, await self._put(write))
+                return self._observed_end(run_id, await self._write(write))
             case StopRun(run_id):
-                await self._stop(run_id, f"cancel/{record.id}/{record.generation}/{errand.location}")
-                return self._link.codec.encode(None)
+                await self._stop(run_id, f"cancel/{record.id}/{record.generation}/{effect.location}")
+                return self._session.codec.encode(None)
             case StopChildren(target):
                 return await self._stop_children(record, target)
             case StartChild():
-                raise AssertionError("the start of a child is no task")
+                raise AssertionError("the start of a child runs without a task")
+
+    # --- completion
+
+    def _failure(self, record: RunRecord, effect: ExternalEffect, error: Exception) -> StepDone:
+        if not isinstance(error, RunNotFound | RunTerminated | RunConflict | QueueFull):  # errors the workflow expects
+            extra = {"run_id": record.id, "workflow": record.workflow}
+            LOGGER.error(
+                "Run %s: external effect at %s failed", record.id, effect.location, exc_info=error, extra=extra
+            )
+        return StepDone(
+            effect.location, effect.attempt, error=error_to_record_lossy(error, self._session.codec, effect.location)
+        )
+
+    def _complete(self, run_id: str, outcome: EffectOutcome, execution: RunningEffect | None) -> None:
+        self._completed.append((run_id, outcome, execution))
+        if len(self._completed) == 1:
+            self._loop.call_soon(self._report_completed)
+
+    def _report_completed(self) -> None:
+        completed, self._completed = self._completed, []
+        outcomes: dict[str, list[EffectOutcome]] = {}
+        for run_id, outcome, execution in completed:
+            of_run = self._running.get(run_id, {})
+            if of_run.get(outcome.location) is not execution:
+                continue  # cancelled or replaced meanwhile
+            del of_run[outcome.location]
+            if not of_run:
+                del self._running[run_id]
+            outcomes.setdefault(run_id, []).append(outcome)
+        for run_id, outcomes_of_run in outcomes.items():
+            self._on_completed(run_id, outcomes_of_run)
 
     # --- events
 
     async def _send(self, work: SendEvent) -> bytes:
-        limit = self._link.config.max_pending_events
-        write = DeliverMessage(run_id=work.run_id, message=work.message, now=self._link.clock.now(), limit=limit)
-        raise_for_delivery(work.run_id, await self._put(write))
-        self._here.run_has_messages(work.run_id)
-        return self._link.codec.encode(None)
+        limit = self._session.config.max_pending_events
+        write = DeliverMessage(run_id=work.run_id, message=work.message, now=self._session.clock.now(), limit=limit)
+        raise_for_delivery(work.run_id, await self._write(write))
+        self._local_worker.run_has_messages(work.run_id)
+        return self._session.codec.encode(None)
 
     async def _broadcast(self, work: BroadcastEvent) -> bytes:
-        woken = await publish_event(work.event, self._link, patient=True)
+        woken = await publish_event(work.event, self._session, wait_for_store=True)
         if woken:
-            self._here.runs_may_be_due()
-        return self._link.codec.encode(woken)
+            self._local_worker.runs_may_be_due()
+        return self._session.codec.encode(woken)
 
-    # --- children and other runs
+    # --- starting children
 
     def _start_children_chunk(self) -> None:
-        some, self._queued_child_starts = (
-            self._queued_child_starts[:CHILD_CHUNK],
-            self._queued_child_starts[CHILD_CHUNK:],
-        )
+        queued = self._queued_child_starts
+        chunk, self._queued_child_starts = queued[:CHILD_CHUNK], queued[CHILD_CHUNK:]
         if self._queued_child_starts:
             self._loop.call_soon(self._start_children_chunk)
-        for birth in some:
-            if birth.cancelled:
+        for child_start in chunk:
+            if child_start.cancelled:
                 continue
             try:
-                self._begin(birth)
+                self._submit_child(child_start)
             except Exception as error:
-                self._done(birth.parent.id, self._failure(birth.parent, birth.errand, error), birth)
+                outcome = self._failure(child_start.parent, child_start.effect, error)
+                self._complete(child_start.parent.id, outcome, child_start)
 
-    def _begin(self, birth: ChildStart) -> None:
-        """Submit the child, observed from its birth: it cannot end unobserved."""
-        work, here = birth.work, self._here
-        order = build_child_start_request(
-            work, work.definition, birth.parent.id, self._link.config, self._link.clock.now()
+    def _submit_child(self, child_start: ChildStart) -> None:
+        """Submit the creation of the child together with its observer, so that it cannot end unobserved."""
+        work, parent, local_worker = child_start.work, child_start.parent, self._local_worker
+        request = build_child_start_request(
+            work, work.definition, parent.id, self._session.config, self._session.clock.now()
         )
-        observer = None if work.target is None else Observer(birth.parent.id, work.target)
-        owner = here.owner_for_new_run(work.definition)
-        adopt: WriteCallback
+        observer = None if work.target is None else Observer(parent.id, work.target)
+        owner = local_worker.owner_for_new_run(work.definition)
+        notify_worker: WriteCallback
         if owner is None:
-            record, adopt = order.record, partial(_look, here, order.record.id)
+            record, notify_worker = request.record, partial(_notify_of_child, local_worker, request.record.id)
         else:
-            record = claimed_at_creation(order.record, owner)
-            adopt = here.on_created_callback(record, work.definition)
-        answered = partial(self._on_child_created, birth, order, adopt)
-        self._link.committer.submit(CreateRun(record, observer=observer), answered, wait_for_store=True)
+            record = claimed_at_creation(request.record, owner)
+            notify_worker = local_worker.on_created_callback(record, work.definition)
+        on_result = partial(self._on_child_created, child_start, request, notify_worker)
+        self._session.committer.submit(CreateRun(record, observer=observer), on_result, wait_for_store=True)
 
     def _on_child_created(
-        self, birth: ChildStart, order: StartRequest, adopt: WriteCallback, answer: WriteResult | StoreError
+        self,
+        child_start: ChildStart,
+        request: StartRequest,
+        notify_worker: WriteCallback,
+        result: WriteResult | StoreError,
     ) -> None:
-        adopt(answer)
-        if birth.cancelled:
+        notify_worker(result)
+        if child_start.cancelled:
             return
-        parent, errand = birth.parent, birth.errand
-        if isinstance(answer, Created):
-            self._done(parent.id, _outcome(errand, self._started(birth, answer, new=True)), birth)
+        parent, effect = child_start.parent, child_start.effect
+        if isinstance(result, Created):
+            value = self._build_start_value(child_start, result, created=True)
+            self._complete(parent.id, _build_outcome(effect, value), child_start)
             return
-        of_run = self._under_way.get(parent.id, {})
-        if of_run.get(errand.location) is birth:
-            asking = self._run(parent, errand, self._resolve_existing_child(birth, order, answer))
-            of_run[errand.location] = self._loop.create_task(asking)
+        of_run = self._running.get(parent.id, {})
+        if of_run.get(effect.location) is child_start:
+            execution = self._run(parent, effect, self._use_existing_child(child_start, request, result))
+            of_run[effect.location] = self._loop.create_task(execution)
 
-    async def _resolve_existing_child(
-        self, birth: ChildStart, order: StartRequest, answer: WriteResult | StoreError
-    ) -> Result:
-        """The child was not made now: one that was there before is observed, if it is the same."""
-        if isinstance(answer, StoreError):
-            raise answer
-        if isinstance(answer, IdTaken):
-            check_same_run(order, answer.record, self._link.codec)
-            if birth.work.target is not None:
-                write = ObserveRunEnd(run_id=order.record.id, observer=birth.parent.id, target=birth.work.target)
-                answer = await self._put(write)
-        return self._started(birth, answer, new=False)
+    async def _use_existing_child(
+        self, child_start: ChildStart, request: StartRequest, result: WriteResult | StoreError
+    ) -> EffectValue:
+        """Observe the run that has the id of the child already; raise `RunConflict` if it is a different run."""
+        if isinstance(result, StoreError):
+            raise result
+        if isinstance(result, IdTaken):
+            check_same_run(request, result.record, self._session.codec)
+            target = child_start.work.target
+            if target is not None:
+                write = ObserveRunEnd(run_id=request.record.id, observer=child_start.parent.id, target=target)
+                result = await self._write(write)
+        return self._build_start_value(child_start, result, created=False)
 
-    def _started(self, birth: ChildStart, answer: WriteResult, *, new: bool) -> Result:
-        work = birth.work
+    def _build_start_value(self, child_start: ChildStart, result: WriteResult, *, created: bool) -> EffectValue:
+        work = child_start.work
         if work.target is None:
-            return self._link.codec.encode({"id": work.run_id, "created": new})
-        ending = self._ending_of(work.run_id, answer)
-        return AwaitingResult(birth.errand.location, ending, created=new) if isinstance(ending, tuple) else ending
+            return self._session.codec.encode({"id": work.run_id, "created": created})
+        end = self._observed_end(work.run_id, result)
+        return AwaitingResult(child_start.effect.location, end, created=created) if isinstance(end, tuple) else end
 
-    def _ending_of(self, run_id: str, answer: WriteResult) -> Result:
-        if isinstance(answer, RunMissing):
+    def _observed_end(self, run_id: str, result: WriteResult) -> EffectValue:
+        """Return the encoded result of a run that has ended, or its id if a message will bring the result."""
+        if isinstance(result, RunMissing):
             raise RunNotFound(run_id)
-        if isinstance(answer, AlreadyEnded):
-            return msgspec.json.encode(answer.ending or RunResult(answer.status))
-        self._here.run_is_observed(run_id)
+        if isinstance(result, AlreadyEnded):
+            return msgspec.json.encode(result.ending or RunResult(result.status))
+        self._local_worker.run_is_observed(run_id)
         return (run_id,)
 
+    # --- stopping runs
+
     async def _stop(self, run_id: str, message_id: str) -> None:
-        """Ask a run to stop, as a caller would; one that has ended or never was needs no asking."""
-        now = self._link.clock.now()
-        answer = await self._put(
-            build_end_run(run_id, f"end/{message_id}", now, self._link.config, only_if_not_started=True)
+        """Cancel a run as a caller would. A run that has ended or does not exist is ignored."""
+        now = self._session.clock.now()
+        result = await self._write(
+            build_end_run(run_id, f"end/{message_id}", now, self._session.config, only_if_not_started=True)
         )
-        if isinstance(answer, AlreadyStarted):
-            await self._put(DeliverMessage(run_id=run_id, message=cancel_message(message_id, now), now=now))
-            self._here.run_has_messages(run_id)
-        elif isinstance(answer, Committed):
-            self._ended_unbegun(run_id)
+        if isinstance(result, AlreadyStarted):
+            await self._write(DeliverMessage(run_id=run_id, message=cancel_message(message_id, now), now=now))
+            self._local_worker.run_has_messages(run_id)
+        elif isinstance(result, Committed):
+            self._notify_of_end(run_id)
 
-    async def _stop_children(self, record: RunRecord, target: str) -> Result:
-        """A page at a time: end those that never began, and ask the others to stop. Those will report their end."""
-        standing: list[str] = []
+    async def _stop_children(self, record: RunRecord, target: str) -> EffectValue:
+        """Cancel all open children, a page at a time; return those that have started and will report their end."""
+        awaited: list[str] = []
         after: str | None = None
-        while page := await self._page(record.id, after):
-            standing += await self._stop_page(record, target, page)
+        while page := await self._read_open_children(record.id, after):
+            awaited += await self._stop_page(record, target, page)
             after = page[-1]
-        return tuple(standing) or self._link.codec.encode(None)
+        return tuple(awaited) or self._session.codec.encode(None)
 
-    async def _page(self, run_id: str, after: str | None) -> list[str]:
-        read = self._link.read
-        return await read(lambda: self._link.store.open_children(run_id, CHILDREN_PAGE, after), for_ever=True)
+    async def _read_open_children(self, run_id: str, after: str | None) -> list[str]:
+        store = self._session.store
+        return await self._session.read(lambda: store.open_children(run_id, CHILDREN_PAGE, after), retry_forever=True)
 
     async def _stop_page(self, record: RunRecord, target: str, children: Sequence[str]) -> list[str]:
-        now, config = self._link.clock.now(), self._link.config
+        now, config = self._session.clock.now(), self._session.config
         name = f"cancel/{record.id}/{target}"
         ends = [
-            self._put(build_end_run(child, f"end/{name}", now, config, only_if_not_started=True)) for child in children
+            self._write(build_end_run(child, f"end/{name}", now, config, only_if_not_started=True))
+            for child in children
         ]
-        observing = [self._put(ObserveRunEnd(run_id=child, observer=record.id, target=target)) for child in children]
-        answers = await asyncio.gather(*ends, *observing)
-        for child, answer in zip(children, answers, strict=False):
-            if isinstance(answer, Committed):
-                self._ended_unbegun(child)
-        observed = zip(children, answers[len(children) :], strict=True)
-        standing = [child for child, answer in observed if isinstance(answer, Observing)]
+        # Observe before the cancellation is delivered: the end of the child must not be missed.
+        observations = [
+            self._write(ObserveRunEnd(run_id=child, observer=record.id, target=target)) for child in children
+        ]
+        results = await asyncio.gather(*ends, *observations)
+        for child, result in zip(children, results, strict=False):
+            if isinstance(result, Committed):
+                self._notify_of_end(child)
+        observed = zip(children, results[len(children) :], strict=True)
+        awaited = [child for child, result in observed if isinstance(result, Observing)]
         message = cancel_message(name, now)
-        await asyncio.gather(*(self._put(DeliverMessage(run_id=each, message=message, now=now)) for each in standing))
-        for child in standing:
-            self._here.run_is_observed(child)
-            self._here.run_has_messages(child)
-        return standing
+        await asyncio.gather(
+            *(self._write(DeliverMessage(run_id=child, message=message, now=now)) for child in awaited)
+        )
+        for child in awaited:
+            self._local_worker.run_is_observed(child)
+            self._local_worker.run_has_messages(child)
+        return awaited
 
-    def _ended_unbegun(self, run_id: str) -> None:
-        self._here.run_ended_externally(run_id)
-        self._link.hub.changed((run_id,))
+    def _notify_of_end(self, run_id: str) -> None:
+        """Notify worker and waiters that a run which had not started was ended."""
+        self._local_worker.run_ended_externally(run_id)
+        self._session.waiters.notify((run_id,))
 
-    # --- through the committer
-
-    def _put(self, write: Write, then: WriteCallback | None = None) -> asyncio.Future[WriteResult]:
-        """Submit at once; whatever the errand's fate, `then` gets the answer."""
-        return self._link.committer.submit_future(write, then, wait_for_store=True)
-
-
-def _outcome(errand: ExternalEffect, result: Result) -> Outcome:
-    if isinstance(result, AwaitingResult):
-        return result
-    if isinstance(result, tuple):
-        return AwaitingResult(errand.location, result)
-    return StepDone(errand.location, errand.attempt, value=result)
+    def _write(self, write: Write) -> asyncio.Future[WriteResult]:
+        """Submit a write at once and return a future for its result."""
+        return self._session.committer.submit_future(write, wait_for_store=True)
 
 
-def _look(here: LocalWorker, run_id: str, answer: WriteResult | StoreError) -> None:
-    here.run_has_messages(run_id)
+def _build_outcome(effect: ExternalEffect, value: EffectValue) -> EffectOutcome:
+    if isinstance(value, AwaitingResult):
+        return value
+    if isinstance(value, tuple):
+        return AwaitingResult(effect.location, value)
+    return StepDone(effect.location, effect.attempt, value=value)
+
+
+def _notify_of_child(local_worker: LocalWorker, run_id: str, result: WriteResult | StoreError) -> None:
+    local_worker.run_has_messages(run_id)
 
 
 def error_to_record_lossy(error: BaseException, codec: Codec, location: str | None = None) -> ErrorRecord:
-    """The record of an error that is to come back as itself, or at least in words if its fields cannot be encoded."""
+    """Return the record of an error that restores its type, or only its message if its fields cannot be encoded."""
     try:
         return error_to_record(error, codec, raises=(type(error),), location=location)
     except InvalidPayload:

@@ -1,16 +1,17 @@
-"""Settling: what a run that has ended still owes, done by any worker; the code of its workflow is not needed.
+"""RunFinalizer: completes what remains to be done after the end of a run. Any worker can do it for any run.
 
-    its end is told to those who wait for it           a message each
-    unread events go where their policy says           dropped, into their topic, or among the dead letters
-    unread assignments                                 back to their places in the topics
-    attached children of a run that was terminated     are terminated too, as its own workflow cannot cancel them
+    observers of the run                               each gets a message with the result of the run
+    unread events                                      by their policy: discarded, published to their topic, or
+                                                       added to the dead letters
+    unread assignments of topic events                 returned to their topics
+    attached children of a terminated run              terminated, because the workflow cannot cancel them any more
 
-Nothing is overlooked: mail and the end of a run are writes to one run, so that an event either comes before the end,
-and is unread mail that the end leaves to be settled, or after it, and is refused.
+Nothing is missed. A delivery and the end of a run are writes to the same run and therefore ordered: an event that
+arrives before the end is an unread message that the end leaves for finalization; the store refuses a later one.
 
-A page of runs at a time: one commit of the news that others get, then some that deal with the mail and tick all off.
-A crash in between repeats only what changes nothing the second time; if the run is rewound in between it keeps its
-mail, for where that goes is decided by the write that takes it out.
+Runs are finalized in pages: first one commit that delivers the results to observers, then commits that move the
+messages and mark the runs as finalized. After a crash in between another worker repeats the page; the repeated
+deliveries are idempotent. A run that is rewound in between keeps its messages, because only the last write moves them.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import logging
 from collections.abc import Callable
 
 import msgspec
-from msgspec import Struct
 
 from perdure.config import EngineConfig
 from perdure.errors import StoreError
+from perdure.execution.local_worker import LocalWorker
 from perdure.execution.store_session import StoreSession
 from perdure.execution.store_writes import build_end_run, build_publish
 from perdure.model.records import DeadLetter, Message, RunRecord, RunResult, TopicEvent
@@ -31,113 +32,126 @@ from perdure.stores.writes import DeliverMessage, FinalizeRun, Observer, Redirec
 from perdure.workflows.events import message_key
 
 LOGGER = logging.getLogger("perdure.execution")
-PAGE = 1_000  # each costs a parent of many a turn
-FINALIZE_CHUNK = 200  # are ticked off: nobody waits for that, but turns would wait for more
+PAGE = 1_000  # runs; a parent of many children takes a turn per page
+# Runs that one commit marks as finalized. Nothing waits for these commits, but turns would wait behind a larger one.
+FINALIZE_CHUNK = 200
 CHILDREN_PAGE = 500
 UNREAD = "the run ended without receiving it"
 
 
-class FinalizerCallbacks(Struct, frozen=True):
-    """Whom a process tells at once of what its settling has done; others find out by themselves."""
-
-    look: Callable[[str], None]  # this run has mail
-    woken: Callable[[], None]  # some runs have
-    unfinished: Callable[[], None]  # an event is still to be assigned to more runs
-    ended: Callable[[str], None]  # this run was terminated
-
-
 class RunFinalizer:
-    """The duty; `tick` goes on until nobody owes anything, or nothing more can be done now."""
+    """The periodic task that finalizes ended runs.
 
-    def __init__(self, link: StoreSession, news: FinalizerCallbacks) -> None:
-        self._link = link
-        self._news = news
+    It notifies the worker of this process of its writes; other workers find them in the store.
+    `on_broadcast_unfinished` is called when an event was published whose fan-out is not complete.
+    """
+
+    def __init__(
+        self, session: StoreSession, local_worker: LocalWorker, on_broadcast_unfinished: Callable[[], None]
+    ) -> None:
+        self._session = session
+        self._local_worker = local_worker
+        self._on_broadcast_unfinished = on_broadcast_unfinished
 
     async def tick(self, now: float) -> float | None:
+        """Finalize pages of runs until none is left, or until a page makes no progress."""
         before: list[UnfinalizedRun] = []
-        while (page := await self._link.store.unfinalized(PAGE)) and page != before:
+        while (page := await self._session.store.unfinalized(PAGE)) and page != before:
             before = page
-            await self._settle(page, now)
-        return now + self._link.config.seconds("sweep_interval")
+            await self._finalize(page, now)
+        return now + self._session.config.seconds("sweep_interval")
 
-    async def _settle(self, page: list[UnfinalizedRun], now: float) -> None:
-        for owing in page:
-            if owing.orphans:
-                await self._end_children(owing.record, now)
-        plans = [FinalizationPlan(owing, now, self._link.config) for owing in page]
-        answers = await self._link.committer.write_all([write for plan in plans for write in plan.writes])
-        at = 0
+    async def _finalize(self, page: list[UnfinalizedRun], now: float) -> None:
+        for pending in page:
+            if pending.orphans:
+                await self._end_children(pending.record, now)
+        plans = [FinalizationPlan(pending, now, self._session.config) for pending in page]
+        write_all = self._session.committer.write_all
+        results = await write_all([write for plan in plans for write in plan.deliveries])
+        first = 0
         for plan in plans:
-            plan.take(answers[at : at + len(plan.writes)])
-            at += len(plan.writes)
-        for run_id in {observer.run_id: None for plan in plans for observer in plan.told}:
-            self._news.look(run_id)  # it goes on while the others are ticked off
+            plan.on_delivered(results[first : first + len(plan.deliveries)])
+            first += len(plan.deliveries)
+        # Notify before the runs are marked: an observer continues while the rest of the page is written.
+        for run_id in {observer.run_id: None for plan in plans for observer in plan.notified}:
+            self._local_worker.run_has_messages(run_id)
         for first in range(0, len(plans), FINALIZE_CHUNK):
-            await self._link.committer.write_all([plan.settle() for plan in plans[first : first + FINALIZE_CHUNK]])
-        self._tell_of_events(plans)
+            await write_all([plan.build_finalize_run() for plan in plans[first : first + FINALIZE_CHUNK]])
+        self._notify_of_events(plans)
 
-    def _tell_of_events(self, plans: list[FinalizationPlan]) -> None:
+    def _notify_of_events(self, plans: list[FinalizationPlan]) -> None:
         if any(plan.returned or plan.moved for plan in plans):
-            self._news.woken()
-        if any(plan.moved for plan in plans):  # perhaps behind another event of its topic
-            self._news.unfinished()
+            self._local_worker.runs_may_be_due()
+        if any(plan.moved for plan in plans):  # its fan-out may wait for an earlier event of the topic
+            self._on_broadcast_unfinished()
 
     async def _end_children(self, record: RunRecord, now: float) -> None:
-        """Terminate the attached children; each then owes the same to its own."""
-        name = f"orphan/{record.id}/{record.generation}"
+        """Terminate the attached children of a terminated run. Each child is then finalized in the same way."""
+        turn_id = f"orphan/{record.id}/{record.generation}"
         after: str | None = None
-        while children := await self._link.store.open_children(record.id, CHILDREN_PAGE, after):
+        while children := await self._session.store.open_children(record.id, CHILDREN_PAGE, after):
             after = children[-1]
             writes: list[Write] = [
-                build_end_run(child, name, now, self._link.config, only_if_not_started=False) for child in children
+                build_end_run(child, turn_id, now, self._session.config, only_if_not_started=False)
+                for child in children
             ]
-            answers = await self._link.committer.write_all(writes)
-            for child, answer in zip(children, answers, strict=True):
-                if isinstance(answer, StoreError):
-                    raise answer
-                if isinstance(answer, Committed):
-                    self._news.ended(child)
-                    self._link.hub.changed((child,))
+            results = await self._session.committer.write_all(writes)
+            for child, result in zip(children, results, strict=True):
+                if isinstance(result, StoreError):
+                    raise result
+                if isinstance(result, Committed):
+                    self._local_worker.run_ended_externally(child)
+                    self._session.waiters.notify((child,))
 
 
 class FinalizationPlan:
-    """What is to be done for one run, and what of it has been done. Pure."""
+    """The writes that finalize one run, and which of them are done. No I/O.
+
+    `deliveries` come first: the messages to observers. `build_finalize_run` then returns the write that moves the
+    unread messages and marks everything that is done; what could not be delivered stays pending in the store.
+    """
 
     def __init__(self, pending: UnfinalizedRun, now: float, config: EngineConfig) -> None:
         self.record = pending.record
-        self.told: list[Observer] = []
-        self.returned: list[int] = []
-        self.moved: list[RedirectedEvent] = []
+        self.notified: list[Observer] = []
+        self.returned: list[int] = []  # numbers of assignments that return to their topics
+        self.moved: list[RedirectedEvent] = []  # events that move to their topics
         self._now = now
         self._orphans = pending.orphans
         self._observers = pending.observers
         self._consumed: list[int] = []
-        self._letters: list[DeadLetter] = []
-        self.writes: list[Write] = [self._ending_for(observer) for observer in pending.observers]
+        self._dead_letters: list[DeadLetter] = []
+        self.deliveries: list[Write] = [self._build_delivery(observer) for observer in pending.observers]
         for message in pending.mail:
-            self._sort(message, config)
+            self._plan_message(message, config)
 
-    def take(self, answers: list[WriteResult | StoreError]) -> None:
-        """What became of the writes: what the store could not take now stays owed."""
-        for observer, answer in zip(self._observers, answers, strict=True):
-            if isinstance(answer, StoreError):
-                LOGGER.warning("run %s has ended, and this could not be settled: %s", self.record.id, answer)
+    def on_delivered(self, results: list[WriteResult | StoreError]) -> None:
+        """Note which observers were notified, given the results of `deliveries`."""
+        for observer, result in zip(self._observers, results, strict=True):
+            if isinstance(result, StoreError):
+                LOGGER.warning(
+                    "Run %s: finalization failed and will be retried: %s",
+                    self.record.id,
+                    result,
+                    extra={"run_id": self.record.id, "workflow": self.record.workflow},
+                )
             else:
-                self.told.append(observer)  # or there is no such run any more, or it has ended: nobody waits
+                self.notified.append(observer)  # an observer that is missing or has ended needs no notification
 
-    def settle(self) -> FinalizeRun:
+    def build_finalize_run(self) -> FinalizeRun:
+        """Return the write that moves the unread messages and marks what is done."""
         return FinalizeRun(
             run_id=self.record.id,
             now=self._now,
-            notified=tuple(self.told),
+            notified=tuple(self.notified),
             consumed=tuple(self._consumed),
             returned=tuple(self.returned),
             moved=tuple(self.moved),
-            dead_letters=tuple(self._letters),
+            dead_letters=tuple(self._dead_letters),
             orphans=self._orphans,
         )
 
-    def _ending_for(self, observer: Observer) -> DeliverMessage:
+    def _build_delivery(self, observer: Observer) -> DeliverMessage:
         record = self.record
         ending = RunResult(record.status, record.result, record.error)
         message = Message(
@@ -151,25 +165,24 @@ class FinalizationPlan:
         )
         return DeliverMessage(run_id=observer.run_id, message=message, now=self._now)
 
-    def _sort(self, message: Message, config: EngineConfig) -> None:
+    def _plan_message(self, message: Message, config: EngineConfig) -> None:
         expired = message.expires_at is not None and message.expires_at <= self._now
         if message.kind == "assignment":
             self.returned.append(message.number)
         elif message.kind != "event" or expired or message.policy == "discard":
             self._consumed.append(message.number)
         elif message.policy == "broadcast":
-            full = self._letter(message, f"{UNREAD}, and its topic {message.name!r} is full")
-            self.moved.append(
-                RedirectedEvent(message.number, build_publish(self._moved(message), config, self._now), full)
-            )
+            if_full = self._build_dead_letter(message, f"{UNREAD}, and its topic {message.name!r} is full")
+            publish = build_publish(self._build_topic_event(message), config, self._now)
+            self.moved.append(RedirectedEvent(message.number, publish, if_full))
         else:
             self._consumed.append(message.number)
-            self._letters.append(self._letter(message, UNREAD))
+            self._dead_letters.append(self._build_dead_letter(message, UNREAD))
 
-    def _moved(self, message: Message) -> TopicEvent:
+    def _build_topic_event(self, message: Message) -> TopicEvent:
         return TopicEvent(
             topic=message.name,
-            id=self._name_of(message),
+            id=self._undelivered_id(message),
             event_id=message.event_id,
             body=message.body,
             sent_at=self._now,
@@ -177,10 +190,10 @@ class FinalizationPlan:
             sender=message.sender,
         )
 
-    def _letter(self, message: Message, reason: str) -> DeadLetter:
+    def _build_dead_letter(self, message: Message, reason: str) -> DeadLetter:
         record = self.record
         return DeadLetter(
-            id=self._name_of(message),
+            id=self._undelivered_id(message),
             kind="event",
             at=self._now,
             reason=reason,
@@ -193,5 +206,6 @@ class FinalizationPlan:
             sent_at=message.sent_at,
         )
 
-    def _name_of(self, message: Message) -> str:
+    def _undelivered_id(self, message: Message) -> str:
+        """Return an id that is the same when the finalization is repeated."""
         return f"undelivered/{self.record.id}/{message_key(message)}"

@@ -6,15 +6,13 @@ store, so a process without a worker uses `NullLocalWorker` and loses nothing bu
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from perdure.errors import StoreError
+from perdure.execution.committer import WriteCallback
 from perdure.model.records import RunRecord
 from perdure.stores.results import WriteResult
 from perdure.workflows.definition import Workflow
-
-WriteCallback = Callable[[WriteResult | StoreError], None]  # called with the result of one write
 
 
 class LocalWorker(Protocol):

@@ -1,4 +1,4 @@
-"""Small duties: showing steps that take long, and deleting finished runs whose retention is over."""
+"""Small periodic tasks: record slow steps as running, prune ended runs, resume broadcasts of crashed publishers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from perdure.stores.protocol import Store
 from perdure.stores.writes import FanOut
 
 RECORD_RUNNING_AFTER_SECONDS = 1.0
-PRUNE_EVERY = 60.0
+PRUNE_INTERVAL_SECONDS = 60.0
 PRUNE_PAGE = 500
 
 
 class SlowStepRecorder:
-    """A plain step that has run for a second is written as pending, so that people see what is running."""
+    """Writes an entry for each step that has been running for a second, so that people see what is running.
+
+    A step without `at_most_once` has no entry before it ends otherwise.
+    """
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -25,44 +28,45 @@ class SlowStepRecorder:
     async def tick(self, now: float) -> float | None:
         slow: dict[str, list[str]] = {}
         for attempt in self._coordinator.executor.running_since(now - RECORD_RUNNING_AFTER_SECONDS):
-            attempt.exposed = True
+            attempt.recorded = True
             slow.setdefault(attempt.run_id, []).append(attempt.step.location)
         for run_id, locations in slow.items():
-            self._coordinator.record_running_steps(run_id, tuple(locations))
+            self._coordinator.on_slow_steps(run_id, tuple(locations))
         return now + RECORD_RUNNING_AFTER_SECONDS
 
 
 class RetentionPruner:
-    """Finished runs go when their time is over, in pages, so that a store does not grow without bound."""
+    """Deletes ended runs whose retention time is over, in pages, so that the store does not grow without bound."""
 
     def __init__(self, store: Store, config: EngineConfig) -> None:
         self._store = store
-        self._remember = config.seconds("event_retention")
+        self._event_retention = config.seconds("event_retention")
 
     async def tick(self, now: float) -> float | None:
-        while await self._store.prune(now, PRUNE_PAGE, keep_ids_for=self._remember) >= PRUNE_PAGE:
+        while await self._store.prune(now, PRUNE_PAGE, keep_ids_for=self._event_retention) >= PRUNE_PAGE:
             pass
-        return now + PRUNE_EVERY
+        return now + PRUNE_INTERVAL_SECONDS
 
 
 class BroadcastResumer:
-    """The duty that finishes them, a page of subscriptions at a time. `woken` is told that runs have mail."""
+    """Completes the fan-out of events whose publisher crashed, one page of subscriptions at a time.
 
-    def __init__(self, link: StoreSession, woken: Callable[[], None]) -> None:
-        self._link = link
-        self._woken = woken
+    `runs_may_be_due` is called when runs have received an event.
+    """
+
+    def __init__(self, session: StoreSession, runs_may_be_due: Callable[[], None]) -> None:
+        self._session = session
+        self._runs_may_be_due = runs_may_be_due
 
     async def tick(self, now: float) -> float | None:
-        link = self._link
-        for event in await link.store.unfinished_broadcasts():
-            more = (
-                event.topic,
-                event.id,
-            ) not in link.active_broadcasts  # else whoever publishes it counts who was woken
+        session = self._session
+        for event in await session.store.unfinished_broadcasts():
+            # A publisher in this process completes its own fan-out, because it returns the number of receivers.
+            more = (event.topic, event.id) not in session.active_broadcasts
             while more:
-                write = FanOut(topic=event.topic, offset=event.offset, now=link.clock.now())
-                answer = raise_for_publish(event.topic, await link.committer.write(write))
-                more = answer.more
-                if answer.woken:
-                    self._woken()
-        return now + link.config.seconds("sweep_interval")
+                write = FanOut(topic=event.topic, offset=event.offset, now=session.clock.now())
+                published = raise_for_publish(event.topic, await session.committer.write(write))
+                more = published.more
+                if published.woken:
+                    self._runs_may_be_due()
+        return now + session.config.seconds("sweep_interval")

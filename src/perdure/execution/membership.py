@@ -1,24 +1,25 @@
-"""What the engine needs of its membership in the fleet; `perdure.cluster` provides it, and neither knows the other."""
+"""MembershipProtocol: what a worker needs to know of the other workers.
+
+`perdure.cluster` implements it. Neither package imports the other.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
 
-from perdure.execution.catalog import Pairs
 from perdure.model.records import Takeover
-
-ShardAssignment = tuple[Pairs, frozenset[int] | None]  # of these workflows the runs of these shards; None: of all
+from perdure.model.shards import ShardAssignment, WorkflowVersions
 
 
 class MembershipProtocol(Protocol):
-    """A worker's place among the others."""
+    """The membership of one worker."""
 
     id: str
-    lease_until: float  # of the latest renewal that is known to have arrived
+    lease_until: float  # of the latest renewal that the store has confirmed
 
-    def listen(self, *, lost: Callable[[], None], more: Callable[[], None]) -> None:
-        """Whom to tell that this worker was declared gone, and that there may be more runs to take."""
+    def subscribe(self, *, on_fenced: Callable[[], None], on_runs_available: Callable[[], None]) -> None:
+        """Set the callbacks: the store has fenced this worker; there may be more runs to claim."""
 
     async def join(self) -> None: ...
 
@@ -28,13 +29,13 @@ class MembershipProtocol(Protocol):
 
     async def take_over(self, now: float) -> Takeover: ...
 
-    def shares(self, workflows: Pairs) -> tuple[ShardAssignment, ...]:
-        """Which runs of these workflows this worker should take, as far as it knows who is alive."""
+    def assignments(self, workflows: WorkflowVersions) -> tuple[ShardAssignment, ...]:
+        """Return which runs of these workflows this worker should claim, given the members it knows to be alive."""
 
     async def refresh_members(self, now: float) -> bool:
-        """See who is alive. Whether that has changed what this worker should take."""
+        """Read which workers are alive; return whether that changes the assignments of this worker."""
 
     async def stop_accepting(self) -> None:
-        """Say that this worker takes no more runs; it stays a member until it leaves."""
+        """Announce that this worker claims no more runs. It stays a member until it leaves."""
 
     async def leave(self) -> None: ...

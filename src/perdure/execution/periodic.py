@@ -1,4 +1,4 @@
-"""Duties: what happens because time passes. One loop owns all sleeping, on the engine's clock."""
+"""PeriodicTask: work that happens because time passes. All sleeping of the engine is here, on the engine's clock."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from perdure.errors import StoreError
 
 LOGGER = logging.getLogger("perdure.execution")
 
-Tick = Callable[[float], Awaitable[float | None]]
+Tick = Callable[[float], Awaitable[float | None]]  # receives the current time, returns the time of the next call
 
 
 class PeriodicTask:
-    """Calls `tick(now)` again and again, each time at the moment that the last call returned, or earlier if poked.
+    """Calls `tick(now)` again and again: at the time that the last call returned, or earlier if triggered.
 
-    A tick that fails is logged and tried again after `interval`: no duty ends because a store was away.
+    A failed tick is logged and repeated after `interval` seconds, so an unavailable store ends no periodic task.
     """
 
     def __init__(self, name: str, tick: Tick, clock: Clock, interval: float) -> None:
@@ -27,7 +27,7 @@ class PeriodicTask:
         self._interval = interval
         self._due_at: float | None = None
         self._timer: Timer | None = None
-        self._poked = asyncio.Event()
+        self._triggered = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
         self.ticking = False
@@ -36,21 +36,21 @@ class PeriodicTask:
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"perdure-{self.name}")
 
     def trigger(self, at: float | None = None) -> None:
-        """Tick no later than at this moment; now, if none is given."""
+        """Call `tick` no later than at this time; at once if no time is given."""
         if at is None or at <= self._clock.now():
-            self._poked.set()
+            self._triggered.set()
         elif self._due_at is None or at < self._due_at:
             self._set_timer(at)
 
     @property
     def pending(self) -> bool:
-        """Whether it is ticking or about to."""
-        return self.ticking or self._poked.is_set()
+        """Whether a tick is in progress or about to start."""
+        return self.ticking or self._triggered.is_set()
 
     async def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._stopped = True  # a driver may lose a cancel that meets its answer
+        self._stopped = True  # a database driver may lose a cancellation that arrives together with a result
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -58,22 +58,22 @@ class PeriodicTask:
 
     async def _run(self) -> None:
         while not self._stopped:
-            await self._poked.wait()
-            self._poked.clear()
+            await self._triggered.wait()
+            self._triggered.clear()
             self._set_timer(None)
             self.ticking = True
             try:
                 next_at = await self._tick(self._clock.now())
             except StoreError as error:
-                LOGGER.warning("duty %s: %s", self.name, error)
+                LOGGER.warning("Periodic task %s failed, will retry: %s", self.name, error)
                 next_at = self._clock.now() + self._interval
             except Exception:
-                LOGGER.exception("duty %s failed", self.name)
+                LOGGER.exception("Periodic task %s raised; will retry", self.name)
                 next_at = self._clock.now() + self._interval
             finally:
                 self.ticking = False
             if next_at is not None and (self._due_at is None or next_at < self._due_at):
-                self._set_timer(next_at)  # unless it was poked for an earlier moment while it ticked
+                self._set_timer(next_at)  # unless `trigger` set an earlier time during the tick
 
     def _set_timer(self, at: float | None) -> None:
         if self._timer is not None:
@@ -86,4 +86,4 @@ class PeriodicTask:
     def _on_timer(self) -> None:
         self._due_at = None
         self._timer = None
-        self._poked.set()
+        self._triggered.set()

@@ -1,12 +1,17 @@
-"""Seclusion: a run whose workers have died again and again executes alone, so that it takes no others down with it.
+"""Quarantine: execute a suspected poison run alone, so that a crash takes no other run down.
 
-From its third recovery on a run is a suspect. A worker takes one suspect at a time: it takes no other work, lets the
-runs that are executing come to a stop, and then begins. It is over when the suspect has stopped, or has lived for a
-while: then it was not that. Nobody waits for ever: a neighbour with a long step keeps the suspect waiting for a bounded
-time only.
+A run that was recovered three times is a suspect: its code may be what kills its workers. A worker keeps one suspect at
+a time, in three phases:
 
-Suspects beyond the first are given back at once. To keep them waiting here would be to blame them for the death that
-the first one may cause.
+    drain       the worker claims no other run and waits until its active runs stop, at most `DRAIN_TIMEOUT_SECONDS`
+    probation   the suspect executes alone, at most `PROBATION_SECONDS`
+    over        the suspect stopped, or survived its probation: the worker claims other runs again
+
+Both limits exist so that a healthy run with a long step does not block the suspect, and a healthy suspect with a long
+step does not block the worker.
+
+Only one suspect is kept per worker. Others are released at once; otherwise a crash of the first would count as a
+recovery of theirs.
 """
 
 from __future__ import annotations
@@ -15,75 +20,81 @@ from collections.abc import Callable
 
 from perdure.clock import Clock, Timer
 
-QUARANTINE_AFTER_RECOVERIES = 3  # recoveries
-DRAIN_TIMEOUT_SECONDS = 10.0  # seconds until the suspect begins in spite of them
-PROBATION_SECONDS = 5.0  # seconds until others may come
+QUARANTINE_AFTER_RECOVERIES = 3
+DRAIN_TIMEOUT_SECONDS = 10.0
+PROBATION_SECONDS = 5.0
 
 
 class Quarantine:
-    """Which suspect this worker has, if any. `begin` is called when it may execute, `over` when others may again."""
+    """The suspect of this worker, if there is one.
 
-    def __init__(self, clock: Clock, begin: Callable[[str], None], over: Callable[[], None]) -> None:
+    `on_start` is called when the suspect may execute, `on_over` when the worker may claim more runs.
+    """
+
+    def __init__(self, clock: Clock, on_start: Callable[[str], None], on_over: Callable[[], None]) -> None:
         self._clock = clock
-        self._begin = begin
-        self._over = over
-        self._begun = False
+        self._on_start = on_start
+        self._on_over = on_over
+        self._started = False  # in probation
         self._timer: Timer | None = None
         self.suspect: str | None = None
-        self.one_by_one = False  # there are more suspects about: take runs singly until one comes that is none
+        # Set when a second suspect arrived: the worker claims runs singly until it gets one that is no suspect.
+        # A larger page could contain several suspects, and a crash would count as a recovery of each.
+        self._claim_singly = False
 
     @property
-    def room(self) -> int | None:
-        """How many runs may be taken because of this; None: as many as there is room for."""
+    def claim_limit(self) -> int | None:
+        """The number of runs that the worker may claim under quarantine; None if quarantine sets no limit."""
         if self.suspect is not None:
             return 0
-        return 1 if self.one_by_one else None
+        return 1 if self._claim_singly else None
 
-    def take(self, run_id: str) -> bool:
-        """A suspect has come; False if it cannot be kept, because there is one already."""
+    def admit(self, run_id: str) -> bool:
+        """Keep this run as the suspect; return False if there is one already and this run must be released."""
         if self.suspect is not None:
-            self.one_by_one = True
+            self._claim_singly = True
             return False
-        self.suspect, self._begun = run_id, False
+        self.suspect, self._started = run_id, False
         self._set_timer(DRAIN_TIMEOUT_SECONDS, self._start)
         return True
 
-    def has_begun(self, run_id: str) -> bool:
-        return run_id == self.suspect and self._begun
+    def has_started(self, run_id: str) -> bool:
+        """Return whether this run is the suspect and may execute."""
+        return run_id == self.suspect and self._started
 
     def on_no_other_runs(self) -> None:
-        """No other run executes here."""
-        if self.suspect is not None and not self._begun:
+        """Start the suspect, because no other run executes here."""
+        if self.suspect is not None and not self._started:
             self._start()
 
-    def stopped(self) -> None:
-        """The suspect executes no longer, or not here."""
+    def on_suspect_stopped(self) -> None:
+        """End the quarantine, because the suspect no longer executes here."""
         if self.suspect is not None:
             self._end()
 
     def on_healthy_run(self) -> None:
-        """A run has come that is no suspect."""
-        if self.one_by_one:
-            self.one_by_one = False
-            self._over()
+        """Stop claiming runs singly, because the worker got a run that is no suspect."""
+        if self._claim_singly:
+            self._claim_singly = False
+            self._on_over()
 
-    def forget(self) -> None:
-        """Nothing in memory counts any longer."""
-        self.suspect, self.one_by_one = None, False
+    def clear(self) -> None:
+        """Drop the suspect without a callback, because all runs in memory are discarded."""
+        self.suspect, self._claim_singly = None, False
         self._set_timer(None, self._end)
 
     def _start(self) -> None:
         assert self.suspect is not None
-        self._begun = True
+        self._started = True
         self._set_timer(PROBATION_SECONDS, self._end)
-        self._begin(self.suspect)
+        self._on_start(self.suspect)
 
     def _end(self) -> None:
         self.suspect = None
         self._set_timer(None, self._end)
-        self._over()
+        self._on_over()
 
-    def _set_timer(self, seconds: float | None, then: Callable[[], None]) -> None:
+    def _set_timer(self, seconds: float | None, callback: Callable[[], None]) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if seconds is None else self._clock.call_at(self._clock.now() + seconds, then)
+        self._timer = None if seconds is None else self._clock.call_at(self._clock.now() + seconds, callback)

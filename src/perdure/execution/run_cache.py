@@ -1,11 +1,12 @@
-"""The runs that are in this process's memory: active ones, and a bounded cache of suspended ones."""
+"""RunCache: the runs in the memory of this process, active ones and a bounded number of suspended ones."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from perdure.clock import Clock, Timer
 from perdure.model.records import RunRecord
 from perdure.model.turns import Input
 from perdure.runner.runner import Runner
@@ -13,9 +14,10 @@ from perdure.workflows.definition import Workflow
 
 
 class CachedRun:
-    """One run in memory. Active: this worker owns it. Otherwise it is a copy of a suspended run, kept to save a replay.
+    """One run in memory. An active run is owned by this worker; a suspended one is a copy, kept to save a replay.
 
-    A copy may be out of date; whoever has moved the run on meanwhile is noticed when its next turn commits.
+    A copy may be out of date, because another worker may have executed the run meanwhile. The coordinator compares
+    positions when it claims the run again, and the store rejects a turn from a wrong position.
     """
 
     __slots__ = (
@@ -27,15 +29,15 @@ class CachedRun:
         "fetching",
         "id",
         "inputs",
+        "more_messages",
         "never_executed_elsewhere",
         "position",
         "record",
         "runner",
         "seen",
         "single_input_mode",
-        "slept_at",
+        "suspended_at",
         "turns",
-        "unread",
         "wake_timer",
     )
 
@@ -44,72 +46,83 @@ class CachedRun:
         self.record = record
         self.definition = definition
         self.runner = runner
-        self.position = position
-        self.seen = 0
+        self.position = position  # of the last committed turn in the history
+        self.seen = 0  # number of the last message that was read
         self.active = True
-        self.committing = False
-        self.single_input_mode = (
-            False  # after a turn that the store could not take, to find the input that it came from
-        )
-        self.never_executed_elsewhere = False  # nobody else has executed any of it
-        self.fetching = False  # its mail is being read
-        self.unread = False  # mail came after reading began; what happened since waits in `later`
-        self.deferred_inputs: list[Input] = []
-        self.changed_while_committing = (
-            False  # somebody changed the run while a turn of it was being committed: that turn, or mail
-        )
-        self.turns = 0
-        self.inputs: list[Input] = []
-        self.wake_timer: Any = None
-        self.slept_at = 0.0  # when it was last suspended
+        self.committing = False  # a turn is submitted and its result has not arrived
+        # Set after a turn that the store cannot store: one input per turn finds the input that causes it.
+        self.single_input_mode = False
+        self.never_executed_elsewhere = False  # no other process has executed any part of the run
+        self.fetching = False  # its messages are being read
+        self.more_messages = False  # messages arrived after that read started
+        self.deferred_inputs: list[Input] = []  # inputs that arrived after `more_messages` was set
+        self.changed_while_committing = False  # a change hint arrived during the commit: the turn itself, or a message
+        self.turns = 0  # turns since the run was loaded
+        self.inputs: list[Input] = []  # for the next turn
+        self.wake_timer: Timer | None = None  # of an active run; a suspended one has `wake_at` in the store
+        self.suspended_at = 0.0
 
     def may_have_run(self, attempt: int) -> bool:
-        """Whether another process may have executed a step before that is to be executed now."""
+        """Return whether another process may have executed this attempt of a step before."""
         return not self.never_executed_elsewhere and (attempt > 1 or self.turns == 0)
+
+    def is_current(self, position: int, now: float, default_retention: float) -> bool:
+        """Return whether this suspended copy is the run that the store has at this position.
+
+        The position is not enough after the retention time: the run may have been pruned and its id used again.
+        """
+        retention = default_retention if self.record.retention is None else self.record.retention
+        return self.position == position and now - self.suspended_at < retention
+
+    def set_timer(self, clock: Clock, at: float | None, callback: Callable[[CachedRun], None]) -> None:
+        """Replace the timer of the run; None removes it."""
+        if self.wake_timer is not None:
+            self.wake_timer.cancel()
+        self.wake_timer = None if at is None else clock.call_at(at, lambda: callback(self))
 
 
 class RunCache:
-    """By id. When there are too many, the copies of suspended runs go first, the least recently used of them first."""
+    """Cached runs by id. When the limit is exceeded, the least recently used suspended runs are evicted."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._active: dict[str, CachedRun] = {}
-        self._asleep: OrderedDict[str, CachedRun] = OrderedDict()
+        self._suspended: OrderedDict[str, CachedRun] = OrderedDict()
 
     def get(self, run_id: str) -> CachedRun | None:
-        return self._active.get(run_id) or self._asleep.get(run_id)
+        return self._active.get(run_id) or self._suspended.get(run_id)
 
     def active(self, run_id: str) -> CachedRun | None:
         return self._active.get(run_id)
 
-    def add(self, resident: CachedRun) -> None:
-        self._active[resident.id] = resident
-        self._make_room()
+    def add(self, cached: CachedRun) -> None:
+        self._active[cached.id] = cached
+        self._evict_excess()
 
-    def suspend(self, resident: CachedRun) -> None:
-        resident.active = False
-        self._active.pop(resident.id, None)
-        self._asleep[resident.id] = resident
-        self._make_room()
+    def suspend(self, cached: CachedRun) -> None:
+        cached.active = False
+        self._active.pop(cached.id, None)
+        self._suspended[cached.id] = cached
+        self._evict_excess()
 
-    def activate(self, resident: CachedRun) -> None:
-        resident.active = True
-        self._asleep.pop(resident.id, None)
-        self._active[resident.id] = resident
+    def activate(self, cached: CachedRun) -> None:
+        cached.active = True
+        self._suspended.pop(cached.id, None)
+        self._active[cached.id] = cached
 
-    def evict(self, resident: CachedRun) -> None:
-        """Close the run and forget it."""
-        if self._active.get(resident.id) is resident:
-            del self._active[resident.id]
-        if self._asleep.get(resident.id) is resident:
-            del self._asleep[resident.id]
-        if resident.wake_timer is not None:
-            resident.wake_timer.cancel()
-        resident.runner.close()
+    def evict(self, cached: CachedRun) -> None:
+        """Close the run and remove it from memory."""
+        if self._active.get(cached.id) is cached:
+            del self._active[cached.id]
+        if self._suspended.get(cached.id) is cached:
+            del self._suspended[cached.id]
+        if cached.wake_timer is not None:
+            cached.wake_timer.cancel()
+        cached.runner.close()
 
     @property
-    def room(self) -> int:
-        """How many more active runs there may be."""
+    def free_slots(self) -> int:
+        """The number of further active runs that fit."""
         return max(0, self._limit - len(self._active))
 
     def all_active(self) -> list[CachedRun]:
@@ -117,11 +130,11 @@ class RunCache:
 
     def __iter__(self) -> Iterator[CachedRun]:
         yield from list(self._active.values())
-        yield from list(self._asleep.values())
+        yield from list(self._suspended.values())
 
     def __len__(self) -> int:
-        return len(self._active) + len(self._asleep)
+        return len(self._active) + len(self._suspended)
 
-    def _make_room(self) -> None:
-        while len(self) > self._limit and self._asleep:
-            self.evict(next(iter(self._asleep.values())))
+    def _evict_excess(self) -> None:
+        while len(self) > self._limit and self._suspended:
+            self.evict(next(iter(self._suspended.values())))

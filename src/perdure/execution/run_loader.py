@@ -1,19 +1,223 @@
-"""From what is stored to a run in memory. Pure: what its runner is made of, and what is known of who executed it."""
+"""RunLoader: reads runs and their messages from the store and attaches the runs to the cache.
+
+A load reads the record, the history and the inbox of a run in one store call. The workflow then runs again from the
+top: the runner replays the history, so that the run continues where its last committed turn left it.
+
+The loader decides nothing about a run. `LoadHandler`, the coordinator, decides whether an owned run is attached.
+All reads run in tasks; all results arrive as plain callbacks of the event loop, because the runner drives tasks of
+its own and cannot run inside one.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
 
 from perdure.codec import Codec
 from perdure.codec.failures import error_to_record
 from perdure.errors import InvalidPayload, StoreError
-from perdure.execution.run_cache import CachedRun
-from perdure.model.turns import Input, MessageReceived, StepDone
+from perdure.execution.effect_runner import EffectRunner
+from perdure.execution.run_cache import CachedRun, RunCache
+from perdure.execution.store_session import StoreSession, retry_store_call
+from perdure.model.records import Message
+from perdure.model.turns import AwaitingResult, Input, MessageReceived, StepDone
 from perdure.runner.runner import Runner, RunStart
 from perdure.stores.results import Snapshot
 from perdure.workflows.context import RunInfo
 from perdure.workflows.definition import Workflow
 from perdure.workflows.tokens import SigningKey
+
+LOGGER = logging.getLogger("perdure.execution")
+T = TypeVar("T")
+
+
+class LoadHandler(Protocol):
+    """What the loader needs of the coordinator. The loader calls it from the event loop, never from inside a task."""
+
+    worker: str  # id of this worker
+
+    @property
+    def keys(self) -> tuple[SigningKey, ...]:
+        """The keys that sign the tokens of deferreds."""
+
+    def on_run_loaded(self, snapshot: Snapshot, claimed_at: float | None) -> None:
+        """Handle a run that was read and that this worker owns."""
+
+    def on_run_not_owned(self, run_id: str) -> None:
+        """Handle a run that was to be loaded and that does not exist, or that another worker owns."""
+
+    def on_run_ready(self, cached: CachedRun) -> None:
+        """Handle a run that was attached to the cache, or whose new messages were read."""
+
+
+class RunLoader:
+    """Loads runs for one coordinator."""
+
+    def __init__(self, session: StoreSession, cache: RunCache, effects: EffectRunner, handler: LoadHandler) -> None:
+        self._session = session
+        self._cache = cache
+        self._effects = effects
+        self._handler = handler
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loading: set[str] = set()
+        self._load_again: set[str] = set()  # claimed while being loaded: the read may be from before the claim
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a read is in progress."""
+        return bool(self._tasks)
+
+    @property
+    def loading_count(self) -> int:
+        """The number of runs that are being loaded."""
+        return len(self._loading)
+
+    def is_loading(self, run_id: str) -> bool:
+        return run_id in self._loading
+
+    async def stop(self) -> None:
+        """Cancel all reads."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- runs
+
+    def load(self, run_ids: Sequence[str], claimed_at: float | None = None) -> None:
+        """Load runs in one store call; a run that is being loaded already is loaded again if the first read misses it.
+
+        `claimed_at` is the time of the claim that this load follows, if there was one.
+        """
+        self._load_again.update(run_id for run_id in run_ids if run_id in self._loading)
+        missing = [run_id for run_id in run_ids if run_id not in self._loading]
+        if missing:
+            self._start_load(missing, claimed_at)
+
+    def attach(self, snapshot: Snapshot, definition: Workflow[Any, Any], *, never_executed: bool) -> None:
+        """Build the run from its snapshot and add it to the cache. `never_executed`: no worker has executed it yet."""
+        cached = build_cached_run(
+            snapshot, build_run_start(snapshot, definition, self._session.codec, self._handler.keys)
+        )
+        cached.never_executed_elsewhere = never_executed
+        add_messages(cached, snapshot.inbox)
+        self._cache.add(cached)
+        self._handler.on_run_ready(cached)
+
+    def reload_with_inputs(self, run_id: str, definition: Workflow[Any, Any], inputs: list[Input]) -> None:
+        """Replay a run from its history, then give it these inputs one by one. Its steps continue meanwhile."""
+        self._spawn(self._reload(run_id, definition, inputs))
+
+    def _start_load(self, run_ids: list[str], claimed_at: float | None) -> None:
+        self._loading.update(run_ids)
+        self._spawn(self._load(run_ids, claimed_at))
+
+    async def _load(self, run_ids: list[str], claimed_at: float | None) -> None:
+        try:
+            snapshots = await self._read(lambda: self._session.store.load(run_ids))
+        except StoreError as error:
+            self._loading.difference_update(run_ids)
+            if len(run_ids) > 1:  # one run cannot be read: find it, and load the others
+                for run_id in run_ids:
+                    self._start_load([run_id], claimed_at)
+            else:
+                LOGGER.error(
+                    "Run %s could not be loaded; it stays claimed by worker %s: %s",
+                    run_ids[0],
+                    self._handler.worker,
+                    error,
+                    extra={"run_id": run_ids[0], "worker": self._handler.worker},
+                )
+            return
+        for run_id, snapshot in zip(run_ids, snapshots, strict=True):
+            self._loop.call_soon(self._on_loaded, run_id, snapshot, claimed_at)
+
+    def _on_loaded(self, run_id: str, snapshot: Snapshot | None, claimed_at: float | None) -> None:
+        again = run_id in self._load_again
+        self._loading.discard(run_id)
+        self._load_again.discard(run_id)
+        if self._cache.get(run_id) is not None:
+            return
+        if snapshot is not None and snapshot.record.owner == self._handler.worker:
+            self._handler.on_run_loaded(snapshot, claimed_at)
+            return
+        if again:  # this worker claimed the run after the read
+            self._start_load([run_id], None)
+        self._handler.on_run_not_owned(run_id)
+
+    async def _reload(self, run_id: str, definition: Workflow[Any, Any], inputs: list[Input]) -> None:
+        snapshot = (await self._read(lambda: self._session.store.load([run_id])))[0]
+        self._loop.call_soon(self._on_reloaded, run_id, snapshot, definition, inputs)
+
+    def _on_reloaded(
+        self, run_id: str, snapshot: Snapshot | None, definition: Workflow[Any, Any], inputs: list[Input]
+    ) -> None:
+        handler = self._handler
+        if snapshot is None or snapshot.record.owner != handler.worker or self._cache.get(run_id) is not None:
+            self._effects.cancel_all(run_id)
+            return
+        # The replay must not start what is executing here, nor what has ended and is among the inputs.
+        ended = {given.location for given in inputs if isinstance(given, StepDone | AwaitingResult)}
+        under_way = self._effects.running_locations(run_id) | ended
+        start = build_run_start(snapshot, definition, self._session.codec, handler.keys, under_way=under_way)
+        cached = build_cached_run(snapshot, start)
+        feed_inputs_singly(cached, inputs)
+        self._cache.add(cached)
+        handler.on_run_ready(cached)
+
+    # --- messages
+
+    def fetch_messages(self, cached: CachedRun) -> None:
+        """Read the run's new messages; the run advances when they are read.
+
+        A message that a step sent to its own run is therefore received before the result of the step. Inputs that
+        arrive after a further message wait for the next read. A turn lies between two reads, so that a flood of
+        messages does not stop the run.
+        """
+        if cached.fetching:
+            cached.more_messages = True
+            return
+        cached.fetching, cached.more_messages = True, False
+        cached.inputs += cached.deferred_inputs
+        cached.deferred_inputs = []
+        self._spawn(self._fetch_messages(cached))
+
+    async def _fetch_messages(self, cached: CachedRun) -> None:
+        messages: Sequence[Message] = ()
+        try:
+            messages = await self._read(lambda: self._session.store.inbox(cached.id, cached.seen))
+        except StoreError as error:
+            LOGGER.error(
+                "Run %s: reading its inbox failed: %s",
+                cached.id,
+                error,
+                extra={"run_id": cached.id, "workflow": cached.record.workflow, "worker": self._handler.worker},
+            )
+        self._loop.call_soon(self._on_messages_read, cached, messages)
+
+    def _on_messages_read(self, cached: CachedRun, messages: Sequence[Message]) -> None:
+        cached.fetching = False
+        if self._cache.active(cached.id) is cached:
+            add_messages(cached, messages)
+            self._handler.on_run_ready(cached)
+        if cached.more_messages and cached.active:
+            self.fetch_messages(cached)
+        cached.more_messages = cached.more_messages and cached.fetching
+
+    # --- tasks
+
+    async def _read(self, read: Callable[[], Awaitable[T]]) -> T:
+        return await retry_store_call(read, self._session.clock, self._session.config.store_retry)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+# --- pure functions: from a snapshot to a run in memory
 
 
 def build_run_start(
@@ -25,7 +229,11 @@ def build_run_start(
     strict: bool = False,
     under_way: frozenset[str] = frozenset(),
 ) -> RunStart:
-    """Everything that the run is replayed from. `under_way`: what is being done for it in this process, from before."""
+    """Return everything that a runner replays a run from.
+
+    `under_way`: locations whose steps or external effects this process executes already; the replay starts none of
+    them again.
+    """
     record = snapshot.record
     return RunStart(
         definition=definition,
@@ -53,29 +261,49 @@ def build_run_start(
 
 
 def build_cached_run(snapshot: Snapshot, start: RunStart) -> CachedRun:
-    """The run in memory, as its history has it."""
+    """Return the run at the position of its snapshot, with a runner that has not advanced yet."""
     return CachedRun(snapshot.record, start.definition, Runner(start), snapshot.position)
 
 
 def is_first_execution(snapshot: Snapshot, claimed_at: float) -> bool:
-    """Whether nobody has executed this generation before the claim: that sets `first_executed_at` then.
+    """Return whether no worker executed this generation before the claim of that time.
 
-    Another may have begun it in the same instant, and died: then a recovery is counted, or there is a trace of a step.
+    The first claim sets `first_executed_at`. Another worker may have claimed the run in the same instant and died:
+    then the store has counted a recovery, or the history contains a step.
     """
     record = snapshot.record
-    begun_now = record.first_executed_at == claimed_at and record.recoveries == 0
-    return begun_now and not any(entry.kind == "step" for entry in snapshot.entries)
+    started_now = record.first_executed_at == claimed_at and record.recoveries == 0
+    return started_now and not any(entry.kind == "step" for entry in snapshot.entries)
 
 
-def feed_inputs_singly(resident: CachedRun, inputs: list[Input]) -> None:
-    """Let a revived run take the inputs of a turn that could not be stored, each in a turn of its own."""
-    resident.seen = max((given.message.number for given in inputs if isinstance(given, MessageReceived)), default=0)
-    resident.inputs = inputs
-    resident.single_input_mode = True
+def add_messages(cached: CachedRun, messages: Sequence[Message]) -> None:
+    """Add messages that the run has not read yet to its inputs."""
+    for message in messages:
+        if message.number > cached.seen:
+            cached.seen = message.number
+            cached.inputs.append(MessageReceived(message))
 
 
-def as_failure(given: Input, error: StoreError, codec: Codec) -> Input:
-    """What is to happen instead of an input that leads to what the store cannot take: the step fails."""
+def feed_inputs_singly(cached: CachedRun, inputs: list[Input]) -> None:
+    """Give the run the inputs of a turn that could not be stored, each in a turn of its own."""
+    cached.seen = max((given.message.number for given in inputs if isinstance(given, MessageReceived)), default=0)
+    cached.inputs = inputs
+    cached.single_input_mode = True
+
+
+def inputs_to_retry(cached: CachedRun, taken: Sequence[Input], error: StoreError, codec: Codec) -> list[Input] | None:
+    """Return the inputs for another try of a turn that the store cannot store, or None if no input can be replaced.
+
+    Several inputs are returned unchanged, to be taken one per turn. A single step result is replaced by a failure of
+    the step.
+    """
+    if not cached.single_input_mode and len(taken) > 1:
+        return list(taken)
+    replaced = [_as_failure(given, error, codec) for given in taken]
+    return None if replaced == list(taken) else replaced
+
+
+def _as_failure(given: Input, error: StoreError, codec: Codec) -> Input:
     if isinstance(given, StepDone) and given.value is not None:
         refused = InvalidPayload(f"result of step {given.location}: the store cannot take it: {error}")
         return StepDone(given.location, given.attempt, error=error_to_record(refused, codec, location=given.location))

@@ -1,4 +1,4 @@
-"""Link: an open store, the engine's time, the committer and the hub: what asking and executing both stand on."""
+"""StoreSession: an open store with the clock, the committer and the waiters that client and worker share."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ from perdure.stores.protocol import Store
 
 LOGGER = logging.getLogger("perdure.execution")
 T = TypeVar("T")
-CLOSE_TIMEOUT_SECONDS = 5.0  # how long leaving and closing wait for the store to answer what was submitted before
+CLOSE_TIMEOUT_SECONDS = 5.0  # how long a shutdown waits for the results of submitted writes
 
 
 class StoreSession:
-    """Made in a running event loop, and used from that one only."""
+    """A store as one process uses it. Created in a running event loop, and used from that loop only."""
 
     def __init__(self, store: Store, clock: Clock, config: EngineConfig, codec: Codec = JSON) -> None:
         self.store = store
         self.config = config
         self.codec = codec
         self.clock = clock
-        self.hub = RunWaiters()
+        self.waiters = RunWaiters()
         self.committer = Committer(store, clock, config.store_retry)
-        self.active_broadcasts: set[tuple[str, str]] = set()  # events (topic and id) that are being published from here
+        # Topic and id of the events whose fan-out a caller in this process executes; `BroadcastResumer` skips them.
+        self.active_broadcasts: set[tuple[str, str]] = set()
         self._listeners: tuple[ChangeCallback, ...] = ()
-        self._leave: Callable[[], None] | None = None
-        self._sweeper: Timer | None = None
+        self._unsubscribe: Callable[[], None] | None = None
+        self._sweep_timer: Timer | None = None
 
-    async def open(self, *, for_ever: bool) -> None:
-        await self.read(lambda: self.store.open(shards=self.config.shards), for_ever=for_ever)
+    async def open(self, *, retry_forever: bool) -> None:
+        """Open the store, set the clock to the store's time, and start the committer and the sweep."""
+        await self.read(lambda: self.store.open(shards=self.config.shards), retry_forever=retry_forever)
         try:
             offset = await self.store.now() - self.clock.now()
         except BaseException:
@@ -47,57 +49,67 @@ class StoreSession:
         if abs(offset) > 0.001:
             self.clock = OffsetClock(self.clock, offset)
         self.committer.start()
-        self._leave = self.store.on_change(self._hinted)
+        self._unsubscribe = self.store.on_change(self._on_change_hint)
         self._sweep()
 
-    def on_change(self, hint: ChangeCallback) -> Callable[[], None]:
-        """Pass on to one more what the store tells of changes; call what comes back to be rid of it."""
-        self._listeners = (*self._listeners, hint)
+    def on_change(self, listener: ChangeCallback) -> Callable[[], None]:
+        """Pass the store's change hints to one more listener; return a function that removes the listener."""
+        self._listeners = (*self._listeners, listener)
 
-        def leave() -> None:
-            self._listeners = tuple(each for each in self._listeners if each is not hint)
+        def unsubscribe() -> None:
+            self._listeners = tuple(each for each in self._listeners if each is not listener)
 
-        return leave
+        return unsubscribe
 
-    def _hinted(self, run_ids: frozenset[str] | None) -> None:
-        self.hub.on_store_hint(run_ids)
-        for hint in self._listeners:
-            hint(run_ids)
+    async def read(self, call: Callable[[], Awaitable[T]], *, retry_forever: bool = False) -> T:
+        """Return the result of a store call; retry it while the store is unavailable.
 
-    def _sweep(self) -> None:
-        """Whoever waits looks again now and then, even if every notification got lost."""
-        self.hub.changed(None)
-        self._sweeper = self.clock.call_at(self.clock.now() + self.config.seconds("sweep_interval"), self._sweep)
-
-    async def read(self, question: Callable[[], Awaitable[T]], *, for_ever: bool = False) -> T:
-        """Ask the store on behalf of a caller, who gives up after some attempts while it is away."""
-        return await retry_store_call(question, self.clock, self.config.store_retry, for_ever=for_ever)
+        Raises `StoreError` after the attempts of the retry policy, unless `retry_forever` is set.
+        """
+        return await retry_store_call(call, self.clock, self.config.store_retry, retry_forever=retry_forever)
 
     async def close(self) -> None:
-        """Let what was submitted be answered, then close the store."""
+        """Wait for the results of submitted writes, then close the store."""
         await self.committer.wait_idle(CLOSE_TIMEOUT_SECONDS)
         await self.abandon()
         await self.store.close()
 
     async def abandon(self) -> None:
-        """Stop at once, as a crash would: what is queued is lost, and the store is left as it is."""
-        if self._leave is not None:
-            self._leave()
-            self._leave = None
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        """Stop at once, as in a crash: queued writes are lost, and the store stays open."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
         await self.committer.stop()
 
+    def _on_change_hint(self, run_ids: frozenset[str] | None) -> None:
+        self.waiters.on_change_hint(run_ids)
+        for listener in self._listeners:
+            listener(run_ids)
 
-async def retry_store_call(read: Callable[[], Awaitable[T]], clock: Clock, retry: Retry, *, for_ever: bool = True) -> T:
-    """Call until it answers, or for the attempts of `retry`; an error that no waiting mends is raised at once."""
-    tries = 0
+    def _sweep(self) -> None:
+        """Wake all waiters, so that they read the store again: change hints are best effort and may be lost."""
+        self.waiters.notify(None)
+        sweep_at = self.clock.now() + self.config.seconds("sweep_interval")
+        self._sweep_timer = self.clock.call_at(sweep_at, self._sweep)
+
+
+async def retry_store_call(
+    call: Callable[[], Awaitable[T]], clock: Clock, retry: Retry, *, retry_forever: bool = True
+) -> T:
+    """Return the result of a store call; retry it while the store is unavailable.
+
+    Raises at once an error that is not retryable; raises any error after the attempts of `retry`, unless
+    `retry_forever` is set.
+    """
+    attempts = 0
     while True:
         try:
-            return await read()
+            return await call()
         except StoreError as error:
-            tries += 1
-            if not error.retryable or (tries >= retry.max_attempts and not for_ever):
+            attempts += 1
+            if not error.retryable or (attempts >= retry.max_attempts and not retry_forever):
                 raise
-            LOGGER.warning("the store is away, a read waits (try %d): %s", tries, error)
-        await sleep_on(clock, retry.delay_after(min(tries, 32), random.random()))
+            LOGGER.warning("Store unavailable, retrying read (attempt %d): %s", attempts, error)
+        await sleep_on(clock, retry.delay_after(min(attempts, 32), random.random()))

@@ -1,4 +1,4 @@
-"""Sending, for callers and workflows alike: an event into its topic, and what the store answers to the sender."""
+"""Writes that clients and workflows share: sends, publishes, terminations, and the errors of their results."""
 
 from __future__ import annotations
 
@@ -11,57 +11,65 @@ from perdure.stores.writes import EndRun, FanOut, PublishEvent
 from perdure.workflows.events import with_retention_limit
 
 
-def raise_for_delivery(run_id: str, answer: WriteResult) -> MessageDelivered:
-    """The errors of `send`: no such run, a run that has ended, a mailbox that is full."""
-    if isinstance(answer, RunMissing):
+def raise_for_delivery(run_id: str, result: WriteResult) -> MessageDelivered:
+    """Return the result of a delivery.
+
+    Raises `RunNotFound`, `RunTerminated` if the run has ended, or `QueueFull` if its mailbox is full.
+    """
+    if isinstance(result, RunMissing):
         raise RunNotFound(run_id)
-    if isinstance(answer, AlreadyEnded):
-        raise RunTerminated(run_id, answer.status)
-    if isinstance(answer, LimitReached):
-        raise QueueFull(f"the mailbox of run {run_id!r} holds {answer.pending} unread events and takes no more")
-    assert isinstance(answer, MessageDelivered)
-    return answer
+    if isinstance(result, AlreadyEnded):
+        raise RunTerminated(run_id, result.status)
+    if isinstance(result, LimitReached):
+        raise QueueFull(f"the mailbox of run {run_id!r} holds {result.pending} unread events and takes no more")
+    assert isinstance(result, MessageDelivered)
+    return result
 
 
-async def publish_event(event: TopicEvent, link: StoreSession, *, patient: bool) -> int:
-    """Put an event into its topic and assign it to all who wait; how many they are. `QueueFull` if there is no room."""
-    link.active_broadcasts.add((event.topic, event.id))
+async def publish_event(event: TopicEvent, session: StoreSession, *, wait_for_store: bool) -> int:
+    """Publish an event to its topic, assign it to all waiting runs, and return their number.
+
+    Raises `QueueFull` if the topic is full.
+    """
+    session.active_broadcasts.add((event.topic, event.id))
     try:
-        answer = await link.committer.submit_future(
-            build_publish(event, link.config, link.clock.now()), wait_for_store=patient
+        result = await session.committer.submit_future(
+            build_publish(event, session.config, session.clock.now()), wait_for_store=wait_for_store
         )
-        return await fan_out_all(event.topic, answer, link, patient=patient)
+        return await fan_out_all(event.topic, result, session, wait_for_store=wait_for_store)
     finally:
-        link.active_broadcasts.discard((event.topic, event.id))
+        session.active_broadcasts.discard((event.topic, event.id))
 
 
 def build_publish(event: TopicEvent, config: EngineConfig, now: float) -> PublishEvent:
-    """The write that puts an event into its topic, which keeps it for so long and holds so many."""
+    """Return the write that publishes an event, with the retention and the size limit of its topic."""
     return PublishEvent(
         event=with_retention_limit(event, config.seconds("event_retention")), now=now, limit=config.max_pending_events
     )
 
 
-async def fan_out_all(topic: str, answer: WriteResult, link: StoreSession, *, patient: bool) -> int:
-    """Go on until an event that was put into its topic is assigned to all who wait; how many they are."""
-    published = raise_for_publish(topic, answer)
+async def fan_out_all(topic: str, result: WriteResult, session: StoreSession, *, wait_for_store: bool) -> int:
+    """Assign a published event to all waiting runs, one page per write, and return their number."""
+    published = raise_for_publish(topic, result)
     woken = published.woken
     while published.more:
-        write = FanOut(topic=topic, offset=published.offset, now=link.clock.now())
-        published = raise_for_publish(topic, await link.committer.submit_future(write, wait_for_store=patient))
+        write = FanOut(topic=topic, offset=published.offset, now=session.clock.now())
+        result = await session.committer.submit_future(write, wait_for_store=wait_for_store)
+        published = raise_for_publish(topic, result)
         woken += published.woken
     return woken
 
 
-def raise_for_publish(topic: str, answer: WriteResult) -> EventPublished:
-    if isinstance(answer, LimitReached):
-        raise QueueFull(f"topic {topic!r} holds {answer.pending} events that nobody has read, and takes no more")
-    assert isinstance(answer, EventPublished)
-    return answer
+def raise_for_publish(topic: str, result: WriteResult) -> EventPublished:
+    """Return the result of a publish or a fan-out; raise `QueueFull` if the topic is full."""
+    if isinstance(result, LimitReached):
+        raise QueueFull(f"topic {topic!r} holds {result.pending} unread events and takes no more")
+    assert isinstance(result, EventPublished)
+    return result
 
 
 def build_end_run(run_id: str, turn_id: str, now: float, config: EngineConfig, *, only_if_not_started: bool) -> EndRun:
-    """End a run; with `only_if_not_started` only one that never executed, which need not be asked."""
+    """Return the write that terminates a run; with `only_if_not_started` only a run that has never executed."""
     return EndRun(
         run_id=run_id,
         turn_id=turn_id,
@@ -72,5 +80,5 @@ def build_end_run(run_id: str, turn_id: str, now: float, config: EngineConfig, *
 
 
 def cancel_message(message_id: str, now: float) -> Message:
-    """Raises cancellation in the workflow, once per generation: a second message finds it raised."""
+    """Return the message that raises cancellation in a workflow. A second one in the same generation has no effect."""
     return Message(id=message_id, kind="cancel", sent_at=now)

@@ -1,7 +1,7 @@
-"""Writing: what the bodies of steps write to the streams of their runs, in order and in batches, through the committer.
+"""StreamWriter: stores what step bodies write to the streams of their runs, in order and in batches.
 
-Items belong to one execution of a step (`writer`). An execution that takes the place of another marks what that one had
-written. A body that is no longer wanted writes nothing more. Called from the event loop and from the threads of bodies.
+Items belong to one execution of a step (`writer`). An execution that replaces another marks the items of the earlier
+one as superseded. Items of a cancelled body are discarded. Called from the event loop and from the threads of bodies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOGGER = logging.getLogger("perdure.execution")
 
 
 class StreamBuffer:
-    """What one execution has written: how much of it was submitted, and what gathers while that is being stored."""
+    """The items of one execution: the number submitted, and those that wait while a batch is being stored."""
 
     __slots__ = ("appending", "items", "submitted", "writer")
 
@@ -37,8 +37,8 @@ class StreamBuffer:
         self.appending = False
 
 
-class Writer(Protocol):
-    """One execution of a step, as the executor keeps it."""
+class StreamingAttempt(Protocol):
+    """What this module needs of an attempt of a step."""
 
     run_id: str
     location: str
@@ -48,75 +48,89 @@ class Writer(Protocol):
 
 
 class StreamWriter:
-    """See the module's docstring. `worker` gives the owner on whose behalf is written."""
+    """The streams of all runs in this process. `worker` returns the id of this worker, the owner of the runs."""
 
-    def __init__(self, link: StoreSession, worker: Callable[[], str]) -> None:
-        self._link = link
+    def __init__(self, session: StoreSession, worker: Callable[[], str]) -> None:
+        self._session = session
         self._worker = worker
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self.written: dict[str, set[str]] = {}  # the locations at which bodies have written something, by run
+        self.written: dict[str, set[str]] = {}  # locations whose steps have written, by run
 
-    def write(self, writer: Writer, stream: str, value: Any) -> None:
-        """Append a value to a stream; refused at once if it cannot be encoded, and quietly if it comes too late."""
+    def write(self, attempt: StreamingAttempt, stream: str, value: Any) -> None:
+        """Append a value to a stream. Raises `InvalidPayload` if it cannot be encoded; a late item is discarded."""
         item = StreamItem(
             stream=check_name("a stream's name", stream),
-            value=self._link.codec.encode(value, what=f"item of stream {stream!r}"),
-            location=writer.location,
-            at=self._link.clock.now(),
-            attempt=writer.attempt,
+            value=self._session.codec.encode(value, what=f"item of stream {stream!r}"),
+            location=attempt.location,
+            at=self._session.clock.now(),
+            attempt=attempt.attempt,
         )
         if threading.get_ident() == self._thread:
-            self._add(writer, item)
+            self._add(attempt, item)
             return
         try:
-            self._loop.call_soon_threadsafe(self._add, writer, item)
+            self._loop.call_soon_threadsafe(self._add, attempt, item)
         except RuntimeError:
-            LOGGER.debug("the loop ended before step %s did", writer.location)
+            LOGGER.debug(
+                "Event loop closed before step %s finished", attempt.location, extra={"run_id": attempt.run_id}
+            )
 
-    def on_attempt_started(self, writer: Writer, *, others: bool) -> None:
-        """A body begins. If `others` may have executed the step before, or one here has written, that is marked."""
-        if others or writer.location in self.written.get(writer.run_id, ()):
-            write = SupersedeStream(run_id=writer.run_id, location=writer.location, writer=self._page(writer).writer)
-            self._link.committer.submit(write, lambda answer: None)
+    def on_attempt_started(self, attempt: StreamingAttempt, *, may_have_run_elsewhere: bool) -> None:
+        """Mark the items of earlier executions of this step as superseded, if there may be any."""
+        if may_have_run_elsewhere or attempt.location in self.written.get(attempt.run_id, ()):
+            write = SupersedeStream(run_id=attempt.run_id, location=attempt.location, writer=self._page(attempt).writer)
+            self._session.committer.submit(write, lambda result: None)
 
-    def flush(self, writer: Writer) -> None:
-        """Submit what has gathered, without waiting for what was submitted before."""
-        page = writer.page
+    def flush(self, attempt: StreamingAttempt) -> None:
+        """Submit the waiting items, without waiting for earlier batches."""
+        page = attempt.page
         if page is None or not page.items:
             return
         items = tuple(replace(item, writer=page.writer) for item in page.items)
-        write = AppendStream(run_id=writer.run_id, worker=self._worker(), items=items, first=page.submitted)
+        write = AppendStream(run_id=attempt.run_id, worker=self._worker(), items=items, first=page.submitted)
         page.submitted += len(items)
         page.items = []
         page.appending = True
-        self._link.committer.submit(write, lambda answer: self._appended(writer, page, answer))
+        self._session.committer.submit(write, lambda result: self._on_stored(attempt, page, result))
 
-    def forget_all(self, run_id: str) -> None:
+    def discard_run(self, run_id: str) -> None:
+        """Drop the state of a run that no longer executes here."""
         self.written.pop(run_id, None)
 
-    def _page(self, writer: Writer) -> StreamBuffer:
-        if writer.page is None:
-            writer.page = StreamBuffer(f"{self._worker()}/{next(self._numbers)}")
-        return writer.page
+    def _page(self, attempt: StreamingAttempt) -> StreamBuffer:
+        if attempt.page is None:
+            attempt.page = StreamBuffer(f"{self._worker()}/{next(self._numbers)}")
+        return attempt.page
 
-    def _add(self, writer: Writer, item: StreamItem) -> None:
-        if writer.ended:
-            LOGGER.info("run %s: step %s is over, what it writes now is not kept", writer.run_id, writer.location)
+    def _add(self, attempt: StreamingAttempt, item: StreamItem) -> None:
+        if attempt.ended:
+            LOGGER.info(
+                "Run %s: step %s has finished; later stream items are discarded",
+                attempt.run_id,
+                attempt.location,
+                extra={"run_id": attempt.run_id, "worker": self._worker()},
+            )
             return
-        page = self._page(writer)
+        page = self._page(attempt)
         page.items.append(item)
-        self.written.setdefault(writer.run_id, set()).add(writer.location)
+        self.written.setdefault(attempt.run_id, set()).add(attempt.location)
         if not page.appending:
             page.appending = True
-            self._loop.call_soon(self.flush, writer)  # soon, so that what is written in one go is stored in one go
+            self._loop.call_soon(self.flush, attempt)  # items written in one iteration form one batch
 
-    def _appended(self, writer: Writer, page: StreamBuffer, answer: WriteResult | StoreError) -> None:
+    def _on_stored(self, attempt: StreamingAttempt, page: StreamBuffer, result: WriteResult | StoreError) -> None:
         page.appending = False
-        if isinstance(answer, Committed):
-            self._link.hub.changed((writer.run_id,), ended=False)
+        if isinstance(result, Committed):
+            self._session.waiters.notify((attempt.run_id,), ended=False)
         else:
-            said = str(answer) if isinstance(answer, StoreError) else type(answer).__name__
-            LOGGER.warning("run %s: what step %s wrote was not kept: %s", writer.run_id, writer.location, said)
-        self.flush(writer)
+            cause = str(result) if isinstance(result, StoreError) else type(result).__name__
+            LOGGER.warning(
+                "Run %s: stream items of step %s were not stored: %s",
+                attempt.run_id,
+                attempt.location,
+                cause,
+                extra={"run_id": attempt.run_id, "worker": self._worker()},
+            )
+        self.flush(attempt)

@@ -1,4 +1,4 @@
-"""Threads for the bodies of sync steps: daemon threads that are used again, and replaced when a body is given up."""
+"""StepThreadPool: daemon threads for the bodies of sync steps."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ IDLE_SECONDS = 30.0
 
 
 class StepThreadPool:
-    """Runs calls in threads, as many at once as are asked for (the executor bounds that).
+    """Runs each call in an idle thread, or in a new one. The executor bounds the number of calls.
 
-    A body that outlives its time-out cannot be stopped; it keeps its thread, and nobody waits for it, not even the
-    interpreter at its end.
+    A body that outlives its timeout cannot be stopped. It keeps its thread, and the interpreter does not wait for the
+    thread at exit.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class StepThreadPool:
         self._all = 0
 
     def run(self, call: Callable[[], None]) -> None:
-        """Execute a call that does not raise, soon, in some thread."""
+        """Execute a call in a thread. The call must not raise."""
         with self._lock:
             if self._idle > 0:
                 self._idle -= 1
@@ -33,7 +33,7 @@ class StepThreadPool:
         self._calls.put(call)
 
     def close(self) -> None:
-        """Let idle threads end."""
+        """End idle threads."""
         with self._lock:
             for _ in range(self._idle):
                 self._calls.put(None)

@@ -1,56 +1,80 @@
-"""From a turn to the write that commits it. Pure: what the run's row is after the turn, and whether to touch it."""
+"""Turn commits: from the inputs of a run to its next turn, and from the turn to the write that commits it.
+
+No I/O here. A turn that leaves the run running and owned writes entries only; any other turn also patches the run's
+row: suspended, held, ended, or restarted as a new generation.
+"""
 
 from __future__ import annotations
 
 import itertools
+import logging
 import zlib
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from perdure.config import EngineConfig
+from perdure.errors import InvalidPayload
 from perdure.execution.run_cache import CachedRun
 from perdure.model.records import DeadLetter, Hold, RunRecord, RunStatus, Wait
-from perdure.model.turns import Cancelled, Continued, Failed, Succeeded, Turn, TurnExtras
+from perdure.model.turns import Cancelled, Continued, Failed, Input, Succeeded, Turn, TurnExtras
 from perdure.stores.writes import CommitTurn, ContinueAs, RunPatch
 
-_TURNS = itertools.count(1)  # with the worker's id, which is never used twice, one of them names one turn
+LOGGER = logging.getLogger("perdure.execution")
+_TURNS = itertools.count(1)  # unique per process; turn ids also contain the worker id, which is never used again
+
+
+def next_turn(cached: CachedRun, now: float, taken: Sequence[Input], worker: str) -> Turn:
+    """Run the workflow with these inputs and return its turn; an error of the runner is a turn that holds the run."""
+    try:
+        return cached.runner.advance(now, taken)
+    except InvalidPayload as mismatch:  # the recorded payload does not match the annotations of this code
+        return Turn(held=Hold("diverged", str(mismatch), recorded="the payload", asked="one of another type"))
+    except Exception as error:
+        extra = log_extra(cached.record, worker)
+        LOGGER.exception("Run %s: internal error while advancing; run is held", cached.id, extra=extra)
+        return Turn(held=Hold("internal_error", f"{type(error).__name__}: {error}"))
+
+
+def log_extra(record: RunRecord, worker: str) -> dict[str, str]:
+    """Return the fields of a log record about a run."""
+    return {"run_id": record.id, "workflow": record.workflow, "worker": worker}
 
 
 def build_turn_commit(
-    resident: CachedRun, turn: Turn, worker: str, now: float, config: EngineConfig
+    cached: CachedRun, turn: Turn, worker: str, now: float, config: EngineConfig
 ) -> CommitTurn | None:
-    """The write for a turn, or None if there is nothing to write: what it asks for is derived again by replay."""
+    """Return the write that commits a turn, or None if the turn changes nothing that a replay does not derive again."""
     restart, patch = None, None
-    # Whether the run still needs its owner: work is under way, or it could go on at once.
-    if (
-        not (turn.busy or turn.more) or turn.outcome is not None or turn.held is not None
-    ):  # else the run is running and ours already: a step's commit touches no row but its own
-        restart, restart_at = _restart(resident, turn, now)
-        patch = _patch(resident, turn, now, config, restart, restart_at)
+    # A run that continues keeps its owner and its row: the commit of a step writes nothing but its entry.
+    continues = turn.busy or turn.more
+    if not continues or turn.outcome is not None or turn.held is not None:
+        restart, restart_at = _restart(cached, turn, now)
+        patch = _patch(cached, turn, now, config, restart, restart_at)
     elif not turn.entries and not turn.consumed and turn.extras is None:
         return None
     return CommitTurn(
-        run_id=resident.id,
-        base=resident.position,
+        run_id=cached.id,
+        base=cached.position,
         turn_id=f"{worker}/{next(_TURNS)}",
         worker=worker,
         owned=True,
         now=now,
         entries=turn.entries + turn.version_pins if turn.version_pins else turn.entries,
         patch=patch,
-        seen=resident.seen,
+        seen=cached.seen,
         consumed=turn.consumed,
         restart=restart,
         extras=turn.extras,
-        observed=resident.record.parent is not None,
+        observed=cached.record.parent is not None,
     )
 
 
 def build_hold_commit(run_id: str, base: int, seen: int, held: Hold, worker: str, now: float) -> CommitTurn:
-    """The write that holds a run which could not even be advanced; a poison run is shown as a dead letter too."""
+    """Return the write that holds a run without a turn of it; for a poison run it also adds a dead letter."""
     extras = None
     if held.kind == "poison":
-        letter = DeadLetter(
+        dead_letter = DeadLetter(
             id=f"poison/{run_id}/{base}",
             kind="poison",
             at=now,
@@ -58,7 +82,7 @@ def build_hold_commit(run_id: str, base: int, seen: int, held: Hold, worker: str
             original_target=run_id,
             target_status=RunStatus.SUSPENDED,
         )
-        extras = TurnExtras(dead_letters=(letter,))
+        extras = TurnExtras(dead_letters=(dead_letter,))
     return CommitTurn(
         run_id=run_id,
         base=base,
@@ -73,7 +97,7 @@ def build_hold_commit(run_id: str, base: int, seen: int, held: Hold, worker: str
 
 
 def ended_record(record: RunRecord, patch: RunPatch) -> RunRecord:
-    """A run's record after its end: as the store has it."""
+    """Return the record of a run after its end, equal to the one in the store."""
     return replace(
         record,
         status=patch.status,
@@ -86,8 +110,8 @@ def ended_record(record: RunRecord, patch: RunPatch) -> RunRecord:
     )
 
 
-def _restart(resident: CachedRun, turn: Turn, now: float) -> tuple[ContinueAs | None, float]:
-    """A new generation: because the workflow continued as another, or failed and its run is to be tried again."""
+def _restart(cached: CachedRun, turn: Turn, now: float) -> tuple[ContinueAs | None, float]:
+    """Return the next generation and its time: the workflow continued as new, or failed and the run is retried."""
     outcome = turn.outcome
     if isinstance(outcome, Continued):
         at = now if outcome.at is None else outcome.at
@@ -100,12 +124,12 @@ def _restart(resident: CachedRun, turn: Turn, now: float) -> tuple[ContinueAs | 
             pool=outcome.pool,
             entries=outcome.carried,
         ), at
-    retry = resident.definition.settings.retry
-    attempt = resident.record.run_attempt
+    retry = cached.definition.settings.retry
+    attempt = cached.record.run_attempt
     if not isinstance(outcome, Failed) or not outcome.retryable or retry is None or attempt >= retry.max_attempts:
         return None, 0.0
-    record = resident.record
-    chance = zlib.crc32(f"{record.seed}/{attempt}".encode()) / 2**32
+    record = cached.record
+    jitter = zlib.crc32(f"{record.seed}/{attempt}".encode()) / 2**32
     again = ContinueAs(
         workflow=record.workflow,
         version=record.version,
@@ -113,29 +137,29 @@ def _restart(resident: CachedRun, turn: Turn, now: float) -> tuple[ContinueAs | 
         first_executed_at=None,
         run_attempt=attempt + 1,
     )
-    return again, now + retry.delay_after(attempt, chance)
+    return again, now + retry.delay_after(attempt, jitter)
 
 
 def _patch(
-    resident: CachedRun,
+    cached: CachedRun,
     turn: Turn,
     now: float,
     config: EngineConfig,
     restart: ContinueAs | None,
     restart_at: float,
 ) -> RunPatch:
-    """The run's row after a turn that leaves it suspended, held, ended or begun anew."""
-    record = resident.record
+    """Return the changes of the run's row by a turn after which it is suspended, held, ended or restarted."""
+    record = cached.record
     if isinstance(turn.outcome, Continued):
-        return RunPatch(status=RunStatus.RUNNING, wake_at=restart_at)  # due at once, for whoever has the workflow
+        return RunPatch(status=RunStatus.RUNNING, wake_at=restart_at)  # due now, for any worker with the workflow
     if restart is not None:
         return RunPatch(status=RunStatus.SUSPENDED, wake_at=restart_at, waits=(Wait("retry", until=restart_at),))
     if turn.held is not None:
         waits = (*turn.waits, Wait("held", name=turn.held.reason))
         return RunPatch(status=RunStatus.SUSPENDED, held=turn.held, waits=waits, drift=turn.drift)
     if turn.outcome is not None:
-        kept = config.seconds("run_retention") if record.retention is None else record.retention
-        ended = {"ended_at": now, "prune_at": now + kept, "drift": turn.drift, "recoveries": record.recoveries}
+        retention = config.seconds("run_retention") if record.retention is None else record.retention
+        ended = {"ended_at": now, "prune_at": now + retention, "drift": turn.drift, "recoveries": record.recoveries}
         match turn.outcome:
             case Succeeded(value):
                 return RunPatch(status=RunStatus.SUCCEEDED, result=value, **ended)  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ from perdure.workflows.definition import Workflow
 
 R = TypeVar("R")
 HOUR = 3600.0
-WAITED_FOR = ("claiming", "settling", "topics")
+WAITED_FOR = ("claim", "finalize", "broadcast")
 PATIENCE = 60.0  # real seconds that a thread may take before the harness says that it hangs
 LAST_MOMENT = 2.0  # likewise, for what the store is not asked for, such as calling off a call to a server
 
@@ -84,7 +84,7 @@ class WatchedEngine(Engine):
     def resident(self) -> list[str]:
         """The runs that are in its memory."""
         assert self._runtime is not None
-        return [resident.id for resident in self._runtime.coordinator.residents]
+        return [resident.id for resident in self._runtime.coordinator.cache]
 
     @property
     def slots_taken(self) -> int:
@@ -280,8 +280,8 @@ def unhurried(core: WorkerRuntime, clock: Clock) -> None:
         time.call_at(time.now() + RECORD_RUNNING_AFTER_SECONDS, exposure.trigger)
         return step
 
-    for duty in core._duties:
-        if duty.name == "exposure":
+    for duty in core._periodic_tasks:
+        if duty.name == "slow_steps":
             exposure = duty
         if duty.name not in WAITED_FOR:
             duty._clock = clock

@@ -33,7 +33,9 @@ async def main(url: str, lease: float, report: Path) -> None:
     left = _count_what_is_left_undone(core.coordinator)
     await working
     with report.open("a") as file:
-        file.write(json.dumps({"pid": os.getpid(), "refused": core.coordinator.refused, "left": sum(left)}) + "\n")
+        file.write(
+            json.dumps({"pid": os.getpid(), "refused": core.coordinator.rejected_turns, "left": sum(left)}) + "\n"
+        )
 
 
 def _count_what_is_left_undone(coordinator: Coordinator) -> list[int]:
@@ -42,7 +44,7 @@ def _count_what_is_left_undone(coordinator: Coordinator) -> list[int]:
     drop = coordinator.discard_all
 
     def count_and_drop() -> None:
-        left.append(len(coordinator.residents.all_active()))
+        left.append(len(coordinator.cache.all_active()))
         drop()
 
     coordinator.discard_all = count_and_drop  # type: ignore[method-assign]

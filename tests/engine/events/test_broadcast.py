@@ -532,7 +532,7 @@ async def test_who_broadcasts_counts_all_who_were_woken_though_a_duty_finishes_w
     commit = engine.faults.commit
 
     async def while_duties_look(batch):
-        engine._runtime._fan_outs.trigger()
+        engine._runtime._broadcast_task.trigger()
         return await commit(batch)
 
     monkeypatch.setattr(engine.faults, "commit", while_duties_look)

@@ -87,7 +87,7 @@ class SimulatedEngine(Engine):
             return step
 
         intercept_steps(executor, begins)
-        self._world.writings[id(executor._writing)] = self.process
+        self._world.writings[id(executor._stream_writer)] = self.process
         await runtime.start()
 
 
