@@ -1,4 +1,4 @@
-"""`perdure.run`: the blocking one-liner for scripts; and the event loop that a program of ours runs on."""
+"""`perdure.run`, the blocking call for scripts, and the choice of the event loop for programs that perdure starts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def run(
     id: str | None = None,
 ) -> R: ...
 def run(wf: Any, /, *args: Any, store: str | Store = "memory://", id: str | None = None) -> Any:
-    """Run a workflow to its end and return its value. With an id and a durable store it goes on after a crash."""
+    """Execute a workflow to its end and return its value.
+
+    With an `id` and a durable `store`, call it again after a crash to continue the run.
+    """
 
     async def main() -> Any:
         async with Engine(open_store(store, SYSTEM_CLOCK, owns_loop=True)) as engine:
@@ -57,7 +60,7 @@ def run(wf: Any, /, *args: Any, store: str | Store = "memory://", id: str | None
 
 
 def run_with_uvloop(main: Coroutine[Any, Any, R]) -> R:
-    """`asyncio.run`, on uvloop if that is installed (`perdure[fast]`): 7 % fewer instructions per step."""
+    """Run a coroutine like `asyncio.run`, on uvloop if installed (`perdure[fast]`): 7 % fewer instructions per step."""
     found = importlib.util.find_spec("uvloop")
     make_loop = None if found is None else importlib.import_module("uvloop").new_event_loop
     with asyncio.Runner(loop_factory=make_loop) as runner:

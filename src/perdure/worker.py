@@ -17,7 +17,10 @@ from perdure.workflows.definition import Workflow
 
 
 class Worker:
-    """`async with Worker(url): ...`, or `await Worker(url).run()` until SIGTERM or SIGINT."""
+    """Executes runs. Use `await Worker(url).run()` until SIGTERM or SIGINT, or `async with Worker(url):`.
+
+    You may start it before its store: opening retries until the store is available.
+    """
 
     def __init__(
         self,
@@ -29,8 +32,9 @@ class Worker:
         *,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._engine = _WorkerEngine(
-            open_store(url, clock, owns_loop=True), workflows, config, pool=pool, clock=clock, concurrency=concurrency
+        store = open_store(url, clock, owns_loop=True)
+        self._engine = Engine(
+            store, workflows, config, pool=pool, clock=clock, concurrency=concurrency, _wait_for_store=True
         )
 
     async def __aenter__(self) -> Self:
@@ -43,7 +47,7 @@ class Worker:
         await self._engine.shutdown()
 
     async def run(self) -> None:
-        """Execute runs until SIGTERM or SIGINT, then finish steps within the grace and give the runs back."""
+        """Execute runs until SIGTERM or SIGINT, then let steps finish within the grace and release all runs."""
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
         signals = (signal.SIGTERM, signal.SIGINT)
@@ -55,24 +59,21 @@ class Worker:
             for number in signals:
                 loop.remove_signal_handler(number)
 
-    async def run_until(self, stop: asyncio.Event, up: Callable[[], None] = lambda: None) -> None:
-        """The same until `stop` is set, also while the store is still waited for; `up` is called once it executes."""
+    async def run_until(self, stop: asyncio.Event, on_started: Callable[[], None] = lambda: None) -> None:
+        """Execute runs until `stop` is set, which also ends the wait for an unavailable store.
+
+        `on_started` is called when the worker starts to execute runs.
+        """
         opening = asyncio.ensure_future(self._engine.open())
         stopping = asyncio.ensure_future(stop.wait())
         try:
             await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
             if opening.done():
                 await opening
-                up()
+                on_started()
                 await stopping
         finally:
             for waiting in (opening, stopping):
                 waiting.cancel()
             await asyncio.gather(opening, stopping, return_exceptions=True)
             await self._engine.shutdown()
-
-
-class _WorkerEngine(Engine):
-    """A worker may be started before its store."""
-
-    _patient = True

@@ -158,7 +158,7 @@ class Storm:
 
     async def _let_go(self, worker: str) -> bool:
         """Whether a worker was found to be gone, and owns nothing any more."""
-        rows = await self._fleet.client._open.store.workers()
+        rows = await self._fleet.client._session.store.workers()
         return all(row.id != worker for row in rows) and not await self._fleet.owned_by(worker)
 
     def _longest(self, what: str, began: float) -> None:

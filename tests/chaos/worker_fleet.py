@@ -84,11 +84,11 @@ class Fleet:
     async def row_of(self, process: Process) -> WorkerRecord | None:
         """The row under which a worker is a member now."""
         assert process.poll() is None, self.explanation()
-        rows = await self.client._open.read(self.client._open.store.workers)
+        rows = await self.client._session.read(self.client._session.store.workers)
         return next((row for row in rows if row.pid == process.pid and not row.fenced), None)
 
     async def owned_by(self, worker: str) -> list[str]:
-        return await self.client._open.read(lambda: self.client._open.store.owned(worker))
+        return await self.client._session.read(lambda: self.client._session.store.owned(worker))
 
     def effects(self) -> list[Effect]:
         return effects(self.log)
@@ -120,7 +120,7 @@ class Fleet:
             if run.ended_at is None:
                 told = await self.client.describe(run.id)
                 lines.append(f"{run.id} {run.status} owner={run.owner} {[each.text for each in told.waiting_for]}")
-        rows = await self.client._open.store.workers()
+        rows = await self.client._session.store.workers()
         return [*lines[:30], *(f"{row.id} pid={row.pid} gone={row.fenced} until={row.lease_until}" for row in rows)]
 
     # --- runs

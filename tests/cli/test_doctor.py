@@ -1,4 +1,4 @@
-"""Guarantee 5 over a store: each way in which an open run may be stuck is found, and mended where it can be."""
+"""Guarantee 5 over a store: each way in which an open run may be stuck is found, and repaired where it can be."""
 
 import apsw
 import pytest
@@ -52,17 +52,19 @@ def worker(worker_id: str, lease_until: float, **fields) -> WorkerRecord:
     )
 
 
-FACTS = StoreState(NOW, {"alive": worker("alive", NOW + 1), "late": worker("late", NOW - 1)}, frozenset({"owing"}))
+STATE = StoreState(
+    NOW, {"alive": worker("alive", NOW + 1), "late": worker("late", NOW - 1)}, frozenset({"unfinalized"})
+)
 KIDS = {
     "open": row("open"),
-    "told": row("told", status=RunStatus.FAILED),
-    "owing": row("owing", status=RunStatus.SUCCEEDED),
-    "gone": None,
+    "notified": row("notified", status=RunStatus.FAILED),
+    "unfinalized": row("unfinalized", status=RunStatus.SUCCEEDED),
+    "missing": None,
 }
 
 
 @pytest.mark.parametrize(
-    ("fields", "ground"),
+    ("fields", "reason"),
     [
         ({"owner": "alive"}, "owner"),
         ({"owner": "late"}, "no owner"),
@@ -70,18 +72,18 @@ KIDS = {
         ({"wake_at": NOW + 5}, "due"),
         ({"held": Hold("deadlock", "because")}, "held"),
         ({"waits": (EVENT,)}, "event"),
-        ({"waits": (Wait("event", "e", "unread"),)}, "no look at its mail"),
+        ({"waits": (Wait("event", "e", "unread"),)}, "no wake-up for an unread event"),
         ({"waits": (Wait("deferred", "d", "verdict"),)}, "deferred"),
         ({"waits": (Wait("child", "c", "open"),)}, "child"),
-        ({"waits": (Wait("child", "c", "owing"),)}, "child"),
-        ({"waits": (Wait("child", "c", "told"),)}, "no news of a run that has ended"),
-        ({"waits": (Wait("child", "c", "gone"),)}, "no news of a run that has ended"),
-        ({"waits": (Wait("timer", "t", until=NOW + 5),)}, "no ground"),
-        ({}, "no ground"),
+        ({"waits": (Wait("child", "c", "unfinalized"),)}, "child"),
+        ({"waits": (Wait("child", "c", "notified"),)}, "no notification of the end of a child"),
+        ({"waits": (Wait("child", "c", "missing"),)}, "no notification of the end of a child"),
+        ({"waits": (Wait("timer", "t", until=NOW + 5),)}, "no reason to continue"),
+        ({}, "no reason to continue"),
     ],
 )
-def test_what_makes_a_run_go_on(fields, ground):
-    assert progress_reason(row(**fields), FACTS, KIDS, frozenset({"unread"})) == ground
+def test_progress_reason_of_an_open_run(fields, reason):
+    assert progress_reason(row(**fields), STATE, KIDS, frozenset({"unread"})) == reason
 
 
 async def kinds(client) -> set[tuple[str, str]]:
@@ -90,12 +92,12 @@ async def kinds(client) -> set[tuple[str, str]]:
 
 async def committed(client, *writes) -> None:
     for write in writes:
-        await client._open.store.commit([write])
+        await client._session.store.commit([write])
 
 
 async def suspended(client, run_id: str, *waits: Wait, **fields) -> None:
-    """A run that was left like this by a worker that has gone since."""
-    store, now = client._open.store, client._open.clock.now()
+    """A suspended run whose worker was removed."""
+    store, now = client._session.store, client._session.clock.now()
     maker = WorkerRecord(id=f"maker-{run_id}", pool="x", workflows=(), lease_until=now + 60, started_at=now)
     await store.join(maker)
     record = row(run_id, owner=maker.id, **fields)
@@ -106,7 +108,7 @@ async def suspended(client, run_id: str, *waits: Wait, **fields) -> None:
 
 
 @on_every_store
-async def test_a_store_in_which_all_is_well(h):
+async def test_healthy_store_has_no_findings(h):
     client = await h.client()
     await suspended(client, "e", EVENT)
     found = await check_health(client)
@@ -114,7 +116,7 @@ async def test_a_store_in_which_all_is_well(h):
 
 
 @on_every_store
-async def test_a_run_that_nothing_will_wake_is_found_and_resumed(h):
+async def test_stuck_run_is_found_and_resumed(h):
     client = await h.client()
     await suspended(client, "stuck", Wait("timer", "t", until=5.0))
     await suspended(client, "lonely", Wait("child", "c", "pruned-since"))
@@ -129,23 +131,23 @@ async def test_a_run_that_nothing_will_wake_is_found_and_resumed(h):
 
 
 @on_every_store
-async def test_unread_mail_that_is_awaited_is_found(h):
+async def test_run_with_an_awaited_unread_event_is_stuck_unless_due(h):
     client = await h.client()
-    store, now = client._open.store, client._open.clock.now()
+    store, now = client._session.store, client._session.clock.now()
     await suspended(client, "m", EVENT)
     await committed(client, DeliverMessage(run_id="m", message=Message(id="1", kind="event", name="paid"), now=now))
-    assert ("stuck", "error") not in await kinds(client), "mail has made it due"
+    assert ("stuck", "error") not in await kinds(client), "the message has made it due"
     [record] = await store.records(["m"])
     assert record is not None
-    facts = StoreState(now)
+    state = StoreState(now)
     quiet = row("m", waits=(EVENT,), status=RunStatus.SUSPENDED)
-    assert progress_reason(quiet, facts, {}, frozenset({"paid"})) == "no look at its mail"
+    assert progress_reason(quiet, state, {}, frozenset({"paid"})) == "no wake-up for an unread event"
 
 
 @on_every_store
 async def test_runs_of_dead_workers_are_found_and_released(h):
     client = await h.client()
-    store, now = client._open.store, client._open.clock.now()
+    store, now = client._session.store, client._session.clock.now()
     for name in ("w1", "w2"):
         await store.join(worker(name, now + 10))
     for name in ("a", "b"):
@@ -157,10 +159,10 @@ async def test_runs_of_dead_workers_are_found_and_released(h):
         ("w1", False, 2),
         ("w2", False, 0),
     ]
-    deeds = await repair(client, (await check_health(client)).findings)
-    assert sorted(deeds) == [
-        "declared worker w1 gone and released 2 runs",
-        "declared worker w2 gone and released 0 runs",
+    actions = await repair(client, (await check_health(client)).findings)
+    assert sorted(actions) == [
+        "removed dead worker w1 and released 2 runs",
+        "removed dead worker w2 and released 0 runs",
     ]
     assert await kinds(client) == {("no_worker", "warning")}
     assert await workers_of(client) == []
@@ -168,51 +170,51 @@ async def test_runs_of_dead_workers_are_found_and_released(h):
 
 
 @on_every_store
-async def test_runs_of_a_worker_that_nobody_knows_are_found_and_released(h, monkeypatch):
-    """A store keeps the row of a worker that has runs, so that one must be taken away by hand."""
+async def test_runs_of_an_unknown_worker_are_found_and_released(h, monkeypatch):
+    """A store keeps the row of a worker that owns runs, so the test hides the row."""
     client = await h.client()
-    store, now = client._open.store, client._open.clock.now()
+    store, now = client._session.store, client._session.clock.now()
 
-    async def nobody() -> list[WorkerRecord]:
+    async def no_workers() -> list[WorkerRecord]:
         return []
 
     await store.join(worker("w1", now + 10))
     await committed(client, CreateRun(row("a", owner="w1")))
-    monkeypatch.setattr(store, "workers", nobody)
+    monkeypatch.setattr(store, "workers", no_workers)
     found = await check_health(client)
-    assert [(finding.kind, finding.subject) for finding in found.findings] == [("orphans", "w1")]
-    assert await repair(client, found.findings) == ["released 1 run of w1, which is not there"]
+    assert [(finding.kind, finding.subject) for finding in found.findings] == [("orphaned_runs", "w1")]
+    assert await repair(client, found.findings) == ["released 1 run of unknown worker w1"]
     assert await kinds(client) == {("no_worker", "warning")}
 
 
 @on_every_store
-async def test_a_worker_that_is_back_is_left_alone(h):
+async def test_repair_does_not_remove_a_worker_that_renewed_its_lease(h):
     client = await h.client()
-    store, now = client._open.store, client._open.clock.now()
+    store, now = client._session.store, client._session.clock.now()
     await store.join(worker("w1", now + 10))
     await committed(client, CreateRun(row("a", owner="w1")))
     await h.clock.advance(20)
     found = await check_health(client)
-    await store.renew(worker("w1", client._open.clock.now() + 10))
-    assert await repair(client, found.findings) == ["worker w1 is back, and was left alone"]
+    await store.renew(worker("w1", client._session.clock.now() + 10))
+    assert await repair(client, found.findings) == ["worker w1 has renewed its lease and was not changed"]
     assert await kinds(client) == set()
 
 
 @on_every_store
-async def test_what_is_due_and_not_taken_up_is_told(h):
+async def test_due_runs_that_no_worker_claims_are_found(h):
     client = await h.client()
-    now = client._open.clock.now()
+    now = client._session.clock.now()
     await committed(client, CreateRun(row("late", created_at=now, wake_at=now)))
     assert await kinds(client) == {("no_worker", "warning")}
     await h.clock.advance(100)
-    await client._open.store.join(worker("w", client._open.clock.now() + 10))
+    await client._session.store.join(worker("w", client._session.clock.now() + 10))
     assert await kinds(client) == {("overdue", "warning")}
 
 
 @on_every_store
-async def test_ended_runs_that_still_owe_are_settled(h):
+async def test_unfinalized_runs_are_found_and_finalized(h):
     client = await h.client()
-    store, now = client._open.store, client._open.clock.now()
+    store, now = client._session.store, client._session.clock.now()
     await suspended(client, "parent", CHILD)
     await committed(
         client,
@@ -224,16 +226,16 @@ async def test_ended_runs_that_still_owe_are_settled(h):
     assert found.progress_reasons == {"child": 1}
     assert found.errors == 0, "a worker has not had a minute"
     await h.clock.advance(100)
-    assert ("unsettled", "error") in await kinds(client)
-    assert "settled 1 run that had ended" in await repair(client, (await check_health(client)).findings)
+    assert ("unfinalized", "error") in await kinds(client)
+    assert "finalized 1 run" in await repair(client, (await check_health(client)).findings)
     assert [message.kind for message in await store.inbox("parent")] == ["child"]
-    assert ("unsettled", "error") not in await kinds(client)
+    assert ("unfinalized", "error") not in await kinds(client)
 
 
 @on_every_store
-async def test_broadcasts_that_were_not_finished_are_finished(h):
+async def test_unfinished_broadcasts_are_found_and_finished(h):
     client = await h.client()
-    store, now = client._open.store, client._open.clock.now()
+    store, now = client._session.store, client._session.clock.now()
     maker = WorkerRecord(id="maker", pool="x", workflows=(), lease_until=now + 600, started_at=now)
     await store.join(maker)
     for name in ("a", "b", "c"):
@@ -248,14 +250,14 @@ async def test_broadcasts_that_were_not_finished_are_finished(h):
     await h.clock.advance(100)
     found = await check_health(client)
     assert ("unfinished_broadcast", "error") in {(each.kind, each.severity) for each in found.findings}
-    assert "gave 1 event to the rest of those who waited" in await repair(client, found.findings)
+    assert "finished 1 broadcast" in await repair(client, found.findings)
     assert [len(await store.inbox(name)) for name in ("a", "b", "c")] == [1, 1, 1]
 
 
 @on_every_store
-async def test_large_payloads_and_skewed_clocks_are_told(h):
+async def test_large_payloads_and_skewed_clocks_are_found(h):
     client = await h.client()
-    store, now = client._open.store, client._open.clock.now()
+    store, now = client._session.store, client._session.clock.now()
     await suspended(client, "big", EVENT, input=b'"' + b"x" * 1_000_000 + b'"')
     await suspended(client, "future", EVENT, created_at=now + 100)
     ahead = WorkerRecord(id="w", pool="p", workflows=(), lease_until=now + 1000, started_at=now + 500)
@@ -268,9 +270,9 @@ async def test_large_payloads_and_skewed_clocks_are_told(h):
 
 
 @on_every_store
-async def test_large_values_in_histories_are_told_if_one_looks_that_deep(h):
+async def test_deep_check_finds_large_values_in_histories(h):
     client = await h.client()
-    store, now = client._open.store, client._open.clock.now()
+    store, now = client._session.store, client._session.clock.now()
     await store.join(worker("w1", now + 10))
     large = Entry("load", "step", "load", EntryStatus.SUCCEEDED, 1, 0, 1, b'"' + b"x" * 1_000_000 + b'"')
     await committed(client, CreateRun(row("r", owner="w1"), (large,)))
@@ -281,23 +283,23 @@ async def test_large_values_in_histories_are_told_if_one_looks_that_deep(h):
 
 
 @on_every_store
-async def test_a_mailbox_that_is_nearly_full_is_told(h):
+async def test_nearly_full_mailbox_is_found(h):
     client = await h.client()
-    now = client._open.clock.now()
-    client._config = EngineConfig(max_pending_events=5)
+    now = client._session.clock.now()
+    client._session.config = EngineConfig(max_pending_events=5)
     await suspended(client, "m", EVENT)
     for number in range(4):
         message = Message(id=str(number), kind="event", name="unread")
         await committed(client, DeliverMessage(run_id="m", message=message, now=now))
-    [finding] = [each for each in (await check_health(client)).findings if each.kind == "full_mailbox"]
+    [finding] = [each for each in (await check_health(client)).findings if each.kind == "mailbox_nearly_full"]
     assert finding.subject == "m"
-    assert "4 unread events; from 5 on it refuses more" in finding.text
+    assert "4 unread events; its mailbox holds at most 5" in finding.text
 
 
 @on_every_store
-async def test_a_worker_whose_clock_is_ahead_of_the_others_is_told(h):
+async def test_worker_whose_clock_is_ahead_of_the_others_is_found(h):
     client = await h.client()
-    store, now = client._open.store, client._open.clock.now()
+    store, now = client._session.store, client._session.clock.now()
     await store.join(worker("ahead", now + 300))
     assert await kinds(client) == set(), "alone it may have a long lease"
     await store.join(worker("b", now + 15))
@@ -307,22 +309,22 @@ async def test_a_worker_whose_clock_is_ahead_of_the_others_is_told(h):
 
 
 @on_every_store
-async def test_a_child_that_outlived_a_parent_that_failed_is_told_and_cancelled(h):
+async def test_child_that_outlived_its_parent_is_found_and_cancelled(h):
     client = await h.client()
-    now = client._open.clock.now()
+    now = client._session.clock.now()
     await committed(client, CreateRun(row("mother", created_at=now)), EndRun(run_id="mother", turn_id="t", now=now))
-    await repair(client, [Finding("unsettled", "error", "", "", "mother", "settle")])
+    await repair(client, [Finding("unfinalized", "error", "", "", "mother", "finalize")])
     await suspended(client, "kid", EVENT, parent="mother", attached=True)
     found = await check_health(client)
     assert [(finding.kind, finding.subject) for finding in found.findings] == [("orphan_child", "kid")]
     await repair(client, found.findings)
-    assert await client.status("kid") is RunStatus.CANCELLED or await client._open.store.inbox("kid")
+    assert await client.status("kid") is RunStatus.CANCELLED or await client._session.store.inbox("kid")
 
 
 @on_every_store
-async def test_pruning_deletes_what_has_outlived_its_retention(h):
+async def test_prune_deletes_runs_whose_retention_is_over(h):
     client = await h.client()
-    now = client._open.clock.now()
+    now = client._session.clock.now()
     for name in ("a", "b"):
         end = EndRun(run_id=name, turn_id="t", now=now, prune_after=50.0)
         await committed(client, CreateRun(row(name, created_at=now, retention=50.0)), end)
@@ -371,9 +373,9 @@ def test_the_program_says_it_and_exits_for_a_monitor(shop_anywhere):
 
 def test_a_repair_that_would_cancel_several_runs_asks(shop):
     async def orphan(client):
-        now = client._open.clock.now()
+        now = client._session.clock.now()
         await committed(client, CreateRun(row("mother", created_at=now)), EndRun(run_id="mother", turn_id="t", now=now))
-        await repair(client, [Finding("unsettled", "error", "", "", "mother", "settle")])
+        await repair(client, [Finding("unfinalized", "error", "", "", "mother", "finalize")])
         for name in ("kid", "twin"):
             await suspended(client, name, EVENT, parent="mother", attached=True)
 
@@ -382,7 +384,7 @@ def test_a_repair_that_would_cancel_several_runs_asks(shop):
     for word in ("kid", "twin", "--yes"):
         assert word in asked.stderr
     assert {run["status"] for run in shop.json("ls", "--parent", "mother")["runs"]} == {"suspended"}
-    assert "asked run kid to stop" in shop.run("doctor", "--repair", "--yes").stdout
+    assert "requested cancellation of run kid" in shop.run("doctor", "--repair", "--yes").stdout
 
 
 def test_a_schema_of_a_later_version_is_refused(shop):

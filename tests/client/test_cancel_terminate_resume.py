@@ -1,4 +1,4 @@
-"""Telling runs something: cancel, terminate, resume."""
+"""Control of runs: cancel, terminate, resume."""
 
 import asyncio
 
@@ -49,7 +49,7 @@ async def quick(ctx: Context) -> str:
 
 
 def hanging():
-    """A workflow whose step hangs until it is let go, and the way to let it go."""
+    """Return a workflow whose step waits for an event, and the event."""
     gate = asyncio.Event()
 
     @step
@@ -128,7 +128,7 @@ async def test_cancel_from_another_process_while_a_step_executes(h):
 
 
 @on_every_store
-async def test_a_run_that_never_executed_ends_at_once(h):
+async def test_cancel_ends_a_run_that_never_executed_at_once(h):
     engine = await h.engine(quick)
     run = await engine.start(quick, id="q", delay=1000)
     assert await run.cancel() is True
@@ -157,28 +157,28 @@ async def test_cancel_twice_is_raised_once(h):
     await h.settle()
     assert await engine.cancel("s") is True
     assert await engine.cancel("s") is True
-    with pytest.raises(RunCancelled):  # it ends cancelled whatever its function does
+    with pytest.raises(RunCancelled):  # its status is cancelled although its function returns
         await h.run_to_end(run)
     assert caught == ["cancel"]
 
 
 @on_every_store
-async def test_cancel_of_what_has_ended_or_never_was(h):
+async def test_cancel_of_an_ended_or_unknown_run_returns_false(h):
     engine = await h.engine(quick)
     run = await engine.start(quick, id="q")
     assert await h.run_to_end(run) == "quick"
     before = await everything_in(h.store, "q")
     assert await engine.cancel("q") is False
-    assert await engine.cancel("nobody") is False
+    assert await engine.cancel("unknown") is False
     assert await everything_in(h.store, "q") == before
-    assert await engine.status("nobody") is None
+    assert await engine.status("unknown") is None
 
 
 # --- terminate
 
 
 @on_every_store
-async def test_terminate_ends_at_once_and_the_step_under_way_is_not_recorded(h):
+async def test_terminate_ends_a_run_at_once_and_does_not_record_its_running_step(h):
     waits, gate = hanging()
     engine = await h.engine(waits)
     run = await engine.start(waits, id="w")
@@ -196,7 +196,7 @@ async def test_terminate_ends_at_once_and_the_step_under_way_is_not_recorded(h):
 
 
 @on_every_store
-async def test_terminate_from_another_process_refuses_the_turn_in_the_making(h):
+async def test_terminate_from_another_process_rejects_the_turn_in_progress(h):
     waits, gate = hanging()
     engine = await h.engine(waits)
     await engine.start(waits, id="w")
@@ -221,7 +221,7 @@ async def test_terminate_runs_no_handlers_that_do_durable_work(h):
 
 
 @on_every_store
-async def test_terminal_is_final(h):
+async def test_terminal_status_is_final(h):
     """Guarantee 6."""
 
     @step(retry=None)
@@ -249,7 +249,7 @@ async def test_terminal_is_final(h):
     await engine.recover()
     await h.clock.advance(1000)
     assert await everything_in(h.store, *ids) == before
-    assert await engine.terminate("nobody") is False
+    assert await engine.terminate("unknown") is False
 
 
 # --- resume
@@ -277,7 +277,7 @@ async def test_resume_shortens_the_wait_for_a_retry(h):
 
 
 @on_every_store
-async def test_resume_leaves_a_timer_alone(h):
+async def test_resume_does_not_fire_a_timer(h):
     engine = await h.engine(sleepy)
     run = await engine.start(sleepy, id="s")
     await h.clock.advance(1)
@@ -288,10 +288,10 @@ async def test_resume_leaves_a_timer_alone(h):
 
 
 @on_every_store
-async def test_resume_of_an_unknown_run(h):
+async def test_resume_of_an_unknown_run_raises_run_not_found(h):
     engine = await h.engine(sleepy)
     with pytest.raises(RunNotFound):
-        await engine.resume("nobody")
+        await engine.resume("unknown")
 
 
 @on_every_store

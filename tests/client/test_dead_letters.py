@@ -1,4 +1,4 @@
-"""Dead letters are kept until somebody deals with them, once."""
+"""Dead letters are stored until a caller replays or removes them, once."""
 
 import asyncio
 
@@ -16,21 +16,21 @@ class Lost:
     n: int
 
 
-def letter(id, name="Lost", kind="event", value: bytes | None = b'{"n":1}'):
+def dead_letter(id, name="Lost", kind="event", value: bytes | None = b'{"n":1}'):
     return DeadLetter(id=id, kind=kind, at=1.0, reason="why", event_id=f"e-{id}", event_name=name, value=value)
 
 
-async def scene(h, *letters):
+async def setup(h, *dead_letters):
     stage, client = Stage(h), await h.client()
     await stage.run("r")
-    await stage.turn("r", extras=TurnExtras(dead_letters=letters))
+    await stage.turn("r", extras=TurnExtras(dead_letters=dead_letters))
     return stage, client
 
 
 @on_every_store
-async def test_letters_are_found_by_event_and_kind_in_pages(h):
+async def test_dead_letters_are_filtered_by_event_and_kind_in_pages(h):
     poison = DeadLetter(id="p", kind="poison", at=1.0, reason="died")
-    _, client = await scene(h, letter("a"), letter("b", "other"), poison, letter("c"))
+    _, client = await setup(h, dead_letter("a"), dead_letter("b", "other"), poison, dead_letter("c"))
     assert [each.id for each in await client.dead_letters()] == ["a", "b", "p", "c"]
     assert [each.id for each in await client.dead_letters(Lost)] == ["a", "c"]
     assert [each.id for each in await client.dead_letters("other")] == ["b"]
@@ -42,27 +42,27 @@ async def test_letters_are_found_by_event_and_kind_in_pages(h):
 
 
 @on_every_store
-async def test_a_letter_is_replayed_to_its_topic_once(h):
-    stage, client = await scene(h, letter("a"))
+async def test_dead_letter_is_replayed_to_its_topic_once(h):
+    stage, client = await setup(h, dead_letter("a"))
     await stage.waiting("w", "Lost")
-    answers = await h.drive(asyncio.gather(*(client.replay_dead_letter("a") for _ in range(3))))
-    assert sorted(answers) == [False, False, True]
+    results = await h.drive(asyncio.gather(*(client.replay_dead_letter("a") for _ in range(3))))
+    assert sorted(results) == [False, False, True]
     assert await stage.inbox("w") == [("assignment", "Lost", b'{"n":1}')]
-    assert await h.store.topic("Lost") != []  # until it is received
+    assert await h.store.topic("Lost") != []  # it stays until it is received
     assert len(await h.store.topic("Lost")) == 1
     assert await client.dead_letters() == []
     assert await client.replay_dead_letter("a") is False
 
 
 @on_every_store
-async def test_a_letter_is_replayed_to_a_run_by_the_rules_of_send(h):
-    stage, client = await scene(h, letter("a"), letter("b"))
+async def test_replay_to_a_run_raises_what_send_raises(h):
+    stage, client = await setup(h, dead_letter("a"), dead_letter("b"))
     await stage.run("ended")
     await stage.end("ended")
     with pytest.raises(RunTerminated):
         await client.replay_dead_letter("a", to="ended")
     with pytest.raises(RunNotFound):
-        await client.replay_dead_letter("a", to="nobody")
+        await client.replay_dead_letter("a", to="unknown")
     assert [each.id for each in await client.dead_letters()] == ["a", "b"]
     assert await client.replay_dead_letter("a", to="r") is True
     (message,) = await h.store.inbox("r")
@@ -73,8 +73,8 @@ async def test_a_letter_is_replayed_to_a_run_by_the_rules_of_send(h):
 
 
 @on_every_store
-async def test_a_letter_stays_if_its_topic_is_full(h):
-    await scene(h, letter("a"))
+async def test_dead_letter_stays_if_its_topic_is_full(h):
+    await setup(h, dead_letter("a"))
     client = await h.client(config=EngineConfig(max_pending_events=1))
     await client.broadcast(Lost(0))
     with pytest.raises(QueueFull):
@@ -83,9 +83,9 @@ async def test_a_letter_stays_if_its_topic_is_full(h):
 
 
 @on_every_store
-async def test_what_holds_no_event_cannot_be_replayed(h):
+async def test_dead_letter_without_an_event_cannot_be_replayed(h):
     poison = DeadLetter(id="p", kind="poison", at=1.0, reason="died")
-    _, client = await scene(h, poison)
+    _, client = await setup(h, poison)
     with pytest.raises(WorkflowMisuse, match="remove"):
         await client.replay_dead_letter("p")
     assert await client.remove_dead_letter("p") is True

@@ -1,4 +1,4 @@
-"""Bad input: each a clear error that says what to do, and nothing stored."""
+"""Invalid input is refused with an error that says what to do, and nothing is stored."""
 
 import asyncio
 import sqlite3
@@ -12,7 +12,7 @@ from perdure import Client, Context, Engine, EngineConfig, Retry, StoreError, Wo
 from perdure.errors import InvalidArgument
 from tests.engine.store_matrix import on_every_store
 
-BAD_CALLS: Any = (workflow, step, Engine)  # untyped: the type checker would refuse these calls, which is the point
+BAD_CALLS: Any = (workflow, step, Engine)  # untyped: the type checker would refuse these calls, as the tests intend
 loose_workflow, loose_step, LooseEngine = BAD_CALLS
 
 
@@ -42,37 +42,37 @@ def opened(url: str) -> None:
     ("url", "words"),
     [
         ("mysql://localhost/x", "unknown store scheme 'mysql'; use one of memory://"),
-        ("shop.db", "'shop.db' is no store URL"),
-        ("", "is no store URL"),
+        ("shop.db", "'shop.db' is not a store URL"),
+        ("", "is not a store URL"),
         ("sqlite://", "names no file"),
         ("sqlite://host/x.db", "names no file"),
-        ("sqlite:///:memory:", "memory:// keeps nothing"),
+        ("sqlite:///:memory:", "or memory:// to store nothing"),
         ("sqlite:///x.db?colour=red", "the only option"),
         ("sqlite:///x.db?synchronous=maybe", "synchronous"),
         ("memory://name", "a memory store has no name"),
-        (5, "a store is a URL"),
-        (None, "a store is a URL"),
+        (5, "a store must be a URL"),
+        (None, "a store must be a URL"),
     ],
 )
-def test_a_url_that_names_no_store(kind, url, words, tmp_path, monkeypatch):
+def test_invalid_store_url_is_refused(kind, url, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidArgument, match="(?s)" + words.replace("?", r"\?").replace("'", "['\"]?")):
         kind(url)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_path_in_a_directory_that_does_not_exist(tmp_path):
+def test_path_in_a_missing_directory_is_refused(tmp_path):
     with pytest.raises(StoreError, match="does not exist; create it first"):
         opened(f"sqlite:///{tmp_path}/nowhere/shop.db")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory(tmp_path):
+def test_path_of_a_directory_is_refused(tmp_path):
     with pytest.raises(StoreError, match="is a directory"):
         opened(f"sqlite:///{tmp_path}")
 
 
-def test_a_file_that_cannot_be_written(tmp_path, monkeypatch):
+def test_read_only_file_is_refused(tmp_path, monkeypatch):
     opened(f"sqlite:///{tmp_path}/shop.db")
     file = tmp_path / "shop.db"
     file.chmod(stat.S_IREAD)
@@ -81,7 +81,7 @@ def test_a_file_that_cannot_be_written(tmp_path, monkeypatch):
         opened(f"sqlite:///{file}")
 
 
-def test_a_file_that_is_no_database(tmp_path):
+def test_file_that_is_not_a_database_is_refused(tmp_path):
     file = tmp_path / "shop.db"
     file.write_bytes(b"these are my notes, not a database" * 100)
     with pytest.raises(StoreError, match="is not a SQLite database"):
@@ -89,7 +89,7 @@ def test_a_file_that_is_no_database(tmp_path):
     assert file.read_bytes() == b"these are my notes, not a database" * 100
 
 
-def test_a_database_that_is_not_ours(tmp_path):
+def test_database_of_another_program_is_refused(tmp_path):
     file = tmp_path / "shop.db"
     connection = sqlite3.connect(file)
     connection.execute("CREATE TABLE customers (name)")
@@ -101,7 +101,7 @@ def test_a_database_that_is_not_ours(tmp_path):
     assert file.read_bytes() == before
 
 
-def test_a_file_of_a_newer_version(tmp_path):
+def test_file_of_a_newer_version_is_refused(tmp_path):
     file = tmp_path / "shop.db"
     opened(f"sqlite:///{file}")
     connection = sqlite3.connect(file)
@@ -111,7 +111,7 @@ def test_a_file_of_a_newer_version(tmp_path):
         opened(f"sqlite:///{file}")
 
 
-def test_another_number_of_shards(tmp_path):
+def test_other_number_of_shards_is_refused(tmp_path):
     url = f"sqlite:///{tmp_path}/shop.db"
     opened(url)
 
@@ -123,9 +123,7 @@ def test_another_number_of_shards(tmp_path):
         asyncio.run(main())
 
 
-def test_an_engine_that_could_not_open_can_be_thrown_away(tmp_path):
-    """Nothing of it is left running, and opening may be tried again."""
-
+def test_engine_that_could_not_open_leaves_nothing_running_and_can_be_opened_again(tmp_path):
     async def main() -> None:
         engine = Engine(f"sqlite:///{tmp_path}/later/shop.db")
         with pytest.raises(StoreError):
@@ -151,7 +149,7 @@ BAD_NAMES = [
 
 @pytest.mark.parametrize(("name", "words"), BAD_NAMES)
 @on_every_store
-async def test_ids(h, name, words):
+async def test_invalid_run_id_is_refused(h, name, words):
     engine = await h.engine(anything)
     calls = [
         lambda: engine.start(anything, id=name),
@@ -176,7 +174,7 @@ async def test_ids(h, name, words):
 
 
 @on_every_store
-async def test_an_id_of_the_greatest_length_and_with_any_printable_characters(h):
+async def test_longest_id_with_any_printable_characters_is_accepted(h):
     engine = await h.engine(anything)
     for name in ("x" * 512, "ünï cödé 漢字 🙂 %/#[]'\";--"):
         await h.run_to_end(await engine.start(anything, id=name))
@@ -184,7 +182,7 @@ async def test_an_id_of_the_greatest_length_and_with_any_printable_characters(h)
 
 
 @pytest.mark.parametrize(("name", "words"), [case for case in BAD_NAMES if case[0] != ""])
-def test_names_of_definitions(name, words):
+def test_invalid_name_of_a_definition_is_refused(name, words):
     with pytest.raises(InvalidArgument, match=words):
         workflow(name=name)(anything.fn)
     with pytest.raises(InvalidArgument, match=words):
@@ -197,7 +195,7 @@ def test_names_of_definitions(name, words):
 
 @pytest.mark.parametrize("tags", [{"": "x"}, {"a\n": "x"}, {"a": 1}, {"a": "x" * 513}, ["a"]])
 @on_every_store
-async def test_tags(h, tags):
+async def test_invalid_tags_are_refused(h, tags):
     engine = await h.engine(anything)
     with pytest.raises(InvalidArgument, match="tag"):
         await engine.start(anything, tags=tags)
@@ -213,7 +211,7 @@ BAD_DURATIONS = [-1, -0.001, float("nan"), float("inf"), 10**12, timedelta(secon
 
 @pytest.mark.parametrize("duration", BAD_DURATIONS)
 @on_every_store
-async def test_durations_of_calls(h, duration):
+async def test_invalid_duration_of_a_call_is_refused(h, duration):
     engine = await h.engine(anything)
     with pytest.raises(InvalidArgument, match="delay"):
         await engine.start(anything, delay=duration)
@@ -225,7 +223,7 @@ async def test_durations_of_calls(h, duration):
 
 
 @pytest.mark.parametrize("duration", BAD_DURATIONS)
-def test_durations_of_definitions(duration):
+def test_invalid_duration_of_a_definition_is_refused(duration):
     for option in ("timeout", "max_suspend", "retention"):
         with pytest.raises(InvalidArgument, match=option):
             workflow(**{option: duration})
@@ -240,7 +238,7 @@ def test_durations_of_definitions(duration):
 
 
 @on_every_store
-async def test_a_sleep_of_bad_length_fails_the_run_and_not_the_engine(h):
+async def test_invalid_sleep_fails_the_run_and_not_the_engine(h):
     @workflow
     async def sleeps(ctx: Context, seconds: float) -> str:
         try:
@@ -258,7 +256,7 @@ async def test_a_sleep_of_bad_length_fails_the_run_and_not_the_engine(h):
 # --- definitions
 
 
-def test_a_workflow_that_is_not_async():
+def test_workflow_that_is_not_async_is_refused():
     with pytest.raises(WorkflowMisuse, match="must be an `async def`"):
 
         @loose_workflow
@@ -266,7 +264,7 @@ def test_a_workflow_that_is_not_async():
             pass
 
 
-def test_a_workflow_without_a_context():
+def test_workflow_without_a_context_is_refused():
     with pytest.raises(WorkflowMisuse, match="must take the Context as its first parameter"):
 
         @loose_workflow
@@ -287,12 +285,12 @@ def test_a_workflow_without_a_context():
 
 
 @pytest.mark.parametrize("version", [0, -1, "2", 1.5, True])
-def test_versions(version):
+def test_invalid_version_is_refused(version):
     with pytest.raises(InvalidArgument, match="version"):
         loose_workflow(version=version)
 
 
-def test_unknown_options():
+def test_unknown_option_is_refused():
     with pytest.raises(InvalidArgument, match="no option colour"):
         loose_workflow(colour="red")
     with pytest.raises(InvalidArgument, match="no option colour"):
@@ -303,7 +301,7 @@ def test_unknown_options():
         loose_step(retry=3)
 
 
-def test_what_an_engine_is_given():
+def test_invalid_argument_of_an_engine_is_refused():
     with pytest.raises(InvalidArgument, match="@workflow functions"):
         LooseEngine("memory://", workflows=[some_step])
     with pytest.raises(InvalidArgument, match="concurrency"):
@@ -313,7 +311,7 @@ def test_what_an_engine_is_given():
 
 
 @on_every_store
-async def test_queues_are_refused_until_there_are_any(h):
+async def test_queue_option_is_refused(h):
     engine = await h.engine(anything)
     with pytest.raises(InvalidArgument, match="queue"):
         await engine.start(anything, queue="fast")

@@ -1,4 +1,4 @@
-"""Asking about runs: status, poll, result, describe, history, runs, watch."""
+"""Queries: status, poll, result, describe, history, runs, watch."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -51,7 +51,7 @@ async def failing(ctx: Context) -> None:
 
 
 @on_every_store
-async def test_status_through_a_life(h):
+async def test_status_from_start_to_end(h):
     gate = asyncio.Event()
 
     @step
@@ -78,9 +78,9 @@ async def test_status_through_a_life(h):
 
 
 @on_every_store
-async def test_poll(h):
+async def test_poll_returns_the_latest_outcome_without_waiting(h):
     engine = await h.engine(quick, sleepy, failing)
-    assert await engine.poll("nobody") is None
+    assert await engine.poll("unknown") is None
     await engine.start(sleepy, 10.0, id="s")
     await h.settle()
     waiting = await engine.poll("s")
@@ -98,7 +98,7 @@ async def test_poll(h):
 
 
 @on_every_store
-async def test_result_of_a_failed_run(h):
+async def test_result_of_a_failed_run_raises_run_failed(h):
     engine = await h.engine(failing)
     run = await engine.start(failing)
     with pytest.raises(RunFailed) as raised:
@@ -110,10 +110,10 @@ async def test_result_of_a_failed_run(h):
 
 
 @on_every_store
-async def test_result_with_a_timeout_leaves_the_run_alone(h):
+async def test_result_timeout_does_not_change_the_run(h):
     engine = await h.engine(sleepy)
     run = await engine.start(sleepy, 100.0)
-    with pytest.raises(TimeoutError, match="it goes on"):
+    with pytest.raises(TimeoutError, match="it continues to run"):
         await h.drive(run.result(timeout=5))
     assert await h.run_to_end(run) == "awake"
 
@@ -128,30 +128,30 @@ async def test_result_of_a_run_that_another_process_executes(h):
 
 
 @on_every_store
-async def test_whoever_waits_for_what_ends_here_asks_the_store_nothing(h):
+async def test_wait_for_a_run_that_ends_in_this_process_reads_nothing_from_the_store(h):
     engine = await h.engine(quick)
     assert await h.drive(engine.execute(quick, 4)) == 8
     assert engine.faults.calls["records"] == 0
 
 
 @on_every_store
-async def test_unknown_runs(h):
+async def test_calls_about_an_unknown_run_raise_run_not_found(h):
     engine = await h.engine(quick)
-    run = engine.get("nobody")
-    assert run.id == "nobody"
+    run = engine.get("unknown")
+    assert run.id == "unknown"
     assert not run.created
-    for asking in (run.status(), run.result(), run.describe(), engine.history("nobody"), engine.result("nobody")):
-        with pytest.raises(RunNotFound, match="'nobody'"):
-            await asking
+    for call in (run.status(), run.result(), run.describe(), engine.history("unknown"), engine.result("unknown")):
+        with pytest.raises(RunNotFound, match="'unknown'"):
+            await call
     with pytest.raises(RunNotFound):
         await anext(aiter(run.watch()))
     await h.settle()
-    assert engine._open.waiters._end_waiters == {}
-    assert engine._open.waiters.change_waiters == {}
+    assert engine._session.waiters._end_waiters == {}
+    assert engine._session.waiters.change_waiters == {}
 
 
 @on_every_store
-async def test_describe(h):
+async def test_describe_returns_all_fields_of_a_run(h):
     engine = await h.engine(sleepy)
     started = datetime.fromtimestamp(h.clock.now(), UTC)
     run = await engine.start(sleepy, 60.0, id="s", tags={"who": "ada"})
@@ -171,7 +171,7 @@ async def test_describe(h):
 
 
 @on_every_store
-async def test_why_it_waits_for_a_timer(h):
+async def test_describe_names_the_timer_a_run_waits_for(h):
     engine = await h.engine(sleepy)
     run = await engine.start(sleepy, 60.0)
     await h.settle()
@@ -183,7 +183,7 @@ async def test_why_it_waits_for_a_timer(h):
 
 
 @on_every_store
-async def test_why_it_waits_for_a_retry(h):
+async def test_describe_names_the_retry_a_run_waits_for(h):
     @step(retry=Retry(initial=30, jitter=0))
     async def flaky() -> None:
         raise ValueError("no")
@@ -199,11 +199,11 @@ async def test_why_it_waits_for_a_retry(h):
     assert (reason.kind, reason.location, reason.name) == ("retry", "flaky", "flaky")
     assert reason.until is not None
     assert reason.until.timestamp() == pytest.approx(h.clock.now() + 30)
-    assert "tried again" in str(reason)
+    assert "retry of step flaky" in str(reason)
 
 
 @on_every_store
-async def test_why_it_waits_because_it_is_held(h):
+async def test_describe_names_the_reason_of_a_hold(h):
     @workflow
     async def dead_end(ctx: Context) -> None:
         await asyncio.Event().wait()
@@ -218,7 +218,7 @@ async def test_why_it_waits_because_it_is_held(h):
 
 
 @on_every_store
-async def test_why_it_waits_when_the_last_worker_with_its_code_has_left(h):
+async def test_describe_names_the_missing_worker(h):
     engine = await h.engine(sleepy)
     client = await h.client()
     run = await client.start(sleepy, 60.0)
@@ -230,7 +230,7 @@ async def test_why_it_waits_when_the_last_worker_with_its_code_has_left(h):
 
 
 @on_every_store
-async def test_history(h):
+async def test_history_returns_the_entries_in_call_order(h):
     @step(retry=Retry(initial=1, jitter=0))
     async def second_time() -> str:
         if current_step().attempt == 1:
@@ -265,7 +265,7 @@ async def test_history(h):
 
 
 @on_every_store
-async def test_a_step_that_takes_long_is_shown_as_pending(h):
+async def test_slow_step_is_recorded_as_pending(h):
     gate = asyncio.Event()
 
     @step
@@ -273,12 +273,12 @@ async def test_a_step_that_takes_long_is_shown_as_pending(h):
         await gate.wait()
 
     @workflow
-    async def patient(ctx: Context) -> None:
+    async def slow_workflow(ctx: Context) -> None:
         await double(1)
         await long()
 
-    engine = await h.engine(patient)
-    run = await engine.start(patient)
+    engine = await h.engine(slow_workflow)
+    run = await engine.start(slow_workflow)
     await h.clock.advance(0.5)
     assert [entry.location for entry in await engine.history(run.id)] == ["double"]
     await h.clock.advance(2)
@@ -286,7 +286,7 @@ async def test_a_step_that_takes_long_is_shown_as_pending(h):
     assert (shown.location, str(shown.status), shown.attempts, shown.settled_at) == ("long", "pending", 1, None)
     commits = engine.faults.commits
     await h.clock.advance(60)
-    assert engine.faults.commits == commits  # shown once
+    assert engine.faults.commits == commits  # recorded once
     gate.set()
     await h.run_to_end(run)
     assert [str(entry.status) for entry in await engine.history(run.id)] == ["succeeded", "succeeded"]
@@ -294,7 +294,7 @@ async def test_a_step_that_takes_long_is_shown_as_pending(h):
 
 
 @on_every_store
-async def test_runs_in_pages(h):
+async def test_runs_returns_pages(h):
     engine = await h.engine(quick)
     for i in range(7):
         await engine.start(quick, i, id=f"run-{i}", delay=1000)
@@ -305,7 +305,7 @@ async def test_runs_in_pages(h):
         page = await engine.runs(RunQuery(limit=3, after=after))
         seen += [run.id for run in page.runs]
         pages += 1
-        if pages == 1:  # what comes meanwhile does not shift the pages
+        if pages == 1:  # runs created meanwhile do not shift the pages
             await engine.start(quick, 99, id="run-new", delay=1000)
         after = page.next
         if after is None:
@@ -315,7 +315,7 @@ async def test_runs_in_pages(h):
 
 
 @on_every_store
-async def test_runs_by_everything_that_a_query_names(h):
+async def test_runs_filters_by_every_field_of_a_query(h):
     engine = await h.engine(quick, sleepy)
     await h.run_to_end(await engine.start(quick, 1, id="a-1", tags={"team": "x"}))
     await h.clock.advance(10)
@@ -342,7 +342,7 @@ async def test_runs_by_everything_that_a_query_names(h):
     assert await ids(created_before=datetime.fromtimestamp(middle, UTC)) == {"a-1"}
     assert len(await engine.runs()) == len([run.id async for run in _all(engine)]) == 3
     assert await ids(workflow="quick", status=RunStatus.SUCCEEDED) == {"a-1"}
-    assert await ids(parent="nobody") == set()
+    assert await ids(parent="unknown") == set()
 
 
 async def _all(engine):
@@ -353,27 +353,27 @@ async def _all(engine):
 @pytest.mark.parametrize(
     "bad", [{"status": "done"}, {"status": ("failed", "done")}, {"created_after": datetime.fromisoformat("2024-01-01")}]
 )
-def test_a_query_that_makes_no_sense_is_refused(bad):
+def test_invalid_query_is_refused(bad):
     with pytest.raises(ValueError, match=r"no status of a run|aware datetime"):
         RunQuery(**bad)
 
 
 @on_every_store
-async def test_a_forged_cursor_is_refused(h):
+async def test_forged_cursor_is_refused(h):
     engine = await h.engine(quick)
     with pytest.raises(StoreError, match="page"):
         await engine.runs(RunQuery(after="nonsense"))
 
 
 @on_every_store
-async def test_watch_gives_every_entry_and_ends_with_the_run(h):
+async def test_watch_yields_every_entry_and_ends_with_the_run(h):
     engine = await h.engine(sleepy)
     run = await engine.start(sleepy, 30.0)
     seen: list[tuple[str, str]] = []
 
     async def watch() -> None:
         async for entry in run.watch():
-            seen.append((entry.location, str(entry.status)))  # noqa: PERF401 - one by one, as they come
+            seen.append((entry.location, str(entry.status)))  # noqa: PERF401 - a loop shows the order
 
     watching = h.background(watch())
     await h.clock.advance(5)
@@ -385,14 +385,14 @@ async def test_watch_gives_every_entry_and_ends_with_the_run(h):
 
 
 @on_every_store
-async def test_watch_from_a_process_that_does_not_execute(h):
+async def test_watch_from_a_process_that_does_not_execute_the_run(h):
     client = await h.client()
     run = await client.start(sleepy, 30.0)
     seen: list[str] = []
 
     async def watch() -> None:
         async for entry in run.watch():
-            seen.append(f"{entry.location} {entry.status}")  # noqa: PERF401 - one by one, as they come
+            seen.append(f"{entry.location} {entry.status}")  # noqa: PERF401 - a loop shows the order
 
     watching = h.background(watch())
     await h.engine(sleepy)
@@ -401,7 +401,7 @@ async def test_watch_from_a_process_that_does_not_execute(h):
 
 
 @on_every_store
-async def test_result_of_a_cancelled_run(h):
+async def test_result_of_a_cancelled_run_raises_run_cancelled(h):
     engine = await h.engine(sleepy)
     run = await engine.start(sleepy, 30.0)
     await h.settle()

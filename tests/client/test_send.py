@@ -1,4 +1,4 @@
-"""Events, requests and deferreds as callers send them."""
+"""Clients send events and requests and complete deferreds."""
 
 import asyncio
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ async def sending_sleeper(ctx: Context) -> None:
 
 
 @on_every_store
-async def test_an_event_is_mail_of_its_name_with_its_options(h):
+async def test_event_is_delivered_with_its_name_and_options(h):
     stage, client = Stage(h), await h.client()
     await stage.run("r")
     now = h.clock.now()
@@ -74,7 +74,7 @@ async def test_an_event_is_mail_of_its_name_with_its_options(h):
 
 
 @on_every_store
-async def test_an_event_id_makes_a_send_idempotent(h):
+async def test_event_id_makes_send_idempotent(h):
     stage, client = Stage(h), await h.client()
     await stage.run("r")
     for _ in range(2):
@@ -85,23 +85,23 @@ async def test_an_event_id_makes_a_send_idempotent(h):
 
 
 @on_every_store
-async def test_sending_where_nobody_can_receive_is_refused(h):
+async def test_send_to_an_unknown_ended_or_full_run_is_refused(h):
     stage, client = Stage(h), await h.client(config=EngineConfig(max_pending_events=1))
     await stage.run("ended")
     await stage.end("ended")
     await stage.run("r")
     with pytest.raises(RunNotFound):
-        await client.send("nobody", Approved("ada"))
+        await client.send("unknown", Approved("ada"))
     with pytest.raises(RunTerminated):
         await client.send("ended", Approved("ada"))
     await client.send("r", Approved("ada"))
     with pytest.raises(QueueFull, match="1 unread"):
         await client.send("r", Approved("bob"))
-    await client.resume("r")  # which is no event, and never refused
+    await client.resume("r")  # not an event, so the limit does not apply
 
 
 @on_every_store
-async def test_what_is_no_event_is_refused_in_words(h):
+async def test_invalid_event_is_refused_with_an_error_message(h):
     stage, client = Stage(h), await h.client()
     await stage.run("r")
     for wrong in (NoEvent("ada"), {"by": "ada"}, 7, None):
@@ -125,7 +125,7 @@ async def test_what_is_no_event_is_refused_in_words(h):
 
 
 @on_every_store
-async def test_an_event_reaches_a_run_that_is_executed_here_without_a_sweep(h):
+async def test_event_reaches_a_local_run_without_a_sweep(h):
     engine = await h.engine(sending_sleeper, config=EngineConfig(sweep_interval=1000.0, lease=5000.0))
     run = await engine.start(sending_sleeper)
     await h.settle()
@@ -135,45 +135,45 @@ async def test_an_event_reaches_a_run_that_is_executed_here_without_a_sweep(h):
     (snapshot,) = await h.store.load([run.id])
     assert snapshot.record.last_message_no == 1
     assert snapshot.position >= position
-    assert snapshot.record.wake_at > h.clock.now()  # it was looked at, and sleeps on
+    assert snapshot.record.wake_at > h.clock.now()  # the worker has read the message and keeps sleeping
 
 
 # --- requests
 
 
 @on_every_store
-async def test_a_request_waits_for_what_the_run_answers(h):
+async def test_request_waits_for_the_reply_of_the_run(h):
     stage, client = Stage(h), await h.client()
     await stage.run("r")
-    asking = h.background(client.request("r", Approved("ada"), timeout=timedelta(hours=1)))
+    request = h.background(client.request("r", Approved("ada"), timeout=timedelta(hours=1)))
     await h.settle()
     (message,) = await h.store.inbox("r")
     assert message.wants_reply
     await h.clock.advance(10)
-    assert not asking.done()
+    assert not request.done()
     reply = PublishedValue(f"~reply/{message.event_id}", b'{"ok":true}', None)
     await stage.turn("r", consumed=(1,), extras=TurnExtras(published=(reply,)))
     await h.clock.advance(6)
-    assert asking.result() == {"ok": True}
+    assert request.result() == {"ok": True}
     assert await client.published("r") == {}
 
 
 @on_every_store
-async def test_an_answer_that_comes_with_the_end_is_not_missed(h):
+async def test_reply_in_the_commit_that_ends_the_run_is_not_missed(h):
     stage, client = Stage(h), await h.client()
     await stage.run("r")
-    asking = h.background(client.request("r", "ask", 60, payload=1))
+    request = h.background(client.request("r", "ask", 60, payload=1))
     await h.settle()
     (message,) = await h.store.inbox("r")
     reply = PublishedValue(f"~reply/{message.event_id}", b"1", None)
     patch = RunPatch(status=RunStatus.SUCCEEDED, result=b"null", ended_at=h.clock.now())
     await stage.turn("r", patch=patch, extras=TurnExtras(published=(reply,)))
     await h.clock.advance(6)
-    assert asking.result() == 1
+    assert request.result() == 1
 
 
 @on_every_store
-async def test_a_request_that_nobody_answers_ends(h):
+async def test_request_without_a_reply_ends(h):
     stage, client = Stage(h), await h.client()
     await stage.run("slow")
     await stage.run("ending")
@@ -187,16 +187,16 @@ async def test_a_request_that_nobody_answers_ends(h):
     with pytest.raises(RunTerminated):
         await ending
     with pytest.raises(RunNotFound):
-        await client.request("nobody", Approved("ada"), 1.0)
+        await client.request("unknown", Approved("ada"), 1.0)
 
 
 # --- topics
 
 
 @on_every_store
-async def test_a_broadcast_says_how_many_runs_it_woke(h):
+async def test_broadcast_returns_the_number_of_woken_runs(h):
     stage, client = Stage(h), await h.client()
-    assert await client.broadcast(Noticed("nobody waits")) == 0
+    assert await client.broadcast(Noticed("no reader")) == 0
     for n in range(3):
         await stage.waiting(f"w-{n}", "Noticed", "Approved")
     assert await client.broadcast(Noticed("all"), event_id="n") == 3
@@ -205,7 +205,7 @@ async def test_a_broadcast_says_how_many_runs_it_woke(h):
 
 
 @on_every_store
-async def test_an_emitted_value_waits_in_its_topic_for_one_reader(h):
+async def test_emitted_value_waits_in_its_topic_for_one_reader(h):
     stage, client = Stage(h), await h.client(config=EngineConfig(event_retention=100.0, max_pending_events=1))
     assert await client.emit("orders.paid", {"cents": 7}, event_id="a") == 0
     (queued,) = await h.store.topic("orders.paid")
@@ -218,7 +218,7 @@ async def test_an_emitted_value_waits_in_its_topic_for_one_reader(h):
 
 
 @on_every_store
-async def test_a_broadcast_reaches_a_run_that_is_executed_here_without_a_sweep(h):
+async def test_broadcast_reaches_a_local_run_without_a_sweep(h):
     engine = await h.engine(sending_sleeper, config=EngineConfig(sweep_interval=1000.0, lease=5000.0))
     stage = Stage(h)
     await stage.waiting("w", "Noticed")
@@ -231,7 +231,7 @@ async def test_a_broadcast_reaches_a_run_that_is_executed_here_without_a_sweep(h
     assert "w" in engine.resident
 
 
-def test_first_is_all_and_consumed_by_its_reader():
+def test_delivery_options_of_an_event_become_those_of_its_topic_event():
     options, body = encode_event(PaidOut(7), None, JSON)
     sent = build_topic_event(options, body, event_id="e", sent_at=10.0)
     assert (sent.topic, sent.delivery, sent.consume, sent.expires_at) == ("paid.out", "all", True, 40.0)
@@ -252,12 +252,12 @@ def ending_of(message) -> RunResult:
 
 
 @on_every_store
-async def test_the_first_to_complete_a_deferred_wins(h):
+async def test_first_completion_of_a_deferred_wins(h):
     stage, client = Stage(h), await h.client()
     await stage.run("r", begun=False)
     token = await client.deferred_token("r", "review")
-    answers = await h.drive(asyncio.gather(client.complete(token, {"ok": True}), client.fail(token, "no")))
-    assert sorted(answers) == [False, True]
+    results = await h.drive(asyncio.gather(client.complete(token, {"ok": True}), client.fail(token, "no")))
+    assert sorted(results) == [False, True]
     assert await client.complete(token, None) is False
     (message,) = await h.store.inbox("r")
     assert (message.id, message.kind, message.name) == ("deferred/0/review", "deferred", "review")
@@ -265,7 +265,7 @@ async def test_the_first_to_complete_a_deferred_wins(h):
 
 
 @on_every_store
-async def test_a_deferred_fails_with_the_error_itself_or_with_words(h):
+async def test_deferred_fails_with_an_exception_or_a_text(h):
     stage, client = Stage(h), await h.client()
     await stage.run("r")
     await client.fail(await client.deferred_token("r", "a"), KeyError("lost"))
@@ -280,20 +280,20 @@ async def test_a_deferred_fails_with_the_error_itself_or_with_words(h):
 
 
 @on_every_store
-async def test_a_deferred_of_a_run_that_has_gone_on_is_not_completed(h):
+async def test_deferred_of_an_ended_run_or_an_earlier_epoch_is_not_completed(h):
     stage, client = Stage(h), await h.client()
     await stage.run("ended")
-    await stage.run("anew")
-    tokens = [await client.deferred_token(run_id, "d") for run_id in ("ended", "anew")]
+    await stage.run("continued")
+    tokens = [await client.deferred_token(run_id, "d") for run_id in ("ended", "continued")]
     await stage.end("ended")
     continue_as = ContinueAs(workflow="staged", version=1, input=b"{}", first_executed_at=None)
     await stage.turn("anew", patch=RunPatch(status=RunStatus.SUSPENDED), continue_as=continue_as)
     assert [await client.complete(token, 1) for token in tokens] == [False, False]
-    assert await client.complete(await client.deferred_token("anew", "d"), 1) is True
+    assert await client.complete(await client.deferred_token("continued", "d"), 1) is True
 
 
 @on_every_store
-async def test_tokens_that_were_not_made_here_are_refused(h):
+async def test_forged_tokens_are_refused(h):
     stage, client = Stage(h), await h.client()
     await stage.run("r")
     token = await client.deferred_token("r", "d")
@@ -301,7 +301,7 @@ async def test_tokens_that_were_not_made_here_are_refused(h):
         with pytest.raises(InvalidToken):
             await client.complete(wrong, 1)
     with pytest.raises(RunNotFound):
-        await client.deferred_token("nobody", "d")
+        await client.deferred_token("unknown", "d")
     await stage.end("r", prune_at=h.clock.now())
     await h.store.prune(h.clock.now() + 1.0)
     with pytest.raises(InvalidToken, match="pruned"):
@@ -309,7 +309,7 @@ async def test_tokens_that_were_not_made_here_are_refused(h):
 
 
 @on_every_store
-async def test_tokens_outlive_a_rotation_of_the_keys(h):
+async def test_tokens_stay_valid_after_a_key_rotation(h):
     stage, client = Stage(h), await h.client()
     await stage.run("old")
     token = await client.deferred_token("old", "d")
@@ -324,10 +324,10 @@ async def test_tokens_outlive_a_rotation_of_the_keys(h):
 
 
 @on_every_store
-async def test_workers_learn_of_new_keys_before_these_sign(h):
+async def test_workers_read_new_keys_before_they_sign(h):
     engine, client = await h.engine(sending_sleeper), await h.client()
-    assert len(engine._core.coordinator.keys) == 1
+    assert len(engine._runtime.coordinator.keys) == 1
     await client.rotate_keys()
     await h.clock.advance(119)
-    old, new = engine._core.coordinator.keys
+    old, new = engine._runtime.coordinator.keys
     assert old.made_at < h.clock.now() < new.made_at

@@ -1,4 +1,4 @@
-"""Starting runs: ids, identity, payloads, options."""
+"""Start runs: ids, identity, payloads, options."""
 
 import asyncio
 import gc
@@ -59,9 +59,9 @@ async def gated(ctx: Context, n: int) -> int:
 
 
 @workflow
-async def patient(ctx: Context) -> str:
+async def waits_for_gate(ctx: Context) -> str:
     await ctx.receive("go")
-    return "gone"
+    return "passed"
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def forget_calls():
 
 
 @on_every_store
-async def test_a_new_run_gets_a_time_ordered_id(h):
+async def test_new_run_gets_a_time_ordered_id(h):
     engine = await h.engine(order)
     first = await engine.start(order, Order("a", 1))
     await h.clock.advance(0.01)
@@ -80,7 +80,7 @@ async def test_a_new_run_gets_a_time_ordered_id(h):
     assert first.id < second.id
 
 
-def test_a_new_id_is_a_uuid_of_version_7():
+def test_new_id_is_a_uuid_of_version_7():
     ids = [uuid.UUID(new_run_id(1.7e9)) for _ in range(100)]
     assert {(id.version, id.variant, id.int >> 80) for id in ids} == {(7, uuid.RFC_4122, 1_700_000_000_000)}
     assert len(set(ids)) == 100
@@ -88,7 +88,7 @@ def test_a_new_id_is_a_uuid_of_version_7():
 
 
 @on_every_store
-async def test_the_same_id_and_payload_observe_one_run(h):
+async def test_starts_with_the_same_id_and_payload_observe_one_run(h):
     engine = await h.engine(order)
     first = await engine.start(order, Order("a", 1), id="o")
     again = await engine.start(order, Order("a", 1), id="o")
@@ -101,7 +101,7 @@ async def test_the_same_id_and_payload_observe_one_run(h):
 
 
 @on_every_store
-async def test_one_run_whoever_asks_also_across_engines(h):
+async def test_concurrent_starts_across_engines_create_one_run(h):
     one = await h.engine(order)
     two = await h.engine(order, store=another_handle(h.store, h.clock))
     client = await h.client()
@@ -122,20 +122,20 @@ async def test_execute_starts_or_observes_and_returns_the_result(h):
 
 
 @on_every_store
-async def test_execute_of_a_run_that_has_ended_or_waits_here_observes_it(h):
-    engine = await h.engine(order, patient)
+async def test_execute_observes_a_run_that_has_ended_or_waits_here(h):
+    engine = await h.engine(order, waits_for_gate)
     assert await h.drive(engine.execute(order, Order("a", 1), id="o")) == "a/False"
     assert await h.drive(engine.execute(order, Order("a", 1), id="o"), within=1) == "a/False"
-    first = await engine.start(patient, id="p")
-    second = h.background(engine.execute(patient, id="p"))
+    first = await engine.start(waits_for_gate, id="p")
+    second = h.background(engine.execute(waits_for_gate, id="p"))
     await h.settle()
     await engine.send("p", "go")
-    assert [await h.run_to_end(first), await h.drive(second)] == ["gone", "gone"]
+    assert [await h.run_to_end(first), await h.drive(second)] == ["passed", "passed"]
     assert CALLS == ["a/False"]
 
 
 @on_every_store
-async def test_execute_with_another_payload_is_a_conflict(h):
+async def test_execute_with_another_payload_raises_run_conflict(h):
     engine = await h.engine(order)
     await h.drive(engine.execute(order, Order("a", 1), id="o"))
     with pytest.raises(RunConflict, match=r"'o' exists already with another payload"):
@@ -143,14 +143,14 @@ async def test_execute_with_another_payload_is_a_conflict(h):
 
 
 @on_every_store
-async def test_execute_is_not_answered_by_another_run_of_this_id_that_ends_just_then(h):
+async def test_execute_does_not_return_the_result_of_another_run_with_its_id(h):
     engine = await h.engine(gated)
     GATES.append(asyncio.Event())
     first = await engine.start(gated, 1, id="g")
     await h.settle()
     engine.faults.pause()
     GATES[-1].set()
-    await h.settle()  # its end is on its way to the store
+    await h.settle()  # the commit that ends it is in flight
     again = h.background(asyncio.gather(*(engine.execute(gated, n, id="g") for n in (1, 2)), return_exceptions=True))
     await h.settle()
     engine.faults.go_on()
@@ -161,7 +161,7 @@ async def test_execute_is_not_answered_by_another_run_of_this_id_that_ends_just_
 
 
 @on_every_store
-async def test_execute_says_that_the_store_refuses(h):
+async def test_execute_raises_the_error_of_the_store(h):
     engine = await h.engine(order)
     engine.faults.refuse(lambda write: isinstance(write, CreateRun))
     with pytest.raises(StoreError, match="planned"):
@@ -170,7 +170,7 @@ async def test_execute_says_that_the_store_refuses(h):
 
 
 @on_every_store
-async def test_nobody_is_told_of_a_refusal_who_has_stopped_waiting(h, caplog):
+async def test_cancelled_execute_logs_no_unretrieved_store_error(h, caplog):
     engine = await h.engine(order)
     engine.faults.pause()
     engine.faults.refuse(lambda write: isinstance(write, CreateRun))
@@ -186,7 +186,7 @@ async def test_nobody_is_told_of_a_refusal_who_has_stopped_waiting(h, caplog):
 
 
 @on_every_store
-async def test_another_payload_or_workflow_is_a_conflict(h):
+async def test_start_with_another_payload_or_workflow_raises_run_conflict(h):
     engine = await h.engine(order, other)
     await engine.start(order, Order("a", 1), id="o")
     with pytest.raises(RunConflict, match=r"'o' exists already with another payload"):
@@ -198,7 +198,7 @@ async def test_another_payload_or_workflow_is_a_conflict(h):
 
 
 @on_every_store
-async def test_payloads_are_compared_as_values_and_options_do_not_count(h):
+async def test_payloads_are_compared_as_values_and_options_are_ignored(h):
     engine = await h.engine(order)
     await engine.start(order, Order("a", 1), id="o", tags={"x": "1"})
     again = await engine.start(order.options(id="o", tags={"x": "2"}, delay=5), Order(cents=1, id="a"), gift=False)
@@ -207,7 +207,7 @@ async def test_payloads_are_compared_as_values_and_options_do_not_count(h):
 
 
 @on_every_store
-async def test_keywords_go_through_options(h):
+async def test_keyword_arguments_are_passed_through_options(h):
     engine = await h.engine(order)
     run = await engine.start(order.options(id="kw"), Order("a", 1), gift=True)
     assert await h.run_to_end(run) == "a/True"
@@ -215,7 +215,7 @@ async def test_keywords_go_through_options(h):
 
 
 @on_every_store
-async def test_an_idempotency_key_is_readable_where_it_can_be(h):
+async def test_run_id_contains_a_readable_idempotency_key(h):
     engine = await h.engine(keyed)
     run = await engine.start(keyed, Order("42", 1))
     assert run.id == "keyed:42"
@@ -227,7 +227,7 @@ async def test_an_idempotency_key_is_readable_where_it_can_be(h):
 
 @pytest.mark.parametrize("key", ["x" * 300, "tab\there", "", "line\nbreak", "\ud800"])
 @on_every_store
-async def test_an_idempotency_key_is_hashed_where_it_cannot_be_read(h, key):
+async def test_run_id_contains_the_hash_of_an_unreadable_idempotency_key(h, key):
     @workflow(name="hashed", idempotency_key=lambda n: key)
     async def hashed(ctx: Context, n: int) -> int:
         return n
@@ -241,7 +241,7 @@ async def test_an_idempotency_key_is_hashed_where_it_cannot_be_read(h, key):
 
 
 @on_every_store
-async def test_an_idempotency_key_must_be_a_string(h):
+async def test_idempotency_key_must_be_a_string(h):
     @workflow(name="badly_keyed", idempotency_key=lambda n: n)
     async def badly_keyed(ctx: Context, n: int) -> int:
         return n
@@ -253,7 +253,7 @@ async def test_an_idempotency_key_must_be_a_string(h):
 
 
 @on_every_store
-async def test_a_payload_that_does_not_fit_is_refused_with_the_path_and_nothing_is_stored(h):
+async def test_invalid_payload_is_refused_with_its_path_and_nothing_is_stored(h):
     engine = await h.engine(order)
     with pytest.raises(InvalidPayload, match="cents"):
         await engine.start(order, Order("a", "much"), id="bad")  # type: ignore[arg-type]
@@ -267,7 +267,7 @@ async def test_a_payload_that_does_not_fit_is_refused_with_the_path_and_nothing_
 
 
 @on_every_store
-async def test_an_option_that_does_not_exist_is_refused(h):
+async def test_unknown_start_option_is_refused(h):
     engine = await h.engine(order)
     with pytest.raises(WorkflowMisuse, match="no option colour"):
         await engine.start(order, Order("a", 1), colour="red")
@@ -279,7 +279,7 @@ async def test_an_option_that_does_not_exist_is_refused(h):
 
 
 @on_every_store
-async def test_starting_by_name(h):
+async def test_start_by_name(h):
     engine = await h.engine(order)
     run = await engine.start("order", Order("a", 1), id="by-name")
     assert await h.run_to_end(run) == "a/False"
@@ -288,7 +288,7 @@ async def test_starting_by_name(h):
 
 
 @on_every_store
-async def test_delay(h):
+async def test_delayed_run_starts_after_its_delay(h):
     engine = await h.engine(order)
     run = await engine.start(order, Order("a", 1), id="later", delay=timedelta(minutes=1))
     assert await run.status() is RunStatus.PENDING
@@ -313,7 +313,7 @@ async def test_tags_of_workflow_and_start_are_merged(h):
 
 
 @on_every_store
-async def test_runs_of_an_engine_that_does_not_have_the_workflow_wait_visibly(h):
+async def test_run_waits_for_a_worker_if_the_engine_does_not_have_its_workflow(h):
     engine = await h.engine(other)
     run = await engine.start(order, Order("a", 1), id="o")
     await h.clock.advance(60)
@@ -326,7 +326,7 @@ async def test_runs_of_an_engine_that_does_not_have_the_workflow_wait_visibly(h)
 
 
 @on_every_store
-async def test_a_client_starts_what_a_worker_executes(h):
+async def test_worker_executes_a_run_that_a_client_starts(h):
     client = await h.client()
     run = await client.start(order, Order("a", 1))
     await h.clock.advance(60)
@@ -336,7 +336,7 @@ async def test_a_client_starts_what_a_worker_executes(h):
 
 
 @on_every_store
-async def test_identity_lasts_until_the_run_is_pruned(h):
+async def test_run_id_is_taken_until_the_run_is_pruned(h):
     engine = await h.engine(order)
     run = await engine.start(order, Order("a", 1), id="o", retention=100)
     await h.run_to_end(run)
@@ -347,6 +347,6 @@ async def test_identity_lasts_until_the_run_is_pruned(h):
     assert (await engine.start(order, Order("b", 9), id="o")).created
 
 
-def test_ids_made_of_keys_never_mean_two_workflows():
+def test_ids_of_idempotency_keys_are_unique_per_workflow():
     assert keyed_run_id("a:b", "c") != keyed_run_id("a", "b:c")
     assert keyed_run_id("a", "") != keyed_run_id("b", "")

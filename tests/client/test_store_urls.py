@@ -1,4 +1,4 @@
-"""A store by its URL: which one it is, what is wrong with it, and that no password is ever shown."""
+"""Store URLs: which store they open, their errors, and that no message shows a password."""
 
 import asyncio
 import contextlib
@@ -39,17 +39,17 @@ def run_over(url: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
-def test_an_engine_and_a_client_over_postgresql(scheme):
+def test_engine_and_client_open_postgresql(scheme):
     with postgres.schema_of_its_own() as url:
         run_over(url.replace("postgresql://", f"{scheme}://", 1))
 
 
-def test_an_engine_and_a_client_over_redis():
+def test_engine_and_client_open_redis():
     with redis.prefix_of_its_own() as url:
         run_over(url)
 
 
-def test_an_engine_and_a_client_over_the_socket_of_a_redis_on_this_machine():
+def test_engine_and_client_open_a_local_redis_by_its_socket():
     with redis_with_socket() as server:
         run_over(server.socket_url)
         run_over(f"{server.socket_url}?db=2&prefix=shop")
@@ -58,8 +58,8 @@ def test_an_engine_and_a_client_over_the_socket_of_a_redis_on_this_machine():
         assert "db2:" in keys
 
 
-def test_a_node_of_a_cluster_is_not_opened_by_its_socket():
-    """The others would be looked for at its address."""
+def test_redis_cluster_node_is_not_opened_by_its_socket():
+    """A client would look for the other nodes at the socket's address."""
     with redis_with_socket(cluster_enabled="yes") as server, pytest.raises(StoreError) as caught:
         run_over(server.socket_url)
     assert "is a node of a cluster; use its host and port" in str(caught.value)
@@ -77,7 +77,7 @@ def redis_with_socket(**settings: str) -> Iterator[redis.Server]:
             server.remove()
 
 
-def test_redis_with_tls_is_redis():
+def test_rediss_url_opens_a_redis_store():
     assert isinstance(open_store("rediss://host:6380/0?prefix=shop", SYSTEM_CLOCK), RedisStore)
     assert isinstance(open_store("postgresql://a,b/shop?target_session_attrs=primary", SYSTEM_CLOCK), PostgresStore)
 
@@ -101,10 +101,10 @@ def test_redis_with_tls_is_redis():
         ("redis://:hunter2@cache/0?colour=red", "colour"),
         ("redis://:hunter2@cache/0?socket_timeout=soon", "socket_timeout"),
         ("rediss://:hunter2@cache:x/0", "Port"),
-        ("shop:hunter2@db/shop", "no store URL"),
+        ("shop:hunter2@db/shop", "not a store URL"),
     ],
 )
-def test_what_is_wrong_with_a_url_is_said_without_its_password(url, words):
+def test_error_of_an_invalid_url_shows_no_password(url, words):
     with pytest.raises(InvalidArgument) as caught:
         open_store(url, SYSTEM_CLOCK)
     assert words in str(caught.value)
@@ -127,7 +127,7 @@ def test_what_is_wrong_with_a_url_is_said_without_its_password(url, words):
         ("sqlite:////var/lib/shop.db", "sqlite:////var/lib/shop.db"),
     ],
 )
-def test_a_url_as_it_may_be_shown(url, shown):
+def test_redact_password(url, shown):
     assert redact_password(url) == shown
 
 
@@ -140,7 +140,7 @@ def test_a_url_as_it_may_be_shown(url, shown):
         "redis://127.0.0.1:1/0?password=hunter2",
     ],
 )
-def test_a_server_that_cannot_be_reached_is_named_without_its_password(url, caplog):
+def test_error_of_an_unreachable_server_shows_no_password(url, caplog):
     async def main() -> None:
         store = open_store(url, SYSTEM_CLOCK)
         with pytest.raises(StoreError) as caught:
@@ -157,7 +157,7 @@ def test_a_server_that_cannot_be_reached_is_named_without_its_password(url, capl
     ("url", "driver", "extra"),
     [("postgresql://db/shop", "asyncpg", "perdure[postgres]"), ("redis://cache", "redis", "perdure[redis]")],
 )
-def test_a_driver_that_is_not_installed(url, driver, extra):
+def test_missing_driver_is_refused_with_the_extra_to_install(url, driver, extra):
     script = f"import sys; sys.modules[{driver!r}] = None; import perdure; perdure.Engine({url!r})"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -1,11 +1,11 @@
-"""What comes later is refused in words, never accepted and ignored."""
+"""Options of later versions are refused with an error message, never accepted and ignored."""
 
 import pytest
 
 from perdure import WorkflowMisuse, step
 
 
-def test_a_pool_of_a_step_is_refused():
+def test_pool_of_a_step_is_refused():
     with pytest.raises(WorkflowMisuse, match="not part of this version yet"):
         step(pool="gpu")
 

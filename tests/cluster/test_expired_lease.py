@@ -101,7 +101,7 @@ async def test_turns_of_a_fenced_worker_are_rejected_and_counted(h):
     await h.store.release_runs(late.worker, h.clock.now(), recovered=True)
     gate.set()
     await h.settle()
-    assert late._core.coordinator.rejected_turns == 3
+    assert late._runtime.coordinator.rejected_turns == 3
     await h.clock.advance(10)
     assert [await late.status(f"h{n}") for n in range(3)] == [RunStatus.SUCCEEDED] * 3
 

@@ -22,7 +22,7 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglo
 REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
 
 # Called only by a handle, by `async with` or by the engine.
-INTERNAL = {"result_of", "open", "stop"}
+INTERNAL = {"open", "request_cancel"}
 
 # Only code spans and code blocks document a name, not words of a sentence.
 CODE = "\n".join(re.findall(r"```.*?```|`[^`]+`", REFERENCE, re.DOTALL))

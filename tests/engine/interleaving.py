@@ -31,7 +31,7 @@ class Doorkeeper:
 
     def hold(self, who: str, party: Any, calls: frozenset[str] = HELD, *, answers: bool = True) -> None:
         """From now on this engine's or client's calls wait at the door; commits once more before they are answered."""
-        faults = party._link.store
+        faults = party._session.store
         through = faults._through
 
         async def held(name: str, call: Callable[[], Awaitable[Any]]) -> Any:

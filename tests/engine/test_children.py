@@ -554,7 +554,7 @@ def test_terminated_run_ends_its_children_at_any_crash(kind, tmp_path):
 
     async def terminate(engine):
         while await engine.status("grandchild") is None:
-            await sleep_on(engine._open.clock, 1)
+            await sleep_on(engine._session.clock, 1)
         await engine.terminate("crash-everywhere")
 
     async def all_cancelled(engine):

@@ -561,7 +561,7 @@ def test_a_crash_at_every_commit_with_compensations_that_are_exhausted(kind, tmp
 def test_a_crash_at_every_commit_of_a_run_that_is_cancelled(kind, tmp_path):
     async def cancel(engine):
         while not any(entry.kind == "sleep" for entry in await engine.history("crash-everywhere")):
-            await sleep_on(engine._open.clock, 1)
+            await sleep_on(engine._session.clock, 1)
         await engine.cancel("crash-everywhere")
 
     async def check(engine):

@@ -175,7 +175,7 @@ async def the_world(engine, names: list[str]) -> None:
         while (await engine.describe(ID)).generation < int(name[0]):
             if (await engine.status(ID)).terminal:
                 return
-            await sleep_on(engine._open.clock, 1)
+            await sleep_on(engine._session.clock, 1)
         await engine.complete(await engine.deferred_token(ID, f"verdict {name}"), number)
 
 

@@ -51,10 +51,10 @@ async def test_recover_reports_what_it_did(h):
     config = EngineConfig(sweep_interval=10_000)
     second = await h.engine(stuck, config=config)
     report = await second.recover()
-    assert (report.workers_gone, report.runs_released, report.runs_claimed) == (0, 0, 0)
+    assert (report.workers_fenced, report.runs_released, report.runs_claimed) == (0, 0, 0)
     h.clock._now += 16  # past the lease, with no duty having looked yet
     report = await second.recover()
-    assert (report.workers_gone, report.runs_released, report.runs_claimed) == (1, 3, 3)
+    assert (report.workers_fenced, report.runs_released, report.runs_claimed) == (1, 3, 3)
     gate.set()
     for i in range(3):
         await h.run_to_end(second.get(f"s{i}"))

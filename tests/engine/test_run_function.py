@@ -97,7 +97,7 @@ def test_a_worker_runs_until_a_signal(tmp_path, number):
             result = await asyncio.wait_for(client.execute(script, 1), 30)
             os.kill(os.getpid(), number)
             await asyncio.wait_for(working, 30)
-            assert await client._open.store.workers() == []
+            assert await client._session.store.workers() == []
             return result
 
     assert asyncio.run(main()) == 2

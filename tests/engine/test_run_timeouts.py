@@ -130,7 +130,7 @@ async def test_failed_run_with_retry_starts_a_new_generation(h):
     assert await run.status() is RunStatus.SUSPENDED
     (reason,) = (await run.describe()).waiting_for
     assert reason.kind == "retry"
-    assert "the run is tried again" in str(reason)
+    assert "retry of the run" in str(reason)
     assert await h.run_to_end(run) == "in generation 2"
     assert LOG == ["generation 0", "generation 1", "generation 2"]
     assert (await run.describe()).generation == 2

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from perdure import Client, Context, EngineConfig, Retry, RunStatus, StoreError, current_step, step, workflow
+from perdure import Client, Context, EngineConfig, Retry, RunStatus, StoreError, Worker, current_step, step, workflow
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.store_matrix import everything_in, on_every_store
 
@@ -167,6 +167,21 @@ async def test_commit_with_a_lost_response_is_not_committed_twice(h):
     assert [entry.location for entry in lossy_run.entries] == [entry.location for entry in clean.entries]
     assert lossy_run.position == clean.position
     assert lossy_run.record.status is RunStatus.SUCCEEDED
+
+
+@on_every_store
+async def test_worker_retries_to_open_its_store_after_a_client_gives_up(h):
+    config = EngineConfig(store_retry=Retry(max_attempts=2, initial=0.1, jitter=0))
+    faulty = h.faulty()
+    faulty.away(10, calls=["open"])
+    with pytest.raises(StoreError):
+        await h.drive(Client(faulty, config=config, clock=h.clock).open())
+    worker = Worker(faulty, [busy], config=config, clock=h.clock)
+    await h.drive(worker.__aenter__())
+    client = await h.client()
+    run = await h.drive(client.start(busy, 1))
+    assert await h.run_to_end(run) == 30
+    await h.drive(worker.__aexit__(None, None, None))
 
 
 @on_every_store

@@ -250,7 +250,7 @@ async def test_run_claimed_during_a_stale_load_is_loaded_again(h):
         return snapshots
 
     engine.faults.load = slow_load
-    engine._core.coordinator.loader.load(["n"])  # as after a turn of it was refused
+    engine._runtime.coordinator.loader.load(["n"])  # as after a turn of it was refused
     await h.settle()
     await h.clock.advance(11)  # due, and claimed
     gate.set()

@@ -47,7 +47,7 @@ class EffectsProbe:
         self.engine = engine
         self.stage = stage
         self.reports: list[StepDone | AwaitingResult] = []
-        self.external = engine._core.coordinator.external_effects
+        self.external = engine._runtime.coordinator.external_effects
         self.external._on_completed = lambda run_id, outcomes: self.reports.extend(outcomes)
 
     async def start(self, work, location="effect", of="caller"):
@@ -322,7 +322,7 @@ async def test_unavailable_store_delays_an_effect(h):
     await effects.start(SendEvent("other", paid()))
     await h.settle()
     assert effects.reports == []
-    assert not effects.engine._core.is_idle
+    assert not effects.engine._runtime.is_idle
     await h.clock.advance(600)
     assert [type(report) for report in effects.reports] == [StepDone]
     assert await stage.inbox("other") == [("event", "paid", b"7")]

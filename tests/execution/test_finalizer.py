@@ -70,7 +70,7 @@ async def test_observer_of_a_run_that_ends_here_is_notified_without_a_sweep(h):
     run = await engine.start(finalized_sleeper, 1.0, id="child")
     await h.settle()
     await stage.observe("child", "parent")
-    engine._core.run_is_observed("child")
+    engine._runtime.run_is_observed("child")
     await h.clock.advance(1.0)
     assert await run.status() is RunStatus.SUCCEEDED
     assert [kind for kind, _, _ in await stage.inbox("parent")] == ["child"]
@@ -128,7 +128,7 @@ async def test_observer_of_many_runs_is_notified_once_before_they_are_marked_fin
             notified.append((run_id, {type(write) for batch in engine.faults.committed for write in batch}))
 
     engine.faults.committed.clear()
-    await h.drive(RunFinalizer(engine._open, RecordingWorker(), lambda: None).tick(h.clock.now()))
+    await h.drive(RunFinalizer(engine._session.store_session, RecordingWorker(), lambda: None).tick(h.clock.now()))
     assert notified == [("parent", {DeliverMessage})]
     assert await h.store.unfinalized() == []
 

@@ -112,7 +112,7 @@ async def test_run_found_in_the_store_before_its_creation_is_confirmed_is_loaded
     engine.faults.commit = late
     starting = h.background(engine.start(doubles, 4))
     await h.settle()
-    engine._core._claimer.needs_reconcile = True  # as after a lost result: the worker reads which runs it owns
+    engine._runtime._claimer.needs_reconcile = True  # as after a lost result: the worker reads which runs it owns
     await h.drive(engine.recover())
     await h.settle()
     confirmed.set()

@@ -138,7 +138,7 @@ async def test_shutdown_waits_for_external_effects_and_starts_no_new_ones(h):
     turns = [Turn(entries=(entry(each.location),), effects=(each,), busy=True) for each in effects]
     engine = await h.engine(turn_maker)
     runner = ScriptedRunner(*turns)
-    external_effects = engine._core.coordinator.external_effects
+    external_effects = engine._runtime.coordinator.external_effects
     with patch.object(run_loader, "Runner", lambda start: runner):
         run = await engine.start(turn_maker, id="r")
         while not external_effects.busy:

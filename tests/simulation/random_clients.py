@@ -81,7 +81,7 @@ class Caller:
 
     async def live(self, until: float) -> None:
         self.client = await self._world.client(self._name)
-        process: Any = self.client._clock
+        process: Any = self.client._session.process_clock
         while self._world.loop.moment - self._world.began_at < until:
             await process.wait(self._chance.choice((0.0, 0.01, 0.1, 0.3, 1.0)))
             await self.call()
@@ -222,17 +222,17 @@ class Caller:
     def _snapshots(self) -> Iterator[list[Snapshot]]:
         """What the client reads of runs within this block."""
         client: Any = self.client
-        read, snapshot_of = [], client._snapshot
+        read, snapshot_of = [], client._session.load_snapshot
 
         async def remember(run_id: str) -> Snapshot:
             read.append(await snapshot_of(run_id))
             return read[-1]
 
-        client._snapshot = remember
+        client._session.load_snapshot = remember
         try:
             yield read
         finally:
-            del client._snapshot
+            del client._session.load_snapshot
 
     async def _prune(self, run_id: str) -> str:
         return str(await prune(self.client, 100))
@@ -257,5 +257,5 @@ def _life(described: RunDescription) -> Life:
 
 
 async def all_records(client: Client) -> list[Any]:
-    page = await client._open.store.runs(RunQuery(limit=1_000))
+    page = await client._session.store.runs(RunQuery(limit=1_000))
     return list(page.runs)

@@ -114,7 +114,7 @@ async def test_wait_that_cannot_end_fails_at_once_with_the_reason(engine):
 async def test_request_without_a_reply_fails_with_the_reason(engine):
     run = await engine.start(month, "ada")
     await engine.start(approval, id="kit-silent")
-    with pytest.raises(AssertionError, match="run 'kit-silent' does not answer: it waits for event KitApproved"):
+    with pytest.raises(AssertionError, match="run 'kit-silent' does not reply: it waits for event KitApproved"):
         await engine.request("kit-silent", "question", payload=1)
     assert await run.status() is RunStatus.SUCCEEDED, "time passed while it was waited for"
 

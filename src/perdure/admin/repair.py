@@ -1,4 +1,4 @@
-"""Mending: carrying out what an examination of a store found to be left undone. Each deed is safe to repeat."""
+"""Repair what a health check found, and prune finished runs. Every action is safe to repeat."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from perdure.execution.local_worker import NullLocalWorker
 from perdure.execution.maintenance import BroadcastResumer
 
 PAGE = 500
+BULK_ACTIONS = ("finalize", "fan_out")  # one execution repairs all findings of the kind
 
 
 async def repair(client: Client, findings: Iterable[Finding]) -> list[str]:
-    """Do what can be done about these, and say what was done."""
+    """Repair the findings that can be repaired. Return a text for each action."""
     actions: list[str] = []
     repaired_in_bulk: set[str] = set()
     for finding in findings:
         if finding.repair is None or finding.subject is None or finding.repair in repaired_in_bulk:
             continue
-        if finding.repair in ("settle", "fan_out"):
-            repaired_in_bulk.add(finding.repair)  # one go does it for all
+        if finding.repair in BULK_ACTIONS:
+            repaired_in_bulk.add(finding.repair)
         try:
             actions.append(await _repair_one(client, finding.repair, finding.subject))
         except PerdureError as error:
@@ -31,76 +32,76 @@ async def repair(client: Client, findings: Iterable[Finding]) -> list[str]:
     return actions
 
 
-async def _repair_one(client: Client, what: str, subject: str) -> str:
-    match what:
-        case "bury":
+async def prune(client: Client, limit: int) -> int:
+    """Delete up to `limit` finished runs whose retention is over, and expired events. Return the number of runs."""
+    session = client._session
+    keep_ids_for = session.config.seconds("event_retention")
+    return await session.read(partial(session.store.prune, session.clock.now(), limit, keep_ids_for=keep_ids_for))
+
+
+async def _repair_one(client: Client, action: str, subject: str) -> str:
+    match action:
+        case "remove_worker":
             return await _remove_dead_worker(client, subject)
-        case "release":
-            return f"released {_runs(await _release(client, subject))} of {subject}, which is not there"
+        case "release_runs":
+            return f"released {_runs(await _release_runs(client, subject))} of unknown worker {subject}"
         case "resume":
             await client.resume(subject)
             return f"resumed run {subject}"
         case "cancel":
             await client.cancel(subject)
-            return f"asked run {subject} to stop, as its parent has ended"
-        case "settle":
-            return await _settle(client)
+            return f"requested cancellation of run {subject}, because its parent has ended"
+        case "finalize":
+            return await _finalize_runs(client)
         case _:
-            return await _fan_out(client)
+            return await _resume_broadcasts(client)
 
 
 async def _remove_dead_worker(client: Client, worker_id: str) -> str:
-    """Only a worker that has not renewed meanwhile: one that is back is left alone."""
-    link = client._open
-    workers = {worker.id: worker for worker in await link.read(link.store.workers)}
+    """Fence and remove a worker, unless it has renewed its lease since the health check."""
+    session = client._session
+    workers = {worker.id: worker for worker in await session.read(session.store.workers)}
     worker = workers.get(worker_id)
     if worker is None:
-        return f"worker {worker_id} was forgotten meanwhile"
+        return f"worker {worker_id} was already removed"
     if not worker.fenced:
-        gone = partial(link.store.fence_worker, worker_id, unless_renewed_after=worker.lease_until)
-        if worker.lease_until >= link.clock.now() or not await link.read(gone):
-            return f"worker {worker_id} is back, and was left alone"
-    runs = await _release(client, worker_id)
-    await link.read(partial(link.store.remove_worker, worker_id))
-    return f"declared worker {worker_id} gone and released {_runs(runs)}"
+        fence = partial(session.store.fence_worker, worker_id, unless_renewed_after=worker.lease_until)
+        if worker.lease_until >= session.clock.now() or not await session.read(fence):
+            return f"worker {worker_id} has renewed its lease and was not changed"
+    runs = await _release_runs(client, worker_id)
+    await session.read(partial(session.store.remove_worker, worker_id))
+    return f"removed dead worker {worker_id} and released {_runs(runs)}"
 
 
-async def _release(client: Client, worker_id: str) -> int:
-    link, released = client._open, 0
-    release = partial(link.store.release_runs, worker_id, link.clock.now(), recovered=True, limit=PAGE)
-    while page := await link.read(release):
+async def _release_runs(client: Client, worker_id: str) -> int:
+    session, released = client._session, 0
+    release = partial(session.store.release_runs, worker_id, session.clock.now(), recovered=True, limit=PAGE)
+    while page := await session.read(release):
         released += len(page)
     return released
 
 
-async def _settle(client: Client) -> str:
-    link = client._open
-    before = len(await link.read(partial(link.store.unfinalized, PAGE)))
-    await RunFinalizer(link, NullLocalWorker(), _ignore).tick(link.clock.now())
-    left = len(await link.read(partial(link.store.unfinalized, PAGE)))
-    return f"settled {_runs(before - left)} that had ended" + (f", {left} are left" if left else "")
+async def _finalize_runs(client: Client) -> str:
+    session = client._session
+    before = len(await session.read(partial(session.store.unfinalized, PAGE)))
+    worker = NullLocalWorker()
+    await RunFinalizer(session.store_session, worker, worker.runs_may_be_due).tick(session.clock.now())
+    left = len(await session.read(partial(session.store.unfinalized, PAGE)))
+    return f"finalized {_runs(before - left)}" + _remaining(left)
 
 
-async def _fan_out(client: Client) -> str:
-    link = client._open
-    before = len(await link.read(partial(link.store.unfinished_broadcasts, PAGE)))
-    await BroadcastResumer(link, _ignore).tick(link.clock.now())
-    left = len(await link.read(partial(link.store.unfinished_broadcasts, PAGE)))
-    return f"gave {before - left} event{'' if before - left == 1 else 's'} to the rest of those who waited" + (
-        f", {left} are left" if left else ""
-    )
+async def _resume_broadcasts(client: Client) -> str:
+    session = client._session
+    before = len(await session.read(partial(session.store.unfinished_broadcasts, PAGE)))
+    await BroadcastResumer(session.store_session, NullLocalWorker().runs_may_be_due).tick(session.clock.now())
+    left = len(await session.read(partial(session.store.unfinished_broadcasts, PAGE)))
+    finished = before - left
+    return f"finished {finished} broadcast{'' if finished == 1 else 's'}" + _remaining(left)
 
 
 def _runs(count: int) -> str:
     return "1 run" if count == 1 else f"{count} runs"
 
 
-def _ignore() -> None:
-    """Notify no worker: workers find the writes in the store."""
-
-
-async def prune(client: Client, limit: int) -> int:
-    """Delete a page of finished runs whose retention is over, and what has expired. How many runs."""
-    link = client._open
-    remember = client._config.seconds("event_retention")
-    return await link.read(partial(link.store.prune, link.clock.now(), limit, keep_ids_for=remember))
+def _remaining(count: int) -> str:
+    return f", {count} remaining" if count else ""

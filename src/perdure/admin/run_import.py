@@ -1,4 +1,4 @@
-"""Transfer: an exported run (see `exported`) put into a store, as it was or held until somebody resumes it."""
+"""Import an exported run (see `perdure.client.run_export`) into a store."""
 
 from __future__ import annotations
 
@@ -13,37 +13,42 @@ from perdure.model.validation import check_name
 from perdure.stores.results import Committed, IdTaken, Snapshot
 from perdure.stores.writes import CommitTurn, CreateRun, RunPatch
 
-LEASE = 60.0
+LEASE_SECONDS = 60.0  # of the worker that owns the run during the import
 
 
 async def import_run(client: Client, data: object, *, run_id: str | None = None) -> str:
-    """Put an exported run into the store, under its own id or another one; its id.
+    """Create a run from an export, under its own id or `run_id`. Return its id.
 
-    One that had ended has ended here too. One that was open is held until it is resumed, so that nothing is done twice
-    by accident. Its parent stays behind. `RunConflict` if the id is taken.
+    An ended run stays ended. An open run is held until you resume it, so that no step is executed twice by accident.
+    The imported run has no parent. Raises `RunConflict` if the id is taken.
     """
     snapshot = parse_snapshot(data)
-    link, config, now = client._open, client._config, client._open.clock.now()
+    session = client._session
+    config, now = session.config, session.clock.now()
     new_id = snapshot.record.id if run_id is None else check_name("a run's id", run_id)
     worker = WorkerRecord(
-        id=f"import-{new_token()}", pool="import", workflows=(), lease_until=now + LEASE, started_at=now
+        id=f"import-{new_token()}", pool="import", workflows=(), lease_until=now + LEASE_SECONDS, started_at=now
     )
-    await link.read(lambda: link.store.join(worker))
+    await session.read(lambda: session.store.join(worker))
     try:
         record = _imported_record(snapshot.record, new_id, worker.id, shard_of(new_id, config.shards))
-        if isinstance(await link.committer.write(CreateRun(record, snapshot.entries, snapshot.inbox)), IdTaken):
+        if isinstance(await session.committer.write(CreateRun(record, snapshot.entries, snapshot.inbox)), IdTaken):
             raise RunConflict(new_id, "a history of its own")
-        settled = await link.committer.write(
+        result = await session.committer.write(
             _import_commit(snapshot, new_id, worker.id, now, config.seconds("run_retention"))
         )
-        assert isinstance(settled, Committed), settled
+        assert isinstance(result, Committed), result
     finally:
-        await link.read(lambda: link.store.remove_worker(worker.id))
+        await session.read(lambda: session.store.remove_worker(worker.id))
     return new_id
 
 
 def _imported_record(record: RunRecord, run_id: str, owner: str, shard: int) -> RunRecord:
-    """Born claimed by whoever imports it, so that nobody executes it. A run begins when it is created: so did this."""
+    """Return the record of the new run.
+
+    The import's own worker owns it, so that no other worker executes it. The store takes `created_at` as the time of
+    the first execution.
+    """
     return replace(
         record,
         id=run_id,
@@ -53,7 +58,7 @@ def _imported_record(record: RunRecord, run_id: str, owner: str, shard: int) -> 
         shard=shard,
         parent=None,
         attached=False,
-        # As for a fork: what it had subscribed to is in another store, and effects still to come get ids of their own.
+        # As for a fork: its subscriptions are in another store, and its later effects need ids of their own.
         generation=record.generation + (not record.status.terminal),
     )
 
@@ -61,7 +66,7 @@ def _imported_record(record: RunRecord, run_id: str, owner: str, shard: int) -> 
 def _import_commit(snapshot: Snapshot, run_id: str, worker: str, now: float, retention: float) -> CommitTurn:
     record = snapshot.record
     if record.status.terminal:
-        kept = retention if record.retention is None else record.retention
+        kept_for = retention if record.retention is None else record.retention
         patch = RunPatch(
             status=record.status,
             result=record.result,
@@ -69,10 +74,10 @@ def _import_commit(snapshot: Snapshot, run_id: str, worker: str, now: float, ret
             ended_at=record.ended_at,
             recoveries=record.recoveries,
             drift=record.drift,
-            prune_at=now + kept,
+            prune_at=now + kept_for,
         )
     else:
-        held = Hold("imported", f"imported from another store; perdure resume {run_id} lets it go on")
+        held = Hold("imported", f"imported from another store; run `perdure resume {run_id}` to continue it")
         patch = RunPatch(status=RunStatus.SUSPENDED, held=held, waits=(Wait("held", name=held.reason),))
     return CommitTurn(
         run_id=run_id,

@@ -49,17 +49,17 @@ def check(
             print_json(compatibility_shape(found))
         else:
             _print(found)
-    raise typer.Exit(FAILED if found.misfits else DONE)
+    raise typer.Exit(FAILED if found.incompatible else DONE)
 
 
 def _print(found: CompatibilityReport) -> None:
     from rich.text import Text
 
-    for group in _group(found.misfits):
+    for group in _group(found.incompatible):
         print_out(_describe(group))
     for name, count in sorted(found.unknown_workflows.items()):
         print_out(literal(f"Skipped {counted(count, 'run')} of workflow {name} (not defined in this code)"))
-    incompatible = len(found.misfits)
+    incompatible = len(found.incompatible)
     if incompatible:
         text = counted(incompatible, "incompatible run")
         print_out(Text.assemble((text, "bold red"), f", {found.compatible} compatible"))
@@ -89,4 +89,4 @@ def _describe(group: list[IncompatibleRun]) -> Text:
     for name, value in facts:
         if value is not None:
             text.append(f"\n  {name:<9} ", "bright_black").append(value)
-    return text.append(f"\n  {'fix':<9} ", "bright_black").append(first.remedy, "green")
+    return text.append(f"\n  {'fix':<9} ", "bright_black").append(first.suggested_fix, "green")

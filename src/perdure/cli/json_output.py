@@ -92,15 +92,15 @@ def finding_shape(finding: Finding) -> Shape:
 
 def compatibility_shape(report: CompatibilityReport) -> Shape:
     return {
-        "compatible": not report.misfits,
+        "compatible": not report.incompatible,
         "compatible_runs": report.compatible,
-        "incompatible_runs": [incompatible_run_shape(run) for run in report.misfits],
+        "incompatible_runs": [incompatible_run_shape(run) for run in report.incompatible],
         "unknown_workflows": dict(report.unknown_workflows),
     }
 
 
 def incompatible_run_shape(run: IncompatibleRun) -> Shape:
-    return _shape(run, INCOMPATIBLE_RUN, run=run.run_id, suggested_fix=run.remedy)
+    return _shape(run, INCOMPATIBLE_RUN, run=run.run_id)
 
 
 def _shape(value: object, names: tuple[str, ...], **other: Any) -> Shape:

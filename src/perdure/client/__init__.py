@@ -1,1 +1,1 @@
-"""Client: calls about runs, without executing any."""
+"""Client: start, query and control runs without executing them."""

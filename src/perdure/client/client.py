@@ -1,49 +1,33 @@
 """Client: every call about runs, without executing any.
 
-A facade: it checks what it is given, hands a write to the committer or a question to the store, and turns the answer
-into what callers see. `Engine` is this plus a worker in the same process. Starting, looking and stopping are here; the
-rooms it is built on have the rest: events and deferreds in `messaging`, dead letters in `letters`, `streams`.
+A facade: each public call is one line that delegates to a component. The components share one `ClientSession`. `Engine`
+is a client with a worker in the same process. `Run` is a handle: it has an id and calls its client.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from datetime import timedelta
-from functools import partial
-from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from types import TracebackType
+from typing import Any, Generic, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 
-from perdure.client.rewind import plan_fork, plan_rewind
-from perdure.client.run_export import export_snapshot
-from perdure.client.run_handle import Run
+from perdure.client.control import ControlClient
+from perdure.client.dead_letters import DeadLetterClient
+from perdure.client.deferreds import DeferredClient
+from perdure.client.messages import MessageClient
+from perdure.client.queries import QueryClient
+from perdure.client.session import ClientSession
+from perdure.client.starts import StartClient
 from perdure.client.streams import StreamClient
-from perdure.client.views import (
-    HistoryEntry,
-    RunDescription,
-    RunList,
-    Suspended,
-    build_history,
-    describe_run,
-    entry_view,
-    published_values,
-    waiting_reasons,
-)
-from perdure.errors import RunCancelled, RunConflict, RunFailed, RunNotFound, StoreError
-from perdure.execution.store_writes import build_end_run, cancel_message, raise_for_delivery
-from perdure.model.ids import new_run_id, new_token, shard_of
+from perdure.client.views import DeadLetterView, HistoryEntry, RunDescription, RunList, Suspended
+from perdure.clock import SYSTEM_CLOCK, Clock
+from perdure.config import EngineConfig
 from perdure.model.queries import RunQuery
-from perdure.model.records import Message, RunRecord, RunStatus
-from perdure.model.validation import check_name, check_seconds
-from perdure.stores.results import AlreadyStarted, Committed, Created, IdTaken, MessageDelivered, Snapshot, WriteResult
-from perdure.stores.writes import CreateRun
+from perdure.model.records import RunStatus
+from perdure.model.validation import check_name
+from perdure.stores.protocol import Store
 from perdure.workflows.context import Context
-from perdure.workflows.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow
-from perdure.workflows.start_request import (
-    StartRequest,
-    build_start_request,
-    build_start_request_by_name,
-    check_same_run,
-    start_options,
-)
+from perdure.workflows.definition import BoundWorkflow, Workflow
 from perdure.workflows.types import Complete
 
 P = ParamSpec("P")
@@ -52,8 +36,8 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
+R_co = TypeVar("R_co", covariant=True)
 Body = Coroutine[Any, Any, R]
-REWIND_TRIES = 20  # a run that is busy moves on under one's hands
 
 
 class StartKeywords(TypedDict, total=False):
@@ -66,10 +50,40 @@ class StartKeywords(TypedDict, total=False):
     retention: float | timedelta | None
 
 
-class Client(StreamClient):
-    """`async with Client(url) as client:` asks and tells; runs are executed by workers elsewhere."""
+class Client:
+    """Starts, queries and controls runs; workers in other processes execute them.
 
-    # --- starting
+    Use it as `async with Client(url) as client:`, from one event loop.
+    """
+
+    def __init__(self, url: str | Store, *, config: EngineConfig | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._session = session = ClientSession(url, config, clock, client_name=type(self).__name__)
+        self._queries = QueryClient(session)
+        self._starts = StartClient(session, self._queries)
+        self._control = ControlClient(session)
+        self._messages = MessageClient(session)
+        self._deferreds = DeferredClient(session)
+        self._dead_letters = DeadLetterClient(session)
+        self._streams = StreamClient(session)
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    async def open(self) -> None:
+        """Open the store; `async with` calls it. Raises `StoreError` after all attempts of `store_retry`."""
+        await self._session.open()
+
+    async def shutdown(self, grace: float | timedelta | None = None) -> None:
+        """Close the store; `async with` calls it."""
+        await self._session.close()
+
+    # --- start
 
     @overload
     async def start(self, wf: Callable[[Context], Body[R]], /, **options: Unpack[StartKeywords]) -> Run[R]: ...
@@ -92,10 +106,13 @@ class Client(StreamClient):
     @overload
     async def start(self, wf: str, /, *args: Any, **options: Unpack[StartKeywords]) -> Run[Any]: ...
     async def start(self, wf: Any, /, *args: Any, **given: Any) -> Run[Any]:
-        """Start a run, or observe the one that has this id; returns once it is durable."""
-        order = await self._build_start_request(wf, args, given)
-        created = self._check_created(order, await self._create(order))
-        return Run(order.record.id, self, order.workflow, created=created)
+        """Start a run and return its handle when the run is stored.
+
+        If the id is taken by a run of the same workflow with an equal payload, return a handle on that run. Otherwise
+        raise `RunConflict`.
+        """
+        request, created = await self._starts.start(wf, args, given)
+        return Run(request.record.id, self, request.workflow, created=created)
 
     @overload
     async def execute(self, wf: Callable[[Context], Body[R]], /, **options: Unpack[StartKeywords]) -> R: ...
@@ -118,234 +135,205 @@ class Client(StreamClient):
     @overload
     async def execute(self, wf: str, /, *args: Any, **options: Unpack[StartKeywords]) -> Any: ...
     async def execute(self, wf: Any, /, *args: Any, **given: Any) -> Any:
-        """Start a run, or observe the one that has this id, and wait for its result."""
-        return await self._execute(await self._build_start_request(wf, args, given))
+        """Start a run like `start`, wait for its end and return its value.
 
-    async def _build_start_request(self, wf: Any, args: tuple[Any, ...], given: dict[str, Any]) -> StartRequest:
-        if isinstance(wf, str) and REGISTRY.latest(check_name("a workflow's name", wf)) is None:
-            return await self._order_by_name(wf, args, start_options(given))
-        bound = isinstance(wf, BoundWorkflow)
-        return build_start_request(
-            wf,
-            args,
-            given if bound else {},
-            StartOptions() if bound else start_options(given),
-            codec=self._open.codec,
-            config=self._config,
-            now=self._open.clock.now(),
-        )
+        Raises what `start` and `result` raise.
+        """
+        return await self._starts.execute(wf, args, given)
 
-    async def _order_by_name(self, name: str, args: tuple[Any, ...], options: StartOptions) -> StartRequest:
-        workers = await self._open.read(self._open.store.workers)
-        codec, now = self._open.codec, self._open.clock.now()
-        return build_start_request_by_name(name, args, options, workers, codec=codec, config=self._config, now=now)
-
-    async def _create(self, order: StartRequest) -> WriteResult:
-        return await self._open.committer.write(CreateRun(order.record))
-
-    def _check_created(self, order: StartRequest, answer: WriteResult) -> bool:
-        """Whether the run was made; if not, it is observed, or `RunConflict`."""
-        if isinstance(answer, IdTaken):
-            check_same_run(order, answer.record, self._open.codec)
-        return isinstance(answer, Created)
-
-    async def _execute(self, order: StartRequest) -> Any:
-        self._check_created(order, await self._create(order))
-        return await self.result_of(order.record.id, order.workflow, None)
-
-    # --- looking
+    # --- query
 
     def get(self, run_id: str) -> Run[Any]:
-        """A handle on a run, whether or not it exists: `RunNotFound` comes when it is used."""
+        """Return a handle on a run. The handle's calls raise `RunNotFound` if the run does not exist."""
         return Run(check_name("a run's id", run_id), self, None, created=False)
 
     async def status(self, run_id: str) -> RunStatus | None:
-        """Where a run stands; None if there is no such run."""
-        record = await self._find(run_id)
-        return None if record is None else record.status
+        """Return the status of a run; None if there is no such run."""
+        return await self._queries.status(run_id)
 
     async def poll(self, run_id: str) -> Complete[Any] | Suspended | None:
-        """The latest outcome without waiting; None while the run executes, or if there is none."""
-        record = await self._find(run_id)
-        if record is None:
-            return None
-        if record.status.terminal:
-            value = None if record.result is None else self._decode_result(record, None)
-            return Complete(record.status, value, record.error)
-        if record.status is RunStatus.SUSPENDED:
-            return Suspended(waiting_reasons(record, await self._has_live_worker(record)))
-        return None
+        """Return the latest outcome of a run without waiting; None if the run executes or does not exist."""
+        return await self._queries.poll(run_id)
 
     async def result(self, run_id: str, timeout: float | timedelta | None = None) -> Any:
-        """Wait for the end of a run and return its value."""
-        return await self.result_of(run_id, None, timeout)
+        """Wait for the end of a run and return its value.
 
-    async def result_of(
-        self, run_id: str, definition: Workflow[Any, Any] | None, timeout: float | timedelta | None
-    ) -> Any:
-        seconds = None if timeout is None else check_seconds("timeout", timeout)
-        return self._outcome(await self._ended(check_name("a run's id", run_id), seconds), definition)
-
-    def _outcome(self, record: RunRecord, definition: Workflow[Any, Any] | None) -> Any:
-        """What a run that has ended returned, or the error that says how else it has ended."""
-        if record.status is RunStatus.CANCELLED:
-            raise RunCancelled(record.id)
-        if record.status is RunStatus.FAILED:
-            assert record.error is not None
-            error = record.error
-            raise RunFailed(record.id, error.type, error.message, error.traceback, error.location)
-        return self._decode_result(record, definition)
+        Raises `RunFailed`, `RunCancelled` or `RunNotFound`, and `TimeoutError` after `timeout`.
+        """
+        return await self._queries.result(run_id, timeout)
 
     async def describe(self, run_id: str) -> RunDescription:
-        """Everything about a run, and why it waits. `RunNotFound` if there is none."""
-        record = await self._record(run_id)
-        reasons = waiting_reasons(record, await self._has_live_worker(record))
-        return describe_run(record, self._open.codec, reasons, await self._published_values(run_id))
+        """Return everything about a run but its history, with the reasons why it waits. Raises `RunNotFound`."""
+        return await self._queries.describe(run_id)
 
     async def published(self, run_id: str) -> dict[str, Any]:
-        """The last value that a run's workflow has published under each key. `RunNotFound` if there is no run."""
-        await self._record(run_id)
-        return await self._published_values(run_id)
+        """Return the latest value that a run published under each key. Raises `RunNotFound`."""
+        return await self._queries.published(run_id)
 
     async def history(self, run_id: str) -> list[HistoryEntry]:
-        """The entries of a run in the order in which they were asked for."""
-        await self._record(run_id)
-        rows = await self._open.read(lambda: self._open.store.history(run_id))
-        return build_history(rows, self._open.codec)
+        """Return the entries of a run in the order of the calls that made them. Raises `RunNotFound`."""
+        return await self._queries.history(run_id)
 
     async def export_history(self, run_id: str) -> dict[str, Any]:
-        """A run with its history as plain data: what `perdure export` writes, and `perdure.testing.replay` takes."""
-        return export_snapshot(await self._snapshot(run_id))
+        """Return a run with its history as plain data, for `perdure.testing.replay`; `perdure export` writes it."""
+        return await self._queries.export_history(run_id)
 
-    async def watch(self, run_id: str) -> AsyncIterator[HistoryEntry]:
-        """Entries as they are recorded or change, from the first; ends when the run does."""
-        link, position = self._open, 0
-        since = link.clock.now()
-        while True:
-            news = link.waiters.wait(run_id, end=False)
-            try:
-                record = await self._record(run_id, retry_forever=True)
-                for row in await link.read(partial(link.store.history, run_id, position), retry_forever=True):
-                    position = max(position, row.position)
-                    yield entry_view(row.entry, link.codec)
-                    since = link.clock.now()
-                if record.status.terminal:
-                    return
-                await self._wait_for_change_or_poll(run_id, news, since)
-            finally:
-                link.waiters.remove(run_id, news, end=False)
+    def watch(self, run_id: str) -> AsyncIterator[HistoryEntry]:
+        """Yield the entries of a run, and each entry again when it changes; end when the run ends."""
+        return self._queries.watch(run_id)
 
     async def runs(self, query: RunQuery | None = None) -> RunList:
-        """Runs by status, workflow, tag, parent, time and id prefix, newest first, in pages."""
-        page = await self._open.read(lambda: self._open.store.runs(query or RunQuery()))
-        return RunList(tuple(describe_run(record, self._open.codec) for record in page.runs), page.next)
+        """Return a page of runs, newest first, by status, workflow, tag, parent, time or id prefix."""
+        return await self._queries.runs(query)
 
-    # --- telling
+    def read_stream(self, run_id: str, name: str, start: int = 0, *, details: bool = False) -> AsyncIterator[Any]:
+        """Yield the values of a stream from this offset on; end when the run has ended and all values are read.
+
+        With `details`, yield a `StreamItemView`: value, offset, time, location, attempt, and whether another attempt
+        superseded the one that wrote it. Raises `RunNotFound`.
+        """
+        return self._streams.read_stream(run_id, name, start, details=details)
+
+    # --- control
 
     async def cancel(self, run_id: str) -> bool:
-        """Ask a run to stop: cancellation is raised in its workflow. False if it has ended or there is none."""
-        name, now = f"cancel/{new_token()}", self._open.clock.now()
-        answer = await self._end(run_id, only_if_not_started=True)
-        if isinstance(answer, AlreadyStarted):
-            answer = await self._deliver(run_id, cancel_message(name, now))
-            return isinstance(answer, MessageDelivered)
-        return isinstance(answer, Committed)
+        """Request cancellation: it is raised in the run's workflow. False if the run has ended or does not exist."""
+        return await self._control.cancel(run_id)
 
     async def terminate(self, run_id: str) -> bool:
-        """End a run at once, without compensation. False if it has ended or there is none."""
-        return isinstance(await self._end(run_id, only_if_not_started=False), Committed)
+        """End a run at once, without compensations. False if the run has ended or does not exist."""
+        return await self._control.terminate(run_id)
 
     async def resume(self, run_id: str) -> None:
-        """Drive a suspended run on now; one that is held gets another chance."""
-        message = Message(id=f"resume/{new_token()}", kind="resume", sent_at=self._open.clock.now())
-        raise_for_delivery(run_id, await self._deliver(run_id, message))
-
-    async def _end(self, run_id: str, *, only_if_not_started: bool) -> WriteResult:
-        check_name("a run's id", run_id)
-        write = build_end_run(
-            run_id, new_token(), self._open.clock.now(), self._config, only_if_not_started=only_if_not_started
-        )
-        answer = await self._open.committer.write(write)
-        if not isinstance(answer, AlreadyStarted):
-            self._open.waiters.notify((run_id,))
-            self._cut_off(run_id)
-        return answer
-
-    # --- doing again
+        """Resume a suspended run now, or retry a held one. Raises `RunNotFound` or `RunTerminated`."""
+        await self._control.resume(run_id)
 
     async def rewind(self, run_id: str, location: str) -> None:
-        """Drop what a run did at this location and after it, and let it go on from there; it may have ended.
+        """Discard a run's history from this location on and execute it again from there. The run may have ended.
 
-        Raises `RunNotFound`, or a `WorkflowMisuse` if its history has no such location, or no longer.
+        Raises `RunNotFound`, or `WorkflowMisuse` if the history does not contain the location (any more).
         """
-        name = new_token()
-        for _ in range(REWIND_TRIES):
-            snapshot = await self._snapshot(run_id)
-            now = self._open.clock.now()
-            answer = await self._open.committer.write(plan_rewind(snapshot, location, now=now, turn_id=name))
-            if isinstance(answer, Committed):
-                self._open.waiters.notify((run_id,))
-                self._cut_off(run_id)
-                self._mailed(run_id)
-                return
-        raise StoreError(f"run {run_id!r} moved on each time it was to be rewound; try again", retryable=True)
+        await self._control.rewind(run_id, location)
 
     async def fork(self, run_id: str, location: str, *, id: str | None = None) -> Run[Any]:
-        """Start a new run with a copy of what this one did before the location; this one is left alone.
+        """Start a new run from a copy of a run's history before this location. The original run does not change.
 
         Raises what `rewind` raises, and `RunConflict` if the new id is taken.
         """
-        snapshot, now = await self._snapshot(run_id), self._open.clock.now()
-        new_id = new_run_id(now) if id is None else check_name("a run's id", id)
-        shard = shard_of(new_id, self._config.shards)
-        write = plan_fork(snapshot, location, run_id=new_id, created_by=new_token(), shard=shard, now=now)
-        if isinstance(await self._open.committer.write(write), IdTaken):
-            raise RunConflict(new_id, "a history of its own")
-        self._mailed(new_id)
-        return Run(new_id, self, None, created=True)
+        return Run(await self._control.fork(run_id, location, id), self, None, created=True)
 
-    async def _snapshot(self, run_id: str) -> Snapshot:
-        check_name("a run's id", run_id)
-        snapshot = (await self._open.read(lambda: self._open.store.load([run_id])))[0]
-        if snapshot is None:
-            raise RunNotFound(run_id)
-        return snapshot
+    # --- messages
 
-    # --- helpers
+    async def send(self, run_id: str, event: Any, payload: Any = None, *, event_id: str | None = None) -> None:
+        """Put an event into a run's mailbox, once per `event_id`.
 
-    async def _published_values(self, run_id: str) -> dict[str, Any]:
-        values = await self._open.read(lambda: self._open.store.published(run_id))
-        return published_values(values, self._open.codec, self._open.clock.now())
+        `event` is an instance of an `@event` class, or a topic's name with a `payload`. Raises `RunNotFound`,
+        `RunTerminated` or `QueueFull`.
+        """
+        await self._messages.send(run_id, event, payload, event_id)
 
-    async def _has_live_worker(self, record: RunRecord) -> bool:
-        """Whether a live worker of the run's pool has its workflow and version."""
-        now = self._open.clock.now()
-        wanted = (record.workflow, record.version)
-        workers = await self._open.read(self._open.store.workers)
-        alive = (each for each in workers if each.pool == record.pool and not each.fenced and each.lease_until >= now)
-        return any(wanted in worker.workflows for worker in alive)
+    async def request(
+        self,
+        run_id: str,
+        event: Any,
+        timeout: float | timedelta | None = None,
+        *,
+        payload: Any = None,
+        event_id: str | None = None,
+    ) -> Any:
+        """Send an event to a run, wait for the run's reply and return it.
 
-    async def _ended(self, run_id: str, timeout: float | None) -> RunRecord:
-        clock, hub = self._open.clock, self._open.waiters
-        deadline = None if timeout is None else clock.now() + timeout
-        while True:
-            news = hub.wait(run_id, end=True)
-            try:
-                if not self._executes(run_id):
-                    record = await self._record(run_id, retry_forever=timeout is None)
-                    if record.status.terminal:
-                        return record
-                if deadline is not None and clock.now() >= deadline:
-                    raise TimeoutError(f"run {run_id!r} has not ended within {timeout} seconds; it goes on")
-                ended = await self._wait_for_change(news, deadline)
-                if ended is not None:
-                    return ended
-            finally:
-                hub.remove(run_id, news, end=True)
+        Repeating the call with the same `event_id`, for example after a restart, returns the reply to the first call.
+        Raises what `send` raises, `RunTerminated` also if the run ends without a reply, and `TimeoutError`.
+        """
+        return await self._messages.request(run_id, event, timeout, payload, event_id)
 
-    def _decode_result(self, record: RunRecord, definition: Workflow[Any, Any] | None) -> Any:
-        assert record.result is not None
-        if definition is None or (definition.name, definition.version) != (record.workflow, record.version):
-            definition = REGISTRY.unambiguous().get((record.workflow, record.version))
-        annotation = Any if definition is None else definition.returns
-        return self._open.codec.decode(record.result, annotation, what=f"result of run {record.id!r}")
+    async def broadcast(self, event: Any, *, event_id: str | None = None) -> int:
+        """Publish an event to the topic of its name, once per `event_id`. Return the number of runs it woke."""
+        return await self._messages.broadcast(event, event_id)
+
+    async def emit(self, topic: str, payload: Any = None, *, event_id: str | None = None) -> int:
+        """Publish a value to a topic, once per `event_id`. Return the number of runs it woke."""
+        return await self._messages.emit(topic, payload, event_id)
+
+    # --- deferreds
+
+    async def complete(self, token: str, value: Any = None) -> bool:
+        """Complete a deferred with a value. The first call wins.
+
+        False if the deferred was completed before, or its run no longer waits for it. Raises `InvalidToken` if the
+        token is forged or its run does not exist.
+        """
+        return await self._deferreds.complete(token, value)
+
+    async def fail(self, token: str, error: BaseException | str) -> bool:
+        """Complete a deferred with an error, which its run raises; otherwise like `complete`."""
+        return await self._deferreds.fail(token, error)
+
+    async def deferred_token(self, run_id: str, name: str) -> str:
+        """Return the token of a run's deferred, also before the run creates it. Raises `RunNotFound`."""
+        return await self._deferreds.deferred_token(run_id, name)
+
+    async def rotate_keys(self) -> None:
+        """Create a new signing key for the tokens of runs that start two minutes later. Older tokens stay valid."""
+        await self._deferreds.rotate_keys()
+
+    # --- dead letters
+
+    async def dead_letters(
+        self, event: Any = None, *, kind: str | None = None, limit: int = 100, after: str | None = None
+    ) -> list[DeadLetterView]:
+        """Return a page of dead letters, oldest first, of one event (class or name) or one kind."""
+        return await self._dead_letters.dead_letters(event, kind, limit, after)
+
+    async def replay_dead_letter(self, letter_id: str, to: str | None = None) -> bool:
+        """Send the event of a dead letter again, to its topic or to run `to`, and remove the dead letter.
+
+        Both are one write: of concurrent calls one delivers the event, once. False if the dead letter does not exist.
+        Raises what `send` raises; then the dead letter stays.
+        """
+        return await self._dead_letters.replay(letter_id, to)
+
+    async def remove_dead_letter(self, letter_id: str) -> bool:
+        """Delete a dead letter. False if it does not exist, for example because another caller removed it."""
+        return await self._dead_letters.remove(letter_id)
+
+
+class Run(Generic[R_co]):
+    """A handle on one run: its `id`, whether the call that returned the handle `created` it, and calls about it."""
+
+    __slots__ = ("_client", "_definition", "created", "id")
+
+    def __init__(self, run_id: str, client: Client, definition: Workflow[Any, Any] | None, created: bool) -> None:
+        self.id = run_id
+        self.created = created
+        self._client = client
+        self._definition = definition
+
+    async def status(self) -> RunStatus:
+        """Return the status of the run. Raises `RunNotFound`."""
+        return (await self._client.describe(self.id)).status
+
+    async def result(self, timeout: float | timedelta | None = None) -> R_co:
+        """Wait for the end of the run and return its value; see `Client.result`."""
+        result: R_co = await self._client._queries.result(self.id, timeout, self._definition)
+        return result
+
+    async def describe(self) -> RunDescription:
+        """Return everything about the run but its history; see `Client.describe`."""
+        return await self._client.describe(self.id)
+
+    async def cancel(self) -> bool:
+        """Request cancellation of the run; see `Client.cancel`."""
+        return await self._client.cancel(self.id)
+
+    async def send(self, event: Any, payload: Any = None, *, event_id: str | None = None) -> None:
+        """Put an event into the run's mailbox; see `Client.send`."""
+        await self._client.send(self.id, event, payload, event_id=event_id)
+
+    def watch(self) -> AsyncIterator[HistoryEntry]:
+        """Yield the run's entries as they change; see `Client.watch`."""
+        return self._client.watch(self.id)
+
+    def __repr__(self) -> str:
+        return f"<run {self.id}>"

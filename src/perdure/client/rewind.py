@@ -1,17 +1,18 @@
-"""Rewinding: from a run as it stands and a location to what is left of its history. Pure: it only says what to write.
+"""Compute the history that a rewind or a fork keeps, and the write that stores it. Pure: it writes nothing itself.
 
-What was asked for at or after the location goes, by order of asking and never by name; what is left is a history that
-the same code has once had, and so replays. Four things reach across the cut from the part that goes, and are undone:
+The cut drops every entry that was requested at or after the location, by call order and never by name. The kept part is
+a history that the same code has had before, so it replays. Four effects of the dropped part on the kept one are
+reverted:
 
-- a loop that has gone on since is open again, at the last committed iteration of it that stays;
-- what the workflow gave up since (losers of a race, all that was open when the run ended) is open again;
-- a step that a rollback has undone since is to be done again in its place, and noted compensations are due again;
-- messages that were received since are unread again, and children that were started since are to be stopped.
+- a loop that has continued since is open again, at its last committed iteration that is kept;
+- an entry that the workflow cancelled since (losers of a race, all that was open when the run ended) is open again;
+- a step that a rollback has compensated since is executed again, and recorded compensations are due again;
+- messages that were received since are unread again, and children that were started since are stopped.
 
-The workflow's clock goes on from now: an entry of kind "rewind" says after which completion, so that what is asked for
-next is asked for at the time of the rewind.
+The workflow's clock continues from now. An entry of kind "rewind" records after which completion it does, so that a
+replay gives the next requests the time of the rewind.
 
-A fork is the same cut, made into the beginning of a new run; the old one, its children included, is left alone.
+A fork makes the same cut the history of a new run. The old run and its children do not change.
 """
 
 from __future__ import annotations
@@ -38,25 +39,28 @@ RECEIVING_KINDS = (
 )  # kinds whose detail is what they have consumed
 CHILDREN = ("child", "start_child")
 NOTE = "compensation"
-UNORDERED_KINDS = (NOTE, "rewind")  # these have no place in the order of asking: there is nothing to go back to
+UNORDERED_KINDS = (NOTE, "rewind")  # not in call order, so a run cannot be rewound to them
 PINS = ("version", "removed")
 
 
 class _Undoing(Struct):
-    """The detail of an entry in a rollback: the step that it undoes, if it undoes one."""
+    """The detail of an entry in a rollback: the step that it compensates, if any."""
 
     of: str | None = None
 
 
 class _Child(Struct):
-    """The detail of an entry that has started a run. Once that has ended, it says how, and nothing of attachment."""
+    """The detail of an entry that started a child. After the child's end it has the result and no `attached`."""
 
     id: str
     attached: bool = False
 
 
 def plan_rewind(snapshot: Snapshot, location: str, *, now: float, turn_id: str) -> RewindRun:
-    """Cut the run's history back to just before this location. `InvalidArgument` if there is no way back to it."""
+    """Return the write that cuts a run's history back to just before this location.
+
+    `InvalidArgument` if the history does not contain the location, or cannot be cut there.
+    """
     cut = _cut(snapshot, location)
     return RewindRun(
         run_id=snapshot.record.id,
@@ -64,41 +68,41 @@ def plan_rewind(snapshot: Snapshot, location: str, *, now: float, turn_id: str) 
         turn_id=turn_id,
         now=now,
         dropped=tuple(entry.location for entry in cut.dropped),
-        entries=(*cut.rewritten, *_stops(snapshot, cut.dropped, now), _rewind_marker(cut, snapshot.record, now)),
-        returned=tuple(_returned(cut.dropped)),
+        entries=(*cut.rewritten, *_stop_entries(snapshot, cut.dropped, now), _rewind_marker(cut, snapshot.record, now)),
+        returned=tuple(_received_messages(cut.dropped)),
         deadline_at=_renewed_deadline(snapshot.record, now),
     )
 
 
 def plan_fork(snapshot: Snapshot, location: str, *, run_id: str, created_by: str, shard: int, now: float) -> CreateRun:
-    """A new run whose history is that of this one up to the location. `InvalidArgument` as for `rewind_of`.
+    """Return the write that creates a run with this run's history before the location.
 
-    Its mailbox holds what the part that is left out had received and what is unread: events and settled deferreds. That
-    the old run is still to stop children of its own is no business of the new one.
+    Its inbox has the events and completed deferreds that the dropped part had received, and the unread ones. Pending
+    stops of the old run's children are not copied. `InvalidArgument` as for `plan_rewind`.
     """
     cut = _cut(snapshot, location)
-    left_out = {entry.location for entry in cut.dropped}
-    left_out.update(entry.location for entry in cut.kept if entry.kind in ("stop", "watch"))
-    rows = (*(row for row in snapshot.entries if row.location not in left_out), *cut.rewritten)
+    omitted = {entry.location for entry in cut.dropped}
+    omitted.update(entry.location for entry in cut.kept if entry.kind in ("stop", "watch"))
+    rows = (*(row for row in snapshot.entries if row.location not in omitted), *cut.rewritten)
     unread = (message for message in snapshot.inbox if message.kind in ("event", "deferred"))
-    mail = sorted([*_returned(cut.dropped), *unread], key=lambda message: message.number)
+    messages = sorted([*_received_messages(cut.dropped), *unread], key=lambda message: message.number)
     return CreateRun(
-        _forked(snapshot.record, run_id, created_by, shard, now),
-        entries=(*map(_of_another, rows), _rewind_marker(cut, snapshot.record, now)),
-        inbox=tuple(replace(message, number=number) for number, message in enumerate(mail, start=1)),
+        _fork_record(snapshot.record, run_id, created_by, shard, now),
+        entries=(*map(_as_detached_child, rows), _rewind_marker(cut, snapshot.record, now)),
+        inbox=tuple(replace(message, number=number) for number, message in enumerate(messages, start=1)),
     )
 
 
-def _of_another(row: Entry) -> Entry:
-    """The children of the old run are not the new one's: it may wait for them, and does not take them with it."""
+def _as_detached_child(row: Entry) -> Entry:
+    """Return the entry with its child detached: a fork may wait for the old run's children, but does not own them."""
     if row.kind not in CHILDREN or row.detail is None or b'"attached":true' not in row.detail:
         return row
     child = msgspec.json.decode(row.detail)
     return replace(row, detail=msgspec.json.encode({**child, "attached": False}))
 
 
-def _forked(record: RunRecord, run_id: str, created_by: str, shard: int, now: float) -> RunRecord:
-    """The row of a fork. Seed, epoch and the moment it began are the old run's: the replay must see what it saw."""
+def _fork_record(record: RunRecord, run_id: str, created_by: str, shard: int, now: float) -> RunRecord:
+    """Return the record of a fork. Its replay needs the old run's seed, epoch and time of first execution."""
     return RunRecord(
         id=run_id,
         workflow=record.workflow,
@@ -124,21 +128,21 @@ def _forked(record: RunRecord, run_id: str, created_by: str, shard: int, now: fl
 
 
 def _renewed_deadline(record: RunRecord, now: float) -> float | None:
-    """A run with a time limit gets it again."""
+    """Return a new deadline that gives the run its whole time limit again."""
     return None if record.deadline_at is None else now + (record.deadline_at - record.created_at)
 
 
 def _rewind_marker(cut: _Cut, record: RunRecord, now: float) -> Entry:
-    """That the history was cut back here: after the completion that its name says, time goes on from now.
+    """Return the entry that records the cut: after the completion that is its name, time continues from now.
 
-    It keeps when the run had begun: to a fork, which begins now, that is the time of its first asks.
+    It also keeps the time of the run's first execution, which is the time of the first requests of a fork.
     """
-    left = {entry.location: entry.seq or 0 for entry in (*cut.kept, *cut.rewritten)}
+    remaining = {entry.location: entry.seq or 0 for entry in (*cut.kept, *cut.rewritten)}
     generation = record.generation + 1
     return Entry(
         f"~rewind/{generation}",
         "rewind",
-        str(max(left.values(), default=0)),
+        str(max(remaining.values(), default=0)),
         SUCCEEDED,
         max((entry.call_seq for entry in cut.kept), default=0),
         generation=generation,
@@ -151,7 +155,7 @@ def _rewind_marker(cut: _Cut, record: RunRecord, now: float) -> Entry:
 
 
 class _Cut(Struct, frozen=True):
-    """The latest row of every location, in order of asking: what stays, what goes, what changes of that which stays."""
+    """The latest row of every location, in call order: kept, dropped, and kept ones that change."""
 
     kept: tuple[Entry, ...]
     dropped: tuple[Entry, ...]
@@ -161,120 +165,120 @@ class _Cut(Struct, frozen=True):
 def _cut(snapshot: Snapshot, location: str) -> _Cut:
     run_id, generation = snapshot.record.id, snapshot.record.generation + 1
     past = _HistoryIndex(snapshot.entries)
-    target = _target(run_id, past, location)
-    # The start of an iteration is a place of its own: its entry is the state to go on with, and stays. A pin that was
-    # set on a replay stands where the ask before it stands, which stays too.
+    target = _find_target(run_id, past, location)
+    # The entry of an iteration has the state to continue with, so it is kept. A version pin that was set on a replay
+    # has the call number of the request before it, which is kept too.
     first = target.call_seq + 1 if target.kind in ("iteration", *PINS) else target.call_seq
-    kept = tuple(entry for entry in past.in_order if _stays(entry, first, target))
-    dropped = tuple(entry for entry in past.in_order if not _stays(entry, first, target))
+    kept = tuple(entry for entry in past.in_order if _is_kept(entry, first, target))
+    dropped = tuple(entry for entry in past.in_order if not _is_kept(entry, first, target))
     _check_loops(run_id, location, past, kept, dropped)
     reopened = {entry.location: entry for entry in _reopened_loops(kept, dropped)}
     reopened |= {entry.location: entry for entry in _reopened_waits(snapshot.entries, kept, target, generation)}
-    reopened |= {entry.location: entry for entry in _noted_again(snapshot.entries, kept, target)}
-    left = _HistoryIndex([*kept, *reopened.values()])
-    redone = _to_redo(run_id, location, left, dropped, generation)
-    rewritten = sorted([*reopened.values(), *redone], key=lambda entry: entry.call_seq)
+    reopened |= {entry.location: entry for entry in _restored_compensations(snapshot.entries, kept, target)}
+    remaining = _HistoryIndex([*kept, *reopened.values()])
+    reruns = _steps_to_rerun(run_id, location, remaining, dropped, generation)
+    rewritten = sorted([*reopened.values(), *reruns], key=lambda entry: entry.call_seq)
     return _Cut(kept, dropped, tuple(rewritten))
 
 
-def _stays(entry: Entry, first: int, target: Entry) -> bool:
-    return (entry.call_seq < first and not (entry is target and target.kind in PINS)) or _is_carried(entry)
+def _is_kept(entry: Entry, first: int, target: Entry) -> bool:
+    return (entry.call_seq < first and not (entry is target and target.kind in PINS)) or _is_carried_over(entry)
 
 
 def _check_loops(
     run_id: str, location: str, past: _HistoryIndex, kept: Iterable[Entry], dropped: Iterable[Entry]
 ) -> None:
-    """Refuse a cut through a loop that then was where nothing leads to any more: all before it has been pruned."""
+    """Refuse a cut into a loop whose state at the cut cannot be rebuilt, because earlier iterations were pruned."""
     cut_into = {above for entry in dropped for above in _paths_above(entry.location)}
-    left = _HistoryIndex(tuple(kept)).committed
+    committed = _HistoryIndex(tuple(kept)).committed
     for entry in kept:
         loop = entry.location
-        if entry.kind == "loop" and loop in cut_into and loop not in left and not past.is_whole(loop, 0):
+        if entry.kind == "loop" and loop in cut_into and loop not in committed and not past.is_whole(loop, 0):
             raise InvalidArgument(
-                f"run {run_id!r} cannot go back to {location!r}: the iterations that the loop {loop!r} had done by "
-                f"then have been pruned; go back to an iteration that is left, or to {loop!r}, its beginning"
+                f"run {run_id!r} cannot be rewound to {location!r}: the iterations that the loop {loop!r} had done by "
+                f"then have been pruned; use a remaining iteration, or {loop!r}, the loop's beginning"
             )
 
 
-def _target(run_id: str, past: _HistoryIndex, location: str) -> Entry:
+def _find_target(run_id: str, past: _HistoryIndex, location: str) -> Entry:
     for loop, iteration in past.iterations_around(location):
         if not past.is_whole(loop, iteration):
             raise InvalidArgument(
-                f"run {run_id!r} cannot go back to {location!r}: iteration {iteration} of the loop {loop!r} has been "
-                f"pruned; the oldest that is left is {past.committed[loop][0]}, and {loop!r} is the loop's beginning"
+                f"run {run_id!r} cannot be rewound to {location!r}: iteration {iteration} of the loop {loop!r} has "
+                f"been pruned; use iteration {past.committed[loop][0]} or later, or {loop!r}, the loop's beginning"
             )
     target = past.latest.get(location)
     if target is None or target.kind in UNORDERED_KINDS:
-        places = [entry.location for entry in past.in_order if entry.kind not in UNORDERED_KINDS]
-        near = get_close_matches(location, places, n=5) or places[-5:]
-        there = f"there are {', '.join(map(repr, near))}" if near else "its history is empty"
-        raise InvalidArgument(f"run {run_id!r} has no entry at {location!r}; {there}")
+        locations = [entry.location for entry in past.in_order if entry.kind not in UNORDERED_KINDS]
+        similar = get_close_matches(location, locations, n=5) or locations[-5:]
+        existing = f"there are {', '.join(map(repr, similar))}" if similar else "its history is empty"
+        raise InvalidArgument(f"run {run_id!r} has no entry at {location!r}; {existing}")
     return target
 
 
 def _reopened_waits(rows: Sequence[Entry], kept: Iterable[Entry], target: Entry, generation: int) -> Iterator[Entry]:
-    """What the workflow gave up after it had asked for the target stands again as it stood; its effects get new ids.
+    """Yield the entries that the workflow cancelled after it requested the target, open again; effects get new ids.
 
-    What it gave up in that very moment is opened too: if that came first, a replay gives it up again, before it has had
-    any effect.
+    An entry that was cancelled at the same time as the target was requested is opened too. If the cancellation came
+    first, a replay cancels the entry again before it has any effect.
     """
     opened = {row.location: row for row in rows if row.status is PENDING}
     for entry in kept:
-        # A loop that its body has left with an error is given up too: it has no place in the order of completions.
-        given_up = entry.status in (CANCELLED, FAILED) and entry.seq is None
-        if not given_up or entry.settled_at is None or entry.settled_at < target.started_at:
+        # A loop whose body raised is cancelled too: it has no number in the order of completions.
+        cancelled = entry.status in (CANCELLED, FAILED) and entry.seq is None
+        if not cancelled or entry.settled_at is None or entry.settled_at < target.started_at:
             continue
         before = opened.get(entry.location)
-        if before is None and entry.kind != NOTE:  # it was asked for and given up in one turn, or is a step
+        if before is None and entry.kind != NOTE:  # requested and cancelled in one turn, or a step
             before = replace(entry, status=PENDING, error=None, settled_at=None)
         if before is not None:
-            # An open receive keeps its generation: by that a replay sees that it has to subscribe anew.
+            # An open receive keeps its generation: a replay compares it, to see that it must subscribe again.
             keeps = before.kind in RECEIVING_KINDS or (before.kind == "loop" and entry.location not in opened)
             renewed = before.generation if keeps else generation
             yield replace(before, generation=renewed, detail=entry.detail or before.detail)
 
 
 def _reopened_loops(kept: Iterable[Entry], dropped: Iterable[Entry]) -> Iterator[Entry]:
-    """Loops that had ended, and of which something goes."""
+    """Yield the ended loops that the cut goes into, open again."""
     cut_into = {above for entry in dropped for above in _paths_above(entry.location)}
     for entry in kept:
         if entry.kind == "loop" and entry.status is not PENDING and entry.location in cut_into:
             yield replace(entry, status=PENDING, seq=None, value=None, error=None, settled_at=None)
 
 
-def _noted_again(rows: Sequence[Entry], kept: Iterable[Entry], target: Entry) -> Iterator[Entry]:
-    """Notes of compensations and exits that were taken up, and so struck out, after the target was written."""
+def _restored_compensations(rows: Sequence[Entry], kept: Iterable[Entry], target: Entry) -> Iterator[Entry]:
+    """Yield the compensations and exit hooks that were executed, and so cancelled, after the target was written."""
     written = next(position for position, row in enumerate(rows) if row.location == target.location)
     later = {row.location for row in rows[written + 1 :] if row.kind == NOTE and row.status is CANCELLED}
-    standing = {row.location: row for row in rows if row.kind == NOTE and row.status is SUCCEEDED}
+    recorded = {row.location: row for row in rows if row.kind == NOTE and row.status is SUCCEEDED}
     for entry in kept:
-        if entry.status is CANCELLED and entry.location in later and entry.location in standing:
-            yield standing[entry.location]
+        if entry.status is CANCELLED and entry.location in later and entry.location in recorded:
+            yield recorded[entry.location]
 
 
-def _is_carried(entry: Entry) -> bool:
-    """Whether it is a note from before the run continued as what it is: it was there before anything was asked for."""
+def _is_carried_over(entry: Entry) -> bool:
+    """Return whether it is a compensation that was carried over when the run continued as new, before any request."""
     return entry.kind == NOTE and entry.location.startswith("~compensation/~before/")
 
 
-def _to_redo(
-    run_id: str, location: str, left: _HistoryIndex, dropped: Iterable[Entry], generation: int
+def _steps_to_rerun(
+    run_id: str, location: str, remaining: _HistoryIndex, dropped: Iterable[Entry], generation: int
 ) -> Iterator[Entry]:
-    """Steps that stay, and that a rollback which goes has undone.
+    """Yield the kept steps that a dropped rollback has compensated, to be executed again.
 
-    Pending with a `seq` is the mark of such a step: it was the seq-th completion, and will be that again. A step in an
-    iteration that is not replayed, and so cannot be done again, is refused: the run would go on as if nothing had been
-    undone.
+    Such a step is pending and has a `seq`: it was the seq-th completion, and will be that again. A step in an iteration
+    that is not replayed cannot be executed again. It is refused: the run would continue as if it had not been rolled
+    back.
     """
-    for undone in _undone(dropped):
-        for loop, iteration in left.iterations_around(undone):
-            if not left.is_replayed(loop, iteration):
+    for compensated in _compensated_steps(dropped):
+        for loop, iteration in remaining.iterations_around(compensated):
+            if not remaining.is_replayed(loop, iteration):
                 raise InvalidArgument(
-                    f"run {run_id!r} cannot go back to {location!r}: step {undone!r} stays, was rolled back, and "
-                    f"cannot be done again, because iteration {iteration} of the loop {loop!r} is over; go back to "
-                    f"that step or to {loop!r}"
+                    f"run {run_id!r} cannot be rewound to {location!r}: step {compensated!r} before it was rolled back "
+                    f"and cannot be executed again, because iteration {iteration} of the loop {loop!r} is over; use "
+                    f"that step or {loop!r}"
                 )
-        step = left.latest.get(undone)
+        step = remaining.latest.get(compensated)
         if step is not None and step.status is SUCCEEDED:
             yield replace(
                 step,
@@ -288,8 +292,8 @@ def _to_redo(
             )
 
 
-def _undone(dropped: Iterable[Entry]) -> Iterator[str]:
-    """The locations of steps that these entries have undone, each once. One that failed has undone nothing."""
+def _compensated_steps(dropped: Iterable[Entry]) -> Iterator[str]:
+    """Yield the locations of steps that these entries compensated, each once; a failed entry compensated nothing."""
     found: dict[str, None] = {}
     for entry in dropped:
         scope = entry.location.rpartition("/")[0]
@@ -304,13 +308,13 @@ def _undone(dropped: Iterable[Entry]) -> Iterator[str]:
     return iter(found)
 
 
-# --- what goes with the part that is dropped -----------------------------------------------------------------------
+# --- messages and children of the dropped part ---------------------------------------------------------------------
 
 
-def _returned(dropped: Iterable[Entry]) -> list[Message]:
-    """The messages that these entries had consumed, in the order in which they had come.
+def _received_messages(dropped: Iterable[Entry]) -> list[Message]:
+    """Return the messages that these entries consumed, in order of arrival.
 
-    An event that came from a topic is in the mailbox from now on: the topic has let go of it.
+    An event from a topic goes to the run's own inbox: the topic has deleted it.
     """
     found: dict[int, Message] = {}
     for entry in dropped:
@@ -323,31 +327,32 @@ def _returned(dropped: Iterable[Entry]) -> list[Message]:
     return [found[number] for number in sorted(found)]
 
 
-def _stops(snapshot: Snapshot, dropped: Iterable[Entry], now: float) -> list[Entry]:
-    """Entries by which the run stops the children that it no longer knows of."""
+def _stop_entries(snapshot: Snapshot, dropped: Iterable[Entry], now: float) -> list[Entry]:
+    """Return the entries by which the run stops the children that the dropped part started."""
     generation = snapshot.record.generation + 1
-    asked = max(row.call_seq for row in snapshot.entries)
+    last_call = max(row.call_seq for row in snapshot.entries)
     return [
         Entry(
             f"~stop/{generation}/{number}",
             "stop",
             child,
             PENDING,
-            asked + 1 + number,
+            last_call + 1 + number,
             generation=generation,
             started_at=now,
         )
-        for number, child in enumerate(dict.fromkeys(_children(dropped)))
+        for number, child in enumerate(dict.fromkeys(_attached_children(dropped)))
     ]
 
 
-def _children(dropped: Iterable[Entry]) -> Iterator[str]:
+def _attached_children(dropped: Iterable[Entry]) -> Iterator[str]:
     for entry in dropped:
         if entry.kind == "stop" and entry.status is not SUCCEEDED:
-            yield entry.name  # an earlier rewind has asked for it, and nobody has done it yet
+            yield entry.name  # requested by an earlier rewind and not done yet
         elif entry.kind in CHILDREN and entry.status is not FAILED and entry.detail is not None:
+            # A failed entry needs no stop: its child has ended, or another run had its id.
             child = msgspec.json.decode(entry.detail, type=_Child)
-            if child.attached:  # one that failed has ended, or was never ours: its id was taken
+            if child.attached:
                 yield child.id
 
 
@@ -355,9 +360,9 @@ def _children(dropped: Iterable[Entry]) -> Iterator[str]:
 
 
 class _HistoryIndex:
-    """The entries of a history by location and in order of asking, and how far its loops have come.
+    """The entries of a history by location and in call order, and the iterations of its loops.
 
-    `committed` are the iterations of each loop whose state is on record.
+    `committed` has the iterations of each loop whose state is recorded.
     """
 
     def __init__(self, rows: Sequence[Entry]) -> None:
@@ -373,7 +378,7 @@ class _HistoryIndex:
             iterations.sort()
 
     def iterations_around(self, location: str) -> Iterator[tuple[str, int]]:
-        """The loops that a location is in, outermost first, and in which iteration of each."""
+        """Yield the loops that contain a location, outermost first, each with the iteration."""
         for path in _paths_above(location):
             segment = location[len(path) + 1 :].partition("/")[0]
             entry = self.latest.get(path)
@@ -381,28 +386,30 @@ class _HistoryIndex:
                 yield path, int(segment[1:])
 
     def is_whole(self, loop: str, iteration: int) -> bool:
-        """Whether all that leads to this iteration is still there: a state before it, or everything from the start.
+        """Return whether the history that leads to this iteration is complete: from a recorded state, or the start.
 
-        Single entries may outlast their iteration. So without a state, that nothing was pruned shows in the first state
-        on record being the first ever: as far from the start as the second is from it, or with no iteration missing.
+        Single entries may outlast their iteration. Without an earlier state, nothing was pruned if the first recorded
+        state is the first ever: as far from the start as the second is from it, or with no iteration missing.
         """
         states = self.committed.get(loop, [])
         if not states or states[0] <= iteration:
             return True
         if len(states) > 1:
             return states[0] <= states[1] - states[0]
-        whole = (each.location for each in self.in_order if each.kind != "deferred")  # those outlast
+        whole = (
+            each.location for each in self.in_order if each.kind != "deferred"
+        )  # deferreds outlast their iteration
         seen = {number for each in whole for path, number in self.iterations_around(each) if path == loop}
         return seen.issuperset(range(states[0]))
 
     def is_replayed(self, loop: str, iteration: int) -> bool:
-        """Whether a replay comes by this iteration: the loop is not over, and goes on from a state before or at it."""
+        """Return whether a replay executes this iteration: the loop is open and continues from a state up to it."""
         states = self.committed.get(loop, [])
         return self.latest[loop].seq is None and (not states or states[-1] <= iteration)
 
 
 def _paths_above(location: str) -> Iterator[str]:
-    """Every scope that a location is in, from the outermost: `a` and `a/b` for `a/b/c`."""
+    """Yield every scope that contains a location, outermost first: `a` and `a/b` for `a/b/c`."""
     cut = location.find("/")
     while cut >= 0:
         yield location[:cut]

@@ -1,9 +1,9 @@
-"""A run with its history as JSON that people can read, and back.
+"""Export a run with its history as readable JSON, and parse it.
 
     {"perdure": 1, "run": {...}, "entries": [...], "inbox": [...]}
 
 The fields are those of `RunRecord`, `Entry` and `Message`, without those that have their default. Payloads are JSON in
-JSON; bytes that are no JSON are `{"$base64": "..."}`. What is read back is what was written.
+JSON; bytes that are not JSON are `{"$base64": "..."}`. Parsing an export gives the exported snapshot.
 """
 
 from __future__ import annotations
@@ -22,19 +22,13 @@ from perdure.stores.results import Snapshot
 
 FORMAT = 1
 PAYLOADS = ("input", "original_input", "result", "value", "detail", "body", "fields")
-STORE_LOCAL_FIELDS = (
-    "created_by",
-    "owner",
-    "wake_at",
-    "shard",
-    "last_message_no",
-    "fence",
-)  # mean something in their own store only
+# These are meaningful in the exporting store only.
+STORE_LOCAL_FIELDS = ("created_by", "owner", "wake_at", "shard", "last_message_no", "fence")
 T = TypeVar("T", bound=Struct)
 
 
 def export_snapshot(snapshot: Snapshot) -> dict[str, Any]:
-    """A run as plain data."""
+    """Return a run as plain data."""
     run = {name: value for name, value in _plain(snapshot.record).items() if name not in STORE_LOCAL_FIELDS}
     return {
         "perdure": FORMAT,
@@ -45,17 +39,19 @@ def export_snapshot(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def parse_snapshot(data: object) -> Snapshot:
-    """An exported run again; `InvalidArgument` in words if it is none."""
+    """Return the snapshot of an exported run; `InvalidArgument` if the data is not one."""
     if not isinstance(data, Mapping) or not isinstance(data.get("run"), Mapping):
-        raise InvalidArgument("this is no exported run: there is no object with a `run` in it")
+        raise InvalidArgument("this is not an exported run: it must be an object with a `run`")
     if data.get("perdure") != FORMAT:
-        raise InvalidArgument(f"this version reads exports of format {FORMAT}, not {data.get('perdure')!r}")
+        raise InvalidArgument(
+            f"the export has format {data.get('perdure')!r}; this version of perdure reads format {FORMAT}"
+        )
     try:
         record = _struct({**data["run"], "created_by": ""}, RunRecord)
         entries = tuple(_struct(each, Entry) for each in data.get("entries", ()))
         inbox = tuple(_struct(each, Message) for each in data.get("inbox", ()))
     except (msgspec.ValidationError, TypeError, ValueError) as error:
-        raise InvalidArgument(f"this is no exported run: {error}") from None
+        raise InvalidArgument(f"this is not an exported run: {error}") from None
     numbered = tuple(replace(message, number=number) for number, message in enumerate(inbox, 1))
     return Snapshot(record, len(entries), entries, numbered)
 
@@ -84,13 +80,13 @@ def _payload(data: bytes) -> Any:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
         value = {"$base64": ""}
-    if isinstance(value, dict) and set(value) == {"$base64"}:  # not JSON, or JSON that looks as if it were not
+    if isinstance(value, dict) and set(value) == {"$base64"}:  # not JSON, or JSON that looks like the escape
         return {"$base64": base64.b64encode(data).decode()}
     return value
 
 
 def _struct(given: Mapping[str, Any], kind: type[T]) -> T:
-    """The fields as msgspec reads them: bytes in base64."""
+    """Convert plain data to a Struct. msgspec reads bytes as base64."""
     return msgspec.convert({name: _convertible(name, value) for name, value in given.items()}, kind)
 
 

@@ -1,4 +1,4 @@
-"""Opening a store by its URL. The only room that knows which stores there are, and no error of it shows a password."""
+"""Open a store by its URL. This is the only module that names the concrete stores. Its errors show no password."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def open_store(url: str | Store, clock: Clock, *, owns_loop: bool = False) -> St
     if not isinstance(url, str):
         if isinstance(url, Store):
             return url
-        raise InvalidArgument(f"a store is a URL ({SCHEMES}) or a Store, not {url!r}")
+        raise InvalidArgument(f"a store must be a URL ({SCHEMES}) or a Store, not {url!r}")
     scheme, separator, rest = url.partition("://")
     if not separator:
-        raise InvalidArgument(f"{redact_password(url)!r} is no store URL; it should look like one of {SCHEMES}")
+        raise InvalidArgument(f"{redact_password(url)!r} is not a store URL; use one of {SCHEMES}")
     match scheme:
         case "memory":
             return _memory(url, rest, clock)
@@ -42,7 +42,7 @@ def open_store(url: str | Store, clock: Clock, *, owns_loop: bool = False) -> St
 
 
 def redact_password(url: str) -> str:
-    """The URL as it may be shown."""
+    """Return the URL without its password, for messages."""
     url = re.sub(r"(password=)[^&#]*", r"\1***", url, flags=re.IGNORECASE)
     login, at, rest = url.rpartition("@")
     scheme, separator, login = login.rpartition("://")
@@ -54,7 +54,7 @@ def _memory(url: str, rest: str, clock: Clock) -> Store:
     from perdure.stores.memory.store import MemoryStore
 
     if rest:
-        raise InvalidArgument(f"{url!r}: a memory store has no name; write memory://")
+        raise InvalidArgument(f"{url!r}: a memory store has no name; use memory://")
     return MemoryStore(clock)
 
 
@@ -65,7 +65,7 @@ def _sqlite(url: str, clock: Clock, owns_loop: bool) -> Store:
     path = unquote(parts.path)[1:]
     if parts.netloc or not path or path == ":memory:":
         raise InvalidArgument(
-            f"{url!r} names no file; write sqlite:///relative.db or sqlite:////absolute.db (memory:// keeps nothing)"
+            f"{url!r} names no file; use sqlite:///relative.db or sqlite:////absolute.db, or memory:// to store nothing"
         )
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     synchronous = options.pop("synchronous", "full").lower()
@@ -74,7 +74,7 @@ def _sqlite(url: str, clock: Clock, owns_loop: bool) -> Store:
     return SqliteStore(path, clock=clock, synchronous=synchronous, commit_on_loop=owns_loop)
 
 
-# The stores of servers have no clock of ours: their time is the server's, by which all workers agree.
+# Stores on servers take no clock: they use the server's time, so that all workers agree on it.
 
 
 def _postgres(url: str) -> Store:
@@ -93,7 +93,7 @@ def _redis(url: str) -> Store:
 
 @contextlib.contextmanager
 def _requires_extra(name: str, driver: str) -> Iterator[None]:
-    """Say which extra brings a driver that is not installed."""
+    """Raise `InvalidArgument` that names the extra to install if the driver is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -106,7 +106,7 @@ def _requires_extra(name: str, driver: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _as_invalid_argument(url: str) -> Iterator[None]:
-    """What is wrong with a URL is the caller's error, and shown without its password."""
+    """Raise errors in a URL as `InvalidArgument`, without its password."""
     try:
         urlsplit(url)
         yield

@@ -1,4 +1,4 @@
-"""Streams: reading what a run writes, from any place and as it is written."""
+"""StreamClient: read a run's streams and follow them while the run writes."""
 
 from __future__ import annotations
 
@@ -6,40 +6,39 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
-from perdure.client.dead_letters import DeadLetterClient
+from perdure.client.session import ClientSession
 from perdure.client.views import stream_item_view
 from perdure.model.validation import check_count, check_name
 
 PAGE = 500
 
 
-class StreamClient(DeadLetterClient):
-    """The calls of those who follow a run."""
+class StreamClient:
+    """The call `read_stream` of a client; `Client` documents it."""
 
-    async def read_stream(self, run_id: str, name: str, start: int = 0, *, details: bool = False) -> AsyncIterator[Any]:
-        """The values of a stream from this offset on, and those to come; ends once the run has ended and all is read.
+    def __init__(self, session: ClientSession) -> None:
+        self._session = session
 
-        With `details` each comes with its offset, when and where it was written, and whether the attempt that wrote it
-        was superseded since. `RunNotFound` if there is no run.
-        """
+    async def read_stream(self, run_id: str, name: str, start: int, *, details: bool) -> AsyncIterator[Any]:
         check_name("a stream's name", name)
         offset = check_count("start", start, least=0)
-        link = self._open
-        since = link.clock.now()
+        session = self._session
+        clock, waiters = session.clock, session.waiters
+        since = clock.now()
         while True:
-            news = link.waiters.wait(run_id, end=False)
+            change = waiters.wait(run_id, end=False)
             try:
-                record = await self._record(run_id, retry_forever=True)
-                while page := await link.read(
-                    partial(link.store.stream, run_id, name, offset, PAGE), retry_forever=True
+                record = await session.get_run(run_id, retry_forever=True)
+                while page := await session.read(
+                    partial(session.store.stream, run_id, name, offset, PAGE), retry_forever=True
                 ):
                     for item in page:
                         offset = item.offset + 1
-                        view = stream_item_view(item, link.codec)
+                        view = stream_item_view(item, session.codec)
                         yield view if details else view.value
-                        since = link.clock.now()
+                        since = clock.now()
                 if record.status.terminal:
                     return
-                await self._wait_for_change_or_poll(run_id, news, since)
+                await session.wait_for_change(run_id, "change", change, since)
             finally:
-                link.waiters.remove(run_id, news, end=False)
+                waiters.remove(run_id, change, end=False)

@@ -1,4 +1,4 @@
-"""What callers see of runs, entries and dead letters: stored records with times as datetimes and payloads decoded."""
+"""Public views of runs, entries and dead letters: stored records with times as datetimes and payloads decoded."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from perdure.stores.results import StoredEntry
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """A run waits, for these reasons."""
+    """The outcome of `poll` for a run that waits, with the reasons."""
 
     waiting_for: tuple[Reason, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One reason why a run waits, as data; `str()` of it is a sentence."""
+    """One reason why a run waits, as data; `str(reason)` is its text."""
 
     kind: str  # "timer", "retry", "event", "child", "deferred", "held", "no_worker", "start"
     text: str
@@ -46,7 +46,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class RunDescription:
-    """Everything about a run but its history."""
+    """Everything about a run except its history."""
 
     id: str
     workflow: str
@@ -64,7 +64,7 @@ class RunDescription:
     generation: int
     owner: str | None
     waiting_for: tuple[Reason, ...] = ()
-    drift: tuple[str, ...] = ()  # entries that a replay asked for with other arguments
+    drift: tuple[str, ...] = ()  # locations whose arguments in a replay differ from the recorded ones
     published: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -86,7 +86,7 @@ class HistoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class RunList:
-    """A page of runs, newest first; `next` is the `after` of the page that follows, None at the end."""
+    """A page of runs, newest first. Pass `next` as `after` to get the next page; it is None on the last page."""
 
     runs: tuple[RunDescription, ...]
     next: str | None
@@ -100,7 +100,7 @@ class RunList:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterView:
-    """Something that could not be delivered or carried out."""
+    """An event that could not be delivered, or an action that failed for good."""
 
     id: str
     kind: str
@@ -116,7 +116,7 @@ class DeadLetterView:
 
 @dataclass(frozen=True, slots=True)
 class StreamItemView:
-    """One item of a stream. `superseded`: written by an attempt of a step that another attempt has replaced."""
+    """One item of a stream. `superseded`: another attempt has replaced the step attempt that wrote it."""
 
     offset: int
     value: Any
@@ -128,9 +128,9 @@ class StreamItemView:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What `recover` did: workers found dead, runs released from them, and runs taken up by this engine."""
+    """The result of `recover`: dead workers fenced, runs released from them, and runs claimed by this engine."""
 
-    workers_gone: int
+    workers_fenced: int
     runs_released: int
     runs_claimed: int
 
@@ -161,13 +161,13 @@ def describe_run(
 
 
 def published_values(values: Iterable[PublishedValue], codec: Codec, now: float) -> dict[str, Any]:
-    """What a run's workflow shows: not what perdure keeps for itself there, nor what has expired."""
-    mine = (each for each in values if not each.key.startswith("~"))
-    return {each.key: codec.decode(each.value) for each in mine if each.expires_at is None or each.expires_at > now}
+    """Return the values that a workflow published, without expired ones and those that perdure stores for itself."""
+    own = (each for each in values if not each.key.startswith("~"))
+    return {each.key: codec.decode(each.value) for each in own if each.expires_at is None or each.expires_at > now}
 
 
 def waiting_reasons(record: RunRecord, served: bool) -> tuple[Reason, ...]:
-    """Why a run waits, from its row and whether any live worker has its workflow."""
+    """Return the reasons why a run waits. `served`: whether a live worker has its workflow."""
     if record.status.terminal:
         return ()
     reasons = [_reason(wait) for wait in record.waits] if record.status is RunStatus.SUSPENDED else []
@@ -176,7 +176,7 @@ def waiting_reasons(record: RunRecord, served: bool) -> tuple[Reason, ...]:
         reasons.append(Reason("no_worker", f"no live worker has workflow {name}", name=name))
     elif record.status is RunStatus.PENDING:
         until = to_datetime_or_none(record.wake_at)
-        reasons.append(Reason("start", "waits to be taken up by a worker", until=until))
+        reasons.append(Reason("start", "waits to be claimed by a worker", until=until))
     return tuple(reasons)
 
 
@@ -186,9 +186,9 @@ def _reason(wait: Wait) -> Reason:
         case "timer":
             text = f"timer {wait.location} until {until:%Y-%m-%d %H:%M:%S} UTC"
         case "retry" if wait.location is None:
-            text = f"the run is tried again at {until:%Y-%m-%d %H:%M:%S} UTC"
+            text = f"retry of the run at {until:%Y-%m-%d %H:%M:%S} UTC"
         case "retry":
-            text = f"step {wait.location} is tried again at {until:%Y-%m-%d %H:%M:%S} UTC"
+            text = f"retry of step {wait.location} at {until:%Y-%m-%d %H:%M:%S} UTC"
         case "event":
             text = f"event {wait.name}{_by(until)}"
         case "child":
@@ -207,7 +207,7 @@ def _by(until: datetime | None) -> str:
 
 
 def build_history(rows: Sequence[StoredEntry], codec: Codec) -> list[HistoryEntry]:
-    """The latest row of each entry, in the order in which they were asked for."""
+    """Return the latest state of each entry, in call order."""
     latest: dict[str, Entry] = {row.entry.location: row.entry for row in rows}
     return [entry_view(entry, codec) for entry in sorted(latest.values(), key=lambda entry: entry.call_seq)]
 
@@ -227,18 +227,18 @@ def entry_view(entry: Entry, codec: Codec) -> HistoryEntry:
     )
 
 
-def dead_letter_view(letter: DeadLetter, codec: Codec) -> DeadLetterView:
+def dead_letter_view(dead_letter: DeadLetter, codec: Codec) -> DeadLetterView:
     return DeadLetterView(
-        id=letter.id,
-        kind=letter.kind,
-        reason=letter.reason,
-        event_id=letter.event_id,
-        event_name=letter.event_name,
-        value=None if letter.value is None else codec.decode(letter.value),
-        original_target=letter.original_target,
-        target_status=letter.target_status,
-        target_ended_at=to_datetime_or_none(letter.target_ended_at),
-        sent_at=to_datetime_or_none(letter.sent_at),
+        id=dead_letter.id,
+        kind=dead_letter.kind,
+        reason=dead_letter.reason,
+        event_id=dead_letter.event_id,
+        event_name=dead_letter.event_name,
+        value=None if dead_letter.value is None else codec.decode(dead_letter.value),
+        original_target=dead_letter.original_target,
+        target_status=dead_letter.target_status,
+        target_ended_at=to_datetime_or_none(dead_letter.target_ended_at),
+        sent_at=to_datetime_or_none(dead_letter.sent_at),
     )
 
 

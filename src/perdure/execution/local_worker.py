@@ -39,6 +39,9 @@ class LocalWorker(Protocol):
     def is_executing(self, run_id: str) -> bool:
         """Return whether this worker owns the run and has it in memory."""
 
+    def can_execute(self, record: RunRecord) -> bool:
+        """Return whether this worker serves the run's pool and has its workflow and version."""
+
 
 class NullLocalWorker:
     """The `LocalWorker` of a process that executes no runs."""
@@ -62,6 +65,9 @@ class NullLocalWorker:
         pass
 
     def is_executing(self, run_id: str) -> bool:
+        return False
+
+    def can_execute(self, record: RunRecord) -> bool:
         return False
 
 

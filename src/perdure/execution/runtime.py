@@ -187,6 +187,9 @@ class WorkerRuntime:
 
     # --- notifications by the store and the coordinator
 
+    def can_execute(self, record: RunRecord) -> bool:
+        return record.pool == self._pool and (record.workflow, record.version) in self._catalog.pairs()
+
     def _on_change_hint(self, run_ids: frozenset[str] | None) -> None:
         """Check for due runs and messages, unless the change hint is about runs that are active here."""
         if run_ids is None or not all(self.is_executing(run_id) for run_id in run_ids):

@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from perdure.client.run_handle import Run
+from perdure.client.client import Run
+from perdure.client.session import Awaited, Change
 from perdure.client.views import HistoryEntry
 from perdure.clock import to_datetime
 from perdure.config import EngineConfig
 from perdure.errors import WorkflowMisuse
 from perdure.execution.runtime import WorkerRuntime
-from perdure.execution.store_session import StoreSession
-from perdure.execution.waiters import ChangeFuture
 from perdure.model.records import RunRecord
 from perdure.model.turns import RunStep
 from perdure.model.validation import check_seconds
@@ -33,10 +32,7 @@ from perdure.testing.harness import Harness, WatchedEngine, unhurried, unswept
 from perdure.testing.mocks import StepMock, Target
 from perdure.testing.time_skipping import SWEEP_DISABLED_SECONDS, NothingDue, TimeSkipper, TooMany
 from perdure.workflows.definition import Workflow
-from perdure.workflows.start_request import StartRequest
 from perdure.workflows.steps import UNSET, Step
-
-T = TypeVar("T")
 
 
 class Recorded(NamedTuple):
@@ -73,6 +69,8 @@ class TestEngine(WatchedEngine):
         )
         self.clock = harness.clock
         self._passing = TimeSkipper(harness.clock, harness.settle, lambda: self.bodies_under_way)
+        self._session.wait_strategy = _TimeSkippingWait(self._passing, self.now, self._reasons)
+        self._session.open_on_use = lambda: _at_once(self.open())
         self._mocks: list[StepMock] = []
         self._guard = contextlib.ExitStack()
         self._refuse_blocking = refuse_blocking
@@ -111,15 +109,10 @@ class TestEngine(WatchedEngine):
         for mock in self._mocks:
             mock.stop()
 
-    @property
-    def _open(self) -> StoreSession:
-        if self._link is None:
-            _at_once(self.open())
-        return super()._open
-
-    def _prepare(self, core: WorkerRuntime) -> None:
-        super()._prepare(core)
-        unhurried(core, self._passing.unhurried)
+    def _build_runtime(self) -> WorkerRuntime:
+        runtime = super()._build_runtime()
+        unhurried(runtime, self._passing.unhurried)
+        return runtime
 
     # --- time
 
@@ -137,36 +130,6 @@ class TestEngine(WatchedEngine):
         """Let everything happen that needs no time to pass."""
         await self.open()
         await self._passing.settled()
-
-    def _must_poll(self, run_id: str) -> bool:
-        """Nobody else is there, and to look again would be to let time pass."""
-        return False
-
-    async def _wait_for_change(self, news: ChangeFuture, deadline: float | None) -> RunRecord | None:
-        return await self._passing.until(super()._wait_for_change(news, deadline))
-
-    async def _ended(self, run_id: str, timeout: float | None) -> RunRecord:
-        return await self._saying_why(run_id, super()._ended(run_id, timeout))
-
-    async def _execute(self, order: StartRequest) -> Any:
-        return await self._saying_why(order.record.id, super()._execute(order))
-
-    async def _saying_why(self, run_id: str, ending: Awaitable[T]) -> T:
-        """Wait for the end of a run; if it will not come, say what the run waits for."""
-        try:
-            return await ending
-        except NothingDue:
-            what = f"run {run_id!r} will not end by itself: it waits for {await self._reasons(run_id)}"
-        except TooMany:
-            what = f"run {run_id!r} has not ended by {self.now():%Y-%m-%d}: it waits for {await self._reasons(run_id)}"
-        raise AssertionError(what)
-
-    async def _reply(self, run_id: str, message_id: str, timeout: float | None) -> Any:
-        try:
-            return await super()._reply(run_id, message_id, timeout)
-        except (NothingDue, TooMany):
-            what = f"run {run_id!r} does not answer: it waits for {await self._reasons(run_id)}"
-        raise AssertionError(what)
 
     async def _reasons(self, run_id: str) -> str:
         found = [str(reason) for reason in (await self.describe(run_id)).waiting_for]
@@ -213,6 +176,38 @@ class TestEngine(WatchedEngine):
         wanted = "at least once" if times is None else _often(times)
         ran = ", ".join(f"{each.location} (attempt {each.attempt})" for each in executed) or "nothing"
         raise AssertionError(f"run {run_id!r} was to execute {name} {wanted}, and did {_often(found)}; it ran {ran}")
+
+
+class _TimeSkippingWait:
+    """The `WaitStrategy` of a `TestEngine`: time passes while a caller waits.
+
+    It never polls: there is no other process, and a poll would let time pass. A wait that cannot end fails, with the
+    reasons why the run waits.
+    """
+
+    polls = False
+
+    def __init__(
+        self, passing: TimeSkipper, now: Callable[[], datetime], reasons: Callable[[str], Awaitable[str]]
+    ) -> None:
+        self._passing = passing
+        self._now = now
+        self._reasons = reasons
+
+    async def wait(self, run_id: str, awaited: Awaited, change: Change) -> RunRecord | None:
+        try:
+            return await self._passing.until(change)
+        except (NothingDue, TooMany) as stuck:
+            if awaited == "change":
+                raise
+            if awaited == "reply":
+                what = "does not reply"
+            elif isinstance(stuck, TooMany):
+                what = f"has not ended by {self._now():%Y-%m-%d}"
+            else:
+                what = "will not end by itself"
+            reason = f"run {run_id!r} {what}: it waits for {await self._reasons(run_id)}"
+        raise AssertionError(reason)
 
 
 def _at_once(opening: Any) -> None:

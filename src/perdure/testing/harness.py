@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from perdure.client.client import Client
-from perdure.client.run_handle import Run
+from perdure.client.client import Client, Run
+from perdure.client.session import DirectWait
 from perdure.clock import Clock
 from perdure.config import EngineConfig
-from perdure.engine import Engine, build_runtime
+from perdure.engine import Engine
 from perdure.execution.maintenance import RECORD_RUNNING_AFTER_SECONDS
 from perdure.execution.runtime import WorkerRuntime
 from perdure.execution.step_executor import Attempt, StepExecutor
@@ -60,24 +60,15 @@ class WatchedEngine(Engine):
         self.faults = faults
         self.number = number
         self._harness = harness
+        # Where time is skipped there is no other process, and a poll would let time pass.
+        self._session.wait_strategy = DirectWait(polls=not harness.skips)
 
-    async def open(self) -> None:
-        await Client.open(self)
-        if self._core is None:
-            core = build_runtime(self._open, self._catalog, self._pool, self._concurrency)
-            self._prepare(core)
-            await core.start()
-            self._core = core
-
-    def _prepare(self, core: WorkerRuntime) -> None:
-        """Before it does anything."""
+    def _build_runtime(self) -> WorkerRuntime:
+        runtime = super()._build_runtime()
         if self._harness.skips:
-            unhurried(core, LazyClock(self._harness.clock))
-        self._watch(core.coordinator.executor)
-
-    def _must_poll(self, run_id: str) -> bool:
-        """Where time is skipped nobody else is there, and to look again would be to let time pass."""
-        return not self._harness.skips and super()._must_poll(run_id)
+            unhurried(runtime, LazyClock(self._harness.clock))
+        self._watch(runtime.coordinator.executor)
+        return runtime
 
     def _stand_in(self, step: RunStep) -> RunStep:
         """What is executed in place of a step."""
@@ -86,34 +77,35 @@ class WatchedEngine(Engine):
     @property
     def worker(self) -> str:
         """The id under which this engine is a member now."""
-        assert self._core is not None
-        return self._core.coordinator.worker
+        assert self._runtime is not None
+        return self._runtime.coordinator.worker
 
     @property
     def resident(self) -> list[str]:
         """The runs that are in its memory."""
-        assert self._core is not None
-        return [resident.id for resident in self._core.coordinator.cache]
+        assert self._runtime is not None
+        return [resident.id for resident in self._runtime.coordinator.cache]
 
     @property
     def slots_taken(self) -> int:
-        assert self._core is not None
-        return self._core.coordinator.executor.busy
+        assert self._runtime is not None
+        return self._runtime.coordinator.executor.busy
 
     @property
     def bodies_under_way(self) -> list[Attempt]:
         """Attempts whose bodies are coroutines on this loop; those in threads are the harness's own concern."""
-        if self._core is None:
+        if self._runtime is None:
             return []
-        running = self._core.coordinator.executor._running.values()
+        running = self._runtime.coordinator.executor._running.values()
         return [attempt for of_run in running for attempt in of_run.values() if attempt.task is not None]
 
     def _drop_all(self) -> None:
         """Forget every run and body, where there is no event loop any more to do it in an orderly way."""
-        if self._core is not None:
-            self._core.coordinator.discard_all()
-            self._core.coordinator.executor.close()
-        self._core = self._link = None
+        runtime = self._detach()
+        if runtime is not None:
+            runtime.coordinator.discard_all()
+            runtime.coordinator.executor.close()
+        self._session.discard()
 
     def _watch(self, executor: StepExecutor) -> None:
         in_thread = executor._threads.run
@@ -347,9 +339,8 @@ class ThreadStepTracker:
 async def _abandon(client: Client) -> None:
     if isinstance(client, Engine):
         await client._abandon()
-    elif client._link is not None:
-        link, client._link = client._link, None
-        await link.abandon()
+    else:
+        await client._session.abandon()
 
 
 def on_virtual_time(test: Callable[[Harness], Coroutine[Any, Any, R]], store: Store | None = None) -> R:

@@ -57,7 +57,7 @@ def _snapshot(history: History) -> Snapshot:
             history = msgspec.json.decode(history)
         except msgspec.DecodeError as error:
             raise InvalidArgument(
-                f"this is no exported run: {error}; a file is given as a pathlib.Path, not as a string"
+                f"this is not an exported run: {error}; a file is given as a pathlib.Path, not as a string"
             ) from None
     return parse_snapshot(history)
 
@@ -96,7 +96,7 @@ def _error(misfit: IncompatibleRun, workflow: Workflow[Any, Any]) -> Exception:
         error.add_note(f"run {misfit.run_id!r} of {misfit.workflow} v{misfit.version}{why}")
     else:
         error = WorkflowMisuse(f"run {misfit.run_id!r} could not go on with this code: {misfit.reason} (at {line})")
-    error.add_note(misfit.remedy)
+    error.add_note(misfit.suggested_fix)
     return error
 
 

@@ -26,7 +26,7 @@ async def main(url: str, lease: float, report: Path) -> None:
     config = EngineConfig(lease=lease, sweep_interval=1.0, grace=5.0, max_recoveries=1_000)
     worker = Worker(url, WORKFLOWS, config=config)
     working = asyncio.create_task(worker.run())
-    while (core := worker._engine._core) is None:
+    while (core := worker._engine._runtime) is None:
         if working.done():
             return await working  # it could not begin: say why
         await asyncio.sleep(0.01)

@@ -532,7 +532,7 @@ async def test_broadcast_counts_all_woken_runs_although_a_periodic_task_finishes
     commit = engine.faults.commit
 
     async def while_duties_look(batch):
-        engine._core._broadcast_task.trigger()
+        engine._runtime._broadcast_task.trigger()
         return await commit(batch)
 
     monkeypatch.setattr(engine.faults, "commit", while_duties_look)

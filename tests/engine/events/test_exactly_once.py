@@ -145,7 +145,7 @@ def test_messages_of_a_run_rewound_during_finalization_are_not_duplicated(orders
         door.hold("the engine", engine, frozenset(("commit", "unfinalized")), answers=False)
         door.hold("who rewinds", client, frozenset(("commit",)), answers=False)
         door.let_pass(1.0)
-        ((rewound,),) = await at_once(h, door, client._link.store.commit([await rewinding(h, "r")]))
+        ((rewound,),) = await at_once(h, door, client._session.store.commit([await rewinding(h, "r")]))
         assert rewound == Committed()
         await settled(h)
         unread = [each.event_id for each in await h.store.inbox("r")]

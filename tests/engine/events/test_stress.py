@@ -155,7 +155,7 @@ class Storm:
             engine.faults.crash(self.dice.randrange(1, 6), self.dice.choice(["before", "after"]))
         elif chance < 0.5:
             engine.faults.lose_answers(self.dice.randrange(1, 3))
-        self.dice.choice(self.senders)._open.store.lose_answers(self.dice.randrange(2))
+        self.dice.choice(self.senders)._session.store.lose_answers(self.dice.randrange(2))
 
     async def _replace_the_dead(self) -> None:
         for engine in list(self.engines):

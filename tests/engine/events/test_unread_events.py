@@ -500,11 +500,11 @@ async def test_dead_letter_replay_is_atomic_at_any_crash(h):
         await h.settle()
         to = reader.id if to_run else None
         dying: Any = await h.client(config=LONG)
-        dying._open.store.crash(1, side)
+        dying._session.store.crash(1, side)
         h.background(dying.replay_dead_letter(letter.id, to))
         await h.settle()
-        assert dying._open.store.crashed.is_set()
-        assert dying._open.store.commits == 1
+        assert dying._session.store.crashed.is_set()
+        assert dying._session.store.commits == 1
         assert await engine.replay_dead_letter(letter.id, to) is (side == "before")
         assert await engine.dead_letters() == []
         await h.clock.advance(6)  # whoever sweeps finds what a process has left that died
@@ -519,6 +519,6 @@ async def test_dead_letter_replay_with_a_lost_response_happens_once(h):
         reader = await engine.start(letters_reader, 2, 20.0)
         await h.settle()
         client: Any = await h.client(config=LONG)
-        client._open.store.lose_answers(1)
+        client._session.store.lose_answers(1)
         assert await h.drive(client.replay_dead_letter(letter, reader.id if to_run else None)) is True
         assert await h.run_to_end(reader) == [3, None]

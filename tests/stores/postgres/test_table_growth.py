@@ -147,7 +147,7 @@ def test_pruned_runs_leave_no_rows(server: Server) -> None:
                 await each.send(Word("word"))
                 await engine.broadcast(Shout("shout"))
             assert await asyncio.gather(*(each.result() for each in runs)) == ["shout" * 100] * 5
-            store = engine._open.store
+            store = engine._session.store
             while (await store.runs(RunQuery(limit=1))).runs:  # children after their parents, all after finalization
                 await store.prune(await store.now() + 1, keep_ids_for=0)
             await store.prune(await store.now() + 2, keep_ids_for=0)  # events deleted just now

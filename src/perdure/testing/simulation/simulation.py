@@ -15,7 +15,7 @@ from typing import Any
 from perdure.client.client import Client
 from perdure.clock import Clock
 from perdure.config import EngineConfig
-from perdure.engine import Engine, build_runtime
+from perdure.engine import Engine
 from perdure.model.records import EntryStatus
 from perdure.model.turns import RunStep
 from perdure.runner.entry_tracker import EXHAUSTED
@@ -78,8 +78,9 @@ class SimulatedEngine(Engine):
 
     async def open(self) -> None:
         await Client.open(self)
-        self._core = core = build_runtime(self._open, self._catalog, self._pool, self._concurrency)
-        executor, coordinator = core.coordinator.executor, core.coordinator
+        runtime = self._build_runtime()
+        self._attach(runtime)  # before it starts, so that a crash while it starts stops it
+        executor, coordinator = runtime.coordinator.executor, runtime.coordinator
 
         def begins(run_id: str, step: RunStep) -> RunStep:
             self._world.executes(self.process, coordinator.worker, run_id, step)
@@ -87,7 +88,7 @@ class SimulatedEngine(Engine):
 
         intercept_steps(executor, begins)
         self._world.writings[id(executor._stream_writer)] = self.process
-        await core.start()
+        await runtime.start()
 
 
 class Simulation:
@@ -161,8 +162,7 @@ class Simulation:
         for engine in self._engines.values():
             await engine._abandon()
         for client in self._clients:
-            if client._link is not None:
-                await client._link.abandon()
+            await client._session.abandon()
 
     def _process(self, name: str) -> tuple[Process, FaultyConnection]:
         process = Process(name, self.loop, self.trace, self._counts.setdefault(name, {}))

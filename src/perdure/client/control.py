@@ -1,0 +1,75 @@
+"""ControlClient: cancel, terminate, resume, rewind and fork runs."""
+
+from __future__ import annotations
+
+from perdure.client.rewind import plan_fork, plan_rewind
+from perdure.client.session import ClientSession
+from perdure.errors import RunConflict, StoreError
+from perdure.execution.store_writes import build_end_run, cancel_message, raise_for_delivery
+from perdure.model.ids import new_run_id, new_token, shard_of
+from perdure.model.records import Message
+from perdure.model.validation import check_name
+from perdure.stores.results import AlreadyStarted, Committed, IdTaken, MessageDelivered, WriteResult
+
+MAX_REWIND_ATTEMPTS = 20  # a busy run may commit a turn between the read and the write of a rewind
+
+
+class ControlClient:
+    """The calls of a client that stop runs or restart them from a location; `Client` documents them."""
+
+    def __init__(self, session: ClientSession) -> None:
+        self._session = session
+
+    async def cancel(self, run_id: str) -> bool:
+        message_id, now = f"cancel/{new_token()}", self._session.clock.now()
+        result = await self._end(run_id, only_if_not_started=True)
+        if isinstance(result, AlreadyStarted):
+            result = await self._session.deliver(run_id, cancel_message(message_id, now))
+            return isinstance(result, MessageDelivered)
+        return isinstance(result, Committed)
+
+    async def terminate(self, run_id: str) -> bool:
+        return isinstance(await self._end(run_id, only_if_not_started=False), Committed)
+
+    async def resume(self, run_id: str) -> None:
+        message = Message(id=f"resume/{new_token()}", kind="resume", sent_at=self._session.clock.now())
+        raise_for_delivery(run_id, await self._session.deliver(run_id, message))
+
+    async def rewind(self, run_id: str, location: str) -> None:
+        session, turn_id = self._session, new_token()
+        for _ in range(MAX_REWIND_ATTEMPTS):
+            snapshot = await session.load_snapshot(run_id)
+            write = plan_rewind(snapshot, location, now=session.clock.now(), turn_id=turn_id)
+            if isinstance(await session.committer.write(write), Committed):
+                self._notify_changed(run_id)
+                session.local_worker.run_has_messages(run_id)
+                return
+        raise StoreError(
+            f"run {run_id!r} advanced during each of {MAX_REWIND_ATTEMPTS} attempts to rewind it; try again",
+            retryable=True,
+        )
+
+    async def fork(self, run_id: str, location: str, new_id: str | None) -> str:
+        """Return the id of the new run."""
+        session = self._session
+        snapshot, now = await session.load_snapshot(run_id), session.clock.now()
+        fork_id = new_run_id(now) if new_id is None else check_name("a run's id", new_id)
+        shard = shard_of(fork_id, session.config.shards)
+        write = plan_fork(snapshot, location, run_id=fork_id, created_by=new_token(), shard=shard, now=now)
+        if isinstance(await session.committer.write(write), IdTaken):
+            raise RunConflict(fork_id, "a history of its own")
+        session.local_worker.run_has_messages(fork_id)
+        return fork_id
+
+    async def _end(self, run_id: str, *, only_if_not_started: bool) -> WriteResult:
+        check_name("a run's id", run_id)
+        session, now = self._session, self._session.clock.now()
+        write = build_end_run(run_id, new_token(), now, session.config, only_if_not_started=only_if_not_started)
+        result = await session.committer.write(write)
+        if not isinstance(result, AlreadyStarted):
+            self._notify_changed(run_id)
+        return result
+
+    def _notify_changed(self, run_id: str) -> None:
+        self._session.waiters.notify((run_id,))
+        self._session.local_worker.run_ended_externally(run_id)

@@ -1,0 +1,71 @@
+"""DeferredClient: complete deferreds from outside of their run, and the tokens and signing keys for that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from perdure.client.session import ClientSession
+from perdure.errors import InvalidArgument, InvalidToken
+from perdure.execution.external_effects import error_to_record_lossy
+from perdure.model.records import Message, RunResult, RunStatus
+from perdure.model.validation import check_name
+from perdure.stores.results import MessageDelivered, RunMissing, SigningKey
+from perdure.workflows.tokens import KEY_ACTIVATION_DELAY_SECONDS, KEYS, make_token, read_token
+
+
+class DeferredClient:
+    """The calls `complete`, `fail`, `deferred_token` and `rotate_keys` of a client; `Client` documents them."""
+
+    def __init__(self, session: ClientSession) -> None:
+        self._session = session
+
+    async def complete(self, token: str, value: Any) -> bool:
+        result = RunResult(result=self._session.codec.encode(value, what="the value of a deferred"))
+        return await self._complete(token, result)
+
+    async def fail(self, token: str, error: BaseException | str) -> bool:
+        if isinstance(error, str):
+            error = Exception(error)
+        elif not isinstance(error, BaseException):
+            raise InvalidArgument(f"a deferred fails with an exception or a text, not with {error!r}")
+        record = error_to_record_lossy(error, self._session.codec)
+        return await self._complete(token, RunResult(RunStatus.FAILED, error=record))
+
+    async def deferred_token(self, run_id: str, name: str) -> str:
+        check_name("a deferred's name", name)
+        record = await self._session.get_run(run_id)
+        first_executed_at = record.created_at if record.first_executed_at is None else record.first_executed_at
+        return make_token(await self._keys(), run_id, record.epoch, name, at=first_executed_at)
+
+    async def rotate_keys(self) -> None:
+        session = self._session
+        active_at = session.clock.now() + KEY_ACTIVATION_DELAY_SECONDS
+        await self._keys()  # creates the first key if there is none: it signs until the new key is active
+        await session.read(lambda: session.store.add_key(KEYS, active_at))
+
+    async def _keys(self) -> list[SigningKey]:
+        session = self._session
+        now = session.clock.now()
+        return await session.read(lambda: session.store.keys(KEYS, now))
+
+    async def _complete(self, token: str, result: RunResult) -> bool:
+        session = self._session
+        run_id, epoch, name = read_token(await self._keys(), token)
+        record = await session.find_run(run_id)
+        if record is None:
+            raise InvalidToken(f"the token belongs to run {run_id!r}, which does not exist; it may have been pruned")
+        if record.epoch != epoch or record.status.terminal:
+            return False
+        message = Message(
+            id=f"deferred/{epoch}/{name}",
+            kind="deferred",
+            name=name,
+            body=msgspec.json.encode(result),
+            sent_at=session.clock.now(),
+        )
+        delivered = await session.deliver(run_id, message)
+        if isinstance(delivered, RunMissing):
+            raise InvalidToken(f"the token belongs to run {run_id!r}, which has been pruned")
+        return isinstance(delivered, MessageDelivered) and delivered.fresh
