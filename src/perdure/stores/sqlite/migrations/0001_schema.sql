@@ -17,7 +17,7 @@
 -- Invariants
 -- * A step's commit is one insert into `entries`. The unique (run_pk, position) is the compare-and-set: of two turns
 --   computed from the same position, one is committed. The row of a run changes only with its status, wait or owner.
--- * `runs.fence` is the last position taken by a write that left no entry there. A position is never given twice.
+-- * Positions up to `runs.fence` are taken, also if their rows were deleted. A position is never given twice.
 -- * `runs.wake_at` is the earliest time at which a worker must process a run without an owner. The index `runs_due`
 --   contains only such runs, so suspended, owned and ended runs cost a claim nothing.
 -- * Rare states have a partial index over the few rows that have them. A run without them is in none of these indexes.
