@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from perdure import Context
-from perdure.model.records import EntryStatus, RunResult
+from perdure.model.records import EntryStatus, RunResult, SigningKey
 from perdure.model.turns import MessageReceived
 from perdure.workflows.tokens import read_token
 from tests.runner.crash_after_every_turn import check_cold, crashed, play_everywhere
-from tests.runner.turn_driver import Play, TestKey, note
+from tests.runner.turn_driver import Play, note
 from tests.runner.workflows import fetch
 
 SEEDS = range(12)
@@ -63,7 +63,7 @@ def test_a_token_is_the_same_on_every_replay_and_names_run_epoch_and_deferred():
     cold = crashed(play)
     assert cold.notes == play.notes
     [token] = play.notes
-    assert read_token((TestKey(1, 0.0, b"k" * 32),), token) == ("run-1", 3, "review")
+    assert read_token((SigningKey(1, 0.0, b"k" * 32),), token) == ("run-1", 3, "review")
     assert Play(reviewed, epoch=4).begin().notes != play.notes
 
 

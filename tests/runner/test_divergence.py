@@ -60,7 +60,7 @@ def test_another_name():
         await fetch("b")
 
     held = held_by(other)
-    assert (held.location, held.recorded, held.call_seq) == ("fetch#1", "step 'charge'", "step 'fetch#1'")
+    assert (held.location, held.recorded, held.asked) == ("fetch#1", "step 'charge'", "step 'fetch#1'")
     assert held.line == line_of(other, 'fetch("b")')
 
 
@@ -71,14 +71,14 @@ def test_another_kind():
         await charge.options(name="sleep")("c")
 
     held = held_by(other)
-    assert (held.location, held.recorded, held.call_seq) == ("sleep", "sleep 'sleep'", "step 'sleep'")
+    assert (held.location, held.recorded, held.asked) == ("sleep", "sleep 'sleep'", "step 'sleep'")
 
 
 def test_another_key():
     async def other(ctx):
         await fetch.options(key="eu")("a")
 
-    assert held_by(other).call_seq == "step 'fetch[eu]'"
+    assert held_by(other).asked == "step 'fetch[eu]'"
 
 
 def test_another_order_within_a_scope():
@@ -87,7 +87,7 @@ def test_another_order_within_a_scope():
         await fetch("a")
 
     held = held_by(other)
-    assert (held.recorded, held.call_seq) == ("step 'fetch'", "step 'charge'")
+    assert (held.recorded, held.asked) == ("step 'fetch'", "step 'charge'")
 
 
 def test_an_extra_ask():
@@ -97,7 +97,7 @@ def test_an_extra_ask():
         await charge("b")
 
     held = held_by(other)
-    assert (held.recorded, held.call_seq) == ("step 'charge'", "sleep 'sleep'")
+    assert (held.recorded, held.asked) == ("step 'charge'", "sleep 'sleep'")
 
 
 def test_a_missing_ask():
@@ -106,7 +106,7 @@ def test_a_missing_ask():
         await ctx.sleep(10)
 
     held = held_by(other)
-    assert (held.recorded, held.call_seq) == ("step 'charge'", "sleep 'sleep'")
+    assert (held.recorded, held.asked) == ("step 'charge'", "sleep 'sleep'")
 
 
 def test_a_record_that_nobody_asks_for():
@@ -116,7 +116,7 @@ def test_a_record_that_nobody_asks_for():
         await asyncio.Event().wait()
 
     held = held_by(other)
-    assert (held.location, held.recorded, held.call_seq) == ("sleep", "sleep 'sleep'", "nothing")
+    assert (held.location, held.recorded, held.asked) == ("sleep", "sleep 'sleep'", "nothing")
     assert held.line == line_of(other, "Event")
 
 
@@ -125,7 +125,7 @@ def test_an_end_before_the_last_record():
         await fetch("a")
 
     held = held_by(other)
-    assert (held.location, held.call_seq) == ("charge", "nothing")
+    assert (held.location, held.asked) == ("charge", "nothing")
 
 
 def test_a_scope_that_is_never_opened():
@@ -139,7 +139,7 @@ def test_a_scope_that_is_never_opened():
     live = Play(with_task).begin()
     live.complete("helper/fetch")
     held = live.replayed_by(without).begin().held
-    assert (held.location, held.call_seq) == ("helper/fetch", "nothing")
+    assert (held.location, held.asked) == ("helper/fetch", "nothing")
     live.close()
 
 

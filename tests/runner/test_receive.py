@@ -14,7 +14,7 @@ from perdure.codec import JSON
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.records import EntryStatus, Subscription
 from perdure.model.turns import MessageReceived
-from perdure.workflows.messages import messages_of
+from perdure.workflows.messages import received_messages
 from tests.runner.crash_after_every_turn import crashed, play_everywhere
 from tests.runner.turn_driver import CLOCK, Play, note
 from tests.runner.workflows import fetch
@@ -94,7 +94,7 @@ def test_receiving_and_consuming_are_one_turn():
         ("a", EntryStatus.SUCCEEDED, b"1"),
         ("b", EntryStatus.PENDING, None),
     ]
-    assert [message.number for message in messages_of(play.entries["a"])] == [1]
+    assert [message.number for message in received_messages(play.entries["a"])] == [1]
     assert play.entries["a"].seq == 1
 
 
@@ -241,7 +241,7 @@ def test_a_receive_times_out_and_its_time_is_durable():
     cold = crashed(play)
     assert cold.turn.wake_at == 1_030.0
     cold.advance(now=1_030.0)
-    assert cold.value == "no a came within 30.0 seconds"
+    assert cold.value == "no a arrived within 30.0 seconds"
     assert unsubscribed(cold) == ["0/a"]
     assert cold.replayed_by(in_time, 30.0).begin().value == cold.value
 
@@ -271,7 +271,7 @@ def test_with_no_time_at_all_and_nothing_there_it_times_out_once_its_topics_were
     assert play.turn.wake_at == play.now
     assert (subscribed(play), unsubscribed(play)) == ([Subscription("0/a", ("a",))], [])
     play.move(CLOCK)
-    assert play.value == "no a came within 0.0 seconds"
+    assert play.value == "no a arrived within 0.0 seconds"
     assert unsubscribed(play) == ["0/a"]
 
 
@@ -298,7 +298,7 @@ def test_an_assignment_answers_the_receive_that_it_is_for():
     assert turn.consumed == (1,)
     assert returned(play) == []
     assert unsubscribed(play) == ["0/a,b"]
-    assert messages_of(play.entries["a,b"])[0].offset == 4
+    assert received_messages(play.entries["a,b"])[0].offset == 4
     assert crashed(play).waits == [("a,b#1", None)]
 
 
@@ -481,7 +481,7 @@ def test_a_batch_is_what_is_there_up_to_max_in_order():
     turn = play.complete("fetch")
     assert play.value == [0, 1, 2]
     assert turn.consumed == (1, 2, 3)
-    assert [message.number for message in messages_of(play.entries["a,b"])] == [1, 2, 3]
+    assert [message.number for message in received_messages(play.entries["a,b"])] == [1, 2, 3]
 
 
 def test_a_batch_waits_for_the_first_and_is_empty_when_time_is_over():

@@ -4,13 +4,14 @@ import base64
 import hmac
 import string
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perdure.errors import InvalidArgument, InvalidToken
-from perdure.stores.results import SigningKey
+from perdure.model.records import SigningKey
 from perdure.workflows.tokens import make_token, read_token
 
 FIRST = SigningKey(1, 100.0, b"a" * 32)
@@ -175,14 +176,14 @@ def test_of_two_keys_of_one_moment_the_later_number_signs():
     assert read_token([twin], make_token([twin, FIRST], "r", 0, "n", at=100.0)) == ("r", 0, "n")
 
 
-def test_anything_with_a_number_a_time_and_a_secret_is_a_key():
+def test_make_token_accepts_any_object_with_the_fields_of_a_signing_key():
     @dataclass(frozen=True)
     class Own:
         number: int
-        made_at: float
+        created_at: float
         secret: bytes
 
-    key = Own(1, 100.0, b"a" * 32)
+    key: Any = Own(1, 100.0, b"a" * 32)
     assert make_token([key], "r", 0, "n", at=1.0) == make_token([FIRST], "r", 0, "n", at=1.0)
 
 
