@@ -155,7 +155,7 @@ def test_foreign_annotations_say_what_is_supported(codec, annotation):
 
 @both
 def test_keys_of_several_types_are_refused(codec):
-    with pytest.raises(InvalidPayload, match="the keys of a dict must be of one type"):
+    with pytest.raises(InvalidPayload, match="the keys of a dict must have one type"):
         codec.encode({1: 1}, dict[str | int, int])
 
 
@@ -218,9 +218,9 @@ def test_deep_is_not_too_deep(codec):
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_json_refuses_what_it_would_write_as_null(number):
-    assert refusal(JSON, number).startswith(f"{number} cannot be written as JSON")
-    assert refusal(JSON, number, float).startswith(f"{number} cannot be written as JSON")
-    assert refusal(JSON, number, float | None).startswith(f"{number} cannot be written as JSON")
+    assert refusal(JSON, number).startswith(f"{number} cannot be encoded as JSON")
+    assert refusal(JSON, number, float).startswith(f"{number} cannot be encoded as JSON")
+    assert refusal(JSON, number, float | None).startswith(f"{number} cannot be encoded as JSON")
     assert refusal(JSON, {"a": [None, 2**80, number]}).startswith(f"a[2]: {number} cannot")
     assert refusal(JSON, Point(1, number), Point).startswith(f"y: {number} cannot")
 
@@ -245,12 +245,12 @@ def test_integers_beyond_the_format():
 def test_keys_that_json_cannot_hold():
     assert "a key of type `tuple` cannot be encoded" in refusal(JSON, {"a": {(1, 2): 3}})
     assert "a key of type `NoneType` cannot be encoded" in refusal(JSON, {None: 3})
-    assert refusal(JSON, {1: "a", "1": "b"}, dict).endswith("two different keys are the same when encoded")
+    assert refusal(JSON, {1: "a", "1": "b"}, dict).endswith("two different keys are equal when encoded")
 
 
 def test_an_offset_that_json_would_round_is_refused():
     odd = datetime(2024, 1, 1, tzinfo=timezone(timedelta(seconds=3208)))
-    assert "would come back as" in refusal(JSON, [odd], list[datetime])
+    assert "would be decoded as" in refusal(JSON, [odd], list[datetime])
     assert MSGPACK.decode(MSGPACK.encode(odd, datetime), datetime) == odd
 
 

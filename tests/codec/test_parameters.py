@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, Unpack
 import pytest
 
 from perdure.codec import JSON, MSGPACK
-from perdure.codec.annotations import returns_of
+from perdure.codec.annotations import return_type
 from perdure.codec.parameters import Parameters
 from perdure.errors import InvalidPayload
 from tests.codec.sample_types import Foreign, Incomparable, Order, Refund
@@ -141,9 +141,9 @@ def test_decoding_names_the_path():
 
 
 def test_annotations_may_name_what_is_defined_later_or_only_for_the_type_checker():
-    assert returns_of(checkout) is Later
-    assert returns_of(variadic) is type(None)
-    assert returns_of(unannotated) is Any
+    assert return_type(checkout) is Later
+    assert return_type(variadic) is type(None)
+    assert return_type(unannotated) is Any
     assert through(checkout, JSON, Order("a", 1))[0] == (Order("a", 1),)
 
 
@@ -160,7 +160,7 @@ def test_annotations_may_name_local_classes():
         async def fn(ctx: Unseen, a: Local, b: Inner, c: list[Local | Inner]) -> Local:
             raise NotImplementedError
 
-        return fn, Inner, Parameters.of(fn, 1), returns_of(fn)
+        return fn, Inner, Parameters.of(fn, 1), return_type(fn)
 
     fn, made, parameters, returns = inner()
     args = (Local(1), made(2), [made(3), Local(4)])

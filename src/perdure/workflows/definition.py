@@ -15,7 +15,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from msgspec import Struct
 
-from perdure.codec.annotations import enclosing_names, returns_of
+from perdure.codec.annotations import enclosing_names, return_type
 from perdure.codec.parameters import Parameters
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.validation import check_count, check_name, check_seconds
@@ -60,7 +60,7 @@ class Workflow(Generic[P, R_co]):
     @cached_property
     def returns(self) -> Any:
         """The result type. Resolved on first use, so that annotations may name types that are defined later."""
-        return returns_of(self.fn, self._enclosing_names)
+        return return_type(self.fn, self._enclosing_names)
 
     @property
     def origin(self) -> tuple[str, str]:

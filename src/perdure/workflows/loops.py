@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from perdure.codec import Codec
-from perdure.codec.annotations import enclosing_names, returns_of
+from perdure.codec.annotations import enclosing_names, return_type
 from perdure.codec.parameters import Parameters
 from perdure.errors import WorkflowMisuse
 from perdure.model.records import Entry
@@ -82,7 +82,7 @@ class LoopBody:
         self.state_type: Any = hints[0] if hints else Any
         if self.state_type is Any and state is not None:
             self.state_type = type(state)
-        self.value_type = _break_type(returns_of(fn, enclosing_names(fn)))
+        self.value_type = _break_type(return_type(fn, enclosing_names(fn)))
 
     async def __call__(self, ctx: Any, state: Any, name: str) -> Continue[Any] | Break[Any]:
         returned = self._fn(ctx, state) if self._takes_state else self._fn(ctx)

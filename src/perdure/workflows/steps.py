@@ -16,7 +16,7 @@ from functools import cached_property, update_wrapper
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
-from perdure.codec.annotations import enclosing_names, returns_of
+from perdure.codec.annotations import enclosing_names, return_type
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.locations import escape_segment
 from perdure.model.validation import check_name, check_seconds
@@ -65,7 +65,7 @@ class StepBody:
     @cached_property
     def returns(self) -> Any:
         """The result type. Resolved on first use, so that annotations may name types that are defined later."""
-        return returns_of(self.fn, self._enclosing_names)
+        return return_type(self.fn, self._enclosing_names)
 
 
 _BODIES: WeakKeyDictionary[Callable[..., Any], StepBody] = WeakKeyDictionary()
