@@ -1,4 +1,4 @@
-"""Exceptions keep their class, arguments and typed attributes; nothing runs while they are rebuilt."""
+"""Decoded exceptions have their class, arguments and typed attributes; decoding runs no user code."""
 
 from dataclasses import dataclass
 from decimal import Decimal
@@ -36,7 +36,7 @@ class Sloppy(Exception):
     when: int
 
     def __init__(self, reason: Decimal) -> None:
-        super().__init__(str(reason))  # text, where the parameter is a Decimal
+        super().__init__(str(reason))  # Text, although the parameter is a Decimal.
         self.when = "soon"  # type: ignore[assignment]
 
 

@@ -1,4 +1,4 @@
-"""A fingerprint tells arguments apart, and does not depend on the order of dicts and sets."""
+"""Fingerprints differ for different arguments and do not depend on the order of dicts and sets."""
 
 import subprocess
 import sys

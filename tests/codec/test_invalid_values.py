@@ -1,4 +1,4 @@
-"""What does not fit or cannot be encoded is refused, with the path of the field and a reason."""
+"""Invalid and unsupported values are rejected with the path of the field and a reason."""
 
 import math
 import threading
@@ -92,7 +92,7 @@ MISFITS: list[tuple[Any, Any, str]] = [
     (SpecialOrder("a", 1, 5), Order, "Expected `Order`, got `SpecialOrder`"),
     (Point("1", 2.0), Point, "x: Expected `int`, got `str`"),  # type: ignore[arg-type]
     (Tree(1, [Tree(2, [Tree("3", [])])]), Tree, "children[0].children[0].value: Expected `int`"),  # type: ignore[arg-type]
-    # through shapes of our own
+    # Handled by converters of perdure.
     (Ledger(Order("a", "x"), [], {}), Ledger, "latest.cents: Expected `int`, got `str`"),  # type: ignore[arg-type]
     (Ledger(Order("a", 1), [Refund("a", 1), Refund(1, 1)], {}), Ledger, "all[1].id: Expected `str`"),  # type: ignore[arg-type]
     (Ledger(Order("a", 1), [], {"x": None}), Ledger, "by_day"),  # type: ignore[dict-item]

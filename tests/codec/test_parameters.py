@@ -1,4 +1,4 @@
-"""A function's arguments as a payload: bound, encoded by name, decoded for a call, compared as values."""
+"""Arguments of a function as a payload: bound, encoded by name, decoded for a call, compared as values."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_annotations_may_name_local_classes():
     args = (Local(1), made(2), [made(3), Local(4)])
     assert parameters.decode(JSON, parameters.encode(JSON, args, {}, WHAT), WHAT) == (args, {})
     assert returns is Local
-    # The frame of `inner` is gone by now, and what it knew counts as Any.
+    # The frame of `inner` has ended, so its names count as Any.
     assert Parameters.of(fn, 1).type.__annotations__["b"] is Any
 
 

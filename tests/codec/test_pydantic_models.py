@@ -1,4 +1,4 @@
-"""pydantic models, alone and inside everything else; and no pydantic where nobody uses it."""
+"""pydantic models, alone and inside other values. pydantic is not imported by perdure."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What is encoded with an annotation comes back equal and of the same class."""
+"""A value encoded with an annotation is decoded as an equal value of the same class."""
 
 import math
 from datetime import UTC, date, datetime, time, timedelta, timezone
@@ -246,7 +246,7 @@ def test_aware_datetime_in_a_repeated_hour_round_trips(codec):
 
 # -- any value -------------------------------------------------------------------------------------------------------
 
-text = st.text()  # hypothesis leaves lone surrogates out
+text = st.text()  # hypothesis generates no lone surrogates.
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | text
 finite = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text
 json_values = st.recursive(finite, lambda inner: st.lists(inner) | st.dictionaries(text, inner), max_leaves=30)

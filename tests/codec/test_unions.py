@@ -1,4 +1,4 @@
-"""Unions that msgspec refuses: how they are written, and what an older or hand-written form is read as."""
+"""Unions that msgspec rejects: their encoding, and the decoding of older or hand-written forms."""
 
 from dataclasses import dataclass
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""join, race and map: what comes back, what is named how, and what happens to the others."""
+"""join, race and map: results, locations, and what happens to the other branches."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Cancel, time-outs of the run, and the end of the function: handlers run, tasks that are left are cancelled."""
+"""Cancel, timeouts of the run, and the end of the function: handlers run, remaining tasks are cancelled."""
 
 import asyncio
 import contextlib
@@ -311,7 +311,7 @@ def test_tasks_left_open_are_cancelled_with_their_steps_and_not_awaited():
 
 
 def test_handler_with_a_durable_call_does_not_spin_at_the_end_of_a_run(monkeypatch):
-    """A handler that still asks for something is left waiting; it does not turn round and round."""
+    """A handler that makes a durable call is left waiting and does not spin."""
     ran = []
     original = WorkflowLoop.drain
 

@@ -1,4 +1,4 @@
-"""Children: started once under an id that is determined, waited for by mail, and taken down with their parent."""
+"""Children: started once under a deterministic id, awaited through messages, and stopped with their parent."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def work_of(play: Play) -> dict[str, Any]:
 
 
 def start_of(errand: ExternalEffect) -> tuple[str, str]:
-    """The run that an errand starts, and where its end is to be reported."""
+    """Return the run that an external effect starts, and the target of its end."""
     assert isinstance(errand.work, StartChild)
     assert errand.work.target is not None
     return errand.work.run_id, errand.work.target
@@ -280,7 +280,7 @@ def test_unhandled_failure_of_a_child_fails_the_parent():
     play = Play(awaiting).begin()
     play.errand(KID)
     play.child_ends(f"0/{KID}", error=ValueError("bad"))
-    # It is no longer open, but others might be: the parent asks.
+    # The child has ended, but others may be open: the parent requests their stop.
     assert isinstance(work_of(play)["~children"], StopChildren)
     play.errand("~children")
     assert play.failure.type == "ChildFailed"
@@ -359,7 +359,7 @@ def test_detached_child_is_not_attached():
     assert msgspec.json.decode(play.entries[KID].detail or b"")["attached"] is False
 
 
-# --- giving up
+# --- cancelling
 
 
 async def impatient(ctx: Context) -> Any:
@@ -569,7 +569,7 @@ def test_failing_parent_replays_identically_at_every_point(seed):
     assert play.entries["~rollback/undo"].status is EntryStatus.SUCCEEDED
 
 
-# --- a run that was there before is nobody's to stop
+# --- runs that existed before
 
 
 async def loses_it(ctx: Context) -> Any:

@@ -1,4 +1,4 @@
-"""Compensation: what a run undoes when it fails or is cancelled, in which order, and what nothing can keep it from."""
+"""Compensation: which steps are compensated when a run fails or is cancelled, and in which order."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def letters(play: Play) -> list[Any]:
     return [letter for extras in play.extras for letter in extras.dead_letters]
 
 
-# --- what is undone, and in which order
+# --- which steps are compensated, and in which order
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -126,7 +126,7 @@ def test_compensation_gets_the_typed_result_of_its_step():
 def test_only_succeeded_steps_are_compensated():
     async def trip(ctx):
         await book(1)
-        asyncio.create_task(book(2))  # noqa: RUF006 - under way when the run fails
+        asyncio.create_task(book(2))  # noqa: RUF006 - running when the run fails
         await book(-1)
 
     play = Play(trip).begin()
@@ -508,7 +508,7 @@ def test_rollback_scope_around_a_loop_compensates_pruned_iterations(seed):
     assert DONE == [4, 3, 2, 1, 0]
 
 
-# --- exits
+# --- exit hooks
 
 
 @pytest.mark.parametrize("how", ["succeeds", "fails", "is cancelled"])
@@ -695,7 +695,7 @@ def test_system_exit_fails_the_run_while_its_function_waits_in_a_handler():
     assert Play(leaving).run().failure.type == "SystemExit"
 
 
-# --- what ends late
+# --- late ends
 
 
 def test_cancelled_step_is_not_compensated():
@@ -729,7 +729,7 @@ def test_registering_after_the_end_of_the_run_has_no_effect():
     assert DONE == []
 
 
-# --- a block that is left when nobody waits for it any more
+# --- rollback scopes of tasks that are not awaited
 
 
 @pytest.mark.parametrize("goes_on", [False, True])

@@ -1,4 +1,4 @@
-"""Deferreds: completed from outside, before or after they are awaited, once."""
+"""Deferreds: completed once from outside, before or after they are awaited."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_each_await_of_the_same_name_has_its_own_type():
     assert play.value == ["InvalidPayload", "3", "InvalidPayload", "3"]
 
 
-# --- whose it is
+# --- epochs, keys and names
 
 
 def test_completion_for_an_earlier_epoch_is_ignored():
@@ -283,7 +283,7 @@ def test_invalid_name_is_rejected(name):
     assert Play(wrong).begin().failure.type == "InvalidArgument"
 
 
-# --- giving up
+# --- cancelling
 
 
 def test_deferred_that_lost_a_race_can_be_awaited_again():

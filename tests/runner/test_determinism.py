@@ -1,4 +1,4 @@
-"""Histories replay whatever the hash seed, the heap and the version of Python."""
+"""Histories replay with any hash seed, heap layout and Python version."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ GOLDEN = sorted(FOLDER.glob("python3.*.json"))
 
 
 def interpreters():
-    """This Python, and those that PERDURE_PYTHONS names, separated by colons: they must have perdure's dependencies."""
+    """Return this Python and those in PERDURE_PYTHONS (separated by colons), which must have all dependencies."""
     return [sys.executable, *filter(None, os.environ.get("PERDURE_PYTHONS", "").split(":"))]
 
 
@@ -42,7 +42,7 @@ def test_golden_histories_replay_under_other_hash_seeds(python, hash_seed):
 
 
 def order_of(fn, seed=7):
-    """In which order the workflow walked a set: fetches are named after what it met."""
+    """Return the order in which the workflow iterated over a set: fetches are named after its items."""
     dice = random.Random(1)
     noise = [bytearray(dice.randrange(40, 600)) for _ in range(dice.randrange(300))]
     play = Play(fn, seed=seed).run()
@@ -79,7 +79,7 @@ async def walks_group(ctx):
 
 
 async def walks_as_completed(ctx):
-    """Completions that come at once are met in list order."""
+    """Completions in one turn are seen in list order."""
     gate = asyncio.Event()
     order = []
 
@@ -106,12 +106,12 @@ def test_as_completed_starts_its_tasks_in_list_order():
 
 
 def test_sets_are_iterated_in_different_orders_in_different_runs():
-    """So that nobody comes to rely on an order; the seed of the run decides it."""
+    """The seed of the run decides the order, so that no workflow relies on it."""
     assert len({repr(order_of(walks_wait, seed)) for seed in range(40)}) > 1
 
 
 def test_internal_asyncio_tasks_do_not_change_the_order_of_sets():
-    """It makes more futures on some versions of Python than on others."""
+    """asyncio creates more futures on some Python versions than on others."""
 
     async def with_futures(ctx):
         loop = asyncio.get_running_loop()
@@ -123,7 +123,7 @@ def test_internal_asyncio_tasks_do_not_change_the_order_of_sets():
 
 
 def test_wait_for_starts_its_awaitable_before_other_ready_tasks():
-    """On 3.11 it makes a task, later it does not: what it awaits is asked for at the same point on both."""
+    """wait_for creates a task only on 3.11. Its awaitable is requested at the same point on all versions."""
 
     async def beside(ctx):
         other = asyncio.create_task(fetch("other"))

@@ -1,4 +1,4 @@
-"""Divergence: code that asks for something else than was recorded is held, and sees nothing of it."""
+"""Divergence: a run whose code requests other operations than recorded is held; its code does not see an error."""
 
 import asyncio
 import inspect
@@ -23,7 +23,7 @@ async def original(ctx):
 
 
 def recorded():
-    """A run of `original` that waits for its last step."""
+    """Return a run of `original` that waits for its last step."""
     play = Play(original).begin()
     play.complete("fetch")
     play.complete("charge")

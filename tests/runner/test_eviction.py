@@ -1,4 +1,4 @@
-"""Dropping a run from memory: user code is closed, whatever shape it has, and nothing of it happens or is recorded."""
+"""Evicting a run from memory: user code of any kind is closed, without effects or records."""
 
 import asyncio
 import contextvars
@@ -20,7 +20,7 @@ REAL: list[Any] = []
 
 @step
 async def charge(what):
-    """Its body must never run in these tests: nobody executes it."""
+    """Step whose body must never run in these tests."""
     REAL.append(what)
     return what
 
@@ -315,7 +315,7 @@ def test_releasing_a_lock_in_a_handler_raises_nothing():
     play = Play(locking).begin()
     main = play.runner._loop.main
     assert main is not None
-    play.runner._loop.live[main] = play.runner._loop.live.pop(main)  # closed first, while the other one still waits
+    play.runner._loop.live[main] = play.runner._loop.live.pop(main)  # Closed first, while the other one still waits.
     assert play.close() == [GeneratorExit]
 
 
@@ -407,7 +407,7 @@ def test_pending_calls_of_a_closed_run_do_not_warn(recwarn):
 
 
 def test_run_that_is_garbage_collected_without_closing_runs_no_user_code():
-    """Left to the garbage collector its `finally` would run under the real loop, where a step is a plain function."""
+    """The garbage collector would run its `finally` outside of the workflow, where a step is a plain call."""
 
     async def outside():
         play = Play(finally_step).begin()
@@ -459,7 +459,7 @@ async def pages(count):
 
 
 def settle(play):
-    """Answer whatever is under way, without ever running a body."""
+    """Complete all running steps without executing their bodies."""
     while play.alive and play.running:
         location, running = play.running.popitem()
         play.advance(StepDone(location, running.attempt, value=JSON.encode(running.call.args[0])))

@@ -14,7 +14,7 @@ from tests.runner.workflows import fetch, helper
 
 
 def asked(fn):
-    """All locations of a run, in the order in which they were asked for."""
+    """Return all locations of a run, in request order."""
     play = Play(fn).run()
     entries = sorted(play.entries.values(), key=lambda entry: entry.call_seq)
     return [entry.location for entry in entries if entry.kind != "timer"]
@@ -162,7 +162,7 @@ paths = st.lists(st.tuples(names, st.none() | names, st.integers(0, 3)), min_siz
 
 
 def path_of(segments):
-    """A path as scopes write it: the n-th thing of a name, perhaps with a key, in each of the scopes."""
+    """Return a path as scopes write it: the n-th entry of a name, optionally with a key, in each scope."""
     path = ""
     for name, key, number in segments:
         scope = Scope(path, {})

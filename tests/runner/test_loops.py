@@ -1,4 +1,4 @@
-"""ctx.loop: durable state, a bounded past, and going on exactly where it was."""
+"""ctx.loop: durable state, bounded history, and exact resumption."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_loops_with_the_same_name_are_numbered():
     assert locations(Play(twice).run()) == ["same", "same/~0/fetch", "same#1", "same#1/~0/fetch"]
 
 
-# --- how often it is committed
+# --- commit interval
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -267,7 +267,7 @@ def test_iteration_with_a_pending_entry_is_not_pruned():
             try:
                 await ctx.sleep(50)
             finally:
-                await ctx.sleep(500)  # goes on after the race is over
+                await ctx.sleep(500)  # Continues after the end of the race.
                 note("seen out")
 
         async def body(ctx, count: int) -> Continue[int] | Break[int]:
@@ -302,7 +302,7 @@ def test_iteration_with_an_open_child_is_not_pruned():
     assert play.value == 8
 
 
-# --- in the middle of other things
+# --- loops beside other tasks
 
 
 async def nested(ctx: Context) -> Any:
@@ -487,7 +487,7 @@ def test_loop_that_never_waits_makes_turns_and_is_not_held():
 
 
 def check_cold_when_more(play: Play) -> None:
-    """A cold one of it goes on at once: it stands at least as far."""
+    """A replayed run continues at once, so it is at least as far."""
     cold = play.replayed_by(play.definition).begin()
     assert cold.turn.held is None
     assert cold.turn.more

@@ -1,4 +1,4 @@
-"""What a workflow cannot do is refused with words that help; runs that cannot go on are held, with the line."""
+"""Misuse in workflow code is rejected with a helpful message; runs that cannot continue are held with their line."""
 
 import asyncio
 import gc
@@ -45,7 +45,7 @@ def test_blocking_and_external_calls_are_rejected(name):
         return await found if inspect.isawaitable(found) else found
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a coroutine that asyncio made for what is refused
+        warnings.simplefilter("ignore", RuntimeWarning)  # A coroutine that asyncio created for the rejected call.
         play = Play(reaching).begin()
         gc.collect()
     assert play.failure.type == "WorkflowMisuse"
@@ -112,7 +112,7 @@ def test_as_completed_accepts_a_tuple_and_tasks():
 
 
 def test_wait_rejects_the_result_of_gather():
-    """What `gather` gives hashes by its address, so that a set of it would be walked differently every time."""
+    """The result of `gather` is hashed by address, so that a set of them has no deterministic order."""
 
     async def waiting(ctx):
         gathered = asyncio.gather(helper(1), helper(2))
@@ -202,7 +202,7 @@ async def helper_twice(ctx):
     await helper(2)
 
 
-# --- runs that cannot go on
+# --- runs that cannot continue
 
 
 def line_of(fn, text):

@@ -1,8 +1,8 @@
 """Random programs of join, race, map, loop, sleep, receive, child, deferred and step, replayed from every prefix.
 
-A tree says what a workflow does; dice say in which order the world answers. After every turn the run is thrown away and
-replayed from what was written: it must stand where it stood, having written nothing. Now and then it goes on from
-there.
+A random tree defines a workflow; a seeded random generator defines the order of its inputs. After every turn the run is
+replayed from its written entries: it must have the same state and write nothing. At random turns the test continues
+with the replayed run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def tree_child(ctx: Context, number: int) -> str:
 
 
 async def grow(ctx: Context, node: Node) -> Any:
-    """Do what a tree says."""
+    """Execute a tree and return its value."""
     match node.kind:
         case "step":
             return await tree_step(node.number)
@@ -128,23 +128,23 @@ def test_random_program_replays_from_every_prefix_of_its_history(tree, seed, can
     async def program(ctx):
         return await grow(ctx, tree)
 
-    dice = random.Random(seed)
+    randomness = random.Random(seed)
     play = Play(program, seed=seed).begin()
     turns = 0
     while play.alive and turns < 1_000:
-        if turns < 60 or dice.random() < 0.1:
+        if turns < 60 or randomness.random() < 0.1:
             check_cold(play)
-        if dice.random() < 0.1:
+        if randomness.random() < 0.1:
             play = play.crash().begin()
         turns += 1
         if turns == cancel_at:
             play.cancel()
             continue
         choices = [*play.choices(), *EVENTS]
-        choice = dice.choice(choices)
+        choice = randomness.choice(choices)
         if choice in EVENTS:
             play.send(choice, turns)
         else:
             play.move(choice)
-    assert not play.alive, f"the program went on and on: {play.turn}"
+    assert not play.alive, f"the program did not end: {play.turn}"
     assert play.turn.held is None, play.turn.held

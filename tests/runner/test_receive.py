@@ -1,4 +1,4 @@
-"""Receiving: which message answers which receive, and what becomes of the others."""
+"""Receiving: which message completes which receive, and what happens to the others."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_receive_rejects_types_that_are_not_events():
     assert Play(nothing).begin().failure.type == InvalidArgument.__name__
 
 
-# --- time
+# --- timeouts
 
 
 async def in_time(ctx: Context, seconds: float) -> Any:
@@ -368,7 +368,7 @@ def test_assignment_for_a_crashed_run_completes_the_receive_after_loading():
     assert cold.turn.consumed == (1,)
 
 
-# --- what cannot be received
+# --- messages that cannot be received
 
 
 def test_expired_message_is_consumed_without_effect():
@@ -588,7 +588,7 @@ def test_reply_is_published_once_after_crashes(seed):
     assert shown == [("~reply/m1", b"0"), ("~reply/m2", b"1")]
 
 
-# --- a mixture
+# --- mixed
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -1,4 +1,4 @@
-"""Replay: at every point a run that was lost is the run that it was, and finishes as it would have."""
+"""Replay: a run that is replayed at any point has the same state and finishes in the same way."""
 
 import asyncio
 import gc
@@ -17,13 +17,13 @@ all_workflows = pytest.mark.parametrize("fn", WORKFLOWS, ids=lambda fn: fn.__nam
 
 
 def play_noting_choices(fn, seed):
-    """A run in a seeded order, with the choices made and the state and number of rows after each turn."""
+    """A run in a seeded order, with its choices, and the state and number of rows after each turn."""
     dice = random.Random(seed)
     play = Play(fn, seed=seed * 7919 + 1).begin()
     choices, points = [], [(play.state(), len(play.rows), play.now)]
     while play.alive and (open_choices := play.choices()):
         choice = dice.choice(open_choices)
-        # A step may also be cut short, and seen by people, at any time.
+        # A step may be interrupted, and recorded as running, at any time.
         if choice != CLOCK and dice.random() < 0.2:
             choices.append(("expose", choice))
             play.expose(choice)
@@ -59,7 +59,7 @@ def test_replay_without_new_input_writes_nothing(fn, seed):
     live, _, points = play_noting_choices(fn, seed)
     for _, written, now in points[1:]:
         if not written:
-            continue  # nothing was committed yet, so that what the first turn wrote is new
+            continue  # Nothing was committed yet, so the rows of the first turn are new.
         cold = Play(fn, seed=live.seed, rows=live.rows[:written], now=now).begin()
         assert (cold.turn.entries, cold.turn.consumed, cold.turn.drift) == ((), (), ())
         cold.close()

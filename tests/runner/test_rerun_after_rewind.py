@@ -1,4 +1,4 @@
-"""After a rewind: a step that stays and was undone is done again in its place, and everything else waits for it."""
+"""After a rewind: a retained step that was compensated is rerun at its location, and everything else waits for it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def trip(ctx: Context) -> Any:
 
 
 def rewound(play: Play, location: str, fn: Any = trip, **options: Any) -> Play:
-    """The run as a rewind leaves it, not yet loaded."""
+    """Return the run after a rewind, not yet loaded."""
     record = RunRecord(
         id="run-1",
         workflow=play.definition.name,
@@ -390,7 +390,7 @@ def test_replay_of_a_rerun_writes_nothing():
 
 
 def marked(rows, after: int, at: float):
-    """The rows as a rewind leaves them: time goes on from `at` after the completion `after`."""
+    """Return the rows after a rewind: time continues from `at` after the completion `after`."""
     mark = Entry(
         "~rewind/1", "rewind", str(after), EntryStatus.SUCCEEDED, 1, generation=1, started_at=at, settled_at=at
     )

@@ -1,4 +1,4 @@
-"""What a workflow sends and shows: each is an entry, once, whatever crashes."""
+"""Sends, broadcasts, published values and streams: each is an entry and happens once, also after crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps: attempts and pauses are durable, errors and results are what was recorded, late results count for nothing."""
+"""Steps: attempts and retry delays are durable, errors and results are recorded, late results are ignored."""
 
 import asyncio
 import contextvars
@@ -39,7 +39,7 @@ def always(error):
 
 
 async def once(ctx, call):
-    """Await one step and say what came of it."""
+    """Await one step and return its result or error."""
     try:
         return await call()
     except Exception as error:
@@ -184,7 +184,7 @@ def test_resume_ends_the_retry_delay():
     assert turn.consumed == (1,)
     assert play.attempts == {"charge": 2}
     play.complete("charge")
-    assert play.turn.wake_at == BEGUN_AT + 30  # and nothing is left of the pause that was ended
+    assert play.turn.wake_at == BEGUN_AT + 30  # Nothing remains of the retry delay.
     play.close()
 
 
@@ -205,7 +205,7 @@ def test_errors_outside_of_the_retry_policy_are_not_retried():
 
 
 def failure_of(call):
-    """The very exception that a workflow sees, live and on replay."""
+    """Return the exceptions that a workflow sees, live and on replay."""
     seen = []
 
     async def one(ctx):

@@ -1,4 +1,4 @@
-"""suspend_on_failure: a step without attempts left holds its run until somebody resumes it."""
+"""suspend_on_failure: a step whose attempts all failed holds its run until a person resumes it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def until_held(play: Play) -> Play:
 
 
 def resumed(play: Play) -> Play:
-    """The run after a person has resumed it, which is loaded again for that."""
+    """Return the run after a resume, which loads it again."""
     cold = play.crash()
     cold.extras = list(play.extras)
     cold.resume()

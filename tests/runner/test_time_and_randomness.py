@@ -1,4 +1,4 @@
-"""Time, randomness and what a context knows: the same on every replay."""
+"""Time, randomness and properties of the context: the same on every replay."""
 
 import asyncio
 import logging
@@ -42,7 +42,7 @@ def test_now_never_decreases():
 
     play = Play(looking).begin()
     play.complete("fetch", now=BEGUN_AT + 100)
-    play.now = BEGUN_AT + 50  # another worker's clock, or a bad one
+    play.now = BEGUN_AT + 50  # The clock of another worker, or a skewed one.
     play.complete("fetch#1")
     assert play.value == BEGUN_AT + 100
 
@@ -64,7 +64,7 @@ def test_random_numbers_and_uuids_are_the_same_on_replay():
 
 
 def test_random_numbers_belong_to_their_scope():
-    """What one task draws does not depend on how often another one has drawn."""
+    """The random numbers of one task do not depend on how many another task has drawn."""
 
     async def drawing(ctx):
         async def draw(count):
@@ -248,7 +248,7 @@ def test_loop_time_is_the_time_of_the_workflow():
     assert Play(looking).run().value == [BEGUN_AT, BEGUN_AT + 10]
 
 
-# --- what a context knows
+# --- properties of the context
 
 
 def test_context_describes_its_run():

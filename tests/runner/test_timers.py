@@ -1,4 +1,4 @@
-"""Alarms: the earliest that still stands, in order of due time and then of creation."""
+"""TimerQueue: pending timers in order of due time and then of creation."""
 
 from perdure.runner.timers import TimerQueue
 

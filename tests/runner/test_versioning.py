@@ -66,7 +66,7 @@ def test_gate_in_the_first_turn_is_pinned_with_the_first_write():
 
     play = Play(first(2)).begin()
     assert play.rows == []
-    later = play.replayed_by(first(3)).begin()  # nothing was committed: the newer code may still choose
+    later = play.replayed_by(first(3)).begin()  # Nothing was committed, so the newer code may still choose.
     assert later.notes == [3]
     later.close()
     play.complete("fetch")
@@ -254,6 +254,6 @@ def test_removed_concurrent_entry_keeps_its_position_in_the_completion_order():
     play.complete("fetch", now=play.now + 1)
     play.complete("old", now=play.now + 1)
     again = play.crash().replayed_by(without).begin()
-    assert again.turn.wake_at == BEGUN_AT + 2 + 5  # as it is on record, although the new code came to it earlier
+    assert again.turn.wake_at == BEGUN_AT + 2 + 5  # As recorded, although the new code reached it earlier.
     again.advance(now=again.turn.wake_at)
     assert again.value == BEGUN_AT + 7

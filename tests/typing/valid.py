@@ -1,4 +1,4 @@
-"""What a type checker knows of code that uses perdure. Never run: `test_typing` has mypy look at it."""
+"""Code whose types a type checker must infer. Never executed: `test_typing` runs mypy on it."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ async def of_others(order: Order) -> None:
         assert_type(await client.start(checkout, order), Run[str])
     async with Worker("sqlite:///x.db", [checkout], concurrency=3) as worker:
         assert_type(worker, Worker)
-    run: Run[object] = await Client("memory://").start(checkout, order)  # what a run returns is covariant
+    run: Run[object] = await Client("memory://").start(checkout, order)  # The result type of a run is covariant.
     assert run.id
 
 

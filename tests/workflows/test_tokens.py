@@ -1,4 +1,4 @@
-"""Tokens of deferreds: what was signed comes back, anything else is refused, and rotation keeps old ones valid."""
+"""Tokens of deferreds: signed content is returned, other tokens are rejected, key rotation keeps old tokens valid."""
 
 import base64
 import hmac
@@ -86,7 +86,7 @@ def test_boundary_between_run_id_and_name_is_signed(run_id, name, moved):
         "\ud800",
         "A" * 8192,
         "A" * 1_000_000,
-        base64.urlsafe_b64encode(b"\xff" * 201).decode(),  # a number that never ends
+        base64.urlsafe_b64encode(b"\xff" * 201).decode(),  # A number without a last byte.
         None,
         b"AAAA",
         7,
@@ -117,7 +117,7 @@ def test_only_the_canonical_encoding_is_accepted(change):
         read_token([FIRST], change(token))
 
 
-@pytest.mark.parametrize("run_id", ["r", "ru", "run"])  # each leaves another number of surplus bits at the end
+@pytest.mark.parametrize("run_id", ["r", "ru", "run"])  # Each leaves a different number of surplus bits.
 def test_surplus_bits_of_the_last_character_are_rejected(run_id):
     token = make_token([FIRST], run_id, 0, "n", at=150.0)
     for last in URL_SAFE - {token[-1]}:
@@ -137,7 +137,7 @@ def test_unknown_key_is_rejected_after_checking_a_signature(monkeypatch):
 
     def compare(one, other):
         work.append((len(one), len(other)))
-        return True  # even then: without a key there is no right signature
+        return True  # Even then: an unknown key has no valid signature.
 
     monkeypatch.setattr("perdure.workflows.tokens.hmac.compare_digest", compare)
     with pytest.raises(InvalidToken):
