@@ -239,9 +239,9 @@ def test_missing_fields_of_older_records_get_defaults(codec):
 
 @both
 def test_aware_datetime_in_a_repeated_hour_round_trips(codec):
-    moment = datetime(2024, 10, 27, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"), fold=1)
-    back = codec.decode(codec.encode(moment, datetime), datetime)
-    assert back.astimezone(UTC) == moment.astimezone(UTC)
+    repeated = datetime(2024, 10, 27, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"), fold=1)
+    back = codec.decode(codec.encode(repeated, datetime), datetime)
+    assert back.astimezone(UTC) == repeated.astimezone(UTC)
 
 
 # -- any value -------------------------------------------------------------------------------------------------------

@@ -17,12 +17,12 @@ Event = tuple[str, Any] | Callable[[Play], Any]
 """An external input, applied in this order at random times: an event to send, or a function of the fixture."""
 
 
-def play_everywhere(fn: Any, *args: Any, seed: int = 1, events: Sequence[Event] = (), **options: Any) -> Play:
+def run_with_crashes(fn: Any, *args: Any, seed: int = 1, events: Sequence[Event] = (), **options: Any) -> Play:
     """Run the workflow to its end and return the fixture. The states before and after each crash must be equal."""
     randomness = random.Random(seed)
     waiting = list(events)
     play = Play(fn, *args, seed=seed, **options).begin()
-    check_cold(play)
+    check_replay(play)
     while play.alive:
         choices = play.choices() + ([SEND] if waiting else [])
         if not choices:
@@ -33,9 +33,9 @@ def play_everywhere(fn: Any, *args: Any, seed: int = 1, events: Sequence[Event] 
         else:
             play.move(choice)
         if play.alive:
-            check_cold(play)
+            check_replay(play)
             play = play if randomness.random() < 0.6 else crashed(play)
-    check_asked(play)
+    check_call_order(play)
     return play
 
 
@@ -54,7 +54,7 @@ def crashed(play: Play) -> Play:
     return cold.begin()
 
 
-def check_cold(play: Play) -> None:
+def check_replay(play: Play) -> None:
     """Assert that a replay of the run has the same state and writes nothing."""
     if play.turn.wake_at is not None and play.turn.wake_at <= play.now:
         return  # The run continues at once, and so does a replay.
@@ -68,7 +68,7 @@ def check_cold(play: Play) -> None:
     cold.close()
 
 
-def check_asked(play: Play) -> None:
+def check_call_order(play: Play) -> None:
     """Assert that call numbers are unique, also for requests after a crash. A rewind depends on them."""
     rows = [row for row in play.entries.values() if row.kind not in ("version", "removed")]
     numbers = [row.call_seq for row in rows]

@@ -43,11 +43,11 @@ class Golden(msgspec.Struct, frozen=True):
 
 def recorded(fn: Any, seed: int) -> Golden:
     """Run a workflow in a seeded order and return its golden history."""
-    dice = random.Random(seed)
+    randomness = random.Random(seed)
     play = Play(fn, seed=seed).begin()
     points = [Point(len(play.rows), play.now, "", _state(play))]
     while play.alive and (choices := play.choices()):
-        choice = dice.choice(choices)
+        choice = randomness.choice(choices)
         play.move(choice)
         points.append(Point(len(play.rows), play.now, choice, _state(play)))
     return Golden(fn.__name__, seed, [_without_traceback(row) for row in play.rows], points)

@@ -19,7 +19,7 @@ async def pair(first, second):
     return [await fetch(first), await fetch(second)]
 
 
-def asked(play):
+def requested_locations(play):
     return [row.location for row in sorted(play.entries.values(), key=lambda row: row.call_seq) if row.kind == "step"]
 
 
@@ -32,7 +32,7 @@ def test_join_of_keywords_returns_a_dict_and_names_its_branches():
 
     play = Play(joined).run()
     assert play.value == {"user": "ada", "posts": [1, 2]}
-    assert asked(play) == ["join/user/fetch", "join/posts/fetch", "join/posts/fetch#1"]
+    assert requested_locations(play) == ["join/user/fetch", "join/posts/fetch", "join/posts/fetch#1"]
 
 
 def test_join_returns_a_tuple_for_positions_and_accepts_a_dict_and_a_name():
@@ -43,7 +43,7 @@ def test_join_returns_a_tuple_for_positions_and_accepts_a_dict_and_a_name():
 
     play = Play(joined).run()
     assert play.value == [[1, 2], {"a/b": 3}, {}]
-    assert asked(play) == ["join/~0/fetch", "join/~1/fetch", "all of them/a%2Fb/fetch"]
+    assert requested_locations(play) == ["join/~0/fetch", "join/~1/fetch", "all of them/a%2Fb/fetch"]
 
 
 def test_join_waits_for_all_branches_and_collects_their_failures():
@@ -55,7 +55,7 @@ def test_join_waits_for_all_branches_and_collects_their_failures():
 
     play = Play(joined).run()
     assert play.value == {"bad": "StepFailed", "worse": "StepFailed"}
-    assert "join/good/fetch#1" in asked(play), "the good branch was not seen to its end"
+    assert "join/good/fetch#1" in requested_locations(play), "the good branch was not seen to its end"
 
 
 def test_cancelled_join_cancels_its_branches_and_waits_for_them():

@@ -144,13 +144,13 @@ def test_cancel_and_result_in_one_turn_are_applied_in_input_order():
             note("cancelled")
             raise
 
-    mail = MessageReceived(Message(id="m", kind="cancel", number=1))
+    cancel = MessageReceived(Message(id="m", kind="cancel", number=1))
     play = Play(one).begin()
-    play.advance(play.outcome_of_body("fetch"), mail)
+    play.advance(play.outcome_of_body("fetch"), cancel)
     assert play.notes == ["a", "cancelled"]
     play = Play(one).begin()
     late = play.outcome_of_body("fetch")
-    play.advance(mail, late)
+    play.advance(cancel, late)
     assert play.notes == ["cancelled"]
     assert play.entries["fetch"].status is EntryStatus.CANCELLED
 

@@ -22,7 +22,7 @@ from perdure.model.turns import (
     StopRun,
 )
 from perdure.model.validation import MAX_NAME
-from tests.runner.crash_after_every_turn import check_cold, crashed, play_everywhere
+from tests.runner.crash_after_every_turn import check_replay, crashed, run_with_crashes
 from tests.runner.turn_driver import CLOCK, Play, note
 from tests.runner.workflows import fetch
 
@@ -53,18 +53,18 @@ KID = "runner_children_kid"
 
 
 def work_of(play: Play) -> dict[str, Any]:
-    return {location: errand.work for location, errand in play.errands.items()}
+    return {location: effect.work for location, effect in play.errands.items()}
 
 
-def start_of(errand: ExternalEffect) -> tuple[str, str]:
+def start_of(effect: ExternalEffect) -> tuple[str, str]:
     """Return the run that an external effect starts, and the target of its end."""
-    assert isinstance(errand.work, StartChild)
-    assert errand.work.target is not None
-    return errand.work.run_id, errand.work.target
+    assert isinstance(effect.work, StartChild)
+    assert effect.work.target is not None
+    return effect.work.run_id, effect.work.target
 
 
 def undo() -> None:
-    note("undone")
+    note("compensated")
 
 
 # --- starting
@@ -150,7 +150,7 @@ def test_message_completes_wait_for_child_with_its_typed_result(seed):
     play.errand(KID)
     assert not play.turn.busy
     assert [(wait.kind, wait.location, wait.name) for wait in play.turn.waits] == [("child", KID, f"run-1/{KID}")]
-    check_cold(play)
+    check_replay(play)
     cold = crashed(play)
     assert cold.errands == {}, "it knows that it waits"
     turn = cold.child_ends(f"0/{KID}", ["ada", 1])
@@ -175,8 +175,8 @@ def test_child_that_has_already_ended_completes_the_effect():
 
 def test_message_may_arrive_before_the_result_of_the_effect():
     play = Play(awaiting).begin()
-    errand = play.errands.pop(KID)
-    play.waiting_for.append(start_of(errand))
+    effect = play.errands.pop(KID)
+    play.waiting_for.append(start_of(effect))
     play.child_ends(f"0/{KID}", ["ada", 1])
     assert play.value == ["tuple", "ada", 1]
 
@@ -189,7 +189,7 @@ def test_children_in_joins_races_and_loops_are_started_once(seed):
         await fetch(winner)
         return pair["a"]
 
-    play = play_everywhere(family, seed=seed)
+    play = run_with_crashes(family, seed=seed)
     assert play.value == "done"
 
 
@@ -199,10 +199,10 @@ def test_results_of_a_thousand_children_are_applied_in_few_turns():
 
     play = Play(crowd).begin()
     assert len(play.errands) == 1_000
-    standing = [AwaitingResult(each, (start_of(errand)[0],)) for each, errand in play.errands.items()]
+    standing = [AwaitingResult(each, (start_of(effect)[0],)) for each, effect in play.errands.items()]
     play.advance(*standing)
     assert len(play.turn.waits) == 1_000
-    news = [
+    ended = [
         MessageReceived(
             play.letter(
                 "child",
@@ -215,7 +215,7 @@ def test_results_of_a_thousand_children_are_applied_in_few_turns():
     ]
     turns = 0
     for start in range(0, 1_000, 500):
-        play.advance(*news[start : start + 500])
+        play.advance(*ended[start : start + 500])
         turns += 1
     while play.alive:
         assert play.turn.more
@@ -240,7 +240,7 @@ def test_failed_child_raises_with_type_message_and_cause(seed):
     play = Play(parent, seed=seed).begin()
     play.errand(KID)
     play.child_ends(f"0/{KID}", error=KeyError("gone"))
-    check_cold(play)
+    check_replay(play)
     play = crashed(play)
     play.complete()
     assert play.value == [f"run-1/{KID}", "KeyError", "'gone'", "KeyError", "\"'gone'\""]
@@ -271,7 +271,7 @@ def test_run_conflict_of_a_child_is_raised_unchanged(how):
 
     play = Play(parent).begin()
     play.errand(KID, error=RunConflict("taken", "another payload"))
-    check_cold(play)
+    check_replay(play)
     play.complete()
     assert "taken" in play.value
 
@@ -308,17 +308,17 @@ async def with_handle(ctx: Context) -> Any:
 )
 def test_outcome_does_not_raise_for_a_failed_child(ending, expected):
     play = Play(with_handle).begin()
-    assert work_of(play)[KID].target is None, "nobody waits yet"
+    assert work_of(play)[KID].target is None, "no wait yet"
     play.errand(KID)
     assert play.notes == [[f"run-1/{KID}", True]]
-    check_cold(play)
+    check_replay(play)
     play.complete()
     outcome = f"{KID}:outcome"
     location = next(iter(play.errands))
     assert work_of(play)[location] == ObserveRun(f"run-1/{KID}", f"0/{location}")
     assert play.entries[location].name == outcome
     play.errand(location)
-    check_cold(play)
+    check_replay(play)
     play = crashed(play)
     play.child_ends(f"0/{location}", **{"value": None, **ending})
     assert play.value == expected
@@ -375,8 +375,8 @@ def test_cancelling_run_child_durably_stops_the_child():
     play = Play(impatient).begin()
     play.errand(CHILD)
     turn = play.advance(now=1_005.0)
-    [errand] = turn.effects
-    assert errand == ExternalEffect(f"{CHILD}/~stop", 1, StopRun(f"run-1/{CHILD}"))
+    [effect] = turn.effects
+    assert effect == ExternalEffect(f"{CHILD}/~stop", 1, StopRun(f"run-1/{CHILD}"))
     assert play.entries[f"{CHILD}/~stop"].status is EntryStatus.PENDING
     assert play.entries[CHILD].status is EntryStatus.CANCELLED
     cold = crashed(play)
@@ -384,7 +384,7 @@ def test_cancelling_run_child_durably_stops_the_child():
     cold.errand(f"{CHILD}/~stop")
     assert cold.entries[f"{CHILD}/~stop"].status is EntryStatus.SUCCEEDED
     assert not cold.turn.busy
-    check_cold(cold)
+    check_replay(cold)
     assert crashed(cold).errands == {}
 
 
@@ -414,7 +414,7 @@ def test_child_cancelled_in_the_turn_that_requests_it_is_never_started():
     assert play.errands == {}
     assert play.entries[KID].status is EntryStatus.CANCELLED
     assert f"{KID}/~stop" not in play.entries
-    check_cold(play)
+    check_replay(play)
     play.advance(now=1_001.0)
     assert play.value is None
 
@@ -440,7 +440,7 @@ def test_cancelling_result_of_a_handle_does_not_stop_the_child():
     turn = play.advance(now=1_005.0)
     assert turn.effects == ()
     assert not any(row.kind == "stop" for row in play.rows)
-    check_cold(play)
+    check_replay(play)
 
 
 def test_message_for_a_wait_that_no_longer_exists_is_ignored():
@@ -457,7 +457,7 @@ def test_message_for_a_wait_that_no_longer_exists_is_ignored():
 def test_message_for_another_generation_is_ignored():
     play = Play(awaiting, generation=1).begin()
     play.errand(KID)
-    turn = play.post("child", "whoever", target=f"0/{KID}", body=b'{"status":"succeeded"}')
+    turn = play.post("child", "other-run", target=f"0/{KID}", body=b'{"status":"succeeded"}')
     assert (turn.entries, turn.consumed) == ((), (1,))
     assert play.alive
 
@@ -469,7 +469,7 @@ async def with_two(ctx: Context) -> Any:
     ctx.on_rollback(undo)
     await ctx.start_child(kid, "a")
     await ctx.start_child(kid, "b")
-    return await ctx.receive("go on")
+    return await ctx.receive("continue")
 
 
 def started(**options: Any) -> Play:
@@ -481,7 +481,7 @@ def started(**options: Any) -> Play:
 
 def test_attached_children_keep_running_when_the_parent_succeeds():
     play = started()
-    turn = play.send("go on", 1)
+    turn = play.send("continue", 1)
     assert play.value == 1
     assert turn.effects == ()
     assert not any(row.kind == "children" for row in play.rows)
@@ -502,7 +502,7 @@ def test_children_of_a_cancelled_parent_end_before_its_rollback(open_children):
         assert [(wait.kind, wait.location) for wait in play.turn.waits] == [("child", "~children")] * len(
             play.waiting_for
         )
-        check_cold(play)
+        check_replay(play)
         play = crashed(play)
         play.child_ends("0/~children")
     assert list(play.attempts) == ["~rollback/undo"]
@@ -564,7 +564,7 @@ def test_failing_parent_replays_identically_at_every_point(seed):
         task.cancel()
         raise ValueError("no")
 
-    play = play_everywhere(failing, seed=seed)
+    play = run_with_crashes(failing, seed=seed)
     assert play.failure.message == "no"
     assert play.entries["~rollback/undo"].status is EntryStatus.SUCCEEDED
 
@@ -586,7 +586,7 @@ def test_cancelling_wait_for_a_child_that_existed_already_does_not_stop_it(cold:
         play = play.crash().begin()
     play.move(CLOCK)
     assert play.value == ["limit", None]
-    assert not any(isinstance(errand.work, StopRun) for errand in play.errands.values())
+    assert not any(isinstance(effect.work, StopRun) for effect in play.errands.values())
 
 
 def test_started_child_that_existed_already_is_recorded_as_not_attached() -> None:
@@ -594,6 +594,6 @@ def test_started_child_that_existed_already_is_recorded_as_not_attached() -> Non
         return (await ctx.start_child(kid, "a", id="theirs")).id
 
     play = Play(starts).begin()
-    location, errand = next(iter(play.errands.items()))
-    play.advance(StepDone(location, errand.attempt, value=JSON.encode({"id": "theirs", "created": False})))
+    location, effect = next(iter(play.errands.items()))
+    play.advance(StepDone(location, effect.attempt, value=JSON.encode({"id": "theirs", "created": False})))
     assert msgspec.json.decode(play.entries[location].detail or b"") == {"id": "theirs", "attached": False}

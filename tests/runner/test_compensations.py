@@ -12,7 +12,7 @@ import pytest
 from perdure import Break, Context, Continue, CriticalError, Retry, step, workflow
 from perdure.model.records import Entry, EntryStatus
 from perdure.model.turns import Cancelled, Continued, Failed, Succeeded
-from tests.runner.crash_after_every_turn import check_cold, crashed, play_everywhere
+from tests.runner.crash_after_every_turn import check_replay, crashed, run_with_crashes
 from tests.runner.turn_driver import Play, note
 from tests.runner.workflows import fetch
 
@@ -28,22 +28,22 @@ def fresh() -> None:
 
 
 @dataclass
-class Room:
+class Seat:
     number: int
 
 
-async def unbook(room: Room) -> None:
-    if FAULTS.get(room.number, 0):
-        FAULTS[room.number] -= 1
+async def unbook(seat: Seat) -> None:
+    if FAULTS.get(seat.number, 0):
+        FAULTS[seat.number] -= 1
         raise OSError("no line")
-    DONE.append(room.number)
+    DONE.append(seat.number)
 
 
 @step(retry=None, compensate=unbook)
-async def book(number: int) -> Room:
+async def book(number: int) -> Seat:
     if number < 0:
-        raise CriticalError("no such room")
-    return Room(number)
+        raise CriticalError("no such seat")
+    return Seat(number)
 
 
 def undo(what: Any) -> None:
@@ -77,8 +77,8 @@ def test_compensations_run_in_reverse_order_over_all_scopes(seed):
         order = []
 
         async def branch(number):
-            room = await book(number)
-            order.append(room.number)
+            seat = await book(number)
+            order.append(seat.number)
 
         await book(1)
         order.append(1)
@@ -90,11 +90,11 @@ def test_compensations_run_in_reverse_order_over_all_scopes(seed):
         await fetch(order)
         raise ValueError("no")
 
-    play = play_everywhere(trip, seed=seed)
+    play = run_with_crashes(trip, seed=seed)
     assert play.failure.message == "no"
     settled = {seq_of(row): row.location for row in play.entries.values() if row.name == "book"}
-    rooms = {"book": 1, "join/~0/book": 2, "join/~1/book": 3, "branch/book": 4, "branch#1/book": 5}
-    order = [rooms[settled[seq]] for seq in sorted(settled)]
+    seats = {"book": 1, "join/~0/book": 2, "join/~1/book": 3, "branch/book": 4, "branch#1/book": 5}
+    order = [seats[settled[seq]] for seq in sorted(settled)]
     assert list(reversed(DONE)) == [1, "by hand", *order[1:]]
 
 
@@ -106,8 +106,8 @@ def test_each_compensation_is_a_durable_step_that_names_its_step():
         raise ValueError("no")
 
     play = Play(trip).run()
-    undone = [row for row in play.entries.values() if row.location.startswith("~rollback/")]
-    assert [(row.location, row.detail) for row in undone] == [
+    compensations = [row for row in play.entries.values() if row.location.startswith("~rollback/")]
+    assert [(row.location, row.detail) for row in compensations] == [
         ("~rollback/unbook", b'{"of":"book#1"}'),
         ("~rollback/undo", b'{"of":null}'),
         ("~rollback/unbook#1", b'{"of":"book"}'),
@@ -134,7 +134,7 @@ def test_only_succeeded_steps_are_compensated():
     play.complete("book#1")
     assert list(play.attempts) == ["~rollback/unbook"]
     play.complete()
-    assert play.failure.message.endswith("no such room")
+    assert play.failure.message.endswith("no such seat")
     assert DONE == [1]
 
 
@@ -160,7 +160,7 @@ def test_steps_of_a_race_loser_are_compensated(seed):
         await book(2)
         raise ValueError("no")
 
-    play = play_everywhere(trip, seed=seed)
+    play = run_with_crashes(trip, seed=seed)
     assert play.failure.message == "no"
     assert DONE in ([2, 1], [2]), "the loser may have lost before its step was done"
     assert (1 in DONE) == (play.entries["race/~0/book"].status is EntryStatus.SUCCEEDED)
@@ -176,7 +176,7 @@ def test_cancelled_run_is_rolled_back(seed):
             await fetch("handler")
             DONE.append("handled")
 
-    play = play_everywhere(trip, seed=seed, events=[lambda play: play.cancel()])
+    play = run_with_crashes(trip, seed=seed, events=[lambda play: play.cancel()])
     assert play.was_cancelled
     assert [each for each in DONE if each != "handled"] in ([1], [])
     assert (1 in DONE) == ("never" in play.entries)
@@ -224,7 +224,7 @@ def test_crash_does_not_repeat_finished_compensations(seed):
             await book(number)
         raise ValueError("no")
 
-    play_everywhere(trip, seed=seed)
+    run_with_crashes(trip, seed=seed)
     assert DONE == [4, 3, 2, 1, 0]
 
 
@@ -237,7 +237,7 @@ def test_compensation_is_retried(seed):
         await book(2)
         raise ValueError("no")
 
-    play = play_everywhere(trip, seed=seed)
+    play = run_with_crashes(trip, seed=seed)
     assert DONE == [2, 1]
     assert play.entries["~rollback/unbook#1"].attempts == 4
     assert letters(play) == []
@@ -253,7 +253,7 @@ def test_exhausted_compensation_becomes_a_dead_letter_and_the_others_run(seed, c
         raise ValueError("no")
 
     with caplog.at_level(logging.CRITICAL):
-        play = play_everywhere(trip, seed=seed)
+        play = run_with_crashes(trip, seed=seed)
     assert play.failure.message == "no"
     assert DONE == [3, 1]
     [letter] = letters(play)
@@ -275,7 +275,7 @@ def test_cancel_does_not_interrupt_a_rollback(seed):
     play.complete()
     turn = play.cancel()
     assert (turn.entries, turn.consumed, play.cancelled) == ((), (1,), [])
-    check_cold(play)
+    check_replay(play)
     play = crashed(play)
     play.complete()
     play.cancel()
@@ -334,7 +334,7 @@ def test_rollback_scope_that_raises_compensates_before_the_error_propagates(seed
         await book(3)
         raise ValueError("no")
 
-    play = play_everywhere(trip, seed=seed)
+    play = run_with_crashes(trip, seed=seed)
     named = [each for each in DONE if each != "StepFailed"]
     assert named == ["two", 2, 3, 1]
     assert DONE[2] == "StepFailed"
@@ -372,7 +372,7 @@ def test_nested_rollback_scopes_each_run_their_own_compensations(seed):
             await fetch("between")
         return "fine"
 
-    play = play_everywhere(trip, seed=seed)
+    play = run_with_crashes(trip, seed=seed)
     assert play.value == "fine"
     assert DONE == [2, 4, 3, 1]
 
@@ -395,7 +395,7 @@ def test_tasks_started_in_a_rollback_scope_belong_to_it(seed):
         await outside
         return "fine"
 
-    play = play_everywhere(trip, seed=seed)
+    play = run_with_crashes(trip, seed=seed)
     assert play.value == "fine"
     assert DONE[0] == 3
     assert sorted(DONE) == [1, 2, 3]
@@ -409,7 +409,7 @@ def test_cancel_inside_a_rollback_scope_rolls_back_the_scope_and_then_the_run(se
             await book(2)
             await ctx.receive("never")
 
-    play = play_everywhere(trip, seed=seed, events=[lambda play: play.cancel(), lambda play: play.cancel()])
+    play = run_with_crashes(trip, seed=seed, events=[lambda play: play.cancel(), lambda play: play.cancel()])
     assert play.was_cancelled
     done = [row.location for row in play.entries.values() if row.name == "book" and row.status is EntryStatus.SUCCEEDED]
     assert [2, 1][-len(done) or 2 :] == DONE
@@ -431,10 +431,10 @@ def test_cancel_waits_for_the_rollback_of_a_scope():
     play.complete()
     play.cancel()
     assert list(play.attempts) == ["~rollback/unbook"]
-    check_cold(play)
+    check_replay(play)
     play = crashed(play)
     play.complete()
-    check_cold(play)
+    check_replay(play)
     play.complete()
     assert DONE == [2, 1, "cancelled"]
     assert play.was_cancelled
@@ -459,7 +459,7 @@ def test_rollback_scope_of_a_race_loser_is_rolled_back_before_the_run_ends():
     assert play.alive
     assert list(play.attempts) == ["race/~0/~rollback/unbook"]
     assert play.cancelled == []
-    check_cold(play)
+    check_replay(play)
     play = crashed(play)
     play.complete()
     assert play.value == "fine"
@@ -482,11 +482,11 @@ def test_rollback_scopes_in_a_loop_are_rolled_back_per_iteration_and_leave_no_en
         await ctx.loop("trips", body, 0, prune_every=1, keep=0)
         raise ValueError("no")
 
-    play = play_everywhere(trip, seed=seed)
+    play = run_with_crashes(trip, seed=seed)
     assert DONE == [1, 3, 5, 4, 2, 0]
     notes = [row for row in play.entries.values() if row.kind == "compensation"]
     assert all(row.status is EntryStatus.CANCELLED for row in notes)
-    assert len(notes) <= 4, "what a pruned iteration has undone itself is forgotten"
+    assert len(notes) <= 4, "finished compensations of pruned iterations are deleted"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -504,7 +504,7 @@ def test_rollback_scope_around_a_loop_compensates_pruned_iterations(seed):
             await fetch("again")
         raise ValueError("no")
 
-    play_everywhere(trip, seed=seed)
+    run_with_crashes(trip, seed=seed)
     assert DONE == [4, 3, 2, 1, 0]
 
 
@@ -524,15 +524,15 @@ def test_exit_hooks_run_for_every_outcome(how, seed):
             await ctx.receive("never")
         return "fine"
 
-    play = play_everywhere(trip, seed=seed) if how != "is cancelled" else Play(trip).run()
+    play = run_with_crashes(trip, seed=seed) if how != "is cancelled" else Play(trip).run()
     if how == "is cancelled":
         play.cancel()
         while play.alive:
-            check_cold(play)
+            check_replay(play)
             play = crashed(play)
             play.complete()
-    undone = [] if how == "succeeds" else [1]
-    assert [*undone, ["left", 2], ["left", 1]] == DONE
+    compensated = [] if how == "succeeds" else [1]
+    assert [*compensated, ["left", 2], ["left", 1]] == DONE
     assert isinstance(play.outcome, {"succeeds": Succeeded, "fails": Failed, "is cancelled": Cancelled}[how])
     assert "~exit/leave" in play.entries
 
@@ -553,7 +553,7 @@ def test_cleanup_order_is_handlers_children_compensations_exit_hooks():
     seen = []
     while play.alive:
         seen += [*play.running, *play.errands]
-        check_cold(play)
+        check_replay(play)
         if play.running:
             play.complete()
         else:
@@ -637,9 +637,9 @@ def test_registered_compensations_survive_continue_as():
         play = Play(continuing, 2 - epoch, rows=rows, epoch=epoch, generation=epoch).begin()
         if epoch == 1:
             play.complete()
-    check_cold(play)
+    check_replay(play)
     while play.alive:
-        check_cold(play)
+        check_replay(play)
         play = crashed(play)
         play.move(play.choices()[0])
     assert play.failure.message == "no"
@@ -676,7 +676,7 @@ def test_continue_as_works_while_a_handler_waits():
         try:
             await ctx.continue_as()
         finally:
-            await fetch("nobody gives it")
+            await fetch("never completed")
 
     assert isinstance(Play(waiting).run().outcome, Continued)
 
@@ -690,7 +690,7 @@ def test_system_exit_fails_the_run_while_its_function_waits_in_a_handler():
         try:
             await ctx.sleep(10)
         finally:
-            await fetch("nobody gives it")
+            await fetch("never completed")
 
     assert Play(leaving).run().failure.type == "SystemExit"
 
@@ -734,12 +734,12 @@ def test_registering_after_the_end_of_the_run_has_no_effect():
 
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_rollback_scope_of_a_race_loser_is_rolled_back_though_the_function_ends_at_once(goes_on: bool) -> None:
-    def room() -> Room:
-        return Room(4)
+    def seat() -> Seat:
+        return Seat(4)
 
     async def books(ctx: Context) -> None:
         async with ctx.rollback_scope():
-            await ctx.step("book", room, compensate=unbook)
+            await ctx.step("book", seat, compensate=unbook)
             await ctx.sleep(1_000)
 
     async def raced(ctx: Context) -> Any:
@@ -748,6 +748,6 @@ def test_rollback_scope_of_a_race_loser_is_rolled_back_though_the_function_ends_
             await ctx.continue_as()
         return winner
 
-    play = play_everywhere(raced)
+    play = run_with_crashes(raced)
     assert isinstance(play.outcome, Continued if goes_on else Succeeded)
     assert play.entries["race/books/~rollback/unbook"].status is EntryStatus.SUCCEEDED

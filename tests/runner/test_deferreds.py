@@ -13,7 +13,7 @@ from perdure import Context
 from perdure.model.records import EntryStatus, RunResult, SigningKey
 from perdure.model.turns import MessageReceived
 from perdure.workflows.tokens import read_token
-from tests.runner.crash_after_every_turn import check_cold, crashed, play_everywhere
+from tests.runner.crash_after_every_turn import check_replay, crashed, run_with_crashes
 from tests.runner.turn_driver import Play, note
 from tests.runner.workflows import fetch
 
@@ -50,7 +50,7 @@ def test_deferred_returns_its_typed_value():
     play = Play(reviewed).begin()
     assert [(wait.kind, wait.location, wait.name) for wait in play.turn.waits] == [("deferred", "review", "review")]
     assert play.entries["review"].status is EntryStatus.PENDING
-    check_cold(play)
+    check_replay(play)
     play = crashed(play)
     turn = play.settle_deferred("review", {"stars": 5})
     assert play.value == ["Review", {"stars": 5}]
@@ -87,7 +87,7 @@ def test_completion_may_arrive_at_any_time(seed):
         await ctx.sleep(5)
         return (await review).stars
 
-    play = play_everywhere(slowly, seed=seed, events=[lambda play: play.settle_deferred("review", {"stars": 2})])
+    play = run_with_crashes(slowly, seed=seed, events=[lambda play: play.settle_deferred("review", {"stars": 2})])
     assert play.value == 2
 
 
@@ -113,7 +113,7 @@ def test_deferreds_with_the_same_name_are_the_same(seed):
         await fetch("between")
         return [*pair, await ctx.deferred("same"), await first]
 
-    play = play_everywhere(thrice, seed=seed, events=[lambda play: play.settle_deferred("same", 4)])
+    play = run_with_crashes(thrice, seed=seed, events=[lambda play: play.settle_deferred("same", 4)])
     assert play.value == [4, 4, 4, 4]
 
 
@@ -162,7 +162,7 @@ async def failing(ctx: Context) -> Any:
 def test_failure_of_a_declared_type_is_raised_as_that_type():
     play = Play(failing).begin()
     play.settle_deferred("review", error=Rejected("rude", 4))
-    check_cold(play)
+    check_replay(play)
     play = crashed(play)
     play.complete()
     assert play.value == ["rude", 4]
@@ -225,7 +225,7 @@ def test_value_of_the_wrong_type_raises_at_the_await():
 
     play = Play(typed).begin()
     play.settle_deferred("review", {"stars": "many"})
-    check_cold(play)
+    check_replay(play)
     play = crashed(play)
     play.complete()
     assert play.value == ["InvalidPayload", True]
@@ -245,7 +245,7 @@ def test_each_await_of_the_same_name_has_its_own_type():
 
     play = Play(differently).begin()
     play.settle_deferred("review", 3)
-    check_cold(play)
+    check_replay(play)
     play = crashed(play)
     play.complete()
     assert play.value == ["InvalidPayload", "3", "InvalidPayload", "3"]
@@ -294,7 +294,7 @@ def test_deferred_that_lost_a_race_can_be_awaited_again():
 
     play = Play(impatient).begin()
     play.advance(now=1_005.0)
-    check_cold(play)
+    check_replay(play)
     play = crashed(play)
     play.settle_deferred("review", 1)
     assert play.value == ["limit", 1]

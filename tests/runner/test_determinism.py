@@ -43,8 +43,8 @@ def test_golden_histories_replay_under_other_hash_seeds(python, hash_seed):
 
 def order_of(fn, seed=7):
     """Return the order in which the workflow iterated over a set: fetches are named after its items."""
-    dice = random.Random(1)
-    noise = [bytearray(dice.randrange(40, 600)) for _ in range(dice.randrange(300))]
+    randomness = random.Random(1)
+    noise = [bytearray(randomness.randrange(40, 600)) for _ in range(randomness.randrange(300))]
     play = Play(fn, seed=seed).run()
     del noise
     return play.value
@@ -161,15 +161,15 @@ def test_wait_for_on_a_shared_task_wakes_in_the_order_of_its_waiters():
         order = []
         task = asyncio.create_task(helper(1))
 
-        async def plainly():
+        async def directly():
             await task
-            order.append("plainly")
+            order.append("directly")
 
         async def in_time():
             await asyncio.wait_for(task, 5)
             order.append("in time")
 
-        await asyncio.gather(plainly(), in_time(), plainly())
+        await asyncio.gather(directly(), in_time(), directly())
         return order
 
-    assert Play(shared).run().value == ["plainly", "in time", "plainly"]
+    assert Play(shared).run().value == ["directly", "in time", "directly"]

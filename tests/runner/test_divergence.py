@@ -285,5 +285,5 @@ def test_new_requests_are_numbered_after_all_recorded_ones():
         if cold.alive:
             cold.move(cold.choices()[0])
     assert [(row.location, row.call_seq) for row in cold.rows] == [(row.location, row.call_seq) for row in live.rows]
-    asked = [entry.call_seq for entry in live.entries.values()]
-    assert sorted(asked) == list(range(1, len(asked) + 1))
+    call_numbers = [entry.call_seq for entry in live.entries.values()]
+    assert sorted(call_numbers) == list(range(1, len(call_numbers) + 1))

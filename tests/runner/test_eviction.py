@@ -66,7 +66,7 @@ async def except_base_exception(ctx):
         await charge(1)
     except BaseException:
         note("swallowed")
-    await charge("goes on")
+    await charge("continues")
 
 
 async def except_and_return(ctx):

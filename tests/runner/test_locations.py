@@ -13,7 +13,7 @@ from tests.runner.turn_driver import Play
 from tests.runner.workflows import fetch, helper
 
 
-def asked(fn):
+def requested_locations(fn):
     """Return all locations of a run, in request order."""
     play = Play(fn).run()
     entries = sorted(play.entries.values(), key=lambda entry: entry.call_seq)
@@ -26,7 +26,7 @@ def test_repeated_names_are_numbered_in_order():
         await fetch(2)
         await fetch(3)
 
-    assert asked(three) == ["fetch", "fetch#1", "fetch#2"]
+    assert requested_locations(three) == ["fetch", "fetch#1", "fetch#2"]
 
 
 def test_key_is_part_of_the_location_and_numbered_separately():
@@ -37,14 +37,14 @@ def test_key_is_part_of_the_location_and_numbered_separately():
         await fetch.options(key="eu")(4)
         await fetch.options(name="other")(5)
 
-    assert asked(keyed) == ["fetch[eu]", "fetch[7]", "fetch", "fetch[eu]#1", "other"]
+    assert requested_locations(keyed) == ["fetch[eu]", "fetch[7]", "fetch", "fetch[eu]#1", "other"]
 
 
 def test_task_opens_a_scope_named_after_its_function():
     async def tasks(ctx):
         await asyncio.gather(helper(1), helper(2))
 
-    assert asked(tasks) == ["helper/fetch", "helper#1/fetch"]
+    assert requested_locations(tasks) == ["helper/fetch", "helper#1/fetch"]
 
 
 def test_explicit_task_name_is_the_name_of_its_scope():
@@ -55,7 +55,7 @@ def test_explicit_task_name_is_the_name_of_its_scope():
             group.create_task(helper(3))
         await first
 
-    assert asked(named) == ["alpha/fetch", "beta/fetch", "helper/fetch"]
+    assert requested_locations(named) == ["alpha/fetch", "beta/fetch", "helper/fetch"]
 
 
 def test_name_set_before_the_task_runs_is_used():
@@ -64,7 +64,7 @@ def test_name_set_before_the_task_runs_is_used():
         task.set_name("gamma")
         await task
 
-    assert asked(renamed) == ["gamma/fetch"]
+    assert requested_locations(renamed) == ["gamma/fetch"]
 
 
 def test_empty_task_name_is_ignored():
@@ -72,7 +72,7 @@ def test_empty_task_name_is_ignored():
         await fetch(0)
         await asyncio.create_task(helper(1), name="")
 
-    assert asked(empty) == ["fetch", "helper/fetch"]
+    assert requested_locations(empty) == ["fetch", "helper/fetch"]
 
 
 def test_scopes_are_numbered_in_start_order():
@@ -100,7 +100,7 @@ def test_scopes_can_be_nested():
 
         await asyncio.create_task(inner())
 
-    assert asked(nested) == ["inner/fetch", "inner/helper/fetch", "inner/helper#1/fetch"]
+    assert requested_locations(nested) == ["inner/fetch", "inner/helper/fetch", "inner/helper#1/fetch"]
 
 
 def test_task_of_a_step_call_opens_no_scope():
@@ -112,7 +112,7 @@ def test_task_of_a_step_call_opens_no_scope():
         for each in asyncio.as_completed([fetch(5), ctx.sleep(5)]):
             await each
 
-    assert asked(plain) == ["fetch", "fetch#1", "fetch#2", "fetch#3", "fetch#4", "sleep"]
+    assert requested_locations(plain) == ["fetch", "fetch#1", "fetch#2", "fetch#3", "fetch#4", "sleep"]
 
 
 def test_wait_for_runs_in_the_scope_of_its_caller():
@@ -121,7 +121,7 @@ def test_wait_for_runs_in_the_scope_of_its_caller():
         await asyncio.wait_for(helper(2), 5)
         await asyncio.wait_for(asyncio.create_task(helper(3)), 5)
 
-    assert asked(waiting) == ["fetch", "fetch#1", "helper/fetch"]
+    assert requested_locations(waiting) == ["fetch", "fetch#1", "helper/fetch"]
 
 
 def test_call_is_requested_when_it_is_awaited_not_when_it_is_created():
@@ -130,7 +130,7 @@ def test_call_is_requested_when_it_is_awaited_not_when_it_is_created():
         await first
         await second
 
-    assert asked(late) == ["first", "second"]
+    assert requested_locations(late) == ["first", "second"]
 
 
 def test_task_and_step_with_the_same_name_do_not_collide():
@@ -138,7 +138,7 @@ def test_task_and_step_with_the_same_name_do_not_collide():
         await asyncio.create_task(helper(1), name="fetch")
         await fetch(2)
 
-    assert asked(twins) == ["fetch/fetch", "fetch#1"]
+    assert requested_locations(twins) == ["fetch/fetch", "fetch#1"]
 
 
 def test_structural_characters_in_names_are_escaped():
@@ -147,7 +147,7 @@ def test_structural_characters_in_names_are_escaped():
         await fetch.options(name="x", key="]/[")(2)
         await asyncio.create_task(helper(3), name="~cancel/..")
 
-    assert asked(odd) == ["a%2Fb%231%5Bc%5D%7E%25", "x[%5D%2F%5B]", "%7Ecancel%2F../fetch"]
+    assert requested_locations(odd) == ["a%2Fb%231%5Bc%5D%7E%25", "x[%5D%2F%5B]", "%7Ecancel%2F../fetch"]
 
 
 def test_invalid_key_is_rejected():

@@ -12,12 +12,12 @@ import pytest
 from perdure import Break, Context, Continue, step
 from perdure.model.records import EntryStatus
 from perdure.model.turns import CancelStep
-from tests.runner.crash_after_every_turn import check_asked, check_cold, crashed, play_everywhere
+from tests.runner.crash_after_every_turn import check_call_order, check_replay, crashed, run_with_crashes
 from tests.runner.turn_driver import Play, note
 from tests.runner.workflows import fetch
 
 SEEDS = range(12)
-UNDONE: list[Any] = []
+COMPENSATED: list[Any] = []
 
 
 @dataclass
@@ -45,7 +45,7 @@ def locations(play: Play) -> list[str]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_state_is_passed_to_the_next_iteration_with_its_annotated_type(seed):
-    play = play_everywhere(pages, seed=seed)
+    play = run_with_crashes(pages, seed=seed)
     assert play.value == ["Page", {"number": 3, "seen": ["2024-01-01", "2024-01-02", "2024-01-03"]}]
     assert set(play.notes) <= {"Page"}
     assert locations(play) == [
@@ -96,7 +96,7 @@ def test_loop_without_state_continues_when_its_body_returns_none(seed):
         return [await ctx.loop("one", body), await ctx.loop("two", body)]
 
     events = [("next", 1), ("next", 2), ("stop", 3), ("next", 1), ("stop", 4)]
-    assert play_everywhere(stateless, seed=seed, events=events).value == [3, 4]
+    assert run_with_crashes(stateless, seed=seed, events=events).value == [3, 4]
 
 
 def test_state_can_become_none():
@@ -107,7 +107,7 @@ def test_state_can_become_none():
 
         return await ctx.loop("fading", body, 1)
 
-    assert play_everywhere(fading).value == "gone"
+    assert run_with_crashes(fading).value == "gone"
 
 
 @pytest.mark.parametrize("returned", [None, 5, "Break"])
@@ -175,7 +175,7 @@ def test_state_is_committed_every_commit_every_iterations(every, seed):
 
         return await ctx.loop("counting", body, 0, commit_every=every)
 
-    play = play_everywhere(counting, seed=seed)
+    play = run_with_crashes(counting, seed=seed)
     assert play.value == 7
     begun = [row.location for row in play.entries.values() if row.kind == "iteration"]
     assert begun == [f"counting/~{number}" for number in range(every, 8, every)]
@@ -220,7 +220,7 @@ def test_long_loop_has_a_bounded_history():
         if len(play.rows) > 500 or play.running.keys() == {"long/~1000/fetch"}:
             play.rows = list(play.entries.values())
         if next(iter(play.running), "").startswith("long/~1000/"):
-            check_cold(play)
+            check_replay(play)
     assert play.value == 2_000
     assert most <= 2 * 40 + 3, "forty iterations of two entries, and the loop itself"
     kept = {row.location.split("/")[1] for row in play.entries.values() if "/" in row.location}
@@ -243,7 +243,7 @@ def test_number_of_retained_iterations_is_bounded_by_prune_every_and_keep(every,
         assert len(iterations) <= keep + every
         play.complete()
         if play.alive:
-            check_cold(play)
+            check_replay(play)
     assert play.value == 60
     dropped = [path for extras in play.extras for path in extras.dropped]
     assert len(dropped) == len(set(dropped))
@@ -280,7 +280,7 @@ def test_iteration_with_a_pending_entry_is_not_pruned():
         await ctx.race(loser(), fetch("fast"))
         return await beside()
 
-    play = play_everywhere(leaving)
+    play = run_with_crashes(leaving)
     assert play.value == 5
 
 
@@ -328,7 +328,7 @@ async def nested(ctx: Context) -> Any:
 
 @pytest.mark.parametrize("seed", range(25))
 def test_nested_loops_resume_at_the_same_point(seed):
-    play = play_everywhere(nested, seed=seed, events=[("go", 1)] * 30)
+    play = run_with_crashes(nested, seed=seed, events=[("go", 1)] * 30)
     if play.turn.outcome is None:
         pytest.fail(f"ended as {play.turn}")
     counted = play.value
@@ -363,10 +363,10 @@ def test_requests_beside_and_after_a_loop_are_numbered_in_order_after_a_crash(se
         await fetch("after")
         await asyncio.gather(fetch("x"), fetch("y"))
 
-    play = play_everywhere(beside, seed=seed)
+    play = run_with_crashes(beside, seed=seed)
     last = max(row.call_seq for row in play.entries.values() if row.location.startswith("long_loop/"))
     assert min(play.entries[f"fetch#{n}"].call_seq for n in (1, 2, 3)) > last
-    check_asked(play)
+    check_call_order(play)
 
 
 def test_cancelling_a_loop_in_a_gather_cancels_its_steps():
@@ -385,7 +385,7 @@ def test_cancelling_a_loop_in_a_gather_cancels_its_steps():
     turn = play.advance(now=1_010.0)
     assert turn.effects == (CancelStep("race/loop/endless/~3/fetch"),)
     assert play.entries["race/loop/endless"].status is EntryStatus.CANCELLED
-    check_cold(play)
+    check_replay(play)
     cold = crashed(play)
     assert cold.notes == ["limit"]
     assert cold.waits == [("sleep", 1_015.0)]
@@ -406,7 +406,7 @@ def test_body_that_raises_ends_the_loop(seed):
             await fetch("caught")
             return str(error)
 
-    play = play_everywhere(raising, seed=seed)
+    play = run_with_crashes(raising, seed=seed)
     assert play.value == "'two'"
     entry = play.entries["raising"]
     assert entry.error is not None
@@ -434,7 +434,7 @@ def test_tasks_of_an_iteration_are_cancelled_and_awaited_at_its_end(seed):
         await fetch("after")
         return got
 
-    play = play_everywhere(opening, seed=seed)
+    play = run_with_crashes(opening, seed=seed)
     assert play.value == 2
     for number in range(3):
         assert play.entries[f"opening/~{number}/beside/never"].status is EntryStatus.CANCELLED
@@ -474,7 +474,7 @@ def test_loop_that_never_waits_makes_turns_and_is_not_held():
     turns = 1
     while play.alive:
         assert play.turn.more
-        assert play.turn.busy, "it has an owner that goes on with it"
+        assert play.turn.busy, "its owner continues it"
         assert len(play.entries) <= 1_100
         if turns == 2:
             check_cold_when_more(play)
@@ -511,47 +511,47 @@ def test_endless_loop_can_be_cancelled():
 
 
 @step(retry=None)
-async def unbook(room: int) -> None:
-    UNDONE.append(room)
+async def unbook(seat: int) -> None:
+    COMPENSATED.append(seat)
 
 
 @step(retry=None, compensate=unbook)
-async def book(room: int) -> int:
-    return room
+async def book(seat: int) -> int:
+    return seat
 
 
-def undo_by_hand(what: str, page: Page) -> None:
-    UNDONE.append([what, page])
+def compensate_by_hand(what: str, page: Page) -> None:
+    COMPENSATED.append([what, page])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_compensations_of_pruned_iterations_still_run(seed):
     async def booking(ctx):
-        async def body(ctx, room: int) -> Continue[int]:
-            await book(room)
-            if room % 2:
-                ctx.on_rollback(undo_by_hand, "by hand", Page(room, []))
-            if room == 5:
-                raise ValueError("no more rooms")
-            return Continue(room + 1)
+        async def body(ctx, seat: int) -> Continue[int]:
+            await book(seat)
+            if seat % 2:
+                ctx.on_rollback(compensate_by_hand, "by hand", Page(seat, []))
+            if seat == 5:
+                raise ValueError("no more seats")
+            return Continue(seat + 1)
 
         await book(100)
         await ctx.loop("booking", body, 0, prune_every=1, keep=0)
 
-    UNDONE.clear()
-    play = play_everywhere(booking, seed=seed)
-    assert play.failure.message == "no more rooms"
-    by_hand = {room: ["by hand", Page(room, [])] for room in range(6)}
+    COMPENSATED.clear()
+    play = run_with_crashes(booking, seed=seed)
+    assert play.failure.message == "no more seats"
+    by_hand = {seat: ["by hand", Page(seat, [])] for seat in range(6)}
     expected = [by_hand[5], 5, 4, by_hand[3], 3, 2, by_hand[1], 1, 0, 100]
-    assert expected == UNDONE
+    assert expected == COMPENSATED
     assert not any(row.location.startswith("booking/~2") for row in play.entries.values())
 
 
 def test_pending_compensations_do_not_restart_pruning():
     async def booking(ctx):
-        async def body(ctx, room: int) -> Continue[int] | Break[int]:
-            await book(room)
-            return Continue(room + 1) if room < 12 else Break(room)
+        async def body(ctx, seat: int) -> Continue[int] | Break[int]:
+            await book(seat)
+            return Continue(seat + 1) if seat < 12 else Break(seat)
 
         await ctx.loop("booking", body, 0, prune_every=1, keep=1)
 
@@ -590,17 +590,17 @@ def test_compensation_that_is_not_importable_is_rejected_in_a_loop(how):
 
 
 def test_compensation_outside_of_loops_can_be_any_function():
-    undone = []
+    compensated = []
 
     async def plain(ctx):
-        ctx.on_rollback(lambda: undone.append(1))
+        ctx.on_rollback(lambda: compensated.append(1))
 
         async def body(ctx):
             return Break()
 
         await ctx.loop("loop", body)
-        ctx.on_rollback(lambda: undone.append(2))
+        ctx.on_rollback(lambda: compensated.append(2))
         raise ValueError
 
     Play(plain).run()
-    assert undone == [2, 1]
+    assert compensated == [2, 1]

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import Break, Context, Continue, JoinError, PerdureError, RaceError, step, workflow
-from tests.runner.crash_after_every_turn import check_cold
+from tests.runner.crash_after_every_turn import check_replay
 from tests.runner.turn_driver import Play
 
 EVENTS = ("red", "green")
@@ -50,7 +50,7 @@ async def grow(ctx: Context, node: Node) -> Any:
     match node.kind:
         case "step":
             return await tree_step(node.number)
-        case "undone":
+        case "compensated":
             return await tree_step_with_undo(node.number)
         case "sleep":
             return await ctx.sleep(node.number)
@@ -63,7 +63,7 @@ async def grow(ctx: Context, node: Node) -> Any:
         case "show":
             return await ctx.publish("number", node.number)
         case "send":
-            return await ctx.send("somebody", "red", node.number)
+            return await ctx.send("other-run", "red", node.number)
         case "seq":
             return [await grow(ctx, part) for part in node.parts]
         case "map":
@@ -106,7 +106,7 @@ def _body(node: Node) -> Any:
 
 small = st.integers(0, 8)
 leaves = st.one_of(
-    st.builds(Node, st.sampled_from(["step", "undone", "sleep", "child", "started", "show", "send"]), small),
+    st.builds(Node, st.sampled_from(["step", "compensated", "sleep", "child", "started", "show", "send"]), small),
     st.builds(Node, st.just("receive"), st.integers(0, 3)),
     st.builds(Node, st.just("map"), st.integers(0, 4)),
 )
@@ -133,7 +133,7 @@ def test_random_program_replays_from_every_prefix_of_its_history(tree, seed, can
     turns = 0
     while play.alive and turns < 1_000:
         if turns < 60 or randomness.random() < 0.1:
-            check_cold(play)
+            check_replay(play)
         if randomness.random() < 0.1:
             play = play.crash().begin()
         turns += 1

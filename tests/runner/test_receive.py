@@ -15,7 +15,7 @@ from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.records import EntryStatus, Subscription
 from perdure.model.turns import MessageReceived
 from perdure.workflows.messages import received_messages
-from tests.runner.crash_after_every_turn import crashed, play_everywhere
+from tests.runner.crash_after_every_turn import crashed, run_with_crashes
 from tests.runner.turn_driver import CLOCK, Play, note
 from tests.runner.workflows import fetch
 
@@ -150,7 +150,7 @@ def test_replay_does_not_subscribe_again():
 @pytest.mark.parametrize("seed", SEEDS)
 def test_messages_are_received_in_the_order_of_sending_across_names(seed):
     events = [("b", 1), ("a", 2), ("c", 9), ("a", 3)]
-    play = play_everywhere(three_in_a_row, seed=seed, events=events)
+    play = run_with_crashes(three_in_a_row, seed=seed, events=events)
     assert play.value == [1, 2, 3]
     assert [message.name for message in play.inbox.values()] in (["c"], [])
 
@@ -255,7 +255,7 @@ def test_message_after_the_timeout_stays_in_the_mailbox(seed):
             first = "nothing"
         return [first, await ctx.receive("a")]
 
-    play = play_everywhere(twice, seed=seed, events=[("a", 1), ("a", 2)])
+    play = run_with_crashes(twice, seed=seed, events=[("a", 1), ("a", 2)])
     assert play.value in (["nothing", 1], [1, 2])
 
 
@@ -305,17 +305,17 @@ def test_assignment_completes_its_target_receive():
 def test_mailbox_has_priority_over_topics():
     play = Play(three_in_a_row).begin()
     topic = play.letter("assignment", "a", "topic", target="0/a,b")
-    mail = play.letter("event", "a", "mail")
-    turn = play.advance(MessageReceived(topic), MessageReceived(mail))
-    assert (turn.consumed, returned(play)) == ((2,), [1]), "the receive was answered by mail"
+    direct = play.letter("event", "a", "mail")
+    turn = play.advance(MessageReceived(topic), MessageReceived(direct))
+    assert (turn.consumed, returned(play)) == ((2,), [1]), "the mailbox completed the receive"
     assert subscribed(play) == [Subscription("0/a,b#1", ("a", "b"))]
 
 
-@pytest.mark.parametrize("how", ["given up", "timed out", "answered", "another generation", "nothing there"])
+@pytest.mark.parametrize("how", ["given up", "timed out", "completed", "another generation", "nothing there"])
 def test_assignment_without_an_open_receive_is_released(how):
     async def giving_up(ctx):
         try:
-            await ctx.race(mail=ctx.receive("a", timeout=5), stop=ctx.receive("stop"))
+            await ctx.race(event=ctx.receive("a", timeout=5), stop=ctx.receive("stop"))
         except Exception as error:
             note(type(error).__name__)
         await ctx.receive("end")
@@ -323,11 +323,11 @@ def test_assignment_without_an_open_receive_is_released(how):
     play = Play(giving_up).begin()
     if how == "given up":
         play.send("stop")
-    if how == "answered":
+    if how == "completed":
         play.send("a")
     if how == "timed out":
         play.advance(now=1_005.0)
-    target = {"another generation": "3/race/mail/a", "nothing there": "0/b"}.get(how, "0/race/mail/a")
+    target = {"another generation": "3/race/event/a", "nothing there": "0/b"}.get(how, "0/race/event/a")
     number = play.mail + 1
     turn = play.post("assignment", "a", 1, target=target)
     assert (turn.consumed, returned(play)) == ((), [number])
@@ -336,11 +336,11 @@ def test_assignment_without_an_open_receive_is_released(how):
 
 def test_assignment_in_the_turn_that_cancels_the_receive_is_released_in_that_turn():
     async def giving_up(ctx):
-        await ctx.race(mail=ctx.receive("a"), stop=ctx.receive("stop"))
+        await ctx.race(event=ctx.receive("a"), stop=ctx.receive("stop"))
         await ctx.receive("end")
 
     play = Play(giving_up).begin()
-    stop, late = play.letter("event", "stop"), play.letter("assignment", "a", 1, target="0/race/mail/a")
+    stop, late = play.letter("event", "stop"), play.letter("assignment", "a", 1, target="0/race/event/a")
     turn = play.advance(MessageReceived(stop), MessageReceived(late))
     assert (turn.consumed, returned(play)) == ((1,), [2])
 
@@ -429,10 +429,10 @@ def test_message_of_the_wrong_type_is_skipped_for_a_matching_one():
 @pytest.mark.parametrize("seed", SEEDS)
 def test_losing_receive_of_a_race_consumes_no_message(seed):
     async def raced(ctx):
-        winner, value = await ctx.race(mail=ctx.receive("a"), other=ctx.receive("b"), limit=ctx.sleep(5))
+        winner, value = await ctx.race(event=ctx.receive("a"), other=ctx.receive("b"), limit=ctx.sleep(5))
         return [winner, value, await ctx.receive_batch("a", "b", timeout=0)]
 
-    play = play_everywhere(raced, seed=seed, events=[("a", 1), ("b", 2)])
+    play = run_with_crashes(raced, seed=seed, events=[("a", 1), ("b", 2)])
     winner, value, rest = play.value
     got = ([value] if winner != "limit" else []) + rest
     assert sorted(got + [JSON.decode(message.body or b"") for message in play.inbox.values()]) == sorted(
@@ -529,7 +529,7 @@ def test_batches_neither_lose_nor_repeat_messages(seed):
             got += await ctx.receive_batch("a", max=3, timeout=2)
         return got
 
-    play = play_everywhere(batches, seed=seed, events=[("a", number) for number in range(7)])
+    play = run_with_crashes(batches, seed=seed, events=[("a", number) for number in range(7)])
     if play.turn.outcome is not None:
         assert play.value == list(range(7))
 
@@ -537,7 +537,7 @@ def test_batches_neither_lose_nor_repeat_messages(seed):
 # --- requests
 
 
-async def answering(ctx: Context) -> Any:
+async def replying(ctx: Context) -> Any:
     request = await ctx.receive_request(Paid, timeout=10)
     note(request.event_id)
     await request.reply({"thanks": request.value.cents})
@@ -545,7 +545,7 @@ async def answering(ctx: Context) -> Any:
 
 
 def test_reply_to_a_request_is_published_for_its_sender():
-    play = Play(answering).begin()
+    play = Play(replying).begin()
     turn = play.send("Paid", {"cents": 3}, id="r-1", wants_reply=True)
     assert play.value == "<request Paid r-1>"
     assert turn.extras is not None
@@ -559,14 +559,14 @@ def test_reply_to_a_request_is_published_for_its_sender():
 
 
 def test_reply_to_an_event_without_a_waiting_sender_is_not_published():
-    play = Play(answering).begin()
+    play = Play(replying).begin()
     play.send("Paid", {"cents": 3})
     assert play.turn.extras is not None
     assert play.turn.extras.published == ()
 
 
 def test_receive_request_times_out():
-    play = Play(answering).begin()
+    play = Play(replying).begin()
     play.advance(now=1_010.0)
     assert play.failure.type == "TimeoutError"
 
@@ -575,15 +575,15 @@ def test_receive_request_times_out():
 def test_reply_is_published_once_after_crashes(seed):
     async def serving(ctx):
         for _ in range(2):
-            request = await ctx.receive_request("ask")
+            request = await ctx.receive_request("request")
             await fetch(request.value)
             await request.reply(request.value)
             await fetch("after")
 
-    def asks(number: int) -> Callable[[Play], Any]:
-        return lambda play: play.send("ask", number, wants_reply=True)
+    def request_event(number: int) -> Callable[[Play], Any]:
+        return lambda play: play.send("request", number, wants_reply=True)
 
-    play = play_everywhere(serving, seed=seed, events=[asks(number) for number in range(2)])
+    play = run_with_crashes(serving, seed=seed, events=[request_event(number) for number in range(2)])
     shown = [(each.key, each.value) for extras in play.extras for each in extras.published]
     assert shown == [("~reply/m1", b"0"), ("~reply/m2", b"1")]
 
@@ -610,6 +610,6 @@ def test_every_event_is_received_once_or_still_in_the_mailbox(seed):
         return got
 
     events = [("ab"[number % 2], number) for number in range(6)]
-    play = play_everywhere(mixture, seed=seed, events=events)
+    play = run_with_crashes(mixture, seed=seed, events=events)
     left = [JSON.decode(message.body or b"") for message in play.inbox.values()]
     assert sorted(play.value + left) == list(range(play.mail))

@@ -18,13 +18,13 @@ all_workflows = pytest.mark.parametrize("fn", WORKFLOWS, ids=lambda fn: fn.__nam
 
 def play_noting_choices(fn, seed):
     """A run in a seeded order, with its choices, and the state and number of rows after each turn."""
-    dice = random.Random(seed)
+    randomness = random.Random(seed)
     play = Play(fn, seed=seed * 7919 + 1).begin()
     choices, points = [], [(play.state(), len(play.rows), play.now)]
     while play.alive and (open_choices := play.choices()):
-        choice = dice.choice(open_choices)
+        choice = randomness.choice(open_choices)
         # A step may be interrupted, and recorded as running, at any time.
-        if choice != CLOCK and dice.random() < 0.2:
+        if choice != CLOCK and randomness.random() < 0.2:
             choices.append(("expose", choice))
             play.expose(choice)
         else:
@@ -35,9 +35,9 @@ def play_noting_choices(fn, seed):
 
 
 def make_heap_noise(seed):
-    dice = random.Random(seed)
-    noise = [bytearray(dice.randrange(40, 600)) for _ in range(dice.randrange(300))]
-    del noise[:: dice.randrange(2, 5)]
+    randomness = random.Random(seed)
+    noise = [bytearray(randomness.randrange(40, 600)) for _ in range(randomness.randrange(300))]
+    del noise[:: randomness.randrange(2, 5)]
     return noise
 
 

@@ -26,17 +26,17 @@ def fresh() -> None:
     FAULTS.clear()
 
 
-def unbook(room: Any) -> None:
-    DONE.append(["un", room])
+def unbook(seat: Any) -> None:
+    DONE.append(["un", seat])
 
 
 @step(retry=Retry(max_attempts=2, initial=10, jitter=0), compensate=unbook)
-async def book(room: Any) -> Any:
-    if FAULTS.get(room):
-        FAULTS[room] -= 1
+async def book(seat: Any) -> Any:
+    if FAULTS.get(seat):
+        FAULTS[seat] -= 1
         raise OSError("full")
-    DONE.append(room)
-    return [room, len(DONE)]
+    DONE.append(seat)
+    return [seat, len(DONE)]
 
 
 async def trip(ctx: Context) -> Any:
@@ -107,7 +107,7 @@ def test_only_the_compensated_step_is_rerun_after_a_rewind():
     assert play.attempts == {"book": 1}
     play.complete("book", now=2_000.0)
     assert play.attempts == {"book#1": 1}
-    assert play.notes == [["a", ["a", 1]]], "it goes on with the new result"
+    assert play.notes == [["a", ["a", 1]]], "the run continues with the new result"
     play = crash(play)
     play.complete("book#1")
     assert play.attempts == {"fetch": 1}
@@ -370,8 +370,8 @@ def test_several_inputs_of_one_turn_are_applied_after_the_rerun():
     play = rewound(failed_trip(), "fetch").begin()
     done = play.outcome_of_body("book")
     play.running.clear()
-    mail = play.letter("event", "go", 1)
-    play.advance(MessageReceived(mail), done)
+    event = play.letter("event", "go", 1)
+    play.advance(MessageReceived(event), done)
     assert play.attempts == {"book#1": 1}
     play.complete()
     play.complete()

@@ -11,7 +11,7 @@ from perdure import Context, RunNotFound, RunTerminated, event
 from perdure.codec import JSON
 from perdure.model.records import EntryStatus, PublishedValue
 from perdure.model.turns import BroadcastEvent, Effect, ExternalEffect, SendEvent
-from tests.runner.crash_after_every_turn import check_cold, crashed, play_everywhere
+from tests.runner.crash_after_every_turn import check_replay, crashed, run_with_crashes
 from tests.runner.turn_driver import Play
 from tests.runner.workflows import fetch
 
@@ -110,7 +110,7 @@ def test_values_and_items_are_published_once_after_crashes(seed):
             )
             await ctx.stream("log").write(["ended", number])
 
-    play = play_everywhere(showing, seed=seed)
+    play = run_with_crashes(showing, seed=seed)
     assert published(play) == [("n", number) for number in range(4)]
     assert streamed(play) == [("log", [what, number]) for number in range(4) for what in ("began", "ended")]
 
@@ -150,7 +150,7 @@ def test_cancelled_publish_has_no_effect():
     async def _nothing():
         return None
 
-    play = play_everywhere(raced)
+    play = run_with_crashes(raced)
     assert (published(play), streamed(play)) == ([], [])
     assert {play.entries[each].status for each in ("race/~1/x", "race/~2/s")} == {EntryStatus.CANCELLED}
 
@@ -166,14 +166,14 @@ async def sending(ctx: Context) -> Any:
 def test_send_is_recorded_before_it_happens_under_a_deterministic_id():
     play = Play(sending).begin()
     assert play.entries["Greeting"].status is EntryStatus.PENDING
-    [errand] = play.turn.effects
-    work = work_of(errand, SendEvent)
+    [effect] = play.turn.effects
+    work = work_of(effect, SendEvent)
     message = work.message
     assert (message.id, message.event_id) == ("sent/run-1/0/Greeting", "run-1/0/Greeting")
     assert (work.run_id, message.name, message.sender) == ("other", "Greeting", "run-1")
     assert (message.body, message.expires_at, message.policy) == (b'{"text":"hello"}', 1_060.0, "dead_letter")
     assert play.turn.busy
-    check_cold(play)
+    check_replay(play)
 
 
 def test_send_is_repeated_identically_after_a_crash_until_it_completes():
@@ -182,8 +182,8 @@ def test_send_is_repeated_identically_after_a_crash_until_it_completes():
     cold = crashed(play)
     assert [work_of(effect, SendEvent).message.id for effect in cold.turn.effects] == ["sent/run-1/0/Greeting"]
     cold.errand("Greeting")
-    [errand] = cold.turn.effects
-    work_of(errand, BroadcastEvent)
+    [effect] = cold.turn.effects
+    work_of(effect, BroadcastEvent)
     again = crashed(cold)
     assert [effect.location for effect in again.turn.effects] == ["news"]
 
@@ -232,7 +232,7 @@ def test_error_of_a_send_is_raised_unchanged(error):
 
     play = Play(careful).begin()
     play.errand("a", error=error)
-    check_cold(play)
+    check_replay(play)
     play = crashed(play)
     play.complete()
     assert play.value == str(error)
@@ -266,7 +266,7 @@ def test_concurrent_sends_happen_once(seed):
         await fetch(winner)
         return "fine"
 
-    play = play_everywhere(busy, seed=seed)
+    play = run_with_crashes(busy, seed=seed)
     assert play.value == "fine"
 
 
@@ -280,4 +280,4 @@ def test_send_cancelled_in_the_turn_of_its_request_never_happens():
 
     play = Play(raced).begin()
     assert play.errands == {}
-    check_cold(play)
+    check_replay(play)

@@ -174,7 +174,7 @@ def test_jitter_is_the_same_on_every_replay_and_differs_between_attempts_and_run
     assert due(1) == due(1)
     assert due(1) != due(2)
     assert len(set(due(1))) == 3
-    assert all(5 <= pause <= 15 for pause in due(1) + due(2))
+    assert all(5 <= delay <= 15 for delay in due(1) + due(2))
 
 
 def test_resume_ends_the_retry_delay():
@@ -260,9 +260,9 @@ def test_replay_takes_the_same_branch_even_if_the_step_would_now_succeed():
         return "fine"
 
     async def one(ctx):
-        answer = await once(ctx, charge)
+        result = await once(ctx, charge)
         await ctx.sleep(10)
-        return answer
+        return result
 
     play = Play(one).begin()
     play.complete("charge")

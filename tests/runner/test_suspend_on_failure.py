@@ -9,7 +9,7 @@ import pytest
 
 from perdure import Context, CriticalError, Retry, step
 from perdure.model.records import EntryStatus
-from tests.runner.crash_after_every_turn import crashed, happen
+from tests.runner.crash_after_every_turn import apply_event, crashed
 from tests.runner.turn_driver import Play, note
 from tests.runner.workflows import fetch
 
@@ -214,7 +214,7 @@ def test_messages_for_a_held_run_wait_until_it_is_resumed():
     play.letter("event", "a", 1)
     BROKEN.clear()
     cold = play.crash()
-    happen(cold, lambda cold: cold.resume())
+    apply_event(cold, lambda cold: cold.resume())
     cold = crashed(cold)
     assert cold.turn.consumed == (1,)
     assert until_held(cold).value == ["b", 1]

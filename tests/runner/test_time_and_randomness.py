@@ -207,7 +207,7 @@ def test_results_are_applied_before_due_timers():
 
 
 def test_timers_with_the_same_due_time_fire_in_order_of_creation():
-    async def alarms(ctx):
+    async def with_timers(ctx):
         order = []
 
         async def one(name, sleep):
@@ -218,10 +218,10 @@ def test_timers_with_the_same_due_time_fire_in_order_of_creation():
         await asyncio.gather(*(one(number, sleep) for number, sleep in enumerate(sleeps)))
         return order
 
-    play = Play(alarms).begin()
+    play = Play(with_timers).begin()
     play.advance(now=BEGUN_AT + 100)
     assert play.value == [2, 4, 0, 1, 3]
-    play = Play(alarms).begin().crash().begin()
+    play = Play(with_timers).begin().crash().begin()
     play.advance(now=BEGUN_AT + 100)
     assert play.value == [2, 4, 0, 1, 3]
 
