@@ -145,7 +145,7 @@ class Message(Struct, frozen=True, gc=False, kw_only=True):
     event            a targeted event; `name` is its event type, `policy` applies if the run ends without reading it
     assignment       a topic event assigned to the receive at `target`; `offset` is its offset in the topic
     child            the run awaited at `target` has ended; `name` is its id, `body` a `RunResult`
-    deferred         a completed deferred; `name` is its name, `body` a `RunResult` that is never cancelled
+    deferred         a completed deferred; `name` is its name, `body` a `RunResult` whose status is unused
 
     `target` is the generation and location of the waiting entry; the run ignores a message whose target is missing.
     `id` makes delivery to a run idempotent. `event_id` is the id of the event itself: the sender chose it or received
