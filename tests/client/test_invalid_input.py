@@ -139,7 +139,7 @@ def test_engine_that_could_not_open_leaves_nothing_running_and_can_be_opened_aga
 
 BAD_NAMES = [
     ("", "empty"),
-    ("x" * 513, "512 is the most"),
+    ("x" * 513, "512 is the maximum"),
     ("tab\there", "control or unprintable"),
     ("nul\x00", "control or unprintable"),
     ("line\nbreak", "control or unprintable"),

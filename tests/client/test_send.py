@@ -330,4 +330,4 @@ async def test_workers_read_new_keys_before_they_sign(h):
     await client.rotate_keys()
     await h.clock.advance(119)
     old, new = engine._runtime.coordinator.keys
-    assert old.made_at < h.clock.now() < new.made_at
+    assert old.created_at < h.clock.now() < new.created_at

@@ -138,7 +138,7 @@ async def test_execute_observes_a_run_that_has_ended_or_waits_here(h):
 async def test_execute_with_another_payload_raises_run_conflict(h):
     engine = await h.engine(order)
     await h.drive(engine.execute(order, Order("a", 1), id="o"))
-    with pytest.raises(RunConflict, match=r"'o' exists already with another payload"):
+    with pytest.raises(RunConflict, match=r"'o' already exists with another payload"):
         await h.drive(engine.execute(order, Order("a", 2), id="o"), within=1)
 
 
@@ -189,7 +189,7 @@ async def test_cancelled_execute_logs_no_unretrieved_store_error(h, caplog):
 async def test_start_with_another_payload_or_workflow_raises_run_conflict(h):
     engine = await h.engine(order, other)
     await engine.start(order, Order("a", 1), id="o")
-    with pytest.raises(RunConflict, match=r"'o' exists already with another payload"):
+    with pytest.raises(RunConflict, match=r"'o' already exists with another payload"):
         await engine.start(order, Order("a", 2), id="o")
     with pytest.raises(RunConflict, match="another workflow"):
         await engine.start(other, Order("a", 1), id="o")

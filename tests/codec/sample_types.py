@@ -1,4 +1,4 @@
-"""Types that the codec's tests share; at module level, where annotations can find them."""
+"""Types shared by the tests of the codec. They are at module level so that annotations can be resolved."""
 
 import enum
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class Order:
 
 
 @dataclass
-class Refund:  # the same fields as an Order
+class Refund:  # Same fields as Order.
     id: str
     cents: int
 
@@ -53,7 +53,7 @@ class Cart:
 
 @dataclass
 class Ledger:
-    """Refused by msgspec as a whole, because of what it holds."""
+    """Rejected by msgspec because of a field type."""
 
     latest: Order | Refund
     all: list[Order | Refund]
@@ -136,4 +136,4 @@ class Payment(TypedDict):
 
 
 class Foreign:
-    """A class that the codec knows nothing of."""
+    """A class that the codec does not support."""

@@ -1,10 +1,10 @@
-"""Golden histories: what the workflows of workflows.py did on one version of Python, to be replayed on every other.
+"""Golden histories: recorded runs of workflows.py on one version of Python, replayed on every other version.
 
     python -m tests.runner.golden_histories record    writes golden/python3.NN.json for this interpreter
-    python -m tests.runner.golden_histories check     replays every golden history; exits with 1 if one does not fit
+    python -m tests.runner.golden_histories check     replays every golden history; exits with 1 if one differs
 
-A history that no longer replays is a run of a user that is held after an upgrade. So record again only for new
-workflows, or for a change of the format that has a migration.
+A history that no longer replays would be a run that is held after an upgrade. Record again only for new workflows, or
+for a format change that has a migration.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SEEDS = (1, 2)
 
 
 class Point(msgspec.Struct, frozen=True):
-    """Where a run stood after a turn: how many rows were written, when, and what the outside could see of it."""
+    """State of a run after a turn: the number of written rows, the time, and the visible state."""
 
     written: int
     now: float
@@ -42,19 +42,19 @@ class Golden(msgspec.Struct, frozen=True):
 
 
 def recorded(fn: Any, seed: int) -> Golden:
-    """Play a workflow in a seeded order."""
-    dice = random.Random(seed)
+    """Run a workflow in a seeded order and return its golden history."""
+    randomness = random.Random(seed)
     play = Play(fn, seed=seed).begin()
     points = [Point(len(play.rows), play.now, "", _state(play))]
     while play.alive and (choices := play.choices()):
-        choice = dice.choice(choices)
+        choice = randomness.choice(choices)
         play.move(choice)
         points.append(Point(len(play.rows), play.now, choice, _state(play)))
     return Golden(fn.__name__, seed, [_without_traceback(row) for row in play.rows], points)
 
 
 def faults_of(golden: Golden) -> Iterator[str]:
-    """What does not fit: replaying the rows at every point, and playing the same choices again from the start."""
+    """Return the differences: replay the rows at every point, and repeat the same choices from the start."""
     fn = next(found for found in WORKFLOWS if found.__name__ == golden.workflow)
     for number, point in enumerate(golden.points):
         cold = Play(fn, seed=golden.seed, rows=golden.rows[: point.written], now=point.now).begin()
@@ -77,7 +77,7 @@ def _state(play: Play) -> str:
 
 
 def _without_traceback(row: Entry) -> Entry:
-    """A traceback names the files of the machine that recorded it, and decides nothing."""
+    """Return the row without tracebacks, which contain paths of the recording machine."""
     if row.error is None:
         return row
     error = row.error

@@ -1,4 +1,4 @@
-"""Compensation: what a run undoes when it fails or is cancelled, in which order, and what nothing can keep it from."""
+"""Compensation: which steps are compensated when a run fails or is cancelled, and in which order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from perdure import Break, Context, Continue, CriticalError, Retry, step, workflow
 from perdure.model.records import Entry, EntryStatus
 from perdure.model.turns import Cancelled, Continued, Failed, Succeeded
-from tests.runner.crash_after_every_turn import check_cold, crashed, play_everywhere
+from tests.runner.crash_after_every_turn import check_replay, crashed, run_with_crashes
 from tests.runner.turn_driver import Play, note
 from tests.runner.workflows import fetch
 
@@ -28,22 +28,22 @@ def fresh() -> None:
 
 
 @dataclass
-class Room:
+class Seat:
     number: int
 
 
-async def unbook(room: Room) -> None:
-    if FAULTS.get(room.number, 0):
-        FAULTS[room.number] -= 1
+async def unbook(seat: Seat) -> None:
+    if FAULTS.get(seat.number, 0):
+        FAULTS[seat.number] -= 1
         raise OSError("no line")
-    DONE.append(room.number)
+    DONE.append(seat.number)
 
 
 @step(retry=None, compensate=unbook)
-async def book(number: int) -> Room:
+async def book(number: int) -> Seat:
     if number < 0:
-        raise CriticalError("no such room")
-    return Room(number)
+        raise CriticalError("no such seat")
+    return Seat(number)
 
 
 def undo(what: Any) -> None:
@@ -68,17 +68,17 @@ def letters(play: Play) -> list[Any]:
     return [letter for extras in play.extras for letter in extras.dead_letters]
 
 
-# --- what is undone, and in which order
+# --- which steps are compensated, and in which order
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_was_done_is_undone_last_first_over_all_scopes(seed):
+def test_compensations_run_in_reverse_order_over_all_scopes(seed):
     async def trip(ctx):
         order = []
 
         async def branch(number):
-            room = await book(number)
-            order.append(room.number)
+            seat = await book(number)
+            order.append(seat.number)
 
         await book(1)
         order.append(1)
@@ -90,15 +90,15 @@ def test_what_was_done_is_undone_last_first_over_all_scopes(seed):
         await fetch(order)
         raise ValueError("no")
 
-    play = play_everywhere(trip, seed=seed)
+    play = run_with_crashes(trip, seed=seed)
     assert play.failure.message == "no"
     settled = {seq_of(row): row.location for row in play.entries.values() if row.name == "book"}
-    rooms = {"book": 1, "join/~0/book": 2, "join/~1/book": 3, "branch/book": 4, "branch#1/book": 5}
-    order = [rooms[settled[seq]] for seq in sorted(settled)]
+    seats = {"book": 1, "join/~0/book": 2, "join/~1/book": 3, "branch/book": 4, "branch#1/book": 5}
+    order = [seats[settled[seq]] for seq in sorted(settled)]
     assert list(reversed(DONE)) == [1, "by hand", *order[1:]]
 
 
-def test_each_is_a_durable_step_of_its_own_that_names_what_it_undoes():
+def test_each_compensation_is_a_durable_step_that_names_its_step():
     async def trip(ctx):
         await book(1)
         ctx.on_rollback(undo, "x")
@@ -106,15 +106,15 @@ def test_each_is_a_durable_step_of_its_own_that_names_what_it_undoes():
         raise ValueError("no")
 
     play = Play(trip).run()
-    undone = [row for row in play.entries.values() if row.location.startswith("~rollback/")]
-    assert [(row.location, row.detail) for row in undone] == [
+    compensations = [row for row in play.entries.values() if row.location.startswith("~rollback/")]
+    assert [(row.location, row.detail) for row in compensations] == [
         ("~rollback/unbook", b'{"of":"book#1"}'),
         ("~rollback/undo", b'{"of":null}'),
         ("~rollback/unbook#1", b'{"of":"book"}'),
     ]
 
 
-def test_a_compensation_is_called_with_the_typed_result_of_its_step():
+def test_compensation_gets_the_typed_result_of_its_step():
     async def trip(ctx):
         await book(7)
         raise ValueError("no")
@@ -123,10 +123,10 @@ def test_a_compensation_is_called_with_the_typed_result_of_its_step():
     assert DONE == [7]
 
 
-def test_only_steps_that_succeeded_are_undone():
+def test_only_succeeded_steps_are_compensated():
     async def trip(ctx):
         await book(1)
-        asyncio.create_task(book(2))  # noqa: RUF006 - under way when the run fails
+        asyncio.create_task(book(2))  # noqa: RUF006 - running when the run fails
         await book(-1)
 
     play = Play(trip).begin()
@@ -134,11 +134,11 @@ def test_only_steps_that_succeeded_are_undone():
     play.complete("book#1")
     assert list(play.attempts) == ["~rollback/unbook"]
     play.complete()
-    assert play.failure.message.endswith("no such room")
+    assert play.failure.message.endswith("no such seat")
     assert DONE == [1]
 
 
-def test_nothing_is_undone_when_the_run_succeeds():
+def test_no_compensation_runs_when_the_run_succeeds():
     async def trip(ctx):
         await book(1)
         ctx.on_rollback(undo, "x")
@@ -150,7 +150,7 @@ def test_nothing_is_undone_when_the_run_succeeds():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_the_loser_of_a_race_had_done_is_undone(seed):
+def test_steps_of_a_race_loser_are_compensated(seed):
     async def slow(ctx):
         await book(1)
         await ctx.receive("never")
@@ -160,14 +160,14 @@ def test_what_the_loser_of_a_race_had_done_is_undone(seed):
         await book(2)
         raise ValueError("no")
 
-    play = play_everywhere(trip, seed=seed)
+    play = run_with_crashes(trip, seed=seed)
     assert play.failure.message == "no"
     assert DONE in ([2, 1], [2]), "the loser may have lost before its step was done"
     assert (1 in DONE) == (play.entries["race/~0/book"].status is EntryStatus.SUCCEEDED)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_run_that_is_cancelled_is_rolled_back(seed):
+def test_cancelled_run_is_rolled_back(seed):
     async def trip(ctx):
         await book(1)
         try:
@@ -176,13 +176,13 @@ def test_a_run_that_is_cancelled_is_rolled_back(seed):
             await fetch("handler")
             DONE.append("handled")
 
-    play = play_everywhere(trip, seed=seed, events=[lambda play: play.cancel()])
+    play = run_with_crashes(trip, seed=seed, events=[lambda play: play.cancel()])
     assert play.was_cancelled
     assert [each for each in DONE if each != "handled"] in ([1], [])
     assert (1 in DONE) == ("never" in play.entries)
 
 
-def test_a_time_out_of_the_run_rolls_it_back():
+def test_run_timeout_rolls_the_run_back():
     async def trip(ctx):
         await book(1)
         await ctx.sleep(1_000)
@@ -192,7 +192,7 @@ def test_a_time_out_of_the_run_rolls_it_back():
     assert DONE == [1]
 
 
-def test_a_decorated_step_can_be_a_compensation():
+def test_decorated_step_can_be_a_compensation():
     @step(retry=None)
     async def clear(what):
         DONE.append(["cleared", what])
@@ -207,7 +207,7 @@ def test_a_decorated_step_can_be_a_compensation():
     assert play.entries["~rollback/clear"].name == "clear"
 
 
-def test_on_rollback_takes_a_function():
+def test_on_rollback_rejects_a_value_that_is_not_callable():
     async def trip(ctx):
         ctx.on_rollback("undo")
 
@@ -218,18 +218,18 @@ def test_on_rollback_takes_a_function():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_crash_repeats_nothing_that_was_undone(seed):
+def test_crash_does_not_repeat_finished_compensations(seed):
     async def trip(ctx):
         for number in range(5):
             await book(number)
         raise ValueError("no")
 
-    play_everywhere(trip, seed=seed)
+    run_with_crashes(trip, seed=seed)
     assert DONE == [4, 3, 2, 1, 0]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_compensation_is_retried(seed):
+def test_compensation_is_retried(seed):
     FAULTS[1] = 3
 
     async def trip(ctx):
@@ -237,14 +237,14 @@ def test_a_compensation_is_retried(seed):
         await book(2)
         raise ValueError("no")
 
-    play = play_everywhere(trip, seed=seed)
+    play = run_with_crashes(trip, seed=seed)
     assert DONE == [2, 1]
     assert play.entries["~rollback/unbook#1"].attempts == 4
     assert letters(play) == []
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_one_that_is_exhausted_becomes_a_dead_letter_and_the_rest_still_run(seed, caplog):
+def test_exhausted_compensation_becomes_a_dead_letter_and_the_others_run(seed, caplog):
     FAULTS[2] = 100
 
     async def trip(ctx):
@@ -253,7 +253,7 @@ def test_one_that_is_exhausted_becomes_a_dead_letter_and_the_rest_still_run(seed
         raise ValueError("no")
 
     with caplog.at_level(logging.CRITICAL):
-        play = play_everywhere(trip, seed=seed)
+        play = run_with_crashes(trip, seed=seed)
     assert play.failure.message == "no"
     assert DONE == [3, 1]
     [letter] = letters(play)
@@ -264,7 +264,7 @@ def test_one_that_is_exhausted_becomes_a_dead_letter_and_the_rest_still_run(seed
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_cancelling_while_it_is_rolled_back_interrupts_nothing(seed):
+def test_cancel_does_not_interrupt_a_rollback(seed):
     async def trip(ctx):
         await book(1)
         await book(2)
@@ -275,7 +275,7 @@ def test_cancelling_while_it_is_rolled_back_interrupts_nothing(seed):
     play.complete()
     turn = play.cancel()
     assert (turn.entries, turn.consumed, play.cancelled) == ((), (1,), [])
-    check_cold(play)
+    check_replay(play)
     play = crashed(play)
     play.complete()
     play.cancel()
@@ -284,7 +284,7 @@ def test_cancelling_while_it_is_rolled_back_interrupts_nothing(seed):
     assert DONE == [2, 1]
 
 
-def test_a_run_that_is_being_rolled_back_has_no_time_limit():
+def test_run_timeout_does_not_apply_during_rollback():
     FAULTS[1] = 3
 
     async def trip(ctx):
@@ -300,7 +300,7 @@ def test_a_run_that_is_being_rolled_back_has_no_time_limit():
     assert DONE == [1]
 
 
-def test_a_failed_compensation_does_not_hold_a_run_that_suspends_on_failure():
+def test_failed_compensation_does_not_hold_a_run_that_suspends_on_failure():
     FAULTS[1] = 100
 
     async def trip(ctx):
@@ -320,7 +320,7 @@ def test_a_failed_compensation_does_not_hold_a_run_that_suspends_on_failure():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_scope_that_raises_undoes_what_was_done_in_it_before_the_error_goes_on(seed):
+def test_rollback_scope_that_raises_compensates_before_the_error_propagates(seed):
     async def trip(ctx):
         await book(1)
         try:
@@ -334,7 +334,7 @@ def test_a_scope_that_raises_undoes_what_was_done_in_it_before_the_error_goes_on
         await book(3)
         raise ValueError("no")
 
-    play = play_everywhere(trip, seed=seed)
+    play = run_with_crashes(trip, seed=seed)
     named = [each for each in DONE if each != "StepFailed"]
     assert named == ["two", 2, 3, 1]
     assert DONE[2] == "StepFailed"
@@ -342,7 +342,7 @@ def test_a_scope_that_raises_undoes_what_was_done_in_it_before_the_error_goes_on
     assert "~rollback#1/unbook#1" in play.entries
 
 
-def test_a_scope_that_ends_well_leaves_what_was_done_registered():
+def test_rollback_scope_that_succeeds_leaves_compensations_registered():
     async def trip(ctx):
         async with ctx.rollback_scope():
             await book(1)
@@ -354,7 +354,7 @@ def test_a_scope_that_ends_well_leaves_what_was_done_registered():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_scopes_in_scopes_each_undo_their_own(seed):
+def test_nested_rollback_scopes_each_run_their_own_compensations(seed):
     async def trip(ctx):
         try:
             async with ctx.rollback_scope():
@@ -372,13 +372,13 @@ def test_scopes_in_scopes_each_undo_their_own(seed):
             await fetch("between")
         return "fine"
 
-    play = play_everywhere(trip, seed=seed)
+    play = run_with_crashes(trip, seed=seed)
     assert play.value == "fine"
     assert DONE == [2, 4, 3, 1]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_tasks_that_are_opened_in_a_scope_belong_to_it(seed):
+def test_tasks_started_in_a_rollback_scope_belong_to_it(seed):
     async def branch(number):
         await book(number)
 
@@ -395,27 +395,27 @@ def test_tasks_that_are_opened_in_a_scope_belong_to_it(seed):
         await outside
         return "fine"
 
-    play = play_everywhere(trip, seed=seed)
+    play = run_with_crashes(trip, seed=seed)
     assert play.value == "fine"
     assert DONE[0] == 3
     assert sorted(DONE) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_cancel_inside_a_scope_rolls_it_back_and_then_the_rest(seed):
+def test_cancel_inside_a_rollback_scope_rolls_back_the_scope_and_then_the_run(seed):
     async def trip(ctx):
         await book(1)
         async with ctx.rollback_scope():
             await book(2)
             await ctx.receive("never")
 
-    play = play_everywhere(trip, seed=seed, events=[lambda play: play.cancel(), lambda play: play.cancel()])
+    play = run_with_crashes(trip, seed=seed, events=[lambda play: play.cancel(), lambda play: play.cancel()])
     assert play.was_cancelled
     done = [row.location for row in play.entries.values() if row.name == "book" and row.status is EntryStatus.SUCCEEDED]
     assert [2, 1][-len(done) or 2 :] == DONE
 
 
-def test_cancelling_while_a_scope_is_rolled_back_waits_for_it():
+def test_cancel_waits_for_the_rollback_of_a_scope():
     async def trip(ctx):
         try:
             async with ctx.rollback_scope():
@@ -431,16 +431,16 @@ def test_cancelling_while_a_scope_is_rolled_back_waits_for_it():
     play.complete()
     play.cancel()
     assert list(play.attempts) == ["~rollback/unbook"]
-    check_cold(play)
+    check_replay(play)
     play = crashed(play)
     play.complete()
-    check_cold(play)
+    check_replay(play)
     play.complete()
     assert DONE == [2, 1, "cancelled"]
     assert play.was_cancelled
 
 
-def test_a_scope_of_a_race_that_is_lost_is_rolled_back_and_seen_out_before_the_run_ends():
+def test_rollback_scope_of_a_race_loser_is_rolled_back_before_the_run_ends():
     async def careful(ctx):
         async with ctx.rollback_scope():
             await book(1)
@@ -459,7 +459,7 @@ def test_a_scope_of_a_race_that_is_lost_is_rolled_back_and_seen_out_before_the_r
     assert play.alive
     assert list(play.attempts) == ["race/~0/~rollback/unbook"]
     assert play.cancelled == []
-    check_cold(play)
+    check_replay(play)
     play = crashed(play)
     play.complete()
     assert play.value == "fine"
@@ -467,7 +467,7 @@ def test_a_scope_of_a_race_that_is_lost_is_rolled_back_and_seen_out_before_the_r
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_scopes_in_a_loop_are_rolled_back_in_each_iteration_and_leave_nothing(seed):
+def test_rollback_scopes_in_a_loop_are_rolled_back_per_iteration_and_leave_no_entries(seed):
     async def trip(ctx):
         async def body(ctx, count: int) -> Continue[int] | Break[int]:
             try:
@@ -482,15 +482,15 @@ def test_scopes_in_a_loop_are_rolled_back_in_each_iteration_and_leave_nothing(se
         await ctx.loop("trips", body, 0, prune_every=1, keep=0)
         raise ValueError("no")
 
-    play = play_everywhere(trip, seed=seed)
+    play = run_with_crashes(trip, seed=seed)
     assert DONE == [1, 3, 5, 4, 2, 0]
     notes = [row for row in play.entries.values() if row.kind == "compensation"]
     assert all(row.status is EntryStatus.CANCELLED for row in notes)
-    assert len(notes) <= 4, "what a pruned iteration has undone itself is forgotten"
+    assert len(notes) <= 4, "finished compensations of pruned iterations are deleted"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_scope_around_a_loop_undoes_what_pruned_iterations_did(seed):
+def test_rollback_scope_around_a_loop_compensates_pruned_iterations(seed):
     async def trip(ctx):
         async def body(ctx, count: int) -> Continue[int] | Break[int]:
             await book(count)
@@ -504,16 +504,16 @@ def test_a_scope_around_a_loop_undoes_what_pruned_iterations_did(seed):
             await fetch("again")
         raise ValueError("no")
 
-    play_everywhere(trip, seed=seed)
+    run_with_crashes(trip, seed=seed)
     assert DONE == [4, 3, 2, 1, 0]
 
 
-# --- exits
+# --- exit hooks
 
 
 @pytest.mark.parametrize("how", ["succeeds", "fails", "is cancelled"])
 @pytest.mark.parametrize("seed", range(6))
-def test_exits_run_however_the_run_ends(how, seed):
+def test_exit_hooks_run_for_every_outcome(how, seed):
     async def trip(ctx):
         ctx.on_exit(leave, 1)
         await book(1)
@@ -524,20 +524,20 @@ def test_exits_run_however_the_run_ends(how, seed):
             await ctx.receive("never")
         return "fine"
 
-    play = play_everywhere(trip, seed=seed) if how != "is cancelled" else Play(trip).run()
+    play = run_with_crashes(trip, seed=seed) if how != "is cancelled" else Play(trip).run()
     if how == "is cancelled":
         play.cancel()
         while play.alive:
-            check_cold(play)
+            check_replay(play)
             play = crashed(play)
             play.complete()
-    undone = [] if how == "succeeds" else [1]
-    assert [*undone, ["left", 2], ["left", 1]] == DONE
+    compensated = [] if how == "succeeds" else [1]
+    assert [*compensated, ["left", 2], ["left", 1]] == DONE
     assert isinstance(play.outcome, {"succeeds": Succeeded, "fails": Failed, "is cancelled": Cancelled}[how])
     assert "~exit/leave" in play.entries
 
 
-def test_the_order_is_handlers_children_compensations_exits():
+def test_cleanup_order_is_handlers_children_compensations_exit_hooks():
     async def trip(ctx):
         ctx.on_exit(leave, "exit")
         ctx.on_rollback(undo, "rollback")
@@ -553,7 +553,7 @@ def test_the_order_is_handlers_children_compensations_exits():
     seen = []
     while play.alive:
         seen += [*play.running, *play.errands]
-        check_cold(play)
+        check_replay(play)
         if play.running:
             play.complete()
         else:
@@ -562,7 +562,7 @@ def test_the_order_is_handlers_children_compensations_exits():
     assert play.was_cancelled
 
 
-def test_an_exit_that_fails_is_a_dead_letter_and_changes_nothing_else(caplog):
+def test_failed_exit_hook_becomes_a_dead_letter_without_other_effects(caplog):
     def bad():
         raise CriticalError("gone")
 
@@ -578,7 +578,7 @@ def test_an_exit_that_fails_is_a_dead_letter_and_changes_nothing_else(caplog):
     assert [letter.id.partition("/")[0] for letter in letters(play)] == ["exit"]
 
 
-def test_an_exit_of_a_scope_that_is_rolled_back_stays():
+def test_exit_hook_registered_in_a_rolled_back_scope_stays_registered():
     async def trip(ctx):
         try:
             async with ctx.rollback_scope():
@@ -596,7 +596,7 @@ def test_an_exit_of_a_scope_that_is_rolled_back_stays():
 # --- run-level retry
 
 
-def test_a_run_that_is_to_be_tried_again_is_rolled_back_but_its_exits_wait_for_the_last_time():
+def test_retried_run_is_rolled_back_but_its_exit_hooks_wait_for_the_last_attempt():
     async def trip(ctx):
         ctx.on_exit(leave, 1)
         await book(1)
@@ -627,7 +627,7 @@ async def continuing(ctx: Context, left: int) -> Any:
     raise ValueError("no")
 
 
-def test_what_is_registered_is_kept_over_continue_as():
+def test_registered_compensations_survive_continue_as():
     play = Play(continuing, 2).run()
     for epoch in (1, 2):
         assert isinstance(play.outcome, Continued)
@@ -637,16 +637,16 @@ def test_what_is_registered_is_kept_over_continue_as():
         play = Play(continuing, 2 - epoch, rows=rows, epoch=epoch, generation=epoch).begin()
         if epoch == 1:
             play.complete()
-    check_cold(play)
+    check_replay(play)
     while play.alive:
-        check_cold(play)
+        check_replay(play)
         play = crashed(play)
         play.move(play.choices()[0])
     assert play.failure.message == "no"
     assert DONE == [["after", 0], 0, ["after", 1], 1, ["after", 2], 2, ["left", 0], ["left", 1], ["left", 2]]
 
 
-def test_a_function_that_cannot_be_found_again_keeps_a_run_from_continuing():
+def test_compensation_that_is_not_importable_prevents_continue_as():
     async def local(ctx):
         ctx.on_rollback(lambda: DONE.append("local"))
         await ctx.continue_as()
@@ -657,7 +657,7 @@ def test_a_function_that_cannot_be_found_again_keeps_a_run_from_continuing():
     assert DONE == ["local"]
 
 
-def test_what_a_scope_has_undone_is_not_carried_on():
+def test_compensations_that_a_scope_ran_are_not_carried_over():
     async def local(ctx):
         try:
             async with ctx.rollback_scope():
@@ -671,17 +671,17 @@ def test_what_a_scope_has_undone_is_not_carried_on():
     assert play.outcome.carried == ()
 
 
-def test_a_run_continues_also_out_of_a_handler_that_waits():
+def test_continue_as_works_while_a_handler_waits():
     async def waiting(ctx):
         try:
             await ctx.continue_as()
         finally:
-            await fetch("nobody gives it")
+            await fetch("never completed")
 
     assert isinstance(Play(waiting).run().outcome, Continued)
 
 
-def test_a_run_that_exits_fails_also_if_its_function_waits_in_a_handler():
+def test_system_exit_fails_the_run_while_its_function_waits_in_a_handler():
     async def leaving(ctx):
         async def exits():
             raise SystemExit(3)
@@ -690,15 +690,15 @@ def test_a_run_that_exits_fails_also_if_its_function_waits_in_a_handler():
         try:
             await ctx.sleep(10)
         finally:
-            await fetch("nobody gives it")
+            await fetch("never completed")
 
     assert Play(leaving).run().failure.type == "SystemExit"
 
 
-# --- what ends late
+# --- late ends
 
 
-def test_what_a_step_did_that_was_given_up_is_not_undone():
+def test_cancelled_step_is_not_compensated():
     async def trip(ctx):
         try:
             await asyncio.wait_for(book(1), 5)
@@ -713,7 +713,7 @@ def test_what_a_step_did_that_was_given_up_is_not_undone():
     assert DONE == []
 
 
-def test_registering_after_the_run_has_ended_does_nothing():
+def test_registering_after_the_end_of_the_run_has_no_effect():
     async def trip(ctx):
         async def late():
             try:
@@ -729,17 +729,17 @@ def test_registering_after_the_run_has_ended_does_nothing():
     assert DONE == []
 
 
-# --- a block that is left when nobody waits for it any more
+# --- rollback scopes of tasks that are not awaited
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
-def test_the_block_of_a_lost_race_is_rolled_back_though_the_function_ends_at_once(goes_on: bool) -> None:
-    def room() -> Room:
-        return Room(4)
+def test_rollback_scope_of_a_race_loser_is_rolled_back_though_the_function_ends_at_once(goes_on: bool) -> None:
+    def seat() -> Seat:
+        return Seat(4)
 
     async def books(ctx: Context) -> None:
         async with ctx.rollback_scope():
-            await ctx.step("book", room, compensate=unbook)
+            await ctx.step("book", seat, compensate=unbook)
             await ctx.sleep(1_000)
 
     async def raced(ctx: Context) -> Any:
@@ -748,6 +748,6 @@ def test_the_block_of_a_lost_race_is_rolled_back_though_the_function_ends_at_onc
             await ctx.continue_as()
         return winner
 
-    play = play_everywhere(raced)
+    play = run_with_crashes(raced)
     assert isinstance(play.outcome, Continued if goes_on else Succeeded)
     assert play.entries["race/books/~rollback/unbook"].status is EntryStatus.SUCCEEDED

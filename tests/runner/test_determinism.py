@@ -1,4 +1,4 @@
-"""Histories replay whatever the hash seed, the heap and the version of Python."""
+"""Histories replay with any hash seed, heap layout and Python version."""
 
 import asyncio
 import os
@@ -18,11 +18,11 @@ GOLDEN = sorted(FOLDER.glob("python3.*.json"))
 
 
 def interpreters():
-    """This Python, and those that PERDURE_PYTHONS names, separated by colons: they must have perdure's dependencies."""
+    """Return this Python and those in PERDURE_PYTHONS (separated by colons), which must have all dependencies."""
     return [sys.executable, *filter(None, os.environ.get("PERDURE_PYTHONS", "").split(":"))]
 
 
-def test_there_is_a_golden_history_for_every_supported_version():
+def test_every_supported_version_has_a_golden_history():
     assert [path.stem for path in GOLDEN] == ["python3.11", "python3.12", "python3.13"]
 
 
@@ -42,9 +42,9 @@ def test_golden_histories_replay_under_other_hash_seeds(python, hash_seed):
 
 
 def order_of(fn, seed=7):
-    """In which order the workflow walked a set: fetches are named after what it met."""
-    dice = random.Random(1)
-    noise = [bytearray(dice.randrange(40, 600)) for _ in range(dice.randrange(300))]
+    """Return the order in which the workflow iterated over a set: fetches are named after its items."""
+    randomness = random.Random(1)
+    noise = [bytearray(randomness.randrange(40, 600)) for _ in range(randomness.randrange(300))]
     play = Play(fn, seed=seed).run()
     del noise
     return play.value
@@ -79,7 +79,7 @@ async def walks_group(ctx):
 
 
 async def walks_as_completed(ctx):
-    """Completions that come at once are met in list order."""
+    """Completions in one turn are seen in list order."""
     gate = asyncio.Event()
     order = []
 
@@ -95,7 +95,7 @@ async def walks_as_completed(ctx):
 
 
 @pytest.mark.parametrize("fn", [walks_wait, walks_group, walks_as_completed])
-def test_sets_are_walked_alike_every_time(fn):
+def test_sets_are_iterated_in_the_same_order_on_every_replay(fn):
     assert len({repr(order_of(fn)) for _ in range(10)}) == 1
 
 
@@ -105,13 +105,13 @@ def test_as_completed_starts_its_tasks_in_list_order():
     assert sorted(finished) == list(range(9))
 
 
-def test_sets_are_walked_differently_in_different_runs():
-    """So that nobody comes to rely on an order; the seed of the run decides it."""
+def test_sets_are_iterated_in_different_orders_in_different_runs():
+    """The seed of the run decides the order, so that no workflow relies on it."""
     assert len({repr(order_of(walks_wait, seed)) for seed in range(40)}) > 1
 
 
-def test_what_asyncio_makes_for_itself_does_not_change_the_order_of_sets():
-    """It makes more futures on some versions of Python than on others."""
+def test_internal_asyncio_tasks_do_not_change_the_order_of_sets():
+    """asyncio creates more futures on some Python versions than on others."""
 
     async def with_futures(ctx):
         loop = asyncio.get_running_loop()
@@ -122,8 +122,8 @@ def test_what_asyncio_makes_for_itself_does_not_change_the_order_of_sets():
     assert order_of(with_futures) == order_of(walks_wait)
 
 
-def test_wait_for_goes_on_before_anything_else_that_is_ready():
-    """On 3.11 it makes a task, later it does not: what it awaits is asked for at the same point on both."""
+def test_wait_for_starts_its_awaitable_before_other_ready_tasks():
+    """wait_for creates a task only on 3.11. Its awaitable is requested at the same point on all versions."""
 
     async def beside(ctx):
         other = asyncio.create_task(fetch("other"))
@@ -135,7 +135,7 @@ def test_wait_for_goes_on_before_anything_else_that_is_ready():
     play.close()
 
 
-def test_wait_for_returns_before_anything_else_that_is_ready():
+def test_wait_for_returns_before_other_ready_tasks():
     async def woken(ctx):
         gate, order = asyncio.Event(), []
 
@@ -156,20 +156,20 @@ def test_wait_for_returns_before_anything_else_that_is_ready():
     assert Play(woken).run().value == ["caller", "waiter"]
 
 
-def test_wait_for_a_shared_task_keeps_its_place_among_those_who_wait():
+def test_wait_for_on_a_shared_task_wakes_in_the_order_of_its_waiters():
     async def shared(ctx):
         order = []
         task = asyncio.create_task(helper(1))
 
-        async def plainly():
+        async def directly():
             await task
-            order.append("plainly")
+            order.append("directly")
 
         async def in_time():
             await asyncio.wait_for(task, 5)
             order.append("in time")
 
-        await asyncio.gather(plainly(), in_time(), plainly())
+        await asyncio.gather(directly(), in_time(), directly())
         return order
 
-    assert Play(shared).run().value == ["plainly", "in time", "plainly"]
+    assert Play(shared).run().value == ["directly", "in time", "directly"]

@@ -1,4 +1,4 @@
-"""Divergence: code that asks for something else than was recorded is held, and sees nothing of it."""
+"""Divergence: a run whose code requests other operations than recorded is held; its code does not see an error."""
 
 import asyncio
 import inspect
@@ -23,7 +23,7 @@ async def original(ctx):
 
 
 def recorded():
-    """A run of `original` that waits for its last step."""
+    """Return a run of `original` that waits for its last step."""
     play = Play(original).begin()
     play.complete("fetch")
     play.complete("charge")
@@ -47,14 +47,14 @@ def line_of(fn, text):
     return f"{__file__}:{first + number} in {fn.__name__}"
 
 
-def test_the_same_code_is_not_held():
+def test_unchanged_code_does_not_diverge():
     play = recorded().replayed_by(original).begin()
     assert play.alive
     assert list(play.running) == ["fetch#1"]
     play.close()
 
 
-def test_another_name():
+def test_changed_name_diverges():
     async def other(ctx):
         await fetch("a")
         await fetch("b")
@@ -64,7 +64,7 @@ def test_another_name():
     assert held.line == line_of(other, 'fetch("b")')
 
 
-def test_another_kind():
+def test_changed_kind_diverges():
     async def other(ctx):
         await fetch("a")
         await charge("b")
@@ -74,14 +74,14 @@ def test_another_kind():
     assert (held.location, held.recorded, held.asked) == ("sleep", "sleep 'sleep'", "step 'sleep'")
 
 
-def test_another_key():
+def test_changed_key_diverges():
     async def other(ctx):
         await fetch.options(key="eu")("a")
 
     assert held_by(other).asked == "step 'fetch[eu]'"
 
 
-def test_another_order_within_a_scope():
+def test_changed_order_within_a_scope_diverges():
     async def other(ctx):
         await charge("b")
         await fetch("a")
@@ -90,7 +90,7 @@ def test_another_order_within_a_scope():
     assert (held.recorded, held.asked) == ("step 'fetch'", "step 'charge'")
 
 
-def test_an_extra_ask():
+def test_additional_request_diverges():
     async def other(ctx):
         await fetch("a")
         await ctx.sleep(1)
@@ -100,7 +100,7 @@ def test_an_extra_ask():
     assert (held.recorded, held.asked) == ("step 'charge'", "sleep 'sleep'")
 
 
-def test_a_missing_ask():
+def test_missing_request_diverges():
     async def other(ctx):
         await fetch("a")
         await ctx.sleep(10)
@@ -109,7 +109,7 @@ def test_a_missing_ask():
     assert (held.recorded, held.asked) == ("step 'charge'", "sleep 'sleep'")
 
 
-def test_a_record_that_nobody_asks_for():
+def test_recorded_entry_that_is_not_requested_diverges():
     async def other(ctx):
         await fetch("a")
         await charge("b")
@@ -120,7 +120,7 @@ def test_a_record_that_nobody_asks_for():
     assert held.line == line_of(other, "Event")
 
 
-def test_an_end_before_the_last_record():
+def test_end_before_the_last_recorded_entry_diverges():
     async def other(ctx):
         await fetch("a")
 
@@ -128,7 +128,7 @@ def test_an_end_before_the_last_record():
     assert (held.location, held.asked) == ("charge", "nothing")
 
 
-def test_a_scope_that_is_never_opened():
+def test_recorded_scope_that_is_never_opened_diverges():
     async def with_task(ctx):
         await asyncio.gather(helper(1), fetch(2))
 
@@ -143,7 +143,7 @@ def test_a_scope_that_is_never_opened():
     live.close()
 
 
-def test_a_timer_that_does_not_stand_any_more():
+def test_recorded_timer_that_is_not_set_diverges():
     async def with_timer(ctx):
         await asyncio.sleep(5)
         await fetch("a")
@@ -158,7 +158,7 @@ def test_a_timer_that_does_not_stand_any_more():
     live.close()
 
 
-def test_something_cancelled_that_is_not_cancelled_any_more():
+def test_recorded_cancellation_that_does_not_happen_diverges():
     async def giving_up(ctx):
         task = asyncio.create_task(fetch("a"))
         await charge("b")
@@ -178,7 +178,7 @@ def test_something_cancelled_that_is_not_cancelled_any_more():
     live.close()
 
 
-def test_a_result_that_no_longer_fits_its_type():
+def test_result_that_does_not_match_the_changed_type_diverges():
     @step(name="fetch")
     async def typed(what) -> int:
         return 1
@@ -189,7 +189,7 @@ def test_a_result_that_no_longer_fits_its_type():
     assert held_by(other).location == "fetch"
 
 
-def test_user_code_sees_nothing_of_it_but_being_closed():
+def test_user_code_does_not_see_a_divergence_except_being_closed():
     async def other(ctx):
         try:
             await fetch("a")
@@ -207,7 +207,7 @@ def test_user_code_sees_nothing_of_it_but_being_closed():
     assert "charge" not in {row.location for row in play.turn.entries}
 
 
-def test_a_step_under_way_beside_a_recorded_one_is_a_gap_and_no_divergence():
+def test_unrecorded_running_step_beside_a_recorded_one_does_not_diverge():
     async def both(ctx):
         await asyncio.gather(fetch("slow"), fetch("quick"))
 
@@ -219,7 +219,7 @@ def test_a_step_under_way_beside_a_recorded_one_is_a_gap_and_no_divergence():
     assert again.turn.outcome is not None
 
 
-def test_a_gap_takes_no_sleep():
+def test_unrecorded_sleep_beside_a_recorded_step_diverges():
     async def asleep(ctx):
         await asyncio.gather(ctx.sleep(5), fetch("quick"))
 
@@ -227,14 +227,14 @@ def test_a_gap_takes_no_sleep():
     assert Play(asleep, rows=rows).begin().held.recorded == "a step that was under way"
 
 
-def test_an_ask_past_the_last_record_is_new():
+def test_request_after_the_last_recorded_entry_is_new():
     rows = [step_row("fetch", "a", ordinal=0, seq=1)]
     play = Play(original, rows=rows).begin()
     assert list(play.running) == ["charge"]
     play.close()
 
 
-def test_a_pending_record_must_be_asked_for_too():
+def test_pending_entry_that_is_not_requested_diverges():
     async def nothing(ctx):
         await asyncio.sleep(5)
 
@@ -249,7 +249,7 @@ async def with_other_arguments(ctx):
     await fetch("c")
 
 
-def test_other_arguments_are_reported_and_no_divergence(caplog):
+def test_changed_arguments_are_reported_as_drift(caplog):
     play = recorded().replayed_by(with_other_arguments).begin()
     assert play.turn.drift == ("fetch",)
     assert play.alive
@@ -259,7 +259,7 @@ def test_other_arguments_are_reported_and_no_divergence(caplog):
 
 
 @pytest.mark.parametrize("how", ["by the caller", "by the workflow"])
-def test_other_arguments_are_divergence_when_strict(how):
+def test_changed_arguments_diverge_in_strict_mode(how):
     if how == "by the caller":
         play = recorded().replayed_by(with_other_arguments, strict=True).begin()
     else:
@@ -268,7 +268,7 @@ def test_other_arguments_are_divergence_when_strict(how):
     assert play.held.recorded == "other arguments"
 
 
-def test_new_asks_are_numbered_after_all_that_is_on_record():
+def test_new_requests_are_numbered_after_all_recorded_ones():
     async def timers(ctx):
         await asyncio.sleep(1)
         await fetch("a")
@@ -285,5 +285,5 @@ def test_new_asks_are_numbered_after_all_that_is_on_record():
         if cold.alive:
             cold.move(cold.choices()[0])
     assert [(row.location, row.call_seq) for row in cold.rows] == [(row.location, row.call_seq) for row in live.rows]
-    asked = [entry.call_seq for entry in live.entries.values()]
-    assert sorted(asked) == list(range(1, len(asked) + 1))
+    call_numbers = [entry.call_seq for entry in live.entries.values()]
+    assert sorted(call_numbers) == list(range(1, len(call_numbers) + 1))

@@ -1,4 +1,4 @@
-"""ctx.loop: durable state, a bounded past, and going on exactly where it was."""
+"""ctx.loop: durable state, bounded history, and exact resumption."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from perdure import Break, Context, Continue, step
 from perdure.model.records import EntryStatus
 from perdure.model.turns import CancelStep
-from tests.runner.crash_after_every_turn import check_asked, check_cold, crashed, play_everywhere
+from tests.runner.crash_after_every_turn import check_call_order, check_replay, crashed, run_with_crashes
 from tests.runner.turn_driver import Play, note
 from tests.runner.workflows import fetch
 
 SEEDS = range(12)
-UNDONE: list[Any] = []
+COMPENSATED: list[Any] = []
 
 
 @dataclass
@@ -44,8 +44,8 @@ def locations(play: Play) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_state_is_carried_on_and_typed_by_annotation(seed):
-    play = play_everywhere(pages, seed=seed)
+def test_state_is_passed_to_the_next_iteration_with_its_annotated_type(seed):
+    play = run_with_crashes(pages, seed=seed)
     assert play.value == ["Page", {"number": 3, "seen": ["2024-01-01", "2024-01-02", "2024-01-03"]}]
     assert set(play.notes) <= {"Page"}
     assert locations(play) == [
@@ -60,7 +60,7 @@ def test_the_state_is_carried_on_and_typed_by_annotation(seed):
     assert [play.entries[f"pages/~{number}"].kind for number in (1, 2)] == ["iteration"] * 2
 
 
-def test_an_iteration_begins_in_the_turn_in_which_the_last_one_ended():
+def test_iteration_starts_in_the_turn_in_which_the_previous_one_ends():
     play = Play(pages).begin()
     turn = play.complete("pages/~0/fetch")
     assert [(row.location, row.status) for row in turn.entries] == [
@@ -70,7 +70,7 @@ def test_an_iteration_begins_in_the_turn_in_which_the_last_one_ended():
     assert play.attempts == {"pages/~1/fetch": 1}
 
 
-def test_the_state_goes_through_the_codec_also_the_first_time():
+def test_initial_state_is_encoded_and_decoded_too():
     async def shared(ctx):
         mine: dict[str, Any] = {"a": (1, 2)}
 
@@ -87,7 +87,7 @@ def test_the_state_goes_through_the_codec_also_the_first_time():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_loop_without_state_goes_on_when_its_body_returns_nothing(seed):
+def test_loop_without_state_continues_when_its_body_returns_none(seed):
     async def stateless(ctx):
         async def body(ctx):
             got = await ctx.receive("next", "stop")
@@ -96,10 +96,10 @@ def test_a_loop_without_state_goes_on_when_its_body_returns_nothing(seed):
         return [await ctx.loop("one", body), await ctx.loop("two", body)]
 
     events = [("next", 1), ("next", 2), ("stop", 3), ("next", 1), ("stop", 4)]
-    assert play_everywhere(stateless, seed=seed, events=events).value == [3, 4]
+    assert run_with_crashes(stateless, seed=seed, events=events).value == [3, 4]
 
 
-def test_a_state_may_be_none_in_the_end():
+def test_state_can_become_none():
     async def fading(ctx):
         async def body(ctx, state: int | None) -> Continue[int | None] | Break[str]:
             await fetch(1)
@@ -107,11 +107,11 @@ def test_a_state_may_be_none_in_the_end():
 
         return await ctx.loop("fading", body, 1)
 
-    assert play_everywhere(fading).value == "gone"
+    assert run_with_crashes(fading).value == "gone"
 
 
 @pytest.mark.parametrize("returned", [None, 5, "Break"])
-def test_a_body_that_returns_something_else_is_misuse(returned):
+def test_body_that_returns_another_value_is_rejected(returned):
     async def wrong(ctx):
         async def body(ctx, state):
             return returned
@@ -123,7 +123,7 @@ def test_a_body_that_returns_something_else_is_misuse(returned):
     assert "'wrong'" in failure.message
 
 
-def test_a_state_that_does_not_fit_its_annotation_is_refused():
+def test_state_that_does_not_match_its_annotation_is_rejected():
     async def wrong(ctx):
         async def body(ctx, state: int) -> Continue[Any]:
             return Continue("not a number")
@@ -134,7 +134,7 @@ def test_a_state_that_does_not_fit_its_annotation_is_refused():
 
 
 @pytest.mark.parametrize("options", [{"commit_every": 0}, {"prune_every": 0}, {"keep": -1}, {"commit_every": 1.5}])
-def test_bad_options_are_refused(options):
+def test_invalid_options_are_rejected(options):
     async def wrong(ctx):
         async def body(ctx):
             return Break()
@@ -144,14 +144,14 @@ def test_bad_options_are_refused(options):
     assert Play(wrong).run().failure.type == "InvalidArgument"
 
 
-def test_a_body_must_be_a_function():
+def test_body_that_is_not_a_function_is_rejected():
     async def wrong(ctx):
         await ctx.loop("wrong", 5)
 
     assert Play(wrong).run().failure.type == "WorkflowMisuse"
 
 
-def test_loops_of_one_name_are_numbered():
+def test_loops_with_the_same_name_are_numbered():
     async def twice(ctx):
         async def body(ctx):
             return Break(await fetch("x"))
@@ -162,12 +162,12 @@ def test_loops_of_one_name_are_numbered():
     assert locations(Play(twice).run()) == ["same", "same/~0/fetch", "same#1", "same#1/~0/fetch"]
 
 
-# --- how often it is committed
+# --- commit interval
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("every", [2, 3, 10])
-def test_state_is_committed_every_so_many_iterations(every, seed):
+def test_state_is_committed_every_commit_every_iterations(every, seed):
     async def counting(ctx):
         async def body(ctx, count: int) -> Continue[int] | Break[int]:
             await fetch(count)
@@ -175,7 +175,7 @@ def test_state_is_committed_every_so_many_iterations(every, seed):
 
         return await ctx.loop("counting", body, 0, commit_every=every)
 
-    play = play_everywhere(counting, seed=seed)
+    play = run_with_crashes(counting, seed=seed)
     assert play.value == 7
     begun = [row.location for row in play.entries.values() if row.kind == "iteration"]
     assert begun == [f"counting/~{number}" for number in range(every, 8, every)]
@@ -183,7 +183,7 @@ def test_state_is_committed_every_so_many_iterations(every, seed):
     assert [row.value for row in steps] == [str(number).encode() for number in range(8)]
 
 
-def test_a_loop_is_resumed_at_its_last_committed_state_and_not_before():
+def test_loop_resumes_at_its_last_committed_state():
     async def counting(ctx):
         async def body(ctx, count: int) -> Continue[int]:
             note(count)
@@ -211,7 +211,7 @@ async def long_loop(ctx: Context, last: int) -> Any:
     return await ctx.loop("long", body, 0)
 
 
-def test_a_long_loop_has_a_bounded_history():
+def test_long_loop_has_a_bounded_history():
     play = Play(long_loop, 2_000).begin()
     most = 0
     while play.alive:
@@ -220,7 +220,7 @@ def test_a_long_loop_has_a_bounded_history():
         if len(play.rows) > 500 or play.running.keys() == {"long/~1000/fetch"}:
             play.rows = list(play.entries.values())
         if next(iter(play.running), "").startswith("long/~1000/"):
-            check_cold(play)
+            check_replay(play)
     assert play.value == 2_000
     assert most <= 2 * 40 + 3, "forty iterations of two entries, and the loop itself"
     kept = {row.location.split("/")[1] for row in play.entries.values() if "/" in row.location}
@@ -229,7 +229,7 @@ def test_a_long_loop_has_a_bounded_history():
 
 
 @pytest.mark.parametrize(("every", "keep"), [(1, 0), (5, 0), (1, 3), (7, 2)])
-def test_what_is_pruned_is_bounded_by_prune_every_and_keep(every, keep):
+def test_number_of_retained_iterations_is_bounded_by_prune_every_and_keep(every, keep):
     async def bounded(ctx):
         async def body(ctx, count: int) -> Continue[int] | Break[int]:
             await fetch(count)
@@ -243,14 +243,14 @@ def test_what_is_pruned_is_bounded_by_prune_every_and_keep(every, keep):
         assert len(iterations) <= keep + every
         play.complete()
         if play.alive:
-            check_cold(play)
+            check_replay(play)
     assert play.value == 60
     dropped = [path for extras in play.extras for path in extras.dropped]
     assert len(dropped) == len(set(dropped))
     assert dropped[0] == "bounded/~0"
 
 
-def test_pruning_goes_on_after_a_crash_where_it_was():
+def test_pruning_resumes_after_a_crash():
     play = Play(long_loop, 300).begin()
     for turn in range(200):
         play.complete()
@@ -261,13 +261,13 @@ def test_pruning_goes_on_after_a_crash_where_it_was():
     assert len(dropped) == len(set(dropped))
 
 
-def test_an_iteration_that_has_something_pending_is_not_pruned():
+def test_iteration_with_a_pending_entry_is_not_pruned():
     async def leaving(ctx):
         async def loser():
             try:
                 await ctx.sleep(50)
             finally:
-                await ctx.sleep(500)  # goes on after the race is over
+                await ctx.sleep(500)  # Continues after the end of the race.
                 note("seen out")
 
         async def body(ctx, count: int) -> Continue[int] | Break[int]:
@@ -280,11 +280,11 @@ def test_an_iteration_that_has_something_pending_is_not_pruned():
         await ctx.race(loser(), fetch("fast"))
         return await beside()
 
-    play = play_everywhere(leaving)
+    play = run_with_crashes(leaving)
     assert play.value == 5
 
 
-def test_a_child_that_is_left_open_keeps_its_iteration():
+def test_iteration_with_an_open_child_is_not_pruned():
     from tests.runner.test_children import kid
 
     async def starting(ctx):
@@ -302,7 +302,7 @@ def test_a_child_that_is_left_open_keeps_its_iteration():
     assert play.value == 8
 
 
-# --- in the middle of other things
+# --- loops beside other tasks
 
 
 async def nested(ctx: Context) -> Any:
@@ -327,15 +327,15 @@ async def nested(ctx: Context) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_nested_loops_are_resumed_exactly_where_they_were(seed):
-    play = play_everywhere(nested, seed=seed, events=[("go", 1)] * 30)
+def test_nested_loops_resume_at_the_same_point(seed):
+    play = run_with_crashes(nested, seed=seed, events=[("go", 1)] * 30)
     if play.turn.outcome is None:
         pytest.fail(f"ended as {play.turn}")
     counted = play.value
     assert (len(counted), counted[0], counted[2]) == (4, 2, 2)
 
 
-def test_a_loop_suspended_in_a_nested_one_wakes_only_there():
+def test_loop_suspended_in_a_nested_loop_resumes_only_in_the_nested_loop():
     async def two_deep(ctx):
         async def outer(ctx, n: int) -> Continue[int]:
             async def inner(ctx, m: int) -> Continue[int] | Break[int]:
@@ -357,19 +357,19 @@ def test_a_loop_suspended_in_a_nested_one_wakes_only_there():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_was_asked_for_beside_and_after_a_loop_is_numbered_in_order_also_after_a_crash(seed):
+def test_requests_beside_and_after_a_loop_are_numbered_in_order_after_a_crash(seed):
     async def beside(ctx):
         await asyncio.gather(long_loop(ctx, 3), fetch("slow"), ctx.sleep(4))
         await fetch("after")
         await asyncio.gather(fetch("x"), fetch("y"))
 
-    play = play_everywhere(beside, seed=seed)
+    play = run_with_crashes(beside, seed=seed)
     last = max(row.call_seq for row in play.entries.values() if row.location.startswith("long_loop/"))
     assert min(play.entries[f"fetch#{n}"].call_seq for n in (1, 2, 3)) > last
-    check_asked(play)
+    check_call_order(play)
 
 
-def test_a_loop_in_a_gather_is_cancelled_and_its_steps_with_it():
+def test_cancelling_a_loop_in_a_gather_cancels_its_steps():
     async def raced(ctx):
         async def body(ctx, count: int) -> Continue[int]:
             await fetch(count)
@@ -385,14 +385,14 @@ def test_a_loop_in_a_gather_is_cancelled_and_its_steps_with_it():
     turn = play.advance(now=1_010.0)
     assert turn.effects == (CancelStep("race/loop/endless/~3/fetch"),)
     assert play.entries["race/loop/endless"].status is EntryStatus.CANCELLED
-    check_cold(play)
+    check_replay(play)
     cold = crashed(play)
     assert cold.notes == ["limit"]
     assert cold.waits == [("sleep", 1_015.0)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_body_that_raises_ends_the_loop(seed):
+def test_body_that_raises_ends_the_loop(seed):
     async def raising(ctx):
         async def body(ctx, count: int) -> Continue[int]:
             await fetch(count)
@@ -406,7 +406,7 @@ def test_a_body_that_raises_ends_the_loop(seed):
             await fetch("caught")
             return str(error)
 
-    play = play_everywhere(raising, seed=seed)
+    play = run_with_crashes(raising, seed=seed)
     assert play.value == "'two'"
     entry = play.entries["raising"]
     assert entry.error is not None
@@ -417,7 +417,7 @@ def test_a_body_that_raises_ends_the_loop(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_tasks_that_an_iteration_opened_are_cancelled_at_its_end_and_seen_out(seed):
+def test_tasks_of_an_iteration_are_cancelled_and_awaited_at_its_end(seed):
     async def opening(ctx):
         async def beside(number):
             try:
@@ -434,14 +434,14 @@ def test_tasks_that_an_iteration_opened_are_cancelled_at_its_end_and_seen_out(se
         await fetch("after")
         return got
 
-    play = play_everywhere(opening, seed=seed)
+    play = run_with_crashes(opening, seed=seed)
     assert play.value == 2
     for number in range(3):
         assert play.entries[f"opening/~{number}/beside/never"].status is EntryStatus.CANCELLED
         assert play.entries[f"opening/~{number}/beside/fetch"].status is EntryStatus.SUCCEEDED
 
 
-def test_tasks_of_the_workflow_itself_go_on_over_iterations():
+def test_tasks_of_the_workflow_keep_running_across_iterations():
     async def around(ctx):
         async def ticking():
             for number in range(3):
@@ -463,7 +463,7 @@ def test_tasks_of_the_workflow_itself_go_on_over_iterations():
 # --- a loop that never waits
 
 
-def test_a_loop_that_never_waits_makes_turns_and_is_not_held():
+def test_loop_that_never_waits_makes_turns_and_is_not_held():
     async def spinning(ctx):
         async def body(ctx, count: int) -> Continue[int] | Break[int]:
             return Continue(count + 1) if count < 5_500 else Break(count)
@@ -474,7 +474,7 @@ def test_a_loop_that_never_waits_makes_turns_and_is_not_held():
     turns = 1
     while play.alive:
         assert play.turn.more
-        assert play.turn.busy, "it has an owner that goes on with it"
+        assert play.turn.busy, "its owner continues it"
         assert len(play.entries) <= 1_100
         if turns == 2:
             check_cold_when_more(play)
@@ -487,14 +487,14 @@ def test_a_loop_that_never_waits_makes_turns_and_is_not_held():
 
 
 def check_cold_when_more(play: Play) -> None:
-    """A cold one of it goes on at once: it stands at least as far."""
+    """A replayed run continues at once, so it is at least as far."""
     cold = play.replayed_by(play.definition).begin()
     assert cold.turn.held is None
     assert cold.turn.more
     cold.close()
 
 
-def test_an_endless_loop_can_still_be_cancelled():
+def test_endless_loop_can_be_cancelled():
     async def endless(ctx):
         async def body(ctx):
             return None
@@ -511,47 +511,47 @@ def test_an_endless_loop_can_still_be_cancelled():
 
 
 @step(retry=None)
-async def unbook(room: int) -> None:
-    UNDONE.append(room)
+async def unbook(seat: int) -> None:
+    COMPENSATED.append(seat)
 
 
 @step(retry=None, compensate=unbook)
-async def book(room: int) -> int:
-    return room
+async def book(seat: int) -> int:
+    return seat
 
 
-def undo_by_hand(what: str, page: Page) -> None:
-    UNDONE.append([what, page])
+def compensate_by_hand(what: str, page: Page) -> None:
+    COMPENSATED.append([what, page])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_a_pruned_iteration_registered_is_still_undone(seed):
+def test_compensations_of_pruned_iterations_still_run(seed):
     async def booking(ctx):
-        async def body(ctx, room: int) -> Continue[int]:
-            await book(room)
-            if room % 2:
-                ctx.on_rollback(undo_by_hand, "by hand", Page(room, []))
-            if room == 5:
-                raise ValueError("no more rooms")
-            return Continue(room + 1)
+        async def body(ctx, seat: int) -> Continue[int]:
+            await book(seat)
+            if seat % 2:
+                ctx.on_rollback(compensate_by_hand, "by hand", Page(seat, []))
+            if seat == 5:
+                raise ValueError("no more seats")
+            return Continue(seat + 1)
 
         await book(100)
         await ctx.loop("booking", body, 0, prune_every=1, keep=0)
 
-    UNDONE.clear()
-    play = play_everywhere(booking, seed=seed)
-    assert play.failure.message == "no more rooms"
-    by_hand = {room: ["by hand", Page(room, [])] for room in range(6)}
+    COMPENSATED.clear()
+    play = run_with_crashes(booking, seed=seed)
+    assert play.failure.message == "no more seats"
+    by_hand = {seat: ["by hand", Page(seat, [])] for seat in range(6)}
     expected = [by_hand[5], 5, 4, by_hand[3], 3, 2, by_hand[1], 1, 0, 100]
-    assert expected == UNDONE
+    assert expected == COMPENSATED
     assert not any(row.location.startswith("booking/~2") for row in play.entries.values())
 
 
-def test_what_is_still_to_be_undone_does_not_make_pruning_begin_anew():
+def test_pending_compensations_do_not_restart_pruning():
     async def booking(ctx):
-        async def body(ctx, room: int) -> Continue[int] | Break[int]:
-            await book(room)
-            return Continue(room + 1) if room < 12 else Break(room)
+        async def body(ctx, seat: int) -> Continue[int] | Break[int]:
+            await book(seat)
+            return Continue(seat + 1) if seat < 12 else Break(seat)
 
         await ctx.loop("booking", body, 0, prune_every=1, keep=1)
 
@@ -565,7 +565,7 @@ def test_what_is_still_to_be_undone_does_not_make_pruning_begin_anew():
 
 
 @pytest.mark.parametrize("how", ["step", "on_rollback", "on_exit"])
-def test_a_function_that_cannot_be_found_again_is_refused_in_a_loop(how):
+def test_compensation_that_is_not_importable_is_rejected_in_a_loop(how):
     async def local(ctx):
         def undo(*args):
             pass
@@ -589,18 +589,18 @@ def test_a_function_that_cannot_be_found_again_is_refused_in_a_loop(how):
     assert "fetch" not in str(play.entries.keys())
 
 
-def test_outside_of_loops_any_function_will_do():
-    undone = []
+def test_compensation_outside_of_loops_can_be_any_function():
+    compensated = []
 
     async def plain(ctx):
-        ctx.on_rollback(lambda: undone.append(1))
+        ctx.on_rollback(lambda: compensated.append(1))
 
         async def body(ctx):
             return Break()
 
         await ctx.loop("loop", body)
-        ctx.on_rollback(lambda: undone.append(2))
+        ctx.on_rollback(lambda: compensated.append(2))
         raise ValueError
 
     Play(plain).run()
-    assert undone == [2, 1]
+    assert compensated == [2, 1]

@@ -1,8 +1,8 @@
 """Random programs of join, race, map, loop, sleep, receive, child, deferred and step, replayed from every prefix.
 
-A tree says what a workflow does; dice say in which order the world answers. After every turn the run is thrown away and
-replayed from what was written: it must stand where it stood, having written nothing. Now and then it goes on from
-there.
+A random tree defines a workflow; a seeded random generator defines the order of its inputs. After every turn the run is
+replayed from its written entries: it must have the same state and write nothing. At random turns the test continues
+with the replayed run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import Break, Context, Continue, JoinError, PerdureError, RaceError, step, workflow
-from tests.runner.crash_after_every_turn import check_cold
+from tests.runner.crash_after_every_turn import check_replay
 from tests.runner.turn_driver import Play
 
 EVENTS = ("red", "green")
@@ -46,11 +46,11 @@ async def tree_child(ctx: Context, number: int) -> str:
 
 
 async def grow(ctx: Context, node: Node) -> Any:
-    """Do what a tree says."""
+    """Execute a tree and return its value."""
     match node.kind:
         case "step":
             return await tree_step(node.number)
-        case "undone":
+        case "compensated":
             return await tree_step_with_undo(node.number)
         case "sleep":
             return await ctx.sleep(node.number)
@@ -63,7 +63,7 @@ async def grow(ctx: Context, node: Node) -> Any:
         case "show":
             return await ctx.publish("number", node.number)
         case "send":
-            return await ctx.send("somebody", "red", node.number)
+            return await ctx.send("other-run", "red", node.number)
         case "seq":
             return [await grow(ctx, part) for part in node.parts]
         case "map":
@@ -106,7 +106,7 @@ def _body(node: Node) -> Any:
 
 small = st.integers(0, 8)
 leaves = st.one_of(
-    st.builds(Node, st.sampled_from(["step", "undone", "sleep", "child", "started", "show", "send"]), small),
+    st.builds(Node, st.sampled_from(["step", "compensated", "sleep", "child", "started", "show", "send"]), small),
     st.builds(Node, st.just("receive"), st.integers(0, 3)),
     st.builds(Node, st.just("map"), st.integers(0, 4)),
 )
@@ -124,27 +124,27 @@ trees = st.recursive(leaves, blocks, max_leaves=6)
 
 
 @given(tree=trees, seed=st.integers(0, 2**32), cancel_at=st.none() | st.integers(0, 30))
-def test_a_random_program_replays_from_every_prefix_of_its_history(tree, seed, cancel_at):
+def test_random_program_replays_from_every_prefix_of_its_history(tree, seed, cancel_at):
     async def program(ctx):
         return await grow(ctx, tree)
 
-    dice = random.Random(seed)
+    randomness = random.Random(seed)
     play = Play(program, seed=seed).begin()
     turns = 0
     while play.alive and turns < 1_000:
-        if turns < 60 or dice.random() < 0.1:
-            check_cold(play)
-        if dice.random() < 0.1:
+        if turns < 60 or randomness.random() < 0.1:
+            check_replay(play)
+        if randomness.random() < 0.1:
             play = play.crash().begin()
         turns += 1
         if turns == cancel_at:
             play.cancel()
             continue
         choices = [*play.choices(), *EVENTS]
-        choice = dice.choice(choices)
+        choice = randomness.choice(choices)
         if choice in EVENTS:
             play.send(choice, turns)
         else:
             play.move(choice)
-    assert not play.alive, f"the program went on and on: {play.turn}"
+    assert not play.alive, f"the program did not end: {play.turn}"
     assert play.turn.held is None, play.turn.held

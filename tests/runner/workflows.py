@@ -1,4 +1,4 @@
-"""Workflows that lean on asyncio as hard as they can; the replay and golden tests run them in many orders."""
+"""Workflows with many asyncio constructs; the replay and golden tests run them in many orders."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def first_completed(ctx: Context) -> Any:
         waiting = list(pending)
         note([task.get_name() for task in pending])
         if len(rounds) == 3:
-            # The order in which a set is walked is part of what replay must reproduce.
+            # Replay must reproduce the iteration order of the set.
             rounds.append([await fetch(task.get_name()) for task in done | pending])
     return rounds
 
@@ -57,7 +57,7 @@ async def as_completed_in_time(ctx: Context) -> Any:
     found = []
     try:
         for each in asyncio.as_completed([helper(i) for i in range(4)] + [fetch(9)], timeout=4):
-            found.append(await each)  # noqa: PERF401 - it may end in the middle
+            found.append(await each)  # noqa: PERF401 - the loop may end early
     except TimeoutError:
         note("too late")
         found.append(-1)
@@ -140,7 +140,7 @@ async def producers_and_consumers(ctx: Context) -> Any:
 
 
 async def race(ctx: Context) -> Any:
-    """Written by hand, as `ctx.race` is not of this room: the first wins, losers are cancelled and clean up."""
+    """Race without `ctx.race`: the first task wins, losers are cancelled and clean up."""
 
     async def slow() -> int:
         try:

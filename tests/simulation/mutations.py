@@ -121,7 +121,7 @@ def emit_effects_during_replay() -> Iterator[None]:
         replay(self, now)
         again[id(self)] = [
             RunStep(
-                each.location, each.attempt, each.name, each.call, f"{self.facts.id}/{each.generation}/{each.location}"
+                each.location, each.attempt, each.name, each.call, f"{self.info.id}/{each.generation}/{each.location}"
             )
             for each in asked
             if each.location not in self._ledger.pending

@@ -1,4 +1,4 @@
-"""What a type checker refuses. Each line says with which error; one that were accepted would be an unused comment."""
+"""Code that a type checker must reject. Each line names its error; an accepted line would have an unused comment."""
 
 from __future__ import annotations
 

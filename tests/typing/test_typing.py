@@ -1,7 +1,7 @@
-"""Types reach the user: mypy knows what `await charge(order)` is, and refuses wrong arguments.
+"""Types of the public API: mypy infers the type of `await charge(order)` and rejects wrong arguments.
 
-`valid.py` must pass, and in `invalid.py` every line with a `type: ignore[code]` must be refused with that code: strict
-checking reports an ignore that is not needed.
+`valid.py` must pass, and every line of `invalid.py` with a `type: ignore[code]` must be rejected with that code: strict
+checking reports unused ignores.
 """
 
 import re
@@ -23,13 +23,13 @@ def check(*files: Path, cache: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_right_code_passes_and_wrong_code_is_refused(tmp_path: Path) -> None:
+def test_valid_code_passes_and_invalid_code_is_rejected(tmp_path: Path) -> None:
     done = check(HERE / "valid.py", HERE / "invalid.py", cache=ROOT / ".mypy_cache" / "tests-typing")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_without_its_comments_every_wrong_line_is_an_error(tmp_path: Path) -> None:
-    """Guards the guard: that mypy was asked to look, and looks strictly."""
+def test_every_invalid_line_is_an_error_without_its_comment(tmp_path: Path) -> None:
+    """Check that mypy really checks the file, in strict mode."""
     source = (HERE / "invalid.py").read_text()
     wrong = {number for number, line in enumerate(source.splitlines(), 1) if "# type: ignore" in line}
     assert len(wrong) > 20

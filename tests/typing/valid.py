@@ -1,4 +1,4 @@
-"""What a type checker knows of code that uses perdure. Never run: `test_typing` has mypy look at it."""
+"""Code whose types a type checker must infer. Never executed: `test_typing` runs mypy on it."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ async def of_others(order: Order) -> None:
         assert_type(await client.start(checkout, order), Run[str])
     async with Worker("sqlite:///x.db", [checkout], concurrency=3) as worker:
         assert_type(worker, Worker)
-    run: Run[object] = await Client("memory://").start(checkout, order)  # what a run returns is covariant
+    run: Run[object] = await Client("memory://").start(checkout, order)  # The result type of a run is covariant.
     assert run.id
 
 
@@ -203,8 +203,8 @@ async def receives(ctx: Context) -> None:
     assert_type(await ctx.receive(Paid, Shipped, timeout=3), Paid | Shipped)
     assert_type(await ctx.receive_batch(Paid, max=3), list[Paid])
     assert_type(await ctx.receive_batch(Paid, Shipped, timeout=timedelta(hours=1)), list[Paid | Shipped])
-    asked = await ctx.receive_request(Paid, Shipped, Order)
-    assert_type(asked, Request[Paid | Shipped | Order])
-    assert_type(asked.value, Paid | Shipped | Order)
+    received = await ctx.receive_request(Paid, Shipped, Order)
+    assert_type(received, Request[Paid | Shipped | Order])
+    assert_type(received.value, Paid | Shipped | Order)
     assert_type(await ctx.receive("plain", Paid), Any)
     assert_type(await ctx.broadcast(Paid(cents=7)), int)

@@ -21,11 +21,11 @@ from perdure.codec import Codec
 from perdure.errors import InvalidPayload
 from perdure.execution.run_loader import build_run_start
 from perdure.model.queries import RunQuery
-from perdure.model.records import Entry, Hold
+from perdure.model.records import Entry, Hold, SigningKey
 from perdure.runner.runner import Runner
 from perdure.stores.results import Snapshot
 from perdure.workflows.definition import Workflow
-from perdure.workflows.tokens import KEYS, SigningKey
+from perdure.workflows.tokens import KEYS
 
 Definitions = Mapping[tuple[str, int], Workflow[Any, Any]]
 CODE_HOLD_KINDS = ("diverged", "deadlock", "livelock", "internal_error")  # holds that the code causes

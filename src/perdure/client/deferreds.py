@@ -9,9 +9,9 @@ import msgspec
 from perdure.client.session import ClientSession
 from perdure.errors import InvalidArgument, InvalidToken
 from perdure.execution.external_effects import error_to_record_lossy
-from perdure.model.records import Message, RunResult, RunStatus
+from perdure.model.records import Message, RunResult, RunStatus, SigningKey
 from perdure.model.validation import check_name
-from perdure.stores.results import MessageDelivered, RunMissing, SigningKey
+from perdure.stores.results import MessageDelivered, RunMissing
 from perdure.workflows.tokens import KEY_ACTIVATION_DELAY_SECONDS, KEYS, make_token, read_token
 
 

@@ -21,7 +21,7 @@ class StreamClient:
 
     async def read_stream(self, run_id: str, name: str, start: int, *, details: bool) -> AsyncIterator[Any]:
         check_name("a stream's name", name)
-        offset = check_count("start", start, least=0)
+        offset = check_count("start", start, minimum=0)
         session = self._session
         clock, waiters = session.clock, session.waiters
         since = clock.now()

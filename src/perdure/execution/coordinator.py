@@ -44,9 +44,9 @@ from perdure.execution.step_executor import StepExecutor
 from perdure.execution.store_session import StoreSession
 from perdure.execution.stream_writer import StreamWriter
 from perdure.execution.turn_commit import build_hold_commit, build_turn_commit, ended_record, log_extra, next_turn
-from perdure.model.records import Hold, RunRecord, RunStatus
+from perdure.model.records import Hold, RunRecord, RunStatus, SigningKey
 from perdure.model.turns import AwaitingResult, Input, RecordRunningSteps, StepDone, Turn
-from perdure.stores.results import ClaimedRun, Committed, SigningKey, Snapshot, WriteResult
+from perdure.stores.results import ClaimedRun, Committed, Snapshot, WriteResult
 from perdure.stores.writes import CommitTurn, ReleaseRun
 from perdure.workflows.definition import Workflow
 

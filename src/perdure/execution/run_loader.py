@@ -21,13 +21,12 @@ from perdure.errors import InvalidPayload, StoreError
 from perdure.execution.effect_runner import EffectRunner
 from perdure.execution.run_cache import CachedRun, RunCache
 from perdure.execution.store_session import StoreSession, retry_store_call
-from perdure.model.records import Message
+from perdure.model.records import Message, SigningKey
 from perdure.model.turns import AwaitingResult, Input, MessageReceived, StepDone
 from perdure.runner.runner import Runner, RunStart
 from perdure.stores.results import Snapshot
 from perdure.workflows.context import RunInfo
 from perdure.workflows.definition import Workflow
-from perdure.workflows.tokens import SigningKey
 
 LOGGER = logging.getLogger("perdure.execution")
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from perdure.errors import WorkflowMisuse
 from perdure.model.records import Entry, EntryStatus
 from perdure.runner.history import History
 from perdure.workflows.rollback import ROLLBACK_SCOPES
-from perdure.workflows.steps import Step, StepCall, StepOptions, body_of
+from perdure.workflows.steps import Step, StepCall, StepOptions, get_step_body
 
 NOTES = "~compensation"
 
@@ -95,7 +95,9 @@ class Compensations:
             what = f"the result of step {entry.location}"
             return (None if value is None else self._codec.decode(value, returns, what=what),)
 
-        self._register(Compensation(entry.location, "rollback", self._order(), fn, result, entry.location, call.blocks))
+        self._register(
+            Compensation(entry.location, "rollback", self._order(), fn, result, entry.location, call.rollback_scopes)
+        )
 
     def add(self, kind: str, place: str, fn: Any, args: tuple[Any, ...]) -> None:
         """`on_rollback` or `on_exit` at this place."""
@@ -241,5 +243,5 @@ def call_of(undo: Compensation) -> Any:
     if isinstance(fn, Step):
         step = fn.options(compensate=None)
     else:
-        step = Step(body_of(fn), getattr(fn, "__name__", None) or type(fn).__name__, StepOptions())
+        step = Step(get_step_body(fn), getattr(fn, "__name__", None) or type(fn).__name__, StepOptions())
     return step(*undo.args())

@@ -192,7 +192,7 @@ class CompletionApplier(TurnBuilder):
             status=SUCCEEDED,
             call_seq=ledger.next_ask(),
             seq=ledger.seq + 1,
-            generation=self.facts.generation,
+            generation=self.info.generation,
             started_at=now,
             settled_at=now,
         )

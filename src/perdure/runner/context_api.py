@@ -20,7 +20,7 @@ from perdure.codec.failures import error_to_record
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.ids import keyed_run_id
 from perdure.model.locations import escape_segment
-from perdure.model.records import DeadLetter, Entry, ErrorRecord, Wait
+from perdure.model.records import DeadLetter, Entry, ErrorRecord, SigningKey, Wait
 from perdure.model.turns import Continued, StopChildren
 from perdure.model.validation import check_name
 from perdure.runner.cleanup import roll_back, wait_shielded
@@ -36,7 +36,6 @@ from perdure.workflows.context import Context, RunInfo
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow
 from perdure.workflows.rollback import ROLLBACK_SCOPES
 from perdure.workflows.steps import StepCall
-from perdure.workflows.tokens import SigningKey
 
 LOGGER = logging.getLogger("perdure.workflow")
 CHILDREN = "~children"
@@ -72,12 +71,12 @@ class ContextApi:
         "_loop",
         "_may_have_children",
         "_start",
-        "facts",
+        "info",
         "replaying",
     )
 
     def __init__(self, start: RunStart) -> None:
-        self.facts = start.facts
+        self.info = start.facts
         self.replaying = len(start.history) > 0
         self._start = start
         self._history = History(start.history)
@@ -107,13 +106,13 @@ class ContextApi:
 
     @property
     def id(self) -> str:
-        return self.facts.id
+        return self.info.id
 
-    def ask_step(self, call: StepCall) -> Any:
+    def request_step(self, call: StepCall) -> Any:
         step = call.step
         if step.settings.compensate is not None:
             self._ledger.compensations.check(step.settings.compensate, self._loop.scope().path)
-            call.blocks = ROLLBACK_SCOPES.get()
+            call.rollback_scopes = ROLLBACK_SCOPES.get()
         return self._ledger.request("step", step.name, step.segment, call=call)
 
     def sleep_until(self, due_at: float) -> Any:
@@ -126,12 +125,12 @@ class ContextApi:
         done.set_result(None)
         return done
 
-    def issue(self, question: Command) -> Any:
-        if question.kind in ("child", "start_child"):
+    def issue(self, command: Command) -> Any:
+        if command.kind in ("child", "start_child"):
             self._may_have_children = True
-        return self._ledger.issue(question)
+        return self._ledger.issue(command)
 
-    def place(self, segment: str) -> str:
+    def locate(self, segment: str) -> str:
         """Take the next place of this (escaped) segment in the current scope."""
         return self._loop.scope().locate(segment)
 
@@ -229,7 +228,7 @@ class ContextApi:
     def last_iteration(self, location: str) -> int:
         return self._history.iterations.get(location, 0)
 
-    def first_kept(self, location: str) -> int:
+    def first_retained_iteration(self, location: str) -> int:
         return self._history.kept_from.get(location, 0)
 
     def loop_ended(self, location: str) -> bool:
@@ -332,7 +331,7 @@ class ContextApi:
         """A compensation or exit that could not be carried out."""
         if self.replaying:
             return
-        facts = self.facts
+        facts = self.info
         what = "compensation" if undo.kind == "rollback" else "exit"
         name = undo.path or getattr(undo.fn, "__name__", repr(undo.fn))
         LOGGER.error("run %s: %s %s failed: %s", facts.id, what, name, error)
@@ -347,15 +346,15 @@ class ContextApi:
             )
         )
 
-    async def roll_back(self, block: str) -> None:
+    async def roll_back(self, scope: str) -> None:
         """Carry out what was registered in this rollback scope. Cannot be cancelled."""
         if self._loop.closing:
             self._loop.refuse()
             return
-        undos = self._ledger.compensations.take("rollback", block)
+        undos = self._ledger.compensations.take("rollback", scope)
         if undos:
-            scope = self.open_scope(self.place("~rollback"))
-            task = self._loop.start_branch(roll_back(self, undos), "~rollback", scope)
+            cleanup_scope = self.open_scope(self.locate("~rollback"))
+            task = self._loop.start_branch(roll_back(self, undos), "~rollback", cleanup_scope)
             self._ledger.cleanup_tasks.add(task)
             await wait_shielded(task)
 
@@ -379,4 +378,4 @@ class ContextApi:
 
     def log_unretrieved_error(self, scope: str, message: str, error: BaseException | None) -> None:
         if not self.replaying:
-            LOGGER.error("run %s at %s: %s", self.facts.id, scope or "its own scope", message, exc_info=error)
+            LOGGER.error("run %s at %s: %s", self.info.id, scope or "its own scope", message, exc_info=error)

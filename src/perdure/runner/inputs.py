@@ -113,7 +113,7 @@ class InputApplier(CompletionApplier):
         try:
             due_at = now + self._pause(retry, done.location, done.attempt)
         except Exception as error:  # the user's delay function failed: the step cannot go on
-            LOGGER.error("run %s: Retry.delay of %s raised", self.facts.id, done.location, exc_info=error)
+            LOGGER.error("run %s: Retry.delay of %s raised", self.info.id, done.location, exc_info=error)
             return False
         pending.attempts, pending.attempt = done.attempt, done.attempt + 1
         pending.due_at, pending.error = due_at, done.error

@@ -86,7 +86,7 @@ class Runner(InputApplier):
         if self._context is None:
             return
         self._ledger.ended = True
-        self._variables.copy().run(closing.close, self._loop, self.facts.id)
+        self._variables.copy().run(closing.close, self._loop, self.info.id)
         self._context = None
 
     def _apply_inputs(self, inputs: Sequence[Input], now: float) -> None:
@@ -237,7 +237,7 @@ class Runner(InputApplier):
         try:
             loop.drain(to_the_end=True)
         except SystemExit:
-            LOGGER.warning("run %s: a task raised SystemExit after the workflow had ended", self.facts.id)
+            LOGGER.warning("run %s: a task raised SystemExit after the workflow had ended", self.info.id)
 
     # --- the turn
 

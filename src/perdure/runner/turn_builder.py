@@ -57,7 +57,7 @@ class TurnBuilder(ContextApi):
         self._ledger.running_count += 1
         if call.step.settings.at_most_once and pending.attempts < pending.attempt:
             self._record_begun(pending)  # on record before the body begins
-        key = f"{self.facts.id}/{pending.generation}/{location}"
+        key = f"{self.info.id}/{pending.generation}/{location}"
         return RunStep(location, pending.attempt, pending.name, call, key)
 
     def _set_under_way(self, pending: PendingEntry) -> None:

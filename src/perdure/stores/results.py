@@ -126,14 +126,6 @@ class UnfinalizedRun(Struct, frozen=True):
     orphans: bool
 
 
-class SigningKey(Struct, frozen=True):
-    """A random key of the store. The newest key signs; older ones are retained to verify older signatures."""
-
-    number: int
-    made_at: float
-    secret: bytes
-
-
 class ClaimedRun(Struct, frozen=True):
     """A claimed run, the highest message number of its inbox so far, and its last position.
 

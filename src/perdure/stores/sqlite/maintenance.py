@@ -9,7 +9,7 @@ import secrets
 
 import apsw
 
-from perdure.stores.results import SigningKey
+from perdure.model.records import SigningKey
 from perdure.stores.sqlite.finalization import REMOVE_DEAD_LETTER
 from perdure.stores.sqlite.workers import writing
 

@@ -25,6 +25,7 @@ from perdure.model.records import (
     Message,
     PublishedValue,
     RunRecord,
+    SigningKey,
     StreamItem,
     TopicEvent,
     WorkerRecord,
@@ -32,7 +33,7 @@ from perdure.model.records import (
 from perdure.stores import semantics as rules
 from perdure.stores.change_listeners import ChangeListeners
 from perdure.stores.protocol import Claim
-from perdure.stores.results import ClaimedRun, RunPage, SigningKey, Snapshot, StoredEntry, UnfinalizedRun, WriteResult
+from perdure.stores.results import ClaimedRun, RunPage, Snapshot, StoredEntry, UnfinalizedRun, WriteResult
 from perdure.stores.sqlite import batch as batch_writer
 from perdure.stores.sqlite import maintenance, queries, schema, streams, workers
 from perdure.stores.sqlite.connection import ConnectionThread, Job, T
