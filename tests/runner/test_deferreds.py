@@ -270,7 +270,7 @@ def test_an_epoch_is_not_mistaken_for_one_that_begins_like_it():
 
 def test_without_keys_there_is_no_token():
     play = Play(reviewed)
-    play.runner._start = msgspec.structs.replace(play.runner._start, keys=())
+    play.runner.state.start = msgspec.structs.replace(play.runner.state.start, keys=())
     play.begin()
     assert play.failure.type == "WorkflowMisuse"
 
