@@ -1,7 +1,7 @@
-"""The only room that reads time.
+"""Clocks. This is the only module that reads the system time; all others take a `Clock`.
 
-Everything else is given a `Clock`. `SystemClock` is the machine's; `perdure.testing.VirtualClock` is one that tests
-move by hand, so that a month of waiting takes no time. All sleeping is a call-back from `call_at`.
+`SystemClock` reads the clock of this machine. `perdure.testing.VirtualClock` is advanced by tests. All waiting uses
+`Clock.call_at`. This module knows no other module of perdure.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from typing import Protocol
 
 
 class Timer(Protocol):
-    """A call-back that has not come yet."""
+    """A scheduled callback that can be cancelled."""
 
     def cancel(self) -> None: ...
 
 
 class Clock(Protocol):
-    """Seconds since the epoch, and call-backs at a moment."""
+    """A source of time, in seconds since the epoch, that schedules callbacks."""
 
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Return the current time in seconds since the epoch."""
+        ...
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
-        """Call once `now()` has reached `when`, from the running event loop."""
+        """Call `callback` from the running event loop when `now()` has reached `when`. Return its timer."""
         ...
 
 
 class SystemClock:
-    """The machine's wall clock, advanced by its monotonic clock so that it never jumps within a process."""
+    """Wall clock of this machine, advanced by the monotonic clock so that it never jumps within a process."""
 
     def __init__(self) -> None:
         self._offset = time.time() - time.monotonic()
@@ -46,7 +48,10 @@ SYSTEM_CLOCK = SystemClock()
 
 
 class OffsetClock:
-    """Another clock, shifted: the store's time, by which workers with wrong clocks agree."""
+    """Another clock plus an offset.
+
+    Workers use it to follow the time of the store, so that skewed local clocks do not matter.
+    """
 
     def __init__(self, clock: Clock, offset: float) -> None:
         self._clock = clock
@@ -60,7 +65,7 @@ class OffsetClock:
 
 
 async def sleep_on(clock: Clock, seconds: float) -> None:
-    """Wait on the given clock."""
+    """Sleep for `seconds` of the given clock."""
     done = asyncio.get_running_loop().create_future()
     timer = clock.call_at(clock.now() + seconds, lambda: None if done.done() else done.set_result(None))
     try:
@@ -70,9 +75,10 @@ async def sleep_on(clock: Clock, seconds: float) -> None:
 
 
 def to_datetime(at: float) -> datetime:
-    """Stored seconds as an aware UTC datetime."""
+    """Return seconds since the epoch as an aware UTC datetime."""
     return datetime.fromtimestamp(at, UTC)
 
 
 def to_datetime_or_none(at: float | None) -> datetime | None:
+    """Return seconds since the epoch as an aware UTC datetime; None stays None."""
     return None if at is None else to_datetime(at)

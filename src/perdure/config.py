@@ -1,4 +1,4 @@
-"""EngineConfig: the limits and intervals of an engine, in one frozen value. Bad values are refused when it is made."""
+"""EngineConfig: limits and intervals of an engine. A frozen value that is validated when it is created."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ DAY = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Durations are seconds or timedeltas; they read back as seconds.
+    """Limits and intervals of an engine. Durations are seconds or timedeltas and are converted to seconds.
 
-    lease                a worker that has not renewed for this long is declared gone, and its runs go on elsewhere
-    shards               slices of the store; fixed when it is created, another value later is an error
-    sweep_interval       how often to look for what notifications may have missed
-    timer_resolution     timers that are due within this time of each other are woken together
-    resident_runs        runs kept in memory at most, waiting ones included
-    max_concurrent_steps step bodies that execute at once in this process
-    max_recoveries       workers that may die while executing a run before it is held as a poison run
-    event_retention      how long unconsumed topic events, and the ids of consumed events, are kept
-    max_pending_events   unread events a mailbox or topic may hold before it refuses more
-    run_retention        how long finished runs are kept
-    store_retry          pauses between tries while the store is away; a caller gives up after its attempts, runs do not
-    grace                how long `shutdown` lets steps finish
+    lease                lease duration; other workers fence a worker that has not renewed for this long
+    shards               number of shards of the store; fixed when the store is created
+    sweep_interval       interval of the periodic checks that find work whose notification was lost
+    timer_resolution     timers that are due within this time of each other fire together
+    resident_runs        maximum number of runs in memory, suspended ones included
+    max_concurrent_steps maximum number of step bodies that execute concurrently in this process
+    max_recoveries       recoveries after which a run is held as a poison run
+    event_retention      retention of unconsumed topic events, and of the ids of consumed events
+    max_pending_events   maximum number of unread events in a mailbox or topic; more are rejected
+    run_retention        retention of ended runs
+    store_retry          delays while the store is unavailable; a caller gives up after its attempts, a run does not
+    grace                how long `shutdown` waits for running steps
     """
 
     lease: Duration = 15.0
@@ -58,6 +58,6 @@ class EngineConfig:
         object.__setattr__(self, name, check_seconds(f"EngineConfig.{name}", getattr(self, name), zero=zero))
 
     def seconds(self, name: str) -> float:
-        """A duration of this config in seconds."""
+        """Return a duration of this config in seconds."""
         value: float = getattr(self, name)
         return value

@@ -1,28 +1,28 @@
-"""Every error that perdure raises, in one tree.
+"""All exceptions that perdure raises, in one tree.
 
     PerdureError
-    ├── WorkflowMisuse          code that a durable workflow cannot contain, or a wrong call
-    │   └── InvalidArgument     ... with a bad name, duration or option (a ValueError too)
-    ├── InvalidPayload          a value that does not fit its type, or cannot be encoded
+    ├── WorkflowMisuse          code that a durable workflow must not contain, or an invalid call
+    │   └── InvalidArgument     an invalid name, duration or option (also a ValueError)
+    ├── InvalidPayload          a value does not match its type, or cannot be encoded
     ├── RunNotFound             no run has this id
-    ├── RunTerminated           the run has ended and takes no more input
-    ├── RunConflict             the id belongs to a run of other code or other input
-    ├── RunFailed               the run that was waited for failed
-    ├── RunCancelled            the run that was waited for was cancelled
-    ├── StepFailed              a step used up its attempts
-    │   └── StepInterrupted     an at-most-once step was cut short by a crash
-    ├── CriticalError           raised by a step that must not be retried
-    │   └── RollbackError       ... and wants the run rolled back
+    ├── RunTerminated           the run has ended and accepts no more input
+    ├── RunConflict             the id belongs to a run of another workflow or payload
+    ├── RunFailed               the awaited run failed
+    ├── RunCancelled            the awaited run was cancelled
+    ├── StepFailed              all attempts of a step failed
+    │   └── StepInterrupted     a crash interrupted an at-most-once step
+    ├── CriticalError           raised by a step body to fail without a retry
+    │   └── RollbackError       raised by a step body to fail without a retry and roll the run back
     ├── JoinError               branches of a join failed
-    ├── RaceError               every branch of a race failed
-    ├── ChildFailed             a child run that was waited for failed
-    ├── HistoryDiverged         the code asks for something else than was recorded
-    ├── InvalidToken            a deferred's token is forged or unknown
+    ├── RaceError               all branches of a race failed
+    ├── ChildFailed             the awaited child run failed or was cancelled
+    ├── HistoryDiverged         the code requests an operation that differs from the recorded history
+    ├── InvalidToken            the token of a deferred is forged or unknown
     ├── QueueFull               a mailbox or topic has reached its limit
-    ├── RecordedError           an error of a type that this process cannot rebuild
-    └── StoreError              the store could not do what it was asked (`retryable` says whether it may later)
+    ├── RecordedError           a recorded error whose type cannot be reconstructed
+    └── StoreError              a store call failed (`retryable`: it may succeed later)
 
-This room knows no other room.
+This module imports no other module of perdure.
 """
 
 from __future__ import annotations
@@ -31,50 +31,50 @@ from collections.abc import Mapping
 
 
 class PerdureError(Exception):
-    """The root: everything that perdure raises on purpose is one of these."""
+    """Root of all exceptions that perdure raises."""
 
 
 class WorkflowMisuse(PerdureError):
-    """Something that a durable workflow cannot do, or a call that makes no sense here."""
+    """Workflow code did something that is not durable, or an API was called where it cannot be used."""
 
 
 class InvalidArgument(WorkflowMisuse, ValueError):
-    """A name, duration or option that is refused before anything is stored."""
+    """A name, duration or option is invalid. Raised before anything is stored."""
 
 
 class InvalidPayload(PerdureError):
-    """A value does not fit its annotation, or cannot be encoded; the message names the field's path."""
+    """A value does not match its annotation, or cannot be encoded. The message names the path of the field."""
 
 
 class RunNotFound(PerdureError):
     """No run has this id."""
 
     def __init__(self, run_id: str) -> None:
-        super().__init__(f"no run has the id {run_id!r}; it was never started here, or it has been pruned")
+        super().__init__(f"no run has the id {run_id!r}; it was never started in this store, or it has been pruned")
         self.run_id = run_id
 
 
 class RunTerminated(PerdureError):
-    """The run has ended, and takes no more input."""
+    """The run has ended and accepts no more input."""
 
     def __init__(self, run_id: str, status: str) -> None:
-        super().__init__(f"run {run_id!r} has ended ({status}) and takes no more input")
+        super().__init__(f"run {run_id!r} has ended ({status}) and accepts no more input")
         self.run_id = run_id
         self.status = status
 
 
 class RunConflict(PerdureError):
-    """The id is taken by a run of another workflow or with another payload."""
+    """A run with this id exists and has another workflow or another payload."""
 
     def __init__(self, run_id: str, reason: str) -> None:
         super().__init__(
-            f"run {run_id!r} exists already with {reason}; use another id, or the same workflow and payload"
+            f"run {run_id!r} already exists with {reason}; use another id, or the same workflow and payload"
         )
         self.run_id = run_id
 
 
 class RunFailed(PerdureError):
-    """The run failed: `type`, `message`, `traceback` and `location` are those of the recorded error."""
+    """The run failed. `type`, `message`, `traceback` and `location` describe the recorded error."""
 
     def __init__(self, run_id: str, type: str, message: str, traceback: str = "", location: str | None = None) -> None:
         where = f" at {location}" if location else ""
@@ -95,13 +95,16 @@ class RunCancelled(PerdureError):
 
 
 class StepFailed(PerdureError):
-    """A step has no attempts left; `type` and `message` are those of its last error, `cause` that error rebuilt."""
+    """All attempts of a step failed.
+
+    `type` and `message` describe the last error; `cause` is that error, reconstructed.
+    """
 
     def __init__(
         self, location: str, attempts: int, type: str, message: str, cause: BaseException | None = None
     ) -> None:
-        tries = "1 attempt" if attempts == 1 else f"{attempts} attempts"
-        super().__init__(f"step {location} failed after {tries}: {type}: {message}")
+        count = "1 attempt" if attempts == 1 else f"{attempts} attempts"
+        super().__init__(f"step {location} failed after {count}: {type}: {message}")
         self.location = location
         self.attempts = attempts
         self.type = type
@@ -110,27 +113,27 @@ class StepFailed(PerdureError):
 
 
 class StepInterrupted(StepFailed):
-    """An `at_most_once` step was begun, and a crash left its outcome unknown; it is not run again."""
+    """A crash interrupted an `at_most_once` step. Its outcome is unknown and it is not executed again."""
 
     def __init__(self, location: str, attempts: int) -> None:
         super().__init__(
             location,
             attempts,
             "StepInterrupted",
-            "the worker went away while the body ran, so whether its effect happened is unknown",
+            "the worker was lost while the body ran, so whether its effect happened is unknown",
         )
 
 
 class CriticalError(PerdureError):
-    """Raise it in a step to fail without another attempt."""
+    """Raise this in a step body to fail the step without a retry."""
 
 
 class RollbackError(CriticalError):
-    """Raise it in a step to fail without another attempt and roll the run back."""
+    """Raise this in a step body to fail the step without a retry and roll the run back."""
 
 
 class JoinError(PerdureError):
-    """Branches of a join failed; `errors` maps each failed branch to its error."""
+    """At least one branch of a join failed. `errors` maps each failed branch to its error."""
 
     def __init__(self, errors: Mapping[str | int, BaseException]) -> None:
         super().__init__("; ".join(f"branch {name}: {error}" for name, error in errors.items()))
@@ -138,7 +141,7 @@ class JoinError(PerdureError):
 
 
 class RaceError(PerdureError):
-    """Every branch of a race failed; `errors` maps each branch to its error."""
+    """All branches of a race failed. `errors` maps each branch to its error."""
 
     def __init__(self, errors: Mapping[str | int, BaseException]) -> None:
         super().__init__("; ".join(f"branch {name}: {error}" for name, error in errors.items()))
@@ -146,7 +149,7 @@ class RaceError(PerdureError):
 
 
 class ChildFailed(PerdureError):
-    """A child run failed or was cancelled; `type`, `message` and `location` are those of its error."""
+    """The awaited child run failed or was cancelled. `type`, `message` and `location` describe its error."""
 
     def __init__(self, run_id: str, type: str, message: str, location: str | None = None) -> None:
         super().__init__(f"child run {run_id!r} failed: {type}: {message}")
@@ -157,13 +160,17 @@ class ChildFailed(PerdureError):
 
 
 class HistoryDiverged(PerdureError):
-    """The code asked for something else than its history holds; the run is held until fitting code owns it."""
+    """The code requested an operation that differs from the recorded history.
+
+    The run is held until a worker with compatible code resumes it. `recorded` and `asked` describe the recorded and
+    the requested operation, `line` the line of user code that requested it.
+    """
 
     def __init__(self, location: str, recorded: str, asked: str, line: str | None = None) -> None:
         at = f" (at {line})" if line else ""
         super().__init__(
-            f"history diverged at {location}: recorded {recorded}, asked {asked}{at}; deploy the code that made the "
-            "history, or guard the change with ctx.version or ctx.removed, then resume the run"
+            f"history diverged at {location}: recorded {recorded}, requested {asked}{at}; deploy the code that "
+            "recorded the history, or guard the change with ctx.version or ctx.removed, then resume the run"
         )
         self.location = location
         self.recorded = recorded
@@ -172,15 +179,15 @@ class HistoryDiverged(PerdureError):
 
 
 class InvalidToken(PerdureError):
-    """A deferred's token is forged, foreign or unknown."""
+    """The token of a deferred is forged, was issued by another store, or names an unknown deferred."""
 
 
 class QueueFull(PerdureError):
-    """A mailbox or topic holds as many events as it may."""
+    """A mailbox or topic has reached its limit of pending events."""
 
 
 class RecordedError(PerdureError):
-    """Stands for a recorded error whose type this process does not rebuild."""
+    """Replacement for a recorded error whose type cannot be reconstructed in this process."""
 
     def __init__(self, type: str, message: str) -> None:
         super().__init__(f"{type}: {message}")
@@ -189,9 +196,9 @@ class RecordedError(PerdureError):
 
 
 class StoreError(PerdureError):
-    """The store could not carry out a call; nothing of it was stored, or its answer was lost.
+    """A store call failed: nothing was stored, or the response was lost.
 
-    `retryable`: the same call may succeed later (locked, restarting, unreachable). Otherwise it never will.
+    `retryable` is True if the same call may succeed later (store locked, restarting or unreachable).
     """
 
     def __init__(self, message: str, *, retryable: bool = False) -> None:

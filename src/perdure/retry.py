@@ -1,4 +1,4 @@
-"""Retry: how often, after what pause, and for which errors something is tried again. A pure value."""
+"""Retry: a retry policy. A pure value that reads no clock and draws no random numbers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ RetryOn = type[BaseException] | tuple[type[BaseException], ...] | Callable[[Base
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """`max_attempts` counts the first try. The pause grows from `initial` by `factor` up to `max_delay`, give or take
-    `jitter`; `delay(attempt)`, a function of the attempt that just failed, replaces all of that.
+    """How often, after what delay and for which errors an operation is retried.
+
+    `max_attempts` includes the first attempt. The delay starts at `initial` and grows by `factor` up to `max_delay`,
+    plus or minus the fraction `jitter`. If `delay` is given, it is called with the number of the failed attempt and
+    returns the delay.
     """
 
     max_attempts: int = 4
@@ -39,21 +42,21 @@ class Retry:
             raise InvalidArgument("Retry.retry_on must be an exception type, a tuple of them, or a predicate")
 
     def should_retry(self, error: BaseException) -> bool:
-        """Whether this error is worth another attempt; a `CriticalError` never is."""
+        """Return True if this error may be retried. A `CriticalError` is never retried."""
         if isinstance(error, CriticalError):
             return False
         if isinstance(self.retry_on, (type, tuple)):
             return isinstance(error, self.retry_on)
         return bool(self.retry_on(error))
 
-    def delay_after(self, attempt: int, chance: float) -> float:
-        """Seconds to wait after this attempt failed; `chance` in [0, 1) places it within the jitter."""
+    def delay_after(self, attempt: int, fraction: float) -> float:
+        """Return the delay in seconds after a failed attempt; `fraction` in [0, 1) selects a point in the jitter."""
         if self.delay is not None:
             return check_seconds("Retry.delay(attempt)", self.delay(attempt))
-        most = check_seconds("Retry.max_delay", self.max_delay)
-        first = check_seconds("Retry.initial", self.initial)
+        max_delay = check_seconds("Retry.max_delay", self.max_delay)
+        initial = check_seconds("Retry.initial", self.initial)
         try:
-            pause = min(most, first * self.factor ** (attempt - 1))
+            delay = min(max_delay, initial * self.factor ** (attempt - 1))
         except OverflowError:
-            pause = most
-        return pause * (1.0 + self.jitter * (2.0 * chance - 1.0))
+            delay = max_delay
+        return delay * (1.0 + self.jitter * (2.0 * fraction - 1.0))

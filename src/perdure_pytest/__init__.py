@@ -1,7 +1,7 @@
-"""The pytest plugin: the fixture `perdure_engine`, a `TestEngine` for one test.
+"""Pytest plugin: the fixture `perdure_engine`, a `TestEngine` for one test.
 
-pytest loads every plugin that is installed, used or not. So this is a package of its own, and perdure is imported when
-a test first asks for the fixture.
+pytest loads every installed plugin, even if no test uses it. The plugin is therefore a separate package, which imports
+perdure only when a test requests the fixture.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FIXTURE = "perdure_engine"
 
 @pytest.fixture
 def perdure_engine() -> Iterator[TestEngine]:
-    """An engine in memory on a clock that skips time; see `perdure.testing.TestEngine`."""
+    """Provide an in-memory `perdure.testing.TestEngine` on a virtual clock."""
     from perdure.testing import TestEngine
 
     engine = TestEngine()
@@ -30,15 +30,15 @@ def perdure_engine() -> Iterator[TestEngine]:
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an `async def` test that uses the fixture, unless a plugin for async tests has taken it already."""
+    """Run an `async def` test that uses the fixture. Does nothing if a plugin for async tests has wrapped the test."""
     if FIXTURE not in pyfuncitem.fixturenames or not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
     engine: Any = pyfuncitem.funcargs[FIXTURE]
 
     async def test() -> None:
         async with engine:
-            await pyfuncitem.obj(**given)
+            await pyfuncitem.obj(**arguments)
 
     asyncio.run(test())
     return True

@@ -118,13 +118,13 @@ def test_code_that_cannot_be_imported_is_told_with_its_line(open_runs):
     ("held", "words"),
     [
         (
-            Hold("diverged", "", location="b", recorded="sleep 'sleep'", call_seq="nothing"),
+            Hold("diverged", "", location="b", recorded="sleep 'sleep'", asked="nothing"),
             'ctx.removed("sleep", "sleep")',
         ),
-        (Hold("diverged", "", location="x", recorded="step 'p/~3/f#1'", call_seq="step 'new[7]'"), 'ctx.version("new"'),
-        (Hold("diverged", "", location="x", recorded="a timer that fired", call_seq="no such timer"), "ctx.version("),
-        (Hold("diverged", "", location="f", recorded="step 'a'", call_seq="step 'f'"), 'ctx.version("f"'),
-        (Hold("diverged", "", location="p", recorded="step 'a'", call_seq="step 'p/~3/f#1'"), 'ctx.removed("a")'),
+        (Hold("diverged", "", location="x", recorded="step 'p/~3/f#1'", asked="step 'new[7]'"), 'ctx.version("new"'),
+        (Hold("diverged", "", location="x", recorded="a timer that fired", asked="no such timer"), "ctx.version("),
+        (Hold("diverged", "", location="f", recorded="step 'a'", asked="step 'f'"), 'ctx.version("f"'),
+        (Hold("diverged", "", location="p", recorded="step 'a'", asked="step 'p/~3/f#1'"), 'ctx.removed("a")'),
         (Hold("livelock", "it spins"), "see the line"),
     ],
 )

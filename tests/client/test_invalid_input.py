@@ -141,7 +141,7 @@ def test_an_engine_that_could_not_open_can_be_thrown_away(tmp_path):
 
 BAD_NAMES = [
     ("", "empty"),
-    ("x" * 513, "512 is the most"),
+    ("x" * 513, "512 is the maximum"),
     ("tab\there", "control or unprintable"),
     ("nul\x00", "control or unprintable"),
     ("line\nbreak", "control or unprintable"),

@@ -330,4 +330,4 @@ async def test_workers_learn_of_new_keys_before_these_sign(h):
     await client.rotate_keys()
     await h.clock.advance(119)
     old, new = engine._core.coordinator.keys
-    assert old.made_at < h.clock.now() < new.made_at
+    assert old.created_at < h.clock.now() < new.created_at

@@ -138,7 +138,7 @@ async def test_execute_of_a_run_that_has_ended_or_waits_here_observes_it(h):
 async def test_execute_with_another_payload_is_a_conflict(h):
     engine = await h.engine(order)
     await h.drive(engine.execute(order, Order("a", 1), id="o"))
-    with pytest.raises(RunConflict, match=r"'o' exists already with another payload"):
+    with pytest.raises(RunConflict, match=r"'o' already exists with another payload"):
         await h.drive(engine.execute(order, Order("a", 2), id="o"), within=1)
 
 
@@ -189,7 +189,7 @@ async def test_nobody_is_told_of_a_refusal_who_has_stopped_waiting(h, caplog):
 async def test_another_payload_or_workflow_is_a_conflict(h):
     engine = await h.engine(order, other)
     await engine.start(order, Order("a", 1), id="o")
-    with pytest.raises(RunConflict, match=r"'o' exists already with another payload"):
+    with pytest.raises(RunConflict, match=r"'o' already exists with another payload"):
         await engine.start(order, Order("a", 2), id="o")
     with pytest.raises(RunConflict, match="another workflow"):
         await engine.start(other, Order("a", 1), id="o")

@@ -18,7 +18,7 @@ class Parcel:
 
 @pytest.fixture(autouse=True)
 def clean_registry(monkeypatch):
-    monkeypatch.setattr(REGISTRY, "_found", dict(REGISTRY._found))
+    monkeypatch.setattr(REGISTRY, "_definitions", dict(REGISTRY._definitions))
 
 
 def published_elsewhere(version: int = 1, pool: str = "default"):
@@ -28,7 +28,7 @@ def published_elsewhere(version: int = 1, pool: str = "default"):
     async def ship_parcel(ctx: Context, parcel: Parcel, express: bool = False) -> str:
         return f"v{ctx.version('v', latest=version)} {parcel.grams} {express}"
 
-    del REGISTRY._found["ship_parcel", version]
+    del REGISTRY._definitions["ship_parcel", version]
     return ship_parcel
 
 

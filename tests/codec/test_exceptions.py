@@ -76,7 +76,7 @@ def through(codec: Any, error: BaseException) -> Any:
 
 
 @both
-def test_attributes_come_back_typed(codec):
+def test_decoded_exception_has_typed_attributes(codec):
     back = through(codec, Declined(Decimal("1.50"), Refund("a", 1), 7))
     assert back.amount == Decimal("1.50")
     assert type(back.order) is Refund
@@ -85,14 +85,14 @@ def test_attributes_come_back_typed(codec):
 
 
 @both
-def test_arguments_come_back_typed_where_they_are_those_of_init(codec):
+def test_decoded_exception_has_typed_arguments_if_they_match_init(codec):
     back = through(codec, Priced(Decimal("2"), Order("a", 1)))
     assert back.args == (Decimal("2"), Order("a", 1))
     assert back.price == Decimal("2")
 
 
 @both
-def test_an_annotation_that_the_class_does_not_keep_is_no_obstacle(codec):
+def test_value_that_violates_its_annotation_is_still_encoded(codec):
     back = through(codec, Sloppy(Decimal("1.5")))
     assert back.args == ("1.5",)
     assert back.when == "soon"
@@ -100,7 +100,7 @@ def test_an_annotation_that_the_class_does_not_keep_is_no_obstacle(codec):
 
 @both
 @pytest.mark.parametrize("cls", [Structured, Frozen])
-def test_dataclass_exceptions(codec, cls):
+def test_dataclass_exceptions_round_trip(codec, cls):
     error = Structured(Order("a", 1), Decimal("1")) if cls is Structured else Frozen(Decimal("1"))
     back = through(codec, error)
     assert vars(back) == vars(error)
@@ -114,7 +114,7 @@ def test_dataclass_exceptions(codec, cls):
     [ValueError("x"), ValueError(), KeyError("k"), OSError(2, "no such file"), RuntimeError("a", 1, None), Odd(only=3)],
     ids=repr,
 )
-def test_ordinary_exceptions(codec, error):
+def test_ordinary_exceptions_round_trip(codec, error):
     back = through(codec, error)
     assert back.args == error.args
     assert vars(back) == vars(error)
@@ -122,7 +122,7 @@ def test_ordinary_exceptions(codec, error):
 
 
 @both
-def test_init_is_not_called_again(codec):
+def test_decoding_does_not_call_init(codec):
     error = Counting("x")
     before = Counting.made
     assert through(codec, error).args == ("x",)
@@ -130,7 +130,7 @@ def test_init_is_not_called_again(codec):
 
 
 @both
-def test_notes_and_causes_are_left_out(codec):
+def test_notes_and_causes_are_not_encoded(codec):
     error = ValueError("x")
     error.add_note("a note")
     error.__cause__ = KeyError("k")
@@ -140,7 +140,7 @@ def test_notes_and_causes_are_left_out(codec):
 
 
 @both
-def test_what_cannot_be_encoded_is_refused(codec):
+def test_exception_with_unsupported_field_is_rejected(codec):
     error = ValueError("x")
     error.lock = Foreign()  # type: ignore[attr-defined]
     with pytest.raises(InvalidPayload, match=r"^ValueError: .*fields\.lock.*`Foreign`"):
@@ -150,7 +150,7 @@ def test_what_cannot_be_encoded_is_refused(codec):
 
 
 @both
-def test_a_record_that_does_not_fit_the_class_any_more_is_refused(codec):
+def test_record_that_does_not_match_the_class_is_rejected(codec):
     data = encode_exception(codec, Priced(Decimal("2"), Order("a", 1)))
 
     class Changed(Exception):

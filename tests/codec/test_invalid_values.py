@@ -110,18 +110,18 @@ MISFITS: list[tuple[Any, Any, str]] = [
 
 @both
 @pytest.mark.parametrize(("value", "annotation", "message"), MISFITS, ids=str)
-def test_what_does_not_fit_is_refused(codec, value, annotation, message):
+def test_value_that_does_not_match_its_annotation_is_rejected(codec, value, annotation, message):
     assert message in refusal(codec, value, annotation)
 
 
 @both
-def test_keys_that_are_no_names_are_quoted(codec):
+def test_path_quotes_keys_that_are_not_identifiers(codec):
     assert refusal(codec, {"a b": {3: ["x", 1]}}, dict[str, dict[int, list[str]]]).startswith("['a b']")
     assert refusal(codec, {"a b": {"c": Foreign()}}).startswith("['a b'].c: an object of type")
 
 
 @both
-def test_foreign_objects_are_named_with_their_path(codec):
+def test_error_names_unsupported_object_with_its_path(codec):
     said = refusal(codec, {"a": [1, Order("x", threading.Lock())]})  # type: ignore[arg-type]
     assert said.startswith("a[1].cents: an object of type `lock` cannot be encoded; supported are None, bool")
     assert refusal(codec, Foreign()).startswith("an object of type `Foreign` cannot be encoded")
@@ -147,20 +147,20 @@ def test_foreign_objects_are_named_with_their_path(codec):
     ],
     ids=str,
 )
-def test_foreign_annotations_say_what_is_supported(codec, annotation):
+def test_error_for_unsupported_annotation_lists_supported_types(codec, annotation):
     for call in (lambda: codec.encode(3, annotation), lambda: codec.decode(codec.encode(3), annotation)):
         with pytest.raises(InvalidPayload, match=r"^value: the type .* cannot be encoded; supported are None, bool"):
             call()
 
 
 @both
-def test_keys_of_several_types_are_refused(codec):
-    with pytest.raises(InvalidPayload, match="the keys of a dict must be of one type"):
+def test_dict_keys_of_several_types_are_rejected(codec):
+    with pytest.raises(InvalidPayload, match="the keys of a dict must have one type"):
         codec.encode({1: 1}, dict[str | int, int])
 
 
 @both
-def test_a_foreign_field_is_named(codec):
+def test_error_names_field_of_unsupported_type(codec):
     @dataclass
     class Holder:
         order: Order
@@ -171,7 +171,7 @@ def test_a_foreign_field_is_named(codec):
 
 
 @both
-def test_cycles_are_refused(codec):
+def test_cyclic_values_are_rejected(codec):
     ring: list[Any] = [1]
     ring.append({"again": ring})
     assert refusal(codec, ring) == "[1].again: contains itself; a cyclic value cannot be encoded"
@@ -192,13 +192,13 @@ def nested(depth: int, open: Any = lambda inner: [inner]) -> Any:
 
 @both
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 900, 5_000, 100_000])
-def test_too_deep_is_refused_on_every_python(codec, depth):
+def test_too_deep_nesting_is_rejected_on_every_python(codec, depth):
     assert f"nests deeper than {MAX_DEPTH} levels" in refusal(codec, nested(depth))
     assert f"nests deeper than {MAX_DEPTH} levels" in refusal(codec, nested(depth, lambda inner: {"a": inner}))
 
 
 @both
-def test_typed_values_can_be_too_deep_too(codec):
+def test_too_deep_nesting_of_typed_values_is_rejected(codec):
     for top, annotation in (
         (nested(120, lambda inner: Tree(1, [inner] if isinstance(inner, Tree) else [])), Tree),
         (nested(300, lambda inner: Branch(Leaf(1), inner if isinstance(inner, Branch) else Leaf(1))), Branch),
@@ -209,7 +209,7 @@ def test_typed_values_can_be_too_deep_too(codec):
 
 
 @both
-def test_deep_is_not_too_deep(codec):
+def test_nesting_up_to_the_limit_is_accepted(codec):
     for value in (nested(MAX_DEPTH), nested(MAX_DEPTH, lambda inner: {"[": inner}), [[1], {"a": "[[[["}] * 500):
         assert codec.decode(codec.encode(value)) == value
     mixed = [{'"]': "\\"}, ["[" * 300, '{"' * 300]] * 300
@@ -217,45 +217,45 @@ def test_deep_is_not_too_deep(codec):
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_json_refuses_what_it_would_write_as_null(number):
-    assert refusal(JSON, number).startswith(f"{number} cannot be written as JSON")
-    assert refusal(JSON, number, float).startswith(f"{number} cannot be written as JSON")
-    assert refusal(JSON, number, float | None).startswith(f"{number} cannot be written as JSON")
+def test_json_rejects_nan_and_infinity(number):
+    assert refusal(JSON, number).startswith(f"{number} cannot be encoded as JSON")
+    assert refusal(JSON, number, float).startswith(f"{number} cannot be encoded as JSON")
+    assert refusal(JSON, number, float | None).startswith(f"{number} cannot be encoded as JSON")
     assert refusal(JSON, {"a": [None, 2**80, number]}).startswith(f"a[2]: {number} cannot")
     assert refusal(JSON, Point(1, number), Point).startswith(f"y: {number} cannot")
 
 
-def test_null_itself_is_no_trouble():
+def test_json_accepts_none():
     for value in ([None, 1.5], {"a": None, "b": "null", "c": b"\xcb\x7f\xf8".hex()}, [None, b"\xcb\x7f\xf8"], "null"):
         assert JSON.encode(value)
 
 
 @both
-def test_lone_surrogates(codec):
+def test_lone_surrogates_are_rejected(codec):
     assert refusal(codec, {"a": ["\ud800"]}) == "a[0]: text with a lone surrogate cannot be encoded"
     assert "as a key: text with a lone surrogate" in refusal(codec, {"\udfff": 1})
     assert refusal(codec, "\ud800", str).startswith("text with a lone surrogate")
 
 
-def test_integers_beyond_the_format():
+def test_integers_beyond_the_format_are_rejected():
     assert refusal(MSGPACK, {"a": 2**64}, dict[str, int]).startswith("a: cannot be encoded: ")
     assert refusal(JSON, [10**5000]).startswith("[0]: cannot be encoded: ")
 
 
-def test_keys_that_json_cannot_hold():
+def test_json_rejects_unsupported_keys():
     assert "a key of type `tuple` cannot be encoded" in refusal(JSON, {"a": {(1, 2): 3}})
     assert "a key of type `NoneType` cannot be encoded" in refusal(JSON, {None: 3})
-    assert refusal(JSON, {1: "a", "1": "b"}, dict).endswith("two different keys are the same when encoded")
+    assert refusal(JSON, {1: "a", "1": "b"}, dict).endswith("two different keys are equal when encoded")
 
 
-def test_an_offset_that_json_would_round_is_refused():
+def test_json_rejects_utc_offset_that_it_would_round():
     odd = datetime(2024, 1, 1, tzinfo=timezone(timedelta(seconds=3208)))
-    assert "would come back as" in refusal(JSON, [odd], list[datetime])
+    assert "would be decoded as" in refusal(JSON, [odd], list[datetime])
     assert MSGPACK.decode(MSGPACK.encode(odd, datetime), datetime) == odd
 
 
 @both
-def test_post_init_has_its_say(codec):
+def test_error_of_post_init_is_reported(codec):
     bad = Positive(1)
     bad.n = -1
     assert "must not be negative" in refusal(codec, [bad], list[Positive])
@@ -265,7 +265,7 @@ def test_post_init_has_its_say(codec):
 
 
 @both
-def test_decoding_names_the_path_too(codec):
+def test_decoding_error_names_the_path(codec):
     data = codec.encode(
         {"lines": [{"name": "a", "price": "x"}], "owner": str(UUID(int=1)), "placed": "2024-01-01T00:00:00"}
     )
@@ -282,13 +282,13 @@ def test_decoding_names_the_path_too(codec):
 @both
 @pytest.mark.parametrize("data", [b"", b"\xff\xff", b'{"a":1'])
 @pytest.mark.parametrize("annotation", [Any, Order, Order | Refund])
-def test_broken_bytes(codec, data, annotation):
+def test_invalid_bytes_are_rejected(codec, data, annotation):
     with pytest.raises(InvalidPayload, match=r"^input: "):
         codec.decode(data, annotation, what="input")
 
 
 @both
-def test_local_annotations_that_cannot_be_resolved_say_so(codec):
+def test_error_names_local_annotation_that_cannot_be_resolved(codec):
     @dataclass
     class Holder:
         item: "Nowhere"  # type: ignore[name-defined]  # noqa: F821

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, Unpack
 import pytest
 
 from perdure.codec import JSON, MSGPACK
-from perdure.codec.annotations import returns_of
+from perdure.codec.annotations import return_type
 from perdure.codec.parameters import Parameters
 from perdure.errors import InvalidPayload
 from tests.codec.sample_types import Foreign, Incomparable, Order, Refund
@@ -62,14 +62,14 @@ def refused(fn: Any, *args: Any, **kwargs: Any) -> str:
     return str(caught.value)
 
 
-def test_a_payload_is_an_object_by_name_without_defaults():
+def test_payload_is_an_object_by_parameter_name_without_defaults():
     assert encoded(checkout, Order("a", 1)) == b'{"order":{"id":"a","cents":1}}'
     assert encoded(checkout, Order("a", 1), True) == b'{"order":{"id":"a","cents":1},"gift":true}'
     assert encoded(checkout, gift=True, order=Order("a", 1)) == b'{"order":{"id":"a","cents":1},"gift":true}'
 
 
 @both
-def test_arguments_come_back_ready_for_a_call(codec):
+def test_decoded_arguments_can_be_passed_to_the_function(codec):
     order = Order("a", 1)
     assert through(checkout, codec, order) == ((order,), {})
     assert through(checkout, codec, order, True) == ((order, True), {})
@@ -79,7 +79,7 @@ def test_arguments_come_back_ready_for_a_call(codec):
 
 
 @both
-def test_variadic_parameters(codec):
+def test_variadic_parameters_round_trip(codec):
     a, b = Order("a", 1), Order("b", 2)
     assert through(variadic, codec, 1) == ((1,), {})
     assert through(variadic, codec, 1, a, b, flag=False, x=Decimal("1.5")) == (
@@ -93,20 +93,20 @@ def test_variadic_parameters(codec):
 
 
 @both
-def test_a_gap_is_filled_by_name(codec):
+def test_arguments_after_a_missing_one_are_passed_by_name(codec):
     def fn(ctx, a: int = 1, b: int = 2, c: int = 3) -> None: ...
 
     assert through(fn, codec, 7, c=9) == ((7,), {"c": 9})
     assert through(fn, codec, b=9, c=10) == ((), {"b": 9, "c": 10})
 
 
-def test_positional_only_names_may_come_again_as_keywords():
+def test_positional_only_name_can_also_be_a_keyword():
     def fn(ctx, a: int, /, **rest: int) -> None: ...
 
     assert through(fn, JSON, 1, a=2) == ((1,), {"a": 2})
 
 
-def test_a_wrong_call_names_function_and_parameter():
+def test_error_of_wrong_call_names_function_and_parameter():
     assert refused(checkout) == f"{WHAT}: checkout(): missing a required argument: 'order'"
     assert refused(checkout, Order("a", 1), True, "x") == f"{WHAT}: checkout(): too many positional arguments"
     assert (
@@ -115,7 +115,7 @@ def test_a_wrong_call_names_function_and_parameter():
     assert refused(checkout, Order("a", 1), order=1) == f"{WHAT}: checkout(): multiple values for argument 'order'"
 
 
-def test_a_wrong_value_is_named_from_the_parameter_on():
+def test_path_of_wrong_value_starts_with_the_parameter():
     assert refused(checkout, Order("a", "x")) == f"{WHAT}: order.cents: Expected `int`, got `str`"  # type: ignore[arg-type]
     assert refused(checkout, Order("a", 1), 1) == f"{WHAT}: gift: Expected `bool`, got `int`"
     assert refused(checkout, Refund("a", 1)) == f"{WHAT}: order: Expected `Order`, got `Refund`"
@@ -124,13 +124,13 @@ def test_a_wrong_value_is_named_from_the_parameter_on():
     assert refused(unannotated, [Foreign()]).startswith(f"{WHAT}: a[0]: an object of type `Foreign`")
 
 
-def test_a_foreign_annotation_is_named_by_its_parameter():
+def test_error_names_parameter_of_unsupported_annotation():
     def fn(ctx, order: Order, other: Foreign) -> None: ...
 
     assert refused(fn, Order("a", 1), 3).startswith(f"{WHAT}: other: the type `Foreign` cannot be encoded; supported")
 
 
-def test_decoding_names_the_path():
+def test_decoding_error_names_the_path():
     with pytest.raises(InvalidPayload, match=r"^input: order\.cents: Expected `int`, got `str`"):
         Parameters.of(checkout, 1).decode(JSON, b'{"order":{"id":"a","cents":"x"}}', "input")
     with pytest.raises(InvalidPayload, match=r"^input: .*missing required field `order`"):
@@ -140,10 +140,10 @@ def test_decoding_names_the_path():
 # -- annotations -----------------------------------------------------------------------------------------------------
 
 
-def test_annotations_may_name_what_is_defined_later_or_only_for_the_type_checker():
-    assert returns_of(checkout) is Later
-    assert returns_of(variadic) is type(None)
-    assert returns_of(unannotated) is Any
+def test_annotations_may_name_types_defined_later_or_only_for_type_checkers():
+    assert return_type(checkout) is Later
+    assert return_type(variadic) is type(None)
+    assert return_type(unannotated) is Any
     assert through(checkout, JSON, Order("a", 1))[0] == (Order("a", 1),)
 
 
@@ -160,7 +160,7 @@ def test_annotations_may_name_local_classes():
         async def fn(ctx: Unseen, a: Local, b: Inner, c: list[Local | Inner]) -> Local:
             raise NotImplementedError
 
-        return fn, Inner, Parameters.of(fn, 1), returns_of(fn)
+        return fn, Inner, Parameters.of(fn, 1), return_type(fn)
 
     fn, made, parameters, returns = inner()
     args = (Local(1), made(2), [made(3), Local(4)])
@@ -182,7 +182,7 @@ def test_annotations_may_name_closure_variables():
     assert through(make(), JSON, Order("a", 1)) == ((Order("a", 1),), {})
 
 
-def test_wrapped_functions_keep_their_parameters():
+def test_wrapped_function_has_the_parameters_of_the_original():
     def decorator(fn: typing.Callable[P, Any]) -> typing.Callable[P, Any]:
         @functools.wraps(fn)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> Any:

@@ -112,12 +112,12 @@ def test_round_trip(codec, value, annotation):
 
 
 @both
-def test_without_an_annotation_a_model_is_its_dump(codec):
+def test_model_without_annotation_is_decoded_as_its_dump(codec):
     assert codec.decode(codec.encode({"x": ITEM})) == {"x": ITEM.model_dump(mode="json")}
 
 
 @both
-def test_a_model_is_validated_when_it_is_read(codec):
+def test_model_is_validated_when_decoded(codec):
     with pytest.raises(InvalidPayload, match=r"^value: n: .*must be even"):
         codec.decode(codec.encode({"n": 3}), Even)
     with pytest.raises(InvalidPayload, match=r"^value: a\[1\]\.n: .*must be even"):
@@ -127,7 +127,7 @@ def test_a_model_is_validated_when_it_is_read(codec):
 
 
 @both
-def test_a_model_that_became_invalid_is_refused_when_it_is_written(codec):
+def test_invalid_model_is_rejected_when_encoded(codec):
     changed = Even(n=2)
     changed.n = 3
     with pytest.raises(InvalidPayload, match=r"^value: \[0\]\.n: .*must be even"):
@@ -135,23 +135,23 @@ def test_a_model_that_became_invalid_is_refused_when_it_is_written(codec):
 
 
 @both
-def test_what_a_dump_loses_is_refused(codec):
-    with pytest.raises(InvalidPayload, match=r"password: .*would come back as"):
+def test_value_that_a_dump_loses_is_rejected(codec):
+    with pytest.raises(InvalidPayload, match=r"password: .*would be decoded as"):
         codec.encode(Guarded(password=SecretStr("hunter2")), Guarded)
 
 
 @both
-def test_another_model_with_the_same_fields_is_refused(codec):
+def test_other_model_with_the_same_fields_is_rejected(codec):
     with pytest.raises(InvalidPayload, match="Expected `Item`, got `Twin`"):
         codec.encode([TWIN], list[Item])
 
 
-def test_nan_in_a_model_is_refused_by_json():
+def test_json_rejects_nan_in_a_model():
     class Weight(BaseModel):
         kg: float
         note: str | None = None
 
-    with pytest.raises(InvalidPayload, match=r"kg.*nan cannot be written as JSON"):
+    with pytest.raises(InvalidPayload, match=r"kg.*nan cannot be encoded as JSON"):
         JSON.encode(Weight(kg=float("nan")), Weight)
 
 

@@ -138,7 +138,7 @@ def test_round_trip(codec, value, annotation):
 
 
 @both
-def test_each_decoding_is_a_new_object(codec):
+def test_each_decoding_returns_a_new_object(codec):
     data = codec.encode(CART, Cart)
     one, other = codec.decode(data, Cart), codec.decode(data, Cart)
     assert one == other
@@ -150,14 +150,14 @@ def test_json_is_readable():
     assert JSON.encode(Order("42", 999), Order) == b'{"id":"42","cents":999}'
 
 
-def test_json_integers_have_any_size():
+def test_json_supports_integers_of_any_size():
     for value in (2**64, -(2**64), 10**4000):
         same(JSON, value, int)
         same(JSON, {value: [value]}, dict[int, list[int]])
         assert JSON.decode(JSON.encode([value])) == [value]
 
 
-def test_msgpack_holds_what_json_cannot():
+def test_msgpack_supports_nan_and_infinity():
     assert math.isnan(MSGPACK.decode(MSGPACK.encode(math.nan, float), float))
     assert MSGPACK.decode(MSGPACK.encode([math.inf, -math.inf])) == [math.inf, -math.inf]
     nested = MSGPACK.decode(MSGPACK.encode({"a": [math.nan, None]}, dict[str, list[float | None]]), Any)
@@ -166,7 +166,7 @@ def test_msgpack_holds_what_json_cannot():
 
 
 @both
-def test_the_int_given_for_a_float_becomes_one(codec):
+def test_int_for_a_float_becomes_a_float(codec):
     for value, annotation in ((1, float), ([1], list[float]), (Point(1, 2), Point)):
         back = codec.decode(codec.encode(value, annotation), annotation)
         assert back == value
@@ -174,7 +174,7 @@ def test_the_int_given_for_a_float_becomes_one(codec):
 
 
 @both
-def test_without_an_annotation_plain_data_comes_out(codec):
+def test_value_without_annotation_is_decoded_as_plain_data(codec):
     value = {"order": Order("a", 1), "pair": (1, 2), "set": {3}, "point": Point(1, 2.0), "colour": Colour.RED}
     plain = {"order": {"id": "a", "cents": 1}, "pair": [1, 2], "set": [3], "point": {"x": 1, "y": 2.0}, "colour": "red"}
     assert codec.decode(codec.encode(value)) == plain
@@ -183,7 +183,7 @@ def test_without_an_annotation_plain_data_comes_out(codec):
 
 
 @both
-def test_a_field_of_any_type_takes_what_any_takes(codec):
+def test_field_of_type_any_accepts_any_value(codec):
     when = datetime(2024, 1, 1, tzinfo=UTC)
     back = codec.decode(codec.encode(Box([when, Order("a", 1)]), Box), Box)
     assert isinstance(back, Box)
@@ -191,7 +191,7 @@ def test_a_field_of_any_type_takes_what_any_takes(codec):
 
 
 @both
-def test_a_dict_in_encoded_form_stands_for_an_object(codec):
+def test_dict_in_encoded_form_is_accepted_for_an_object(codec):
     for annotation in (Order, Order | None, Order | int):
         assert codec.decode(codec.encode({"id": "a", "cents": 1}, annotation), annotation) == Order("a", 1)
     encoded = {"latest": {"id": "a", "cents": 1}, "all": [], "by_day": {}}
@@ -200,20 +200,20 @@ def test_a_dict_in_encoded_form_stands_for_an_object(codec):
 
 
 @both
-def test_list_and_tuple_stand_for_each_other(codec):
+def test_list_and_tuple_are_interchangeable(codec):
     assert codec.decode(codec.encode((1, 2), list[int]), list[int]) == [1, 2]
     assert codec.decode(codec.encode([1, "a"], tuple[int, str]), tuple[int, str]) == (1, "a")
 
 
 @both
-def test_classes_without_equality(codec):
+def test_classes_without_equality_round_trip(codec):
     back = codec.decode(codec.encode([Incomparable(3)], list[Incomparable]), list[Incomparable])
     assert type(back[0]) is Incomparable
     assert back[0].n == 3
 
 
 @both
-def test_subclasses_of_plain_types_are_plain(codec):
+def test_subclasses_of_plain_types_become_plain(codec):
     class Name(str):
         def __str__(self) -> str:
             return "something else"
@@ -229,7 +229,7 @@ def test_subclasses_of_plain_types_are_plain(codec):
 
 
 @both
-def test_defaults_fill_what_an_older_record_does_not_have(codec):
+def test_missing_fields_of_older_records_get_defaults(codec):
     old = codec.encode({"latest": {"id": "a", "cents": 1}, "all": [], "by_day": {}})
     ledger = codec.decode(old, Ledger)
     assert ledger.pair is None
@@ -238,7 +238,7 @@ def test_defaults_fill_what_an_older_record_does_not_have(codec):
 
 
 @both
-def test_an_aware_time_in_a_repeated_hour(codec):
+def test_aware_datetime_in_a_repeated_hour_round_trips(codec):
     moment = datetime(2024, 10, 27, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"), fold=1)
     back = codec.decode(codec.encode(moment, datetime), datetime)
     assert back.astimezone(UTC) == moment.astimezone(UTC)
@@ -282,12 +282,12 @@ branches = st.recursive(
 
 
 @given(json_values)
-def test_any_json_value(value):
+def test_any_json_value_round_trips(value):
     assert JSON.decode(JSON.encode(value)) == value
 
 
 @given(msgpack_values)
-def test_any_msgpack_value(value):
+def test_any_msgpack_value_round_trips(value):
     assert MSGPACK.decode(MSGPACK.encode(value)) == value
 
 

@@ -248,7 +248,7 @@ async def test_a_forged_foreign_or_unknown_token_is_refused_and_changes_nothing(
     engine, _ = await waiting_review(h)
     token = TOKENS[0]
     keys = await h.store.keys("deferred", h.clock.now())
-    other = type(keys[0])(keys[0].number, keys[0].made_at, b"another secret of another store!")
+    other = type(keys[0])(keys[0].number, keys[0].created_at, b"another secret of another store!")
     before = await everything_in(h.store, "r")
     flipped = [token[:at] + ("A" if token[at] != "A" else "B") + token[at + 1 :] for at in range(0, len(token), 5)]
     unknown = make_token(keys, "never started", 0, "verdict", at=h.clock.now())

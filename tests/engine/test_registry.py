@@ -24,7 +24,7 @@ def defined_in(module: str, answer: str, name: str = "twice", version: int = 1):
 
 @pytest.fixture(autouse=True)
 def clean_registry(monkeypatch):
-    monkeypatch.setattr(REGISTRY, "_found", dict(REGISTRY._found))
+    monkeypatch.setattr(REGISTRY, "_definitions", dict(REGISTRY._definitions))
 
 
 @on_every_store

@@ -26,7 +26,7 @@ def asked(play):
 # --- join
 
 
-def test_join_gives_a_dict_by_name_and_names_its_branches():
+def test_join_of_keywords_returns_a_dict_and_names_its_branches():
     async def joined(ctx):
         return await ctx.join(user=fetch("ada"), posts=pair(1, 2))
 
@@ -35,7 +35,7 @@ def test_join_gives_a_dict_by_name_and_names_its_branches():
     assert asked(play) == ["join/user/fetch", "join/posts/fetch", "join/posts/fetch#1"]
 
 
-def test_join_gives_a_tuple_by_position_and_takes_a_dict_and_a_name():
+def test_join_returns_a_tuple_for_positions_and_accepts_a_dict_and_a_name():
     async def joined(ctx):
         by_position = await ctx.join(fetch(1), fetch(2))
         assert isinstance(by_position, tuple)
@@ -46,7 +46,7 @@ def test_join_gives_a_tuple_by_position_and_takes_a_dict_and_a_name():
     assert asked(play) == ["join/~0/fetch", "join/~1/fetch", "all of them/a%2Fb/fetch"]
 
 
-def test_join_settles_all_branches_and_collects_their_failures():
+def test_join_waits_for_all_branches_and_collects_their_failures():
     async def joined(ctx):
         try:
             await ctx.join(good=pair(1, 2), bad=fetch("boom"), worse=pair("boom", 3))
@@ -58,7 +58,7 @@ def test_join_settles_all_branches_and_collects_their_failures():
     assert "join/good/fetch#1" in asked(play), "the good branch was not seen to its end"
 
 
-def test_a_cancelled_join_cancels_its_branches_and_sees_them_out():
+def test_cancelled_join_cancels_its_branches_and_waits_for_them():
     async def tidy():
         try:
             await fetch("work")
@@ -79,7 +79,7 @@ def test_a_cancelled_join_cancels_its_branches_and_sees_them_out():
     assert play.notes == ["tidying", "tidying"]
 
 
-def test_branches_are_given_one_way():
+def test_branches_by_position_and_by_name_are_rejected():
     async def mixed(ctx):
         work = fetch(1), fetch(2)
         try:
@@ -94,7 +94,7 @@ def test_branches_are_given_one_way():
 # --- race
 
 
-def test_the_first_success_wins_and_the_losers_steps_are_cancelled_at_once():
+def test_race_returns_first_success_and_cancels_steps_of_losers_at_once():
     async def raced(ctx):
         winner, value = await ctx.race(slow=fetch("slow"), fast=fetch("fast"), limit=ctx.sleep(5))
         return winner, value
@@ -107,7 +107,7 @@ def test_the_first_success_wins_and_the_losers_steps_are_cancelled_at_once():
     assert str(play.entries["race/limit/sleep"].status) == "cancelled"
 
 
-def test_nobody_waits_for_a_loser_but_its_handler_goes_on():
+def test_race_does_not_wait_for_losers_but_runs_their_handlers():
     async def slow():
         try:
             await fetch("slow")
@@ -130,14 +130,14 @@ def test_nobody_waits_for_a_loser_but_its_handler_goes_on():
     assert play.value == "after"
 
 
-def test_a_branch_that_fails_does_not_win():
+def test_failed_branch_does_not_win_a_race():
     async def raced(ctx):
         return await ctx.race(bad=fetch("boom"), good=pair(1, 2))
 
     assert Play(raced).run().value == ["good", [1, 2]]
 
 
-def test_a_race_in_which_all_fail_is_an_error():
+def test_race_raises_if_all_branches_fail():
     async def raced(ctx):
         try:
             await ctx.race(a=fetch("boom"), b=fetch("boom"))
@@ -147,7 +147,7 @@ def test_a_race_in_which_all_fail_is_an_error():
     assert Play(raced).run().value == ["a", "b"]
 
 
-def test_a_race_of_nobody_is_refused():
+def test_race_without_branches_is_rejected():
     async def raced(ctx):
         await ctx.race()
 
@@ -157,7 +157,7 @@ def test_a_race_of_nobody_is_refused():
 # --- map
 
 
-def test_map_keeps_the_order_and_the_bound():
+def test_map_returns_results_in_order_and_limits_concurrency():
     async def mapped(ctx):
         return await ctx.map(fetch, range(7), concurrency=3)
 
@@ -171,7 +171,7 @@ def test_map_keeps_the_order_and_the_bound():
     assert "map/~6/fetch" in play.entries
 
 
-def test_the_first_failure_of_a_map_cancels_the_rest():
+def test_first_failure_of_a_map_cancels_the_other_calls():
     async def mapped(ctx):
         return await ctx.map(fetch, [1, "boom", 2, 3, 4], concurrency=3, name="pages")
 
@@ -182,7 +182,7 @@ def test_the_first_failure_of_a_map_cancels_the_rest():
     assert "pages/~3/fetch" not in play.entries
 
 
-def test_a_map_over_nothing():
+def test_map_without_items_returns_an_empty_list():
     async def mapped(ctx):
         return await ctx.map(fetch, [])
 
@@ -190,14 +190,14 @@ def test_a_map_over_nothing():
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5])
-def test_a_bad_concurrency_is_refused(bad):
+def test_invalid_concurrency_is_rejected(bad):
     async def mapped(ctx):
         return await ctx.map(fetch, [1], concurrency=bad)
 
     assert Play(mapped).run().failure.type == "InvalidArgument"
 
 
-def test_forms_of_asyncio_and_branches_nest():
+def test_asyncio_tasks_and_branches_can_be_nested():
     async def nested(ctx):
         async def inner(number):
             return await ctx.race(work=ctx.map(fetch, [number, number + 1]), limit=ctx.sleep(50))

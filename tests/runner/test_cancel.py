@@ -27,7 +27,7 @@ async def waiting(ctx):
         raise
 
 
-def test_a_cancel_is_raised_and_handlers_may_make_durable_calls():
+def test_cancel_raises_and_handlers_can_make_durable_calls():
     play = Play(waiting).begin()
     turn = play.cancel()
     assert turn.consumed == (1,)
@@ -41,7 +41,7 @@ def test_a_cancel_is_raised_and_handlers_may_make_durable_calls():
     assert play.was_cancelled
 
 
-def test_a_cancel_is_replayed_where_it_happened():
+def test_cancel_is_replayed_at_the_same_point():
     play = Play(waiting).begin()
     play.cancel()
     again = play.crash().begin()
@@ -51,7 +51,7 @@ def test_a_cancel_is_replayed_where_it_happened():
     assert again.replayed_by(waiting).begin().was_cancelled
 
 
-def test_a_cancel_is_raised_once():
+def test_cancel_is_raised_once():
     async def slow_to_stop(ctx):
         try:
             await ctx.sleep(100)
@@ -70,7 +70,7 @@ def test_a_cancel_is_raised_once():
 
 
 @pytest.mark.parametrize("how", ["returns", "raises", "reraises"])
-def test_the_outcome_is_cancelled_whatever_the_function_does(how):
+def test_cancelled_run_ends_cancelled_even_if_the_function_returns_or_raises(how):
     async def stopping(ctx):
         try:
             await ctx.sleep(100)
@@ -90,7 +90,7 @@ def test_the_outcome_is_cancelled_whatever_the_function_does(how):
     assert play.was_cancelled
 
 
-def test_a_cancel_that_was_swallowed_still_ends_cancelled():
+def test_run_that_suppresses_a_cancel_ends_cancelled():
     async def deaf(ctx):
         with contextlib.suppress(asyncio.CancelledError):
             await ctx.sleep(100)
@@ -106,7 +106,7 @@ def test_a_cancel_that_was_swallowed_still_ends_cancelled():
     assert play.was_cancelled
 
 
-def test_a_cancel_reaches_all_tasks_that_are_waited_for_and_their_steps():
+def test_cancel_reaches_all_awaited_tasks_and_their_steps():
     async def member(number):
         try:
             await fetch(number)
@@ -135,7 +135,7 @@ def test_a_cancel_reaches_all_tasks_that_are_waited_for_and_their_steps():
     assert play.was_cancelled
 
 
-def test_a_cancel_that_comes_with_a_result_follows_the_order_of_the_inputs():
+def test_cancel_and_result_in_one_turn_are_applied_in_input_order():
     async def one(ctx):
         try:
             note(await fetch("a"))
@@ -155,14 +155,14 @@ def test_a_cancel_that_comes_with_a_result_follows_the_order_of_the_inputs():
     assert play.entries["fetch"].status is EntryStatus.CANCELLED
 
 
-def test_a_run_that_cancels_itself_has_failed():
+def test_run_that_cancels_itself_fails():
     async def giving_up(ctx):
         raise asyncio.CancelledError("mine")
 
     assert Play(giving_up).begin().failure.type == "CancelledError"
 
 
-def test_a_task_that_cancels_itself_is_the_same_on_replay():
+def test_task_that_cancels_itself_replays_identically():
     async def myself(ctx):
         await fetch(0)
         task = asyncio.current_task()
@@ -191,7 +191,7 @@ async def limited(ctx):
         return "ignored"
 
 
-def test_the_runs_time_out_cancels_inside_and_fails_the_run():
+def test_run_timeout_cancels_the_function_and_fails_the_run():
     play = Play(limited, deadline_at=BEGUN_AT + 60).begin()
     assert play.turn.wake_at == BEGUN_AT + 60
     play.advance(now=BEGUN_AT + 59)
@@ -203,7 +203,7 @@ def test_the_runs_time_out_cancels_inside_and_fails_the_run():
     assert "timeout" in play.failure.message
 
 
-def test_the_runs_time_out_also_ends_a_step():
+def test_run_timeout_cancels_a_running_step():
     async def busy(ctx):
         await fetch("for ever")
 
@@ -214,7 +214,7 @@ def test_the_runs_time_out_also_ends_a_step():
     assert play.failure.type == "TimeoutError"
 
 
-def test_a_result_that_comes_with_the_time_out_counts():
+def test_result_in_the_same_turn_as_the_timeout_counts():
     async def just(ctx):
         return await fetch("in time")
 
@@ -255,7 +255,7 @@ def test_max_suspend_does_not_count_the_time_of_a_step():
     assert play.value == "end"
 
 
-def test_max_suspend_counts_a_pause_from_the_attempt_that_failed():
+def test_max_suspend_counts_a_retry_delay_from_the_failed_attempt():
     @step(retry=Retry(initial=100, max_delay=100, jitter=0.2))
     async def failing():
         raise ValueError("no")
@@ -274,7 +274,7 @@ def test_max_suspend_counts_a_pause_from_the_attempt_that_failed():
     assert play.failure.type == "TimeoutError"
 
 
-def test_a_limit_after_a_cancel_changes_nothing():
+def test_timeout_after_a_cancel_has_no_effect():
     play = Play(limited, deadline_at=BEGUN_AT + 60).begin()
     play.cancel()
     play.advance(now=BEGUN_AT + 100)
@@ -285,7 +285,7 @@ def test_a_limit_after_a_cancel_changes_nothing():
 # --- the end of the function
 
 
-def test_tasks_that_are_left_are_cancelled_with_their_steps_and_not_waited_for():
+def test_tasks_left_open_are_cancelled_with_their_steps_and_not_awaited():
     async def leaving(ctx):
         async def background():
             try:
@@ -310,7 +310,7 @@ def test_tasks_that_are_left_are_cancelled_with_their_steps_and_not_waited_for()
     assert play.replayed_by(leaving).begin().turn.entries == ()
 
 
-def test_the_end_costs_no_spinning(monkeypatch):
+def test_handler_with_a_durable_call_does_not_spin_at_the_end_of_a_run(monkeypatch):
     """A handler that still asks for something is left waiting; it does not turn round and round."""
     ran = []
     original = WorkflowLoop.drain
@@ -339,7 +339,7 @@ def test_the_end_costs_no_spinning(monkeypatch):
     assert max(ran) < 20
 
 
-def test_an_error_that_nobody_retrieved_is_logged_with_its_location(caplog):
+def test_unretrieved_task_error_is_logged_with_its_location(caplog):
     async def losing(ctx):
         async def background():
             await fetch("boom")
@@ -401,7 +401,7 @@ def test_keyboard_interrupt_abandons_the_turn():
     assert len(closing.LIVE) == len(live) - 1
 
 
-def test_a_retry_policy_that_raises_does_not_harm_the_run(caplog):
+def test_retry_policy_that_raises_does_not_break_the_run(caplog):
     def broken(error):
         raise ZeroDivisionError
 
@@ -414,7 +414,7 @@ def test_a_retry_policy_that_raises_does_not_harm_the_run(caplog):
     assert not play.outcome.retryable
 
 
-def test_a_result_that_cannot_be_encoded_fails_the_run():
+def test_unsupported_result_fails_the_run():
     async def odd(ctx):
         return object()
 

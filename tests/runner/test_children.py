@@ -70,7 +70,7 @@ def undo() -> None:
 # --- starting
 
 
-def test_a_child_is_on_record_before_it_is_started_under_an_id_that_is_determined():
+def test_child_is_recorded_before_it_is_started_under_a_deterministic_id():
     play = Play(awaiting).begin()
     [row] = play.turn.entries
     assert (row.location, row.kind, row.status) == (KID, "child", EntryStatus.PENDING)
@@ -83,7 +83,7 @@ def test_a_child_is_on_record_before_it_is_started_under_an_id_that_is_determine
     assert play.turn.busy
 
 
-def test_ids_follow_the_place_and_the_generation():
+def test_child_ids_depend_on_location_and_generation():
     async def many(ctx):
         await ctx.start_child(kid, "a")
         await ctx.start_child(kid, "b")
@@ -114,7 +114,7 @@ def test_ids_follow_the_place_and_the_generation():
         (lambda ctx: ctx.run_child(keyed, "a"), "key-a"),
     ],
 )
-def test_an_id_can_be_given(order, id):
+def test_workflow_can_choose_the_id_of_a_child(order, id):
     async def given(ctx):
         await order(ctx)
 
@@ -135,7 +135,7 @@ def test_an_id_can_be_given(order, id):
         (lambda ctx: ctx.start_child(kid.options(tags={"a": "b"}), "a"), "InvalidArgument"),
     ],
 )
-def test_what_cannot_be_started_is_refused_before_anything_is_written(order, error):
+def test_invalid_child_start_is_rejected_before_anything_is_written(order, error):
     async def wrong(ctx):
         await order(ctx)
 
@@ -145,7 +145,7 @@ def test_what_cannot_be_started_is_refused_before_anything_is_written(order, err
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_child_is_waited_for_by_mail_and_gives_its_typed_result(seed):
+def test_message_completes_wait_for_child_with_its_typed_result(seed):
     play = Play(awaiting, seed=seed).begin()
     play.errand(KID)
     assert not play.turn.busy
@@ -159,21 +159,21 @@ def test_a_child_is_waited_for_by_mail_and_gives_its_typed_result(seed):
     assert cold.replayed_by(awaiting).begin().value == cold.value
 
 
-def test_an_errand_is_run_again_after_a_crash_in_the_same_words():
+def test_external_effect_is_repeated_identically_after_a_crash():
     play = Play(awaiting).begin()
     cold = crashed(play)
     assert work_of(cold) == work_of(play)
     assert cold.turn.entries == ()
 
 
-def test_a_child_that_has_ended_already_answers_the_errand():
+def test_child_that_has_already_ended_completes_the_effect():
     play = Play(awaiting).begin()
     ending = RunResult(RunStatus.SUCCEEDED, JSON.encode(["bob", 2]))
     play.advance(StepDone(KID, 1, value=msgspec.json.encode(ending)))
     assert play.value == ["tuple", "bob", 2]
 
 
-def test_mail_may_be_faster_than_the_report_of_the_errand():
+def test_message_may_arrive_before_the_result_of_the_effect():
     play = Play(awaiting).begin()
     errand = play.errands.pop(KID)
     play.waiting_for.append(start_of(errand))
@@ -193,7 +193,7 @@ def test_children_in_joins_races_and_loops_are_started_once(seed):
     assert play.value == "done"
 
 
-def test_a_thousand_children_are_answered_in_few_turns():
+def test_results_of_a_thousand_children_are_applied_in_few_turns():
     async def crowd(ctx):
         return len(await ctx.map(lambda n: ctx.run_child(kid, str(n)), range(1_000), concurrency=1_000))
 
@@ -229,7 +229,7 @@ def test_a_thousand_children_are_answered_in_few_turns():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_child_that_failed_raises_with_type_message_and_cause(seed):
+def test_failed_child_raises_with_type_message_and_cause(seed):
     async def parent(ctx):
         try:
             await ctx.run_child(kid, "a")
@@ -246,7 +246,7 @@ def test_a_child_that_failed_raises_with_type_message_and_cause(seed):
     assert play.value == [f"run-1/{KID}", "KeyError", "'gone'", "KeyError", "\"'gone'\""]
 
 
-def test_a_cancelled_child_failed_too():
+def test_cancelled_child_raises_child_failed():
     async def parent(ctx):
         try:
             await ctx.run_child(kid, "a")
@@ -261,7 +261,7 @@ def test_a_cancelled_child_failed_too():
 
 
 @pytest.mark.parametrize("how", ["run_child", "start_child"])
-def test_a_conflict_comes_as_itself(how):
+def test_run_conflict_of_a_child_is_raised_unchanged(how):
     async def parent(ctx):
         try:
             await getattr(ctx, how)(kid, "a", id="taken")
@@ -276,7 +276,7 @@ def test_a_conflict_comes_as_itself(how):
     assert "taken" in play.value
 
 
-def test_an_unhandled_failure_of_a_child_fails_the_parent():
+def test_unhandled_failure_of_a_child_fails_the_parent():
     play = Play(awaiting).begin()
     play.errand(KID)
     play.child_ends(f"0/{KID}", error=ValueError("bad"))
@@ -306,7 +306,7 @@ async def with_handle(ctx: Context) -> Any:
         ({"value": None, "status": RunStatus.CANCELLED}, ["cancelled", None, "RunCancelled"]),
     ],
 )
-def test_an_outcome_does_not_raise(ending, expected):
+def test_outcome_does_not_raise_for_a_failed_child(ending, expected):
     play = Play(with_handle).begin()
     assert work_of(play)[KID].target is None, "nobody waits yet"
     play.errand(KID)
@@ -325,7 +325,7 @@ def test_an_outcome_does_not_raise(ending, expected):
     assert crashed(play).value == expected
 
 
-def test_the_result_of_a_handle_can_be_waited_for_in_many_places():
+def test_result_of_a_handle_can_be_awaited_several_times():
     async def twice(ctx):
         child = await ctx.start_child(kid, "a")
         both = await ctx.join(child.result(), child.result())
@@ -343,14 +343,14 @@ def test_the_result_of_a_handle_can_be_waited_for_in_many_places():
     assert play.value == [["a", 1]] * 3
 
 
-def test_a_child_that_was_there_already_is_not_ours():
+def test_child_that_existed_already_is_not_attached():
     play = Play(with_handle).begin()
     play.errands.pop(KID)
     play.advance(StepDone(KID, 1, value=JSON.encode({"id": "x", "created": False})))
     assert play.notes == [["x", False]]
 
 
-def test_a_detached_child_is_not_attached():
+def test_detached_child_is_not_attached():
     async def detaching(ctx):
         await ctx.start_child(kid, "a", detached=True)
 
@@ -371,7 +371,7 @@ async def impatient(ctx: Context) -> Any:
 CHILD = f"race/work/{KID}"
 
 
-def test_giving_up_run_child_stops_the_child_and_that_is_durable():
+def test_cancelling_run_child_durably_stops_the_child():
     play = Play(impatient).begin()
     play.errand(CHILD)
     turn = play.advance(now=1_005.0)
@@ -388,7 +388,7 @@ def test_giving_up_run_child_stops_the_child_and_that_is_durable():
     assert crashed(cold).errands == {}
 
 
-def test_a_run_does_not_end_before_the_child_that_it_gave_up_was_stopped():
+def test_run_does_not_end_before_its_cancelled_child_was_stopped():
     async def at_once(ctx):
         winner, _ = await ctx.race(work=ctx.run_child(kid, "a"), limit=ctx.sleep(5))
         return winner
@@ -403,7 +403,7 @@ def test_a_run_does_not_end_before_the_child_that_it_gave_up_was_stopped():
     assert play.value == "limit"
 
 
-def test_a_child_that_is_given_up_in_the_turn_that_asks_for_it_is_never_started():
+def test_child_cancelled_in_the_turn_that_requests_it_is_never_started():
     async def at_once(ctx):
         task = asyncio.create_task(ctx.run_child(kid, "a"))
         await asyncio.sleep(0)
@@ -419,14 +419,14 @@ def test_a_child_that_is_given_up_in_the_turn_that_asks_for_it_is_never_started(
     assert play.value is None
 
 
-def test_a_child_that_may_have_been_started_is_stopped_also_if_its_errand_has_not_come_back():
+def test_child_is_stopped_even_if_the_result_of_its_start_is_unknown():
     play = Play(impatient).begin()
     play = crashed(play)
     play.advance(now=1_005.0)
     assert work_of(play)[f"{CHILD}/~stop"] == StopRun(f"run-1/{CHILD}")
 
 
-def test_giving_up_the_result_of_a_handle_leaves_the_child_alone():
+def test_cancelling_result_of_a_handle_does_not_stop_the_child():
     async def impatient_twice(ctx):
         child = await ctx.start_child(kid, "a")
         winner, _ = await ctx.race(work=child.result(), limit=ctx.sleep(5))
@@ -443,7 +443,7 @@ def test_giving_up_the_result_of_a_handle_leaves_the_child_alone():
     check_cold(play)
 
 
-def test_mail_for_a_wait_that_is_gone_is_passed_over():
+def test_message_for_a_wait_that_no_longer_exists_is_ignored():
     play = Play(impatient).begin()
     play.errand(CHILD)
     play.advance(now=1_005.0)
@@ -454,7 +454,7 @@ def test_mail_for_a_wait_that_is_gone_is_passed_over():
     assert play.value == "limit"
 
 
-def test_mail_for_another_generation_is_passed_over():
+def test_message_for_another_generation_is_ignored():
     play = Play(awaiting, generation=1).begin()
     play.errand(KID)
     turn = play.post("child", "whoever", target=f"0/{KID}", body=b'{"status":"succeeded"}')
@@ -479,7 +479,7 @@ def started(**options: Any) -> Play:
     return play
 
 
-def test_attached_children_are_left_alone_when_the_parent_succeeds():
+def test_attached_children_keep_running_when_the_parent_succeeds():
     play = started()
     turn = play.send("go on", 1)
     assert play.value == 1
@@ -488,7 +488,7 @@ def test_attached_children_are_left_alone_when_the_parent_succeeds():
 
 
 @pytest.mark.parametrize("open_children", [[], ["x"], ["x", "y"]])
-def test_when_the_parent_is_cancelled_its_children_end_before_it_is_rolled_back(open_children):
+def test_children_of_a_cancelled_parent_end_before_its_rollback(open_children):
     play = started()
     play.cancel()
     assert work_of(play) == {"~children": StopChildren("0/~children")}
@@ -511,7 +511,7 @@ def test_when_the_parent_is_cancelled_its_children_end_before_it_is_rolled_back(
     assert play.was_cancelled
 
 
-def test_news_of_a_child_may_come_before_the_list_of_those_that_are_open():
+def test_message_of_a_child_may_arrive_before_the_list_of_open_children():
     play = started()
     play.cancel()
     play.post("child", "x", target="0/~children", body=b'{"status":"cancelled"}')
@@ -523,7 +523,7 @@ def test_news_of_a_child_may_come_before_the_list_of_those_that_are_open():
     assert list(play.attempts) == ["~rollback/undo"]
 
 
-def test_when_all_news_came_before_the_list_it_goes_on_at_once():
+def test_run_continues_at_once_if_all_messages_arrived_before_the_list_of_children():
     play = started()
     play.cancel()
     play.post("child", "x", target="0/~children", body=b'{"status":"cancelled"}')
@@ -532,7 +532,7 @@ def test_when_all_news_came_before_the_list_it_goes_on_at_once():
     assert list(play.attempts) == ["~rollback/undo"]
 
 
-def test_a_parent_that_had_no_children_asks_nobody():
+def test_parent_without_children_requests_no_stop():
     async def alone(ctx):
         ctx.on_rollback(undo)
         await ctx.sleep(5)
@@ -543,7 +543,7 @@ def test_a_parent_that_had_no_children_asks_nobody():
     assert list(play.attempts) == ["~rollback/undo"]
 
 
-def test_a_parent_that_has_continued_may_have_children_from_before():
+def test_continued_parent_stops_children_of_earlier_generations():
     async def alone(ctx):
         raise ValueError("no")
 
@@ -554,7 +554,7 @@ def test_a_parent_that_has_continued_may_have_children_from_before():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_failing_parent_replays_alike_wherever_it_is(seed):
+def test_failing_parent_replays_identically_at_every_point(seed):
     async def failing(ctx):
         ctx.on_rollback(undo)
         child = await ctx.start_child(lad, "a")
@@ -577,7 +577,7 @@ async def loses_it(ctx: Context) -> Any:
 
 
 @pytest.mark.parametrize("cold", [False, True])
-def test_giving_up_a_child_that_existed_already_does_not_stop_it(cold: bool) -> None:
+def test_cancelling_wait_for_a_child_that_existed_already_does_not_stop_it(cold: bool) -> None:
     play = Play(loses_it).begin()
     location = next(iter(play.errands))
     del play.errands[location]
@@ -589,7 +589,7 @@ def test_giving_up_a_child_that_existed_already_does_not_stop_it(cold: bool) -> 
     assert not any(isinstance(errand.work, StopRun) for errand in play.errands.values())
 
 
-def test_a_started_child_that_existed_already_is_recorded_as_not_attached() -> None:
+def test_started_child_that_existed_already_is_recorded_as_not_attached() -> None:
     async def starts(ctx: Context) -> str:
         return (await ctx.start_child(kid, "a", id="theirs")).id
 

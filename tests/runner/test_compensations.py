@@ -72,7 +72,7 @@ def letters(play: Play) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_was_done_is_undone_last_first_over_all_scopes(seed):
+def test_compensations_run_in_reverse_order_over_all_scopes(seed):
     async def trip(ctx):
         order = []
 
@@ -98,7 +98,7 @@ def test_what_was_done_is_undone_last_first_over_all_scopes(seed):
     assert list(reversed(DONE)) == [1, "by hand", *order[1:]]
 
 
-def test_each_is_a_durable_step_of_its_own_that_names_what_it_undoes():
+def test_each_compensation_is_a_durable_step_that_names_its_step():
     async def trip(ctx):
         await book(1)
         ctx.on_rollback(undo, "x")
@@ -114,7 +114,7 @@ def test_each_is_a_durable_step_of_its_own_that_names_what_it_undoes():
     ]
 
 
-def test_a_compensation_is_called_with_the_typed_result_of_its_step():
+def test_compensation_gets_the_typed_result_of_its_step():
     async def trip(ctx):
         await book(7)
         raise ValueError("no")
@@ -123,7 +123,7 @@ def test_a_compensation_is_called_with_the_typed_result_of_its_step():
     assert DONE == [7]
 
 
-def test_only_steps_that_succeeded_are_undone():
+def test_only_succeeded_steps_are_compensated():
     async def trip(ctx):
         await book(1)
         asyncio.create_task(book(2))  # noqa: RUF006 - under way when the run fails
@@ -138,7 +138,7 @@ def test_only_steps_that_succeeded_are_undone():
     assert DONE == [1]
 
 
-def test_nothing_is_undone_when_the_run_succeeds():
+def test_no_compensation_runs_when_the_run_succeeds():
     async def trip(ctx):
         await book(1)
         ctx.on_rollback(undo, "x")
@@ -150,7 +150,7 @@ def test_nothing_is_undone_when_the_run_succeeds():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_the_loser_of_a_race_had_done_is_undone(seed):
+def test_steps_of_a_race_loser_are_compensated(seed):
     async def slow(ctx):
         await book(1)
         await ctx.receive("never")
@@ -167,7 +167,7 @@ def test_what_the_loser_of_a_race_had_done_is_undone(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_run_that_is_cancelled_is_rolled_back(seed):
+def test_cancelled_run_is_rolled_back(seed):
     async def trip(ctx):
         await book(1)
         try:
@@ -182,7 +182,7 @@ def test_a_run_that_is_cancelled_is_rolled_back(seed):
     assert (1 in DONE) == ("never" in play.entries)
 
 
-def test_a_time_out_of_the_run_rolls_it_back():
+def test_run_timeout_rolls_the_run_back():
     async def trip(ctx):
         await book(1)
         await ctx.sleep(1_000)
@@ -192,7 +192,7 @@ def test_a_time_out_of_the_run_rolls_it_back():
     assert DONE == [1]
 
 
-def test_a_decorated_step_can_be_a_compensation():
+def test_decorated_step_can_be_a_compensation():
     @step(retry=None)
     async def clear(what):
         DONE.append(["cleared", what])
@@ -207,7 +207,7 @@ def test_a_decorated_step_can_be_a_compensation():
     assert play.entries["~rollback/clear"].name == "clear"
 
 
-def test_on_rollback_takes_a_function():
+def test_on_rollback_rejects_a_value_that_is_not_callable():
     async def trip(ctx):
         ctx.on_rollback("undo")
 
@@ -218,7 +218,7 @@ def test_on_rollback_takes_a_function():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_crash_repeats_nothing_that_was_undone(seed):
+def test_crash_does_not_repeat_finished_compensations(seed):
     async def trip(ctx):
         for number in range(5):
             await book(number)
@@ -229,7 +229,7 @@ def test_a_crash_repeats_nothing_that_was_undone(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_compensation_is_retried(seed):
+def test_compensation_is_retried(seed):
     FAULTS[1] = 3
 
     async def trip(ctx):
@@ -244,7 +244,7 @@ def test_a_compensation_is_retried(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_one_that_is_exhausted_becomes_a_dead_letter_and_the_rest_still_run(seed, caplog):
+def test_exhausted_compensation_becomes_a_dead_letter_and_the_others_run(seed, caplog):
     FAULTS[2] = 100
 
     async def trip(ctx):
@@ -264,7 +264,7 @@ def test_one_that_is_exhausted_becomes_a_dead_letter_and_the_rest_still_run(seed
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_cancelling_while_it_is_rolled_back_interrupts_nothing(seed):
+def test_cancel_does_not_interrupt_a_rollback(seed):
     async def trip(ctx):
         await book(1)
         await book(2)
@@ -284,7 +284,7 @@ def test_cancelling_while_it_is_rolled_back_interrupts_nothing(seed):
     assert DONE == [2, 1]
 
 
-def test_a_run_that_is_being_rolled_back_has_no_time_limit():
+def test_run_timeout_does_not_apply_during_rollback():
     FAULTS[1] = 3
 
     async def trip(ctx):
@@ -300,7 +300,7 @@ def test_a_run_that_is_being_rolled_back_has_no_time_limit():
     assert DONE == [1]
 
 
-def test_a_failed_compensation_does_not_hold_a_run_that_suspends_on_failure():
+def test_failed_compensation_does_not_hold_a_run_that_suspends_on_failure():
     FAULTS[1] = 100
 
     async def trip(ctx):
@@ -320,7 +320,7 @@ def test_a_failed_compensation_does_not_hold_a_run_that_suspends_on_failure():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_scope_that_raises_undoes_what_was_done_in_it_before_the_error_goes_on(seed):
+def test_rollback_scope_that_raises_compensates_before_the_error_propagates(seed):
     async def trip(ctx):
         await book(1)
         try:
@@ -342,7 +342,7 @@ def test_a_scope_that_raises_undoes_what_was_done_in_it_before_the_error_goes_on
     assert "~rollback#1/unbook#1" in play.entries
 
 
-def test_a_scope_that_ends_well_leaves_what_was_done_registered():
+def test_rollback_scope_that_succeeds_leaves_compensations_registered():
     async def trip(ctx):
         async with ctx.rollback_scope():
             await book(1)
@@ -354,7 +354,7 @@ def test_a_scope_that_ends_well_leaves_what_was_done_registered():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_scopes_in_scopes_each_undo_their_own(seed):
+def test_nested_rollback_scopes_each_run_their_own_compensations(seed):
     async def trip(ctx):
         try:
             async with ctx.rollback_scope():
@@ -378,7 +378,7 @@ def test_scopes_in_scopes_each_undo_their_own(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_tasks_that_are_opened_in_a_scope_belong_to_it(seed):
+def test_tasks_started_in_a_rollback_scope_belong_to_it(seed):
     async def branch(number):
         await book(number)
 
@@ -402,7 +402,7 @@ def test_tasks_that_are_opened_in_a_scope_belong_to_it(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_cancel_inside_a_scope_rolls_it_back_and_then_the_rest(seed):
+def test_cancel_inside_a_rollback_scope_rolls_back_the_scope_and_then_the_run(seed):
     async def trip(ctx):
         await book(1)
         async with ctx.rollback_scope():
@@ -415,7 +415,7 @@ def test_a_cancel_inside_a_scope_rolls_it_back_and_then_the_rest(seed):
     assert [2, 1][-len(done) or 2 :] == DONE
 
 
-def test_cancelling_while_a_scope_is_rolled_back_waits_for_it():
+def test_cancel_waits_for_the_rollback_of_a_scope():
     async def trip(ctx):
         try:
             async with ctx.rollback_scope():
@@ -440,7 +440,7 @@ def test_cancelling_while_a_scope_is_rolled_back_waits_for_it():
     assert play.was_cancelled
 
 
-def test_a_scope_of_a_race_that_is_lost_is_rolled_back_and_seen_out_before_the_run_ends():
+def test_rollback_scope_of_a_race_loser_is_rolled_back_before_the_run_ends():
     async def careful(ctx):
         async with ctx.rollback_scope():
             await book(1)
@@ -467,7 +467,7 @@ def test_a_scope_of_a_race_that_is_lost_is_rolled_back_and_seen_out_before_the_r
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_scopes_in_a_loop_are_rolled_back_in_each_iteration_and_leave_nothing(seed):
+def test_rollback_scopes_in_a_loop_are_rolled_back_per_iteration_and_leave_no_entries(seed):
     async def trip(ctx):
         async def body(ctx, count: int) -> Continue[int] | Break[int]:
             try:
@@ -490,7 +490,7 @@ def test_scopes_in_a_loop_are_rolled_back_in_each_iteration_and_leave_nothing(se
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_scope_around_a_loop_undoes_what_pruned_iterations_did(seed):
+def test_rollback_scope_around_a_loop_compensates_pruned_iterations(seed):
     async def trip(ctx):
         async def body(ctx, count: int) -> Continue[int] | Break[int]:
             await book(count)
@@ -513,7 +513,7 @@ def test_a_scope_around_a_loop_undoes_what_pruned_iterations_did(seed):
 
 @pytest.mark.parametrize("how", ["succeeds", "fails", "is cancelled"])
 @pytest.mark.parametrize("seed", range(6))
-def test_exits_run_however_the_run_ends(how, seed):
+def test_exit_hooks_run_for_every_outcome(how, seed):
     async def trip(ctx):
         ctx.on_exit(leave, 1)
         await book(1)
@@ -537,7 +537,7 @@ def test_exits_run_however_the_run_ends(how, seed):
     assert "~exit/leave" in play.entries
 
 
-def test_the_order_is_handlers_children_compensations_exits():
+def test_cleanup_order_is_handlers_children_compensations_exit_hooks():
     async def trip(ctx):
         ctx.on_exit(leave, "exit")
         ctx.on_rollback(undo, "rollback")
@@ -562,7 +562,7 @@ def test_the_order_is_handlers_children_compensations_exits():
     assert play.was_cancelled
 
 
-def test_an_exit_that_fails_is_a_dead_letter_and_changes_nothing_else(caplog):
+def test_failed_exit_hook_becomes_a_dead_letter_without_other_effects(caplog):
     def bad():
         raise CriticalError("gone")
 
@@ -578,7 +578,7 @@ def test_an_exit_that_fails_is_a_dead_letter_and_changes_nothing_else(caplog):
     assert [letter.id.partition("/")[0] for letter in letters(play)] == ["exit"]
 
 
-def test_an_exit_of_a_scope_that_is_rolled_back_stays():
+def test_exit_hook_registered_in_a_rolled_back_scope_stays_registered():
     async def trip(ctx):
         try:
             async with ctx.rollback_scope():
@@ -596,7 +596,7 @@ def test_an_exit_of_a_scope_that_is_rolled_back_stays():
 # --- run-level retry
 
 
-def test_a_run_that_is_to_be_tried_again_is_rolled_back_but_its_exits_wait_for_the_last_time():
+def test_retried_run_is_rolled_back_but_its_exit_hooks_wait_for_the_last_attempt():
     async def trip(ctx):
         ctx.on_exit(leave, 1)
         await book(1)
@@ -627,7 +627,7 @@ async def continuing(ctx: Context, left: int) -> Any:
     raise ValueError("no")
 
 
-def test_what_is_registered_is_kept_over_continue_as():
+def test_registered_compensations_survive_continue_as():
     play = Play(continuing, 2).run()
     for epoch in (1, 2):
         assert isinstance(play.outcome, Continued)
@@ -646,7 +646,7 @@ def test_what_is_registered_is_kept_over_continue_as():
     assert DONE == [["after", 0], 0, ["after", 1], 1, ["after", 2], 2, ["left", 0], ["left", 1], ["left", 2]]
 
 
-def test_a_function_that_cannot_be_found_again_keeps_a_run_from_continuing():
+def test_compensation_that_is_not_importable_prevents_continue_as():
     async def local(ctx):
         ctx.on_rollback(lambda: DONE.append("local"))
         await ctx.continue_as()
@@ -657,7 +657,7 @@ def test_a_function_that_cannot_be_found_again_keeps_a_run_from_continuing():
     assert DONE == ["local"]
 
 
-def test_what_a_scope_has_undone_is_not_carried_on():
+def test_compensations_that_a_scope_ran_are_not_carried_over():
     async def local(ctx):
         try:
             async with ctx.rollback_scope():
@@ -671,7 +671,7 @@ def test_what_a_scope_has_undone_is_not_carried_on():
     assert play.outcome.carried == ()
 
 
-def test_a_run_continues_also_out_of_a_handler_that_waits():
+def test_continue_as_works_while_a_handler_waits():
     async def waiting(ctx):
         try:
             await ctx.continue_as()
@@ -681,7 +681,7 @@ def test_a_run_continues_also_out_of_a_handler_that_waits():
     assert isinstance(Play(waiting).run().outcome, Continued)
 
 
-def test_a_run_that_exits_fails_also_if_its_function_waits_in_a_handler():
+def test_system_exit_fails_the_run_while_its_function_waits_in_a_handler():
     async def leaving(ctx):
         async def exits():
             raise SystemExit(3)
@@ -698,7 +698,7 @@ def test_a_run_that_exits_fails_also_if_its_function_waits_in_a_handler():
 # --- what ends late
 
 
-def test_what_a_step_did_that_was_given_up_is_not_undone():
+def test_cancelled_step_is_not_compensated():
     async def trip(ctx):
         try:
             await asyncio.wait_for(book(1), 5)
@@ -713,7 +713,7 @@ def test_what_a_step_did_that_was_given_up_is_not_undone():
     assert DONE == []
 
 
-def test_registering_after_the_run_has_ended_does_nothing():
+def test_registering_after_the_end_of_the_run_has_no_effect():
     async def trip(ctx):
         async def late():
             try:
@@ -733,7 +733,7 @@ def test_registering_after_the_run_has_ended_does_nothing():
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
-def test_the_block_of_a_lost_race_is_rolled_back_though_the_function_ends_at_once(goes_on: bool) -> None:
+def test_rollback_scope_of_a_race_loser_is_rolled_back_though_the_function_ends_at_once(goes_on: bool) -> None:
     def room() -> Room:
         return Room(4)
 

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from perdure import Context
-from perdure.model.records import EntryStatus, RunResult
+from perdure.model.records import EntryStatus, RunResult, SigningKey
 from perdure.model.turns import MessageReceived
 from perdure.workflows.tokens import read_token
 from tests.runner.crash_after_every_turn import check_cold, crashed, play_everywhere
-from tests.runner.turn_driver import Play, TestKey, note
+from tests.runner.turn_driver import Play, note
 from tests.runner.workflows import fetch
 
 SEEDS = range(12)
@@ -46,7 +46,7 @@ def completion(play: Play, name: str, value: Any, **fields: Any) -> MessageRecei
     )
 
 
-def test_a_deferred_is_waited_for_and_gives_its_typed_value():
+def test_deferred_returns_its_typed_value():
     play = Play(reviewed).begin()
     assert [(wait.kind, wait.location, wait.name) for wait in play.turn.waits] == [("deferred", "review", "review")]
     assert play.entries["review"].status is EntryStatus.PENDING
@@ -58,20 +58,20 @@ def test_a_deferred_is_waited_for_and_gives_its_typed_value():
     assert play.replayed_by(reviewed).begin().value == play.value
 
 
-def test_a_token_is_the_same_on_every_replay_and_names_run_epoch_and_deferred():
+def test_token_is_the_same_on_every_replay_and_names_run_epoch_and_deferred():
     play = Play(reviewed, epoch=3).begin()
     cold = crashed(play)
     assert cold.notes == play.notes
     [token] = play.notes
-    assert read_token((TestKey(1, 0.0, b"k" * 32),), token) == ("run-1", 3, "review")
+    assert read_token((SigningKey(1, 0.0, b"k" * 32),), token) == ("run-1", 3, "review")
     assert Play(reviewed, epoch=4).begin().notes != play.notes
 
 
-def test_the_generation_of_a_rewind_does_not_change_a_token():
+def test_rewind_does_not_change_a_token():
     assert Play(reviewed, generation=0).begin().notes == Play(reviewed, generation=5).begin().notes
 
 
-def test_a_completion_before_the_first_turn_is_there_when_it_is_awaited():
+def test_completion_before_the_first_turn_is_available_to_the_first_await():
     play = Play(reviewed)
     completion(play, "review", {"stars": 1})
     play.begin()
@@ -80,7 +80,7 @@ def test_a_completion_before_the_first_turn_is_there_when_it_is_awaited():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_completion_may_come_at_any_moment(seed):
+def test_completion_may_arrive_at_any_time(seed):
     async def slowly(ctx):
         review = ctx.deferred("review", Review)
         await fetch(1)
@@ -91,7 +91,7 @@ def test_a_completion_may_come_at_any_moment(seed):
     assert play.value == 2
 
 
-def test_a_completion_that_nobody_has_asked_for_yet_is_kept_in_the_inbox():
+def test_completion_of_a_deferred_that_is_not_awaited_stays_in_the_inbox():
     async def later(ctx):
         await ctx.sleep(5)
         return await ctx.deferred("review")
@@ -105,7 +105,7 @@ def test_a_completion_that_nobody_has_asked_for_yet_is_kept_in_the_inbox():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_all_of_one_name_are_the_same(seed):
+def test_deferreds_with_the_same_name_are_the_same(seed):
     async def thrice(ctx):
         first, second = ctx.deferred("same"), ctx.deferred("same", int)
         assert first.token == second.token
@@ -117,7 +117,7 @@ def test_all_of_one_name_are_the_same(seed):
     assert play.value == [4, 4, 4, 4]
 
 
-def test_two_names_are_two():
+def test_deferreds_with_different_names_are_independent():
     async def two(ctx):
         return await ctx.join(a=_wait(ctx, "a"), b=_wait(ctx, "b"))
 
@@ -132,7 +132,7 @@ async def _wait(ctx: Context, name: str) -> Any:
     return await ctx.deferred(name)
 
 
-def test_a_second_completion_changes_nothing():
+def test_second_completion_has_no_effect():
     async def twice(ctx):
         first = await ctx.deferred("review")
         await ctx.sleep(5)
@@ -159,7 +159,7 @@ async def failing(ctx: Context) -> Any:
         return [type(error).__name__, str(error)]
 
 
-def test_a_typed_failure_comes_as_itself():
+def test_failure_of_a_declared_type_is_raised_as_that_type():
     play = Play(failing).begin()
     play.settle_deferred("review", error=Rejected("rude", 4))
     check_cold(play)
@@ -169,7 +169,7 @@ def test_a_typed_failure_comes_as_itself():
 
 
 @pytest.mark.parametrize("error", [ValueError("bad"), TimeoutError("late"), KeyError("x")])
-def test_a_builtin_failure_comes_as_itself(error):
+def test_failure_of_a_builtin_type_is_raised_as_that_type(error):
     play = Play(failing).begin()
     play.settle_deferred("review", error=error)
     assert play.value[0] == type(error).__name__
@@ -180,7 +180,7 @@ class Unknown(Exception):
     pass
 
 
-def test_a_failure_of_the_workflows_own_module_needs_no_raises():
+def test_failure_type_from_the_module_of_the_workflow_needs_no_raises():
     async def undeclared(ctx):
         try:
             await ctx.deferred("review")
@@ -192,7 +192,7 @@ def test_a_failure_of_the_workflows_own_module_needs_no_raises():
     assert play.value == "itself: what"
 
 
-def test_a_failure_is_the_same_for_all_of_one_name():
+def test_failure_is_the_same_for_all_deferreds_with_the_same_name():
     async def twice(ctx):
         got = []
         for _ in range(2):
@@ -208,14 +208,14 @@ def test_a_failure_is_the_same_for_all_of_one_name():
 
 
 @pytest.mark.parametrize("raises", [5, "ValueError", (ValueError, int), BaseException])
-def test_raises_names_exceptions(raises):
+def test_raises_rejects_values_that_are_not_exception_types(raises):
     async def wrong(ctx):
         ctx.deferred("review", raises=raises)
 
     assert Play(wrong).begin().failure.type == "InvalidArgument"
 
 
-def test_a_value_that_does_not_fit_is_raised_where_it_is_awaited():
+def test_value_of_the_wrong_type_raises_at_the_await():
     async def typed(ctx):
         try:
             await ctx.deferred("review", Review)
@@ -231,7 +231,7 @@ def test_a_value_that_does_not_fit_is_raised_where_it_is_awaited():
     assert play.value == ["InvalidPayload", True]
 
 
-def test_each_await_of_one_name_has_its_own_type():
+def test_each_await_of_the_same_name_has_its_own_type():
     async def differently(ctx):
         async def wait(kind):
             try:
@@ -254,7 +254,7 @@ def test_each_await_of_one_name_has_its_own_type():
 # --- whose it is
 
 
-def test_a_completion_for_an_earlier_generation_of_continuation_is_passed_over():
+def test_completion_for_an_earlier_epoch_is_ignored():
     play = Play(reviewed, epoch=2).begin()
     turn = play.advance(completion(play, "review", {"stars": 1}, id="deferred/1/review"))
     assert (turn.entries, turn.consumed) == ((), (1,))
@@ -262,13 +262,13 @@ def test_a_completion_for_an_earlier_generation_of_continuation_is_passed_over()
     assert play.value == ["Review", {"stars": 2}]
 
 
-def test_an_epoch_is_not_mistaken_for_one_that_begins_like_it():
+def test_epoch_is_not_confused_with_one_that_has_it_as_a_prefix():
     play = Play(reviewed, epoch=1).begin()
     turn = play.advance(completion(play, "review", {"stars": 1}, id="deferred/12/review"))
     assert (play.alive, turn.consumed) == (True, (1,))
 
 
-def test_without_keys_there_is_no_token():
+def test_token_is_not_available_without_signing_keys():
     play = Play(reviewed)
     play.runner.state.start = msgspec.structs.replace(play.runner.state.start, keys=())
     play.begin()
@@ -276,7 +276,7 @@ def test_without_keys_there_is_no_token():
 
 
 @pytest.mark.parametrize("name", ["", 5, None])
-def test_a_bad_name_is_refused(name):
+def test_invalid_name_is_rejected(name):
     async def wrong(ctx):
         ctx.deferred(name)
 
@@ -286,7 +286,7 @@ def test_a_bad_name_is_refused(name):
 # --- giving up
 
 
-def test_a_deferred_that_lost_a_race_can_be_awaited_again():
+def test_deferred_that_lost_a_race_can_be_awaited_again():
     async def impatient(ctx):
         review = ctx.deferred("review")
         winner, _ = await ctx.race(review=_await(review), limit=ctx.sleep(5))
@@ -304,7 +304,7 @@ async def _await(deferred: Any) -> Any:
     return await deferred
 
 
-def test_a_cancelled_wait_has_consumed_nothing():
+def test_cancelled_await_consumes_no_completion():
     play = Play(reviewed).begin()
     cancel, done = play.letter("cancel"), completion(play, "review", {"stars": 1})
     turn = play.advance(MessageReceived(cancel), done)

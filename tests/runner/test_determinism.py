@@ -22,7 +22,7 @@ def interpreters():
     return [sys.executable, *filter(None, os.environ.get("PERDURE_PYTHONS", "").split(":"))]
 
 
-def test_there_is_a_golden_history_for_every_supported_version():
+def test_every_supported_version_has_a_golden_history():
     assert [path.stem for path in GOLDEN] == ["python3.11", "python3.12", "python3.13"]
 
 
@@ -95,7 +95,7 @@ async def walks_as_completed(ctx):
 
 
 @pytest.mark.parametrize("fn", [walks_wait, walks_group, walks_as_completed])
-def test_sets_are_walked_alike_every_time(fn):
+def test_sets_are_iterated_in_the_same_order_on_every_replay(fn):
     assert len({repr(order_of(fn)) for _ in range(10)}) == 1
 
 
@@ -105,12 +105,12 @@ def test_as_completed_starts_its_tasks_in_list_order():
     assert sorted(finished) == list(range(9))
 
 
-def test_sets_are_walked_differently_in_different_runs():
+def test_sets_are_iterated_in_different_orders_in_different_runs():
     """So that nobody comes to rely on an order; the seed of the run decides it."""
     assert len({repr(order_of(walks_wait, seed)) for seed in range(40)}) > 1
 
 
-def test_what_asyncio_makes_for_itself_does_not_change_the_order_of_sets():
+def test_internal_asyncio_tasks_do_not_change_the_order_of_sets():
     """It makes more futures on some versions of Python than on others."""
 
     async def with_futures(ctx):
@@ -122,7 +122,7 @@ def test_what_asyncio_makes_for_itself_does_not_change_the_order_of_sets():
     assert order_of(with_futures) == order_of(walks_wait)
 
 
-def test_wait_for_goes_on_before_anything_else_that_is_ready():
+def test_wait_for_starts_its_awaitable_before_other_ready_tasks():
     """On 3.11 it makes a task, later it does not: what it awaits is asked for at the same point on both."""
 
     async def beside(ctx):
@@ -135,7 +135,7 @@ def test_wait_for_goes_on_before_anything_else_that_is_ready():
     play.close()
 
 
-def test_wait_for_returns_before_anything_else_that_is_ready():
+def test_wait_for_returns_before_other_ready_tasks():
     async def woken(ctx):
         gate, order = asyncio.Event(), []
 
@@ -156,7 +156,7 @@ def test_wait_for_returns_before_anything_else_that_is_ready():
     assert Play(woken).run().value == ["caller", "waiter"]
 
 
-def test_wait_for_a_shared_task_keeps_its_place_among_those_who_wait():
+def test_wait_for_on_a_shared_task_wakes_in_the_order_of_its_waiters():
     async def shared(ctx):
         order = []
         task = asyncio.create_task(helper(1))

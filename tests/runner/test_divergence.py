@@ -47,88 +47,88 @@ def line_of(fn, text):
     return f"{__file__}:{first + number} in {fn.__name__}"
 
 
-def test_the_same_code_is_not_held():
+def test_unchanged_code_does_not_diverge():
     play = recorded().replayed_by(original).begin()
     assert play.alive
     assert list(play.running) == ["fetch#1"]
     play.close()
 
 
-def test_another_name():
+def test_changed_name_diverges():
     async def other(ctx):
         await fetch("a")
         await fetch("b")
 
     held = held_by(other)
-    assert (held.location, held.recorded, held.call_seq) == ("fetch#1", "step 'charge'", "step 'fetch#1'")
+    assert (held.location, held.recorded, held.asked) == ("fetch#1", "step 'charge'", "step 'fetch#1'")
     assert held.line == line_of(other, 'fetch("b")')
 
 
-def test_another_kind():
+def test_changed_kind_diverges():
     async def other(ctx):
         await fetch("a")
         await charge("b")
         await charge.options(name="sleep")("c")
 
     held = held_by(other)
-    assert (held.location, held.recorded, held.call_seq) == ("sleep", "sleep 'sleep'", "step 'sleep'")
+    assert (held.location, held.recorded, held.asked) == ("sleep", "sleep 'sleep'", "step 'sleep'")
 
 
-def test_another_key():
+def test_changed_key_diverges():
     async def other(ctx):
         await fetch.options(key="eu")("a")
 
-    assert held_by(other).call_seq == "step 'fetch[eu]'"
+    assert held_by(other).asked == "step 'fetch[eu]'"
 
 
-def test_another_order_within_a_scope():
+def test_changed_order_within_a_scope_diverges():
     async def other(ctx):
         await charge("b")
         await fetch("a")
 
     held = held_by(other)
-    assert (held.recorded, held.call_seq) == ("step 'fetch'", "step 'charge'")
+    assert (held.recorded, held.asked) == ("step 'fetch'", "step 'charge'")
 
 
-def test_an_extra_ask():
+def test_additional_request_diverges():
     async def other(ctx):
         await fetch("a")
         await ctx.sleep(1)
         await charge("b")
 
     held = held_by(other)
-    assert (held.recorded, held.call_seq) == ("step 'charge'", "sleep 'sleep'")
+    assert (held.recorded, held.asked) == ("step 'charge'", "sleep 'sleep'")
 
 
-def test_a_missing_ask():
+def test_missing_request_diverges():
     async def other(ctx):
         await fetch("a")
         await ctx.sleep(10)
 
     held = held_by(other)
-    assert (held.recorded, held.call_seq) == ("step 'charge'", "sleep 'sleep'")
+    assert (held.recorded, held.asked) == ("step 'charge'", "sleep 'sleep'")
 
 
-def test_a_record_that_nobody_asks_for():
+def test_recorded_entry_that_is_not_requested_diverges():
     async def other(ctx):
         await fetch("a")
         await charge("b")
         await asyncio.Event().wait()
 
     held = held_by(other)
-    assert (held.location, held.recorded, held.call_seq) == ("sleep", "sleep 'sleep'", "nothing")
+    assert (held.location, held.recorded, held.asked) == ("sleep", "sleep 'sleep'", "nothing")
     assert held.line == line_of(other, "Event")
 
 
-def test_an_end_before_the_last_record():
+def test_end_before_the_last_recorded_entry_diverges():
     async def other(ctx):
         await fetch("a")
 
     held = held_by(other)
-    assert (held.location, held.call_seq) == ("charge", "nothing")
+    assert (held.location, held.asked) == ("charge", "nothing")
 
 
-def test_a_scope_that_is_never_opened():
+def test_recorded_scope_that_is_never_opened_diverges():
     async def with_task(ctx):
         await asyncio.gather(helper(1), fetch(2))
 
@@ -139,11 +139,11 @@ def test_a_scope_that_is_never_opened():
     live = Play(with_task).begin()
     live.complete("helper/fetch")
     held = live.replayed_by(without).begin().held
-    assert (held.location, held.call_seq) == ("helper/fetch", "nothing")
+    assert (held.location, held.asked) == ("helper/fetch", "nothing")
     live.close()
 
 
-def test_a_timer_that_does_not_stand_any_more():
+def test_recorded_timer_that_is_not_set_diverges():
     async def with_timer(ctx):
         await asyncio.sleep(5)
         await fetch("a")
@@ -158,7 +158,7 @@ def test_a_timer_that_does_not_stand_any_more():
     live.close()
 
 
-def test_something_cancelled_that_is_not_cancelled_any_more():
+def test_recorded_cancellation_that_does_not_happen_diverges():
     async def giving_up(ctx):
         task = asyncio.create_task(fetch("a"))
         await charge("b")
@@ -178,7 +178,7 @@ def test_something_cancelled_that_is_not_cancelled_any_more():
     live.close()
 
 
-def test_a_result_that_no_longer_fits_its_type():
+def test_result_that_does_not_match_the_changed_type_diverges():
     @step(name="fetch")
     async def typed(what) -> int:
         return 1
@@ -189,7 +189,7 @@ def test_a_result_that_no_longer_fits_its_type():
     assert held_by(other).location == "fetch"
 
 
-def test_user_code_sees_nothing_of_it_but_being_closed():
+def test_user_code_does_not_see_a_divergence_except_being_closed():
     async def other(ctx):
         try:
             await fetch("a")
@@ -207,7 +207,7 @@ def test_user_code_sees_nothing_of_it_but_being_closed():
     assert "charge" not in {row.location for row in play.turn.entries}
 
 
-def test_a_step_under_way_beside_a_recorded_one_is_a_gap_and_no_divergence():
+def test_unrecorded_running_step_beside_a_recorded_one_does_not_diverge():
     async def both(ctx):
         await asyncio.gather(fetch("slow"), fetch("quick"))
 
@@ -219,7 +219,7 @@ def test_a_step_under_way_beside_a_recorded_one_is_a_gap_and_no_divergence():
     assert again.turn.outcome is not None
 
 
-def test_a_gap_takes_no_sleep():
+def test_unrecorded_sleep_beside_a_recorded_step_diverges():
     async def asleep(ctx):
         await asyncio.gather(ctx.sleep(5), fetch("quick"))
 
@@ -227,14 +227,14 @@ def test_a_gap_takes_no_sleep():
     assert Play(asleep, rows=rows).begin().held.recorded == "a step that was under way"
 
 
-def test_an_ask_past_the_last_record_is_new():
+def test_request_after_the_last_recorded_entry_is_new():
     rows = [step_row("fetch", "a", ordinal=0, seq=1)]
     play = Play(original, rows=rows).begin()
     assert list(play.running) == ["charge"]
     play.close()
 
 
-def test_a_pending_record_must_be_asked_for_too():
+def test_pending_entry_that_is_not_requested_diverges():
     async def nothing(ctx):
         await asyncio.sleep(5)
 
@@ -249,7 +249,7 @@ async def with_other_arguments(ctx):
     await fetch("c")
 
 
-def test_other_arguments_are_reported_and_no_divergence(caplog):
+def test_changed_arguments_are_reported_as_drift(caplog):
     play = recorded().replayed_by(with_other_arguments).begin()
     assert play.turn.drift == ("fetch",)
     assert play.alive
@@ -259,7 +259,7 @@ def test_other_arguments_are_reported_and_no_divergence(caplog):
 
 
 @pytest.mark.parametrize("how", ["by the caller", "by the workflow"])
-def test_other_arguments_are_divergence_when_strict(how):
+def test_changed_arguments_diverge_in_strict_mode(how):
     if how == "by the caller":
         play = recorded().replayed_by(with_other_arguments, strict=True).begin()
     else:
@@ -268,7 +268,7 @@ def test_other_arguments_are_divergence_when_strict(how):
     assert play.held.recorded == "other arguments"
 
 
-def test_new_asks_are_numbered_after_all_that_is_on_record():
+def test_new_requests_are_numbered_after_all_recorded_ones():
     async def timers(ctx):
         await asyncio.sleep(1)
         await fetch("a")

@@ -228,7 +228,7 @@ SHAPES = [found for name, found in list(globals().items()) if asyncio.iscoroutin
 
 
 @pytest.mark.parametrize("fn", SHAPES, ids=lambda fn: fn.__name__)
-def test_any_shape_of_handler_is_closed_without_an_effect(fn, caplog):
+def test_every_kind_of_handler_is_closed_without_effects(fn, caplog):
     play = Play(fn).begin()
     assert play.alive
     rows = list(play.rows)
@@ -241,7 +241,7 @@ def test_any_shape_of_handler_is_closed_without_an_effect(fn, caplog):
 
 
 @pytest.mark.parametrize("fn", SHAPES, ids=lambda fn: fn.__name__)
-def test_a_run_can_be_dropped_after_every_turn(fn):
+def test_run_can_be_evicted_after_every_turn(fn):
     play = Play(fn).begin()
     for _ in range(3):
         if not play.alive or not play.choices():
@@ -261,7 +261,7 @@ STUBBORN = [fn for fn in SHAPES if fn.__name__.startswith("stubborn")]
 
 
 @pytest.mark.parametrize("fn", STUBBORN, ids=lambda fn: fn.__name__)
-def test_what_will_not_end_is_parked_and_logged(fn, caplog):
+def test_coroutine_that_cannot_be_closed_is_retained_and_logged(fn, caplog):
     before = len(closing.UNCLOSABLE)
     play = Play(fn).begin()
     play.close()
@@ -320,14 +320,14 @@ def test_releasing_a_lock_in_a_handler_raises_nothing():
     assert play.close() == [GeneratorExit]
 
 
-def test_what_handlers_raise_is_logged_and_ignored(caplog):
+def test_errors_of_handlers_are_logged_and_ignored(caplog):
     play = Play(except_and_raise_other).begin()
     play.close()
     assert "ValueError('of the handler')" in caplog.text
     assert "run-1" in caplog.text
 
 
-def test_a_quiet_closing_logs_nothing(caplog):
+def test_eviction_without_errors_logs_nothing(caplog):
     for fn in (plain, finally_sync, finally_step, lock_is_released, finally_task_group):
         Play(fn).begin().close()
     assert caplog.text == ""
@@ -346,7 +346,7 @@ def test_tasks_are_closed_newest_first():
     assert Play(three).begin().close() == ["c", "b", "a"]
 
 
-def test_a_handler_may_reset_the_variable_that_it_set(caplog):
+def test_handler_can_reset_a_context_variable_that_it_set(caplog):
     variable = contextvars.ContextVar("variable", default=0)
 
     async def member():
@@ -369,7 +369,7 @@ def test_a_handler_may_reset_the_variable_that_it_set(caplog):
     assert caplog.text == ""
 
 
-def test_closing_is_seen_by_nobody_while_the_run_stays_in_memory():
+def test_handlers_see_no_closing_while_the_run_stays_in_memory():
     async def watching(ctx):
         try:
             await charge(1)
@@ -386,17 +386,17 @@ def test_closing_is_seen_by_nobody_while_the_run_stays_in_memory():
     play.close()
 
 
-def test_closing_twice_is_closing_once():
+def test_closing_twice_has_no_further_effect():
     play = Play(finally_sync).begin()
     assert play.close() == ["finally"]
     assert play.close() == []
 
 
-def test_a_runner_that_was_never_advanced_closes():
+def test_runner_that_was_never_advanced_can_be_closed():
     Play(finally_sync).close()
 
 
-def test_calls_that_a_closed_run_still_held_are_no_mistake(recwarn):
+def test_pending_calls_of_a_closed_run_do_not_warn(recwarn):
     async def prepared(ctx):
         calls = [charge(number) for number in range(3)]
         for call in calls:
@@ -407,7 +407,7 @@ def test_calls_that_a_closed_run_still_held_are_no_mistake(recwarn):
     assert [str(warning.message) for warning in recwarn.list] == []
 
 
-def test_a_run_that_is_dropped_without_closing_does_not_run_user_code():
+def test_run_that_is_garbage_collected_without_closing_runs_no_user_code():
     """Left to the garbage collector its `finally` would run under the real loop, where a step is a plain function."""
 
     async def outside():
@@ -423,7 +423,7 @@ def test_a_run_that_is_dropped_without_closing_does_not_run_user_code():
     asyncio.run(outside())
 
 
-def test_nothing_is_kept_of_a_run_that_ended_or_was_closed():
+def test_run_that_ended_or_was_closed_leaves_no_objects():
     async def ends(ctx):
         return 1
 
@@ -433,7 +433,7 @@ def test_nothing_is_kept_of_a_run_that_ended_or_was_closed():
     assert set(closing.LIVE) == before
 
 
-def test_closing_under_a_real_loop_leaves_that_loop_alone():
+def test_closing_under_a_real_event_loop_does_not_affect_it():
     async def outside():
         real = asyncio.get_running_loop()
         for fn in SHAPES:
@@ -467,7 +467,7 @@ def settle(play):
     return play
 
 
-def test_an_async_generator_that_is_dropped_is_closed_without_durable_calls(caplog):
+def test_abandoned_async_generator_is_closed_without_durable_calls(caplog):
     async def dropping(ctx):
         async for page in pages(5):
             if page == 1:
@@ -483,7 +483,7 @@ def test_an_async_generator_that_is_dropped_is_closed_without_durable_calls(capl
     assert play.replayed_by(dropping).begin().value == "end"
 
 
-def test_an_async_generator_with_aclosing_may_make_durable_calls():
+def test_async_generator_with_aclosing_can_make_durable_calls():
     async def closing_it(ctx):
         async with aclosing(pages(5)) as found:
             async for page in found:
@@ -496,7 +496,7 @@ def test_an_async_generator_with_aclosing_may_make_durable_calls():
     assert play.entries["charge#2"].value == b'"clean up"'
 
 
-def test_an_exhausted_async_generator_may_make_durable_calls():
+def test_exhausted_async_generator_can_make_durable_calls():
     async def exhausting(ctx):
         return [page async for page in pages(2)]
 
@@ -505,7 +505,7 @@ def test_an_exhausted_async_generator_may_make_durable_calls():
     assert play.notes == ["closing", "cleaned up"]
 
 
-def test_an_async_generator_in_a_cycle_is_closed_by_the_collector_without_durable_calls():
+def test_async_generator_in_a_cycle_is_closed_by_the_garbage_collector_without_durable_calls():
     async def cyclic(ctx):
         found = pages(5)
         ring = [found]

@@ -20,7 +20,7 @@ def asked(fn):
     return [entry.location for entry in entries if entry.kind != "timer"]
 
 
-def test_the_same_name_again_is_numbered_in_order():
+def test_repeated_names_are_numbered_in_order():
     async def three(ctx):
         await fetch(1)
         await fetch(2)
@@ -29,7 +29,7 @@ def test_the_same_name_again_is_numbered_in_order():
     assert asked(three) == ["fetch", "fetch#1", "fetch#2"]
 
 
-def test_a_key_is_part_of_the_location_and_is_numbered_on_its_own():
+def test_key_is_part_of_the_location_and_numbered_separately():
     async def keyed(ctx):
         await fetch.options(key="eu")(1)
         await fetch.options(key=7)(2)
@@ -40,14 +40,14 @@ def test_a_key_is_part_of_the_location_and_is_numbered_on_its_own():
     assert asked(keyed) == ["fetch[eu]", "fetch[7]", "fetch", "fetch[eu]#1", "other"]
 
 
-def test_a_task_opens_a_scope_named_after_its_function():
+def test_task_opens_a_scope_named_after_its_function():
     async def tasks(ctx):
         await asyncio.gather(helper(1), helper(2))
 
     assert asked(tasks) == ["helper/fetch", "helper#1/fetch"]
 
 
-def test_an_explicit_name_is_the_scopes_name():
+def test_explicit_task_name_is_the_name_of_its_scope():
     async def named(ctx):
         first = asyncio.create_task(helper(1), name="alpha")
         async with asyncio.TaskGroup() as group:
@@ -58,7 +58,7 @@ def test_an_explicit_name_is_the_scopes_name():
     assert asked(named) == ["alpha/fetch", "beta/fetch", "helper/fetch"]
 
 
-def test_a_name_that_is_set_before_the_task_runs_counts():
+def test_name_set_before_the_task_runs_is_used():
     async def renamed(ctx):
         task = asyncio.create_task(helper(1))
         task.set_name("gamma")
@@ -67,7 +67,7 @@ def test_a_name_that_is_set_before_the_task_runs_counts():
     assert asked(renamed) == ["gamma/fetch"]
 
 
-def test_an_empty_name_is_no_name():
+def test_empty_task_name_is_ignored():
     async def empty(ctx):
         await fetch(0)
         await asyncio.create_task(helper(1), name="")
@@ -75,7 +75,7 @@ def test_an_empty_name_is_no_name():
     assert asked(empty) == ["fetch", "helper/fetch"]
 
 
-def test_scopes_are_numbered_in_starting_order():
+def test_scopes_are_numbered_in_start_order():
     async def started(ctx):
         def make():
             return [asyncio.create_task(helper(number), name="same") for number in range(3)]
@@ -92,7 +92,7 @@ def test_scopes_are_numbered_in_starting_order():
     play.close()
 
 
-def test_scopes_nest():
+def test_scopes_can_be_nested():
     async def nested(ctx):
         async def inner():
             await fetch(1)
@@ -103,7 +103,7 @@ def test_scopes_nest():
     assert asked(nested) == ["inner/fetch", "inner/helper/fetch", "inner/helper#1/fetch"]
 
 
-def test_a_step_that_is_itself_the_task_opens_no_scope():
+def test_task_of_a_step_call_opens_no_scope():
     async def plain(ctx):
         await asyncio.gather(fetch(1), fetch(2))
         await asyncio.create_task(fetch(3), name="ignored")
@@ -115,7 +115,7 @@ def test_a_step_that_is_itself_the_task_opens_no_scope():
     assert asked(plain) == ["fetch", "fetch#1", "fetch#2", "fetch#3", "fetch#4", "sleep"]
 
 
-def test_wait_for_is_in_its_callers_scope():
+def test_wait_for_runs_in_the_scope_of_its_caller():
     async def waiting(ctx):
         await asyncio.wait_for(fetch(1), 5)
         await asyncio.wait_for(helper(2), 5)
@@ -124,7 +124,7 @@ def test_wait_for_is_in_its_callers_scope():
     assert asked(waiting) == ["fetch", "fetch#1", "helper/fetch"]
 
 
-def test_a_call_is_asked_for_when_it_is_awaited_and_not_when_it_is_made():
+def test_call_is_requested_when_it_is_awaited_not_when_it_is_created():
     async def late(ctx):
         second, first = fetch.options(name="second")(2), fetch.options(name="first")(1)
         await first
@@ -133,7 +133,7 @@ def test_a_call_is_asked_for_when_it_is_awaited_and_not_when_it_is_made():
     assert asked(late) == ["first", "second"]
 
 
-def test_a_task_and_a_step_of_one_name_do_not_collide():
+def test_task_and_step_with_the_same_name_do_not_collide():
     async def twins(ctx):
         await asyncio.create_task(helper(1), name="fetch")
         await fetch(2)
@@ -141,7 +141,7 @@ def test_a_task_and_a_step_of_one_name_do_not_collide():
     assert asked(twins) == ["fetch/fetch", "fetch#1"]
 
 
-def test_names_with_structure_in_them_are_escaped():
+def test_structural_characters_in_names_are_escaped():
     async def odd(ctx):
         await fetch.options(name="a/b#1[c]~%")(1)
         await fetch.options(name="x", key="]/[")(2)
@@ -150,7 +150,7 @@ def test_names_with_structure_in_them_are_escaped():
     assert asked(odd) == ["a%2Fb%231%5Bc%5D%7E%25", "x[%5D%2F%5B]", "%7Ecancel%2F../fetch"]
 
 
-def test_a_bad_key_is_refused():
+def test_invalid_key_is_rejected():
     with pytest.raises(InvalidArgument, match="key"):
         fetch.options(key="")
     with pytest.raises(InvalidArgument, match="key"):
@@ -179,7 +179,7 @@ def test_no_two_paths_collide(one, other):
 
 
 @given(paths)
-def test_a_path_is_taken_apart_again(segments):
+def test_path_can_be_split_into_scope_and_segment(segments):
     path = path_of(segments)
     assert scope_of(path) == (path_of(segments[:-1]) if segments[:-1] else "")
     name, key, _ = segments[-1]
@@ -189,5 +189,5 @@ def test_a_path_is_taken_apart_again(segments):
 
 
 @given(names)
-def test_no_name_is_taken_for_something_of_ours(name):
+def test_escaped_name_never_starts_with_a_tilde(name):
     assert not escape_segment(name).startswith("~")

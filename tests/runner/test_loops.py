@@ -44,7 +44,7 @@ def locations(play: Play) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_state_is_carried_on_and_typed_by_annotation(seed):
+def test_state_is_passed_to_the_next_iteration_with_its_annotated_type(seed):
     play = play_everywhere(pages, seed=seed)
     assert play.value == ["Page", {"number": 3, "seen": ["2024-01-01", "2024-01-02", "2024-01-03"]}]
     assert set(play.notes) <= {"Page"}
@@ -60,7 +60,7 @@ def test_the_state_is_carried_on_and_typed_by_annotation(seed):
     assert [play.entries[f"pages/~{number}"].kind for number in (1, 2)] == ["iteration"] * 2
 
 
-def test_an_iteration_begins_in_the_turn_in_which_the_last_one_ended():
+def test_iteration_starts_in_the_turn_in_which_the_previous_one_ends():
     play = Play(pages).begin()
     turn = play.complete("pages/~0/fetch")
     assert [(row.location, row.status) for row in turn.entries] == [
@@ -70,7 +70,7 @@ def test_an_iteration_begins_in_the_turn_in_which_the_last_one_ended():
     assert play.attempts == {"pages/~1/fetch": 1}
 
 
-def test_the_state_goes_through_the_codec_also_the_first_time():
+def test_initial_state_is_encoded_and_decoded_too():
     async def shared(ctx):
         mine: dict[str, Any] = {"a": (1, 2)}
 
@@ -87,7 +87,7 @@ def test_the_state_goes_through_the_codec_also_the_first_time():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_loop_without_state_goes_on_when_its_body_returns_nothing(seed):
+def test_loop_without_state_continues_when_its_body_returns_none(seed):
     async def stateless(ctx):
         async def body(ctx):
             got = await ctx.receive("next", "stop")
@@ -99,7 +99,7 @@ def test_a_loop_without_state_goes_on_when_its_body_returns_nothing(seed):
     assert play_everywhere(stateless, seed=seed, events=events).value == [3, 4]
 
 
-def test_a_state_may_be_none_in_the_end():
+def test_state_can_become_none():
     async def fading(ctx):
         async def body(ctx, state: int | None) -> Continue[int | None] | Break[str]:
             await fetch(1)
@@ -111,7 +111,7 @@ def test_a_state_may_be_none_in_the_end():
 
 
 @pytest.mark.parametrize("returned", [None, 5, "Break"])
-def test_a_body_that_returns_something_else_is_misuse(returned):
+def test_body_that_returns_another_value_is_rejected(returned):
     async def wrong(ctx):
         async def body(ctx, state):
             return returned
@@ -123,7 +123,7 @@ def test_a_body_that_returns_something_else_is_misuse(returned):
     assert "'wrong'" in failure.message
 
 
-def test_a_state_that_does_not_fit_its_annotation_is_refused():
+def test_state_that_does_not_match_its_annotation_is_rejected():
     async def wrong(ctx):
         async def body(ctx, state: int) -> Continue[Any]:
             return Continue("not a number")
@@ -134,7 +134,7 @@ def test_a_state_that_does_not_fit_its_annotation_is_refused():
 
 
 @pytest.mark.parametrize("options", [{"commit_every": 0}, {"prune_every": 0}, {"keep": -1}, {"commit_every": 1.5}])
-def test_bad_options_are_refused(options):
+def test_invalid_options_are_rejected(options):
     async def wrong(ctx):
         async def body(ctx):
             return Break()
@@ -144,14 +144,14 @@ def test_bad_options_are_refused(options):
     assert Play(wrong).run().failure.type == "InvalidArgument"
 
 
-def test_a_body_must_be_a_function():
+def test_body_that_is_not_a_function_is_rejected():
     async def wrong(ctx):
         await ctx.loop("wrong", 5)
 
     assert Play(wrong).run().failure.type == "WorkflowMisuse"
 
 
-def test_loops_of_one_name_are_numbered():
+def test_loops_with_the_same_name_are_numbered():
     async def twice(ctx):
         async def body(ctx):
             return Break(await fetch("x"))
@@ -167,7 +167,7 @@ def test_loops_of_one_name_are_numbered():
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("every", [2, 3, 10])
-def test_state_is_committed_every_so_many_iterations(every, seed):
+def test_state_is_committed_every_commit_every_iterations(every, seed):
     async def counting(ctx):
         async def body(ctx, count: int) -> Continue[int] | Break[int]:
             await fetch(count)
@@ -183,7 +183,7 @@ def test_state_is_committed_every_so_many_iterations(every, seed):
     assert [row.value for row in steps] == [str(number).encode() for number in range(8)]
 
 
-def test_a_loop_is_resumed_at_its_last_committed_state_and_not_before():
+def test_loop_resumes_at_its_last_committed_state():
     async def counting(ctx):
         async def body(ctx, count: int) -> Continue[int]:
             note(count)
@@ -211,7 +211,7 @@ async def long_loop(ctx: Context, last: int) -> Any:
     return await ctx.loop("long", body, 0)
 
 
-def test_a_long_loop_has_a_bounded_history():
+def test_long_loop_has_a_bounded_history():
     play = Play(long_loop, 2_000).begin()
     most = 0
     while play.alive:
@@ -229,7 +229,7 @@ def test_a_long_loop_has_a_bounded_history():
 
 
 @pytest.mark.parametrize(("every", "keep"), [(1, 0), (5, 0), (1, 3), (7, 2)])
-def test_what_is_pruned_is_bounded_by_prune_every_and_keep(every, keep):
+def test_number_of_retained_iterations_is_bounded_by_prune_every_and_keep(every, keep):
     async def bounded(ctx):
         async def body(ctx, count: int) -> Continue[int] | Break[int]:
             await fetch(count)
@@ -250,7 +250,7 @@ def test_what_is_pruned_is_bounded_by_prune_every_and_keep(every, keep):
     assert dropped[0] == "bounded/~0"
 
 
-def test_pruning_goes_on_after_a_crash_where_it_was():
+def test_pruning_resumes_after_a_crash():
     play = Play(long_loop, 300).begin()
     for turn in range(200):
         play.complete()
@@ -261,7 +261,7 @@ def test_pruning_goes_on_after_a_crash_where_it_was():
     assert len(dropped) == len(set(dropped))
 
 
-def test_an_iteration_that_has_something_pending_is_not_pruned():
+def test_iteration_with_a_pending_entry_is_not_pruned():
     async def leaving(ctx):
         async def loser():
             try:
@@ -284,7 +284,7 @@ def test_an_iteration_that_has_something_pending_is_not_pruned():
     assert play.value == 5
 
 
-def test_a_child_that_is_left_open_keeps_its_iteration():
+def test_iteration_with_an_open_child_is_not_pruned():
     from tests.runner.test_children import kid
 
     async def starting(ctx):
@@ -327,7 +327,7 @@ async def nested(ctx: Context) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_nested_loops_are_resumed_exactly_where_they_were(seed):
+def test_nested_loops_resume_at_the_same_point(seed):
     play = play_everywhere(nested, seed=seed, events=[("go", 1)] * 30)
     if play.turn.outcome is None:
         pytest.fail(f"ended as {play.turn}")
@@ -335,7 +335,7 @@ def test_nested_loops_are_resumed_exactly_where_they_were(seed):
     assert (len(counted), counted[0], counted[2]) == (4, 2, 2)
 
 
-def test_a_loop_suspended_in_a_nested_one_wakes_only_there():
+def test_loop_suspended_in_a_nested_loop_resumes_only_in_the_nested_loop():
     async def two_deep(ctx):
         async def outer(ctx, n: int) -> Continue[int]:
             async def inner(ctx, m: int) -> Continue[int] | Break[int]:
@@ -357,7 +357,7 @@ def test_a_loop_suspended_in_a_nested_one_wakes_only_there():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_was_asked_for_beside_and_after_a_loop_is_numbered_in_order_also_after_a_crash(seed):
+def test_requests_beside_and_after_a_loop_are_numbered_in_order_after_a_crash(seed):
     async def beside(ctx):
         await asyncio.gather(long_loop(ctx, 3), fetch("slow"), ctx.sleep(4))
         await fetch("after")
@@ -369,7 +369,7 @@ def test_what_was_asked_for_beside_and_after_a_loop_is_numbered_in_order_also_af
     check_asked(play)
 
 
-def test_a_loop_in_a_gather_is_cancelled_and_its_steps_with_it():
+def test_cancelling_a_loop_in_a_gather_cancels_its_steps():
     async def raced(ctx):
         async def body(ctx, count: int) -> Continue[int]:
             await fetch(count)
@@ -392,7 +392,7 @@ def test_a_loop_in_a_gather_is_cancelled_and_its_steps_with_it():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_body_that_raises_ends_the_loop(seed):
+def test_body_that_raises_ends_the_loop(seed):
     async def raising(ctx):
         async def body(ctx, count: int) -> Continue[int]:
             await fetch(count)
@@ -417,7 +417,7 @@ def test_a_body_that_raises_ends_the_loop(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_tasks_that_an_iteration_opened_are_cancelled_at_its_end_and_seen_out(seed):
+def test_tasks_of_an_iteration_are_cancelled_and_awaited_at_its_end(seed):
     async def opening(ctx):
         async def beside(number):
             try:
@@ -441,7 +441,7 @@ def test_tasks_that_an_iteration_opened_are_cancelled_at_its_end_and_seen_out(se
         assert play.entries[f"opening/~{number}/beside/fetch"].status is EntryStatus.SUCCEEDED
 
 
-def test_tasks_of_the_workflow_itself_go_on_over_iterations():
+def test_tasks_of_the_workflow_keep_running_across_iterations():
     async def around(ctx):
         async def ticking():
             for number in range(3):
@@ -463,7 +463,7 @@ def test_tasks_of_the_workflow_itself_go_on_over_iterations():
 # --- a loop that never waits
 
 
-def test_a_loop_that_never_waits_makes_turns_and_is_not_held():
+def test_loop_that_never_waits_makes_turns_and_is_not_held():
     async def spinning(ctx):
         async def body(ctx, count: int) -> Continue[int] | Break[int]:
             return Continue(count + 1) if count < 5_500 else Break(count)
@@ -494,7 +494,7 @@ def check_cold_when_more(play: Play) -> None:
     cold.close()
 
 
-def test_an_endless_loop_can_still_be_cancelled():
+def test_endless_loop_can_be_cancelled():
     async def endless(ctx):
         async def body(ctx):
             return None
@@ -525,7 +525,7 @@ def undo_by_hand(what: str, page: Page) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_a_pruned_iteration_registered_is_still_undone(seed):
+def test_compensations_of_pruned_iterations_still_run(seed):
     async def booking(ctx):
         async def body(ctx, room: int) -> Continue[int]:
             await book(room)
@@ -547,7 +547,7 @@ def test_what_a_pruned_iteration_registered_is_still_undone(seed):
     assert not any(row.location.startswith("booking/~2") for row in play.entries.values())
 
 
-def test_what_is_still_to_be_undone_does_not_make_pruning_begin_anew():
+def test_pending_compensations_do_not_restart_pruning():
     async def booking(ctx):
         async def body(ctx, room: int) -> Continue[int] | Break[int]:
             await book(room)
@@ -565,7 +565,7 @@ def test_what_is_still_to_be_undone_does_not_make_pruning_begin_anew():
 
 
 @pytest.mark.parametrize("how", ["step", "on_rollback", "on_exit"])
-def test_a_function_that_cannot_be_found_again_is_refused_in_a_loop(how):
+def test_compensation_that_is_not_importable_is_rejected_in_a_loop(how):
     async def local(ctx):
         def undo(*args):
             pass
@@ -589,7 +589,7 @@ def test_a_function_that_cannot_be_found_again_is_refused_in_a_loop(how):
     assert "fetch" not in str(play.entries.keys())
 
 
-def test_outside_of_loops_any_function_will_do():
+def test_compensation_outside_of_loops_can_be_any_function():
     undone = []
 
     async def plain(ctx):

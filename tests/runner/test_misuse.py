@@ -39,7 +39,7 @@ WORLD = {
 
 
 @pytest.mark.parametrize("name", WORLD)
-def test_what_reaches_the_world_is_refused(name):
+def test_blocking_and_external_calls_are_rejected(name):
     async def reaching(ctx):
         found = WORLD[name]()
         return await found if inspect.isawaitable(found) else found
@@ -52,7 +52,7 @@ def test_what_reaches_the_world_is_refused(name):
     assert "move it into a step" in play.failure.message
 
 
-def test_a_refusal_can_be_caught_and_the_run_goes_on():
+def test_run_continues_after_it_catches_a_workflow_misuse():
     async def reaching(ctx):
         try:
             await asyncio.to_thread(len, "x")
@@ -62,7 +62,7 @@ def test_a_refusal_can_be_caught_and_the_run_goes_on():
     assert Play(reaching).begin().value == "WorkflowMisuse"
 
 
-def test_asyncio_task_made_directly_is_refused():
+def test_asyncio_task_created_directly_is_rejected():
     async def direct(ctx):
         await asyncio.Task(helper(1))
 
@@ -71,7 +71,7 @@ def test_asyncio_task_made_directly_is_refused():
     assert "create_task" in play.failure.message
 
 
-def test_eager_tasks_are_refused():
+def test_eager_tasks_are_rejected():
     async def eager(ctx):
         await asyncio.eager_task_factory(loop(), helper(1))  # type: ignore[attr-defined,unused-ignore]
 
@@ -86,7 +86,7 @@ def test_eager_tasks_are_refused():
 
 
 @pytest.mark.parametrize("kind", ["generator", "set", "dict"])
-def test_as_completed_takes_only_what_has_an_order(kind):
+def test_as_completed_rejects_unordered_collections(kind):
     async def unordered(ctx):
         coros = [helper(number) for number in range(3)]
         given = {"generator": (coro for coro in coros), "set": set(coros), "dict": dict.fromkeys(coros)}[kind]
@@ -102,7 +102,7 @@ def test_as_completed_takes_only_what_has_an_order(kind):
     assert "list or tuple" in play.failure.message
 
 
-def test_as_completed_takes_a_tuple_and_tasks():
+def test_as_completed_accepts_a_tuple_and_tasks():
     async def ordered(ctx):
         first = [await each for each in asyncio.as_completed((helper(1), fetch(2)))]
         tasks = [asyncio.create_task(helper(number)) for number in range(3)]
@@ -111,7 +111,7 @@ def test_as_completed_takes_a_tuple_and_tasks():
     assert sorted(Play(ordered).run().value) == [0, 1, 1, 2, 2]
 
 
-def test_wait_takes_no_gathering():
+def test_wait_rejects_the_result_of_gather():
     """What `gather` gives hashes by its address, so that a set of it would be walked differently every time."""
 
     async def waiting(ctx):
@@ -128,7 +128,7 @@ def test_wait_takes_no_gathering():
 
 
 @pytest.mark.parametrize("kind", [asyncio.Event, asyncio.Queue, asyncio.Lock, asyncio.Condition])
-def test_asyncio_objects_shared_between_runs_are_refused(kind):
+def test_asyncio_objects_shared_between_runs_are_rejected(kind):
     shared = kind()
 
     async def waiting(ctx):
@@ -156,7 +156,7 @@ def test_asyncio_objects_shared_between_runs_are_refused(kind):
     first.close()
 
 
-def test_waking_another_run_is_refused():
+def test_waking_another_run_is_rejected():
     shared = asyncio.Event()
 
     async def waiting(ctx):
@@ -172,7 +172,7 @@ def test_waking_another_run_is_refused():
     first.close()
 
 
-def test_a_future_of_the_real_loop_is_refused():
+def test_future_of_the_real_event_loop_is_rejected():
     async def outside():
         real = asyncio.get_running_loop().create_future()
 
@@ -185,7 +185,7 @@ def test_a_future_of_the_real_loop_is_refused():
     assert failure.type == "WorkflowMisuse"
 
 
-def test_a_run_is_driven_beside_the_real_loop():
+def test_run_can_be_advanced_inside_a_real_event_loop():
     async def outside():
         real = asyncio.get_running_loop()
         play = Play(helper_twice).begin()
@@ -211,7 +211,7 @@ def line_of(fn, text):
     return f"{__file__}:{first + number} in {fn.__name__}"
 
 
-def test_a_run_that_nothing_can_wake_is_held_with_the_line():
+def test_deadlocked_run_is_held_with_its_line():
     async def stuck(ctx):
         await fetch("a")
         await asyncio.Event().wait()
@@ -224,7 +224,7 @@ def test_a_run_that_nothing_can_wake_is_held_with_the_line():
     assert play.replayed_by(stuck).begin().held == play.held
 
 
-def test_a_run_that_waits_for_a_task_that_waits_for_it_is_held():
+def test_run_with_tasks_that_await_each_other_is_held():
     async def embrace(ctx):
         lock = asyncio.Lock()
 
@@ -238,7 +238,7 @@ def test_a_run_that_waits_for_a_task_that_waits_for_it_is_held():
     assert Play(embrace).begin().held.kind == "deadlock"
 
 
-def test_a_run_that_spins_is_held_with_the_line():
+def test_spinning_run_is_held_with_its_line():
     async def spinning(ctx):
         await fetch("a")
         while True:
@@ -251,7 +251,7 @@ def test_a_run_that_spins_is_held_with_the_line():
     assert play.turn.entries == ()
 
 
-def test_a_run_that_spins_on_sleeps_of_nothing_is_held(monkeypatch):
+def test_run_that_spins_on_zero_sleeps_is_held(monkeypatch):
     monkeypatch.setattr("perdure.runner.event_loop.MAX_CALLBACKS", 1000)
 
     async def spinning(ctx):
@@ -261,7 +261,7 @@ def test_a_run_that_spins_on_sleeps_of_nothing_is_held(monkeypatch):
     assert Play(spinning).begin().held.kind == "livelock"
 
 
-def test_a_busy_run_is_not_spinning():
+def test_busy_run_is_not_held_for_spinning():
     async def busy(ctx):
         for _ in range(40_000):
             await asyncio.sleep(0)

@@ -124,7 +124,7 @@ trees = st.recursive(leaves, blocks, max_leaves=6)
 
 
 @given(tree=trees, seed=st.integers(0, 2**32), cancel_at=st.none() | st.integers(0, 30))
-def test_a_random_program_replays_from_every_prefix_of_its_history(tree, seed, cancel_at):
+def test_random_program_replays_from_every_prefix_of_its_history(tree, seed, cancel_at):
     async def program(ctx):
         return await grow(ctx, tree)
 

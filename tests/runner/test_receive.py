@@ -14,7 +14,7 @@ from perdure.codec import JSON
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.records import EntryStatus, Subscription
 from perdure.model.turns import MessageReceived
-from perdure.workflows.messages import messages_of
+from perdure.workflows.messages import received_messages
 from tests.runner.crash_after_every_turn import crashed, play_everywhere
 from tests.runner.turn_driver import CLOCK, Play, note
 from tests.runner.workflows import fetch
@@ -65,14 +65,14 @@ def letters(play: Play) -> list[Any]:
     ("sent", "value", "got"),
     [("Paid", {"cents": 5}, ["Paid", {"cents": 5}]), ("orders.shipped", {"by": "sea"}, ["Shipped", {"by": "sea"}])],
 )
-def test_a_receive_takes_an_event_of_any_of_its_types_and_gives_an_instance_of_it(sent, value, got):
+def test_receive_returns_an_instance_of_any_of_its_event_types(sent, value, got):
     play = Play(one_of_two).begin()
     assert [(wait.kind, wait.name) for wait in play.turn.waits] == [("event", "Paid,orders.shipped")]
     play.send(sent, value)
     assert play.value == got
 
 
-def test_a_plain_name_gives_the_json_value():
+def test_receive_by_name_returns_the_json_value():
     async def plain(ctx):
         return await ctx.receive("orders.paid")
 
@@ -81,7 +81,7 @@ def test_a_plain_name_gives_the_json_value():
     assert play.value == {"cents": [1, 2]}
 
 
-def test_receiving_and_consuming_are_one_turn():
+def test_message_is_received_and_consumed_in_one_turn():
     async def two(ctx):
         got = await ctx.receive("a")
         await ctx.receive("b")
@@ -94,11 +94,11 @@ def test_receiving_and_consuming_are_one_turn():
         ("a", EntryStatus.SUCCEEDED, b"1"),
         ("b", EntryStatus.PENDING, None),
     ]
-    assert [message.number for message in messages_of(play.entries["a"])] == [1]
+    assert [message.number for message in received_messages(play.entries["a"])] == [1]
     assert play.entries["a"].seq == 1
 
 
-def test_an_event_that_nobody_asks_for_stays_in_the_mailbox_and_writes_nothing():
+def test_event_without_a_receive_stays_in_the_mailbox_and_writes_nothing():
     async def other(ctx):
         await ctx.receive("b")
 
@@ -108,7 +108,7 @@ def test_an_event_that_nobody_asks_for_stays_in_the_mailbox_and_writes_nothing()
     assert play.inbox.keys() == {1}
 
 
-def test_a_receive_is_subscribed_in_the_turn_that_suspends_it_and_unsubscribed_in_the_turn_that_answers_it():
+def test_receive_subscribes_in_the_turn_that_suspends_and_unsubscribes_in_the_turn_that_completes_it():
     play = Play(three_in_a_row).begin()
     assert subscribed(play) == [Subscription("0/a,b", ("a", "b"))]
     play.send("a", 1)
@@ -119,7 +119,7 @@ def test_a_receive_is_subscribed_in_the_turn_that_suspends_it_and_unsubscribed_i
     assert play.value == [1, 2, 3]
 
 
-def test_a_receive_that_is_answered_in_the_turn_in_which_it_is_asked_never_subscribes():
+def test_receive_completed_in_the_turn_of_its_request_never_subscribes():
     play = Play(three_in_a_row)
     play.letter("event", "b", 1)
     play.letter("event", "a", 2)
@@ -129,7 +129,7 @@ def test_a_receive_that_is_answered_in_the_turn_in_which_it_is_asked_never_subsc
     assert unsubscribed(play) == []
 
 
-def test_a_receive_that_is_asked_and_answered_in_one_turn_changes_nothing_else():
+def test_receive_requested_and_completed_in_one_turn_has_no_other_effects():
     async def both(ctx):
         got = await ctx.receive("a")
         await ctx.sleep(5)
@@ -140,7 +140,7 @@ def test_a_receive_that_is_asked_and_answered_in_one_turn_changes_nothing_else()
     assert play.begin().turn.extras is None
 
 
-def test_a_replay_subscribes_to_nothing_again():
+def test_replay_does_not_subscribe_again():
     play = Play(three_in_a_row).begin()
     play.send("a", 1)
     cold = play.crash().begin()
@@ -148,14 +148,14 @@ def test_a_replay_subscribes_to_nothing_again():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_mail_is_received_in_order_of_sending_whatever_it_is_called(seed):
+def test_messages_are_received_in_the_order_of_sending_across_names(seed):
     events = [("b", 1), ("a", 2), ("c", 9), ("a", 3)]
     play = play_everywhere(three_in_a_row, seed=seed, events=events)
     assert play.value == [1, 2, 3]
     assert [message.name for message in play.inbox.values()] in (["c"], [])
 
 
-def test_several_receives_of_one_name_are_served_from_the_one_that_has_been_open_longest():
+def test_oldest_open_receive_of_a_name_gets_the_message():
     async def open_three(ctx):
         async def waiting(number):
             note([number, await ctx.receive("a")])
@@ -173,7 +173,7 @@ def test_several_receives_of_one_name_are_served_from_the_one_that_has_been_open
     assert play.notes == [[0, "first"], [1, "second"], [2, "third"]]
 
 
-def test_a_receive_with_other_names_in_between_does_not_take_what_is_for_another():
+def test_receive_of_other_names_does_not_take_a_message_for_another_receive():
     async def two(ctx):
         return await ctx.join(a=ctx.receive("a"), b=ctx.receive("b"), any=ctx.receive("a", "b"))
 
@@ -185,7 +185,7 @@ def test_a_receive_with_other_names_in_between_does_not_take_what_is_for_another
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_of_two_receives_in_a_race_the_one_wins_whose_event_was_sent_first(when):
+def test_race_of_two_receives_is_won_by_the_event_sent_first(when):
     async def raced(ctx):
         await fetch("work")
         return await ctx.race(a=ctx.receive("a"), b=ctx.receive("b"))
@@ -201,7 +201,7 @@ def test_of_two_receives_in_a_race_the_one_wins_whose_event_was_sent_first(when)
     assert play.inbox.keys() == {2}
 
 
-def test_each_receive_gets_a_new_object():
+def test_each_receive_returns_a_new_object():
     async def same(ctx):
         first, second = await ctx.receive("a"), await ctx.receive("a")
         first.append("mine")
@@ -213,7 +213,7 @@ def test_each_receive_gets_a_new_object():
     assert play.value == []
 
 
-def test_what_is_no_event_cannot_be_received():
+def test_receive_rejects_types_that_are_not_events():
     async def wrong(ctx):
         await ctx.receive(int)
 
@@ -234,20 +234,20 @@ async def in_time(ctx: Context, seconds: float) -> Any:
         return str(error)
 
 
-def test_a_receive_times_out_and_its_time_is_durable():
+def test_receive_times_out_at_a_durable_deadline():
     play = Play(in_time, 30.0).begin()
     assert play.turn.wake_at == 1_030.0
     assert [(wait.kind, wait.name, wait.until) for wait in play.turn.waits] == [("event", "a", 1_030.0)]
     cold = crashed(play)
     assert cold.turn.wake_at == 1_030.0
     cold.advance(now=1_030.0)
-    assert cold.value == "no a came within 30.0 seconds"
+    assert cold.value == "no a arrived within 30.0 seconds"
     assert unsubscribed(cold) == ["0/a"]
     assert cold.replayed_by(in_time, 30.0).begin().value == cold.value
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_comes_too_late_stays_in_the_mailbox(seed):
+def test_message_after_the_timeout_stays_in_the_mailbox(seed):
     async def twice(ctx):
         try:
             first = await ctx.receive("a", timeout=5)
@@ -259,30 +259,30 @@ def test_what_comes_too_late_stays_in_the_mailbox(seed):
     assert play.value in (["nothing", 1], [1, 2])
 
 
-def test_with_no_time_at_all_it_gives_what_is_there():
+def test_receive_with_zero_timeout_returns_a_pending_message():
     play = Play(in_time, 0.0)
     play.letter("event", "a", 1)
     assert play.begin().value == 1
 
 
-def test_with_no_time_at_all_and_nothing_there_it_times_out_once_its_topics_were_asked():
+def test_receive_with_zero_timeout_times_out_after_its_topics_were_read():
     play = Play(in_time, 0.0).begin()
     assert play.alive
     assert play.turn.wake_at == play.now
     assert (subscribed(play), unsubscribed(play)) == ([Subscription("0/a", ("a",))], [])
     play.move(CLOCK)
-    assert play.value == "no a came within 0.0 seconds"
+    assert play.value == "no a arrived within 0.0 seconds"
     assert unsubscribed(play) == ["0/a"]
 
 
-def test_mail_of_the_same_turn_comes_before_the_time_out():
+def test_message_in_the_turn_of_the_timeout_is_received():
     play = Play(in_time, 30.0).begin()
     play.send("a", 1, now=1_030.0)
     assert play.value == 1
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan"), "soon"])
-def test_a_bad_time_is_refused(timeout):
+def test_invalid_timeout_is_rejected(timeout):
     async def bad(ctx):
         await ctx.receive("a", timeout=timeout)
 
@@ -292,17 +292,17 @@ def test_a_bad_time_is_refused(timeout):
 # --- topics
 
 
-def test_an_assignment_answers_the_receive_that_it_is_for():
+def test_assignment_completes_its_target_receive():
     play = Play(three_in_a_row).begin()
     turn = play.post("assignment", "b", "from the topic", target="0/a,b", offset=4)
     assert turn.consumed == (1,)
     assert returned(play) == []
     assert unsubscribed(play) == ["0/a,b"]
-    assert messages_of(play.entries["a,b"])[0].offset == 4
+    assert received_messages(play.entries["a,b"])[0].offset == 4
     assert crashed(play).waits == [("a,b#1", None)]
 
 
-def test_the_mailbox_comes_before_the_topic():
+def test_mailbox_has_priority_over_topics():
     play = Play(three_in_a_row).begin()
     topic = play.letter("assignment", "a", "topic", target="0/a,b")
     mail = play.letter("event", "a", "mail")
@@ -312,7 +312,7 @@ def test_the_mailbox_comes_before_the_topic():
 
 
 @pytest.mark.parametrize("how", ["given up", "timed out", "answered", "another generation", "nothing there"])
-def test_an_assignment_that_no_receive_wants_goes_back(how):
+def test_assignment_without_an_open_receive_is_released(how):
     async def giving_up(ctx):
         try:
             await ctx.race(mail=ctx.receive("a", timeout=5), stop=ctx.receive("stop"))
@@ -334,7 +334,7 @@ def test_an_assignment_that_no_receive_wants_goes_back(how):
     assert play.inbox == {}
 
 
-def test_an_assignment_that_comes_with_the_giving_up_goes_back_in_the_same_turn():
+def test_assignment_in_the_turn_that_cancels_the_receive_is_released_in_that_turn():
     async def giving_up(ctx):
         await ctx.race(mail=ctx.receive("a"), stop=ctx.receive("stop"))
         await ctx.receive("end")
@@ -345,7 +345,7 @@ def test_an_assignment_that_comes_with_the_giving_up_goes_back_in_the_same_turn(
     assert (turn.consumed, returned(play)) == ((1,), [2])
 
 
-def test_an_assignment_that_comes_with_the_end_of_the_run_goes_back():
+def test_assignment_in_the_last_turn_of_the_run_is_released():
     async def ends(ctx):
         async def other():
             await ctx.receive("a")
@@ -361,7 +361,7 @@ def test_an_assignment_that_comes_with_the_end_of_the_run_goes_back():
     assert unsubscribed(play) == ["0/stop", "0/other/a"]
 
 
-def test_an_assignment_that_waits_for_a_crashed_run_answers_it_when_it_is_loaded():
+def test_assignment_for_a_crashed_run_completes_the_receive_after_loading():
     play = Play(three_in_a_row).begin()
     play.letter("assignment", "a", "topic", target="0/a,b")
     cold = crashed(play)
@@ -371,7 +371,7 @@ def test_an_assignment_that_waits_for_a_crashed_run_answers_it_when_it_is_loaded
 # --- what cannot be received
 
 
-def test_expired_mail_is_dropped_and_consumed():
+def test_expired_message_is_consumed_without_effect():
     play = Play(three_in_a_row).begin()
     play.advance(now=1_010.0)
     turn = play.send("a", "old", expires_at=1_010.0)
@@ -382,7 +382,7 @@ def test_expired_mail_is_dropped_and_consumed():
     assert letters(play) == []
 
 
-def test_an_expired_assignment_is_consumed_and_the_receive_subscribes_again():
+def test_expired_assignment_is_consumed_and_the_receive_subscribes_again():
     play = Play(three_in_a_row).begin()
     turn = play.post("assignment", "a", "old", target="0/a,b", expires_at=999.0)
     assert (turn.consumed, returned(play)) == ((1,), [])
@@ -390,7 +390,7 @@ def test_an_expired_assignment_is_consumed_and_the_receive_subscribes_again():
     assert play.waits == [("a,b", None)]
 
 
-def test_a_payload_that_does_not_fit_becomes_a_dead_letter_and_the_run_waits_on():
+def test_payload_of_the_wrong_type_becomes_a_dead_letter_and_the_run_keeps_waiting():
     play = Play(one_of_two).begin()
     turn = play.send("Paid", {"cents": "many"}, id="e-1", sent_at=990.0)
     assert (turn.consumed, turn.entries) == ((1,), ())
@@ -405,7 +405,7 @@ def test_a_payload_that_does_not_fit_becomes_a_dead_letter_and_the_run_waits_on(
     assert len(letters(play)) == 1
 
 
-def test_an_assignment_that_does_not_fit_becomes_a_dead_letter_and_the_receive_subscribes_again():
+def test_assignment_of_the_wrong_type_becomes_a_dead_letter_and_the_receive_subscribes_again():
     play = Play(one_of_two).begin()
     turn = play.post("assignment", "Paid", "nonsense", target="0/Paid,orders.shipped")
     assert (turn.consumed, returned(play)) == ((1,), [])
@@ -413,7 +413,7 @@ def test_an_assignment_that_does_not_fit_becomes_a_dead_letter_and_the_receive_s
     assert subscribed(play) == [Subscription("0/Paid,orders.shipped", ("Paid", "orders.shipped"))]
 
 
-def test_what_does_not_fit_is_passed_over_for_what_does():
+def test_message_of_the_wrong_type_is_skipped_for_a_matching_one():
     play = Play(one_of_two)
     for value in ({"cents": None}, {"cents": 7}):
         play.letter("event", "Paid", value)
@@ -427,7 +427,7 @@ def test_what_does_not_fit_is_passed_over_for_what_does():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_losing_receive_of_a_race_consumes_nothing(seed):
+def test_losing_receive_of_a_race_consumes_no_message(seed):
     async def raced(ctx):
         winner, value = await ctx.race(mail=ctx.receive("a"), other=ctx.receive("b"), limit=ctx.sleep(5))
         return [winner, value, await ctx.receive_batch("a", "b", timeout=0)]
@@ -440,7 +440,7 @@ def test_the_losing_receive_of_a_race_consumes_nothing(seed):
     )
 
 
-def test_a_receive_in_wait_for_that_ran_out_of_time_consumes_nothing():
+def test_receive_in_wait_for_that_timed_out_consumes_no_message():
     async def waited(ctx):
         try:
             await asyncio.wait_for(ctx.receive("a"), 5)
@@ -456,7 +456,7 @@ def test_a_receive_in_wait_for_that_ran_out_of_time_consumes_nothing():
     assert (play.notes, play.value) == (["too late"], 1)
 
 
-def test_a_cancelled_receive_is_unsubscribed():
+def test_cancelled_receive_is_unsubscribed():
     async def waiting(ctx):
         await ctx.receive("a")
 
@@ -474,17 +474,17 @@ async def batch_of_three(ctx: Context) -> Any:
     return await ctx.receive_batch("a", "b", max=3, timeout=60)
 
 
-def test_a_batch_is_what_is_there_up_to_max_in_order():
+def test_batch_returns_pending_messages_in_order_up_to_max():
     play = Play(batch_of_three).begin()
     for number, name in enumerate("abaab"):
         play.send(name, number)
     turn = play.complete("fetch")
     assert play.value == [0, 1, 2]
     assert turn.consumed == (1, 2, 3)
-    assert [message.number for message in messages_of(play.entries["a,b"])] == [1, 2, 3]
+    assert [message.number for message in received_messages(play.entries["a,b"])] == [1, 2, 3]
 
 
-def test_a_batch_waits_for_the_first_and_is_empty_when_time_is_over():
+def test_batch_waits_for_the_first_message_and_is_empty_on_timeout():
     play = Play(batch_of_three).begin()
     play.complete("fetch")
     assert subscribed(play) == [Subscription("0/a,b", ("a", "b"))]
@@ -496,14 +496,14 @@ def test_a_batch_waits_for_the_first_and_is_empty_when_time_is_over():
     assert late.replayed_by(batch_of_three).begin().value == []
 
 
-def test_a_batch_takes_from_a_topic_what_the_mailbox_does_not_have():
+def test_batch_takes_topic_events_if_the_mailbox_is_empty():
     play = Play(batch_of_three).begin()
     play.complete("fetch")
     play.post("assignment", "b", "topic", target="0/a,b")
     assert play.value == ["topic"]
 
 
-def test_a_batch_leaves_out_what_does_not_fit():
+def test_batch_skips_messages_of_the_wrong_type():
     async def typed(ctx):
         return [each.cents for each in await ctx.receive_batch(Paid)]
 
@@ -514,7 +514,7 @@ def test_a_batch_leaves_out_what_does_not_fit():
     assert (play.value, sorted(play.turn.consumed), len(letters(play))) == ([1, 3], [1, 2, 3], 1)
 
 
-def test_a_batch_of_none_is_refused():
+def test_batch_with_max_zero_is_rejected():
     async def none(ctx):
         await ctx.receive_batch("a", max=0)
 
@@ -522,7 +522,7 @@ def test_a_batch_of_none_is_refused():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_batches_neither_lose_nor_repeat_anything(seed):
+def test_batches_neither_lose_nor_repeat_messages(seed):
     async def batches(ctx):
         got: list[Any] = []
         while len(got) < 7:
@@ -544,7 +544,7 @@ async def answering(ctx: Context) -> Any:
     return repr(request)
 
 
-def test_a_request_has_a_value_and_is_answered_where_its_sender_looks():
+def test_reply_to_a_request_is_published_for_its_sender():
     play = Play(answering).begin()
     turn = play.send("Paid", {"cents": 3}, id="r-1", wants_reply=True)
     assert play.value == "<request Paid r-1>"
@@ -558,21 +558,21 @@ def test_a_request_has_a_value_and_is_answered_where_its_sender_looks():
     ]
 
 
-def test_nobody_looks_for_the_answer_to_a_plain_event():
+def test_reply_to_an_event_without_a_waiting_sender_is_not_published():
     play = Play(answering).begin()
     play.send("Paid", {"cents": 3})
     assert play.turn.extras is not None
     assert play.turn.extras.published == ()
 
 
-def test_a_request_that_nobody_makes_times_out():
+def test_receive_request_times_out():
     play = Play(answering).begin()
     play.advance(now=1_010.0)
     assert play.failure.type == "TimeoutError"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_reply_is_given_once_whatever_crashes(seed):
+def test_reply_is_published_once_after_crashes(seed):
     async def serving(ctx):
         for _ in range(2):
             request = await ctx.receive_request("ask")
@@ -592,7 +592,7 @@ def test_a_reply_is_given_once_whatever_crashes(seed):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_every_event_is_received_once_or_still_there(seed):
+def test_every_event_is_received_once_or_still_in_the_mailbox(seed):
     async def mixture(ctx):
         got = []
 

@@ -43,7 +43,7 @@ def make_heap_noise(seed):
 
 @all_workflows
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_cold_replay_at_every_crash_point_is_where_the_run_was(fn, seed):
+def test_replay_at_every_crash_point_restores_the_state_of_the_run(fn, seed):
     live, _, points = play_noting_choices(fn, seed)
     for state, written, now in points:
         noise = make_heap_noise(seed)
@@ -55,7 +55,7 @@ def test_a_cold_replay_at_every_crash_point_is_where_the_run_was(fn, seed):
 
 @all_workflows
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_replay_with_nothing_new_writes_nothing(fn, seed):
+def test_replay_without_new_input_writes_nothing(fn, seed):
     live, _, points = play_noting_choices(fn, seed)
     for _, written, now in points[1:]:
         if not written:
@@ -67,7 +67,7 @@ def test_a_replay_with_nothing_new_writes_nothing(fn, seed):
 
 @all_workflows
 @pytest.mark.parametrize("seed", range(4))
-def test_a_run_that_is_lost_after_every_turn_ends_with_the_same_history(fn, seed):
+def test_run_that_crashes_after_every_turn_ends_with_the_same_history(fn, seed):
     live, choices, _ = play_noting_choices(fn, seed)
     play = Play(fn, seed=live.seed).begin()
     for what, choice in choices:
@@ -78,7 +78,7 @@ def test_a_run_that_is_lost_after_every_turn_ends_with_the_same_history(fn, seed
 
 
 @all_workflows
-def test_every_workflow_comes_to_an_end_in_every_order(fn):
+def test_every_workflow_ends_in_every_order_of_inputs(fn):
     assert all(not play_noting_choices(fn, seed)[0].alive for seed in SEEDS)
 
 
@@ -89,7 +89,7 @@ def without_tracebacks(rows):
     ]
 
 
-def test_a_replay_starts_again_what_was_not_recorded_and_nothing_else():
+def test_replay_restarts_only_unrecorded_steps():
     async def two(ctx):
         await fetch("first")
         await fetch("second")
@@ -102,7 +102,7 @@ def test_a_replay_starts_again_what_was_not_recorded_and_nothing_else():
     assert again.turn.entries == ()
 
 
-def test_a_losers_step_is_not_started_again():
+def test_replay_does_not_restart_the_step_of_a_race_loser():
     async def racing(ctx):
         tasks = [asyncio.create_task(fetch(name)) for name in ("winner", "loser")]
         _, losers = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -116,7 +116,7 @@ def test_a_losers_step_is_not_started_again():
     assert play.crash().begin().attempts == {"fetch#2": 1}
 
 
-def test_the_last_result_and_the_end_are_one_turn():
+def test_last_result_and_end_of_the_run_are_in_one_turn():
     async def one(ctx):
         return await fetch("only")
 
@@ -125,7 +125,7 @@ def test_the_last_result_and_the_end_are_one_turn():
     assert turn.outcome is not None
 
 
-def test_a_step_that_merely_starts_writes_nothing():
+def test_start_of_a_step_writes_nothing():
     async def one(ctx):
         await fetch("only")
 
@@ -135,7 +135,7 @@ def test_a_step_that_merely_starts_writes_nothing():
     play.close()
 
 
-def test_several_results_in_one_turn_are_applied_in_their_order():
+def test_several_results_in_one_turn_are_applied_in_order():
     async def both(ctx):
         results = []
 
@@ -172,7 +172,7 @@ async def two_by_two(ctx):
 
 
 @pytest.mark.parametrize("fn", [one_after_the_other, two_by_two])
-def test_a_long_history_is_no_spinning(fn, monkeypatch):
+def test_replay_of_a_long_history_is_not_held_for_spinning(fn, monkeypatch):
     monkeypatch.setattr("perdure.runner.event_loop.MAX_CALLBACKS", 100)
     live = Play(fn).run()
     assert live.value == "end"

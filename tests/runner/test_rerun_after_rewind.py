@@ -98,7 +98,7 @@ def crash(play: Play) -> Play:
     return cold.begin()
 
 
-def test_a_step_that_was_undone_is_done_again_and_nothing_else_begins():
+def test_only_the_compensated_step_is_rerun_after_a_rewind():
     play = rewound(failed_trip(), "fetch").begin()
     assert play.attempts == {"book": 1}
     assert play.notes == []
@@ -117,7 +117,7 @@ def test_a_step_that_was_undone_is_done_again_and_nothing_else_begins():
     assert DONE == ["a", "b"]
 
 
-def test_it_is_the_completion_that_it_was():
+def test_rerun_step_keeps_its_position_in_the_completion_order():
     before = failed_trip()
     play = rewound(before, "fetch").begin()
     play.complete("book")
@@ -129,12 +129,12 @@ def test_it_is_the_completion_that_it_was():
     assert play.entries["book"].value == b'["a",1]'
 
 
-def test_its_idempotency_key_is_a_new_one():
+def test_rerun_step_has_a_new_idempotency_key():
     play = rewound(failed_trip(), "fetch").begin()
     assert play.running["book"].idempotency_key == "run-1/1/book"
 
 
-def test_only_what_was_undone_is_done_again():
+def test_steps_that_were_not_compensated_are_not_rerun():
     async def mixed(ctx):
         got = [await fetch(1), await book("a"), await fetch(2)]
         note(got)
@@ -154,7 +154,7 @@ def test_only_what_was_undone_is_done_again():
     assert again.value == [1, ["a", 3], 2]
 
 
-def test_what_comes_meanwhile_waits_and_is_taken_afterwards_in_order():
+def test_inputs_during_a_rerun_wait_and_are_applied_in_order_afterwards():
     play = rewound(failed_trip(), "fetch").begin()
     turn = play.send("go", 1)
     assert (turn.entries, turn.consumed) == ((), ())
@@ -167,7 +167,7 @@ def test_what_comes_meanwhile_waits_and_is_taken_afterwards_in_order():
     assert play.inbox.keys() == {2}
 
 
-def test_mail_that_waits_is_not_lost_by_a_crash():
+def test_messages_that_wait_for_a_rerun_survive_a_crash():
     play = rewound(failed_trip(), "fetch").begin()
     play.send("go", 1)
     play = crash(play)
@@ -179,7 +179,7 @@ def test_mail_that_waits_is_not_lost_by_a_crash():
     assert play.value[3] == 1
 
 
-def test_a_cancel_that_comes_meanwhile_is_heard_afterwards():
+def test_cancel_during_a_rerun_is_applied_afterwards():
     play = rewound(failed_trip(), "fetch").begin()
     play.cancel()
     assert play.alive
@@ -191,7 +191,7 @@ def test_a_cancel_that_comes_meanwhile_is_heard_afterwards():
     assert DONE == ["a", "b", ["un", ["b", 2]], ["un", ["a", 1]]]
 
 
-def test_it_is_retried_and_the_pause_is_durable():
+def test_rerun_step_is_retried_with_a_durable_delay():
     play = rewound(failed_trip(), "fetch").begin()
     FAULTS["a"] = 1
     turn = play.complete("book")
@@ -213,7 +213,7 @@ def test_it_is_retried_and_the_pause_is_durable():
     assert play.attempts == {"book#1": 1}
 
 
-def test_a_resume_hurries_its_retry():
+def test_resume_skips_the_retry_delay_of_a_rerun_step():
     play = rewound(failed_trip(), "fetch").begin()
     FAULTS["a"] = 1
     play.complete("book")
@@ -223,7 +223,7 @@ def test_a_resume_hurries_its_retry():
     assert play.attempts == {"book#1": 1}
 
 
-def test_one_that_is_exhausted_holds_the_run_and_resume_gives_it_its_attempts_back():
+def test_exhausted_rerun_step_holds_the_run_and_resume_restores_its_attempts():
     play = rewound(failed_trip(), "fetch").begin()
     FAULTS["a"] = 2
     play.complete("book")
@@ -247,7 +247,7 @@ def test_one_that_is_exhausted_holds_the_run_and_resume_gives_it_its_attempts_ba
     assert cold.value == [["a", 1], ["b", 2], "c", 1]
 
 
-def test_it_can_be_done_again_twice():
+def test_step_can_be_rerun_twice():
     play = rewound(failed_trip(), "fetch")
     FAULTS["fail"] = 1
     play.run()
@@ -263,7 +263,7 @@ def test_it_can_be_done_again_twice():
     assert again.value == [["a", 1], ["b", 2], "c", 1]
 
 
-def test_what_was_done_again_is_undone_again():
+def test_rerun_step_is_compensated_again():
     play = rewound(failed_trip(), "fetch").begin()
     play.complete()
     play.complete()
@@ -274,7 +274,7 @@ def test_what_was_done_again_is_undone_again():
     assert DONE == ["a", "b", ["un", ["b", 2]], ["un", ["a", 1]]]
 
 
-def test_side_by_side_each_is_done_again_in_its_turn():
+def test_concurrent_steps_are_rerun_in_completion_order():
     async def both(ctx):
         got = await asyncio.gather(book("a"), book("b"))
         await fetch("x")
@@ -299,7 +299,7 @@ def test_side_by_side_each_is_done_again_in_its_turn():
     assert again.value == [["a", 2], ["b", 1]]
 
 
-def test_a_receive_that_stayed_open_over_a_rewind_subscribes_anew_once():
+def test_receive_that_stays_open_over_a_rewind_subscribes_again_once():
     async def waits(ctx):
         return await ctx.receive("a")
 
@@ -314,7 +314,7 @@ def test_a_receive_that_stayed_open_over_a_rewind_subscribes_anew_once():
     assert cold.value == "topic"
 
 
-def test_a_literal_history_with_a_step_to_do_again():
+def test_literal_history_with_a_step_to_rerun():
     async def two(ctx):
         return [await fetch("a"), await fetch("b"), await fetch("c")]
 
@@ -333,7 +333,7 @@ def test_a_literal_history_with_a_step_to_do_again():
     assert play.value == ["a", "b", "c"]
 
 
-def test_what_was_undone_in_a_loop_and_done_again_is_undone_again_when_its_iteration_is_long_pruned():
+def test_rerun_step_of_a_loop_is_compensated_after_its_iteration_was_pruned():
     async def looped(ctx):
         async def body(ctx, number: int) -> Continue[int] | Break[int]:
             try:
@@ -366,7 +366,7 @@ def test_what_was_undone_in_a_loop_and_done_again_is_undone_again_when_its_itera
     assert [each[1][0] for each in DONE if isinstance(each, list)] == [3, 2, 1, 0]
 
 
-def test_several_inputs_of_one_turn_are_taken_after_it():
+def test_several_inputs_of_one_turn_are_applied_after_the_rerun():
     play = rewound(failed_trip(), "fetch").begin()
     done = play.outcome_of_body("book")
     play.running.clear()
@@ -378,7 +378,7 @@ def test_several_inputs_of_one_turn_are_taken_after_it():
     assert play.value[3] == 1
 
 
-def test_a_replay_of_what_was_done_again_is_read_only():
+def test_replay_of_a_rerun_writes_nothing():
     play = rewound(failed_trip(), "fetch").begin()
     for _ in range(3):
         play.complete()
@@ -404,7 +404,7 @@ async def naps(ctx):
     return [started, ctx.now().timestamp()]
 
 
-def test_what_is_asked_for_after_a_rewind_is_asked_for_at_its_time():
+def test_requests_after_a_rewind_use_the_time_of_the_rewind():
     play = Play(naps).begin()
     play.complete("fetch", now=BEGUN_AT + 1)
     kept = [row for row in play.rows if row.location == "fetch"]
@@ -417,7 +417,7 @@ def test_what_is_asked_for_after_a_rewind_is_asked_for_at_its_time():
     assert again.value == [BEGUN_AT + 500, BEGUN_AT + 510]
 
 
-def test_a_run_that_was_rewound_to_its_beginning_begins_then():
+def test_run_rewound_to_its_beginning_starts_at_the_time_of_the_rewind():
     play = Play(naps).begin()
     again = play.replayed_by(naps, rows=marked([], 0, BEGUN_AT + 500), generation=1, now=BEGUN_AT + 500)
     again.begin()

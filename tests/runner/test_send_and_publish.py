@@ -46,7 +46,7 @@ def streamed(play: Play) -> list[Any]:
 # --- publish
 
 
-def test_a_published_value_is_shown_in_the_commit_that_records_it():
+def test_published_value_is_part_of_the_commit_that_records_it():
     async def publishing(ctx):
         await ctx.publish("progress", Progress(1))
         await ctx.sleep(5)
@@ -59,7 +59,7 @@ def test_a_published_value_is_shown_in_the_commit_that_records_it():
     assert crashed(play).turn.extras is None
 
 
-def test_the_last_value_of_a_turn_counts():
+def test_last_published_value_of_a_turn_counts():
     async def publishing(ctx):
         for number in range(5):
             await ctx.publish("progress", number)
@@ -71,7 +71,7 @@ def test_the_last_value_of_a_turn_counts():
 
 
 @pytest.mark.parametrize("key", ["~reply/x", "~", "", 5])
-def test_a_key_that_is_not_the_users_is_refused(key):
+def test_reserved_key_is_rejected(key):
     async def publishing(ctx):
         await ctx.publish(key, 1)
 
@@ -80,7 +80,7 @@ def test_a_key_that_is_not_the_users_is_refused(key):
     assert play.rows == []
 
 
-def test_a_value_that_cannot_be_encoded_is_refused_at_the_call():
+def test_unsupported_value_is_rejected_at_the_call():
     async def publishing(ctx):
         await ctx.publish("x", object())
 
@@ -91,7 +91,7 @@ def test_a_value_that_cannot_be_encoded_is_refused_at_the_call():
     assert Play(writing).run().failure.type == "InvalidPayload"
 
 
-def test_a_value_is_what_it_was_at_the_call():
+def test_value_is_encoded_at_the_call():
     async def publishing(ctx):
         mine = [1]
         call = ctx.publish("x", mine)
@@ -102,7 +102,7 @@ def test_a_value_is_what_it_was_at_the_call():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_values_and_items_are_shown_once_whatever_crashes(seed):
+def test_values_and_items_are_published_once_after_crashes(seed):
     async def showing(ctx):
         for number in range(4):
             await ctx.join(
@@ -118,7 +118,7 @@ def test_values_and_items_are_shown_once_whatever_crashes(seed):
 # --- streams
 
 
-def test_an_item_knows_its_place_and_its_time():
+def test_stream_item_has_its_location_and_time():
     async def writing(ctx):
         log = ctx.stream("log")
         await log.write(1)
@@ -135,14 +135,14 @@ def test_an_item_knows_its_place_and_its_time():
 
 
 @pytest.mark.parametrize("name", ["", None])
-def test_a_bad_name_is_refused(name):
+def test_invalid_name_is_rejected(name):
     async def writing(ctx):
         ctx.stream(name)
 
     assert Play(writing).run().failure.type == "InvalidArgument"
 
 
-def test_what_is_given_up_before_it_is_done_is_not_shown():
+def test_cancelled_publish_has_no_effect():
     async def raced(ctx):
         await ctx.race(_nothing(), ctx.publish("x", 1), ctx.stream("s").write(1))
         await ctx.sleep(1)
@@ -163,7 +163,7 @@ async def sending(ctx: Context) -> Any:
     return await ctx.broadcast("news", {"n": 1})
 
 
-def test_a_send_is_on_record_before_it_happens_under_an_id_that_is_determined():
+def test_send_is_recorded_before_it_happens_under_a_deterministic_id():
     play = Play(sending).begin()
     assert play.entries["Greeting"].status is EntryStatus.PENDING
     [errand] = play.turn.effects
@@ -176,7 +176,7 @@ def test_a_send_is_on_record_before_it_happens_under_an_id_that_is_determined():
     check_cold(play)
 
 
-def test_a_send_is_repeated_after_a_crash_in_the_same_words_and_not_once_it_is_done():
+def test_send_is_repeated_identically_after_a_crash_until_it_completes():
     play = Play(sending).begin()
     play.now = 1_030.0
     cold = crashed(play)
@@ -188,7 +188,7 @@ def test_a_send_is_repeated_after_a_crash_in_the_same_words_and_not_once_it_is_d
     assert [effect.location for effect in again.turn.effects] == ["news"]
 
 
-def test_a_broadcast_gives_how_many_runs_it_woke():
+def test_broadcast_returns_how_many_runs_it_woke():
     play = Play(sending).begin()
     play.errand("Greeting")
     sent = work_of(play.errands["news"], BroadcastEvent).event
@@ -199,7 +199,7 @@ def test_a_broadcast_gives_how_many_runs_it_woke():
     assert play.replayed_by(sending).begin().value == 3
 
 
-def test_a_broadcast_event_says_how_it_is_delivered():
+def test_broadcast_event_has_the_delivery_options_of_its_type():
     async def greeting(ctx):
         await ctx.broadcast(Greeting("all"))
 
@@ -208,7 +208,7 @@ def test_a_broadcast_event_says_how_it_is_delivered():
     assert (sent.delivery, sent.consume, sent.expires_at) == ("all", True, 1_060.0)
 
 
-def test_an_event_id_can_be_given():
+def test_workflow_can_choose_the_event_id():
     async def named(ctx):
         await ctx.send("other", "a", 1, event_id="mine")
         await ctx.broadcast("a", 1, event_id="ours")
@@ -222,7 +222,7 @@ def test_an_event_id_can_be_given():
 
 
 @pytest.mark.parametrize("error", [RunNotFound("other"), RunTerminated("other", "succeeded")])
-def test_what_cannot_be_sent_is_raised_as_itself(error):
+def test_error_of_a_send_is_raised_unchanged(error):
     async def careful(ctx):
         try:
             await ctx.send("other", "a")
@@ -249,7 +249,7 @@ def test_what_cannot_be_sent_is_raised_as_itself(error):
         (lambda ctx: ctx.broadcast("a", 1, event_id=""), "InvalidArgument"),
     ],
 )
-def test_what_is_no_event_is_refused_before_anything_is_written(call, error):
+def test_value_that_is_not_an_event_is_rejected_before_anything_is_written(call, error):
     async def wrong(ctx):
         await call(ctx)
 
@@ -259,7 +259,7 @@ def test_what_is_no_event_is_refused_before_anything_is_written(call, error):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_sends_beside_other_things_are_done_once(seed):
+def test_concurrent_sends_happen_once(seed):
     async def busy(ctx):
         await ctx.join(ctx.send("x", "a", 1), fetch(1), ctx.send("y", "a", 2), ctx.broadcast("b"))
         winner, _ = await ctx.race(ctx.send("z", "a", 3), ctx.sleep(3))
@@ -270,7 +270,7 @@ def test_sends_beside_other_things_are_done_once(seed):
     assert play.value == "fine"
 
 
-def test_a_send_that_is_given_up_in_the_turn_that_asks_for_it_never_happens():
+def test_send_cancelled_in_the_turn_of_its_request_never_happens():
     async def raced(ctx):
         async def at_once():
             return None

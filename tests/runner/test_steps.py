@@ -58,7 +58,7 @@ def play_of(body, **options):
 # --- attempts
 
 
-def test_attempts_and_the_next_ones_time_are_written_when_an_attempt_fails():
+def test_failed_attempt_records_attempt_count_and_next_due_time():
     play = play_of(always(ValueError("no")), retry=FIXED)
     turn = play.complete("charge", now=BEGUN_AT + 2)
     (entry,) = turn.entries
@@ -72,7 +72,7 @@ def test_attempts_and_the_next_ones_time_are_written_when_an_attempt_fails():
     play.close()
 
 
-def test_the_workflow_sees_a_failure_once_attempts_are_gone():
+def test_workflow_sees_a_failure_after_all_attempts_failed():
     play = play_of(always(ValueError("no")), retry=FIXED)
     due = []
     while play.alive:
@@ -85,7 +85,7 @@ def test_the_workflow_sees_a_failure_once_attempts_are_gone():
     assert play.entries["charge"].attempts == 3
 
 
-def test_a_restart_in_a_pause_neither_resets_the_count_nor_shortens_the_wait():
+def test_restart_during_a_retry_delay_keeps_attempt_count_and_due_time():
     play = play_of(always(ValueError("no")), retry=FIXED)
     play.complete("charge")
     play = play.crash().begin()
@@ -98,7 +98,7 @@ def test_a_restart_in_a_pause_neither_resets_the_count_nor_shortens_the_wait():
 
 
 @pytest.mark.parametrize("exposed", [False, True])
-def test_an_attempt_cut_short_is_repeated_under_its_number(exposed):
+def test_interrupted_attempt_is_repeated_under_the_same_number(exposed):
     play = play_of(always(ValueError("no")), retry=FIXED)
     if exposed:
         play.expose("charge")
@@ -115,20 +115,20 @@ def test_an_attempt_cut_short_is_repeated_under_its_number(exposed):
     assert "after 3 attempts" in play.value
 
 
-def test_what_is_exposed_is_written_once():
+def test_running_step_is_recorded_once():
     play = play_of(always(ValueError("no")), retry=FIXED)
     assert len(play.expose("charge", "unknown").entries) == 1
     assert play.expose("charge").entries == ()
     play.close()
 
 
-def test_retry_none_is_one_attempt():
+def test_retry_none_means_one_attempt():
     play = play_of(always(ValueError("no")), retry=None)
     play.complete("charge")
     assert "after 1 attempt: ValueError" in play.value
 
 
-def test_a_bare_step_has_four_attempts():
+def test_step_without_options_has_four_attempts():
     play = play_of(always(ValueError("no")))
     tries = 0
     while play.alive:
@@ -139,7 +139,7 @@ def test_a_bare_step_has_four_attempts():
     assert tries == 4
 
 
-def test_a_delay_function_is_asked_with_the_attempt_that_failed():
+def test_delay_function_gets_the_number_of_the_failed_attempt():
     play = play_of(always(ValueError("no")), retry=Retry(max_attempts=3, delay=lambda attempt: attempt * 100))
     play.complete("charge")
     assert play.turn.wake_at == BEGUN_AT + 100
@@ -149,7 +149,7 @@ def test_a_delay_function_is_asked_with_the_attempt_that_failed():
     play.close()
 
 
-def test_a_delay_function_that_raises_ends_the_attempts(caplog):
+def test_delay_function_that_raises_ends_the_attempts(caplog):
     play = play_of(always(ValueError("no")), retry=Retry(delay=lambda attempt: 1 / 0))
     play.complete("charge")
     assert "after 1 attempt: ValueError: no" in play.value
@@ -177,7 +177,7 @@ def test_jitter_is_the_same_on_every_replay_and_differs_between_attempts_and_run
     assert all(5 <= pause <= 15 for pause in due(1) + due(2))
 
 
-def test_a_resume_ends_the_pause():
+def test_resume_ends_the_retry_delay():
     play = play_of(always(ValueError("no")), retry=FIXED)
     play.complete("charge")
     turn = play.resume()
@@ -189,13 +189,13 @@ def test_a_resume_ends_the_pause():
 
 
 @pytest.mark.parametrize("error", [CriticalError("stop"), RollbackError("back")])
-def test_critical_errors_are_not_tried_again(error):
+def test_critical_errors_are_not_retried(error):
     play = play_of(always(error), retry=FIXED)
     play.complete("charge")
     assert f"after 1 attempt: {type(error).__name__}" in play.value
 
 
-def test_errors_that_the_policy_does_not_take_are_not_tried_again():
+def test_errors_outside_of_the_retry_policy_are_not_retried():
     play = play_of(always(ValueError("no")), retry=Retry(retry_on=OSError))
     play.complete("charge")
     assert "after 1 attempt" in play.value
@@ -221,7 +221,7 @@ def failure_of(call):
     return seen
 
 
-def test_step_failed_tells_what_happened():
+def test_step_failed_describes_the_last_error():
     live, replayed = failure_of(step(name="charge", retry=None)(always(KeyError("gone"))))
     for error in (live, replayed):
         assert type(error) is StepFailed
@@ -232,25 +232,25 @@ def test_step_failed_tells_what_happened():
     assert live is not replayed
 
 
-def test_notes_are_not_doubled_on_replay():
+def test_exception_notes_are_not_duplicated_on_replay():
     live, replayed = failure_of(step(name="charge", retry=None)(always(ValueError("no"))))
     assert live.__notes__ == replayed.__notes__ == ["seen"]
 
 
 @pytest.mark.parametrize("raised", [Declined(51, "no funds"), FraudSuspected(7, "odd")], ids=lambda e: type(e).__name__)
-def test_errors_named_in_raises_come_through_as_themselves(raised):
+def test_errors_in_raises_keep_their_type(raised):
     for error in failure_of(step(name="charge", retry=None, raises=Declined)(always(raised))):
         assert type(error) is type(raised)
         assert error is not raised
         assert (error.code, error.reason, str(error)) == (raised.code, raised.reason, str(raised))
 
 
-def test_errors_not_named_in_raises_do_not():
+def test_errors_not_in_raises_become_step_failed():
     for error in failure_of(step(name="charge", retry=None, raises=Declined)(always(ValueError("no")))):
         assert type(error) is StepFailed
 
 
-def test_a_workflow_takes_the_same_branch_even_if_the_step_would_now_pass():
+def test_replay_takes_the_same_branch_even_if_the_step_would_now_succeed():
     works: list[bool] = []
 
     @step(retry=None)
@@ -272,7 +272,7 @@ def test_a_workflow_takes_the_same_branch_even_if_the_step_would_now_pass():
 
 
 @pytest.mark.parametrize("raises", [(), (Exception,)])
-def test_stop_iteration_is_a_failure_like_any_other(raises):
+def test_stop_iteration_fails_the_step(raises):
     def body():
         raise StopIteration(3)
 
@@ -281,7 +281,7 @@ def test_stop_iteration_is_a_failure_like_any_other(raises):
         assert error.type == "StopIteration"
 
 
-def test_an_error_that_cannot_be_printed_is_recorded():
+def test_error_whose_str_raises_is_recorded():
     class Mute(Exception):
         def __str__(self):
             raise RuntimeError("no words")
@@ -293,7 +293,7 @@ def test_an_error_that_cannot_be_printed_is_recorded():
 # --- results
 
 
-def test_each_delivery_is_a_new_object():
+def test_each_await_returns_a_new_object():
     kept = []
 
     @step
@@ -313,7 +313,7 @@ def test_each_delivery_is_a_new_object():
     assert play.crash().run().value == [1, 2]
 
 
-def test_a_result_comes_back_as_its_annotation():
+def test_result_has_its_annotated_type():
     @dataclass
     class Receipt:
         number: int
@@ -330,7 +330,7 @@ def test_a_result_comes_back_as_its_annotation():
     assert play.replayed_by(typed).begin().notes == [Receipt(42)]
 
 
-def test_a_result_goes_through_the_codec_the_first_time_too():
+def test_result_is_encoded_and_decoded_on_first_execution_too():
     @step
     async def pair():
         return (1, 2)
@@ -341,7 +341,7 @@ def test_a_result_goes_through_the_codec_the_first_time_too():
     assert Play(untyped).run().notes == [[1, 2]]
 
 
-def test_sync_functions_are_steps_too():
+def test_sync_functions_can_be_steps():
     @step
     def charge(number: int) -> int:
         return number + 1
@@ -354,7 +354,7 @@ def test_sync_functions_are_steps_too():
     assert list(play.entries) == ["charge", "plain"]
 
 
-def test_a_late_result_is_ignored():
+def test_late_result_is_ignored():
     play = play_of(always(ValueError("no")), retry=FIXED)
     late = play.outcome_of_body("charge")
     play.complete("charge")
@@ -367,13 +367,13 @@ def test_a_late_result_is_ignored():
     play.close()
 
 
-def test_a_result_of_something_never_asked_is_ignored():
+def test_result_of_an_unknown_step_is_ignored():
     play = play_of(always(ValueError("no")))
     assert play.advance(StepDone("other", 1, value=JSON.encode(1))).entries == ()
     play.close()
 
 
-def test_the_result_of_a_cancelled_step_is_ignored():
+def test_result_of_a_cancelled_step_is_ignored():
     @step
     async def charge():
         return 1
@@ -394,14 +394,14 @@ def test_the_result_of_a_cancelled_step_is_ignored():
     play.close()
 
 
-def test_a_time_out_reported_by_the_executor_fails_the_step():
+def test_timeout_reported_by_the_executor_fails_the_step():
     play = play_of(always(ValueError("no")), retry=FIXED, timeout=5)
     error = error_to_record(TimeoutError("took longer than 5"), JSON)
     play.advance(StepDone("charge", 1, error=error, retryable=False))
     assert play.value == "StepFailed: step charge failed after 1 attempt: TimeoutError: took longer than 5"
 
 
-def test_a_step_asked_for_and_cancelled_in_one_turn_never_starts():
+def test_step_requested_and_cancelled_in_one_turn_never_starts():
     @step
     async def charge():
         return 1
@@ -431,7 +431,7 @@ async def launching(ctx):
     return await once(ctx, launch)
 
 
-def test_an_attempt_is_on_record_before_the_body_begins():
+def test_at_most_once_attempt_is_recorded_before_the_body_starts():
     play = Play(launching).begin()
     (entry,) = play.turn.entries
     assert (entry.status, entry.attempts) == (EntryStatus.PENDING, 1)
@@ -443,14 +443,14 @@ def test_an_attempt_is_on_record_before_the_body_begins():
     play.close()
 
 
-def test_a_crash_in_the_body_raises_step_interrupted_and_does_not_run_it_again():
+def test_crash_in_an_at_most_once_body_raises_step_interrupted_without_a_rerun():
     play = Play(launching).begin().crash().begin()
     assert play.attempts == {}
     assert play.value.startswith("StepInterrupted: step launch failed after 1 attempt")
     assert play.replayed_by(launching).begin().value == play.value
 
 
-def test_a_crash_in_a_pause_interrupts_nothing():
+def test_crash_during_a_retry_delay_does_not_interrupt_the_step():
     play = Play(launching).begin()
     play.complete("launch")
     play = play.crash().begin()
@@ -460,7 +460,7 @@ def test_a_crash_in_a_pause_interrupts_nothing():
     assert "after 2 attempts" in play.crash().begin().value
 
 
-def test_step_interrupted_is_a_step_failure_of_its_own():
+def test_step_interrupted_is_a_subclass_of_step_failed():
     seen = []
 
     async def looking(ctx):
@@ -474,7 +474,7 @@ def test_step_interrupted_is_a_step_failure_of_its_own():
     assert (seen[0].location, seen[0].attempts) == ("launch", 1)
 
 
-def test_several_interrupted_at_once_may_cancel_each_other():
+def test_several_interrupted_steps_can_cancel_each_other():
     async def group(ctx):
         seen = []
         try:
@@ -493,7 +493,7 @@ def test_several_interrupted_at_once_may_cancel_each_other():
     assert play.entries["launch#1"].status is EntryStatus.CANCELLED
 
 
-def test_a_step_that_still_runs_in_this_process_is_not_interrupted():
+def test_step_that_still_runs_in_this_process_is_not_interrupted():
     play = Play(launching).begin()
     running = play.running["launch"]
     start = RunStart(
@@ -516,7 +516,7 @@ def test_a_step_that_still_runs_in_this_process_is_not_interrupted():
 # --- calls
 
 
-def test_variables_of_the_caller_do_not_reach_the_run():
+def test_context_variables_of_the_caller_are_not_visible_in_the_run():
     variable = contextvars.ContextVar("variable", default="none")
 
     async def reading(ctx):
@@ -530,7 +530,7 @@ def test_variables_of_the_caller_do_not_reach_the_run():
     assert variable.get() == "of the caller"
 
 
-def test_variables_last_through_a_run():
+def test_context_variables_persist_through_a_run():
     variable = contextvars.ContextVar("variable", default="none")
 
     async def setting(ctx):
@@ -546,7 +546,7 @@ def test_variables_last_through_a_run():
     assert Play(setting).run().value == "mine"
 
 
-def test_a_call_that_is_never_awaited_warns():
+def test_call_that_is_never_awaited_warns():
     @step
     async def charge():
         return 1
@@ -559,7 +559,7 @@ def test_a_call_that_is_never_awaited_warns():
         Play(forgetful).begin()
 
 
-def test_a_call_is_awaited_only_once():
+def test_call_can_be_awaited_only_once():
     @step
     async def charge():
         return 1
@@ -579,7 +579,7 @@ def test_a_call_is_awaited_only_once():
     assert all("only once" in message for message in Play(twice).run().value)
 
 
-def test_a_call_looks_like_a_coroutine():
+def test_call_has_the_interface_of_a_coroutine():
     @step
     async def charge():
         return 1
@@ -593,7 +593,7 @@ def test_a_call_looks_like_a_coroutine():
     assert Play(looking).begin().value == [True, "charge", True]
 
 
-def test_outside_of_a_workflow_a_step_just_runs():
+def test_step_outside_of_a_workflow_calls_its_function():
     @step
     async def twice(number: int) -> int:
         return number * 2
@@ -609,7 +609,7 @@ def test_outside_of_a_workflow_a_step_just_runs():
     assert half.fn(6) == 3
 
 
-def test_attributes_of_a_function_do_not_become_those_of_the_step():
+def test_step_does_not_copy_attributes_of_its_function():
     def body():
         return 1
 
@@ -618,7 +618,7 @@ def test_attributes_of_a_function_do_not_become_those_of_the_step():
     assert (made.name, made.settings.timeout) == ("body", None)
 
 
-def test_options_override_for_one_call():
+def test_options_change_a_step_for_one_call():
     made = step(name="charge", timeout=5)(always(ValueError("no")))
     changed = made.options(name="other", key=3, retry=None, timeout=None, at_most_once=True)
     settings = changed.settings
@@ -631,12 +631,12 @@ def test_options_override_for_one_call():
     "options",
     [{"timeout": 0}, {"timeout": -1}, {"retry": 3}, {"raises": ValueError("x")}, {"key": "x"}, {"compensate": 1}],
 )
-def test_bad_options_are_refused(options):
+def test_invalid_options_are_rejected(options):
     with pytest.raises(InvalidArgument):
         step(**options)
 
 
-def test_generators_are_no_steps():
+def test_generators_are_rejected_as_steps():
     def generator():
         yield 1
 
@@ -644,7 +644,7 @@ def test_generators_are_no_steps():
         step(generator)
 
 
-def test_the_idempotency_key_is_the_same_on_every_attempt_and_replay():
+def test_idempotency_key_is_the_same_on_every_attempt_and_replay():
     play = play_of(always(ValueError("no")), retry=FIXED)
     keys = {play.running["charge"].idempotency_key}
     play.complete("charge")

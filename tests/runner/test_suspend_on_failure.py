@@ -61,7 +61,7 @@ def held_at_b() -> Play:
     return until_held(Play(brittle, suspend_on_failure=True).begin())
 
 
-def test_an_exhausted_step_holds_the_run_and_says_why():
+def test_exhausted_step_holds_the_run_with_a_reason():
     play = held_at_b()
     assert play.held.kind == "step_failed"
     assert play.held.location == "fragile#1"
@@ -72,7 +72,7 @@ def test_an_exhausted_step_holds_the_run_and_says_why():
     assert play.notes == ["a"]
 
 
-def test_it_stays_held_when_it_is_loaded_again():
+def test_held_run_stays_held_after_loading():
     play = held_at_b()
     again = play.replayed_by(play.definition).begin()
     assert again.turn.held == play.turn.held
@@ -80,7 +80,7 @@ def test_it_stays_held_when_it_is_loaded_again():
     assert again.running == {}
 
 
-def test_resume_runs_the_failed_step_again_with_all_its_attempts():
+def test_resume_reruns_the_failed_step_with_all_attempts():
     play = held_at_b()
     play = resumed(play)
     assert play.turn.consumed == (1,)
@@ -96,18 +96,18 @@ def test_resume_runs_the_failed_step_again_with_all_its_attempts():
     assert play.replayed_by(play.definition).begin().value == ["a", "b"]
 
 
-def test_a_resumed_step_forgets_its_error():
+def test_resumed_step_drops_its_recorded_error():
     play = resumed(held_at_b())
     entry = play.entries["fragile#1"]
     assert (entry.error, entry.attempts, entry.detail) == (None, 0, None)
 
 
-def test_without_it_the_run_fails():
+def test_run_without_suspend_on_failure_fails():
     BROKEN.add("a")
     assert until_held(Play(brittle).begin()).failure.type == "StepFailed"
 
 
-def test_typed_errors_pass_through():
+def test_errors_in_raises_reach_the_workflow():
     async def typed(ctx):
         try:
             await fragile("refuse")
@@ -117,7 +117,7 @@ def test_typed_errors_pass_through():
     assert until_held(Play(typed, suspend_on_failure=True).begin()).value == "on principle"
 
 
-def test_what_is_never_retried_holds_the_run_too():
+def test_step_with_an_error_that_is_not_retried_holds_the_run():
     @step
     async def never():
         raise CriticalError("no")
@@ -128,7 +128,7 @@ def test_what_is_never_retried_holds_the_run_too():
     assert until_held(Play(critical, suspend_on_failure=True).begin()).held.location == "never"
 
 
-def test_an_error_of_the_workflow_itself_fails_it():
+def test_error_of_the_workflow_function_fails_the_run():
     async def own(ctx):
         await fragile("a")
         raise ValueError("mine")
@@ -136,7 +136,7 @@ def test_an_error_of_the_workflow_itself_fails_it():
     assert until_held(Play(own, suspend_on_failure=True).begin()).failure.message == "mine"
 
 
-def test_steps_that_are_under_way_finish_first():
+def test_running_steps_finish_before_the_run_is_held():
     async def two(ctx):
         return await asyncio.gather(fragile("b"), fetch(1), fetch(2))
 
@@ -159,7 +159,7 @@ def test_steps_that_are_under_way_finish_first():
     assert play.value == ["b", 1, 2]
 
 
-def test_two_that_failed_are_resumed_together():
+def test_two_failed_steps_are_resumed_together():
     async def two(ctx):
         return await asyncio.gather(fragile("b"), fragile("c"))
 
@@ -172,7 +172,7 @@ def test_two_that_failed_are_resumed_together():
     assert until_held(play).value == ["b", "c"]
 
 
-def test_a_held_run_can_be_cancelled():
+def test_held_run_can_be_cancelled():
     async def tidy(ctx):
         try:
             await fragile("b")
@@ -190,7 +190,7 @@ def test_a_held_run_can_be_cancelled():
     assert cold.was_cancelled
 
 
-def test_an_exhausted_step_that_is_given_up_holds_nothing_any_more():
+def test_cancelled_exhausted_step_no_longer_holds_the_run():
     async def raced(ctx):
         winner, _ = await ctx.race(work=fragile("b"), other=fetch("slow"))
         return winner
@@ -205,7 +205,7 @@ def test_an_exhausted_step_that_is_given_up_holds_nothing_any_more():
     assert play.value == "other"
 
 
-def test_what_comes_for_a_held_run_waits_for_it():
+def test_messages_for_a_held_run_wait_until_it_is_resumed():
     async def mailed(ctx):
         return await ctx.join(fragile("b"), ctx.receive("a"))
 
@@ -220,7 +220,7 @@ def test_what_comes_for_a_held_run_waits_for_it():
     assert until_held(cold).value == ["b", 1]
 
 
-def test_a_resume_hurries_a_retry_that_waits():
+def test_resume_skips_the_retry_delay():
     BROKEN.add("a")
     play = Play(brittle, suspend_on_failure=True).begin()
     play.complete()

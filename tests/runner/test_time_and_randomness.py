@@ -35,7 +35,7 @@ def test_now_is_the_time_of_the_last_completion():
     again.close()
 
 
-def test_now_never_goes_back():
+def test_now_never_decreases():
     async def looking(ctx):
         await asyncio.gather(fetch("a"), fetch("b"))
         return ctx.now().timestamp()
@@ -82,7 +82,7 @@ def test_random_numbers_belong_to_their_scope():
     assert first.value[0][0] != first.value[1][0]
 
 
-def test_random_numbers_depend_on_the_run_and_how_often_it_began_anew():
+def test_random_numbers_depend_on_run_and_epoch():
     async def rolling(ctx):
         return [ctx.random.random(), str(ctx.uuid())]
 
@@ -91,7 +91,7 @@ def test_random_numbers_depend_on_the_run_and_how_often_it_began_anew():
     assert len({value[0] for value in values}) == len({value[1] for value in values}) == 3
 
 
-def test_random_numbers_stay_the_same_in_a_history_that_was_cut_back_or_forked():
+def test_random_numbers_are_the_same_in_a_rewound_or_forked_history():
     async def rolling(ctx):
         return [ctx.random.random(), str(ctx.uuid())]
 
@@ -103,7 +103,7 @@ def test_random_numbers_stay_the_same_in_a_history_that_was_cut_back_or_forked()
 # --- sleeping
 
 
-def test_a_sleeps_deadline_is_fixed_when_it_is_first_reached():
+def test_deadline_of_a_sleep_is_fixed_when_it_is_first_awaited():
     async def sleeping(ctx):
         await ctx.sleep(timedelta(minutes=1))
         return "awake"
@@ -121,7 +121,7 @@ def test_a_sleeps_deadline_is_fixed_when_it_is_first_reached():
     assert play.value == "awake"
 
 
-def test_sleep_until_a_moment():
+def test_sleep_until_wakes_at_the_given_time():
     async def sleeping(ctx):
         await ctx.sleep_until(to_datetime(BEGUN_AT + 30))
         return ctx.now().timestamp()
@@ -140,7 +140,7 @@ def test_sleep_until_a_moment():
         lambda ctx: ctx.sleep_until(to_datetime(1)),
     ],
 )
-def test_zero_or_past_returns_at_once(sleep):
+def test_sleep_of_zero_or_until_the_past_returns_at_once(sleep):
     async def sleeping(ctx):
         await sleep(ctx)
         return "awake"
@@ -151,14 +151,14 @@ def test_zero_or_past_returns_at_once(sleep):
 
 
 @pytest.mark.parametrize("duration", [-1, float("nan"), "5", None, True, 1e12])
-def test_a_bad_duration_is_refused(duration):
+def test_invalid_duration_is_rejected(duration):
     async def sleeping(ctx):
         await ctx.sleep(duration)
 
     assert Play(sleeping).begin().failure.type == "InvalidArgument"
 
 
-def test_a_naive_moment_is_refused():
+def test_naive_datetime_is_rejected():
     async def sleeping(ctx):
         with pytest.raises(InvalidArgument, match="aware"):
             ctx.sleep_until(datetime(2030, 1, 1))  # noqa: DTZ001
@@ -206,7 +206,7 @@ def test_results_are_applied_before_due_timers():
     assert late.value is not None
 
 
-def test_what_is_due_at_once_happens_in_order_of_creation():
+def test_timers_with_the_same_due_time_fire_in_order_of_creation():
     async def alarms(ctx):
         order = []
 
@@ -226,7 +226,7 @@ def test_what_is_due_at_once_happens_in_order_of_creation():
     assert play.value == [2, 4, 0, 1, 3]
 
 
-def test_a_timer_that_is_cancelled_wakes_nobody():
+def test_cancelled_timer_does_not_wake_the_run():
     async def in_time(ctx):
         async with asyncio.timeout(10):
             await fetch("a")
@@ -239,7 +239,7 @@ def test_a_timer_that_is_cancelled_wakes_nobody():
     play.close()
 
 
-def test_loop_time_is_the_workflows_time():
+def test_loop_time_is_the_time_of_the_workflow():
     async def looking(ctx):
         first = asyncio.get_running_loop().time()
         await ctx.sleep(10)
@@ -251,19 +251,19 @@ def test_loop_time_is_the_workflows_time():
 # --- what a context knows
 
 
-def test_a_context_knows_its_run():
+def test_context_describes_its_run():
     async def looking(ctx):
         return [ctx.run_id, ctx.workflow, dict(ctx.tags), ctx.parent, ctx.generation, current_context() is ctx]
 
     assert Play(looking, generation=2).begin().value == ["run-1", "looking", {"team": "blue"}, None, 2, True]
 
 
-def test_current_context_is_refused_outside():
+def test_current_context_is_rejected_outside_of_a_workflow():
     with pytest.raises(WorkflowMisuse):
         current_context()
 
 
-def test_the_log_speaks_once():
+def test_log_is_silent_during_replay():
     async def talking(ctx):
         ctx.log.warning("before")
         await fetch("a")
@@ -290,7 +290,7 @@ def test_the_log_speaks_once():
     assert messages == [("before", "run-1", ""), ("after", "run-1", ""), ("at the end", "run-1", "")]
 
 
-def test_replaying_says_whether_history_is_being_applied():
+def test_replaying_is_true_while_history_is_applied():
     async def looking(ctx):
         note(ctx.replaying)
         await fetch("a")
@@ -316,7 +316,7 @@ def test_replaying_says_whether_history_is_being_applied():
         lambda ctx: ctx.removed("gone"),
     ],
 )
-def test_a_context_is_refused_outside_of_its_workflow(use):
+def test_context_is_rejected_outside_of_its_workflow(use):
     contexts = []
 
     async def leaking(ctx):

@@ -3,7 +3,7 @@
 from perdure.runner.timers import TimerQueue
 
 
-def test_an_alarm_that_is_set_again_forgets_its_first_time():
+def test_timer_that_is_set_again_replaces_its_due_time():
     alarms = TimerQueue()
     alarms.set("a", 10)
     alarms.set("a", 30)
@@ -13,7 +13,7 @@ def test_an_alarm_that_is_set_again_forgets_its_first_time():
     assert alarms.pop_due(99) is None
 
 
-def test_alarms_come_by_due_time_and_then_by_creation():
+def test_timers_fire_by_due_time_and_then_by_creation():
     alarms = TimerQueue()
     for name, due_at in (("b", 20), ("z", 10), ("a", 20), ("gone", 5)):
         alarms.set(name, due_at)

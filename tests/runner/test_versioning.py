@@ -23,7 +23,7 @@ def gated(latest):
     return after
 
 
-def test_a_new_run_gets_the_latest_version_and_keeps_it():
+def test_new_run_pins_the_latest_version():
     play = Play(gated(2)).begin()
     play.complete("fetch")
     assert play.notes == [2]
@@ -34,7 +34,7 @@ def test_a_new_run_gets_the_latest_version_and_keeps_it():
     play.close()
 
 
-def test_a_gate_reached_while_replaying_gives_one_and_is_pinned():
+def test_gate_reached_during_replay_returns_one_and_is_pinned():
     old = Play(before).begin()
     old.complete("fetch")
     old.close()
@@ -46,7 +46,7 @@ def test_a_gate_reached_while_replaying_gives_one_and_is_pinned():
     assert play.entries["~version/gate"].name == "1"
 
 
-def test_a_gate_past_the_committed_history_gets_the_latest():
+def test_gate_after_the_committed_history_returns_the_latest_version():
     old = Play(before).begin()
     old.close()
     play = old.replayed_by(gated(2)).begin()
@@ -55,7 +55,7 @@ def test_a_gate_past_the_committed_history_gets_the_latest():
     play.close()
 
 
-def test_a_gate_in_the_first_turn_is_pinned_with_the_first_write():
+def test_gate_in_the_first_turn_is_pinned_with_the_first_write():
     def first(latest):
         async def run(ctx):
             note(ctx.version("gate", latest=latest))
@@ -77,7 +77,7 @@ def test_a_gate_in_the_first_turn_is_pinned_with_the_first_write():
     play.close()
 
 
-def test_patched_is_the_boolean_form():
+def test_patched_is_the_boolean_form_of_version():
     async def patched(ctx):
         await fetch("a")
         note(ctx.patched("fix"))
@@ -95,7 +95,7 @@ def test_patched_is_the_boolean_form():
     replayed.close()
 
 
-def test_gates_are_pinned_each_on_its_own():
+def test_gates_are_pinned_independently():
     async def two(ctx):
         return [ctx.version("one", latest=4), ctx.version("a/b", latest=5), ctx.version("one", latest=9)]
 
@@ -103,7 +103,7 @@ def test_gates_are_pinned_each_on_its_own():
 
 
 @pytest.mark.parametrize("latest", [0, -1, "2", None])
-def test_a_bad_latest_is_refused(latest):
+def test_invalid_latest_is_rejected(latest):
     async def bad(ctx):
         ctx.version("gate", latest=latest)
 
@@ -127,7 +127,7 @@ async def without_old(ctx):
     return "end"
 
 
-def test_a_removed_entry_that_was_settled_is_passed_over():
+def test_removed_entry_that_was_completed_is_skipped():
     play = Play(with_old).begin()
     play.complete("fetch")
     play.complete("old")
@@ -137,7 +137,7 @@ def test_a_removed_entry_that_was_settled_is_passed_over():
 
 
 @pytest.mark.parametrize("exposed", [False, True])
-def test_a_removed_entry_that_was_under_way_is_passed_over(exposed):
+def test_removed_entry_that_was_running_is_skipped(exposed):
     play = Play(with_old).begin()
     play.complete("fetch")
     if exposed:
@@ -153,7 +153,7 @@ def test_a_removed_entry_that_was_under_way_is_passed_over(exposed):
     assert play.replayed_by(without_old).begin().value == "end"
 
 
-def test_a_removed_entry_that_a_run_never_had_is_nothing():
+def test_removed_entry_that_was_never_recorded_is_ignored():
     play = Play(without_old).begin()
     while play.alive:
         play = play.crash().begin()
@@ -162,7 +162,7 @@ def test_a_removed_entry_that_a_run_never_had_is_nothing():
     assert play.replayed_by(without_old).begin().value == "end"
 
 
-def test_a_removed_sleep_is_passed_over():
+def test_removed_sleep_is_skipped():
     async def sleeping(ctx):
         await ctx.sleep(10)
         await fetch("a")
@@ -181,7 +181,7 @@ def test_a_removed_sleep_is_passed_over():
         play.close()
 
 
-def test_a_removed_entry_may_have_the_name_of_the_next_one():
+def test_removed_entry_can_have_the_name_of_the_next_entry():
     async def twice(ctx):
         await fetch("old")
         await fetch("kept")
@@ -209,7 +209,7 @@ def test_a_removed_entry_may_have_the_name_of_the_next_one():
     assert new.replayed_by(once).begin().running == {}
 
 
-def test_a_gap_of_new_code_is_not_taken_for_a_removed_entry():
+def test_unrecorded_step_is_not_mistaken_for_a_removed_entry():
     async def side_by_side(ctx):
         ctx.removed("old")
         await asyncio.gather(fetch("a"), fetch("b"))
@@ -223,7 +223,7 @@ def test_a_gap_of_new_code_is_not_taken_for_a_removed_entry():
     assert play.value == "end"
 
 
-def test_a_removed_entry_with_a_key_does_not_shift_the_numbers():
+def test_removed_entry_with_a_key_does_not_shift_numbering():
     async def keyed(ctx):
         await fetch.options(key="eu")("old")
         await fetch("a")
@@ -238,7 +238,7 @@ def test_a_removed_entry_with_a_key_does_not_shift_the_numbers():
     assert play.replayed_by(without).begin().value == "end"
 
 
-def test_a_removed_entry_beside_others_keeps_its_completion_in_order():
+def test_removed_concurrent_entry_keeps_its_position_in_the_completion_order():
     async def beside(ctx):
         await asyncio.gather(fetch.options(name="old")("x"), fetch("a"))
         await ctx.sleep(5)

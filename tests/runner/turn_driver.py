@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from perdure.codec import JSON
 from perdure.codec.failures import error_to_record
 from perdure.errors import InvalidPayload
-from perdure.model.records import Entry, EntryStatus, Hold, Message, RunResult, RunStatus, Wait
+from perdure.model.records import Entry, EntryStatus, Hold, Message, RunResult, RunStatus, SigningKey, Wait
 from perdure.model.turns import (
     AwaitingResult,
     BroadcastEvent,
@@ -115,7 +114,7 @@ class Play:
                 epoch=epoch,
                 waits=waits,
                 run_attempt=run_attempt,
-                keys=(TestKey(1, 0.0, b"k" * 32),),
+                keys=(SigningKey(1, 0.0, b"k" * 32),),
             )
         )
 
@@ -359,16 +358,6 @@ class Play:
 
 
 CLOCK, MORE, ERRAND, CHILD = "(the clock)", "(more)", "(errand) ", "(child) "
-
-
-class TestKey(Struct, frozen=True):
-    """A key to sign tokens with."""
-
-    __test__ = False
-
-    number: int
-    made_at: float
-    secret: bytes
 
 
 def _plain(outcome: Outcome | None) -> Any:

@@ -122,7 +122,7 @@ def emit_effects_during_replay() -> Iterator[None]:
         replay(self, now)
         again[id(state)] = [
             RunStep(
-                each.location, each.attempt, each.name, each.call, f"{state.facts.id}/{each.generation}/{each.location}"
+                each.location, each.attempt, each.name, each.call, f"{state.info.id}/{each.generation}/{each.location}"
             )
             for each in requested
             if each.location not in state.entries.pending

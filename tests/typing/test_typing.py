@@ -23,12 +23,12 @@ def check(*files: Path, cache: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_right_code_passes_and_wrong_code_is_refused(tmp_path: Path) -> None:
+def test_valid_code_passes_and_invalid_code_is_rejected(tmp_path: Path) -> None:
     done = check(HERE / "valid.py", HERE / "invalid.py", cache=ROOT / ".mypy_cache" / "tests-typing")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_without_its_comments_every_wrong_line_is_an_error(tmp_path: Path) -> None:
+def test_every_invalid_line_is_an_error_without_its_comment(tmp_path: Path) -> None:
     """Guards the guard: that mypy was asked to look, and looks strictly."""
     source = (HERE / "invalid.py").read_text()
     wrong = {number for number, line in enumerate(source.splitlines(), 1) if "# type: ignore" in line}

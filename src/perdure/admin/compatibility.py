@@ -21,11 +21,11 @@ from perdure.codec import Codec
 from perdure.errors import InvalidPayload
 from perdure.execution.run_loader import build_run_start
 from perdure.model.queries import RunQuery
-from perdure.model.records import Entry, Hold
+from perdure.model.records import Entry, Hold, SigningKey
 from perdure.runner.runner import Runner
 from perdure.stores.results import Snapshot
 from perdure.workflows.definition import Workflow
-from perdure.workflows.tokens import KEYS, SigningKey
+from perdure.workflows.tokens import KEYS
 
 Definitions = Mapping[tuple[str, int], Workflow[Any, Any]]
 CODE_HOLD_KINDS = ("diverged", "deadlock", "livelock", "internal_error")  # what the code is to blame for
@@ -102,7 +102,7 @@ def find_incompatibility(
         held.reason,
         held.location,
         held.recorded,
-        held.call_seq,
+        held.asked,
         held.line,
         suggest_fix(held, snapshot.entries),
     )
@@ -120,7 +120,7 @@ def _held(
         finally:
             runner.close()
     except InvalidPayload as misfit:
-        return Hold("diverged", str(misfit), recorded="the payload", call_seq="one of another type")
+        return Hold("diverged", str(misfit), recorded="the payload", asked="one of another type")
     except Exception as error:
         return Hold("internal_error", f"{type(error).__name__}: {error}")
 
@@ -152,8 +152,8 @@ def suggest_fix(held: Hold, entries: Sequence[Entry]) -> str:
     if held.recorded == "other arguments":
         gate = f"{_name_at(held.location or '', entries)}-arguments"
         return f'keep the old arguments for old runs: if ctx.version("{gate}", latest=2) < 2: ...'
-    recorded, asked = _thing(held.recorded, entries), _thing(held.call_seq, entries)
-    if recorded is not None and (asked is None or _is_on_record(held.call_seq, entries)):
+    recorded, asked = _thing(held.recorded, entries), _thing(held.asked, entries)
+    if recorded is not None and (asked is None or _is_on_record(held.asked, entries)):
         kind, name = recorded
         second = "" if kind == "step" else f', "{kind}"'
         gone = f'if it is gone from the code, put ctx.removed("{name}"{second}) in its place'

@@ -78,12 +78,12 @@ def by_name(workflows: Iterable[Workflow[Any, Any]], name: str) -> Workflow[Any,
 
 def event_type(name: str) -> type | None:
     """The @event class of this name in the modules that are loaded, if there is just one."""
-    from perdure.workflows.events import options_of
+    from perdure.workflows.events import event_options
 
     found: set[type] = set()
     for module in list(sys.modules.values()):
         for value in list(vars(module).values()):
-            options = options_of(value)
+            options = event_options(value)
             if options is not None and options.name == name:
                 found.add(value)
     return found.pop() if len(found) == 1 else None

@@ -16,9 +16,9 @@ from perdure.errors import InvalidArgument, InvalidToken, RunTerminated
 from perdure.execution.external_effects import error_to_record_lossy
 from perdure.execution.store_writes import publish_event, raise_for_delivery
 from perdure.model.ids import new_token
-from perdure.model.records import Message, RunResult, RunStatus, TopicEvent
+from perdure.model.records import Message, RunResult, RunStatus, SigningKey, TopicEvent
 from perdure.model.validation import check_name, check_seconds
-from perdure.stores.results import MessageDelivered, RunMissing, SigningKey
+from perdure.stores.results import MessageDelivered, RunMissing
 from perdure.workflows.events import build_message, build_topic_event, encode_event
 from perdure.workflows.tokens import KEY_ACTIVATION_DELAY_SECONDS, KEYS, make_token, read_token
 

@@ -23,7 +23,7 @@ class StreamClient(DeadLetterClient):
         was superseded since. `RunNotFound` if there is no run.
         """
         check_name("a stream's name", name)
-        offset = check_count("start", start, least=0)
+        offset = check_count("start", start, minimum=0)
         link = self._open
         since = link.clock.now()
         while True:

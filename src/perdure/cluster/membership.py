@@ -17,8 +17,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from perdure.clock import Clock
-from perdure.cluster.shard_assignment import Pairs, Share, assigned_shards
+from perdure.cluster.shard_assignment import assigned_shards
 from perdure.model.records import Takeover, WorkerRecord
+from perdure.model.types import ShardAssignment, WorkflowVersions
 from perdure.stores.protocol import Store
 
 LOGGER = logging.getLogger("perdure.cluster")
@@ -38,7 +39,7 @@ class Membership:
         pool: str,
         lease: float,
         shards: int,
-        workflows: Callable[[], Pairs],
+        workflows: Callable[[], WorkflowVersions],
     ) -> None:
         self._store = store
         self._clock = clock
@@ -51,7 +52,7 @@ class Membership:
         self._others: tuple[WorkerRecord, ...] = ()  # alive in this pool, as of the last look
         self._looked_at = 0.0
         self._withdrawn = False
-        self._shares: tuple[Pairs, tuple[Share, ...]] | None = None
+        self._shares: tuple[WorkflowVersions, tuple[ShardAssignment, ...]] | None = None
         self._started_at = clock.now()
         self.lease_until = 0.0  # of the latest renewal that is known to have arrived
         self._node = node_identity()
@@ -104,7 +105,7 @@ class Membership:
 
     # --- shares
 
-    def shares(self, workflows: Pairs) -> tuple[Share, ...]:
+    def shares(self, workflows: WorkflowVersions) -> tuple[ShardAssignment, ...]:
         """Which runs of these workflows this worker should take, as far as it knows who is alive."""
         if self._shares is None or self._shares[0] != workflows:
             self._shares = (workflows, assigned_shards(self.id, workflows, self._others, self._shards))

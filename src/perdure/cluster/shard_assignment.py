@@ -17,14 +17,14 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from perdure.model.records import WorkerRecord
-
-Pairs = tuple[tuple[str, int], ...]
-Share = tuple[Pairs, frozenset[int] | None]  # of these workflows the runs of these shards; None: of all
+from perdure.model.types import ShardAssignment, WorkflowVersions
 
 SCORE_BYTES = 8
 
 
-def assigned_shards(worker: str, workflows: Pairs, others: Iterable[WorkerRecord], shards: int) -> tuple[Share, ...]:
+def assigned_shards(
+    worker: str, workflows: WorkflowVersions, others: Iterable[WorkerRecord], shards: int
+) -> tuple[ShardAssignment, ...]:
     """What a worker that has these workflows should take, among others that are alive in its pool."""
     candidates: dict[tuple[str, int], list[str]] = {pair: [] for pair in workflows}
     for other in others:

@@ -1,4 +1,4 @@
-"""Payloads: values to bytes and back, typed by annotations, data only."""
+"""Codecs: convert values to bytes and back by their annotations. Data only, never pickle."""
 
 from perdure.codec.codec import JSON, MSGPACK, Codec, JsonCodec, MsgpackCodec, fingerprint
 

@@ -1,4 +1,4 @@
-"""Annotations of functions, resolved to types."""
+"""Resolve the annotations of functions to types. Knows no codec."""
 
 from __future__ import annotations
 
@@ -12,54 +12,55 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def returns_of(fn: Callable[..., Any], nearby: Mapping[str, Any] = types.MappingProxyType({})) -> Any:
-    """The return annotation of a function; `Any` where there is none or it cannot be resolved.
+def return_type(fn: Callable[..., Any], local_names: Mapping[str, Any] = types.MappingProxyType({})) -> Any:
+    """Return the return annotation of a function, or `Any` if it is missing or cannot be resolved.
 
-    `nearby` are the `enclosing_names` at the time when it was decorated.
+    `local_names` are the `enclosing_names` at the time when the function was decorated.
     """
-    return _annotations(fn, nearby).get("return", Any)
+    return resolve_annotations(fn, local_names).get("return", Any)
 
 
-def _annotations(fn: Callable[..., Any], nearby: Mapping[str, Any]) -> dict[str, Any]:
-    """The annotations of a function as types, each resolved on its own if they cannot be resolved together."""
+def resolve_annotations(fn: Callable[..., Any], local_names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the annotations of a function as types. They are resolved separately if resolving all at once fails."""
     try:
         return typing.get_type_hints(fn, include_extras=True)
     except Exception:
-        pass  # a name that only the type checker sees, or one of an enclosing function
+        pass  # A name that exists only for type checkers, or in an enclosing function.
     inner: Any = inspect.unwrap(fn)
-    names = {**enclosing_names(fn), **nearby, **_closure(inner)}
+    names = {**enclosing_names(fn), **local_names, **_closure_names(inner)}
     found = {}
     for name, annotation in inner.__annotations__.items():
         with contextlib.suppress(Exception):
-            found[name] = _resolved(annotation, inner, names)
+            found[name] = _resolve(annotation, inner, names)
     return found
 
 
-def _resolved(annotation: Any, fn: Any, names: dict[str, Any]) -> Any:
+def _resolve(annotation: Any, fn: Any, names: dict[str, Any]) -> Any:
     def holder() -> None: ...
 
-    holder.__annotations__ = {"it": annotation}
-    return typing.get_type_hints(holder, fn.__globals__, names, include_extras=True)["it"]
+    holder.__annotations__ = {"annotation": annotation}
+    return typing.get_type_hints(holder, fn.__globals__, names, include_extras=True)["annotation"]
 
 
-def _closure(fn: Any) -> dict[str, Any]:
+def _closure_names(fn: Any) -> dict[str, Any]:
     names = {}
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # still empty
+        with contextlib.suppress(ValueError):  # The cell is still empty.
             names[name] = cell.cell_contents
     return names
 
 
 def enclosing_names(fn: Callable[..., Any]) -> dict[str, Any]:
-    """What postponed annotations name in the functions around `fn`, as long as these are still running.
+    """Return the local variables of enclosing functions that postponed annotations of `fn` name.
 
-    A class that is local to a test is no closure variable of the workflow beside it; only the frame knows it.
+    The enclosing functions must still be running. A class that is local to a test is not a closure variable of the
+    workflow beside it, so it is read from the frame.
     """
     inner: Any = inspect.unwrap(fn)
     if "<locals>" not in getattr(inner, "__qualname__", ""):
         return {}
-    texts = " ".join(text for text in inner.__annotations__.values() if isinstance(text, str))
-    wanted = set(re.findall(r"[^\W\d]\w*", texts))
+    postponed = " ".join(text for text in inner.__annotations__.values() if isinstance(text, str))
+    wanted = set(re.findall(r"[^\W\d]\w*", postponed))
     names: dict[str, Any] = {}
     code, frame = inner.__code__, sys._getframe(1)
     while wanted and (frame := typing.cast(Any, frame).f_back) is not None:

@@ -1,23 +1,23 @@
-"""Values to bytes and back, by their annotations; data only, never pickle.
+"""Codec: convert values to bytes and back by their annotations. Data only, never pickle.
 
     value ──encode(annotation)──▶ bytes ──decode(annotation)──▶ an equal value of the same class
 
-`JSON` is readable in a database, `MSGPACK` is smaller. What is encoded was checked against its annotation, so what a
-store holds can be read back. Without an annotation (or with `Any`) plain data comes out: a dataclass comes back as a
-dict, a tuple or set as a list, a datetime as text. A dict in encoded form may stand for an object, and an
-enum's value for its member; nothing else is coerced, except an int where a float is asked for.
+`JSON` is readable in a database, `MSGPACK` is smaller. Encoding checks a value against its annotation, so that stored
+data can be decoded. Without an annotation, or with `Any`, decoding returns plain data: a dataclass becomes a dict, a
+tuple or set a list, a datetime text. A dict in encoded form is accepted for an object, the value of an enum member for
+the member, and an int for a float; nothing else is coerced.
 
-msgspec does the work wherever it can. What it refuses (`Card | Cash`, `str | Decimal`, `Literal[Colour.RED]`, and
-whatever holds one of these) goes through `shapes`. In such a union every member but None, bool,
-int, float and str is written with the name of its type, so that the right class comes back even if two have equal
-fields:
+msgspec converts all types that it supports. Types that it rejects (`Card | Cash`, `str | Decimal`,
+`Literal[Colour.RED]`, and types that contain one of these) use `converters`. In such a union every member except None,
+bool, int, float and str is written with the name of its type, so that the right class is restored even if two classes
+have equal fields:
 
     Card | Cash      {"$type": "Card", "number": "42"}         an object, with the name beside its fields
     str | Decimal    {"$type": "Decimal", "value": "1.50"}     anything else, wrapped
 
-An object without "$type" (written before the annotation became a union) is read as the first member that fits.
+An object without "$type" (written before the annotation became a union) is decoded as the first member that matches.
 
-This room knows errors and bytes; it knows no run, step or store. pydantic is used where it is already imported.
+This module knows no run, step or store. It uses pydantic only if the application has imported it.
 """
 
 from __future__ import annotations
@@ -40,34 +40,34 @@ from perdure.codec.plain_values import (
     check_exact,
     check_same,
     children_of,
+    decode_model,
     explain,
     path_step,
-    revive,
     to_plain,
     type_name,
 )
 from perdure.errors import InvalidPayload
 
 MAX_DEPTH = 200
-"""How deep a value may nest: far below what every supported Python can read, so that a history moves between them."""
+"""Maximum nesting of a value. Every supported Python version can decode it, so histories are portable."""
 
 
 class Codec(Protocol):
-    """How values become bytes; a wrapper (compression, encryption) holds another codec and hands over to it."""
+    """Converts values to bytes and back. A wrapper (compression, encryption) delegates to another codec."""
 
     @property
     def name(self) -> str: ...
 
     def encode(self, value: Any, annotation: Any = Any, *, what: str = "value") -> bytes:
-        """The value as bytes; `InvalidPayload` with the field's path if it does not fit or cannot be encoded."""
+        """Return the value as bytes. Raises `InvalidPayload` with the field path if it cannot be encoded."""
         ...
 
     def decode(self, data: bytes, annotation: Any = Any, *, what: str = "value") -> Any:
-        """A new value; `InvalidPayload` with the field's path if the bytes do not fit the annotation."""
+        """Return a new value. Raises `InvalidPayload` with the field path if the bytes do not match."""
         ...
 
     def canonical(self, value: Any) -> bytes:
-        """The same bytes for equal data, whatever the order of dicts and sets; for comparing, never decoded."""
+        """Return equal bytes for equal data, regardless of dict and set order. For comparison; never decoded."""
         ...
 
 
@@ -75,9 +75,9 @@ _EIGHT_BYTES = hashlib.blake2b(digest_size=8)
 
 
 def fingerprint(codec: Codec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes | None:
-    """Eight bytes that change with the arguments; None if these cannot be encoded."""
+    """Return an eight-byte hash of the arguments, or None if they cannot be encoded."""
     try:
-        digest = _EIGHT_BYTES.copy()  # half of what a new one costs
+        digest = _EIGHT_BYTES.copy()  # Half the cost of creating one.
         digest.update(codec.canonical((args, kwargs)))
         return digest.digest()
     except Exception:
@@ -85,7 +85,7 @@ def fingerprint(codec: Codec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 
 
 class _MsgspecCodec:
-    """What both codecs share; a subclass says how to build readers and what its format cannot hold."""
+    """Common implementation of both codecs. A subclass builds decoders and checks the limits of its format."""
 
     name = ""
 
@@ -100,21 +100,21 @@ class _MsgspecCodec:
         except (KeyError, TypeError):
             plan = self._plan(annotation, what)
         try:
-            data = self._write(value if plan.shape is None else plan.shape.convert(value, "", True))
-            # `find` and not `in`, which first takes the text for a number and writes an error about it: 1 % of a step
+            data = self._write(value if plan.converter is None else plan.converter.convert(value, "", True))
+            # `find` instead of `in`: `in` first tries the operand as an integer, which costs 1 % of a step.
             if data.find(b"null") >= 0 or (len(data) > MAX_DEPTH and not plan.bounded):
-                self._inspect(value, data)
-            if plan.unchecked or type(value) is plan.certain:
+                self._check_limits(value, data)
+            if plan.unchecked or type(value) is plan.exact_type:
                 return data
-            back = plan.read(data)
-            # Equality is quick proof; it says nothing about Decimals, which equal ints and floats.
-            if type(back) is type(value) and plan.comparable and back == value:
+            decoded = plan.read(data)
+            # Equality is a fast check. It is not sufficient for Decimals, which can equal ints and floats.
+            if type(decoded) is type(value) and plan.comparable and decoded == value:
                 return data
-            if plan.shape is None:
+            if plan.converter is None:
                 check_exact(value, annotation, "")
-            check_same(value, back, "")
+            check_same(value, decoded, "")
         except Exception as error:
-            raise self._refusal(error, value, annotation, what) from error
+            raise self._encoding_error(error, value, annotation, what) from error
         return data
 
     def decode(self, data: bytes, annotation: Any = Any, *, what: str = "value") -> Any:
@@ -126,51 +126,54 @@ class _MsgspecCodec:
             return plan.read(data)
         except Exception as error:
             path, reason = explain(error)
-            raise InvalidPayload(_sentence(what, self._name_keys(path, data, annotation), reason)) from error
+            raise InvalidPayload(_format_message(what, self._name_keys(path, data, annotation), reason)) from error
 
     def _plan(self, annotation: Any, what: str) -> _Plan:
         try:
             plan = self._make_plan(annotation)
         except Mismatch as error:
-            raise InvalidPayload(_sentence(what, error.path, error.reason)) from None
-        with contextlib.suppress(TypeError):  # an annotation that cannot be hashed is planned each time
+            raise InvalidPayload(_format_message(what, error.path, error.reason)) from None
+        with contextlib.suppress(TypeError):  # An annotation that cannot be hashed is not cached.
             self._plans[annotation] = plan
         return plan
 
     def _make_plan(self, annotation: Any) -> _Plan:
-        shape = converter_for(annotation)
-        if isinstance(shape, Native):
+        converter = converter_for(annotation)
+        if isinstance(converter, Native):
             return _Plan(
-                read=self._reader(shape.annotation),
-                unchecked=shape.annotation is Any,
-                certain=shape.kind if shape.annotation in SCALARS else None,
-                comparable=shape.comparable,
-                bounded=shape.bounded,
+                read=self._decoder(converter.annotation),
+                unchecked=converter.annotation is Any,
+                exact_type=converter.kind if converter.annotation in SCALARS else None,
+                comparable=converter.comparable,
+                bounded=converter.bounded,
             )
-        read = self._reader(Any)
-        return _Plan(read=lambda data: shape.convert(read(data), "", False), shape=shape)
+        read = self._decoder(Any)
+        return _Plan(read=lambda data: converter.convert(read(data), "", False), converter=converter)
 
-    def _refusal(self, error: Exception, value: Any, annotation: Any, what: str) -> InvalidPayload:
+    def _encoding_error(self, error: Exception, value: Any, annotation: Any, what: str) -> InvalidPayload:
         with contextlib.suppress(Exception):
             if isinstance(error, msgspec.ValidationError):
                 try:
-                    check_exact(value, annotation, "")  # speaks of Python's types, where the reader spoke of texts
-                except Mismatch as misfit:
-                    error = misfit
+                    check_exact(value, annotation, "")  # Its message names Python types; msgspec's names encoded types.
+                except Mismatch as mismatch:
+                    error = mismatch
             if isinstance(error, Mismatch):
                 path = self._name_keys(error.path, self._write(value), annotation)
-                return InvalidPayload(_sentence(what, path, error.reason))
+                return InvalidPayload(_format_message(what, path, error.reason))
         path, reason = explain(error)
         if not isinstance(error, Mismatch | msgspec.ValidationError):
-            path, reason = next(self._faults(value, "", ()), (path, reason))
-        return InvalidPayload(_sentence(what, path, reason))
+            path, reason = next(self._find_faults(value, "", ()), (path, reason))
+        return InvalidPayload(_format_message(what, path, reason))
 
     def _name_keys(self, path: str, data: bytes, annotation: Any) -> str:
-        """msgspec says `[...]` for any key of a dict. Leave one key at a time in: the guilty one fails alone."""
+        """Return the path with the failing dict keys.
 
-        def failing() -> str:
+        msgspec writes `[...]` for any key of a dict. Try one key at a time to find the one that fails.
+        """
+
+        def failing_path() -> str:
             try:
-                msgspec.convert(raw, annotation, str_keys=True, dec_hook=revive)
+                msgspec.convert(raw, annotation, str_keys=True, dec_hook=decode_model)
             except Exception as error:
                 return explain(error)[0]
             return ""
@@ -179,14 +182,14 @@ class _MsgspecCodec:
             return path
         named = ""
         try:
-            node = raw = self._reader(Any)(data)
+            node = raw = self._decoder(Any)(data)
             for part in re.findall(r"\.[^.\[]+|\[[^\]]*\]", path):
                 key: Any = part[1:] if part[0] == "." else part[1:-1]
                 if part == "[...]":
                     for key, item in list(node.items()):
                         node.clear()
                         node[key] = item
-                        if failing() == path:
+                        if failing_path() == path:
                             break
                     part = path_step(key)
                 elif part[0] == "[":
@@ -196,8 +199,8 @@ class _MsgspecCodec:
             return path
         return named
 
-    def _faults(self, value: Any, path: str, parents: tuple[int, ...]) -> Iterator[tuple[str, str]]:
-        """Where in a value that could not be written the trouble is, and what it is."""
+    def _find_faults(self, value: Any, path: str, parents: tuple[int, ...]) -> Iterator[tuple[str, str]]:
+        """Yield path and reason of each part of a value that cannot be encoded."""
         if id(value) in parents:
             yield path, "contains itself; a cyclic value cannot be encoded"
         elif len(parents) > MAX_DEPTH:
@@ -209,7 +212,7 @@ class _MsgspecCodec:
                 yield path, f"`{type_name(type(value))}` cannot be encoded: {error}"
                 return
             for part, child in children:
-                yield from self._faults(child, path + part, (*parents, id(value)))
+                yield from self._find_faults(child, path + part, (*parents, id(value)))
             if isinstance(value, dict):
                 for key in value:
                     if fault := self._leaf_fault({key: None}):
@@ -230,15 +233,15 @@ class _MsgspecCodec:
             return f"an object of type `{type_name(type(value))}` cannot be encoded; {SUPPORTED}"
         return None
 
-    def _reader(self, annotation: Any) -> Callable[[bytes], Any]:
+    def _decoder(self, annotation: Any) -> Callable[[bytes], Any]:
         raise NotImplementedError
 
-    def _inspect(self, value: Any, data: bytes) -> None:
+    def _check_limits(self, value: Any, data: bytes) -> None:
         raise NotImplementedError
 
 
 class JsonCodec(_MsgspecCodec):
-    """JSON text: readable where it is stored. Has no nan and no infinity; integers up to 4,300 digits."""
+    """JSON codec: readable where it is stored. Rejects nan and infinity; integers have up to 4,300 digits."""
 
     name = "json"
 
@@ -247,24 +250,24 @@ class JsonCodec(_MsgspecCodec):
             msgspec.json.Encoder(enc_hook=to_plain), msgspec.json.Encoder(enc_hook=to_plain, order="deterministic")
         )
 
-    def _reader(self, annotation: Any) -> Callable[[bytes], Any]:
-        return msgspec.json.Decoder(annotation, dec_hook=revive).decode
+    def _decoder(self, annotation: Any) -> Callable[[bytes], Any]:
+        return msgspec.json.Decoder(annotation, dec_hook=decode_model).decode
 
-    def _inspect(self, value: Any, data: bytes) -> None:
-        # msgspec writes nan and inf as null. MessagePack writes them as they are, which is quick to search.
-        if value is not None and b"null" in data and _holds_non_finite(value):
-            raise ValueError("nan and infinity cannot be written as JSON")
-        if len(data) > 2 * MAX_DEPTH and _too_deep(data):
+    def _check_limits(self, value: Any, data: bytes) -> None:
+        # msgspec encodes nan and inf as null in JSON. MessagePack keeps them, so that a byte search finds them.
+        if value is not None and b"null" in data and _contains_non_finite(value):
+            raise ValueError("nan and infinity cannot be encoded as JSON")
+        if len(data) > 2 * MAX_DEPTH and _nests_too_deep(data):
             raise RecursionError(f"nests deeper than {MAX_DEPTH} levels")
 
     def _leaf_fault(self, value: Any) -> str | None:
         if isinstance(value, float) and not math.isfinite(value):
-            return f"{value} cannot be written as JSON; send None or text instead, or use the MessagePack codec"
+            return f"{value} cannot be encoded as JSON; use None, text or the MessagePack codec"
         return super()._leaf_fault(value)
 
 
 class MsgpackCodec(_MsgspecCodec):
-    """MessagePack: smaller than JSON, holds nan and infinity; integers of at most 64 bits."""
+    """MessagePack codec: smaller than JSON, supports nan and infinity; integers have at most 64 bits."""
 
     name = "msgpack"
 
@@ -274,44 +277,46 @@ class MsgpackCodec(_MsgspecCodec):
             msgspec.msgpack.Encoder(enc_hook=to_plain, order="deterministic"),
         )
 
-    def _reader(self, annotation: Any) -> Callable[[bytes], Any]:
-        return msgspec.msgpack.Decoder(annotation, dec_hook=revive).decode
+    def _decoder(self, annotation: Any) -> Callable[[bytes], Any]:
+        return msgspec.msgpack.Decoder(annotation, dec_hook=decode_model).decode
 
-    def _inspect(self, value: Any, data: bytes) -> None:
-        if len(data) > MAX_DEPTH and _too_deep(msgspec.json.encode(value, enc_hook=to_plain)):
+    def _check_limits(self, value: Any, data: bytes) -> None:
+        if len(data) > MAX_DEPTH and _nests_too_deep(msgspec.json.encode(value, enc_hook=to_plain)):
             raise RecursionError(f"nests deeper than {MAX_DEPTH} levels")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Plan:
-    """What one codec does for one annotation."""
+    """How a codec encodes and decodes values of one annotation."""
 
     read: Callable[[bytes], Any]
     unchecked: bool = False
-    """Whatever can be encoded fits."""
-    certain: type | None = None
-    """A value of exactly this class fits."""
+    """True if every value that can be encoded matches the annotation."""
+    exact_type: type | None = None
+    """A value of exactly this class matches."""
     comparable: bool = True
-    """A value that comes back equal has come back whole."""
+    """True if a decoded value that is equal to the original is also identical in type and content."""
     bounded: bool = False
-    """No value that fits can nest without end."""
-    shape: Converter | None = None
+    """True if the nesting of matching values is bounded."""
+    converter: Converter | None = None
 
 
 _NON_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
 
 
-def _holds_non_finite(value: Any) -> bool:
+def _contains_non_finite(value: Any) -> bool:
     try:
-        return _NON_FINITE.search(msgspec.msgpack.encode(value, enc_hook=to_plain)) is not None and _non_finite(value)
+        return _NON_FINITE.search(msgspec.msgpack.encode(value, enc_hook=to_plain)) is not None and _has_non_finite(
+            value
+        )
     except OverflowError:
-        return _non_finite(value)
+        return _has_non_finite(value)
 
 
-def _non_finite(value: Any) -> bool:
+def _has_non_finite(value: Any) -> bool:
     if isinstance(value, float):
         return not math.isfinite(value)
-    return any(_non_finite(child) for _, child in children_of(value))
+    return any(_has_non_finite(child) for _, child in children_of(value))
 
 
 _TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
@@ -319,8 +324,8 @@ _SQUARE = bytes.maketrans(b"{}", b"[]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
-def _too_deep(text: bytes) -> bool:
-    """Whether JSON nests too deep; the innermost brackets are taken away, level by level."""
+def _nests_too_deep(text: bytes) -> bool:
+    """Return True if JSON nests deeper than MAX_DEPTH. Removes the innermost brackets, level by level."""
     if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
         return False
     brackets = _TEXT.sub(b"", text).translate(_SQUARE, _NOT_BRACKETS)
@@ -329,7 +334,7 @@ def _too_deep(text: bytes) -> bool:
     return bool(brackets)
 
 
-def _sentence(what: str, path: str, reason: str) -> str:
+def _format_message(what: str, path: str, reason: str) -> str:
     return f"{what}: {path.lstrip('.')}: {reason}" if path else f"{what}: {reason}"
 
 

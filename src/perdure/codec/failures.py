@@ -1,6 +1,7 @@
-"""Errors as data, and back: what is recorded of an exception, and what a workflow sees of the record.
+"""Convert exceptions to `ErrorRecord` and back.
 
-A workflow sees an error only through its record, the first time too, so that it takes the same branch on every replay.
+A workflow sees every error as reconstructed from its record, also the first time, so that it takes the same branch on
+every replay. This module knows no run and no store.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def error_to_record(
     raises: tuple[type[BaseException], ...] = (),
     location: str | None = None,
 ) -> ErrorRecord:
-    """The record of an error. Those named in `raises` keep their fields, to come back as themselves."""
+    """Return the record of an error. Fields are recorded only for types in `raises`, to reconstruct them."""
     kind = type(error)
     fields = encode_exception(codec, error) if raises and isinstance(error, raises) else None
     trace = "".join(traceback.format_exception(error))
@@ -42,7 +43,7 @@ def error_to_record(
 
 
 def message_of(error: BaseException) -> str:
-    """str(error), also for an error whose __str__ raises or that cannot be encoded."""
+    """Return str(error), or a replacement if __str__ raises. Characters that cannot be encoded are replaced."""
     try:
         return str(error).encode("utf-8", "replace").decode("utf-8")
     except Exception:
@@ -57,13 +58,13 @@ def step_error_from_record(
     attempts: int,
     raises: tuple[type[BaseException], ...],
 ) -> BaseException:
-    """What a workflow sees of a step's recorded error: the error itself if it is in `raises`, else `StepFailed`."""
+    """Return the exception that a workflow sees for a failed step: its own type if in `raises`, else `StepFailed`."""
     if record.type == INTERRUPTED and not record.qualified:
         return StepInterrupted(location, attempts)
-    itself = _rebuild(record, codec, raises)
-    if itself is not None and not isinstance(itself, StopIteration):  # which cannot be raised into a coroutine
-        return itself
-    cause = _rebuild_builtin(record)
+    original = _reconstruct(record, codec, raises)
+    if original is not None and not isinstance(original, StopIteration):  # Cannot be raised into a coroutine.
+        return original
+    cause = _reconstruct_builtin(record)
     failed = StepFailed(location, attempts, record.type, record.message, cause)
     failed.__cause__ = cause
     return failed
@@ -72,22 +73,23 @@ def step_error_from_record(
 def error_from_record(
     record: ErrorRecord, codec: Codec, raises: tuple[type[BaseException], ...] = (), module: str = ""
 ) -> BaseException:
-    """An error that somebody else ran into or reported, as itself where every replay can rebuild it.
+    """Return the exception for an error of another run or of a caller, with its original type if possible.
 
-    That is: perdure's own errors, those in `raises`, built-in ones, and those that the workflow's own `module` defines.
+    Reconstructed types: errors of perdure, types in `raises`, built-in types, and types that `module`, the module of
+    the workflow, defines. Every replay can reconstruct these. Other types become `RecordedError`.
     """
-    near = getattr(sys.modules.get(module), record.type, None)
+    local_type = getattr(sys.modules.get(module), record.type, None)
     kinds = (*raises, PerdureError)
-    if isinstance(near, type) and issubclass(near, Exception):
-        kinds = (near, *kinds)
-    itself = _rebuild(record, codec, kinds)
-    if itself is not None and not isinstance(itself, StopIteration):
-        return itself
-    return _rebuild_builtin(record)
+    if isinstance(local_type, type) and issubclass(local_type, Exception):
+        kinds = (local_type, *kinds)
+    original = _reconstruct(record, codec, kinds)
+    if original is not None and not isinstance(original, StopIteration):
+        return original
+    return _reconstruct_builtin(record)
 
 
-def _rebuild(record: ErrorRecord, codec: Codec, raises: tuple[type[BaseException], ...]) -> BaseException | None:
-    """The error as itself, if the code still names its type (or a base of it) and its fields still fit."""
+def _reconstruct(record: ErrorRecord, codec: Codec, raises: tuple[type[BaseException], ...]) -> BaseException | None:
+    """Return the error with its original type, or None if its type is not in `raises` or its fields do not match."""
     if record.fields is None:
         return None
     for kind in _with_subclasses(raises):
@@ -110,11 +112,11 @@ def _with_subclasses(kinds: tuple[type[BaseException], ...]) -> list[type[BaseEx
     return found
 
 
-def _rebuild_builtin(record: ErrorRecord) -> BaseException:
+def _reconstruct_builtin(record: ErrorRecord) -> BaseException:
     kind = getattr(builtins, record.type, None)
     if record.qualified == f"builtins:{record.type}" and isinstance(kind, type) and issubclass(kind, Exception):
         try:
             return kind(record.message)
         except TypeError:
-            pass  # UnicodeDecodeError and the like want more than a message
+            pass  # UnicodeDecodeError and others require more arguments than a message.
     return RecordedError(record.type, record.message)

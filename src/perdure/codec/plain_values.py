@@ -1,6 +1,6 @@
-"""Values beside their annotations: what msgspec cannot write or read by itself, what fits, and where it does not.
+"""Plain values: conversions that msgspec lacks, checks of values against annotations, and paths in error messages.
 
-This room knows msgspec and pydantic; it knows neither bytes nor shapes.
+This module knows msgspec and pydantic; it knows neither encoded bytes nor converters.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EXACT = (bytes, bytearray, memoryview, datetime, date, time, timedelta, UUID, D
 
 
 class Mismatch(Exception):
-    """A value that does not fit, at a path below the one being encoded or decoded."""
+    """A value does not match its annotation. `path` is relative to the value that is encoded or decoded."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
@@ -38,7 +38,7 @@ class Mismatch(Exception):
 
 
 def to_plain(value: Any) -> Any:
-    """For what msgspec does not write itself: a model as its dump, a subclass of str, int or float as plain value."""
+    """Encode hook of msgspec: return a model as its dump, and a subclass of str, int or float as plain value."""
     if is_model(type(value)):
         return value.model_dump(mode="json", round_trip=True, warnings=False)
     if isinstance(value, str):
@@ -50,11 +50,11 @@ def to_plain(value: Any) -> Any:
     raise NotImplementedError
 
 
-def revive(kind: type, data: Any) -> Any:
-    """For what msgspec does not read itself: models, which are the only custom types that a plan lets through."""
+def decode_model(kind: type, data: Any) -> Any:
+    """Decode hook of msgspec: return a pydantic model. Other custom types are rejected before."""
     try:
-        # Read as JSON, because strict models take text for a datetime only there.
-        return typing.cast(Any, kind).model_validate_json(msgspec.json.encode(data), **_by_name())
+        # Validated as JSON, because strict models accept text for a datetime only in JSON.
+        return typing.cast(Any, kind).model_validate_json(msgspec.json.encode(data), **_validation_options())
     except ValueError as error:
         details = error.errors()[0] if hasattr(error, "errors") else {"loc": (), "msg": str(error)}
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"])
@@ -62,50 +62,51 @@ def revive(kind: type, data: Any) -> Any:
 
 
 def is_model(kind: Any) -> bool:
-    pydantic = sys.modules.get("pydantic.main")  # never imported from here: who has a model has imported it
+    """Return True for a pydantic model. pydantic is not imported: without it there are no models."""
+    pydantic = sys.modules.get("pydantic.main")
     return pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
 
 
 @functools.cache
-def _by_name() -> dict[str, bool]:
-    """A model is dumped by field name, so it must also validate by name; pydantic can be told so since 2.11."""
+def _validation_options() -> dict[str, bool]:
+    """Return the options to validate a model by field name, as it is dumped. They exist since pydantic 2.11."""
     major, minor = sys.modules["pydantic"].VERSION.split(".")[:2]
     return {"by_alias": True, "by_name": True} if (int(major), int(minor)) >= (2, 11) else {}
 
 
 def check_exact(value: Any, annotation: Any, path: str) -> None:
-    """Raise unless each part is of its annotated type before encoding too: JSON has one text for UUID and str."""
+    """Raise `Mismatch` unless each part has its annotated type before encoding: in JSON, UUID and str look alike."""
     try:
         data = msgspec.to_builtins(value, builtin_types=_EXACT, enc_hook=to_plain)
-        msgspec.convert(data, annotation, builtin_types=_EXACT, dec_hook=revive)
+        msgspec.convert(data, annotation, builtin_types=_EXACT, dec_hook=decode_model)
     except msgspec.ValidationError as error:
         below, reason = explain(error)
         raise Mismatch(path + below, reason) from None
 
 
-def check_same(value: Any, back: Any, path: str) -> None:
-    """Raise if a value comes back as another class or changed. Plain data in its place was asked for, by `Any`."""
+def check_same(value: Any, decoded: Any, path: str) -> None:
+    """Raise `Mismatch` if a value is decoded with another class or content. Plain data is accepted: `Any` yields it."""
     if (names := _field_names(type(value))) is not None:
-        if isinstance(back, dict) or type(back) in (list, tuple):
+        if isinstance(decoded, dict) or type(decoded) in (list, tuple):
             return
-        if type(back) is not type(value):
-            raise Mismatch(path, f"Expected `{type_name(type(back))}`, got `{type_name(type(value))}`")
+        if type(decoded) is not type(value):
+            raise Mismatch(path, f"Expected `{type_name(type(decoded))}`, got `{type_name(type(value))}`")
         for name in names:
-            check_same(getattr(value, name, None), getattr(back, name, None), f"{path}.{name}")
-    elif isinstance(value, dict) and isinstance(back, dict):
-        if len(value) != len(back):
-            raise Mismatch(path, "two different keys are the same when encoded")
-        for key, item, other in zip(value, value.values(), back.values(), strict=True):
+            check_same(getattr(value, name, None), getattr(decoded, name, None), f"{path}.{name}")
+    elif isinstance(value, dict) and isinstance(decoded, dict):
+        if len(value) != len(decoded):
+            raise Mismatch(path, "two different keys are equal when encoded")
+        for key, item, other in zip(value, value.values(), decoded.values(), strict=True):
             check_same(item, other, path + path_step(key))
-    elif isinstance(value, list | tuple) and isinstance(back, list | tuple):
-        for index, (item, other) in enumerate(zip(value, back, strict=True)):
+    elif isinstance(value, list | tuple) and isinstance(decoded, list | tuple):
+        for index, (item, other) in enumerate(zip(value, decoded, strict=True)):
             check_same(item, other, f"{path}[{index}]")
-    elif type(value) is type(back) and value != back and value == value and _instant(value) != _instant(back):
-        raise Mismatch(path, f"`{type_name(type(value))}` {value!r} would come back as {back!r}")
+    elif type(value) is type(decoded) and value != decoded and value == value and _to_utc(value) != _to_utc(decoded):
+        raise Mismatch(path, f"`{type_name(type(value))}` {value!r} would be decoded as {decoded!r}")
 
 
-def _instant(value: Any) -> Any:
-    """Two datetimes in a repeated hour are never equal across zones, even if they are the same moment."""
+def _to_utc(value: Any) -> Any:
+    """Return a datetime in UTC. In a repeated hour, equal times of different zones do not compare as equal."""
     return value.astimezone(UTC) if isinstance(value, datetime) and value.tzinfo else value
 
 
@@ -120,7 +121,7 @@ def _field_names(kind: type) -> tuple[str, ...] | None:
 
 
 def children_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """The parts of a value, each with its step in the path."""
+    """Yield the parts of a value, each with its path step."""
     if is_model(type(value)):
         value = to_plain(value)
     if isinstance(value, dict):
@@ -132,20 +133,21 @@ def children_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def explain(error: Exception) -> tuple[str, str]:
-    """The path and the reason of an error; msgspec's own reads "reason - at `$.items[0]`", the outermost path last."""
+    """Return path and reason of an error. msgspec writes "reason - at `$.items[0]`", the outermost path last."""
     if isinstance(error, Mismatch):
         return error.path, error.reason
-    reason, *places = re.split(r" - at (?=`(?:key` in `)?\$)", str(error) or type(error).__name__)
-    path = "".join(place.split("$", 1)[1].rstrip("`") + ("[key]" if "`key`" in place else "") for place in places[::-1])
+    reason, *paths = re.split(r" - at (?=`(?:key` in `)?\$)", str(error) or type(error).__name__)
+    path = "".join(each.split("$", 1)[1].rstrip("`") + ("[key]" if "`key`" in each else "") for each in paths[::-1])
     return path, reason if isinstance(error, msgspec.MsgspecError | ValueError) else f"{type(error).__name__}: {reason}"
 
 
 def path_step(key: Any) -> str:
-    """A dict's key as a step in a path: as a field's name where it could be one."""
+    """Return a dict key as a path step: like a field name if it is an identifier."""
     return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
 
 
 def type_name(kind: Any) -> str:
+    """Return the name of a type for error messages."""
     if typing.get_origin(kind) is None and isinstance(kind, type):
         return kind.__name__
     return str(kind).replace("typing.", "")

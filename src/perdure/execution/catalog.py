@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from perdure.errors import InvalidArgument
+from perdure.model.types import WorkflowVersions
 from perdure.workflows.definition import REGISTRY, Workflow
-
-Pairs = tuple[tuple[str, int], ...]
 
 
 class Catalog:
@@ -17,7 +16,7 @@ class Catalog:
     def __init__(self, workflows: Iterable[Workflow[Any, Any]] | None) -> None:
         self._open = workflows is None
         self._own: dict[tuple[str, int], Workflow[Any, Any]] = {}
-        self._pairs: tuple[int, Pairs] | None = None
+        self._pairs: tuple[int, WorkflowVersions] | None = None
         for workflow in workflows or ():
             if not isinstance(workflow, Workflow):
                 raise InvalidArgument(f"workflows must be a list of @workflow functions, not {workflow!r}")
@@ -40,7 +39,7 @@ class Catalog:
             return REGISTRY.find(name, version)
         return own
 
-    def pairs(self) -> Pairs:
+    def pairs(self) -> WorkflowVersions:
         """All that can be executed. A name that two places define is left out until one of them is started here."""
         if not self._open:
             return tuple(self._own)

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from perdure.config import EngineConfig
 from perdure.errors import StoreError
-from perdure.execution.catalog import Pairs
 from perdure.execution.coordinator import Coordinator
 from perdure.execution.membership import MembershipProtocol
+from perdure.model.types import WorkflowVersions
 from perdure.stores.protocol import Claim, Store
 from perdure.stores.results import ClaimedRun
 
@@ -33,7 +33,7 @@ class Claimer:
         member: MembershipProtocol,
         config: EngineConfig,
         pool: str,
-        workflows: Callable[[], Pairs],
+        workflows: Callable[[], WorkflowVersions],
     ) -> None:
         self._store = store
         self._coordinator = coordinator
@@ -70,7 +70,7 @@ class Claimer:
         return any(shards is not None for _, shards in self._member.shares(self._workflows()))
 
     async def _claim_pages(
-        self, now: float, workflows: Pairs, shards: frozenset[int] | None, due_by: float | None = None
+        self, now: float, workflows: WorkflowVersions, shards: frozenset[int] | None, due_by: float | None = None
     ) -> None:
         """Claim such runs until there are no more, or there is no room for them."""
         full = shards is None or len(shards) > 0

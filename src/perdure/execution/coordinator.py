@@ -39,7 +39,7 @@ from perdure.execution.step_executor import StepExecutor
 from perdure.execution.store_session import StoreSession, retry_store_call
 from perdure.execution.stream_writer import StreamWriter
 from perdure.execution.turn_commit import build_hold_commit, build_turn_commit, ended_record
-from perdure.model.records import Hold, Message, RunRecord, RunStatus
+from perdure.model.records import Hold, Message, RunRecord, RunStatus, SigningKey
 from perdure.model.turns import (
     AwaitingResult,
     CancelStep,
@@ -51,7 +51,7 @@ from perdure.model.turns import (
     StepDone,
     Turn,
 )
-from perdure.stores.results import ClaimedRun, Committed, SigningKey, Snapshot, WriteResult
+from perdure.stores.results import ClaimedRun, Committed, Snapshot, WriteResult
 from perdure.stores.writes import CommitTurn, ReleaseRun
 from perdure.workflows.definition import Workflow
 
@@ -364,7 +364,7 @@ class Coordinator:
         try:
             return resident.runner.advance(now, taken)
         except InvalidPayload as misfit:  # the payload no longer fits the code's annotations
-            return Turn(held=Hold("diverged", str(misfit), recorded="the payload", call_seq="one of another type"))
+            return Turn(held=Hold("diverged", str(misfit), recorded="the payload", asked="one of another type"))
         except Exception as error:
             LOGGER.exception("run %s: advancing it failed", resident.id)
             return Turn(held=Hold("internal_error", f"{type(error).__name__}: {error}"))

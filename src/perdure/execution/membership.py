@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from perdure.execution.catalog import Pairs
 from perdure.model.records import Takeover
-
-ShardAssignment = tuple[Pairs, frozenset[int] | None]  # of these workflows the runs of these shards; None: of all
+from perdure.model.types import ShardAssignment, WorkflowVersions
 
 
 class MembershipProtocol(Protocol):
@@ -28,7 +26,7 @@ class MembershipProtocol(Protocol):
 
     async def take_over(self, now: float) -> Takeover: ...
 
-    def shares(self, workflows: Pairs) -> tuple[ShardAssignment, ...]:
+    def shares(self, workflows: WorkflowVersions) -> tuple[ShardAssignment, ...]:
         """Which runs of these workflows this worker should take, as far as it knows who is alive."""
 
     async def refresh_members(self, now: float) -> bool:

@@ -8,12 +8,12 @@ from perdure.codec import Codec
 from perdure.codec.failures import error_to_record
 from perdure.errors import InvalidPayload, StoreError
 from perdure.execution.run_cache import CachedRun
+from perdure.model.records import SigningKey
 from perdure.model.turns import Input, MessageReceived, StepDone
 from perdure.runner.runner import Runner, RunStart
 from perdure.stores.results import Snapshot
 from perdure.workflows.context import RunInfo
 from perdure.workflows.definition import Workflow
-from perdure.workflows.tokens import SigningKey
 
 
 def build_run_start(

@@ -44,6 +44,12 @@ class Attempt(CurrentStep):
         self.page: StreamBuffer | None = None
         self._writing = writing
 
+    def request_cancel(self) -> None:
+        """Signal the body that its result is no longer needed."""
+        self._cancel_requested = True
+        if self._cancelled_event is not None:
+            self._cancelled_event.set()
+
     def write(self, stream: str, item: Any) -> None:
         self._writing.write(self, stream, item)
 

@@ -1,4 +1,4 @@
-"""Locations: the paths that name the entries of a run."""
+"""Locations: the paths that identify the entries of a run. Pure string functions."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ _ESCAPES = str.maketrans({char: f"%{ord(char):02X}" for char in "%/#[]~"})
 
 
 def escape_segment(name: str) -> str:
-    """A name as one segment of a location: what would be structure there is written in another way."""
+    """Return a name as one segment of a location, with structural characters percent-encoded."""
     return name if name.isidentifier() else name.translate(_ESCAPES)
 
 
 def scope_of(location: str) -> str:
-    """The path of the scope that an entry is in; "" is the workflow's own."""
+    """Return the path of the scope that contains an entry; "" is the scope of the workflow itself."""
     return location.rpartition("/")[0]
 
 
 def segment_of(location: str) -> str:
-    """The segment that a location was made of, without its number."""
+    """Return the last segment of a location, without its number."""
     return location.rpartition("/")[2].partition("#")[0]

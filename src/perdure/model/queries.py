@@ -1,4 +1,4 @@
-"""RunQuery: which runs to list."""
+"""RunQuery: filters for listing runs. Validates its values; executing the query is the task of the stores."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from perdure.model.records import RunStatus
 
 
 class RunQuery(Struct, frozen=True, kw_only=True):
-    """Which runs to list, newest first. `after` is the `next` of the page before.
+    """Filters for listing runs, newest first. `after` is the `next` cursor of the previous page.
 
-    Statuses may be given by their names, and times as aware datetimes; they read back as statuses and seconds.
+    Statuses may be given by name, and times as aware datetimes; they are converted to statuses and seconds.
     """
 
     status: RunStatus | str | tuple[RunStatus | str, ...] | None = None
@@ -23,28 +23,26 @@ class RunQuery(Struct, frozen=True, kw_only=True):
     tags: Mapping[str, str] | None = None
     parent: str | None = None
     id_prefix: str | None = None
-    created_after: datetime | float | None = None  # from this moment on
-    created_before: datetime | float | None = None  # until just before it
+    created_after: datetime | float | None = None  # Inclusive.
+    created_before: datetime | float | None = None  # Exclusive.
     limit: int = 100
     after: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.status, str):
-            force_setattr(self, "status", _status_named(self.status))
+            force_setattr(self, "status", _parse_status(self.status))
         elif self.status is not None:
-            force_setattr(self, "status", tuple(_status_named(each) for each in self.status))
+            force_setattr(self, "status", tuple(_parse_status(each) for each in self.status))
         for name in ("created_after", "created_before"):
-            moment = getattr(self, name)
-            if isinstance(moment, datetime):
-                if moment.tzinfo is None:
-                    raise InvalidArgument(
-                        f"RunQuery.{name} must be an aware datetime (with a timezone), not {moment!r}"
-                    )
-                force_setattr(self, name, moment.timestamp())
+            time = getattr(self, name)
+            if isinstance(time, datetime):
+                if time.tzinfo is None:
+                    raise InvalidArgument(f"RunQuery.{name} must be an aware datetime (with a timezone), not {time!r}")
+                force_setattr(self, name, time.timestamp())
 
 
-def _status_named(name: str) -> RunStatus:
+def _parse_status(name: str) -> RunStatus:
     try:
         return RunStatus(name)
     except ValueError:
-        raise InvalidArgument(f"{name!r} is no status of a run; there are {', '.join(RunStatus)}") from None
+        raise InvalidArgument(f"{name!r} is not a run status; use one of {', '.join(RunStatus)}") from None

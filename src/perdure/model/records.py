@@ -1,8 +1,8 @@
-"""The values that pass between rooms: what is stored of a run, what a turn takes in and what it gives out.
+"""Stored records: a run, its history, its messages, and the values it publishes.
 
-Everything here is frozen and knows nothing: no clock, no store, no workflow code. Times are seconds since the epoch
-(the facade turns them into aware datetimes), payloads are encoded bytes (the codec's business). `gc=False` where one is
-made per turn and nothing in it can refer back to it: the garbage collector then need not look at it.
+All records are frozen. This module knows no clock, no store and no workflow code. Times are seconds since the epoch;
+the client converts them to aware datetimes. Payloads are encoded bytes. `gc=False` marks records that are created per
+turn and cannot be part of a reference cycle, so that the garbage collector skips them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import Struct
 
 
 class RunStatus(StrEnum):
-    """Where a run stands; the last three are terminal."""
+    """Status of a run; the last three are terminal."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -23,14 +23,14 @@ class RunStatus(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
 
-    terminal: bool  # an attribute and no property: it is asked of every turn
+    terminal: bool  # An attribute, not a property: every turn reads it.
 
     def __init__(self, value: str) -> None:
         self.terminal = value in ("succeeded", "failed", "cancelled")
 
 
 class EntryStatus(StrEnum):
-    """Where an entry stands. Cancelled ones were asked for and given up by the workflow itself."""
+    """Status of an entry. CANCELLED: the workflow requested the operation and then cancelled it."""
 
     PENDING = "pending"
     SUCCEEDED = "succeeded"
@@ -39,7 +39,7 @@ class EntryStatus(StrEnum):
 
 
 class ErrorRecord(Struct, frozen=True, gc=False, omit_defaults=True):
-    """An exception as data. `fields` is set where it must come back as itself (`raises`)."""
+    """An exception as data. `fields` is set when the original type can be reconstructed (`raises`)."""
 
     type: str
     message: str
@@ -54,11 +54,11 @@ class ErrorRecord(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Entry(Struct, frozen=True, gc=False):
-    """One record of a run's history. Written again with a new position whenever it changes; the latest one counts.
+    """One record of a run's history. A changed entry is written again at a new position; the latest version counts.
 
-    `asked` orders all entries of the run by when they were first asked for, `ordinal` those of one scope (-1: not part
-    of the scope's order), `seq` orders completions. A step's `attempts` counts attempts begun; `due_at` is when the
-    next one, or a sleep's end, is due.
+    `call_seq` orders all entries of the run by their first request. `ordinal` orders the entries of one scope (-1: the
+    entry has no order in its scope). `seq` orders completions. `attempts` counts the attempts of a step that started;
+    `due_at` is when the next attempt, or the end of a sleep, is due.
     """
 
     location: str
@@ -80,7 +80,7 @@ class Entry(Struct, frozen=True, gc=False):
 
 
 class Wait(Struct, frozen=True, gc=False, omit_defaults=True):
-    """One reason why a run waits: a timer, a retry, an event, a child, a deferred ... with what is known of it."""
+    """One condition that a run waits for: a timer, retry, event, child, deferred, ..."""
 
     kind: str
     location: str | None = None
@@ -89,40 +89,41 @@ class Wait(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Hold(Struct, frozen=True, omit_defaults=True):
-    """Why a run is suspended until a person or fitting code resumes it."""
+    """Why a run is held: it stays suspended until a person, or a worker with compatible code, resumes it."""
 
     kind: str  # "diverged", "deadlock", "livelock", "internal_error", "poison", "step_failed"
     reason: str
     location: str | None = None
     recorded: str | None = None
-    call_seq: str | None = None
+    asked: str | None = None
     line: str | None = None
 
 
 class RunRecord(Struct, frozen=True, gc=False, kw_only=True):
-    """The row of a run: everything about it but its history and mail."""
+    """The stored state of a run, without its history and inbox."""
 
     id: str
     workflow: str
     version: int
     input: bytes
     created_at: float
-    created_by: str  # unique per call of start: a retry after a lost answer recognises its own run
+    created_by: str  # Unique per start call: a retry after a lost response recognizes its own run.
     seed: int
     pool: str = "default"
     shard: int = 0
     status: RunStatus = RunStatus.PENDING
-    generation: int = 0  # how often its history was begun anew or cut back
-    epoch: int = 0  # how often it was begun anew: what is drawn by lot and the tokens of deferreds belong to one
-    run_attempt: int = 1  # of the whole run, when its workflow has a retry
-    original_workflow: str | None = None  # these two are set once a run has begun anew: an id means what it first meant
+    generation: int = 0  # Incremented when the history is continued, retried or rewound.
+    epoch: int = 0  # Incremented when the run is continued or retried; scopes random values and deferred tokens.
+    run_attempt: int = 1  # Attempt of the whole run, if its workflow has a retry policy.
+    # Set when the run continues as another workflow or payload: the id still identifies the original start.
+    original_workflow: str | None = None
     original_input: bytes | None = None
     result: bytes | None = None
     error: ErrorRecord | None = None
     parent: str | None = None
-    attached: bool = False  # to its parent, and ends with it
+    attached: bool = False  # An attached child ends with its parent.
     tags: Mapping[str, str] = {}
-    first_executed_at: float | None = None  # when this generation first executed; the workflow's clock starts there
+    first_executed_at: float | None = None  # When this generation first executed; start of the workflow clock.
     updated_at: float = 0.0
     ended_at: float | None = None
     wake_at: float | None = None
@@ -132,23 +133,23 @@ class RunRecord(Struct, frozen=True, gc=False, kw_only=True):
     retention: float | None = None
     waits: tuple[Wait, ...] = ()
     held: Hold | None = None
-    drift: tuple[str, ...] = ()  # locations whose arguments differed on a replay
+    drift: tuple[str, ...] = ()  # Locations whose arguments differed on a replay.
     last_message_no: int = 0
-    fence: int = 0  # turns computed from a position before this one are refused
+    fence: int = 0  # The store rejects turns computed from an earlier position.
 
 
 class Message(Struct, frozen=True, gc=False, kw_only=True):
-    """One outside input of a run, numbered in the order in which it was accepted.
+    """One external input of a run, numbered in the order in which the store accepted it. By `kind`:
 
-    cancel, resume   from a person or a parent
-    event            a targeted event: `name` is its type's, `policy` what becomes of it if the run ends without it
-    assignment       an event of a topic, given to the receive at `target`; `place` is its number in the topic
-    child            a run that the wait at `target` waits for has ended: `name` is its id, `body` an `Ending`
-    deferred         `name` is the deferred's, `body` an `Ending` without a status of its own
+    cancel, resume   from a person or a parent run
+    event            a targeted event; `name` is its event type, `policy` applies if the run ends without reading it
+    assignment       a topic event assigned to the receive at `target`; `offset` is its offset in the topic
+    child            the run awaited at `target` has ended; `name` is its id, `body` a `RunResult`
+    deferred         a completed deferred; `name` is its name, `body` a `RunResult` that is never cancelled
 
-    A `target` is the generation and location of what it answers: one that is not there any more is passed over.
-    By its `id` mail of a run is taken once. An event's own id, which its sender gave it or was given, is `event_id`: it
-    stays the same when the event goes another way, into a topic or through a dead letter.
+    `target` is the generation and location of the waiting entry; the run ignores a message whose target is missing.
+    `id` makes delivery to a run idempotent. `event_id` is the id of the event itself: the sender chose it or received
+    it, and it stays the same when the event moves to a topic or through a dead letter.
     """
 
     id: str
@@ -167,7 +168,7 @@ class Message(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class RunResult(Struct, frozen=True, omit_defaults=True):
-    """How something that was waited for came out, as it travels in a message."""
+    """The result of an awaited run or deferred, as the body of a message."""
 
     status: RunStatus = RunStatus.SUCCEEDED
     result: bytes | None = None
@@ -175,9 +176,9 @@ class RunResult(Struct, frozen=True, omit_defaults=True):
 
 
 class TopicEvent(Struct, frozen=True, kw_only=True):
-    """An event that is broadcast: to whom it may go (`delivery`), and whether its first reader takes it away.
+    """A broadcast event: which receives are eligible (`delivery`), and whether the first reader consumes it.
 
-    By its `id` a topic takes it once; `event_id` is its own, as in a `Message`.
+    `id` makes publishing to the topic idempotent; `event_id` is the id of the event itself, as in `Message`.
     """
 
     topic: str
@@ -188,19 +189,19 @@ class TopicEvent(Struct, frozen=True, kw_only=True):
     consume: bool = True
     expires_at: float | None = None
     sender: str | None = None
-    offset: int = 0  # its number in the topic, given when it is accepted
+    offset: int = 0  # Offset in the topic, assigned by the store.
     event_id: str | None = None
 
 
 class Subscription(Struct, frozen=True):
-    """An open receive that also takes events of these topics; `target` is its generation and location."""
+    """An open receive that accepts events of these topics; `target` is its generation and location."""
 
     target: str
     topics: tuple[str, ...]
 
 
 class PublishedValue(Struct, frozen=True):
-    """A value that a run shows under a key. Keys that begin with a tilde are perdure's own (replies)."""
+    """A value that a run publishes under a key. Keys that start with a tilde are reserved (replies)."""
 
     key: str
     value: bytes
@@ -208,7 +209,7 @@ class PublishedValue(Struct, frozen=True):
 
 
 class StreamItem(Struct, frozen=True, kw_only=True):
-    """One item of a run's stream; `offset` counts from 0. A step's belong to one execution of it (`writer`)."""
+    """One item of a stream; offsets start at 0. An item that a step wrote belongs to one execution (`writer`)."""
 
     stream: str
     value: bytes
@@ -221,7 +222,7 @@ class StreamItem(Struct, frozen=True, kw_only=True):
 
 
 class DeadLetter(Struct, frozen=True, kw_only=True):
-    """Something that could not be delivered or carried out, kept for a person."""
+    """An event or action that failed permanently, stored until a person handles it."""
 
     id: str
     kind: str  # "event", "compensation", "poison", "schedule"
@@ -237,33 +238,32 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
 
 
 class WorkerRecord(Struct, frozen=True, kw_only=True):
-    """A worker's sign of life and what it can execute: (workflow, version) pairs."""
+    """A registered worker: its lease, and the (workflow, version) pairs that it can execute."""
 
     id: str
     pool: str
     workflows: tuple[tuple[str, int], ...]
     lease_until: float
     started_at: float
-    node: str = ""  # identifies machine and process space, so that a dead neighbour is seen at once
+    node: str = ""  # Identifies host and process namespace: a dead process on this host is detected at once.
     pid: int = 0
     fenced: bool = False
 
 
+class SigningKey(Struct, frozen=True):
+    """A random secret of the store that signs the tokens of deferreds. Older keys stay valid for verification."""
+
+    number: int
+    created_at: float
+    secret: bytes
+
+
 class Takeover(Struct, frozen=True):
-    """What became of workers that were gone: how many there were, and how many of their runs were released."""
+    """Result of a takeover: how many workers were fenced, and how many of their runs were released."""
 
     workers: int = 0
     runs: int = 0
 
 
-# --- what goes into a turn -----------------------------------------------------------------------------------------
-
-
-# --- what comes out of a turn --------------------------------------------------------------------------------------
-
-
-# --- queries -------------------------------------------------------------------------------------------------------
-
-
 ChangeCallback = Callable[[frozenset[str] | None], None]
-"""Called when runs changed in a way that others care about (due, mailed, ended); None: any run may have."""
+"""Callback for change hints: ids of runs that became due, got messages or ended; None: any run may have changed."""

@@ -1,4 +1,7 @@
-"""Turn: what one advance of a run takes in and gives out."""
+"""Turn: the inputs, effects and outcomes of one advance of a run.
+
+Pure data. This module knows neither the runner that builds turns nor the stores that commit them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from perdure.model.records import (
 
 
 class StepDone(Struct, frozen=True, gc=False):
-    """An attempt of a step ended: with a value, or with an error that may be worth another attempt."""
+    """An attempt of a step ended, with a value or with an error; `retryable`: the retry policy accepts the error."""
 
     location: str
     attempt: int
@@ -31,21 +34,21 @@ class StepDone(Struct, frozen=True, gc=False):
 
 
 class MessageReceived(Struct, frozen=True):
-    """A message of the run's inbox."""
+    """A message arrived in the inbox of the run."""
 
     message: Message
 
 
 class RecordRunningSteps(Struct, frozen=True):
-    """Write the pending entries of these running steps, so that people see them."""
+    """Write the pending entries of these running steps, so that they are visible in the stored history."""
 
     locations: tuple[str, ...]
 
 
 class AwaitingResult(Struct, frozen=True):
-    """An errand was run and there is no result yet: mail will bring one for each of these runs.
+    """An external effect was executed and has no result yet: a message will bring one for each of these runs.
 
-    `ours`: False for a child that was there before, and so is nobody's to stop.
+    `created` is False for a child that existed before; the run must not stop such a child.
     """
 
     location: str
@@ -57,7 +60,7 @@ Input = StepDone | MessageReceived | RecordRunningSteps | AwaitingResult
 
 
 class RunStep(Struct, frozen=True):
-    """Execute an attempt of a step. `call` is what the workflow asked for; it never leaves the process."""
+    """Execute an attempt of a step. `call` is the `StepCall` of the workflow; it is never serialized."""
 
     location: str
     attempt: int
@@ -73,46 +76,46 @@ class CancelStep(Struct, frozen=True):
 
 
 class SendEvent(Struct, frozen=True):
-    """Put an event into a run's mailbox."""
+    """Send an event to a run."""
 
     run_id: str
     message: Message
 
 
 class BroadcastEvent(Struct, frozen=True):
-    """Put an event into a topic."""
+    """Publish an event to its topic."""
 
     event: TopicEvent
 
 
 class StartChild(Struct, frozen=True, kw_only=True):
-    """Start a run, once; with a `target`, report its end to this run there."""
+    """Start a child run, idempotently. If `target` is set, report the end of the child to this run at `target`."""
 
     run_id: str
     workflow: str
     version: int
     input: bytes
     attached: bool
-    created_by: str  # names this very start, so that a child that was there before is told from one's own
+    created_by: str  # Identifies this start, to distinguish its child from a run that existed before.
     target: str | None = None
-    definition: Any = None  # never leaves the process
+    definition: Any = None  # Never serialized.
 
 
 class ObserveRun(Struct, frozen=True):
-    """Report the end of a run to this run, at `target`."""
+    """Report the end of another run to this run, at `target`."""
 
     run_id: str
     target: str
 
 
 class StopRun(Struct, frozen=True):
-    """Ask a run to stop."""
+    """Request the cancellation of another run."""
 
     run_id: str
 
 
 class StopChildren(Struct, frozen=True):
-    """Ask every attached child that is still open to stop, and report the end of each at `target`."""
+    """Request the cancellation of every open attached child, and report the end of each at `target`."""
 
     target: str
 
@@ -121,9 +124,9 @@ ExternalAction = SendEvent | BroadcastEvent | StartChild | ObserveRun | StopRun 
 
 
 class ExternalEffect(Struct, frozen=True):
-    """Do something to another run or a topic, on behalf of a pending entry. Safe to repeat: its ids are determined.
+    """Execute an action on another run or a topic for a pending entry. Idempotent: all ids are deterministic.
 
-    It ends with a `StepDone`, or with `Standing` if mail is to bring the result.
+    It completes with a `StepDone`, or with an `AwaitingResult` if a message will bring the result.
     """
 
     location: str
@@ -141,18 +144,18 @@ class Succeeded(Struct, frozen=True):
 
 
 class Failed(Struct, frozen=True):
-    """The workflow raised; `retryable` if its run-level retry policy takes this error."""
+    """The workflow raised; `retryable`: the retry policy of the workflow accepts this error."""
 
     error: ErrorRecord
     retryable: bool = False
 
 
 class Cancelled(Struct, frozen=True):
-    """The workflow ended after it was cancelled, whatever its function did."""
+    """The workflow ended after it was cancelled. Its own result or error is discarded."""
 
 
 class Continued(Struct, frozen=True):
-    """The run begins anew: same id, fresh history but for these entries (compensations that outlive it)."""
+    """The run continues as new: same id, empty history except for `carried` (compensation records carried over)."""
 
     workflow: str
     version: int
@@ -167,15 +170,15 @@ Outcome = Succeeded | Failed | Cancelled | Continued
 
 
 class TurnExtras(Struct, frozen=True, gc=False, kw_only=True):
-    """What a turn changes besides the history: all of it in the same commit.
+    """Changes of a turn other than history entries, applied in the same commit.
 
-    `dropped` are locations whose entries, and all below them, are no longer needed. `returned` are numbers of
-    assignments that no receive wants: they go back to their place in the topic.
+    `dropped` are locations whose entries, and all entries below them, are deleted. `released_assignments` are message
+    numbers of assignments that no receive matches; the store returns their events to the topic.
     """
 
     dropped: tuple[str, ...] = ()
     subscribe: tuple[Subscription, ...] = ()
-    unsubscribe: tuple[str, ...] = ()  # targets
+    unsubscribe: tuple[str, ...] = ()  # Targets.
     released_assignments: tuple[int, ...] = ()
     published: tuple[PublishedValue, ...] = ()
     streamed: tuple[StreamItem, ...] = ()
@@ -183,12 +186,12 @@ class TurnExtras(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Turn(Struct, frozen=True, gc=False):
-    """What came of advancing a run: to be committed in one write, before any effect is carried out.
+    """The result of advancing a run. The worker commits it in one write before it executes any effect.
 
-    `busy`: work is under way or about to be, so the run needs an owner. Otherwise, and without an outcome, it is
-    suspended: `waits` says for what, `wake_at` when to look again. `pins` are entries that need not be written for
-    their own sake, only together with something else (a replay without new input writes nothing). `more`: it could go
-    on at once, and does so in a turn of its own, so that no turn grows without bound. `extras` is what few turns have.
+    `busy`: steps or effects are running or about to run, so the run needs an owner. A run that is neither busy nor
+    ended is suspended: `waits` names the conditions, `wake_at` the next due time. `version_pins` are entries that are
+    written only together with other changes, because a replay without new input must write nothing. `more`: the run
+    can continue immediately and does so in another turn, so that the size of a turn is bounded. `extras` is rare.
     """
 
     entries: tuple[Entry, ...] = ()

@@ -26,7 +26,7 @@ class CleanupHost(Protocol):
 
     def dead_letter_compensation(self, compensation: Compensation, error: BaseException) -> None: ...
 
-    def place(self, segment: str) -> str: ...
+    def locate(self, segment: str) -> str: ...
 
     def inside(self, path: str) -> AbstractContextManager[None]: ...
 
@@ -44,10 +44,10 @@ async def run_cleanup(
         stopping = run.request_stop_children()
         if stopping is not None:
             await stopping
-        with run.inside(run.place("~rollback")):
+        with run.inside(run.locate("~rollback")):
             await roll_back(run, run.compensations.take("rollback"))
     if run_exit_hooks:
-        with run.inside(run.place("~exit")):
+        with run.inside(run.locate("~exit")):
             await roll_back(run, run.compensations.take("exit"))
 
 

@@ -23,7 +23,7 @@ from perdure.model.records import Entry, EntryStatus
 from perdure.runner.entry_log import EntryLog
 from perdure.runner.history import History
 from perdure.workflows.rollback import ROLLBACK_SCOPES
-from perdure.workflows.steps import Step, StepCall, StepOptions, body_of
+from perdure.workflows.steps import Step, StepCall, StepOptions, get_step_body
 
 RECORDS = "~compensation"
 
@@ -37,7 +37,7 @@ class Compensation(Struct):
     fn: Callable[..., Any] | Step[Any, Any] | None
     args: Callable[[], Sequence[Any]]
     of: str | None  # the location of the step that it compensates
-    blocks: tuple[str, ...] = ()  # rollback scopes around the registration
+    blocks: tuple[str, ...] = ()  # names of the rollback scopes around the registration
     path: str | None = None  # the import path of the function, if it comes from a record
     record: Entry | None = None
 
@@ -85,7 +85,9 @@ class Compensations:
             what = f"the result of step {entry.location}"
             return (None if value is None else self._codec.decode(value, returns, what=what),)
 
-        self._register(Compensation(entry.location, "rollback", self._order(), fn, result, entry.location, call.blocks))
+        self._register(
+            Compensation(entry.location, "rollback", self._order(), fn, result, entry.location, call.rollback_scopes)
+        )
 
     def add(self, kind: str, location: str, fn: Any, args: tuple[Any, ...]) -> None:
         """Register a function by `on_rollback` or `on_exit`."""
@@ -240,5 +242,5 @@ def build_call(compensation: Compensation) -> Any:
     if isinstance(fn, Step):
         step = fn.options(compensate=None)
     else:
-        step = Step(body_of(fn), getattr(fn, "__name__", None) or type(fn).__name__, StepOptions())
+        step = Step(get_step_body(fn), getattr(fn, "__name__", None) or type(fn).__name__, StepOptions())
     return step(*compensation.args())

@@ -19,7 +19,7 @@ from perdure.codec.failures import error_to_record
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.ids import keyed_run_id
 from perdure.model.locations import escape_segment
-from perdure.model.records import DeadLetter, ErrorRecord
+from perdure.model.records import DeadLetter, ErrorRecord, SigningKey
 from perdure.model.turns import Continued, StopChildren
 from perdure.model.validation import check_name
 from perdure.runner.cleanup import roll_back, wait_shielded
@@ -34,7 +34,6 @@ from perdure.workflows.context import Context
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow
 from perdure.workflows.rollback import ROLLBACK_SCOPES
 from perdure.workflows.steps import StepCall
-from perdure.workflows.tokens import SigningKey
 
 LOGGER = logging.getLogger("perdure.workflow")
 CHILDREN = "~children"
@@ -43,26 +42,26 @@ CHILDREN = "~children"
 class ContextApi:
     """See the module's docstring. Implements `RunApi` for the context, `LoopOwner` for the loop and `CleanupHost`."""
 
-    __slots__ = ("_entries", "_history", "_loop", "_state", "facts")
+    __slots__ = ("_entries", "_history", "_loop", "_state", "info")
 
     def __init__(self, state: RunnerState) -> None:
         self._state = state
         self._entries = state.entries
         self._history = state.history
         self._loop = state.loop
-        self.facts = state.facts
+        self.info = state.info
         # Eviction replaces both references, which are the only ones that point back here.
         state.loop.perdure_run = self
         state.context = Context(self)
 
     # --- requests
 
-    def ask_step(self, call: StepCall) -> Any:
+    def request_step(self, call: StepCall) -> Any:
         """Request a step; return what the task awaits."""
         step, entries = call.step, self._entries
         if step.settings.compensate is not None:
             entries.compensations.check(step.settings.compensate, self._loop.scope().path)
-            call.blocks = ROLLBACK_SCOPES.get()
+            call.rollback_scopes = ROLLBACK_SCOPES.get()
         return entries.request("step", step.name, step.segment, call=call)
 
     def sleep_until(self, due_at: float) -> Any:
@@ -158,7 +157,7 @@ class ContextApi:
 
     @property
     def id(self) -> str:
-        return self.facts.id
+        return self.info.id
 
     @property
     def epoch(self) -> int:
@@ -191,7 +190,7 @@ class ContextApi:
     def current_location(self) -> str:
         return self._loop.scope().path
 
-    def place(self, segment: str) -> str:
+    def locate(self, segment: str) -> str:
         """Return the next location of an escaped segment in the current scope."""
         return self._loop.scope().locate(segment)
 
@@ -226,7 +225,7 @@ class ContextApi:
         """Return the last committed iteration of a loop: a replay starts there."""
         return self._history.iterations.get(location, 0)
 
-    def first_kept(self, location: str) -> int:
+    def first_retained_iteration(self, location: str) -> int:
         """Return the first iteration of a loop that is not pruned."""
         return self._history.kept_from.get(location, 0)
 
@@ -321,37 +320,37 @@ class ContextApi:
         """Store a dead letter for a compensation or exit hook that failed. A replay stores none."""
         if self._state.replaying:
             return
-        facts = self.facts
+        info = self.info
         what = "compensation" if compensation.kind == "rollback" else "exit"
         name = compensation.path or getattr(compensation.fn, "__name__", repr(compensation.fn))
         LOGGER.error(
             "%s %s of run %s failed and was dead-lettered: %s",
             what.capitalize(),
             name,
-            facts.id,
+            info.id,
             error,
-            extra={"run_id": facts.id, "workflow": facts.workflow, "location": compensation.key},
+            extra={"run_id": info.id, "workflow": info.workflow, "location": compensation.key},
         )
         self._state.extras.add_dead_letter(
             DeadLetter(
-                id=f"{what}/{facts.id}/{facts.generation}/{compensation.key}",
+                id=f"{what}/{info.id}/{info.generation}/{compensation.key}",
                 kind="compensation",
                 at=self._loop.now,
                 reason=f"{what} {name} for {compensation.of or compensation.key}: {error}",
-                original_target=facts.id,
+                original_target=info.id,
                 target_status="running",
             )
         )
 
-    async def roll_back(self, block: str) -> None:
+    async def roll_back(self, scope: str) -> None:
         """Execute the compensations of a rollback scope. Cannot be cancelled."""
         if self._loop.closing:
             self._loop.refuse()
             return
-        compensations = self._entries.compensations.take("rollback", block)
+        compensations = self._entries.compensations.take("rollback", scope)
         if compensations:
-            scope = self.open_scope(self.place("~rollback"))
-            task = self._loop.start_branch(roll_back(self, compensations), "~rollback", scope)
+            cleanup_scope = self.open_scope(self.locate("~rollback"))
+            task = self._loop.start_branch(roll_back(self, compensations), "~rollback", cleanup_scope)
             self._entries.add_cleanup_task(task)
             await wait_shielded(task)
 
@@ -374,4 +373,4 @@ class ContextApi:
     def log_unretrieved_error(self, scope: str, message: str, error: BaseException | None) -> None:
         """Log an error that no code handles; not on replay, which raises the same errors again."""
         if not self._state.replaying:
-            log_unhandled(self.facts, scope, message, error)
+            log_unhandled(self.info, scope, message, error)

@@ -57,8 +57,8 @@ class EntryTracker:
 
     __slots__ = (
         "_codec",
-        "_facts",
         "_history",
+        "_info",
         "_loop",
         "_self_cancelled",
         "_strict",
@@ -81,7 +81,7 @@ class EntryTracker:
 
     def __init__(
         self,
-        facts: RunInfo,
+        info: RunInfo,
         history: History,
         loop: WorkflowLoop,
         codec: Codec,
@@ -89,7 +89,7 @@ class EntryTracker:
         *,
         strict: bool,
     ) -> None:
-        self._facts = facts
+        self._info = info
         self._history = history
         self._loop = loop
         self._codec = codec
@@ -97,7 +97,7 @@ class EntryTracker:
         self._self_cancelled = False
         self.extras = extras
         self.timers = TimerQueue()
-        self.log = EntryLog(history, loop, extras, facts.generation)
+        self.log = EntryLog(history, loop, extras, info.generation)
         self.attempts = AttemptTracker(self.log, loop, self.timers)
         self.compensations = Compensations(self.log, codec, history)
         self.children = ChildTracker(self.log, self.attempts, loop, history)
@@ -160,7 +160,7 @@ class EntryTracker:
                 return future
         marks = fingerprint(self._codec, call.args, call.kwargs) if call is not None else None
         pending = PendingEntry(
-            location, kind, name, call_seq, ordinal, self._facts.generation, loop.now, future, call, marks, command
+            location, kind, name, call_seq, ordinal, self._info.generation, loop.now, future, call, marks, command
         )
         pending.detail = detail
         self.pending[location] = pending
@@ -238,7 +238,7 @@ class EntryTracker:
         """Raise `WorkflowMisuse` if the context is used in a step, in another run or anywhere else outside."""
         if events._get_running_loop() is not self._loop:
             raise WorkflowMisuse(
-                f"the context of run {self._facts.id!r} was used outside of its workflow function: "
+                f"the context of run {self._info.id!r} was used outside of its workflow function: "
                 "pass the step what it needs as an argument"
             )
 
@@ -289,9 +289,9 @@ class EntryTracker:
             self.timers.set(location, pending.due_at)
         if pending.call is None:
             self._prepare(pending)
-            if pending.generation != self._facts.generation and pending.command is not None and pending.command.wants:
+            if pending.generation != self._info.generation and pending.command is not None and pending.command.wants:
                 # A rewind removes the subscriptions of a run: subscribe again, once in this generation.
-                pending.generation = self._facts.generation
+                pending.generation = self._info.generation
                 self._subscribe(pending)
                 self.log.record_pending(pending)
         elif pending.detail == EXHAUSTED:
@@ -301,7 +301,7 @@ class EntryTracker:
 
     def _was_reopened(self, pending: PendingEntry) -> bool:
         """Return whether a rewind reopened an entry without a deadline: a sleep always has one, a receive may not."""
-        return pending.kind == "sleep" or pending.generation != self._facts.generation
+        return pending.kind == "sleep" or pending.generation != self._info.generation
 
     def _matches(self, record: Entry, kind: str, location: str, call: StepCall | None) -> bool:
         """Return whether a request is the recorded one; otherwise hold the run.
@@ -320,13 +320,13 @@ class EntryTracker:
             self.diverge(location, "other arguments", "the same step with changed ones", line)
             return False
         self.drift.append(location)
-        facts = self._facts
+        info = self._info
         LOGGER.warning(
             "Run %s: arguments of step %s differ from the recorded ones (%s)",
-            facts.id,
+            info.id,
             location,
             line,
-            extra={"run_id": facts.id, "workflow": facts.workflow, "location": location},
+            extra={"run_id": info.id, "workflow": info.workflow, "location": location},
         )
         return True
 

@@ -72,7 +72,7 @@ class EvictedRun:
     def next_number(self) -> int:
         return 0
 
-    def ask_step(self, call: Any) -> Any:
+    def request_step(self, call: Any) -> Any:
         events._get_running_loop().refuse()  # type: ignore[union-attr]
         return NeverCompletes()
 

@@ -68,11 +68,11 @@ class FunctionEnd:
         try:
             loop.drain(to_the_end=True)
         except SystemExit:
-            facts = self._state.facts
+            info = self._state.info
             LOGGER.warning(
                 "Run %s: task raised SystemExit after the workflow returned; ignored",
-                facts.id,
-                extra={"run_id": facts.id, "workflow": facts.workflow},
+                info.id,
+                extra={"run_id": info.id, "workflow": info.workflow},
             )
 
     def _create_cleanup_task(self, outcome: Outcome) -> bool:

@@ -134,13 +134,13 @@ class InputApplier:
         try:
             due_at = now + limits.retry_delay(self._state.start.seed, retry, done.location, done.attempt)
         except Exception as error:  # raised by the user's delay function
-            facts = self._state.facts
+            info = self._state.info
             LOGGER.error(
                 "Run %s: Retry.delay of step %s raised; step fails without another attempt",
-                facts.id,
+                info.id,
                 done.location,
                 exc_info=error,
-                extra={"run_id": facts.id, "workflow": facts.workflow, "location": done.location},
+                extra={"run_id": info.id, "workflow": info.workflow, "location": done.location},
             )
             return False
         self._attempts.schedule_retry(pending, due_at, done.error)

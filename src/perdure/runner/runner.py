@@ -84,7 +84,7 @@ class Runner:
         if state.context is None:
             return
         state.entries.end()
-        state.variables.copy().run(eviction.close, state.loop, state.facts)
+        state.variables.copy().run(eviction.close, state.loop, state.info)
         state.context = None
 
     # --- replay

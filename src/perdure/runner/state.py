@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from perdure.codec import JSON, Codec
-from perdure.model.records import Entry, Wait
+from perdure.model.records import Entry, SigningKey, Wait
 from perdure.model.turns import Continued, Outcome
 from perdure.runner.entry_tracker import EntryTracker
 from perdure.runner.event_loop import WorkflowLoop
@@ -26,7 +26,6 @@ from perdure.runner.turn_extras import TurnExtrasBuilder
 from perdure.runner.versioning import VersionGates
 from perdure.workflows.context import Context, RunInfo
 from perdure.workflows.definition import Workflow
-from perdure.workflows.tokens import SigningKey
 
 
 class RunStart(Struct, frozen=True):
@@ -64,10 +63,10 @@ class RunnerState:
         "entries",
         "exit",
         "extras",
-        "facts",
         "function_outcome",
         "history",
         "immediate_count",
+        "info",
         "limited",
         "loop",
         "mailbox",
@@ -83,15 +82,15 @@ class RunnerState:
 
     def __init__(self, start: RunStart) -> None:
         self.start = start
-        self.facts = facts = start.facts
+        self.info = info = start.facts
         self.history = history = History(start.history)
         self.loop = WorkflowLoop(start.seed, _first_time(start, history), Scope("", history.scope("")))
         self.extras = TurnExtrasBuilder()
         strict = start.strict or start.definition.settings.strict
-        self.entries = EntryTracker(facts, history, self.loop, start.codec, self.extras, strict=strict)
+        self.entries = EntryTracker(info, history, self.loop, start.codec, self.extras, strict=strict)
         self.entries.add_observed_runs(start.waits)
-        self.mailbox = Mailbox(facts.id, start.codec, self.extras)
-        self.versions = VersionGates(self.entries, history, self.loop, facts.generation)
+        self.mailbox = Mailbox(info.id, start.codec, self.extras)
+        self.versions = VersionGates(self.entries, history, self.loop, info.generation)
         self.variables = VariableContext()  # empty: user code sees no context variables of the worker
         self.context: Context | None = None
         self.main: WorkflowTask | None = None

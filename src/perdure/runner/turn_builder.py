@@ -85,7 +85,7 @@ class TurnBuilder:
     def _run_step(self, pending: PendingEntry) -> RunStep:
         call, location = pending.call, pending.location
         assert call is not None
-        key = f"{self._state.facts.id}/{pending.generation}/{location}"
+        key = f"{self._state.info.id}/{pending.generation}/{location}"
         return RunStep(location, pending.attempt, pending.name, call, key)
 
     # --- waiting

@@ -40,11 +40,12 @@ from perdure.model.records import (
     Message,
     PublishedValue,
     RunRecord,
+    SigningKey,
     StreamItem,
     TopicEvent,
     WorkerRecord,
 )
-from perdure.stores.results import ClaimedRun, RunPage, SigningKey, Snapshot, StoredEntry, UnfinalizedRun, WriteResult
+from perdure.stores.results import ClaimedRun, RunPage, Snapshot, StoredEntry, UnfinalizedRun, WriteResult
 from perdure.stores.writes import Write
 
 # --- writes --------------------------------------------------------------------------------------------------------

@@ -122,14 +122,6 @@ class UnfinalizedRun(Struct, frozen=True):
     orphans: bool
 
 
-class SigningKey(Struct, frozen=True):
-    """A random key of the store. The newest signs; older ones are kept to check what they have signed."""
-
-    number: int
-    made_at: float
-    secret: bytes
-
-
 class ClaimedRun(Struct, frozen=True):
     """A run that was claimed, the highest number that its inbox has given so far, and where its history stands.
 

@@ -19,7 +19,7 @@ from perdure.errors import CriticalError, InvalidArgument
 from perdure.model.turns import RunStep
 from perdure.model.validation import check_name
 from perdure.workflows.step_context import current_step
-from perdure.workflows.steps import Body, Step, Unset
+from perdure.workflows.steps import Step, StepBody, Unset
 
 Target = Step[Any, Any] | Callable[..., Any] | str
 
@@ -98,10 +98,10 @@ class StepMock:
         return answer
 
 
-class _StandIn(Body):
+class _StandIn(StepBody):
     """The mock's function, with the type of the result of the original."""
 
-    def __init__(self, fn: Callable[..., Any], original: Body) -> None:
+    def __init__(self, fn: Callable[..., Any], original: StepBody) -> None:
         super().__init__(fn)
         self._original = original
 

@@ -11,7 +11,7 @@ from asyncio import events
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ from perdure.admin.compatibility import IncompatibleRun, find_incompatibility
 from perdure.client.run_export import parse_snapshot
 from perdure.codec import JSON, Codec
 from perdure.errors import HistoryDiverged, InvalidArgument, WorkflowMisuse
+from perdure.model.records import SigningKey
 from perdure.stores.results import Snapshot
 from perdure.workflows.definition import Workflow
 
@@ -63,10 +64,10 @@ def _snapshot(history: History) -> Snapshot:
 
 
 class _UnknownKey:
-    """Stands for the keys of the store, which no export contains, and knows whether a token was made."""
+    """Stand-in for a `SigningKey`, which no export contains. `used` records whether a token was signed with it."""
 
     number = 0
-    made_at = 0.0
+    created_at = 0.0
 
     def __init__(self) -> None:
         self.used = False
@@ -79,11 +80,12 @@ class _UnknownKey:
 
 def _misfit(snapshot: Snapshot, workflow: Workflow[Any, Any], codec: Codec) -> IncompatibleRun | None:
     definitions, key = {(workflow.name, workflow.version): workflow}, _UnknownKey()
-    misfit = find_incompatibility(snapshot, definitions, codec, (key,))
+    keys = (cast("SigningKey", key),)
+    misfit = find_incompatibility(snapshot, definitions, codec, keys)
     if misfit is None or misfit.recorded != "other arguments" or not key.used:
         return misfit
     unmarked = tuple(replace(entry, fingerprint=None) for entry in snapshot.entries)
-    return find_incompatibility(replace(snapshot, entries=unmarked), definitions, codec, (key,))
+    return find_incompatibility(replace(snapshot, entries=unmarked), definitions, codec, keys)
 
 
 def _error(misfit: IncompatibleRun, workflow: Workflow[Any, Any]) -> Exception:

@@ -1,7 +1,7 @@
-"""join, race and map: branches that run side by side, each a task in a scope of its own.
+"""join, race and map: concurrent branches, each a task in its own scope.
 
-Plain asyncio underneath, so that they compose with everything else; what they add is names for the branches, and what
-happens to the others when one fails, wins or is cancelled.
+They use asyncio tasks and compose with other asyncio code. They add names for branches, and define what happens to the
+other branches when one fails, wins or is cancelled. This module knows the run only as a `BranchHost`.
 """
 
 from __future__ import annotations
@@ -18,33 +18,36 @@ Tasks = dict[Branch, asyncio.Task[Any]]
 
 
 class BranchHost(Protocol):
-    """What branches ask of the run."""
+    """The run, as branches use it."""
 
     def open_scope_for_branches(self, name: str) -> str:
-        """Take the next place of this name in the current scope, for a block of branches; gives its path."""
+        """Return the path of a new scope with this name in the current scope, for a group of branches."""
 
     def start_branch(self, path: str, branch: Branch, work: Awaitable[Any]) -> asyncio.Task[Any]:
-        """Run something as a task, in the scope of this branch of the block."""
+        """Start an awaitable as a task in the scope of this branch. Return the task."""
 
     def record_note(self, kind: str, location: str, value: Any) -> None:
-        """Write down what became of a block, for people to read."""
+        """Record an informational entry about a group of branches. Replays do not read it."""
 
 
 async def join(run: BranchHost, work: Mapping[Branch, Awaitable[Any]], name: str) -> dict[Branch, Any]:
-    """Wait for all branches, whatever happens to them; `JoinError` with the errors of those that failed."""
+    """Wait for all branches and return their results. Raises `JoinError` if any branch failed."""
     tasks = _start(run, work, name)[1]
     if tasks:
         await _wait_all(tasks)
-    errors = {branch: error for branch, task in tasks.items() if (error := _error_of(task)) is not None}
+    errors = {branch: error for branch, task in tasks.items() if (error := _task_error(task)) is not None}
     if errors:
         raise JoinError(errors)
     return {branch: task.result() for branch, task in tasks.items()}
 
 
 async def race(run: BranchHost, work: Mapping[Branch, Awaitable[Any]], name: str) -> tuple[Branch, Any]:
-    """The first branch that succeeds; the others are cancelled at once, and nobody waits for them."""
+    """Return the first branch that succeeds and its result.
+
+    The other branches are cancelled at once and not awaited. Raises `RaceError` if all branches fail.
+    """
     if not work:
-        raise InvalidArgument("a race needs at least one branch")
+        raise InvalidArgument("a race must have at least one branch")
     path, tasks = _start(run, work, name)
     waiting = dict(tasks)
     try:
@@ -53,19 +56,22 @@ async def race(run: BranchHost, work: Mapping[Branch, Awaitable[Any]], name: str
             for branch, task in list(waiting.items()):
                 if task.done():
                     del waiting[branch]
-                    if _error_of(task) is None:
+                    if _task_error(task) is None:
                         run.record_note("race", path, branch)
                         return branch, task.result()
     finally:
         for task in waiting.values():
             task.cancel()
-    raise RaceError({branch: _error_of(task) for branch, task in tasks.items()})  # type: ignore[misc]
+    raise RaceError({branch: _task_error(task) for branch, task in tasks.items()})  # type: ignore[misc]
 
 
 async def map_items(
     run: BranchHost, fn: Callable[[Any], Awaitable[Any]], items: Iterable[Any], concurrency: int, name: str
 ) -> list[Any]:
-    """The results of a function over items, in their order, so many at a time. The first failure cancels the rest."""
+    """Return the results of a function over items, in order, with at most `concurrency` calls at a time.
+
+    The first failure cancels the other calls and is raised.
+    """
     check_count("concurrency", concurrency)
     path = run.open_scope_for_branches(check_name("the name of a map", name))
     waiting = list(enumerate(items))
@@ -90,24 +96,24 @@ async def map_items(
     return [results[index] for index in sorted(results)]
 
 
-def branches_of(args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[Branch, Awaitable[Any]]:
-    """The branches of a call: positional, by keyword, or one dict."""
+def collect_branches(args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[Branch, Awaitable[Any]]:
+    """Return the branches of a call by index or name: given by position, by keyword, or as one dict."""
     if len(args) == 1 and isinstance(args[0], Mapping) and not named:
         named, args = args[0], ()
     if args and named:
-        raise InvalidArgument("give branches either by position or by name, not both")
+        raise InvalidArgument("branches must be given either by position or by name, not both")
     if args:
         return dict(enumerate(args))
     return {check_name("a branch's name", branch): work for branch, work in named.items()}
 
 
 def _start(run: BranchHost, work: Mapping[Branch, Awaitable[Any]], name: str) -> tuple[str, Tasks]:
-    path = run.open_scope_for_branches(check_name("the name of a block", name))
+    path = run.open_scope_for_branches(check_name("the name of a join or race", name))
     return path, {branch: run.start_branch(path, branch, awaitable) for branch, awaitable in work.items()}
 
 
 async def _wait_all(tasks: Tasks) -> None:
-    """Wait for all; if we are cancelled meanwhile, cancel them and see them out."""
+    """Wait for all tasks. If the caller is cancelled, cancel the tasks and wait for their end."""
     try:
         await asyncio.wait(tasks.values())
     except asyncio.CancelledError:
@@ -117,5 +123,5 @@ async def _wait_all(tasks: Tasks) -> None:
         raise
 
 
-def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
+def _task_error(task: asyncio.Task[Any]) -> BaseException | None:
     return asyncio.CancelledError() if task.cancelled() else task.exception()

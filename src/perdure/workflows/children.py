@@ -1,8 +1,8 @@
-"""Children: runs that a workflow starts, waits for, and takes down with it.
+"""Children: runs that a workflow starts and waits for. An attached child is cancelled when its parent ends.
 
-A child's id is determined by its place in the parent's history, so that it is started once, whatever crashes. That it
-was asked for is on record before it is started; its end comes back as mail, in the same way as to anyone else who
-waits.
+The id of a child is derived from its location in the history of the parent, so that it is started once even after
+crashes. The request is recorded before the child is started. The parent receives the end of the child as a message.
+This module knows the run only as a `ChildHost`; it knows no store.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CANCELLED = "RunCancelled"
 
 
 class ChildSpec(Struct, frozen=True):
-    """What is to be started: a definition, its encoded payload, and the id if one is given."""
+    """A validated child start: definition, encoded payload, and the id if the workflow gave one."""
 
     definition: Any
     input: bytes
@@ -39,7 +39,7 @@ class ChildSpec(Struct, frozen=True):
 
 
 class ChildHost(Protocol):
-    """What children ask of the run."""
+    """The run, as children use it."""
 
     @property
     def codec(self) -> Codec: ...
@@ -51,7 +51,7 @@ class ChildHost(Protocol):
 
     def next_number(self) -> int: ...
 
-    def issue(self, question: Command) -> Any: ...
+    def issue(self, command: Command) -> Any: ...
 
     def build_child_spec(
         self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None
@@ -59,93 +59,93 @@ class ChildHost(Protocol):
 
 
 class Child(Generic[R_co]):
-    """A child that was started. Waiting for it, in any number of places, is durable."""
+    """A handle to a started child. Each wait for the child is durable."""
 
     def __init__(self, run: ChildHost, id: str, definition: Any, *, created: bool) -> None:
         self._run = run
         self._definition = definition
         self.id = id
-        self.created = created  # False: a run of this id was there already, and is not attached
+        self.created = created  # False: a run with this id existed already and is not attached.
 
     def result(self) -> Coroutine[None, None, R_co]:
-        """Wait for its end and give its value. Raises `ChildFailed` if it failed or was cancelled."""
+        """Wait for the child and return its value. Raises `ChildFailed` if it failed or was cancelled."""
         return cast("Coroutine[None, None, R_co]", self._wait("result"))
 
     def outcome(self) -> Coroutine[None, None, Complete[R_co]]:
-        """Wait for its end and say how it came out; does not raise because the child failed."""
+        """Wait for the child and return its outcome. Does not raise if the child failed."""
         return cast("Coroutine[None, None, Complete[R_co]]", self._wait("outcome"))
 
     def _wait(self, kind: str) -> Any:
         run = self._run
-        read = _outcome if kind == "outcome" else _value
+        read = _read_outcome if kind == "outcome" else _read_value
         name = f"{self._definition.name}:{kind}"
 
-        def ask() -> Any:
+        def request() -> Any:
             return run.issue(
                 Command(
                     kind=kind,
                     name=name,
                     segment=run.escape(name),
                     read=lambda entry: read(run, self._definition, entry),
-                    fail=lambda entry: _failure(run, self.id, entry),
+                    fail=lambda entry: _read_failure(run, self.id, entry),
                     effect=lambda target: ObserveRun(self.id, target),
-                    describe=lambda work: msgspec.json.encode({"id": self.id}),
+                    describe=lambda action: msgspec.json.encode({"id": self.id}),
                 )
             )
 
-        return CommandCall(name, ask, run.next_number())
+        return CommandCall(name, request, run.next_number())
 
     def __repr__(self) -> str:
         return f"<child run {self.id}>"
 
 
 def run_child(run: ChildHost, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None) -> Any:
-    """Start a child and wait for its result."""
-    order = run.build_child_spec(target, args, kwargs, id)
+    """Return a durable call that starts a child and waits for its result."""
+    spec = run.build_child_spec(target, args, kwargs, id)
 
-    def ask() -> Any:
+    def request() -> Any:
         return run.issue(
             Command(
                 kind="child",
-                name=order.definition.name,
-                segment=run.escape(order.definition.name),
-                read=lambda entry: _value(run, order.definition, entry),
-                fail=lambda entry: _failure(run, _id_in(entry), entry),
-                effect=lambda target: _start(run, order, target, attached=True, observed=True),
+                name=spec.definition.name,
+                segment=run.escape(spec.definition.name),
+                read=lambda entry: _read_value(run, spec.definition, entry),
+                fail=lambda entry: _read_failure(run, _recorded_id(entry), entry),
+                effect=lambda target: _start_effect(run, spec, target, attached=True, observed=True),
                 describe=encode_child_detail,
             )
         )
 
-    return CommandCall(order.definition.name, ask, run.next_number())
+    return CommandCall(spec.definition.name, request, run.next_number())
 
 
 def start_child(
     run: ChildHost, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None, detached: bool
 ) -> Any:
-    """Start a child; gives a handle to wait with."""
-    order = run.build_child_spec(target, args, kwargs, id)
+    """Return a durable call that starts a child and returns its handle."""
+    spec = run.build_child_spec(target, args, kwargs, id)
 
     def read(entry: Entry) -> Any:
         started = run.codec.decode(entry.value or b"{}")
-        return Child(run, started["id"], order.definition, created=started["created"])
+        return Child(run, started["id"], spec.definition, created=started["created"])
 
-    def ask() -> Any:
+    def request() -> Any:
         return run.issue(
             Command(
                 kind="start_child",
-                name=order.definition.name,
-                segment=run.escape(order.definition.name),
+                name=spec.definition.name,
+                segment=run.escape(spec.definition.name),
                 read=read,
-                effect=lambda target: _start(run, order, target, attached=not detached, observed=False),
+                effect=lambda target: _start_effect(run, spec, target, attached=not detached, observed=False),
                 describe=encode_child_detail,
             )
         )
 
-    return CommandCall(order.definition.name, ask, run.next_number())
+    return CommandCall(spec.definition.name, request, run.next_number())
 
 
 def child_id(run_id: str, target: str) -> str:
-    """The id of the child that a place in a run's history stands for; hashed where it would be too long."""
+    """Return the id of the child at a target of a run, shortened with a hash if it is too long."""
     generation, _, location = target.partition("/")
     id = f"{run_id}/{location}" if generation == "0" else f"{run_id}/{location}@{generation}"
     if len(id) <= MAX_NAME:
@@ -153,40 +153,40 @@ def child_id(run_id: str, target: str) -> str:
     return f"{id[:400]}-{hashlib.sha256(id.encode()).hexdigest()[:32]}"
 
 
-def _start(run: ChildHost, order: ChildSpec, target: str, *, attached: bool, observed: bool) -> StartChild:
+def _start_effect(run: ChildHost, spec: ChildSpec, target: str, *, attached: bool, observed: bool) -> StartChild:
     return StartChild(
-        run_id=order.id or child_id(run.id, target),
-        workflow=order.definition.name,
-        version=order.definition.version,
-        input=order.input,
+        run_id=spec.id or child_id(run.id, target),
+        workflow=spec.definition.name,
+        version=spec.definition.version,
+        input=spec.input,
         attached=attached,
         created_by=f"child/{run.id}/{target}",
         target=target if observed else None,
-        definition=order.definition,
+        definition=spec.definition,
     )
 
 
-def encode_child_detail(work: ExternalAction) -> bytes:
-    """What the entry of a child keeps of it."""
-    assert isinstance(work, StartChild)
-    return msgspec.json.encode({"id": work.run_id, "attached": work.attached})
+def encode_child_detail(action: ExternalAction) -> bytes:
+    """Return the entry detail of a child: its id, and whether it is attached."""
+    assert isinstance(action, StartChild)
+    return msgspec.json.encode({"id": action.run_id, "attached": action.attached})
 
 
-def _value(run: ChildHost, definition: Any, entry: Entry) -> Any:
-    what = f"the result of child {_id_in(entry)!r}"
+def _read_value(run: ChildHost, definition: Any, entry: Entry) -> Any:
+    what = f"the result of child {_recorded_id(entry)!r}"
     return None if entry.value is None else run.codec.decode(entry.value, definition.returns, what=what)
 
 
-def _outcome(run: ChildHost, definition: Any, entry: Entry) -> Complete[Any]:
-    """Told as a success of the waiting, whatever became of the child: how is in the entry's detail."""
+def _read_outcome(run: ChildHost, definition: Any, entry: Entry) -> Complete[Any]:
+    """Return the outcome of a child. The entry itself succeeded; the status of the child is in its detail."""
     detail = msgspec.json.decode(entry.detail or b"{}")
     status = RunStatus(detail.get("status", RunStatus.SUCCEEDED))
     error = msgspec.convert(detail["error"], ErrorRecord) if detail.get("error") else None
-    return Complete(status, _value(run, definition, entry), error)
+    return Complete(status, _read_value(run, definition, entry), error)
 
 
-def _failure(run: ChildHost, id: str, entry: Entry) -> BaseException:
-    """`ChildFailed` with the child's error; what kept it from being started or found comes as itself."""
+def _read_failure(run: ChildHost, id: str, entry: Entry) -> BaseException:
+    """Return `ChildFailed` with the error of the child. An error of starting or finding the child is returned as is."""
     error = entry.error
     assert error is not None
     if "status" not in msgspec.json.decode(entry.detail or b"{}"):
@@ -196,16 +196,16 @@ def _failure(run: ChildHost, id: str, entry: Entry) -> BaseException:
     return failed
 
 
-def encode_child_outcome(kind: str, id: str, ending: RunResult) -> tuple[bytes | None, ErrorRecord | None, bytes]:
-    """What the entry of a wait keeps of a child's end: value, error and detail."""
-    error = ending.error
-    if ending.status is RunStatus.CANCELLED:
+def encode_child_outcome(kind: str, id: str, result: RunResult) -> tuple[bytes | None, ErrorRecord | None, bytes]:
+    """Return value, error and detail of the entry that waited for a child, from the result of the child."""
+    error = result.error
+    if result.status is RunStatus.CANCELLED:
         error = ErrorRecord(CANCELLED, f"run {id!r} was cancelled")
-    detail = msgspec.json.encode({"id": id, "status": ending.status, **({"error": error} if error else {})})
+    detail = msgspec.json.encode({"id": id, "status": result.status, **({"error": error} if error else {})})
     if kind == "outcome":
-        return ending.result, None, detail
-    return ending.result, error, detail
+        return result.result, None, detail
+    return result.result, error, detail
 
 
-def _id_in(entry: Entry) -> str:
+def _recorded_id(entry: Entry) -> str:
     return str(msgspec.json.decode(entry.detail or b"{}").get("id", ""))

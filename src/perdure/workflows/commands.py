@@ -1,7 +1,7 @@
-"""Question: what a workflow asks of its run besides steps and sleeps, as data.
+"""Command: a durable operation requested by workflow code, as data. Steps and sleeps are requested directly.
 
-A receive, a send, a child, a loop ... differ in how they come to an answer; asking for one, finding it on record and
-being cancelled is the same for all. The context says what it wants in these terms; the runner carries it out.
+Receives, sends, children and loops differ in how they complete; requesting, matching against history and cancelling
+are shared. The modules of this package build commands; the runner executes them. This module knows no runner.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from perdure.model.turns import ExternalAction
 
 
 class ReceiveFilter(Struct, frozen=True):
-    """What an open receive takes: event names with the types of their payloads, and how many at once."""
+    """Which messages an open receive accepts: event names with their payload types, and the maximum number."""
 
     types: dict[str, Any]
     max_messages: int = 1
-    empty_on_timeout: bool = False  # a batch that ran out of time is empty; a single receive raises
+    empty_on_timeout: bool = False  # On timeout a batch receive returns []; a single receive raises.
 
 
 class Command(Struct, frozen=True, kw_only=True):
-    """One ask. Each of the optional parts says how an answer comes about:
+    """One requested operation. The optional fields define how it completes:
 
-    work       an errand that the engine runs; its result is the answer, or mail is (`records.Standing`)
-    wants      events of the mailbox and of topics
-    deferred   the completion of the deferred of this name
-    instant    the answer itself: settled at once, as a completion of its own
-    due_at     when it ends by itself
+    effect           an external action; its result completes the entry, or a message does (`turns.AwaitingResult`)
+    wants            a matching message from the mailbox or a topic
+    deferred         the completion of the deferred with this name
+    immediate_value  the value itself: the entry completes at once, as a separate completion
+    due_at           the timeout
 
-    `read` turns the recorded entry into what the workflow sees, `fail` a recorded failure. `outside` asks have a fixed
-    location and stand outside of the order of their scope.
+    `read` converts the recorded entry to the value that the workflow sees, `fail` a recorded failure to an exception.
+    A command with `fixed_location` uses `segment` as its location and has no order in its scope.
     """
 
     kind: str
@@ -41,11 +41,11 @@ class Command(Struct, frozen=True, kw_only=True):
     segment: str
     read: Callable[[Entry], Any] | None = None
     fail: Callable[[Entry], BaseException] | None = None
-    effect: Callable[[str], ExternalAction] | None = None  # given its target
-    describe: Callable[[ExternalAction], bytes] | None = None  # what the entry keeps of the work
+    effect: Callable[[str], ExternalAction] | None = None  # Called with the target of the entry.
+    describe: Callable[[ExternalAction], bytes] | None = None  # Encodes the entry detail.
     wants: ReceiveFilter | None = None
     deferred: str | None = None
     immediate_value: bytes | None = None
-    publishes: PublishedValue | StreamItem | None = None  # shown to others from the commit on that settles it
+    publishes: PublishedValue | StreamItem | None = None  # Stored with the commit that completes the entry.
     due_at: float | None = None
     fixed_location: bool = False

@@ -1,7 +1,7 @@
-"""Context: what workflow code sees of the run that it is part of.
+"""Context: the API that workflow code uses to talk to its run.
 
-Everything here is deterministic: the same on every replay. The context decides nothing; it asks the run (`Asks`, which
-the runner implements) and hands back what the run answers.
+All results are deterministic: the same on every replay. The context delegates each call to the run, which it knows
+only as a `RunApi`. The runner implements `RunApi`; this module knows neither the runner nor a store.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from perdure.clock import to_datetime
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.validation import check_count, check_name, check_seconds
 from perdure.retry import Retry
-from perdure.workflows.branches import BranchHost, branches_of, join, map_items, race
+from perdure.workflows.branches import BranchHost, collect_branches, join, map_items, race
 from perdure.workflows.children import Child, ChildHost, run_child, start_child
 from perdure.workflows.deferreds import Deferred, DeferredHost
 from perdure.workflows.durable_call import CommandCall
 from perdure.workflows.loops import Break, Continue, LoopHost, loop
 from perdure.workflows.messages import ReceiveHost, Request, broadcast, receive, receive_batch, receive_request, send
 from perdure.workflows.rollback import RollbackHost, RollbackScope
-from perdure.workflows.steps import UNSET, Step, StepOptions, Unset, body_of, checked_options
+from perdure.workflows.steps import UNSET, Step, StepOptions, Unset, check_step_options, get_step_body
 from perdure.workflows.streams import Stream, publish
 
 P = ParamSpec("P")
@@ -39,7 +39,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
-Body = Coroutine[Any, Any, R]
+Coro = Coroutine[Any, Any, R]
 U = TypeVar("U")
 V = TypeVar("V")
 
@@ -47,7 +47,7 @@ LOGGER = logging.getLogger("perdure.workflow")
 
 
 class RunInfo(Struct, frozen=True):
-    """What is fixed about a run while one of its generations executes."""
+    """The properties of a run that do not change within a generation."""
 
     id: str
     workflow: str
@@ -58,9 +58,9 @@ class RunInfo(Struct, frozen=True):
 
 
 class RunApi(BranchHost, ReceiveHost, ChildHost, DeferredHost, LoopHost, RollbackHost, Protocol):
-    """What a context asks of the run behind it."""
+    """The run, as the context uses it."""
 
-    facts: RunInfo
+    info: RunInfo
 
     @property
     def replaying(self) -> bool: ...
@@ -88,60 +88,65 @@ class Context:
 
     @cached_property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger that knows the run and the place in it, and is silent on replay."""
-        return _RunLog(self._run)
+        """A logger that adds run id, workflow and location to each record and is silent during replay."""
+        return _RunLogger(self._run)
 
-    # --- who and when
+    # --- identity and time
 
     @property
     def run_id(self) -> str:
-        return self._run.facts.id
+        """Id of the run."""
+        return self._run.info.id
 
     @property
     def workflow(self) -> str:
-        return self._run.facts.workflow
+        """Name of the workflow."""
+        return self._run.info.workflow
 
     @property
     def tags(self) -> Mapping[str, str]:
-        return self._run.facts.tags
+        """Tags of the run."""
+        return self._run.info.tags
 
     @property
     def parent(self) -> str | None:
-        return self._run.facts.parent
+        """Id of the parent run, or None."""
+        return self._run.info.parent
 
     @property
     def generation(self) -> int:
-        return self._run.facts.generation
+        """Generation of the run: incremented by `continue_as`, a run-level retry and a rewind."""
+        return self._run.info.generation
 
     @property
     def replaying(self) -> bool:
-        """True while recorded history is being applied. For logging: a branch on it would be a divergence."""
+        """True while recorded history is applied. Use it for logging only: a branch on it diverges."""
         return self._run.replaying
 
     def now(self) -> datetime:
-        """The time of the last thing that happened to the run: never decreasing, and the same on every replay."""
+        """Return the time of the last event of the run. Never decreases, and is the same on every replay."""
         return to_datetime(self._run.now())
 
     @property
     def random(self) -> random.Random:
-        """Random numbers that are the same on every replay; each task has its own."""
+        """A random number generator that is the same on every replay. Each task has its own."""
         return self._run.scope_random("random")
 
     def uuid(self) -> uuid.UUID:
-        """A random UUID that is the same on every replay."""
+        """Return a random UUID that is the same on every replay."""
         return uuid.UUID(int=self._run.scope_random("uuid").getrandbits(128), version=4)
 
     # --- waiting
 
     def sleep(self, duration: float | timedelta) -> Coroutine[None, None, None]:
-        """Sleep durably. The deadline is fixed when the call is first reached; zero returns at once."""
+        """Sleep durably. The deadline is fixed when the call is first awaited; zero returns immediately."""
         seconds = check_seconds("a sleep", duration)
         return CommandCall("sleep", lambda: self._run.sleep_until(self._run.now() + seconds), self._run.next_number())
 
     def sleep_until(self, when: datetime) -> Coroutine[None, None, None]:
-        """Sleep durably until an aware datetime; one that has passed returns at once."""
+        """Sleep durably until an aware datetime. Returns immediately if the time has passed."""
         if not isinstance(when, datetime) or when.tzinfo is None:
-            raise InvalidArgument(f"sleep_until takes an aware datetime (with a timezone), not {when!r}")
+            raise InvalidArgument(f"sleep_until must be given an aware datetime (with a timezone), not {when!r}")
         return CommandCall("sleep", lambda: self._run.sleep_until(when.timestamp()), self._run.next_number())
 
     # --- events and deferreds
@@ -161,7 +166,7 @@ class Context:
         self, first: type[Any] | str, /, *more: type[Any] | str, timeout: float | timedelta | None = None
     ) -> Coroutine[None, None, Any]: ...
     def receive(self, *kinds: Any, timeout: float | timedelta | None = None) -> Any:
-        """The next event of any of these types or names. `TimeoutError` if none comes in time."""
+        """Wait for the next event of any of these types or names and return it. Raises `TimeoutError`."""
         return receive(self._run, kinds, timeout)
 
     @overload
@@ -188,7 +193,7 @@ class Context:
         self, first: type[Any] | str, /, *more: type[Any] | str, max: int = 10, timeout: float | timedelta | None = None
     ) -> Coroutine[None, None, list[Any]]: ...
     def receive_batch(self, *kinds: Any, max: int = 10, timeout: float | timedelta | None = None) -> Any:
-        """The events that are there, waiting for the first: 1 to `max` of them, or [] if none comes in time."""
+        """Wait for at least one event and return all pending ones, at most `max`. Returns [] on timeout."""
         return receive_batch(self._run, kinds, max, timeout)
 
     @overload
@@ -208,17 +213,17 @@ class Context:
         self, first: type[Any] | str, /, *more: type[Any] | str, timeout: float | timedelta | None = None
     ) -> Coroutine[None, None, Request[Any]]: ...
     def receive_request(self, *kinds: Any, timeout: float | timedelta | None = None) -> Any:
-        """The next event as a request: its `.value`, and `await .reply(value)` to answer who asked."""
+        """Wait for the next event and return it as a `Request` with `.value` and `await .reply(value)`."""
         return receive_request(self._run, kinds, timeout)
 
     def send(
         self, run_id: str, event: Any, payload: Any = None, *, event_id: str | None = None
     ) -> Coroutine[None, None, None]:
-        """Send an event to a run, once, whatever crashes. `RunNotFound`, `RunTerminated` and `QueueFull` are raised."""
+        """Send an event to a run, exactly once. Raises `RunNotFound`, `RunTerminated` or `QueueFull`."""
         return send(self._run, run_id, event, payload, event_id)
 
     def broadcast(self, event: Any, payload: Any = None, *, event_id: str | None = None) -> Coroutine[None, None, int]:
-        """Send an event to its topic, once, whatever crashes; how many runs it woke."""
+        """Send an event to its topic, exactly once. Returns the number of runs that it woke."""
         return broadcast(self._run, event, payload, event_id)
 
     @overload
@@ -226,7 +231,10 @@ class Context:
     @overload
     def deferred(self, name: str, kind: Any = Any, *, raises: Any = ()) -> Deferred[Any]: ...
     def deferred(self, name: str, kind: Any = Any, *, raises: Any = ()) -> Any:
-        """A value that is completed from outside with its `.token`; `await` it. Errors in `raises` come as such."""
+        """Return an awaitable value that a caller completes with its `.token`.
+
+        A failure whose type is in `raises` is raised as that type.
+        """
         return Deferred(self._run, name, kind, raises)
 
     # --- steps
@@ -263,13 +271,13 @@ class Context:
         timeout: float | timedelta | None = None,
         compensate: Callable[..., Any] | None = None,
     ) -> Any:
-        """Call a function that is not decorated as a durable step."""
+        """Call an undecorated function as a durable step."""
         if not callable(fn):
-            raise WorkflowMisuse(f"ctx.step({name!r}, ...) takes a function to call, not {fn!r}")
+            raise WorkflowMisuse(f"ctx.step({name!r}, ...) must be given a function, not {fn!r}")
         body = fn.fn if isinstance(fn, Step) else fn
         policy = Retry() if isinstance(retry, Unset) else retry
         options = StepOptions(retry=policy, timeout=cast("float | None", timeout), compensate=compensate)
-        return Step(body_of(body), check_name("a step's name", name), checked_options(options))(*args)
+        return Step(get_step_body(body), check_name("a step's name", name), check_step_options(options))(*args)
 
     # --- branches
 
@@ -280,8 +288,11 @@ class Context:
     @overload
     async def join(self, *, name: str = "join", **branches: Awaitable[Any]) -> dict[str, Any]: ...
     async def join(self, *args: Any, name: str = "join", **branches: Awaitable[Any]) -> Any:
-        """Run branches side by side and wait for all of them, failed ones too: those are in `JoinError.errors`."""
-        work = branches_of(args, branches)
+        """Run branches concurrently, wait for all and return their results.
+
+        If branches fail, raises `JoinError`, whose `errors` maps each failed branch to its error.
+        """
+        work = collect_branches(args, branches)
         results = await join(self._run, work, name)
         return tuple(results.values()) if args and not isinstance(args[0], Mapping) else results
 
@@ -292,13 +303,13 @@ class Context:
     @overload
     async def race(self, *, name: str = "race", **branches: Awaitable[R]) -> tuple[str, R]: ...
     async def race(self, *args: Any, name: str = "race", **branches: Awaitable[Any]) -> Any:
-        """The first branch that succeeds, and its value. The others are cancelled at once and not waited for."""
-        return await race(self._run, branches_of(args, branches), name)
+        """Return the first branch that succeeds and its value. The others are cancelled at once and not awaited."""
+        return await race(self._run, collect_branches(args, branches), name)
 
     async def map(
         self, fn: Callable[[T], Awaitable[R]], items: Iterable[T], *, concurrency: int = 20, name: str = "map"
     ) -> list[R]:
-        """The results of a step (or any async function) over items, in their order, so many at a time."""
+        """Return the results of a step or async function over items, in order, at most `concurrency` at a time."""
         return await map_items(self._run, fn, items, concurrency, name)
 
     @overload
@@ -333,10 +344,11 @@ class Context:
         prune_every: int = 20,
         keep: int = 20,
     ) -> Any:
-        """Call `body(ctx, state)` until it returns `Break(value)`; `Continue(state)` goes on, durably.
+        """Call `body(ctx, state)` until it returns `Break(value)`, and return the value.
 
-        The state is recorded every `commit_every` iterations, and what older ones recorded is pruned, all but the last
-        `keep`: a loop of a million iterations has a bounded history and resumes in constant time.
+        `Continue(state)` starts the next iteration. The state is recorded every `commit_every` iterations. Entries of
+        all but the last `keep` iterations are pruned: a loop of a million iterations has a bounded history and resumes
+        in constant time.
         """
         return await loop(
             self._run, self, name, body, state, commit_every=commit_every, prune_every=prune_every, keep=keep
@@ -345,45 +357,66 @@ class Context:
     # --- children
 
     @overload
-    def run_child(self, wf: Callable[[Context], Body[R]], /, *, id: str | None = None) -> Coroutine[None, None, R]: ...
+    def run_child(self, wf: Callable[[Context], Coro[R]], /, *, id: str | None = None) -> Coroutine[None, None, R]: ...
     @overload
     def run_child(
-        self, wf: Callable[[Context, A], Body[R]], a: A, /, *, id: str | None = None
+        self, wf: Callable[[Context, A], Coro[R]], a: A, /, *, id: str | None = None
     ) -> Coroutine[None, None, R]: ...
     @overload
     def run_child(
-        self, wf: Callable[[Context, A, B], Body[R]], a: A, b: B, /, *, id: str | None = None
+        self, wf: Callable[[Context, A, B], Coro[R]], a: A, b: B, /, *, id: str | None = None
     ) -> Coroutine[None, None, R]: ...
     @overload
     def run_child(
-        self, wf: Callable[[Context, A, B, C], Body[R]], a: A, b: B, c: C, /, *, id: str | None = None
+        self, wf: Callable[[Context, A, B, C], Coro[R]], a: A, b: B, c: C, /, *, id: str | None = None
     ) -> Coroutine[None, None, R]: ...
     @overload
     def run_child(
-        self, wf: Callable[[Context, A, B, C, D], Body[R]], a: A, b: B, c: C, d: D, /, *, id: str | None = None
+        self,
+        wf: Callable[[Context, A, B, C, D], Coro[R]],
+        a: A,
+        b: B,
+        c: C,
+        d: D,
+        /,
+        *,
+        id: str | None = None,
     ) -> Coroutine[None, None, R]: ...
     @overload
     def run_child(self, wf: str, /, *args: Any, id: str | None = None, **kwargs: Any) -> Coroutine[None, None, Any]: ...
     def run_child(self, wf: Any, /, *args: Any, id: str | None = None, **kwargs: Any) -> Any:
-        """Start a child run and wait for its result; `ChildFailed` if it fails. Giving up the wait cancels it."""
+        """Start a child run and return its result. Raises `ChildFailed`. Cancelling the wait cancels the child."""
         return run_child(self._run, wf, args, kwargs, id)
 
     @overload
     def start_child(
-        self, wf: Callable[[Context], Body[R]], /, *, id: str | None = None, detached: bool = False
-    ) -> Coroutine[None, None, Child[R]]: ...
-    @overload
-    def start_child(
-        self, wf: Callable[[Context, A], Body[R]], a: A, /, *, id: str | None = None, detached: bool = False
-    ) -> Coroutine[None, None, Child[R]]: ...
-    @overload
-    def start_child(
-        self, wf: Callable[[Context, A, B], Body[R]], a: A, b: B, /, *, id: str | None = None, detached: bool = False
+        self, wf: Callable[[Context], Coro[R]], /, *, id: str | None = None, detached: bool = False
     ) -> Coroutine[None, None, Child[R]]: ...
     @overload
     def start_child(
         self,
-        wf: Callable[[Context, A, B, C], Body[R]],
+        wf: Callable[[Context, A], Coro[R]],
+        a: A,
+        /,
+        *,
+        id: str | None = None,
+        detached: bool = False,
+    ) -> Coroutine[None, None, Child[R]]: ...
+    @overload
+    def start_child(
+        self,
+        wf: Callable[[Context, A, B], Coro[R]],
+        a: A,
+        b: B,
+        /,
+        *,
+        id: str | None = None,
+        detached: bool = False,
+    ) -> Coroutine[None, None, Child[R]]: ...
+    @overload
+    def start_child(
+        self,
+        wf: Callable[[Context, A, B, C], Coro[R]],
         a: A,
         b: B,
         c: C,
@@ -395,7 +428,7 @@ class Context:
     @overload
     def start_child(
         self,
-        wf: Callable[[Context, A, B, C, D], Body[R]],
+        wf: Callable[[Context, A, B, C, D], Coro[R]],
         a: A,
         b: B,
         c: C,
@@ -410,80 +443,84 @@ class Context:
         self, wf: str, /, *args: Any, id: str | None = None, detached: bool = False, **kwargs: Any
     ) -> Coroutine[None, None, Child[Any]]: ...
     def start_child(self, wf: Any, /, *args: Any, id: str | None = None, detached: bool = False, **kwargs: Any) -> Any:
-        """Start a child run; gives a handle whose `result()` and `outcome()` wait for it."""
+        """Start a child run and return a handle. Its `result()` and `outcome()` wait for the child."""
         return start_child(self._run, wf, args, kwargs, id, detached)
 
-    # --- undoing
+    # --- compensation
 
     def on_rollback(self, fn: Callable[..., Any], /, *args: Any) -> None:
-        """Call `fn(*args)` as a durable step if the run fails or is cancelled; the last registered goes first."""
+        """Call `fn(*args)` as a durable step if the run fails or is cancelled; the last registered runs first."""
         self._run.register("rollback", fn, args)
 
     def on_exit(self, fn: Callable[..., Any], /, *args: Any) -> None:
-        """Call `fn(*args)` as a durable step when the run ends, however it ends, short of being terminated."""
+        """Call `fn(*args)` as a durable step when the run ends in any way except termination."""
         self._run.register("exit", fn, args)
 
     def rollback_scope(self) -> RollbackScope:
-        """`async with` it: if the block raises, what was registered inside is undone before the error goes on."""
+        """Return a scope for `async with`.
+
+        If the block raises, the compensations registered inside run before the error propagates.
+        """
         return RollbackScope(self._run)
 
-    # --- showing
+    # --- published values and streams
 
     def publish(self, key: str, value: Any) -> Coroutine[None, None, None]:
-        """Show a value under a key: `engine.published(id)` gives the last one of each."""
+        """Publish a value under a key. `engine.published(id)` returns the latest value per key."""
         return publish(self._run, key, value)
 
     def stream(self, name: str) -> Stream:
-        """An append-only stream of this run: `await ctx.stream("log").write(item)`."""
+        """Return an append-only stream of this run: `await ctx.stream("log").write(item)`."""
         return Stream(self._run, name)
 
     async def continue_as(self, *args: Any, workflow: Any = None, **kwargs: Any) -> NoReturn:
-        """Begin anew with this payload: same id, fresh history, in one commit. Does not return.
+        """Continue as new with this payload: same id, empty history, in one commit. Does not return.
 
-        Without `workflow` it is the newest version of the run's own. The mailbox stays, and who waits for the run waits
-        on; steps that are under way are cancelled.
+        `workflow` defaults to the newest version of the current one. The mailbox is preserved, and callers that wait
+        for the run keep waiting. Running steps are cancelled.
         """
         await self._run.continue_as(workflow, args, kwargs)
-        raise AssertionError("a run that continues as another does not come back")
+        raise AssertionError("continue_as does not return")
 
-    # --- changing code under running workflows
+    # --- code changes under running workflows
 
     def version(self, gate: str, *, latest: int) -> int:
-        """Which version of a changed piece of code this run takes: pinned for the run when the gate is first reached.
+        """Return the version of a changed piece of code that this run uses.
 
-        Reached while committed history is replayed it gives 1 (the code before the gate was there), else `latest`.
+        The version is pinned when the run first reaches the gate: 1, the code before the gate existed, if the run
+        replays committed history at that point, else `latest`.
         """
         return self._run.pin_version(check_name("a gate's name", gate), check_count("latest", latest))
 
     def patched(self, gate: str) -> bool:
-        """`version` with two sides: True for the new code."""
+        """Return True if this run uses the new code. Equivalent to `version(gate, latest=2) >= 2`."""
         return self.version(gate, latest=2) >= 2
 
     def removed(self, name: str, kind: str = "step") -> None:
-        """Account for an entry that older code made here and this code no longer makes."""
+        """Skip an entry that older code recorded here and this code no longer requests."""
         self._run.skip_removed_entry(check_name("a removed entry's name", name), check_name("a kind", kind))
 
 
 def current_context() -> Context:
-    """The context of the workflow that is executing, for helpers to which it was not passed."""
+    """Return the context of the executing workflow. Raises `WorkflowMisuse` outside of a workflow."""
     run = getattr(asyncio._get_running_loop(), "perdure_run", None)
     if run is None:
         raise WorkflowMisuse("current_context() was called outside of a workflow")
     return cast("Context", run.context)
 
 
-class _RunLog(logging.LoggerAdapter[logging.Logger]):
-    """Logs with the run's id and the place in it, and is silent on replay."""
+class _RunLogger(logging.LoggerAdapter[logging.Logger]):
+    """Logger that adds run id, workflow and location to each record and is silent during replay."""
 
     def __init__(self, run: RunApi) -> None:
         super().__init__(LOGGER, {})
         self._run = run
 
-    def isEnabledFor(self, level: int) -> bool:  # noqa: N802  # logging's own name
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802  # Name defined by logging.
         return not self._run.replaying and super().isEnabledFor(level)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        facts = self._run.facts
-        extra = {"run_id": facts.id, "workflow": facts.workflow, "location": self._run.current_location()}
+        info = self._run.info
+        extra = {"run_id": info.id, "workflow": info.workflow, "location": self._run.current_location()}
         kwargs["extra"] = {**extra, **(kwargs.get("extra") or {})}
         return msg, kwargs

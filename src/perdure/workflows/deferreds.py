@@ -1,4 +1,7 @@
-"""Deferreds: one-shot values that are completed from outside, by whoever holds the token."""
+"""Deferreds: one-shot values that a caller completes from outside with a token.
+
+This module knows the run only as a `DeferredHost`; it knows no store.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,17 @@ from typing import Any, Generic, Protocol, TypeVar
 from perdure.codec import Codec
 from perdure.codec.failures import error_from_record
 from perdure.errors import InvalidArgument, WorkflowMisuse
+from perdure.model.records import SigningKey
 from perdure.model.validation import check_name
 from perdure.workflows.commands import Command
 from perdure.workflows.durable_call import CommandCall
-from perdure.workflows.tokens import SigningKey, make_token
+from perdure.workflows.tokens import make_token
 
 T = TypeVar("T")
 
 
 class DeferredHost(Protocol):
-    """What a deferred asks of the run."""
+    """The run, as deferreds use it."""
 
     @property
     def codec(self) -> Codec: ...
@@ -38,16 +42,19 @@ class DeferredHost(Protocol):
 
     def next_number(self) -> int: ...
 
-    def issue(self, question: Command) -> Any: ...
+    def issue(self, command: Command) -> Any: ...
 
 
 class Deferred(Generic[T]):
-    """`await` it for the value, or for the failure to be raised. All of one name in a run are the same deferred."""
+    """A value completed from outside. `await` returns the value or raises the failure.
+
+    All deferreds with the same name in a run are the same deferred.
+    """
 
     def __init__(self, run: DeferredHost, name: str, kind: Any, raises: Any) -> None:
         kinds = raises if isinstance(raises, tuple) else (raises,)
         if any(not (isinstance(each, type) and issubclass(each, Exception)) for each in kinds):
-            raise InvalidArgument(f"raises must name exception types, not {raises!r}")
+            raise InvalidArgument(f"raises must be an exception type or a tuple of them, not {raises!r}")
         self._run = run
         self._kind = kind
         self._raises = kinds
@@ -55,16 +62,18 @@ class Deferred(Generic[T]):
 
     @property
     def token(self) -> str:
-        """Who holds it can complete this deferred; URL-safe, signed, and the same on every replay."""
+        """Signed, URL-safe capability to complete this deferred. Identical on every replay."""
         keys, at = self._run.signing
         if not keys:
-            raise WorkflowMisuse("this engine has no keys to sign tokens with: it runs without a store")
+            raise WorkflowMisuse(
+                "tokens are not available: this engine has no signing keys because it runs without a store"
+            )
         return make_token(keys, self._run.id, self._run.epoch, self.name, at=at)
 
     def __await__(self) -> Generator[Any, Any, T]:
         run = self._run
 
-        def ask() -> Any:
+        def request() -> Any:
             what = f"the value of deferred {self.name!r}"
             return run.issue(
                 Command(
@@ -77,8 +86,8 @@ class Deferred(Generic[T]):
                 )
             )
 
-        asking: CommandCall[T] = CommandCall(self.name, ask, run.next_number())
-        return asking.__await__()
+        call: CommandCall[T] = CommandCall(self.name, request, run.next_number())
+        return call.__await__()
 
     def __repr__(self) -> str:
         return f"<deferred {self.name}>"

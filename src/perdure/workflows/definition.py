@@ -1,6 +1,6 @@
-"""`@workflow`, and the registry in which workflows are found by name and version.
+"""`@workflow`: definitions of workflows, their options, and the options of one start.
 
-A definition is a value with a function in it. It knows nothing of runs, engines or stores.
+A definition is a value that contains a function. It knows no run, engine or store.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from msgspec import Struct
 
-from perdure.codec.annotations import enclosing_names, returns_of
+from perdure.codec.annotations import enclosing_names, return_type
 from perdure.codec.parameters import Parameters
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.validation import check_count, check_name, check_seconds
@@ -31,7 +31,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class WorkflowOptions:
-    """How runs of a workflow behave; durations in seconds."""
+    """Options of a workflow; durations are in seconds."""
 
     idempotency_key: Callable[..., str] | None = None
     retry: Retry | None = None
@@ -46,7 +46,7 @@ class WorkflowOptions:
 
 
 class Workflow(Generic[P, R_co]):
-    """A definition: name, version, function, types and options. Calling it runs the function inline."""
+    """A workflow definition: name, version, function, types and options. A call runs the function inline."""
 
     def __init__(self, fn: Callable[..., Any], name: str, version: int, options: WorkflowOptions) -> None:
         self.fn = fn
@@ -54,17 +54,17 @@ class Workflow(Generic[P, R_co]):
         self.version = version
         self.settings = options
         self.parameters = Parameters.of(fn, skip=1)
-        self._nearby = enclosing_names(fn)
+        self._enclosing_names = enclosing_names(fn)
         update_wrapper(self, fn)
 
     @cached_property
     def returns(self) -> Any:
-        """The type of its result; found when first needed, so that it may name what is defined later."""
-        return returns_of(self.fn, self._nearby)
+        """The result type. Resolved on first use, so that annotations may name types that are defined later."""
+        return return_type(self.fn, self._enclosing_names)
 
     @property
     def origin(self) -> tuple[str, str]:
-        """The place that defines it: a second definition from there replaces the first."""
+        """Module and qualified name. A later definition with the same origin replaces this one."""
         return (self.fn.__module__, self.fn.__qualname__)
 
     def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]:
@@ -79,7 +79,7 @@ class Workflow(Generic[P, R_co]):
         delay: float | timedelta | None = None,
         retention: float | timedelta | None = None,
     ) -> BoundWorkflow[P, R_co]:
-        """The workflow with options for one start, so that its own keyword arguments stay free."""
+        """Return the workflow bound to options for one start, separate from its own keyword arguments."""
         return BoundWorkflow(self, StartOptions(id=id, tags=tags, queue=queue, delay=delay, retention=retention))
 
     def __repr__(self) -> str:
@@ -87,7 +87,7 @@ class Workflow(Generic[P, R_co]):
 
 
 class StartOptions(Struct, frozen=True):
-    """What a caller may say about one run."""
+    """Options of one start."""
 
     id: str | None = None
     tags: Mapping[str, str] | None = None
@@ -98,14 +98,14 @@ class StartOptions(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class BoundWorkflow(Generic[P, R_co]):
-    """A workflow together with the options of one start."""
+    """A workflow bound to the options of one start."""
 
     workflow: Workflow[P, R_co]
     start: StartOptions
 
 
 class WorkflowDecorator(Protocol):
-    """What `workflow(...)` with options returns."""
+    """The decorator that `workflow(...)` with options returns."""
 
     def __call__(self, fn: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
 
@@ -129,15 +129,15 @@ def workflow(
     strict: bool = False,
 ) -> WorkflowDecorator: ...
 def workflow(fn: Any = None, /, *, name: str | None = None, version: int = 1, **options: Any) -> Any:
-    """Make an `async def` a workflow. Its first parameter is the Context, the rest is the payload."""
+    """Define a workflow from an `async def` whose first parameter is the Context; the others are the payload."""
     settings = _workflow_options(options)
     check_count("a workflow's version", version)
 
     def decorate(fn: Any) -> Workflow[Any, Any]:
         _check_workflow_function(fn)
-        made = Workflow[Any, Any](fn, check_name("a workflow's name", name or fn.__name__), version, settings)
-        REGISTRY.add(made)
-        return made
+        definition = Workflow[Any, Any](fn, check_name("a workflow's name", name or fn.__name__), version, settings)
+        REGISTRY.add(definition)
+        return definition
 
     return decorate if fn is None else decorate(fn)
 
@@ -162,7 +162,7 @@ def _workflow_options(options: dict[str, Any]) -> WorkflowOptions:
 
 
 def check_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
-    """Tags are a small dict of strings."""
+    """Return validated tags: a dict of strings."""
     if tags is None:
         return {}
     if not isinstance(tags, Mapping):
@@ -179,7 +179,7 @@ def check_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
 def _check_workflow_function(fn: Any) -> None:
     name = getattr(fn, "__name__", repr(fn))
     if not inspect.iscoroutinefunction(fn):
-        raise WorkflowMisuse(f"workflow {name!r} must be an `async def`; put blocking work into steps")
+        raise WorkflowMisuse(f"workflow {name!r} must be an `async def`; use steps for blocking code")
     parameters = list(inspect.signature(fn).parameters.values())
     if not parameters or parameters[0].kind not in (
         inspect.Parameter.POSITIONAL_ONLY,
@@ -189,10 +189,10 @@ def _check_workflow_function(fn: Any) -> None:
             f"workflow {name!r} must take the Context as its first parameter: async def {name}(ctx, ...)"
         )
     annotation = parameters[0].annotation
-    named = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    if annotation is not inspect.Parameter.empty and named.rpartition(".")[2] not in ("Context", "Any"):
+    type_name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    if annotation is not inspect.Parameter.empty and type_name.rpartition(".")[2] not in ("Context", "Any"):
         raise WorkflowMisuse(
-            f"the first parameter of workflow {name!r} is annotated {named or annotation!r}; it must be the Context"
+            f"the first parameter of workflow {name!r} is annotated {type_name or annotation!r}; it must be the Context"
         )
 
 

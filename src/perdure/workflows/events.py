@@ -1,14 +1,15 @@
-"""`@event`: the type of a message that runs can receive, and how one becomes a message or an event of a topic.
+"""`@event`: event types, and how an event becomes a message of a run or an event of a topic.
 
-Callers and workflows send through the same few functions here, so that an event means the same whoever sends it.
+The client and the workflow API both use this module, so that events mean the same for every sender. This module knows
+no run and no store.
 
-An event has an id of its own, which callers choose as they like, and one under which a run or a topic takes it once.
-The second says which way it came, so that what users choose cannot meet what is perdure's own:
+An event has two ids: `event_id`, which the sender may choose, and `id`, which makes delivery to a run or topic
+idempotent. Prefixes of `id` separate ids chosen by users from internal ones:
 
-    event/<its own id>               sent under an id that somebody chose, or a new one
-    sent/<run>/<target>              sent by a workflow: the entry's, whatever crashes
-    undelivered/<run>/<trace>        left unread by a run that has ended, on its way to its topic
-    letter/<token>                   a dead letter that is replayed
+    event/<event_id>               sent by a client, with an id that the caller chose or a new one
+    sent/<run>/<target>            sent by a workflow; derived from its entry, so that a repeated send is a duplicate
+    undelivered/<run>/<key>        unread when its run ended, and moved to its topic
+    letter/<token>                 replayed from a dead letter
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ C = TypeVar("C", bound=type)
 
 @dataclass(frozen=True, slots=True)
 class EventOptions:
-    """How events of a type are delivered."""
+    """Delivery options of an event type."""
 
     name: str
     delivery: Delivery = "all"
@@ -43,7 +44,7 @@ class EventOptions:
 
 
 class EventDecorator(Protocol):
-    """What `event(...)` with options returns."""
+    """The decorator that `event(...)` with options returns."""
 
     def __call__(self, cls: C, /) -> C: ...
 
@@ -71,7 +72,7 @@ def event(
     expire_after: float | timedelta | None = None,
     on_target_terminated: OnTargetTerminated = "discard",
 ) -> Any:
-    """Make a class an event type; a plain class becomes a dataclass."""
+    """Define an event type from a class. A plain class becomes a dataclass."""
     if delivery not in ("after_wait", "after_create", "all", "first"):
         raise InvalidArgument(f"delivery must be after_wait, after_create, all or first, not {delivery!r}")
     if on_target_terminated not in ("discard", "broadcast", "dead_letter"):
@@ -82,42 +83,45 @@ def event(
 
     def decorate(cls: Any) -> Any:
         if not isinstance(cls, type):
-            raise WorkflowMisuse(f"@event goes on a class, not on {cls!r}")
+            raise WorkflowMisuse(f"@event must decorate a class, not {cls!r}")
         if not (dataclasses.is_dataclass(cls) or issubclass(cls, msgspec.Struct) or hasattr(cls, "model_validate")):
             cls = dataclass(cls)
-        called = check_name("an event's name", name or cls.__name__)
-        cls.__perdure_event__ = EventOptions(called, delivery, consume, expiry, on_target_terminated)
+        checked_name = check_name("an event's name", name or cls.__name__)
+        cls.__perdure_event__ = EventOptions(checked_name, delivery, consume, expiry, on_target_terminated)
         return cls
 
     return decorate if cls is None else decorate(cls)
 
 
-def options_of(event_type: Any) -> EventOptions | None:
-    """The options of an `@event` class; None if it is none."""
+def event_options(event_type: Any) -> EventOptions | None:
+    """Return the options of an `@event` class, or None if it is not one."""
     found = getattr(event_type, "__perdure_event__", None) if isinstance(event_type, type) else None
     return found if isinstance(found, EventOptions) else None
 
 
-def event_name(what: Any) -> str:
-    """The name that an event's type or a plain topic name stands for."""
-    if isinstance(what, str):
-        return check_name("an event's name", what)
-    options = options_of(what)
+def event_name(event_type: Any) -> str:
+    """Return the event name of an `@event` class or of a plain name."""
+    if isinstance(event_type, str):
+        return check_name("an event's name", event_type)
+    options = event_options(event_type)
     if options is None:
-        raise WorkflowMisuse(f"an event is named by its @event class or by a string, not by {what!r}")
+        raise WorkflowMisuse(f"an event must be given as its @event class or its name, not as {event_type!r}")
     return options.name
 
 
 def encode_event(event: Any, payload: Any, codec: Codec) -> tuple[EventOptions, bytes]:
-    """An event to be sent: an instance of an `@event` class, or a topic's name with a JSON value beside it."""
+    """Return the options and the encoded payload of an event to send.
+
+    The event is an instance of an `@event` class, or an event name together with a JSON payload.
+    """
     if isinstance(event, str):
         options = EventOptions(check_name("an event's name", event))
         return options, codec.encode(payload, what=f"event {event!r}")
-    found = options_of(type(event))
+    found = event_options(type(event))
     if found is None:
         raise WorkflowMisuse(_not_an_event_message(event))
     if payload is not None:
-        raise InvalidArgument(f"the event {found.name!r} is its own value; a payload goes with a plain topic name")
+        raise InvalidArgument(f"event {found.name!r} is its own payload; use payload= only with a plain event name")
     return found, codec.encode(event, type(event), what=f"event {found.name!r}")
 
 
@@ -131,7 +135,7 @@ def build_message(
     sender: str | None = None,
     wants_reply: bool = False,
 ) -> Message:
-    """The event as mail for one run."""
+    """Return the event as a message for one run."""
     return Message(
         id=id or user_event_id(event_id),
         event_id=event_id,
@@ -155,7 +159,7 @@ def build_topic_event(
     sent_at: float,
     sender: str | None = None,
 ) -> TopicEvent:
-    """The event as one of its topic."""
+    """Return the event as an event of its topic."""
     first = options.delivery == "first"
     return TopicEvent(
         topic=options.name,
@@ -171,23 +175,25 @@ def build_topic_event(
 
 
 def user_event_id(event_id: str) -> str:
-    """The id under which an event is taken once that somebody has chosen an id for."""
+    """Return the delivery id of an event that was sent by a client."""
     return f"event/{event_id}"
 
 
 def message_key(message: Message) -> str:
-    """Tells an event in the mail of a run from all others that it, or another run of this id, ever gets."""
+    """Return a key that is unique among all messages of this run and of later runs with the same id."""
     return f"{message.number}/{message.sent_at}"
 
 
 def with_retention_limit(event: TopicEvent, retention: float) -> TopicEvent:
-    """The event with an expiry: no topic keeps one for longer than the retention."""
+    """Return the event with an expiry that is at most `retention` seconds after it was sent."""
     latest = event.sent_at + retention
     return replace(event, expires_at=latest if event.expires_at is None else min(latest, event.expires_at))
 
 
 def _not_an_event_message(event: Any) -> str:
-    if options_of(event) is not None:
-        return f"{event.__name__} is the class of an event; send an instance of it: {event.__name__}(...)"
+    if event_options(event) is not None:
+        return f"{event.__name__} is an event class; send an instance: {event.__name__}(...)"
     kind = type(event).__name__
-    return f"{kind} is no event: put @event on the class, or send the value with a name, as in send(id, 'paid', value)"
+    return (
+        f"{kind} is not an event: decorate the class with @event, or use a name with a value: send(id, 'paid', value)"
+    )

@@ -1,11 +1,11 @@
-"""ctx.loop: a loop whose state is durable, whose past is pruned, and that resumes where it was.
+"""ctx.loop: a loop with durable state, pruned history, and constant-time resumption.
 
-    pages            the loop itself: pending until its body breaks it off, then its value
-    pages/~40        its 40th iteration began with this state: the last one of these is where a replay begins
-    pages/~40/fetch  what the iteration asked for
+    pages            the loop: pending until its body returns Break, then its value
+    pages/~40        the state at the start of iteration 40; a replay starts at the last recorded iteration
+    pages/~40/fetch  an entry of the iteration
 
-An iteration's beginning is a completion like any other, with its place in the order of all: so a replay takes the loop
-up at the very point at which it was, relative to whatever else the run does.
+The start of an iteration is a completion like any other and ordered among all completions. A replay therefore resumes
+the loop at the same point relative to the other tasks of the run. This module knows the run only as a `LoopHost`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from perdure.codec import Codec
-from perdure.codec.annotations import enclosing_names, returns_of
+from perdure.codec.annotations import enclosing_names, return_type
 from perdure.codec.parameters import Parameters
 from perdure.errors import WorkflowMisuse
 from perdure.model.records import Entry
@@ -31,31 +31,31 @@ R_co = TypeVar("R_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Break(Generic[R_co]):
-    """Returned by a loop's body: the loop ends with this value."""
+    """Returned by a loop body: end the loop with this value."""
 
-    value: R_co = None  # type: ignore[assignment]  # the default for a loop without state
+    value: R_co = None  # type: ignore[assignment]  # Default for a loop without state.
 
 
 @dataclass(frozen=True, slots=True)
 class Continue(Generic[R_co]):
-    """Returned by a loop's body: go on with this state."""
+    """Returned by a loop body: start the next iteration with this state."""
 
-    state: R_co = None  # type: ignore[assignment]  # the default for a loop without state
+    state: R_co = None  # type: ignore[assignment]  # Default for a loop without state.
 
 
 class LoopHost(Protocol):
-    """What a loop asks of the run."""
+    """The run, as loops use it."""
 
     @property
     def codec(self) -> Codec: ...
 
     def escape(self, name: str) -> str: ...
 
-    def issue(self, question: Command) -> Any: ...
+    def issue(self, command: Command) -> Any: ...
 
     def last_iteration(self, location: str) -> int: ...
 
-    def first_kept(self, location: str) -> int: ...
+    def first_retained_iteration(self, location: str) -> int: ...
 
     def loop_ended(self, location: str) -> bool: ...
 
@@ -70,23 +70,23 @@ class LoopHost(Protocol):
     def prune(self, location: str, first: int, end: int) -> int: ...
 
 
-class Body:
-    """The body of a loop: how to call it, and the types of its state and of what it breaks off with."""
+class LoopBody:
+    """The body of a loop, with the types of its state and of its value."""
 
     def __init__(self, fn: Callable[..., Any], state: Any) -> None:
         if not callable(fn):
-            raise WorkflowMisuse(f"ctx.loop takes a function as its body, not {fn!r}")
+            raise WorkflowMisuse(f"the body of ctx.loop must be a function, not {fn!r}")
         self._fn = fn
         hints = list(Parameters.of(fn, skip=1).hints.values())
         self._takes_state = bool(hints)
         self.state_type: Any = hints[0] if hints else Any
         if self.state_type is Any and state is not None:
             self.state_type = type(state)
-        self.value_type = _break_type(returns_of(fn, enclosing_names(fn)))
+        self.value_type = _break_type(return_type(fn, enclosing_names(fn)))
 
     async def __call__(self, ctx: Any, state: Any, name: str) -> Continue[Any] | Break[Any]:
-        made = self._fn(ctx, state) if self._takes_state else self._fn(ctx)
-        result = await made if inspect.isawaitable(made) else made
+        returned = self._fn(ctx, state) if self._takes_state else self._fn(ctx)
+        result = await returned if inspect.isawaitable(returned) else returned
         if result is None and state is None:
             return Continue(None)
         if not isinstance(result, Continue | Break):
@@ -105,17 +105,16 @@ async def loop(
     prune_every: int,
     keep: int,
 ) -> Any:
-    """See `Context.loop`."""
+    """Run a loop until its body returns `Break`, and return its value. See `Context.loop`."""
     check_name("a loop's name", name)
-    for option, least in (("commit_every", 1), ("prune_every", 1), ("keep", 0)):
-        check_count(
-            option, {"commit_every": commit_every, "prune_every": prune_every, "keep": keep}[option], least=least
-        )
-    body = Body(fn, state)
+    check_count("commit_every", commit_every)
+    check_count("prune_every", prune_every)
+    check_count("keep", keep, minimum=0)
+    body = LoopBody(fn, state)
     state = _round_trip(run, state, body, name)
 
     def read(entry: Entry) -> Any:
-        return run.codec.decode(entry.value or b"null", body.value_type, what=f"what loop {name!r} ended with")
+        return run.codec.decode(entry.value or b"null", body.value_type, what=f"the value of loop {name!r}")
 
     end = run.issue(Command(kind="loop", name=name, segment=run.escape(name), read=read))
     location = getattr(end, "location", None)
@@ -131,29 +130,29 @@ async def loop(
 
 
 async def _iterate(
-    run: LoopHost, ctx: Any, location: str, body: Body, state: Any, commit_every: int, prune_every: int, keep: int
+    run: LoopHost, ctx: Any, location: str, body: LoopBody, state: Any, commit_every: int, prune_every: int, keep: int
 ) -> bytes:
-    """Until the body breaks it off; gives the encoded value."""
+    """Call the body until it returns `Break`. Return the encoded value."""
     name = location.rpartition("/")[2]
-    number, kept_from = run.last_iteration(location), run.first_kept(location)
+    number, first_retained = run.last_iteration(location), run.first_retained_iteration(location)
     if number:
-        state = await _begin_iteration(run, location, number, None, body)
+        state = await _start_iteration(run, location, number, None, body)
     while True:
         path = f"{location}/~{number}"
         result = await _run_iteration(run, ctx, path, body, state, name)
         if isinstance(result, Break):
-            return run.codec.encode(result.value, body.value_type, what=f"what loop {name!r} ends with")
+            return run.codec.encode(result.value, body.value_type, what=f"the value of loop {name!r}")
         number, state = number + 1, result.state
         if number % commit_every == 0:
-            if number - kept_from >= keep + prune_every:
-                kept_from = run.prune(location, kept_from, number - keep)
-            state = await _begin_iteration(run, location, number, state, body)
+            if number - first_retained >= keep + prune_every:
+                first_retained = run.prune(location, first_retained, number - keep)
+            state = await _start_iteration(run, location, number, state, body)
 
 
 async def _run_iteration(
-    run: LoopHost, ctx: Any, path: str, body: Body, state: Any, name: str
+    run: LoopHost, ctx: Any, path: str, body: LoopBody, state: Any, name: str
 ) -> Continue[Any] | Break[Any]:
-    """One iteration. Tasks that it opened and left are cancelled at its end, and seen out."""
+    """Run one iteration. Tasks that it started and did not await are cancelled at its end and awaited."""
     with run.iteration(path):
         try:
             return await body(ctx, state, name)
@@ -164,8 +163,8 @@ async def _run_iteration(
                 await asyncio.wait(tasks)
 
 
-async def _begin_iteration(run: LoopHost, location: str, number: int, state: Any, body: Body) -> Any:
-    """Make the state durable; what comes back went through the codec, now as on a replay."""
+async def _start_iteration(run: LoopHost, location: str, number: int, state: Any, body: LoopBody) -> Any:
+    """Record the state of an iteration and return it, decoded, as a replay would."""
     what = f"the state of loop {location.rpartition('/')[2]!r}"
 
     def read(entry: Entry) -> Any:
@@ -184,8 +183,8 @@ async def _begin_iteration(run: LoopHost, location: str, number: int, state: Any
     )
 
 
-def _round_trip(run: LoopHost, state: Any, body: Body, name: str) -> Any:
-    """The first state goes through the codec like every later one."""
+def _round_trip(run: LoopHost, state: Any, body: LoopBody, name: str) -> Any:
+    """Return the initial state after encoding and decoding, like every later state."""
     if state is None:
         return None
     what = f"the state of loop {name!r}"
@@ -193,7 +192,7 @@ def _round_trip(run: LoopHost, state: Any, body: Body, name: str) -> Any:
 
 
 def _break_type(returns: Any) -> Any:
-    """The type of a loop's value: what the annotation of its body says about Break."""
+    """Return the value type of a loop: the argument of `Break` in the return annotation of its body."""
     origin = typing.get_origin(returns)
     if origin is Break:
         return typing.get_args(returns)[0]

@@ -1,4 +1,4 @@
-"""Registry: the workflows that this process has imported, by name and version."""
+"""Registry: the workflows that this process has imported, by name and version. Knows only their identity."""
 
 from __future__ import annotations
 
@@ -22,31 +22,37 @@ D = TypeVar("D", bound=Registered)
 
 
 class Registry(Generic[D]):
-    """Workflows by name and version. Two places may define the same one; that is an error only for who must choose."""
+    """Workflows by name and version.
+
+    Several modules may define the same name and version. That is an error only when one of them must be selected.
+    """
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, int], dict[tuple[str, str], D]] = {}
-        self.revision = 0  # goes up with every definition
+        self._definitions: dict[tuple[str, int], dict[tuple[str, str], D]] = {}
+        self.revision = 0  # Incremented with every definition.
 
-    def add(self, made: D) -> None:
+    def add(self, definition: D) -> None:
+        """Register a definition. It replaces an earlier one with the same origin."""
         self.revision += 1
-        self._found.setdefault((made.name, made.version), {})[made.origin] = made
+        self._definitions.setdefault((definition.name, definition.version), {})[definition.origin] = definition
 
     def find(self, name: str, version: int) -> D | None:
-        """The one definition of this name and version; `WorkflowMisuse` if there are several."""
-        places = self._found.get((name, version), {})
-        if len(places) > 1:
-            where = " and ".join(f"{module}.{qualname}" for module, qualname in places)
+        """Return the definition of this name and version, or None. Raises `WorkflowMisuse` if there are several."""
+        by_origin = self._definitions.get((name, version), {})
+        if len(by_origin) > 1:
+            origins = " and ".join(f"{module}.{qualname}" for module, qualname in by_origin)
             raise WorkflowMisuse(
-                f"workflow {name!r} version {version} is defined in {where}; name one in Engine(workflows=[...])"
+                f"workflow {name!r} version {version} is defined in {origins}; name one in Engine(workflows=[...])"
             )
-        return next(iter(places.values()), None)
+        return next(iter(by_origin.values()), None)
 
     def latest(self, name: str) -> D | None:
-        """The highest version of this name."""
-        versions = [version for found, version in self._found if found == name]
+        """Return the definition with the highest version of this name, or None."""
+        versions = [version for known, version in self._definitions if known == name]
         return self.find(name, max(versions)) if versions else None
 
     def unambiguous(self) -> dict[tuple[str, int], D]:
-        """Everything for which nobody must choose."""
-        return {key: next(iter(places.values())) for key, places in self._found.items() if len(places) == 1}
+        """Return all definitions whose name and version are defined once."""
+        return {
+            key: next(iter(by_origin.values())) for key, by_origin in self._definitions.items() if len(by_origin) == 1
+        }

@@ -1,6 +1,7 @@
-"""ctx.rollback_scope: a block that undoes what was done in it when it raises.
+"""ctx.rollback_scope: a block whose compensations run when it raises.
 
-What was registered outside of it stays registered. Tasks that are opened inside belong to the block.
+Compensations registered outside of the block stay registered. Tasks started inside belong to the block. This module
+knows the run only as a `RollbackHost`.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from types import TracebackType
 from typing import Protocol, Self
 
 ROLLBACK_SCOPES: ContextVar[tuple[str, ...]] = ContextVar("perdure_rollback_scopes", default=())
-"""The rollback scopes around the code that is running, outermost first."""
+"""The rollback scopes around the running code, outermost first."""
 
 
 class RollbackHost(Protocol):
-    """What a rollback scope asks of the run."""
+    """The run, as rollback scopes use it."""
 
-    def place(self, segment: str) -> str: ...
+    def locate(self, segment: str) -> str: ...
 
-    def roll_back(self, block: str) -> Awaitable[None]: ...
+    def roll_back(self, scope: str) -> Awaitable[None]: ...
 
 
 class RollbackScope:
-    """`async with` it once."""
+    """Async context manager of one rollback scope. It can be entered once."""
 
     def __init__(self, run: RollbackHost) -> None:
         self._run = run
@@ -31,7 +32,7 @@ class RollbackScope:
         self._outer: Token[tuple[str, ...]] | None = None
 
     async def __aenter__(self) -> Self:
-        self._name = self._run.place("~rollback_scope")
+        self._name = self._run.locate("~rollback_scope")
         self._outer = ROLLBACK_SCOPES.set((*ROLLBACK_SCOPES.get(), self._name))
         return self
 

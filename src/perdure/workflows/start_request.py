@@ -1,4 +1,7 @@
-"""From a call of `start`, or a workflow that starts a child, to the record of a new run. Pure but for the dice."""
+"""Validate a start, from a client or a parent workflow, and build the record of the new run.
+
+Pure except for random ids and seeds. This module knows no store and reads no clock; callers pass the time.
+"""
 
 from __future__ import annotations
 
@@ -20,30 +23,30 @@ from perdure.workflows.definition import REGISTRY, BoundWorkflow, StartOptions, 
 
 
 class StartRequest(Struct, frozen=True):
-    """A checked request to start a run."""
+    """A validated request to start a run."""
 
-    workflow: Workflow[Any, Any] | None  # None: started by name, and not imported in this process
+    workflow: Workflow[Any, Any] | None  # None: started by name, without the definition in this process.
     record: RunRecord
 
 
 def find_workflow(target: Workflow[Any, Any] | str | Any) -> Workflow[Any, Any]:
-    """The definition that a caller means."""
+    """Return the definition for a `@workflow` function or a name. Raises `WorkflowMisuse` if there is none."""
     if isinstance(target, Workflow):
         return target
     if isinstance(target, str):
         found = REGISTRY.latest(check_name("a workflow's name", target))
         if found is None:
-            raise WorkflowMisuse(f"no workflow named {target!r} has been imported in this process")
+            raise WorkflowMisuse(f"no workflow named {target!r} is imported in this process")
         return found
-    raise WorkflowMisuse(f"start takes a @workflow function or its name, not {target!r}")
+    raise WorkflowMisuse(f"start must be given a @workflow function or its name, not {target!r}")
 
 
 def start_options(given: Mapping[str, Any]) -> StartOptions:
-    """The options of one start; what is none of them was probably meant for the workflow."""
+    """Return the options of one start. Raises `InvalidArgument` for unknown ones, which may be workflow arguments."""
     unknown = set(given) - set(StartOptions.__struct_fields__)
     if unknown:
         raise InvalidArgument(
-            f"start has no option {', '.join(sorted(unknown))}; a workflow's own keyword arguments go through "
+            f"start has no option {', '.join(sorted(unknown))}; to pass keyword arguments to the workflow, use "
             "start(wf.options(id=...), *args, **kwargs)"
         )
     return StartOptions(**given)
@@ -59,16 +62,16 @@ def build_start_request(
     config: EngineConfig,
     now: float,
 ) -> StartRequest:
-    """Check everything about a start before anything is stored."""
+    """Validate a start and return the request. Nothing is stored."""
     if isinstance(target, BoundWorkflow):
         if options != StartOptions():
-            raise InvalidArgument("give the options of a start once: to wf.options(...), not to start as well")
+            raise InvalidArgument("start options must be given once: use wf.options(...) or start(...), not both")
         options, target = target.start, target.workflow
     workflow = find_workflow(target)
     settings = workflow.settings
     payload = workflow.parameters.encode(codec, args, kwargs, what=f"payload of workflow {workflow.name!r}")
     if options.queue is not None:
-        raise InvalidArgument("queues are not part of this version yet; leave out queue=")
+        raise InvalidArgument("queue= is not supported in this version; remove it")
     delay = 0.0 if options.delay is None else check_seconds("delay", options.delay)
     retention = settings.retention if options.retention is None else check_seconds("retention", options.retention)
     run_id = _run_id(workflow, args, kwargs, options.id, now)
@@ -87,24 +90,24 @@ def build_start_request_by_name(
     config: EngineConfig,
     now: float,
 ) -> StartRequest:
-    """A start of a workflow that is not imported here and that a live worker has published, in its highest version.
+    """Return a request for a workflow that is not imported in this process, in the highest version of a live worker.
 
-    Nothing is known of it but its name: the payload is one dict by parameter name, written as it is and checked by the
-    worker that takes the run up. Options of its definition (key, tags, retention, timeout) do not apply.
+    Only the name is known: the payload is one dict by parameter name, stored without validation and checked by the
+    worker that executes the run. Options of the definition (key, tags, retention, timeout) do not apply.
     """
-    alive = [worker for worker in workers if not worker.fenced and worker.lease_until >= now]
-    found = [(version, worker.pool) for worker in alive for known, version in worker.workflows if known == name]
+    live = [worker for worker in workers if not worker.fenced and worker.lease_until >= now]
+    found = [(version, worker.pool) for worker in live for known, version in worker.workflows if known == name]
     if not found:
         raise WorkflowMisuse(
-            f"no workflow named {name!r} has been imported in this process, and no live worker has published one"
+            f"no workflow named {name!r} is imported in this process, and no live worker has published one"
         )
     if len(args) > 1 or not all(isinstance(arg, Mapping) and all(isinstance(key, str) for key in arg) for arg in args):
         raise InvalidPayload(
-            f"workflow {name!r} is not imported in this process: give its payload as one dict by parameter name, "
+            f"workflow {name!r} is not imported in this process: use one dict by parameter name as its payload, "
             f"start({name!r}, {{'order': ...}})"
         )
     if options.queue is not None:
-        raise InvalidArgument("queues are not part of this version yet; leave out queue=")
+        raise InvalidArgument("queue= is not supported in this version; remove it")
     version, pool = max(found)
     run_id = new_run_id(now) if options.id is None else check_name("a run's id", options.id)
     record = RunRecord(
@@ -126,11 +129,13 @@ def build_start_request_by_name(
 
 
 def build_child_start_request(
-    work: StartChild, workflow: Workflow[Any, Any], parent: str, config: EngineConfig, now: float
+    action: StartChild, workflow: Workflow[Any, Any], parent: str, config: EngineConfig, now: float
 ) -> StartRequest:
-    """The run that a workflow asked for. Its id, payload and `created_by` were fixed when it was first asked for."""
-    record = _new_record(workflow, work.run_id, work.input, config, now)
-    return StartRequest(workflow, replace(record, created_by=work.created_by, parent=parent, attached=work.attached))
+    """Return the request for a child run. Id, payload and `created_by` are those of the first request."""
+    record = _new_record(workflow, action.run_id, action.input, config, now)
+    return StartRequest(
+        workflow, replace(record, created_by=action.created_by, parent=parent, attached=action.attached)
+    )
 
 
 def _new_record(
@@ -156,19 +161,19 @@ def _new_record(
 
 
 def claimed_at_creation(record: RunRecord, owner: str) -> RunRecord:
-    """The record of a run that its worker executes at once, so that it need not be claimed."""
+    """Return the record of a run that its creator executes immediately, without a claim."""
     return replace(record, owner=owner, status=RunStatus.RUNNING, first_executed_at=record.created_at, wake_at=None)
 
 
-def check_same_run(order: StartRequest, existing: RunRecord, codec: Codec) -> None:
-    """An existing id is observed if it is the same workflow with an equal payload, and a conflict otherwise."""
-    mine = order.record
+def check_same_run(request: StartRequest, existing: RunRecord, codec: Codec) -> None:
+    """Raise `RunConflict` unless the existing run has the same workflow and an equal payload as the request."""
+    new = request.record
     started_as = existing.original_workflow or existing.workflow
-    if started_as != mine.workflow:
-        raise RunConflict(mine.id, f"another workflow ({started_as!r}, not {mine.workflow!r})")
-    first = existing.input if existing.original_input is None else existing.original_input
-    if not _equal_payloads(order.workflow, codec, first, mine.input):
-        raise RunConflict(mine.id, "another payload")
+    if started_as != new.workflow:
+        raise RunConflict(new.id, f"another workflow ({started_as!r}, not {new.workflow!r})")
+    original_input = existing.input if existing.original_input is None else existing.original_input
+    if not _equal_payloads(request.workflow, codec, original_input, new.input):
+        raise RunConflict(new.id, "another payload")
 
 
 def _equal_payloads(workflow: Workflow[Any, Any] | None, codec: Codec, a: bytes, b: bytes) -> bool:

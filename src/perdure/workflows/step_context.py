@@ -1,4 +1,7 @@
-"""What the body of a step can know of itself: `current_step()`."""
+"""`current_step()`: what a step body can read about its attempt, and the streams it can write to.
+
+This module knows no executor and no store; the executor subclasses `CurrentStep`.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,14 @@ from perdure.errors import WorkflowMisuse
 
 
 class CurrentStep:
-    """One attempt of a step, seen from inside. `idempotency_key` is the same on every attempt, new after a rewind."""
+    """The current attempt of a step, as its body sees it.
+
+    `idempotency_key` is the same for all attempts of a step call; a rewind of the run creates a new one.
+    """
 
     __slots__ = (
-        "_event",
-        "_stopped",
+        "_cancel_requested",
+        "_cancelled_event",
         "attempt",
         "deadline",
         "details",
@@ -36,43 +42,38 @@ class CurrentStep:
         self.idempotency_key = key
         self.deadline: datetime | None = None
         self.details: Any = None
-        self._event: threading.Event | None = None  # made when asked for: few bodies look, and it costs 2 us
-        self._stopped = False
+        self._cancel_requested = False
+        # Created on first use: few bodies read it, and creating an Event costs 2 us.
+        self._cancelled_event: threading.Event | None = None
 
     @property
     def cancelled(self) -> threading.Event:
-        """Set once the result is no longer wanted; sync code can poll it."""
-        if self._event is None:
-            self._event = threading.Event()
-            if self._stopped:
-                self._event.set()
-        return self._event
-
-    def request_cancel(self) -> None:
-        """Tell the body that its result is no longer wanted."""
-        self._stopped = True
-        if self._event is not None:
-            self._event.set()
+        """Event that is set when the result of the step is no longer needed. Synchronous code can poll it."""
+        if self._cancelled_event is None:
+            self._cancelled_event = threading.Event()
+            if self._cancel_requested:
+                self._cancelled_event.set()
+        return self._cancelled_event
 
     def heartbeat(self, details: Any = None) -> None:
-        """Say how far the body is. Raises CancelledError once its result is no longer wanted."""
+        """Record the progress of the body. Raises `CancelledError` when the result is no longer needed."""
         self.details = details
-        if self._stopped:
+        if self._cancel_requested:
             raise asyncio.CancelledError(f"step {self.location} was cancelled or has timed out")
 
     def write(self, stream: str, item: Any) -> None:
-        """Append an item to a stream of the run; readers see it at once. It belongs to this attempt of the step.
+        """Append an item to a stream of the run. Readers see it immediately; it belongs to this attempt.
 
-        Nothing is awaited: items are stored in order, before the step's result. Works in sync bodies too.
+        The call does not wait. Items are stored in order, before the result of the step. Synchronous bodies can use it.
         """
-        raise WorkflowMisuse("write to a stream from the body of a step that a workflow runs")
+        raise WorkflowMisuse("CurrentStep.write must be called from the body of a step that a workflow runs")
 
 
 _current_step: ContextVar[CurrentStep] = ContextVar("perdure_current_step")
 
 
 def current_step() -> CurrentStep:
-    """The step whose body is executing."""
+    """Return the step whose body is executing. Raises `WorkflowMisuse` outside of a step."""
     try:
         return _current_step.get()
     except LookupError:

@@ -1,7 +1,7 @@
-"""`@step`: a unit of side effects whose result is recorded.
+"""`@step`: a function with side effects whose result is recorded.
 
-A step knows nothing of runs, engines or stores. A call of it only looks whether the running event loop belongs to a
-workflow (`perdure_run`), and hands itself over if it does.
+A step knows no run, engine or store. A call checks whether the running event loop belongs to a workflow (attribute
+`perdure_run`); if so, it returns a `StepCall` for that run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import cached_property, update_wrapper
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
-from perdure.codec.annotations import enclosing_names, returns_of
+from perdure.codec.annotations import enclosing_names, return_type
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.locations import escape_segment
 from perdure.model.validation import check_name, check_seconds
@@ -31,7 +31,7 @@ Raises = tuple[type[Exception], ...]
 
 
 class Unset:
-    """The type of UNSET: an option that was not given, where None means something."""
+    """The type of UNSET, the default of options for which None is a valid value."""
 
     def __repr__(self) -> str:
         return "UNSET"
@@ -42,7 +42,7 @@ UNSET = Unset()
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """How a step is executed. `retry=None` is one attempt, `timeout=None` no limit."""
+    """Options of a step. `retry=None` means one attempt, `timeout=None` no limit."""
 
     retry: Retry | None = field(default_factory=Retry)
     timeout: float | None = None
@@ -54,38 +54,38 @@ class StepOptions:
     key: str | None = None
 
 
-class Body:
-    """The function of a step, and what is found out about it once."""
+class StepBody:
+    """The function of a step, with properties that are computed once."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
         self.is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
-        self._nearby = enclosing_names(fn)
+        self._enclosing_names = enclosing_names(fn)
 
     @cached_property
     def returns(self) -> Any:
-        """The type of its result; found when first needed, so that it may name what is defined later."""
-        return returns_of(self.fn, self._nearby)
+        """The result type. Resolved on first use, so that annotations may name types that are defined later."""
+        return return_type(self.fn, self._enclosing_names)
 
 
-_BODIES: WeakKeyDictionary[Callable[..., Any], Body] = WeakKeyDictionary()
+_BODIES: WeakKeyDictionary[Callable[..., Any], StepBody] = WeakKeyDictionary()
 
 
-def body_of(fn: Callable[..., Any]) -> Body:
-    """The body that a function is; found out once per function where that can be remembered."""
+def get_step_body(fn: Callable[..., Any]) -> StepBody:
+    """Return the body of a function. Cached per function if the function can be weakly referenced."""
     try:
         found = _BODIES.get(fn)
         if found is None:
-            found = _BODIES[fn] = Body(fn)
-    except TypeError:  # a callable that cannot be hashed or weakly referenced
-        return Body(fn)
+            found = _BODIES[fn] = StepBody(fn)
+    except TypeError:  # The callable cannot be hashed or weakly referenced.
+        return StepBody(fn)
     return found
 
 
 class Step(Generic[P, R_co]):
-    """A unit of side effects. In a workflow a call of it is durable; anywhere else it just runs."""
+    """A function with side effects. A call inside a workflow is durable; elsewhere it calls the function."""
 
-    def __init__(self, body: Body, name: str, options: StepOptions) -> None:
+    def __init__(self, body: StepBody, name: str, options: StepOptions) -> None:
         self.body = body
         self.fn = body.fn
         self.name = name
@@ -93,7 +93,7 @@ class Step(Generic[P, R_co]):
         self.segment = (
             escape_segment(name) if options.key is None else f"{escape_segment(name)}[{escape_segment(options.key)}]"
         )
-        update_wrapper(self, body.fn, updated=())  # not its attributes: it may have a `name` of its own
+        update_wrapper(self, body.fn, updated=())  # Without `__dict__`: the function may have an attribute `name`.
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[None, None, R_co]:
         loop: Any = asyncio._get_running_loop()
@@ -118,7 +118,7 @@ class Step(Generic[P, R_co]):
         at_most_once: bool | Unset = UNSET,
         pool: str | Unset | None = UNSET,
     ) -> Step[P, R_co]:
-        """The same step with some options changed, for this call."""
+        """Return a copy of the step with some options changed."""
         given: dict[str, Any] = {
             "key": key if isinstance(key, Unset) else str(key),
             "retry": retry,
@@ -130,7 +130,7 @@ class Step(Generic[P, R_co]):
             "pool": pool,
         }
         changed = {option: value for option, value in given.items() if not isinstance(value, Unset)}
-        settings = checked_options(replace(self.settings, **changed))
+        settings = check_step_options(replace(self.settings, **changed))
         return Step(self.body, self.name if isinstance(name, Unset) else check_name("a step's name", name), settings)
 
     def __repr__(self) -> str:
@@ -138,16 +138,16 @@ class Step(Generic[P, R_co]):
 
 
 class StepCall(DurableCall[Any]):
-    """One call of a step by a workflow: what the executor needs to carry it out."""
+    """One call of a step by a workflow, with what the executor needs to execute it."""
 
-    __slots__ = ("_run", "args", "blocks", "kwargs", "step")
+    __slots__ = ("_run", "args", "kwargs", "rollback_scopes", "step")
 
-    blocks: tuple[str, ...]  # the rollback scopes around a call that has a compensation; set when it begins
+    rollback_scopes: tuple[str, ...]  # Around a call that has a compensation; set when the call starts.
 
     def __init__(
         self, step: Step[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Any, number: int
     ) -> None:
-        # One is made per step: everything is set here, without a detour over the base class.
+        # Hot path: one is created per step, so all attributes are set without a call of the base class.
         self.step = step
         self.args = args
         self.kwargs = kwargs
@@ -157,28 +157,28 @@ class StepCall(DurableCall[Any]):
         self._coroutine = None
 
     def _start(self) -> Any:
-        return self._run.ask_step(self)
+        return self._run.request_step(self)
 
 
-def checked_options(options: StepOptions) -> StepOptions:
-    """The options in canonical form; a bad one is refused with a message that names it."""
+def check_step_options(options: StepOptions) -> StepOptions:
+    """Return validated options in canonical form. Raises `InvalidArgument` for an invalid option."""
     if options.retry is not None and not isinstance(options.retry, Retry):
         raise InvalidArgument(f"retry must be a Retry or None, not {options.retry!r}")
     raises = options.raises if isinstance(options.raises, tuple) else (options.raises,)
     for kind in raises:
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
-            raise InvalidArgument(f"raises must name exception types, not {kind!r}")
+            raise InvalidArgument(f"raises must be an exception type or a tuple of them, not {kind!r}")
     if options.compensate is not None and not callable(options.compensate):
         raise InvalidArgument(f"compensate must be a function of the step's result, not {options.compensate!r}")
-    if options.pool is not None:  # to accept it and do nothing would be worse than to refuse it
-        raise InvalidArgument("pool= of a step is not part of this version yet; leave it out")
+    if options.pool is not None:  # Rejected, because ignoring it would be misleading.
+        raise InvalidArgument("pool= of a step is not supported in this version; remove it")
     timeout = None if options.timeout is None else check_seconds("a step's timeout", options.timeout, zero=False)
     key = None if options.key is None else check_name("a step's key", options.key)
     return replace(options, raises=raises, timeout=timeout, key=key)
 
 
 class StepDecorator(Protocol):
-    """What `step(...)` with options returns."""
+    """The decorator that `step(...)` with options returns."""
 
     @overload
     def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Step[P, R]: ...
@@ -187,7 +187,7 @@ class StepDecorator(Protocol):
 
 
 class CompensatedStepDecorator(Protocol[R]):
-    """What `step(compensate=...)` returns: the compensation takes the step's result."""
+    """The decorator that `step(compensate=...)` returns: the compensation takes the result of the step."""
 
     @overload
     def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Step[P, R]: ...
@@ -223,19 +223,21 @@ def step(
     pool: str | None = None,
 ) -> StepDecorator: ...
 def step(fn: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
-    """Make a function a step: its result is recorded once, and replayed ever after."""
+    """Define a step from a function. Its result is recorded once and reused on every replay."""
     unknown = set(options) - {option.name for option in dataclasses.fields(StepOptions)} | ({"key"} & set(options))
     if unknown:
         raise InvalidArgument(f"@step has no option {', '.join(sorted(unknown))}")
-    settings = checked_options(StepOptions(**options))
+    settings = check_step_options(StepOptions(**options))
 
     def decorate(fn: Any) -> Step[Any, Any]:
         if isinstance(fn, Step) or not callable(fn):
-            raise WorkflowMisuse(f"@step goes on a function, not on {fn!r}")
+            raise WorkflowMisuse(f"@step must decorate a function, not {fn!r}")
         if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
-            raise WorkflowMisuse(f"step {fn.__name__!r} is a generator; return a value, or write to a stream instead")
+            raise WorkflowMisuse(f"step {fn.__name__!r} is a generator; return a value or write to a stream")
         return Step(
-            Body(fn), check_name("a step's name", name or getattr(fn, "__name__", None) or type(fn).__name__), settings
+            StepBody(fn),
+            check_name("a step's name", name or getattr(fn, "__name__", None) or type(fn).__name__),
+            settings,
         )
 
     return decorate if fn is None else decorate(fn)

@@ -1,4 +1,7 @@
-"""What a workflow sends and shows to others: events to runs and topics, published values, streams. Each is an entry."""
+"""ctx.publish and ctx.stream: values and streams that a run publishes for readers outside of the workflow.
+
+This module knows the run only as an `OutputHost`.
+"""
 
 from __future__ import annotations
 
@@ -14,36 +17,36 @@ from perdure.workflows.messages import OutputHost
 
 
 def publish(run: OutputHost, key: str, value: Any) -> Coroutine[None, None, None]:
-    """A value that callers can read under its key."""
+    """Return a durable call that publishes a value under a key."""
     if check_name("a published key", key).startswith("~"):
-        raise InvalidArgument(f"a published key cannot begin with a tilde, as {key!r} does")
+        raise InvalidArgument(f"a published key must not start with a tilde: {key!r}")
     encoded = run.codec.encode(value, what=f"published value {key!r}")
 
-    def ask() -> Any:
-        shown = PublishedValue(key, encoded)
+    def request() -> Any:
+        published = PublishedValue(key, encoded)
         return run.issue(
-            Command(kind="publish", name=key, segment=run.escape(key), immediate_value=encoded, publishes=shown)
+            Command(kind="publish", name=key, segment=run.escape(key), immediate_value=encoded, publishes=published)
         )
 
-    return CommandCall("publish", ask, run.next_number())
+    return CommandCall("publish", request, run.next_number())
 
 
 class Stream:
-    """A named stream of the run."""
+    """An append-only stream of the run."""
 
     def __init__(self, run: OutputHost, name: str) -> None:
         self._run = run
         self.name = check_name("a stream's name", name)
 
     def write(self, item: Any) -> Coroutine[None, None, None]:
-        """Append an item, once, whatever crashes."""
+        """Return a durable call that appends an item, exactly once."""
         run, name = self._run, self.name
         encoded = run.codec.encode(item, what=f"an item of stream {name!r}")
 
-        def ask() -> Any:
-            shown = StreamItem(stream=name, value=encoded, location="", at=run.now())
+        def request() -> Any:
+            written = StreamItem(stream=name, value=encoded, location="", at=run.now())
             return run.issue(
-                Command(kind="stream", name=name, segment=run.escape(name), immediate_value=encoded, publishes=shown)
+                Command(kind="stream", name=name, segment=run.escape(name), immediate_value=encoded, publishes=written)
             )
 
-        return CommandCall("stream", ask, run.next_number())
+        return CommandCall("stream", request, run.next_number())

@@ -1,8 +1,9 @@
-"""Tokens of deferreds: who holds one may complete that deferred of that run, and nothing else.
+"""Tokens of deferreds: a token is a signed capability to complete one deferred of one run.
 
-A token is data with a signature: key number, epoch, run id and name, then an HMAC-SHA256 over them, in URL-safe base64
-without padding. It is not secret data but a proof: what it says can be read by anyone, and changed by nobody. This room
-knows neither stores nor runs; it is handed the keys.
+A token contains the key number, epoch, run id and name, followed by an HMAC-SHA256 over them, in URL-safe base64
+without padding. Its content is readable but cannot be changed without invalidating the signature.
+
+This module knows neither stores nor runs; callers pass the signing keys.
 """
 
 from __future__ import annotations
@@ -11,108 +12,104 @@ import base64
 import binascii
 import hmac
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from perdure.errors import InvalidArgument, InvalidToken
+from perdure.model.records import SigningKey
 
-# Signed along with what a token says, so that a signature made with the same key for another purpose is none of ours.
+KEYS = "deferred"
+"""Name under which the store holds the signing keys of deferred tokens."""
+KEY_REFRESH_SECONDS = 60.0
+"""Interval at which a worker reads new signing keys."""
+KEY_ACTIVATION_DELAY_SECONDS = 2 * KEY_REFRESH_SECONDS
+"""Delay before a new key signs. By then every worker has read it."""
+
+# Part of the signed data, so that a signature made with the same key for another purpose is not a valid token.
 _PURPOSE = b"perdure deferred 1\0"
 _SIGNATURE_BYTES = 32
 _NO_SECRET = bytes(_SIGNATURE_BYTES)
-# A run's id and a deferred's name of 512 characters each, four bytes a character, fit in.
+# Large enough for a run id and a deferred name of 512 characters each, at four bytes per character.
 _MAX_LENGTH = 8192
 
 
-class SigningKey(Protocol):
-    """A key of the store, as `perdure.stores.results.Key` is one."""
-
-    @property
-    def number(self) -> int: ...
-
-    @property
-    def made_at(self) -> float: ...
-
-    @property
-    def secret(self) -> bytes: ...
-
-
 def make_token(keys: Sequence[SigningKey], run_id: str, epoch: int, name: str, *, at: float) -> str:
-    """The token of a deferred: always the same for the same `at`, whatever keys are added later.
+    """Return the token of a deferred. Deterministic for a given `at`, even after key rotation.
 
-    `at` is when the run began: the newest key of that time signs (the oldest of all, if none is that old), so that a
-    replay after a rotation makes the token that was handed out before it.
+    `at` is when the run first executed. The newest key created by then signs, or the oldest key if all are newer. A
+    replay after a rotation therefore returns the token that was issued before it.
     """
-    key = _key_of(keys, at)
-    run, called = run_id.encode(), name.encode()
-    payload = _number_bytes(key.number) + _number_bytes(epoch) + _number_bytes(len(run)) + run + called
-    token = _text_of(payload + _signature(key.secret, payload))
+    key = _select_key(keys, at)
+    encoded_id, encoded_name = run_id.encode(), name.encode()
+    header = _encode_number(key.number) + _encode_number(epoch) + _encode_number(len(encoded_id))
+    payload = header + encoded_id + encoded_name
+    token = _encode_text(payload + _signature(key.secret, payload))
     if len(token) > _MAX_LENGTH:
         raise InvalidArgument(
-            f"the id of the run and the name of the deferred {name[:40]!r}... are too long for a token"
+            f"the run id and the name of deferred {name[:40]!r}... are too long for a token; use shorter ones"
         )
     return token
 
 
 def read_token(keys: Iterable[SigningKey], token: str) -> tuple[str, int, str]:
-    """The run id, epoch and name that a token stands for. `InvalidToken` unless one of these keys has signed it."""
-    raw = _raw_of(token)
+    """Return the run id, epoch and name in a token. Raises `InvalidToken` unless one of `keys` signed it."""
+    raw = _decode_text(token)
     payload, signature = raw[:-_SIGNATURE_BYTES], raw[-_SIGNATURE_BYTES:]
     try:
-        number, rest = _take_number(payload)
+        number, rest = _read_number(payload)
     except IndexError:
         raise _invalid_token() from None
     known = next((key.secret for key in keys if key.number == number), None)
-    # An unknown key costs as much time as a wrong signature: nobody learns from it which numbers there are.
-    right = hmac.compare_digest(_signature(_NO_SECRET if known is None else known, payload), signature)
-    if known is None or not right:
+    # Check a signature for an unknown key too, so that response times do not reveal which key numbers exist.
+    valid = hmac.compare_digest(_signature(_NO_SECRET if known is None else known, payload), signature)
+    if known is None or not valid:
         raise _invalid_token()
-    epoch, rest = _take_number(rest)
-    length, rest = _take_number(rest)
+    epoch, rest = _read_number(rest)
+    length, rest = _read_number(rest)
     return rest[:length].decode(), epoch, rest[length:].decode()
 
 
-def _key_of(keys: Sequence[SigningKey], at: float) -> SigningKey:
-    assert keys, "a store always has a key"
-    age = sorted(keys, key=lambda key: (key.made_at, key.number))
-    return next((key for key in reversed(age) if key.made_at <= at), age[0])
+def _select_key(keys: Sequence[SigningKey], at: float) -> SigningKey:
+    assert keys, "a store always has a signing key"
+    by_age = sorted(keys, key=lambda key: (key.created_at, key.number))
+    return next((key for key in reversed(by_age) if key.created_at <= at), by_age[0])
 
 
 def _signature(secret: bytes, payload: bytes) -> bytes:
     return hmac.digest(secret, _PURPOSE + payload, "sha256")
 
 
-def _text_of(raw: bytes) -> str:
+def _encode_text(raw: bytes) -> str:
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")
 
 
-def _raw_of(token: str) -> bytes:
+def _decode_text(token: str) -> bytes:
     if not isinstance(token, str) or not token.isascii() or len(token) > _MAX_LENGTH:
         raise _invalid_token()
     try:
         raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
     except binascii.Error:
         raise _invalid_token() from None
-    # Decoding passes over strange characters and surplus bits: only the one text that we would write is taken.
-    if _text_of(raw) != token:
+    # base64 decoding ignores unknown characters and surplus bits. Accept only the canonical encoding.
+    if _encode_text(raw) != token:
         raise _invalid_token()
     return raw
 
 
 def _invalid_token() -> InvalidToken:
-    return InvalidToken("this token was not made here: it is forged, cut short, or of another store")
+    return InvalidToken("the token is not valid: it is forged, truncated, or was issued by another store")
 
 
-def _number_bytes(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the eighth says that more follow."""
-    out = bytearray()
+def _encode_number(number: int) -> bytes:
+    """Return an unsigned LEB128 varint: seven bits per byte, lowest first; the high bit marks continuation."""
+    encoded = bytearray()
     while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    out.append(number)
-    return bytes(out)
+    encoded.append(number)
+    return bytes(encoded)
 
 
-def _take_number(raw: bytes) -> tuple[int, bytes]:
+def _read_number(raw: bytes) -> tuple[int, bytes]:
+    """Return the varint at the start of `raw`, and the remaining bytes."""
     number = shift = used = 0
     while True:
         byte = raw[used]
@@ -120,12 +117,3 @@ def _take_number(raw: bytes) -> tuple[int, bytes]:
         used, shift = used + 1, shift + 7
         if byte <= 0x7F:
             return number, raw[used:]
-
-
-KEYS = "deferred"
-
-
-KEY_REFRESH_SECONDS = 60.0  # seconds between two looks for new keys
-
-
-KEY_ACTIVATION_DELAY_SECONDS = 2 * KEY_REFRESH_SECONDS  # a new key signs from then on, when every worker has read it

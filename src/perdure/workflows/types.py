@@ -1,4 +1,4 @@
-"""Small values of the public API: what a loop's body returns, how a run came out, what limits a queue."""
+"""Values of the public API: the outcome of a run, and a work queue. Pure data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Complete(Generic[R_co]):
-    """A run has ended: how, and with what."""
+    """The outcome of an ended run: status, and value or error."""
 
     status: RunStatus
     value: R_co | None = None
@@ -23,7 +23,7 @@ class Complete(Generic[R_co]):
 
 @dataclass(frozen=True, slots=True)
 class WorkQueue:
-    """Limits that hold for all runs started on a queue, across the fleet."""
+    """A queue whose limits apply to all runs started on it, across all workers."""
 
     name: str
     concurrency: int | None = None

@@ -24,6 +24,7 @@ from perdure.model.records import (
     PublishedValue,
     RunRecord,
     RunStatus,
+    SigningKey,
     StreamItem,
     TopicEvent,
     WorkerRecord,
@@ -35,7 +36,7 @@ from perdure.stores.memory.writes import apply
 from perdure.stores.paging import Key as Place
 from perdure.stores.paging import check_limit, created_between, cursor_after, key_of, statuses_of
 from perdure.stores.protocol import Claim
-from perdure.stores.results import ClaimedRun, RunPage, SigningKey, Snapshot, StoredEntry, UnfinalizedRun, WriteResult
+from perdure.stores.results import ClaimedRun, RunPage, Snapshot, StoredEntry, UnfinalizedRun, WriteResult
 from perdure.stores.writes import Write
 
 

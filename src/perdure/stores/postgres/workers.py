@@ -8,11 +8,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from perdure.model.records import WorkerRecord
+from perdure.model.records import SigningKey, WorkerRecord
 from perdure.stores import sql_rows as rows
 from perdure.stores.postgres.pool import ConnectionPool, sql
 from perdure.stores.protocol import Claim
-from perdure.stores.results import ClaimedRun, SigningKey
+from perdure.stores.results import ClaimedRun
 
 CLAIM = "SELECT * FROM {schema}.claim_due($1, $2, $3, $4, $5, $6, $7, $8)"
 # From pair to pair along the index: as many steps as there are workflows, however many runs wait.

@@ -25,12 +25,12 @@ from perdure.model.records import (
     RunRecord,
     RunResult,
     RunStatus,
+    SigningKey,
     StreamItem,
     TopicEvent,
     Wait,
     WorkerRecord,
 )
-from perdure.stores.results import SigningKey
 
 encode = msgspec.msgpack.Encoder().encode
 EMPTY = encode(())

@@ -10,7 +10,7 @@ import secrets
 
 import apsw
 
-from perdure.stores.results import SigningKey
+from perdure.model.records import SigningKey
 from perdure.stores.sqlite.finalization import REMOVE_LETTER
 from perdure.stores.sqlite.workers import writing
 
@@ -92,5 +92,5 @@ def add_key(connection: apsw.Connection, name: str, now: float) -> SigningKey:
 
 
 def _add_key(connection: apsw.Connection, name: str, now: float) -> SigningKey:
-    number, made_at, secret = connection.execute(ADD_KEY, (name, now, secrets.token_bytes(32))).get
-    return SigningKey(number, made_at, secret)
+    number, created_at, secret = connection.execute(ADD_KEY, (name, now, secrets.token_bytes(32))).get
+    return SigningKey(number, created_at, secret)

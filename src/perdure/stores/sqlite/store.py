@@ -24,6 +24,7 @@ from perdure.model.records import (
     Message,
     PublishedValue,
     RunRecord,
+    SigningKey,
     StreamItem,
     TopicEvent,
     WorkerRecord,
@@ -31,7 +32,7 @@ from perdure.model.records import (
 from perdure.stores import semantics as rules
 from perdure.stores.change_listeners import ChangeListeners
 from perdure.stores.protocol import Claim
-from perdure.stores.results import ClaimedRun, RunPage, SigningKey, Snapshot, StoredEntry, UnfinalizedRun, WriteResult
+from perdure.stores.results import ClaimedRun, RunPage, Snapshot, StoredEntry, UnfinalizedRun, WriteResult
 from perdure.stores.sqlite import batch as sqlite_commit
 from perdure.stores.sqlite import maintenance as sqlite_upkeep
 from perdure.stores.sqlite import queries as sqlite_queries

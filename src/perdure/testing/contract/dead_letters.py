@@ -6,7 +6,7 @@ import asyncio
 
 from msgspec.structs import replace
 
-from perdure.model.records import DeadLetter, RunStatus
+from perdure.model.records import DeadLetter, RunStatus, SigningKey
 from perdure.model.turns import TurnExtras
 from perdure.stores.protocol import Store
 from perdure.stores.results import (
@@ -16,7 +16,6 @@ from perdure.stores.results import (
     LimitReached,
     MessageDelivered,
     RunMissing,
-    SigningKey,
     WriteResult,
 )
 from perdure.stores.writes import CommitTurn, DeliverMessage, PublishEvent, ReplayDeadLetter, Write
@@ -237,7 +236,7 @@ class KeyCases(ContractCase):
         assert all(keys == asked[0] for keys in asked)
         (key,) = asked[0]
         assert len(key.secret) >= 32
-        assert 100.0 <= key.made_at <= 107.0
+        assert 100.0 <= key.created_at <= 107.0
         (another,) = await store.keys("other", 100.0)
         assert another.secret != key.secret
 
