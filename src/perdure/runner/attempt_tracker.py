@@ -74,11 +74,14 @@ class AttemptTracker:
         self.effects_to_start[pending.location] = pending
 
     def take_steps(self) -> list[PendingEntry]:
-        """Return the steps to start, marked as running."""
+        """Return the steps to start, marked as running (see `start`, which is inlined here: once per step)."""
         steps = list(self.to_start.values())
         self.to_start.clear()
+        self.running_count += len(steps)
         for pending in steps:
-            self.start(pending)
+            pending.running = True
+            if pending.call.step.settings.at_most_once and pending.attempts < pending.attempt:  # type: ignore[union-attr]
+                self.record_started(pending)
         return steps
 
     def take_effects(self) -> list[PendingEntry]:

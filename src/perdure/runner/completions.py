@@ -46,10 +46,12 @@ class CompletionApplier:
             self._publish(pending, pending.command, now)
         if pending.seq is not None:  # a rerun step: the replay continues after it
             self._state.rerun_pending = None
-        self.apply(self._entries.complete(pending, now, value, error))
+        self._loop.callbacks = 0
+        self._entries.complete(pending, now, value, error)
+        self.drain()
 
     def apply(self, entry: Entry) -> None:
-        """Apply a completion, recorded or new, and run user code until it waits again."""
+        """Apply a recorded completion, and run user code until it waits again."""
         self._loop.callbacks = 0
         if not self._entries.apply(entry):
             self._apply_unrequested(entry)
@@ -74,23 +76,19 @@ class CompletionApplier:
         self.apply(self._entries.log.record_external(location, kind, name, now))
 
     def drain(self) -> None:
-        """Run user code until every task waits; when the workflow function has ended, start its cleanup."""
-        if self._drain_loop() and self._state.function_outcome is None and self._function_end.start_cleanup():
-            self._drain_loop()  # the cleanup makes durable calls like the function before it
-
-    def _drain_loop(self) -> bool:
-        """Drain the loop; return whether the function has ended or the run was halted."""
-        loop = self._loop
+        """Run user code until every task waits; when the workflow function has ended, run its cleanup likewise."""
+        state, loop = self._state, self._loop
         try:
             if not loop.drain():
-                return False
+                return
         except SystemExit as exit:
-            self._state.exit = exit
+            state.exit = exit
             loop.halted = True
         if loop.spinning and not loop.stopped:
             reason = f"the workflow ran {MAX_CALLBACKS:,} callbacks without waiting for anything durable"
             self._entries.hold(Hold("livelock", reason, line=loop.waiting_line()))
-        return loop.stopped
+        if loop.stopped and state.function_outcome is None and self._function_end.start_cleanup():
+            self.drain()  # once: the outcome of the function is set now
 
     def _publish(self, pending: PendingEntry, command: Command, now: float) -> None:
         published = command.publishes

@@ -381,27 +381,32 @@ class EntryTracker:
 
     def complete(
         self, pending: PendingEntry, now: float, value: bytes | None = None, error: ErrorRecord | None = None
-    ) -> Entry:
-        """Record a requested entry as succeeded or failed, and return it. `apply` then resumes its task.
+    ) -> None:
+        """Record a requested entry as succeeded or failed, and give its result to the task that awaits it.
 
         A rerun step completes at its recorded position in the order of completions, everything else at the end.
         """
+        log, call, location = self.log, pending.call, pending.location
         pending.error = error
-        if pending.call is not None:
+        if call is not None:
             pending.attempts = pending.attempt
             pending.due_at = None
         else:
+            self.timers.remove(location)
             # A message may complete an entry before the worker reports its external effect.
             self.attempts.drop_effect(pending)
             self.extras.unsubscribe(pending)
-        log = self.log
-        seq = log.seq + 1
-        if pending.seq is not None:
-            seq, pending.seq = pending.seq, None
+        seq = pending.seq
+        if seq is None:
+            seq = log.seq + 1
+        else:
+            pending.seq = None
             self._history.advance()
         entry = pending.to_entry(SUCCEEDED if error is None else FAILED, seq=seq, value=value, settled_at=now)
         log.record(entry)
-        return entry
+        log.move_to(entry)
+        self.pending.pop(location, None)
+        self._resolve_future(pending.future, call, pending.command, entry)
 
     def complete_soon(self, location: str, value: bytes) -> None:
         """Complete a pending entry after the present drain, as a completion of its own."""
@@ -430,7 +435,7 @@ class EntryTracker:
         del self.waiting[pending.location]
 
     def apply(self, entry: Entry) -> bool:
-        """Give a completion, recorded or new, to the task that awaits it. False if no request is pending there."""
+        """Give a recorded completion to the task that awaits it. False if no request is pending at its location."""
         log, location = self.log, entry.location
         log.move_to(entry)
         if entry.ordinal < 0:
