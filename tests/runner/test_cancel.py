@@ -353,7 +353,7 @@ def test_unretrieved_task_error_is_logged_with_its_location(caplog):
     play.advance(now=play.turn.wake_at)
     assert play.value == "end"
     gc.collect()
-    assert "run-1 at background" in caplog.text
+    assert "run run-1, scope background" in caplog.text
     assert "boom" in caplog.text
 
 

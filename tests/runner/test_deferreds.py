@@ -270,7 +270,7 @@ def test_epoch_is_not_confused_with_one_that_has_it_as_a_prefix():
 
 def test_token_is_not_available_without_signing_keys():
     play = Play(reviewed)
-    play.runner._start = msgspec.structs.replace(play.runner._start, keys=())
+    play.runner.state.start = msgspec.structs.replace(play.runner.state.start, keys=())
     play.begin()
     assert play.failure.type == "WorkflowMisuse"
 

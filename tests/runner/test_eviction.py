@@ -313,9 +313,10 @@ def test_releasing_a_lock_in_a_handler_raises_nothing():
             raise
 
     play = Play(locking).begin()
-    main = play.runner._loop.main
+    loop = play.runner.state.loop
+    main = loop.main
     assert main is not None
-    play.runner._loop.live[main] = play.runner._loop.live.pop(main)  # Closed first, while the other one still waits.
+    loop.live[main] = loop.live.pop(main)  # closed first, while the other one still waits
     assert play.close() == [GeneratorExit]
 
 
@@ -411,13 +412,13 @@ def test_run_that_is_garbage_collected_without_closing_runs_no_user_code():
 
     async def outside():
         play = Play(finally_step).begin()
-        loop = play.runner._loop
+        loop, run = play.runner.state.loop, play.facts
         del play
         gc.collect()
         await asyncio.sleep(0)
         assert REAL == []
         assert loop in closing.LIVE
-        closing.close(loop, "run-1")
+        closing.close(loop, run)
 
     asyncio.run(outside())
 

@@ -326,7 +326,7 @@ def test_literal_history_with_a_step_to_rerun():
     assert play.attempts == {"fetch": 1}
     play.complete("fetch", now=1_500.0)
     assert play.attempts == {"fetch#2": 1}
-    assert play.runner.now() == 1_500.0, "time never goes back"
+    assert play.runner.state.loop.now == 1_500.0, "time never goes back"
     check = replace(play.entries["fetch"], value=None)
     assert (check.seq, check.status) == (1, EntryStatus.SUCCEEDED)
     play.complete()
@@ -421,4 +421,4 @@ def test_run_rewound_to_its_beginning_starts_at_the_time_of_the_rewind():
     play = Play(naps).begin()
     again = play.replayed_by(naps, rows=marked([], 0, BEGUN_AT + 500), generation=1, now=BEGUN_AT + 500)
     again.begin()
-    assert again.runner.now() == BEGUN_AT + 500
+    assert again.runner.state.loop.now == BEGUN_AT + 500

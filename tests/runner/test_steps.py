@@ -153,7 +153,7 @@ def test_delay_function_that_raises_ends_the_attempts(caplog):
     play = play_of(always(ValueError("no")), retry=Retry(delay=lambda attempt: 1 / 0))
     play.complete("charge")
     assert "after 1 attempt: ValueError: no" in play.value
-    assert "Retry.delay of charge raised" in caplog.text
+    assert "Retry.delay of step charge raised" in caplog.text
 
 
 def test_jitter_is_the_same_on_every_replay_and_differs_between_attempts_and_runs():

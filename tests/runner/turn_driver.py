@@ -353,7 +353,7 @@ class Play:
             "wake_at": self.turn.wake_at,
             "outcome": _plain(self.turn.outcome),
             "held": self.turn.held,
-            "now": self.runner.now(),
+            "now": self.runner.state.loop.now,
         }
 
 

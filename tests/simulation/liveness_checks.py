@@ -11,7 +11,7 @@ from perdure.admin.health_check import check_health
 from perdure.codec import JSON
 from perdure.execution.run_loader import build_run_start
 from perdure.model.records import Hold, RunRecord
-from perdure.runner.entry_tracker import EXHAUSTED
+from perdure.runner.attempt_tracker import EXHAUSTED
 from perdure.runner.runner import Runner
 from perdure.stores.results import Snapshot
 from perdure.testing.simulation.simulation import Simulation

@@ -18,13 +18,14 @@ from perdure.execution.committer import Committer
 from perdure.execution.finalizer import FinalizationPlan
 from perdure.model.records import Message, RunStatus
 from perdure.model.turns import RunStep
-from perdure.runner import runner as runner_room
+from perdure.runner import function_end, limits
 from perdure.runner.cleanup import run_cleanup
 from perdure.runner.context_api import ContextApi
 from perdure.runner.history import History
 from perdure.runner.inputs import InputApplier
 from perdure.runner.runner import Runner
 from perdure.runner.turn_builder import TurnBuilder
+from perdure.runner.versioning import VersionGates
 from perdure.stores import semantics as rules
 from perdure.stores.memory import turns as memory_turns
 from perdure.stores.memory.runs import MemoryRuns
@@ -86,9 +87,9 @@ def drop_mail_on_suspend() -> Any:
         commit = commit_of(resident, turn, *rest)
         if commit is None or commit.patch is None or commit.patch.status is not RunStatus.SUSPENDED:
             return commit
-        mailroom = resident.runner._mailroom
-        unread = [each.number for queue in mailroom._by_name.values() for each in queue]
-        mailroom._by_name.clear()
+        mailbox = resident.runner.state.mailbox
+        unread = [each.number for queue in mailbox._by_name.values() for each in queue]
+        mailbox._by_name.clear()
         return replace(commit, consumed=(*commit.consumed, *unread))
 
     return mock.patch.object(coordinator_room, "build_turn_commit", commit_without_mail)
@@ -96,43 +97,44 @@ def drop_mail_on_suspend() -> Any:
 
 def forget_the_generation_check() -> Any:
     """Mail for a generation that is gone is taken for the present one's."""
-    take_mail = Runner._take_mail
+    apply_message = InputApplier._apply_message
 
     def take_any(self: Any, message: Message, now: float) -> None:
         location = (message.target or "").partition("/")[2]
-        pending = self._ledger.pending.get(location)
+        pending = self._entries.pending.get(location)
         if message.kind in ("child", "assignment") and pending is not None:
             message = replace(message, target=pending.target)
         elif message.kind == "deferred":
-            message = replace(message, id=f"deferred/{self._start.epoch}/{message.name}")
-        take_mail(self, message, now)
+            message = replace(message, id=f"deferred/{self._state.start.epoch}/{message.name}")
+        apply_message(self, message, now)
 
-    return mock.patch.object(Runner, "_take_mail", take_any)
+    return mock.patch.object(InputApplier, "_apply_message", take_any)
 
 
 @contextlib.contextmanager
 def emit_effects_during_replay() -> Iterator[None]:
     """Steps that a replay asks for are executed, on record or not."""
-    replay, hand_out = Runner._replay, Runner._take_effects
+    replay, take_effects = Runner._replay, TurnBuilder._take_effects
     again: dict[int, list[RunStep]] = {}
 
     def replay_and_note(self: Any, now: float) -> None:
-        asked = list(self._ledger.to_start.values())
+        state = self.state
+        requested = list(state.entries.attempts.to_start.values())
         replay(self, now)
-        again[id(self)] = [
+        again[id(state)] = [
             RunStep(
-                each.location, each.attempt, each.name, each.call, f"{self.info.id}/{each.generation}/{each.location}"
+                each.location, each.attempt, each.name, each.call, f"{state.info.id}/{each.generation}/{each.location}"
             )
-            for each in asked
-            if each.location not in self._ledger.pending
+            for each in requested
+            if each.location not in state.entries.pending
         ]
 
-    def hand_out_more(self: Any) -> Any:
-        return (*again.pop(id(self), ()), *hand_out(self))
+    def take_more_effects(self: Any) -> Any:
+        return (*again.pop(id(self._state), ()), *take_effects(self))
 
     with (
         mock.patch.object(Runner, "_replay", replay_and_note),
-        mock.patch.object(Runner, "_take_effects", hand_out_more),
+        mock.patch.object(TurnBuilder, "_take_effects", take_more_effects),
     ):
         yield
 
@@ -143,7 +145,7 @@ def apply_completions_out_of_order() -> Any:
 
     def arrange_wrongly(self: History) -> None:
         arrange(self)
-        self._settled.sort(key=lambda entry: entry.call_seq)
+        self._completions.sort(key=lambda entry: entry.call_seq)
 
     return mock.patch.object(History, "_arrange", arrange_wrongly)
 
@@ -208,17 +210,17 @@ def try_again_without_undoing() -> Any:
     def cleanup_of_the_last(run: Any, rolling: Any, *, compensate: bool, run_exit_hooks: bool) -> Any:
         return run_cleanup(run, rolling, compensate=compensate and run_exit_hooks, run_exit_hooks=run_exit_hooks)
 
-    return mock.patch.object(runner_room, "run_cleanup", cleanup_of_the_last)
+    return mock.patch.object(function_end, "run_cleanup", cleanup_of_the_last)
 
 
 def let_limits_pass() -> Any:
     """Nothing happens when a run has exceeded its timeout or was suspended for too long."""
-    return mock.patch.object(TurnBuilder, "_limit", return_value=None)
+    return mock.patch.object(limits, "next_limit", return_value=None)
 
 
 def forget_the_pins() -> Any:
     """What a gate has answered is not written down."""
-    return mock.patch.object(TurnBuilder, "_take_pins", return_value=())
+    return mock.patch.object(VersionGates, "take_pins", return_value=())
 
 
 def fail_instead_of_holding() -> Any:
@@ -231,7 +233,7 @@ def stay_in_the_old_version() -> Any:
     successor = ContextApi._successor
 
     def own(self: Any, workflow: Any) -> Any:
-        return self._start.definition if workflow is None else successor(self, workflow)
+        return self._state.start.definition if workflow is None else successor(self, workflow)
 
     return mock.patch.object(ContextApi, "_successor", own)
 

@@ -1,7 +1,7 @@
-"""What must be known of asyncio's inside, per version of Python.
+"""Internals of asyncio that the workflow loop depends on, per Python version.
 
-`as_completed` makes its tasks in set order, `wait_for` makes one on 3.11 only, `wait` keeps what it is given in a set:
-to come out alike on every replay and every version, the loop must see who is asking.
+`as_completed` creates its tasks in set order, `wait_for` creates a task on Python 3.11 only, `wait` keeps what it gets
+in a set. For the same order on every replay and every version, the loop must know which of them calls it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from perdure.runner.tasks import WorkflowFuture, WorkflowTask
 TASKS_FILE = tasks.create_task.__code__.co_filename
 WAIT_FOR = tasks.wait_for.__code__
 WAIT = tasks._wait.__code__  # type: ignore[attr-defined]
-RELEASE = tasks._release_waiter if sys.version_info < (3, 12) else None  # type: ignore[attr-defined]  # wakes a `wait_for`
+RELEASE = tasks._release_waiter if sys.version_info < (3, 12) else None  # type: ignore[attr-defined]  # resumes `wait_for`
 AS_COMPLETED = {tasks.as_completed.__code__: "fs"}
 if hasattr(tasks, "_AsCompletedIterator"):  # 3.13 and later
     AS_COMPLETED[tasks._AsCompletedIterator.__init__.__code__] = "aws"
 
 
 class AsCompletedBatch:
-    """The tasks of one `as_completed` call while they are being made."""
+    """The tasks of one `as_completed` call while it creates them."""
 
     __slots__ = ("expected", "first", "of", "started")
 
@@ -35,14 +35,16 @@ class AsCompletedBatch:
 
 
 def check_waited_for(awaited: set[Any]) -> None:
+    """Raise `WorkflowMisuse` if `asyncio.wait` gets futures whose order in a set is not the same on every replay."""
     if len(awaited) > 1 and not all(isinstance(each, (WorkflowFuture, WorkflowTask)) for each in awaited):
         raise WorkflowMisuse(
-            "asyncio.wait in a workflow takes tasks; what gather() gives has no known place in a set: put it in a task"
+            "asyncio.wait in a workflow takes tasks; the future that gather() returns has no stable order in a set: "
+            "await it in a task"
         )
 
 
 def asyncio_caller(frame: Any) -> tuple[Any, Any]:
-    """The function of asyncio.tasks that asked for a task, seen through its helpers; and its frame."""
+    """Return the function of `asyncio.tasks` that creates a task, seen through its helpers, and its frame."""
     while frame is not None and frame.f_code.co_filename == TASKS_FILE:
         if frame.f_code is WAIT_FOR or frame.f_code in AS_COMPLETED:
             return frame.f_code, frame

@@ -1,12 +1,12 @@
-"""Calls that block, or reach the world past the event loop, refused in workflow code wherever Python can tell.
+"""Blocking guard: refuse calls in workflow code that block or reach the outside past the event loop.
 
-asyncio's own doors are closed by the loop (loop.py). What a workflow calls directly is announced by the interpreter
-itself, as an audit event: sleeping, names and connections, processes, threads, files that are changed. It is refused
-with a `WorkflowMisuse`; steps, threads and everything outside of a workflow go on as ever. Python before 3.13 does not
-announce `time.sleep`, so there the function is replaced, and who has imported it by name before that goes unseen.
+The loop (event_loop.py) refuses asyncio's own entry points. The interpreter announces direct calls as audit events:
+sleeping, name resolution, connections, processes, threads, changes of files. In workflow code they raise
+`WorkflowMisuse`; steps, threads and all other code are not affected. Python before 3.13 does not announce `time.sleep`.
+There the function is replaced, and a name that was imported before is not covered.
 
-Only where somebody asks for it (`perdure dev`, the testing kit): an audit hook cannot be taken away again, and every
-event of the process passes through it.
+The guard is installed only on request (`perdure dev`, `perdure.testing`): an audit hook cannot be removed, and every
+audit event of the process passes through it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REFUSED = frozenset(
         "os.system",
         "_thread.start_new_thread",  # from Python 3.12 on
         "_thread.start_joinable_thread",
-        "open",  # only for writing: modules and lines of source are read at any time
+        "open",  # only for writing: modules and source lines are read at any time
         "os.link",
         "os.mkdir",
         "os.remove",
@@ -59,13 +59,13 @@ REFUSED = frozenset(
 SHOWN = dict.fromkeys(("_thread.start_new_thread", "_thread.start_joinable_thread"), "threading.Thread.start")
 UNANNOUNCED = () if sys.version_info >= (3, 13) else (("time", "sleep"),)
 LIBRARY = (f"{Path(os.__file__).parent}{os.sep}", "<frozen ")
-# Who may: to import a module, to log a line and to stop in a debugger is no business of the workflow.
+# Modules whose calls are tolerated: imports, log lines and debuggers do not change what a workflow does.
 TOLERATED = ("importlib", "zipimport", "logging", "linecache", "warnings", "pdb", "bdb")
 
 
 @contextlib.contextmanager
 def blocking_refused() -> Iterator[None]:
-    """While this is open, in the whole process. May be opened several times."""
+    """Refuse blocking calls in workflow code of the whole process. May be nested."""
     with _GUARD.lock:
         _GUARD.open()
     try:
@@ -76,7 +76,7 @@ def blocking_refused() -> Iterator[None]:
 
 
 class _Guard:
-    """One per process, as the hook and the functions that it replaces are."""
+    """The state of the guard: one per process, like the audit hook and the replaced functions."""
 
     def __init__(self) -> None:
         self.lock = RLock()
@@ -134,7 +134,7 @@ def _writes(args: tuple[Any, ...]) -> bool:
 
 
 def _workflow_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """From the call that was announced to where the runner drives the workflow."""
+    """Yield the frames from the announced call up to the runner."""
     while frame is not None and (_module(frame) == __name__ or not _module(frame).startswith("perdure.runner.")):
         if _module(frame) != __name__:
             yield frame
@@ -146,7 +146,7 @@ def _module(frame: FrameType) -> str:
 
 
 def _line(frames: Sequence[FrameType]) -> str:
-    """The nearest line that is not one of Python's own."""
+    """Return the innermost line outside of the standard library."""
     own = (frame for frame in frames if not frame.f_code.co_filename.startswith(LIBRARY))
     frame = next(own, frames[0])
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

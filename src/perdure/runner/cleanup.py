@@ -1,33 +1,30 @@
-"""The end of a run that is not over when its function is: children, compensations and exits, in this order.
+"""The cleanup of a run whose function has ended: stop children, run compensations, run exit hooks, in this order.
 
-Plain asynchronous code over durable calls, replayed like the workflow itself: a crash in the middle repeats nothing
-that was recorded. Nobody can cancel it.
+It is ordinary asynchronous code over durable calls and is replayed like the workflow itself: after a crash, what is
+recorded is not executed again. It cannot be cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from perdure.runner.compensations import Compensation, Compensations
 
-LOGGER = logging.getLogger("perdure.workflow")
-
 
 class CleanupHost(Protocol):
-    """What of the run is needed here."""
+    """The part of `ContextApi` that the cleanup uses."""
 
     @property
     def compensations(self) -> Compensations: ...
 
-    def request_compensation(self, undo: Compensation) -> Any: ...
+    def request_compensation(self, compensation: Compensation) -> Any: ...
 
-    def ask_stop_children(self) -> Any: ...
+    def request_stop_children(self) -> Any: ...
 
-    def dead_letter_compensation(self, undo: Compensation, error: BaseException) -> None: ...
+    def dead_letter_compensation(self, compensation: Compensation, error: BaseException) -> None: ...
 
     def locate(self, segment: str) -> str: ...
 
@@ -35,13 +32,16 @@ class CleanupHost(Protocol):
 
 
 async def run_cleanup(
-    run: CleanupHost, rolling: Sequence[asyncio.Task[Any]], *, compensate: bool, run_exit_hooks: bool
+    run: CleanupHost, rollbacks: Sequence[asyncio.Task[Any]], *, compensate: bool, run_exit_hooks: bool
 ) -> None:
-    """`rolling` are rollbacks under way; `unhappy`: it failed or was cancelled; `last`: it is not to be tried again."""
-    if rolling:
-        await asyncio.wait(rolling)
+    """Wait for running rollbacks; then compensate if the run failed or was cancelled; then run exit hooks.
+
+    Exit hooks run at the very end only, not before another attempt of the run.
+    """
+    if rollbacks:
+        await asyncio.wait(rollbacks)
     if compensate:
-        stopping = run.ask_stop_children()
+        stopping = run.request_stop_children()
         if stopping is not None:
             await stopping
         with run.inside(run.locate("~rollback")):
@@ -51,19 +51,19 @@ async def run_cleanup(
             await roll_back(run, run.compensations.take("exit"))
 
 
-async def roll_back(run: CleanupHost, undos: Sequence[Compensation]) -> None:
-    """Carry them out one after the other. One that is exhausted becomes a dead letter, and the rest still run."""
-    for undo in undos:
+async def roll_back(run: CleanupHost, compensations: Sequence[Compensation]) -> None:
+    """Execute compensations one after the other. One without attempts left becomes a dead letter; the others run."""
+    for compensation in compensations:
         try:
-            await run.request_compensation(undo)
+            await run.request_compensation(compensation)
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            run.dead_letter_compensation(undo, error)
+            run.dead_letter_compensation(compensation, error)
 
 
 async def wait_shielded(task: asyncio.Task[Any]) -> None:
-    """Wait for a task to its end, also if we are cancelled meanwhile: who cancels us is heard afterwards."""
+    """Wait for a task to its end. A cancellation of the caller meanwhile is raised afterwards."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:

@@ -1,9 +1,9 @@
-"""Compensations and exits: what a run is to do when it is rolled back, and when it ends, in the order registered.
+"""Compensations and exit hooks: functions that a run executes when it is rolled back, and when it ends.
 
-Outside of loops they are registered again by every replay, and nothing is written. In the body of a loop the entries
-that would register them are pruned one day: there each is noted with its function's name and its arguments, and so it
-is where a run continues as another. A note and a registration of the same place are one. A note says too by which
-rollback it was carried out: a replay that comes by there takes it again.
+Outside of loops every replay registers them again, and nothing is written. In the body of a loop the entries that would
+register them are pruned later. There each is recorded, with the name and the arguments of its function; so are all of
+them when a run continues as another. A record and a registration at the same location are one compensation. The record
+also names the rollback scope that has executed it: a replay that passes this scope takes the compensation again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -20,22 +20,12 @@ from perdure.codec import Codec
 from perdure.codec.parameters import Parameters
 from perdure.errors import WorkflowMisuse
 from perdure.model.records import Entry, EntryStatus
+from perdure.runner.entry_log import EntryLog
 from perdure.runner.history import History
 from perdure.workflows.rollback import ROLLBACK_SCOPES
 from perdure.workflows.steps import Step, StepCall, StepOptions, get_step_body
 
-NOTES = "~compensation"
-
-
-class EntryRecorder(Protocol):
-    """What of the ledger is needed here."""
-
-    seq: int
-    changed: dict[str, Entry]
-
-    def next_ask(self) -> int: ...
-
-    def asked_before(self, entry: Entry) -> None: ...
+RECORDS = "~compensation"
 
 
 class Compensation(Struct):
@@ -46,14 +36,14 @@ class Compensation(Struct):
     order: tuple[int, int]
     fn: Callable[..., Any] | Step[Any, Any] | None
     args: Callable[[], Sequence[Any]]
-    of: str | None  # the step that it undoes
-    blocks: tuple[str, ...] = ()
-    path: str | None = None  # of the function, where it is noted
-    noted: Entry | None = None
+    of: str | None  # the location of the step that it compensates
+    blocks: tuple[str, ...] = ()  # names of the rollback scopes around the registration
+    path: str | None = None  # the import path of the function, if it comes from a record
+    record: Entry | None = None
 
 
 class CompensationRecord(Struct, frozen=True, omit_defaults=True):
-    """An `Undo` as an entry keeps it."""
+    """A `Compensation` as the detail of an entry."""
 
     kind: str
     fn: str
@@ -61,33 +51,33 @@ class CompensationRecord(Struct, frozen=True, omit_defaults=True):
     order: tuple[int, int]
     of: str | None = None
     blocks: tuple[str, ...] = ()
-    taken_by: str | None = None  # the rollback scope that has carried it out; "" is the run's end
+    taken_by: str | None = None  # the rollback scope that executed it; "" is the end of the run
 
 
 class Compensations:
-    """See the module's docstring."""
+    """See the module's docstring. `iterations` are the paths of loop iterations that are running."""
 
-    __slots__ = ("_books", "_codec", "_counted", "_found", "_spent", "iterations")
+    __slots__ = ("_codec", "_counted", "_done", "_log", "_registered", "iterations")
 
-    def __init__(self, books: EntryRecorder, codec: Codec, history: History) -> None:
-        self._books = books
+    def __init__(self, log: EntryLog, codec: Codec, history: History) -> None:
+        self._log = log
         self._codec = codec
         self._counted = (0, 0)
-        self._found: dict[str, Compensation] = {}
-        self._spent: set[str] = set()  # keys of notes that were carried out by a rollback scope
-        self.iterations: set[str] = set()  # the paths of loop iterations that are under way
-        if history.notes:
-            self._revive(history)
+        self._registered: dict[str, Compensation] = {}
+        self._done: set[str] = set()  # keys of records that a rollback scope has executed
+        self.iterations: set[str] = set()
+        if history.compensation_records:
+            self._load(history)
 
     # --- registering
 
     def check(self, fn: Any, scope: str) -> None:
-        """Refuse a function that could not be found again, where it has to be."""
+        """Raise `WorkflowMisuse` in a loop if a function has no import path."""
         if self._in_loop(scope):
-            importable(fn)
+            import_path(fn)
 
-    def step_done(self, call: StepCall, entry: Entry) -> None:
-        """A step that has a compensation succeeded."""
+    def on_step_completed(self, call: StepCall, entry: Entry) -> None:
+        """Register the compensation of a step that succeeded."""
         returns, value = call.step.body.returns, entry.value
         fn = call.step.settings.compensate
 
@@ -99,119 +89,128 @@ class Compensations:
             Compensation(entry.location, "rollback", self._order(), fn, result, entry.location, call.rollback_scopes)
         )
 
-    def add(self, kind: str, place: str, fn: Any, args: tuple[Any, ...]) -> None:
-        """`on_rollback` or `on_exit` at this place."""
+    def add(self, kind: str, location: str, fn: Any, args: tuple[Any, ...]) -> None:
+        """Register a function by `on_rollback` or `on_exit`."""
         blocks = ROLLBACK_SCOPES.get() if kind == "rollback" else ()
-        self._register(Compensation(place, kind, self._order(), fn, lambda: args, None, blocks))
+        self._register(Compensation(location, kind, self._order(), fn, lambda: args, None, blocks))
 
-    def _register(self, undo: Compensation) -> None:
-        noted = self._found.get(undo.key)
-        if noted is not None:
-            undo.order, undo.noted = noted.order, noted.noted
-        self._found[undo.key] = undo
-        scope = undo.key.rpartition("/")[0]
-        if undo.noted is not None:
-            self._books.asked_before(undo.noted)
+    def _register(self, compensation: Compensation) -> None:
+        known = self._registered.get(compensation.key)
+        if known is not None:
+            compensation.order, compensation.record = known.order, known.record
+        self._registered[compensation.key] = compensation
+        scope = compensation.key.rpartition("/")[0]
+        if compensation.record is not None:
+            self._log.count_recorded(compensation.record)
         elif self._in_loop(scope):
-            self._books.changed[f"{NOTES}/{undo.key}"] = undo.noted = self._note(undo)
+            compensation.record = self._build_record(compensation)
+            self._log.record(compensation.record)
 
     def _in_loop(self, scope: str) -> bool:
         return any(scope == path or scope.startswith(f"{path}/") for path in self.iterations)
 
     def _order(self) -> tuple[int, int]:
         seq, count = self._counted
-        self._counted = (seq, count + 1) if seq == self._books.seq else (self._books.seq, 0)
+        self._counted = (seq, count + 1) if seq == self._log.seq else (self._log.seq, 0)
         return self._counted
 
     # --- taking
 
     def take(self, kind: str, block: str | None = None) -> list[Compensation]:
-        """All of this kind (of this rollback scope), the last one first. They are registered no longer."""
+        """Unregister and return all of a kind (of a rollback scope, if given), the last registered one first."""
         chosen = [
-            undo for undo in self._found.values() if undo.kind == kind and (block is None or block in undo.blocks)
+            each for each in self._registered.values() if each.kind == kind and (block is None or block in each.blocks)
         ]
-        for undo in chosen:
-            del self._found[undo.key]
-            if undo.noted is not None:
-                self._mark_done(undo.key, undo.noted, block or "")
-        return sorted(chosen, key=lambda undo: undo.order, reverse=True)
+        for compensation in chosen:
+            del self._registered[compensation.key]
+            if compensation.record is not None:
+                self._mark_done(compensation.key, compensation.record, block or "")
+        return sorted(chosen, key=lambda each: each.order, reverse=True)
 
-    def _mark_done(self, key: str, noted: Entry, block: str) -> None:
+    def _mark_done(self, key: str, record: Entry, block: str) -> None:
         if block:
-            self._spent.add(key)
-        if noted.status is EntryStatus.SUCCEEDED:  # else a replay takes it again
-            self._books.changed[noted.location] = _as_cancelled(noted, block)
+            self._done.add(key)
+        if record.status is EntryStatus.SUCCEEDED:  # otherwise marked before: this is a replay
+            self._log.record(_as_cancelled(record, block))
 
-    def spent_in(self, path: str) -> list[str]:
-        """Locations of notes that nobody needs once this iteration is pruned."""
-        keys = [key for key in self._spent if key.startswith(f"{path}/")]
-        self._spent.difference_update(keys)
-        return [f"{NOTES}/{key}" for key in keys]
+    def take_done_in(self, path: str) -> list[str]:
+        """Return the locations of records that are not needed when the iteration at `path` is pruned."""
+        keys = [key for key in self._done if key.startswith(f"{path}/")]
+        self._done.difference_update(keys)
+        return [f"{RECORDS}/{key}" for key in keys]
 
     def __bool__(self) -> bool:
-        return bool(self._found)
+        return bool(self._registered)
 
-    # --- notes
+    # --- records
 
     def carried_over(self) -> tuple[Entry, ...]:
-        """Notes of all that is registered, for a run that continues as another."""
-        notes = [self._note(undo) for undo in sorted(self._found.values(), key=lambda undo: undo.order)]
+        """Return records of all registered compensations, for the run that this one continues as."""
+        records = [self._build_record(each) for each in sorted(self._registered.values(), key=lambda each: each.order)]
         return tuple(
-            msgspec.structs.replace(note, call_seq=number, location=f"{NOTES}/~before/{number}")
-            for number, note in enumerate(notes, 1)
+            msgspec.structs.replace(record, call_seq=number, location=f"{RECORDS}/~before/{number}")
+            for number, record in enumerate(records, 1)
         )
 
-    def _note(self, undo: Compensation) -> Entry:
-        args = tuple(base64.b64encode(self._codec.encode(arg)).decode() for arg in undo.args())
-        note = CompensationRecord(undo.kind, undo.path or importable(undo.fn), args, undo.order, undo.of, undo.blocks)
+    def _build_record(self, compensation: Compensation) -> Entry:
+        args = tuple(base64.b64encode(self._codec.encode(arg)).decode() for arg in compensation.args())
+        path = compensation.path or import_path(compensation.fn)
+        detail = CompensationRecord(
+            compensation.kind, path, args, compensation.order, compensation.of, compensation.blocks
+        )
         return Entry(
-            location=f"{NOTES}/{undo.key}",
+            location=f"{RECORDS}/{compensation.key}",
             kind="compensation",
-            name=note.fn.rpartition(":")[2],
+            name=path.rpartition(":")[2],
             status=EntryStatus.SUCCEEDED,
-            call_seq=self._books.next_ask(),
-            detail=msgspec.json.encode(note),
+            call_seq=self._log.next_call_seq(),
+            detail=msgspec.json.encode(detail),
         )
 
-    def _revive(self, history: History) -> None:
-        """Those that were carried out too: a replay takes them again, unless it does not come by the scope that did."""
-        for entry in history.notes:
-            note = msgspec.json.decode(entry.detail or b"", type=CompensationRecord)
-            key = entry.location.removeprefix(f"{NOTES}/")
-            if note.taken_by and history.is_before_resume_point(note.taken_by):
-                self._spent.add(key)
+    def _load(self, history: History) -> None:
+        """Register recorded compensations, executed ones included: a replay takes them again at the same point.
+
+        An executed one whose rollback scope is before the resume point of a loop is only kept until it is pruned.
+        """
+        for entry in history.compensation_records:
+            record = msgspec.json.decode(entry.detail or b"", type=CompensationRecord)
+            key = entry.location.removeprefix(f"{RECORDS}/")
+            if record.taken_by and history.is_before_resume_point(record.taken_by):
+                self._done.add(key)
                 continue
-            order = (
-                note.order if not key.startswith("~before/") else (-1, entry.call_seq)
-            )  # before all of this generation
-            args = _Noted(self._codec, note)
-            self._found[key] = Compensation(key, note.kind, order, None, args, note.of, note.blocks, note.fn, entry)
+            # Carried over from an earlier generation: registered before everything of this one.
+            order = (-1, entry.call_seq) if key.startswith("~before/") else record.order
+            args = _RecordedArguments(self._codec, record)
+            self._registered[key] = Compensation(
+                key, record.kind, order, None, args, record.of, record.blocks, record.fn, entry
+            )
 
 
-def _as_cancelled(noted: Entry, taken_by: str) -> Entry:
-    note = msgspec.structs.replace(msgspec.json.decode(noted.detail or b"", type=CompensationRecord), taken_by=taken_by)
-    return msgspec.structs.replace(noted, status=EntryStatus.CANCELLED, detail=msgspec.json.encode(note))
+def _as_cancelled(record: Entry, taken_by: str) -> Entry:
+    detail = msgspec.json.decode(record.detail or b"", type=CompensationRecord)
+    detail = msgspec.structs.replace(detail, taken_by=taken_by)
+    return msgspec.structs.replace(record, status=EntryStatus.CANCELLED, detail=msgspec.json.encode(detail))
 
 
-class _Noted:
-    """The arguments of a noted function, decoded by its annotations when it is called."""
+class _RecordedArguments:
+    """The arguments of a recorded function, decoded by its annotations when it is called."""
 
-    def __init__(self, codec: Codec, note: CompensationRecord) -> None:
+    def __init__(self, codec: Codec, record: CompensationRecord) -> None:
         self._codec = codec
-        self._note = note
+        self._record = record
 
     def __call__(self) -> Sequence[Any]:
-        fn = import_by_path(self._note.fn)
+        fn = import_by_path(self._record.fn)
         hints = list(Parameters.of(fn.fn if isinstance(fn, Step) else fn, skip=0).hints.values())
-        hints += [Any] * (len(self._note.args) - len(hints))
+        hints += [Any] * (len(self._record.args) - len(hints))
         return [
-            self._codec.decode(base64.b64decode(arg), hint, what=f"an argument of {self._note.fn}")
-            for arg, hint in zip(self._note.args, hints, strict=False)
+            self._codec.decode(base64.b64decode(arg), hint, what=f"an argument of {self._record.fn}")
+            for arg, hint in zip(self._record.args, hints, strict=False)
         ]
 
 
-def importable(fn: Any) -> str:
-    """The name by which a function can be found again; `WorkflowMisuse` if there is none."""
+def import_path(fn: Any) -> str:
+    """Return the path by which a function can be imported. Raises `WorkflowMisuse` if there is none."""
     inner = fn.fn if isinstance(fn, Step) else fn
     module, name = getattr(inner, "__module__", None), getattr(inner, "__qualname__", None)
     if module and name and "<" not in name:
@@ -224,12 +223,12 @@ def importable(fn: Any) -> str:
             return path
     raise WorkflowMisuse(
         f"{inner!r} is to run when this run is rolled back, after the loop iteration or generation that registers it "
-        "is gone: it must be a function that can be imported by its name, at the top of a module"
+        "is deleted: it must be a function that can be imported by its name, at the top of a module"
     )
 
 
 def import_by_path(path: str) -> Any:
-    """The function of this name."""
+    """Return the function at a path."""
     module, _, name = path.partition(":")
     thing: Any = importlib.import_module(module)
     for part in name.split("."):
@@ -237,11 +236,11 @@ def import_by_path(path: str) -> Any:
     return thing
 
 
-def call_of(undo: Compensation) -> Any:
-    """The durable call that carries it out; must be made inside the run."""
-    fn = undo.fn if undo.fn is not None else import_by_path(undo.path or "")
+def build_call(compensation: Compensation) -> Any:
+    """Return the durable call that executes a compensation. Must be called inside the run."""
+    fn = compensation.fn if compensation.fn is not None else import_by_path(compensation.path or "")
     if isinstance(fn, Step):
         step = fn.options(compensate=None)
     else:
         step = Step(get_step_body(fn), getattr(fn, "__name__", None) or type(fn).__name__, StepOptions())
-    return step(*undo.args())
+    return step(*compensation.args())

@@ -1,7 +1,7 @@
-"""What a run answers to its workflow and to its loop: the calls behind `Context`, and what the loop reports.
+"""ContextApi: the calls behind `Context`, and what the event loop reports about its tasks.
 
-Each hands over to the ledger, which knows what is recorded, or to the loop, which knows who is asking. Driving the run
-is the runner's business.
+User code reaches it while the loop drains. Each call delegates to the entry tracker, which compares requests with the
+history, or to the loop, which knows the running task. It never advances the run: that is the runner's task.
 """
 
 from __future__ import annotations
@@ -9,30 +9,28 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
-from perdure.codec import JSON, Codec
+from perdure.codec import Codec
 from perdure.codec.failures import error_to_record
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.ids import keyed_run_id
 from perdure.model.locations import escape_segment
-from perdure.model.records import DeadLetter, Entry, ErrorRecord, SigningKey, Wait
+from perdure.model.records import DeadLetter, ErrorRecord, SigningKey
 from perdure.model.turns import Continued, StopChildren
 from perdure.model.validation import check_name
 from perdure.runner.cleanup import roll_back, wait_shielded
-from perdure.runner.compensations import Compensation, Compensations, call_of
-from perdure.runner.entry_tracker import EntryTracker
-from perdure.runner.event_loop import WorkflowLoop
-from perdure.runner.history import History
+from perdure.runner.compensations import Compensation, Compensations, build_call
+from perdure.runner.eviction import log_unhandled
 from perdure.runner.scopes import Scope
+from perdure.runner.state import RunnerState
 from perdure.runner.tasks import Closed, WorkflowTask
 from perdure.workflows.children import ChildSpec
 from perdure.workflows.commands import Command
-from perdure.workflows.context import Context, RunInfo
+from perdure.workflows.context import Context
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow
 from perdure.workflows.rollback import ROLLBACK_SCOPES
 from perdure.workflows.steps import StepCall
@@ -41,128 +39,71 @@ LOGGER = logging.getLogger("perdure.workflow")
 CHILDREN = "~children"
 
 
-class RunStart(Struct, frozen=True):
-    """Everything that a run is replayed from."""
-
-    definition: Workflow[Any, Any]
-    facts: RunInfo
-    input: bytes
-    seed: int
-    first_executed_at: float
-    history: Sequence[Entry] = ()
-    deadline_at: float | None = None
-    codec: Codec = JSON
-    strict: bool = False
-    under_way: frozenset[str] = frozenset()  # steps that are executing in this process, from before a reload
-    run_attempt: int = 1
-    epoch: int = 0
-    keys: tuple[SigningKey, ...] = ()
-    waits: tuple[Wait, ...] = ()  # what it was last suspended for: who is to tell it of a run's end knows so already
-
-
 class ContextApi:
-    """See the module's docstring."""
+    """See the module's docstring. Implements `RunApi` for the context, `LoopOwner` for the loop and `CleanupHost`."""
 
-    __slots__ = (
-        "_context",
-        "_continued",
-        "_history",
-        "_ledger",
-        "_loop",
-        "_may_have_children",
-        "_start",
-        "info",
-        "replaying",
-    )
+    __slots__ = ("_entries", "_history", "_loop", "_state", "info")
 
-    def __init__(self, start: RunStart) -> None:
-        self.info = start.facts
-        self.replaying = len(start.history) > 0
-        self._start = start
-        self._history = History(start.history)
-        first = self._history.first_executed_at
-        first_executed_at = max(start.first_executed_at if first is None else first, self._history.rewound.get(0, 0.0))
-        self._loop = WorkflowLoop(self, start.seed, first_executed_at, self.open_scope(""))
-        strict = start.strict or start.definition.settings.strict
-        self._ledger = EntryTracker(start.facts, self._history, self._loop, start.codec, strict)
-        for wait in start.waits:
-            if wait.kind == "child" and wait.location is not None and wait.name is not None:
-                self._ledger.standing.setdefault(wait.location, set()).add(wait.name)
-        self._continued: Continued | None = None
-        self._may_have_children = start.epoch > 0  # whether there may be attached children
-        self._context: Context | None = Context(self)
+    def __init__(self, state: RunnerState) -> None:
+        self._state = state
+        self._entries = state.entries
+        self._history = state.history
+        self._loop = state.loop
+        self.info = state.info
+        # Eviction replaces both references, which are the only ones that point back here.
+        state.loop.perdure_run = self
+        state.context = Context(self)
 
-    # --- what the context asks and reads
-
-    @property
-    def context(self) -> Context:
-        if self._context is None:
-            raise Closed
-        return self._context
-
-    @property
-    def codec(self) -> Codec:
-        return self._start.codec
-
-    @property
-    def id(self) -> str:
-        return self.info.id
+    # --- requests
 
     def request_step(self, call: StepCall) -> Any:
-        step = call.step
+        """Request a step; return what the task awaits."""
+        step, entries = call.step, self._entries
         if step.settings.compensate is not None:
-            self._ledger.compensations.check(step.settings.compensate, self._loop.scope().path)
+            entries.compensations.check(step.settings.compensate, self._loop.scope().path)
             call.rollback_scopes = ROLLBACK_SCOPES.get()
-        return self._ledger.request("step", step.name, step.segment, call=call)
+        return entries.request("step", step.name, step.segment, call=call)
 
     def sleep_until(self, due_at: float) -> Any:
-        if due_at > self._loop.now or self._ledger.has_asked_for_sleep(due_at):
-            return self._ledger.request("sleep", "sleep", "sleep", due_at=due_at)
-        self._loop.callbacks += 1  # it does not wait, and so could spin
-        if not self._ledger.can_request() or self._loop.spinning:
-            return self._ledger.never_completing()
-        done = self._loop.create_future()
+        """Request a sleep; one that is over already completes at once and is not recorded."""
+        entries, loop = self._entries, self._loop
+        if due_at > loop.now or entries.has_recorded_sleep(due_at):
+            return entries.request("sleep", "sleep", "sleep", due_at=due_at)
+        loop.callbacks += 1  # counts towards the livelock limit: it waits for nothing durable
+        if not entries.can_request() or loop.spinning:
+            return entries.never_completing()
+        done = loop.create_future()
         done.set_result(None)
         return done
 
     def issue(self, command: Command) -> Any:
+        """Request anything that is neither a step nor a sleep; return what the task awaits."""
         if command.kind in ("child", "start_child"):
-            self._may_have_children = True
-        return self._ledger.issue(command)
-
-    def locate(self, segment: str) -> str:
-        """Take the next place of this (escaped) segment in the current scope."""
-        return self._loop.scope().locate(segment)
-
-    def escape(self, name: str) -> str:
-        return escape_segment(name)
-
-    def open_scope_for_branches(self, name: str) -> str:
-        return self._loop.scope().locate(escape_segment(name))
-
-    def start_branch(self, path: str, branch: str | int, work: Any) -> WorkflowTask:
-        label = escape_segment(branch) if isinstance(branch, str) else f"~{branch}"
-        return self._loop.start_branch(work, label, self.open_scope(f"{path}/{label}"))
+            self._state.may_have_children = True
+        return self._entries.issue(command)
 
     def record_note(self, kind: str, location: str, value: Any) -> None:
-        self._ledger.note(kind, location, self._start.codec.encode(value))
+        """Record a value for people to read."""
+        self._entries.log.record_note(kind, location, self._state.start.codec.encode(value))
 
     def continue_as(self, workflow: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Nothing more of this generation happens: the call never returns, and the drain stops."""
-        if self._ledger.can_request():
+        """End this generation: the call never returns, and the drain stops."""
+        state, entries = self._state, self._entries
+        if entries.can_request():
             definition = self._successor(workflow)
             what = f"payload of workflow {definition.name!r}"
-            payload = definition.parameters.encode(self._start.codec, args, kwargs, what=what)
-            carried = self._ledger.compensations.carried_over()
-            self._continued = Continued(
+            payload = definition.parameters.encode(state.start.codec, args, kwargs, what=what)
+            carried = entries.compensations.carried_over()
+            state.continued = Continued(
                 definition.name, definition.version, payload, pool=definition.settings.pool, carried=carried
             )
             self._loop.halted = True
-        return self._ledger.never_completing()
+        return entries.never_completing()
 
     def _successor(self, workflow: Any) -> Workflow[Any, Any]:
+        """Return the given workflow, or the newest version of the run's own."""
         if workflow is None:
-            own = self._start.definition
+            own = self._state.start.definition
             newest = REGISTRY.latest(own.name)
             return newest if newest is not None and newest.version > own.version else own
         if not isinstance(workflow, Workflow):
@@ -172,8 +113,8 @@ class ContextApi:
     def build_child_spec(
         self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None
     ) -> ChildSpec:
-        """Check everything about a child before it is asked for."""
-        self._ledger.check_inside()
+        """Check everything about a child before it is requested, and return it encoded."""
+        self._entries.check_inside()
         if isinstance(target, BoundWorkflow):
             given = target.start
             if id is not None or given != StartOptions(id=given.id):
@@ -183,86 +124,93 @@ class ContextApi:
         if not isinstance(definition, Workflow):
             raise WorkflowMisuse(f"a child is started with a @workflow function or its name, not {target!r}")
         what = f"payload of workflow {definition.name!r}"
-        payload = definition.parameters.encode(self._start.codec, args, kwargs, what=what)
+        payload = definition.parameters.encode(self._state.start.codec, args, kwargs, what=what)
         key = definition.settings.idempotency_key
         if id is None and key is not None:
             id = keyed_run_id(definition.name, key(*args, **kwargs))
         return ChildSpec(definition, payload, None if id is None else check_name("a run's id", id))
 
     def pin_version(self, gate: str, latest: int) -> int:
-        return self._ledger.pin_version(gate, latest, self.replaying)
+        """Return the version of the run at a gate."""
+        return self._state.versions.pin_version(gate, latest, self._state.replaying)
 
     def skip_removed_entry(self, name: str, kind: str) -> None:
-        self._ledger.account_removed(name, kind, self.replaying)
+        """Skip an entry that older code made at this point."""
+        self._state.versions.skip_removed(name, kind, self._state.replaying)
+
+    # --- what user code reads
+
+    @property
+    def context(self) -> Context:
+        context = self._state.context
+        if context is None:
+            raise Closed
+        return context
+
+    @property
+    def replaying(self) -> bool:
+        return self._state.replaying
+
+    @property
+    def codec(self) -> Codec:
+        return self._state.start.codec
+
+    @property
+    def id(self) -> str:
+        return self.info.id
+
+    @property
+    def epoch(self) -> int:
+        return self._state.start.epoch
+
+    @property
+    def signing(self) -> tuple[tuple[SigningKey, ...], float]:
+        """The keys for tokens, and the time that selects one of them: the same on every replay."""
+        return self._state.start.keys, self._state.start.first_executed_at
+
+    @property
+    def module(self) -> str:
+        """The module that defines the workflow."""
+        return self._state.start.definition.fn.__module__
 
     def now(self) -> float:
         return self._loop.now
 
+    def next_number(self) -> int:
+        return self._loop.next_number()
+
+    def scope_random(self, purpose: str) -> random.Random:
+        """Return the random numbers of the current scope for a purpose; each generation has its own."""
+        self._entries.check_inside()
+        start = self._state.start
+        return self._loop.scope().random(purpose, f"{start.seed}/{start.epoch}")
+
+    # --- scopes and branches
+
     def current_location(self) -> str:
         return self._loop.scope().path
 
-    def next_number(self) -> int:
-        self._loop.number += 1
-        return self._loop.number
+    def locate(self, segment: str) -> str:
+        """Return the next location of an escaped segment in the current scope."""
+        return self._loop.scope().locate(segment)
 
-    def scope_random(self, purpose: str) -> random.Random:
-        self._ledger.check_inside()
-        return self._loop.scope().random(purpose, f"{self._start.seed}/{self._start.epoch}")
+    def escape(self, name: str) -> str:
+        return escape_segment(name)
 
-    @property
-    def epoch(self) -> int:
-        return self._start.epoch
+    def open_scope(self, path: str) -> Scope:
+        """Open the scope of a task, with its recorded entries."""
+        return Scope(path, self._history.scope(path))
 
-    @property
-    def signing(self) -> tuple[tuple[SigningKey, ...], float]:
-        """The keys for tokens, and the moment by which one of them is chosen: the same on every replay."""
-        return self._start.keys, self._start.first_executed_at
+    def open_scope_for_branches(self, name: str) -> str:
+        return self._loop.scope().locate(escape_segment(name))
 
-    @property
-    def module(self) -> str:
-        """Where the workflow is defined."""
-        return self._start.definition.fn.__module__
-
-    # --- loops
-
-    def last_iteration(self, location: str) -> int:
-        return self._history.iterations.get(location, 0)
-
-    def first_retained_iteration(self, location: str) -> int:
-        return self._history.kept_from.get(location, 0)
-
-    def loop_ended(self, location: str) -> bool:
-        """Whether the record says that the loop at this location has come to its end."""
-        entry = self._history.by_location.get(location)
-        if entry is None or entry.seq is None:
-            return False
-        self._ledger.asked_before(self._history.last_asked.get(location, entry))
-        return True
-
-    def end_loop(self, location: str, value: bytes) -> None:
-        self._ledger.settle_soon(location, value)
-
-    def fail_loop(self, location: str, error: BaseException | None) -> None:
-        """The body raised, or the loop was cancelled."""
-        record: ErrorRecord | None = None
-        if isinstance(error, Exception):
-            record = error_to_record(error, self._start.codec)
-        self._ledger.fail_loop_entry(location, record)
-
-    @contextlib.contextmanager
-    def iteration(self, path: str) -> Iterator[None]:
-        """Make everything that the current task asks for part of this iteration."""
-        iterations = self._ledger.compensations.iterations
-        iterations.add(path)
-        try:
-            with self.inside(path):
-                yield
-        finally:
-            iterations.discard(path)
+    def start_branch(self, path: str, branch: str | int, work: Any) -> WorkflowTask:
+        label = escape_segment(branch) if isinstance(branch, str) else f"~{branch}"
+        return self._loop.start_branch(work, label, self.open_scope(f"{path}/{label}"))
 
     @contextlib.contextmanager
     def inside(self, path: str) -> Iterator[None]:
-        """Make everything that the current task asks for part of this scope."""
+        """Make requests of the current task part of another scope."""
         task = self._loop.running_task()
         assert isinstance(task, WorkflowTask)
         outer, task.scope = task.scope, self.open_scope(path)
@@ -271,8 +219,48 @@ class ContextApi:
         finally:
             task.scope = outer
 
+    # --- loops
+
+    def last_iteration(self, location: str) -> int:
+        """Return the last committed iteration of a loop: a replay starts there."""
+        return self._history.iterations.get(location, 0)
+
+    def first_retained_iteration(self, location: str) -> int:
+        """Return the first iteration of a loop that is not pruned."""
+        return self._history.kept_from.get(location, 0)
+
+    def loop_ended(self, location: str) -> bool:
+        """Return whether the loop at this location is recorded as ended. Its iterations are not replayed then."""
+        entry = self._history.by_location.get(location)
+        if entry is None or entry.seq is None:
+            return False
+        self._entries.log.count_recorded(self._history.last_requested.get(location, entry))
+        return True
+
+    def end_loop(self, location: str, value: bytes) -> None:
+        """Complete a loop, after the present drain."""
+        self._entries.complete_soon(location, value)
+
+    def fail_loop(self, location: str, error: BaseException | None) -> None:
+        """Record that the body of a loop raised, or that the loop was cancelled."""
+        record: ErrorRecord | None = None
+        if isinstance(error, Exception):
+            record = error_to_record(error, self._state.start.codec)
+        self._entries.fail_loop_entry(location, record)
+
+    @contextlib.contextmanager
+    def iteration(self, path: str) -> Iterator[None]:
+        """Make requests of the current task part of an iteration, whose entries are pruned later."""
+        iterations = self._entries.compensations.iterations
+        iterations.add(path)
+        try:
+            with self.inside(path):
+                yield
+        finally:
+            iterations.discard(path)
+
     def tasks_in_scope(self, path: str) -> list[WorkflowTask]:
-        """Tasks that were opened in a scope, or below it, and are not done."""
+        """Return the running tasks that were started in a scope or below it."""
         below = f"{path}/"
         return [
             task
@@ -281,101 +269,108 @@ class ContextApi:
         ]
 
     def prune(self, location: str, first: int, end: int) -> int:
-        """Let go of these iterations of a loop, up to one that has something pending. Gives the first that is left.
+        """Delete iterations `first` to `end` of a loop, up to one with a pending entry; return the first that stays.
 
-        The entries of attached children that may be running, and of settled deferreds, outlast their iterations.
+        Entries of attached children that may be running, and of completed deferreds, outlive their iterations.
         """
-        ledger = self._ledger
+        entries = self._entries
         for iteration in range(first, end):
             path = f"{location}/~{iteration}"
-            below = f"{path}/"
-            if any(
-                pending.startswith(below) for waiting in (ledger.pending, ledger.stop_requests) for pending in waiting
-            ):
+            if entries.has_pending_below(path):
                 end = iteration
                 break
-            for spent in (path, *ledger.compensations.spent_in(path)):
-                ledger.forget(spent)
-            if ledger.deferreds:
-                ledger.keep_deferreds(path)
-        ledger.nursery.keep_after_pruning(location, end)
+            for deleted in (path, *entries.compensations.take_done_in(path)):
+                entries.log.delete(deleted)
+            if entries.deferreds:
+                entries.keep_deferreds(path)
+        entries.children.keep_after_pruning(location, end)
         return end
 
-    # --- compensation
+    # --- compensation and cleanup
 
     @property
     def compensations(self) -> Compensations:
-        return self._ledger.compensations
+        return self._entries.compensations
 
     def register(self, kind: str, fn: Any, args: tuple[Any, ...]) -> None:
+        """Register a function for the rollback or the exit of the run."""
         if not callable(fn):
             raise WorkflowMisuse(f"on_{kind} takes a function to call, not {fn!r}")
-        if self._ledger.can_request():
+        entries = self._entries
+        if entries.can_request():
             scope = self._loop.scope()
-            self._ledger.compensations.check(fn, scope.path)
-            self._ledger.compensations.add(kind, scope.locate(f"~on_{kind}"), fn, args)
+            entries.compensations.check(fn, scope.path)
+            entries.compensations.add(kind, scope.locate(f"~on_{kind}"), fn, args)
 
-    def request_compensation(self, undo: Compensation) -> Any:
-        call = call_of(undo)
-        detail = msgspec.json.encode({"of": undo.of})
-        call.close()  # it is asked for here and not awaited itself
-        return self._ledger.request("step", call.step.name, escape_segment(call.step.name), call=call, detail=detail)
+    def request_compensation(self, compensation: Compensation) -> Any:
+        """Request the step that executes a compensation or an exit hook."""
+        call = build_call(compensation)
+        detail = msgspec.json.encode({"of": compensation.of})
+        call.close()  # the request below replaces awaiting it
+        return self._entries.request("step", call.step.name, escape_segment(call.step.name), call=call, detail=detail)
 
-    def ask_stop_children(self) -> Any:
-        if not self._may_have_children:
+    def request_stop_children(self) -> Any:
+        """Request that all attached children are stopped; None if the run cannot have any."""
+        if not self._state.may_have_children:
             return None
-        question = Command(kind="children", name="children", segment=CHILDREN, effect=StopChildren, fixed_location=True)
-        return self._ledger.issue(question)
+        command = Command(kind="children", name="children", segment=CHILDREN, effect=StopChildren, fixed_location=True)
+        return self._entries.issue(command)
 
-    def dead_letter_compensation(self, undo: Compensation, error: BaseException) -> None:
-        """A compensation or exit that could not be carried out."""
-        if self.replaying:
+    def dead_letter_compensation(self, compensation: Compensation, error: BaseException) -> None:
+        """Store a dead letter for a compensation or exit hook that failed. A replay stores none."""
+        if self._state.replaying:
             return
-        facts = self.info
-        what = "compensation" if undo.kind == "rollback" else "exit"
-        name = undo.path or getattr(undo.fn, "__name__", repr(undo.fn))
-        LOGGER.error("run %s: %s %s failed: %s", facts.id, what, name, error)
-        self._ledger.extras.add_dead_letter(
+        info = self.info
+        what = "compensation" if compensation.kind == "rollback" else "exit"
+        name = compensation.path or getattr(compensation.fn, "__name__", repr(compensation.fn))
+        LOGGER.error(
+            "%s %s of run %s failed and was dead-lettered: %s",
+            what.capitalize(),
+            name,
+            info.id,
+            error,
+            extra={"run_id": info.id, "workflow": info.workflow, "location": compensation.key},
+        )
+        self._state.extras.add_dead_letter(
             DeadLetter(
-                id=f"{what}/{facts.id}/{facts.generation}/{undo.key}",
+                id=f"{what}/{info.id}/{info.generation}/{compensation.key}",
                 kind="compensation",
                 at=self._loop.now,
-                reason=f"{what} {name} for {undo.of or undo.key}: {error}",
-                original_target=facts.id,
+                reason=f"{what} {name} for {compensation.of or compensation.key}: {error}",
+                original_target=info.id,
                 target_status="running",
             )
         )
 
     async def roll_back(self, scope: str) -> None:
-        """Carry out what was registered in this rollback scope. Cannot be cancelled."""
+        """Execute the compensations of a rollback scope. Cannot be cancelled."""
         if self._loop.closing:
             self._loop.refuse()
             return
-        undos = self._ledger.compensations.take("rollback", scope)
-        if undos:
+        compensations = self._entries.compensations.take("rollback", scope)
+        if compensations:
             cleanup_scope = self.open_scope(self.locate("~rollback"))
-            task = self._loop.start_branch(roll_back(self, undos), "~rollback", cleanup_scope)
-            self._ledger.cleanup_tasks.add(task)
+            task = self._loop.start_branch(roll_back(self, compensations), "~rollback", cleanup_scope)
+            self._entries.add_cleanup_task(task)
             await wait_shielded(task)
 
-    # --- what the loop tells
-
-    def open_scope(self, path: str) -> Scope:
-        return Scope(path, self._history.scope(path))
+    # --- reports of the event loop
 
     def timer_set(self, location: str, when: float) -> None:
-        self._ledger.alarms.set(location, when)
+        self._entries.timers.set(location, when)
 
     def timer_cancelled(self, location: str) -> None:
-        self._ledger.alarms.remove(location)
+        self._entries.timers.remove(location)
 
     def on_cancelled(self, location: str) -> None:
-        self._ledger.on_cancelled(location)
+        """Handle the cancellation of a task that awaits the entry at this location."""
+        self._entries.on_cancelled(location)
 
     def on_self_cancel(self) -> None:
-        """A task that is running has been cancelled, most often by itself."""
-        self._ledger.self_cancelled = True
+        """Handle the cancellation of the running task, most often by itself."""
+        self._entries.on_self_cancel()
 
     def log_unretrieved_error(self, scope: str, message: str, error: BaseException | None) -> None:
-        if not self.replaying:
-            LOGGER.error("run %s at %s: %s", self.info.id, scope or "its own scope", message, exc_info=error)
+        """Log an error that no code handles; not on replay, which raises the same errors again."""
+        if not self._state.replaying:
+            log_unhandled(self.info, scope, message, error)

@@ -1,14 +1,18 @@
-"""Ledger: what a run asks for, held against what is recorded, and what of it the next commit must carry.
+"""EntryTracker: the entries that a run requests, compared with its history.
 
-An ask either is on record (a replay) or is new. Within a scope asks must follow the recorded order; one that differs is
-divergence, which holds the run: `held` is set, the loop halts, and the call that asked never returns.
+A request is either recorded (a replay) or new. Within a scope, requests must follow the recorded order. One that
+differs is divergence, which holds the run: `held` is set, the loop halts, and the call that made the request never
+returns. User code sees nothing of it.
+
+The tracker owns an `EntryLog` (what the commit records) and an `AttemptTracker` (what starts and runs). Each of the
+three writes its own fields only; collaborators of the runner read fields and call methods.
 """
 
 from __future__ import annotations
 
 import logging
 from asyncio import Future, events
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -17,11 +21,12 @@ from msgspec.structs import replace
 from perdure.codec import Codec, fingerprint
 from perdure.codec.failures import error_from_record, step_error_from_record
 from perdure.errors import HistoryDiverged, InvalidPayload, WorkflowMisuse
-from perdure.model.locations import escape_segment, segment_of
-from perdure.model.records import Entry, EntryStatus, ErrorRecord, Hold
-from perdure.model.turns import StartChild, StopRun
+from perdure.model.records import Entry, EntryStatus, ErrorRecord, Hold, Wait
+from perdure.model.turns import StartChild
+from perdure.runner.attempt_tracker import EXHAUSTED, AttemptTracker
 from perdure.runner.child_tracker import CHILDREN, ChildTracker
 from perdure.runner.compensations import Compensations
+from perdure.runner.entry_log import EntryLog
 from perdure.runner.event_loop import WorkflowLoop
 from perdure.runner.history import History
 from perdure.runner.pending import NeverCompletes, PendingEntry
@@ -34,89 +39,87 @@ from perdure.workflows.context import RunInfo
 from perdure.workflows.steps import StepCall
 
 LOGGER = logging.getLogger("perdure.workflow")
-PENDING, CANCELLED, FAILED = EntryStatus.PENDING, EntryStatus.CANCELLED, EntryStatus.FAILED
-EXHAUSTED = b'"exhausted"'
-"""Marks a step that has no attempts left and holds its run (`suspend_on_failure`)."""
+PENDING, CANCELLED = EntryStatus.PENDING, EntryStatus.CANCELLED
+SUCCEEDED, FAILED = EntryStatus.SUCCEEDED, EntryStatus.FAILED
 
 
 class EntryTracker:
-    """See the module's docstring. `to_start` and `dropped` are the steps that the next turn starts and cancels.
+    """See the module's docstring. Dictionaries are keyed by location, in order of request, if not said otherwise.
 
-    `to_send` are errands that the next turn hands out, `instant` asks whose answer is known and is a completion of its
-    own, `stops` errands that nobody waits for but the run's end, `exhausted` steps that hold the run.
+    pending         requested and not completed
+    immediate       requests whose result is known: each is a completion of its own, after the present drain
+    waiting         requests that a message completes
+    observed        runs whose end a request observes since before the run was loaded
+    deferreds       by name: the entry that consumed the message of a completed deferred
+    drift           locations of steps whose arguments differ from the recorded ones
+    cleanup_tasks   tasks of rollbacks and cleanup, which may make requests after the function has ended
     """
 
     __slots__ = (
-        "_asked",
         "_codec",
-        "_facts",
         "_history",
+        "_info",
         "_loop",
+        "_self_cancelled",
         "_strict",
-        "_versions",
-        "alarms",
-        "changed",
+        "attempts",
+        "children",
         "cleanup_tasks",
         "compensations",
         "deferreds",
         "drift",
-        "dropped",
-        "effects_to_start",
         "ended",
-        "exhausted",
         "extras",
         "held",
-        "instant",
-        "nursery",
+        "immediate",
+        "log",
+        "observed",
         "pending",
-        "pins",
-        "removed",
-        "running_count",
-        "self_cancelled",
-        "seq",
-        "standing",
-        "stop_requests",
-        "to_start",
+        "timers",
         "waiting",
     )
 
-    def __init__(self, facts: RunInfo, history: History, loop: WorkflowLoop, codec: Codec, strict: bool) -> None:
-        self._facts = facts
+    def __init__(
+        self,
+        info: RunInfo,
+        history: History,
+        loop: WorkflowLoop,
+        codec: Codec,
+        extras: TurnExtrasBuilder,
+        *,
+        strict: bool,
+    ) -> None:
+        self._info = info
         self._history = history
         self._loop = loop
         self._codec = codec
         self._strict = strict
-        self._asked = 0
-        self._versions: dict[str, int] = {}
+        self._self_cancelled = False
+        self.extras = extras
+        self.timers = TimerQueue()
+        self.log = EntryLog(history, loop, extras, info.generation)
+        self.attempts = AttemptTracker(self.log, loop, self.timers)
+        self.compensations = Compensations(self.log, codec, history)
+        self.children = ChildTracker(self.log, self.attempts, loop, history)
         self.pending: dict[str, PendingEntry] = {}
-        self.to_start: dict[str, PendingEntry] = {}
-        self.effects_to_start: dict[str, PendingEntry] = {}
-        self.instant: dict[str, bytes | None] = {}
-        self.waiting: dict[str, PendingEntry] = {}  # asks that mail answers, in order of asking
-        self.standing: dict[str, set[str]] = {}  # waits for the end of runs that were set up before the run was loaded
-        self.stop_requests: dict[str, PendingEntry] = {}
-        self.exhausted: dict[str, PendingEntry] = {}
-        # Those that were awaited and settled, by name: the entry that has taken the message.
+        self.immediate: dict[str, bytes | None] = {}
+        self.waiting: dict[str, PendingEntry] = {}
+        self.observed: dict[str, set[str]] = {}
         self.deferreds: dict[str, Entry] = {}
         for entry in history.past_deferreds():
             self.deferreds.setdefault(entry.name, entry)
-        self.extras = TurnExtrasBuilder()
-        self.compensations = Compensations(self, codec, history)
-        self.cleanup_tasks: set[Any] = set()  # tasks that roll back or end the run: they may ask when nobody else may
-        self.running_count = 0
-        self.dropped: list[str] = []
-        self.alarms = TimerQueue()
-        self.changed: dict[str, Entry] = {}
-        self.pins: dict[str, Entry] = {}
-        self.removed: set[str] = set()
         self.drift: list[str] = []
-        self.held: Hold | None = None
+        self.cleanup_tasks: set[Any] = set()
         self.ended = False
-        self.seq = 0
-        self.self_cancelled = False  # a task has cancelled itself, and may do so again
-        self.nursery = ChildTracker(self, loop, facts.generation, history)
+        self.held: Hold | None = None
 
-    # --- asking
+    def add_observed_runs(self, waits: Sequence[Wait]) -> None:
+        """Note which runs are observed since an earlier suspension: their ends arrive as messages anyway."""
+        for wait in waits:
+            if wait.kind == "child" and wait.location is not None and wait.name is not None:
+                self.observed.setdefault(wait.location, set()).add(wait.name)
+
+    # --- requests of user code
 
     def request(
         self,
@@ -126,12 +129,12 @@ class EntryTracker:
         *,
         call: StepCall | None = None,
         due_at: float | None = None,
-        question: Command | None = None,
+        command: Command | None = None,
         detail: bytes | None = None,
     ) -> Any:
-        """Ask for an entry; gives what the task is to await."""
+        """Request an entry at the next location of the current scope; return what the task awaits."""
         loop = self._loop
-        # A step's call comes from the running loop by itself; of others it is asked, which costs a system call.
+        # A step call has read the running loop itself; for other requests it is read here, which is a system call.
         outside = not loop.open or (call is None and events._get_running_loop() is not loop)
         if (self.ended or loop.closing or outside) and not self.can_request():
             return self.never_completing()
@@ -139,187 +142,172 @@ class EntryTracker:
         ordinal = scope.ordinal
         scope.ordinal = ordinal + 1
         location = scope.locate(segment)
-        self._asked = asked = self._asked + 1
-        future = self._future(location, plain=call is not None and not self.self_cancelled)
+        log = self.log
+        call_seq = log.next_call_seq()
+        future = self._future(location, asyncio_future=call is not None and not self._self_cancelled)
         if ordinal <= scope.last_recorded:
             record = scope.recorded.pop(ordinal, None)
             if record is not None:
-                if record.call_seq > asked:
-                    self._asked = record.call_seq  # what was pruned was counted too
-                if self._fits(record, kind, location, call):
-                    self._request_recorded(record, future, call, question, due_at)
+                if record.call_seq > call_seq:
+                    log.count_recorded(record)  # pruned entries were counted too
+                if self._matches(record, kind, location, call):
+                    self._request_recorded(record, future, call, command, due_at)
                 return future
+            # A gap, with later entries recorded: a step that was running at the crash. It starts again (ADR 2).
+            # Everything else is recorded when it is requested, and cannot be missing.
             if kind != "step":
                 self.diverge(location, "a step that was under way", f"{kind} {location!r}", caller_source_line())
                 return future
         marks = fingerprint(self._codec, call.args, call.kwargs) if call is not None else None
         pending = PendingEntry(
-            location, kind, name, asked, ordinal, self._facts.generation, loop.now, future, call, marks, question
+            location, kind, name, call_seq, ordinal, self._info.generation, loop.now, future, call, marks, command
         )
         pending.detail = detail
         self.pending[location] = pending
         if due_at is not None:
             pending.due_at = due_at
-            self.alarms.set(location, due_at)
+            self.timers.set(location, due_at)
         if call is None:
             self._prepare(pending)
-            self.changed[location] = pending.entry(PENDING)
+            log.record_pending(pending)
             self._subscribe(pending)
         else:
-            self.to_start[location] = pending
+            self.attempts.schedule(pending)
         return future
 
-    def _future(self, location: str, *, plain: bool) -> Future[Any]:
-        """What a task is to wait on. A plain one is asyncio's own, for which asyncio's tasks have a short way (2 % of a
-        step): it cannot say that it is cancelled, so its task does. Not one that has cancelled itself while it runs:
-        that cancels whatever it waits for next, and says nothing."""
+    def _future(self, location: str, *, asyncio_future: bool) -> Future[Any]:
+        """Return the future that a task awaits.
+
+        asyncio's own future has a fast path in asyncio's tasks (2 % of a step). It cannot report that it is cancelled;
+        `WorkflowTask.cancel` does so for it. A task that cancels itself while it runs is the exception: asyncio cancels
+        its next future without calling `cancel` on the task, so such a run gets futures that report it themselves.
+        """
         loop = self._loop
-        loop.number = number = loop.number + 1  # for a plain one too: what comes after it hashes by the next
+        loop.number = number = loop.number + 1  # counted for both kinds: later objects hash by the next number
         future: Any
-        if plain:
+        if asyncio_future:
             future = Future(loop=loop)
         else:
             future = EntryFuture(loop=loop)
             future.number = number
-            future.keeper = self
+            future.listener = self
         future.location = location
         return future  # type: ignore[no-any-return]
 
-    def has_asked_for_sleep(self, until: float) -> bool:
-        """Whether the next thing on record is a sleep until this moment: since a rewind that may be in the past."""
+    def issue(self, command: Command) -> Any:
+        """Request an entry that is neither a step nor a sleep; return what the task awaits."""
+        if command.fixed_location:
+            return self._request_at_fixed_location(command)
+        return self.request(command.kind, command.name, command.segment, due_at=command.due_at, command=command)
+
+    def _request_at_fixed_location(self, command: Command) -> Any:
+        """Request an entry outside of the order of any scope; its location alone finds its record."""
+        if not self.can_request():
+            return self.never_completing()
+        location = command.segment
+        future = self._future(location, asyncio_future=False)
+        record = self._history.by_location.get(location)
+        if record is not None and record.kind == command.kind:
+            self.log.count_recorded(record)
+            self._request_recorded(record, future, None, command)
+            return future
+        pending = self.log.new_unordered(location, command.kind, command.name, future, command)
+        self.pending[location] = pending
+        self._prepare(pending)
+        self.log.record_pending(pending)
+        return future
+
+    def has_recorded_sleep(self, until: float) -> bool:
+        """Return whether the next recorded entry is this sleep. After a rewind its time may be in the past."""
         scope = self._loop.scope()
         record = scope.recorded.get(scope.ordinal)
         return record is not None and record.kind == "sleep" and record.due_at in (until, None)
 
-    def issue(self, question: Command) -> Any:
-        """Ask a question that is neither a step nor a sleep."""
-        if question.fixed_location:
-            return self._ask_outside(question)
-        return self.request(question.kind, question.name, question.segment, due_at=question.due_at, question=question)
+    def can_request(self) -> bool:
+        """Return whether the running task may request entries: not if the run has ended, except for its cleanup.
 
-    def _ask_outside(self, question: Command) -> Any:
-        """An ask at a location of its own, outside of the order of any scope: found on record by that location."""
-        if not self.can_request():
-            return self.never_completing()
-        loop, location = self._loop, question.segment
-        future = self._future(location, plain=False)
-        record = self._history.by_location.get(location)
-        if record is not None and record.kind == question.kind:
-            self.asked_before(record)
-            self._request_recorded(record, future, None, question)
-            return future
-        pending = PendingEntry(
-            location,
-            question.kind,
-            question.name,
-            self.next_ask(),
-            -1,
-            self._facts.generation,
-            loop.now,
-            future,
-            None,
-            None,
-            question,
-        )
-        self.pending[location] = pending
-        self._prepare(pending)
-        self.changed[location] = pending.entry(PENDING)
-        return future
+        Raises `Closed` while the run is evicted (False after too many calls), `WorkflowMisuse` outside of the run.
+        """
+        if self._loop.closing:
+            self._loop.refuse()
+            return False
+        self.check_inside()
+        return not self.ended or self._loop.running_task() in self.cleanup_tasks
+
+    def check_inside(self) -> None:
+        """Raise `WorkflowMisuse` if the context is used in a step, in another run or anywhere else outside."""
+        if events._get_running_loop() is not self._loop:
+            raise WorkflowMisuse(
+                f"the context of run {self._info.id!r} was used outside of its workflow function: "
+                "pass the step what it needs as an argument"
+            )
+
+    def never_completing(self) -> Any:
+        """Return an awaitable that never completes."""
+        return NeverCompletes() if self._loop.closing else self._loop.create_future()
+
+    def on_self_cancel(self) -> None:
+        """Handle a task that cancelled itself; it may do so again (see `_future`)."""
+        self._self_cancelled = True
+
+    # --- requests that are recorded
 
     def _request_recorded(
         self,
         record: Entry,
         future: Future[Any],
         call: StepCall | None,
-        question: Command | None,
+        command: Command | None,
         due_at: float | None = None,
     ) -> None:
-        """An ask that is on record: answer it at once where that is what would happen next anyway."""
         loop, history = self._loop, self._history
         if (
-            record is history.next_settled
+            record is history.next_completion
             and not loop.ready
             and record.status is not PENDING
-            and not _about_to_be_cancelled(loop)
+            and not _is_about_to_be_cancelled(loop)
         ):
-            # Fast path: every task waits and this is the next completion, so draining would lead just here.
+            # Fast path: every task waits and this entry is the next completion, so draining would lead just here.
             history.advance()
             loop.callbacks = 0
-            self.seq = record.seq or self.seq
-            loop.pass_time(record.settled_at)
-            if history.rewound:
-                loop.pass_time(history.rewound.get(self.seq))
-            self.answer(future, call, question, record)
+            self.log.move_to(record)
+            self._resolve_future(future, call, command, record)
             return
-        pending = PendingEntry.of(record, future, call, question)
+        pending = PendingEntry.from_record(record, future, call, command)
         self.pending[record.location] = pending
         if record.status is PENDING:
-            self._take_up(pending, due_at)
+            self._resume_pending(pending, due_at)
 
-    def _take_up(self, pending: PendingEntry, due_at: float | None) -> None:
-        """Go on with what was pending when the run was last seen."""
+    def _resume_pending(self, pending: PendingEntry, due_at: float | None) -> None:
+        """Continue with an entry that was pending when the run was last in memory."""
         location = pending.location
-        if pending.due_at is None and due_at is not None and self._was_opened_again(pending):
-            # Its last row said only that it was given up: its deadline is the one that it is asked for with now.
+        if pending.due_at is None and due_at is not None and self._was_reopened(pending):
+            # The row that the rewind has reopened was a cancelled one, which has no deadline: the code gives it anew.
             pending.due_at = due_at
-            self.changed[location] = pending.entry(PENDING)
+            self.log.record_pending(pending)
         if pending.due_at is not None:
-            self.alarms.set(location, pending.due_at)
+            self.timers.set(location, pending.due_at)
         if pending.call is None:
             self._prepare(pending)
-            if pending.generation != self._facts.generation and pending.question is not None and pending.question.wants:
-                # A rewind has let go of what the run had subscribed to: it does so again, once, in this generation.
-                pending.generation = self._facts.generation
+            if pending.generation != self._info.generation and pending.command is not None and pending.command.wants:
+                # A rewind removes the subscriptions of a run: subscribe again, once in this generation.
+                pending.generation = self._info.generation
                 self._subscribe(pending)
-                self.changed[location] = pending.entry(PENDING)
+                self.log.record_pending(pending)
         elif pending.detail == EXHAUSTED:
-            self.exhausted[location] = pending
+            self.attempts.resume_exhausted(pending)
         elif pending.due_at is None and pending.seq is None:
-            self.to_start[location] = pending
+            self.attempts.schedule(pending)
 
-    def _was_opened_again(self, pending: PendingEntry) -> bool:
-        """Whether a rewind has opened it from a row without a deadline: a sleep always has one, a receive may not."""
-        return pending.kind == "sleep" or pending.generation != self._facts.generation
+    def _was_reopened(self, pending: PendingEntry) -> bool:
+        """Return whether a rewind reopened an entry without a deadline: a sleep always has one, a receive may not."""
+        return pending.kind == "sleep" or pending.generation != self._info.generation
 
-    def _prepare(self, pending: PendingEntry) -> None:
-        """See to it that a question gets its answer."""
-        question = pending.question
-        if question is None:
-            return
-        if question.immediate_value is not None:
-            self.instant[pending.location] = question.immediate_value
-        elif question.effect is not None:
-            pending.work = question.effect(pending.target)
-            if question.describe is not None:
-                if pending.recorded is None or pending.detail is None:
-                    pending.detail = question.describe(pending.work)
-                elif isinstance(pending.work, StartChild):
-                    self._match_recorded_child(pending, pending.work, question.describe)
-            pending.awaited = self.standing.pop(pending.location, None) if pending.recorded is not None else None
-            if pending.awaited is None:
-                self.effects_to_start[pending.location] = pending
-        elif question.deferred is not None and question.deferred in self.deferreds:
-            self.instant[pending.location] = None  # as it was answered before
-        elif question.wants is not None or question.deferred is not None:
-            self.waiting[pending.location] = pending
+    def _matches(self, record: Entry, kind: str, location: str, call: StepCall | None) -> bool:
+        """Return whether a request is the recorded one; otherwise hold the run.
 
-    def _match_recorded_child(
-        self, pending: PendingEntry, work: StartChild, describe: Callable[[StartChild], bytes]
-    ) -> None:
-        """A child that is on record as asked for. After a rewind, and in a fork, it is another one: that goes on record
-        before it is started, so that who rewinds the run again finds it."""
-        child = msgspec.json.decode(pending.detail or b"{}")
-        if child.get("id") != work.run_id:
-            pending.detail = describe(work)
-            self.changed[pending.location] = pending.entry(PENDING)
-        elif not child.get("attached"):
-            pending.work = replace(work, attached=False)  # as the answer to its start has said
-
-    def _subscribe(self, pending: PendingEntry) -> None:
-        if pending.question is not None and pending.question.wants is not None:
-            self.extras.subscribe(pending.target, tuple(pending.question.wants.types))
-
-    def _fits(self, record: Entry, kind: str, location: str, call: StepCall | None) -> bool:
+        Changed arguments of a step are divergence in strict runs only. Otherwise they are noted and logged.
+        """
         if record.location != location or record.kind != kind:
             self.diverge(location, f"{record.kind} {record.location!r}", f"{kind} {location!r}", caller_source_line())
             return False
@@ -332,252 +320,256 @@ class EntryTracker:
             self.diverge(location, "other arguments", "the same step with changed ones", line)
             return False
         self.drift.append(location)
+        info = self._info
         LOGGER.warning(
-            "run %s: step %s was recorded with other arguments than this replay gives it (%s)",
-            self._facts.id,
+            "Run %s: arguments of step %s differ from the recorded ones (%s)",
+            info.id,
             location,
             line,
+            extra={"run_id": info.id, "workflow": info.workflow, "location": location},
         )
         return True
 
-    def can_request(self) -> bool:
-        """Raise while the run is being closed, or from outside of it; False if it has asked too often, or has ended."""
-        if self._loop.closing:
-            self._loop.refuse()
+    # --- commands
+
+    def _prepare(self, pending: PendingEntry) -> None:
+        """Arrange how a command gets its result: at once, by an external effect, or by a message."""
+        command = pending.command
+        if command is None:
+            return
+        if command.immediate_value is not None:
+            self.immediate[pending.location] = command.immediate_value
+        elif command.effect is not None:
+            self._prepare_effect(pending, command)
+        elif command.deferred is not None and command.deferred in self.deferreds:
+            self.immediate[pending.location] = None  # completed before, under the same name
+        elif command.wants is not None or command.deferred is not None:
+            self.waiting[pending.location] = pending
+
+    def _prepare_effect(self, pending: PendingEntry, command: Command) -> None:
+        assert command.effect is not None
+        pending.action = command.effect(pending.target)
+        if command.describe is not None:
+            if pending.recorded is None or pending.detail is None:
+                pending.detail = command.describe(pending.action)
+            elif isinstance(pending.action, StartChild):
+                self._match_recorded_child(pending, pending.action, command.describe)
+        pending.awaited = self.observed.pop(pending.location, None) if pending.recorded is not None else None
+        if pending.awaited is None:
+            self.attempts.schedule_effect(pending)
+
+    def _match_recorded_child(
+        self, pending: PendingEntry, action: StartChild, describe: Callable[[StartChild], bytes]
+    ) -> None:
+        """Compare a requested child with the recorded one.
+
+        After a rewind and in a fork the child has another id. That id is recorded before the child starts, so that the
+        next rewind finds it.
+        """
+        child = msgspec.json.decode(pending.detail or b"{}")
+        if child.get("id") != action.run_id:
+            pending.detail = describe(action)
+            self.log.record_pending(pending)
+        elif not child.get("attached"):
+            pending.action = replace(action, attached=False)  # the run existed before, as the recorded start says
+
+    def _subscribe(self, pending: PendingEntry) -> None:
+        if pending.command is not None and pending.command.wants is not None:
+            self.extras.subscribe(pending.target, tuple(pending.command.wants.types))
+
+    # --- completions
+
+    def complete(
+        self, pending: PendingEntry, now: float, value: bytes | None = None, error: ErrorRecord | None = None
+    ) -> None:
+        """Record a requested entry as succeeded or failed, and give its result to the task that awaits it.
+
+        A rerun step completes at its recorded position in the order of completions, everything else at the end.
+        """
+        log, call, location = self.log, pending.call, pending.location
+        pending.error = error
+        if call is not None:
+            pending.attempts = pending.attempt
+            pending.due_at = None
+        else:
+            self.timers.remove(location)
+            # A message may complete an entry before the worker reports its external effect.
+            self.attempts.drop_effect(pending)
+            self.extras.unsubscribe(pending)
+        seq = pending.seq
+        if seq is None:
+            seq = log.seq + 1
+        else:
+            pending.seq = None
+            self._history.advance()
+        entry = pending.to_entry(SUCCEEDED if error is None else FAILED, seq=seq, value=value, settled_at=now)
+        log.record(entry)
+        log.move_to(entry)
+        self.pending.pop(location, None)
+        self._resolve_future(pending.future, call, pending.command, entry)
+
+    def complete_soon(self, location: str, value: bytes) -> None:
+        """Complete a pending entry after the present drain, as a completion of its own."""
+        if location in self.pending:
+            self.immediate[location] = value
+
+    def take_immediate(self) -> tuple[PendingEntry, bytes | None] | None:
+        """Return the next pending entry whose result is known, with its value."""
+        while self.immediate:
+            location = next(iter(self.immediate))
+            value = self.immediate.pop(location)
+            pending = self.pending.get(location)
+            if pending is not None:
+                return pending, value
+        return None
+
+    def open_receives(self) -> Collection[PendingEntry]:
+        """Return the requests that a message can complete, in order of request."""
+        waiting = self.waiting
+        for location in [each for each, pending in waiting.items() if self.pending.get(each) is not pending]:
+            del waiting[location]
+        return waiting.values()
+
+    def close_receive(self, pending: PendingEntry) -> None:
+        """Take a request off the open receives: a message completes it now."""
+        del self.waiting[pending.location]
+
+    def apply(self, entry: Entry) -> bool:
+        """Give a recorded completion to the task that awaits it. False if no request is pending at its location."""
+        log, location = self.log, entry.location
+        log.move_to(entry)
+        if entry.ordinal < 0:
+            log.count_recorded(entry)
+        pending = self.pending.pop(location, None)
+        if pending is None:
             return False
-        self.check_inside()
-        return not self.ended or self._loop.running_task() in self.cleanup_tasks
+        call = pending.call
+        if call is None:  # a step's timer is its next attempt, which is not over
+            self.timers.remove(location)
+        self._resolve_future(pending.future, call, pending.command, entry)
+        return True
 
-    def check_inside(self) -> None:
-        """Refuse a context that was carried out of its workflow, into a step or another run."""
-        if events._get_running_loop() is not self._loop:
-            raise WorkflowMisuse(
-                f"the context of run {self._facts.id!r} was used outside of its workflow function: "
-                "give the step what it needs as an argument"
-            )
-
-    def never_completing(self) -> Any:
-        """Something to await that never comes."""
-        return NeverCompletes() if self._loop.closing else self._loop.create_future()
-
-    def next_ask(self) -> int:
-        self._asked += 1
-        return self._asked
-
-    def asked_before(self, entry: Entry) -> None:
-        """Count what is on record without being asked for: new asks come after it."""
-        self._asked = max(self._asked, entry.call_seq)
-
-    # --- answering
-
-    def answer(self, future: Future[Any], call: StepCall | None, question: Command | None, entry: Entry) -> None:
-        """Give the waiting task its result: always decoded from the record, a new object each time."""
-        if question is not None and question.deferred is not None:
-            self._deferred_settled(question.deferred, entry)
-        if question is not None and question.kind in CHILDREN:
-            self.nursery.note(entry)
+    def _resolve_future(
+        self, future: Future[Any], call: StepCall | None, command: Command | None, entry: Entry
+    ) -> None:
+        """Give the waiting task its result. It is always decoded from the record, so that no object is shared."""
+        if command is not None:
+            if command.deferred is not None:
+                self._on_deferred_completed(command.deferred, entry)
+            if command.kind in CHILDREN:
+                self.children.note(entry)
         if entry.status is FAILED:
-            future.set_exception(self._error(call, question, entry))
-            future._log_traceback = False  # a task that was cancelled meanwhile may never look
+            future.set_exception(self._error(call, command, entry))
+            future._log_traceback = False  # a task that was cancelled meanwhile may never retrieve it
             return
         try:
             if call is not None:
                 if call.step.settings.compensate is not None:
-                    self.compensations.step_done(call, entry)
+                    self.compensations.on_step_completed(call, entry)
                 value = None
                 if entry.value is not None:
                     value = self._codec.decode(entry.value, call.step.body.returns, what="the recorded result")
             else:
-                value = question.read(entry) if question is not None and question.read is not None else None
-        except InvalidPayload as misfit:
-            self.diverge(entry.location, "a result", f"one of another type ({misfit})", None)
+                value = command.read(entry) if command is not None and command.read is not None else None
+        except InvalidPayload as mismatch:
+            self.diverge(entry.location, "a result", f"one of another type ({mismatch})", None)
         else:
             future.set_result(value)
 
-    def _deferred_settled(self, name: str, entry: Entry) -> None:
-        """All of one name are the same: who waits for it elsewhere gets the same answer, now."""
+    def _on_deferred_completed(self, name: str, entry: Entry) -> None:
+        """Complete all waits for a deferred with the same result: every deferred of one name is the same one."""
         self.deferreds.setdefault(name, entry)
         for location, waiting in list(self.waiting.items()):
-            if waiting.question is not None and waiting.question.deferred == name:
+            if waiting.command is not None and waiting.command.deferred == name:
                 del self.waiting[location]
-                self.instant[location] = None
+                self.immediate[location] = None
 
-    def _error(self, call: StepCall | None, question: Command | None, entry: Entry) -> BaseException:
+    def _error(self, call: StepCall | None, command: Command | None, entry: Entry) -> BaseException:
         assert entry.error is not None
         if call is not None:
             raises = call.step.settings.raises
             return step_error_from_record(
                 entry.error, self._codec, location=entry.location, attempts=entry.attempts, raises=raises
             )
-        if question is not None and question.fail is not None:
-            return question.fail(entry)
+        if command is not None and command.fail is not None:
+            return command.fail(entry)
         return error_from_record(entry.error, self._codec)
 
+    def resume(self, now: float) -> None:
+        """Make waiting retries due, and start steps that hold the run."""
+        for location, pending in self.pending.items():
+            if pending.call is not None and location in self.timers.due:
+                self.timers.set(location, now)
+        self.attempts.restart_exhausted()
+
+    # --- cancellation and loops
+
     def on_cancelled(self, location: str) -> None:
-        """A task was cancelled while it waited for this."""
+        """Handle the cancellation of a task that awaits the entry at this location."""
         if self._loop.closing:
             return
         pending = self.pending.pop(location, None)
         if pending is None:
             return
-        self.alarms.remove(location)
-        self.to_start.pop(location, None)
-        self.exhausted.pop(location, None)
-        self.instant.pop(location, None)
-        handed_out = self.effects_to_start.pop(location, None) is None or pending.recorded is not None
-        if pending.under_way:
-            pending.under_way = False
-            self.running_count -= 1
-            if pending.call is not None:
-                self.dropped.append(location)
+        self.timers.remove(location)
+        self.immediate.pop(location, None)
+        may_have_started = self.attempts.cancel(pending)
         stop = self._history.by_location.get(f"{location}/~stop")
         if stop is not None:
-            self.asked_before(stop)
-        elif isinstance(pending.work, StartChild) and pending.work.attached and handed_out:
-            self.stop_run(f"{location}/~stop", pending.work.run_id)
+            self.log.count_recorded(stop)
+        elif isinstance(pending.action, StartChild) and pending.action.attached and may_have_started:
+            self.attempts.stop_run(f"{location}/~stop", pending.action.run_id)
         self.extras.unsubscribe(pending)
         if pending.recorded is not CANCELLED:
             pending.due_at = None
-            self.changed[location] = pending.entry(CANCELLED, settled_at=self._loop.now)
+            self.log.record(pending.to_entry(CANCELLED, settled_at=self._loop.now))
 
     def fail_loop_entry(self, location: str, error: ErrorRecord | None) -> None:
-        """A loop's body raised, or its task was cancelled: the loop ends so, which a replay finds out by itself."""
+        """Record that a loop's body raised, or that its task was cancelled. A replay derives both again."""
         pending = self.pending.pop(location, None)
         if pending is None or self._loop.closing:
             return
         status = CANCELLED if error is None else FAILED
         if pending.recorded is not status:
             pending.error = error
-            self.changed[location] = pending.entry(status, settled_at=self._loop.now)
+            self.log.record(pending.to_entry(status, settled_at=self._loop.now))
 
-    def settle_soon(self, location: str, value: bytes) -> None:
-        """The answer to something that is pending is known: a completion of its own, after the present drain."""
-        if location in self.pending:
-            self.instant[location] = value
-
-    def forget(self, path: str) -> None:
-        """Everything at and below this path is no longer needed."""
-        self.extras.drop(path)
+    def has_pending_below(self, path: str) -> bool:
+        """Return whether anything below a path is requested and not completed, stop requests included."""
         below = f"{path}/"
-        for known in (self.changed, self._history.by_location):
-            for location in [each for each in known if each == path or each.startswith(below)]:
-                del known[location]
+        return any(
+            location.startswith(below) for known in (self.pending, self.attempts.stop_requests) for location in known
+        )
 
     def keep_deferreds(self, path: str) -> None:
-        """What was forgotten with this path may be waited for again, and nobody can complete it twice: it outlasts."""
+        """Record the completed deferreds below a deleted path again: a later wait for their names must find them."""
         below = f"{path}/"
         for entry in self.deferreds.values():
             if entry.location.startswith(below):
-                self.changed[entry.location] = entry
+                self.log.record(entry)
 
-    def stop_run(self, location: str, run_id: str) -> None:
-        """Have a run stopped that nobody waits for any more. The run does not end before that was done."""
-        pending = PendingEntry(
-            location,
-            "stop",
-            run_id,
-            self.next_ask(),
-            -1,
-            self._facts.generation,
-            self._loop.now,
-            EntryFuture(loop=self._loop),
-            None,
-            None,
-        )
-        self._send_stop(pending)
-        self.changed[location] = pending.entry(PENDING)
+    # --- the end of the run
 
-    def take_up_stops(self) -> None:
-        """Those that are on record and were not carried out yet; no code asks for them."""
-        for entry in self._history.by_location.values():
-            if entry.kind == "stop" and entry.status is PENDING:
-                self._send_stop(PendingEntry.of(entry, EntryFuture(loop=self._loop), None, None))
+    def end(self) -> None:
+        """Accept requests from cleanup tasks only: the workflow function has ended."""
+        self.ended = True
 
-    def _send_stop(self, pending: PendingEntry) -> None:
-        pending.work = StopRun(pending.name)
-        self.stop_requests[pending.location] = self.effects_to_start[pending.location] = pending
-
-    def note(self, kind: str, location: str, value: bytes) -> None:
-        """Write down something that nobody asks for again: it stands outside of its scope's order."""
-        asked = self.next_ask()
-        if location not in self._history.by_location:
-            now = self._loop.now
-            self.changed[location] = Entry(
-                location,
-                kind,
-                location.rpartition("/")[2],
-                EntryStatus.SUCCEEDED,
-                asked,
-                value=value,
-                generation=self._facts.generation,
-                started_at=now,
-                settled_at=now,
-            )
-
-    # --- code that has changed
-
-    def pin_version(self, gate: str, latest: int, replaying: bool) -> int:
-        self.check_inside()
-        location = f"~version/{escape_segment(gate)}"
-        pinned = self._versions.get(location)
-        if pinned is not None:
-            return pinned
-        record = self._history.by_location.get(location)
-        if record is not None:
-            pinned = int(record.name)
-            self.asked_before(record)
-        else:
-            pinned = 1 if replaying else latest
-            self._pin(location, "version", str(pinned), replaying)
-        self._versions[location] = pinned
-        return pinned
-
-    def account_removed(self, name: str, kind: str, replaying: bool) -> None:
-        """Pass over the entry that older code made here. That a run has none is pinned: what new code then asks for
-        may look just like it, or be under way and leave a gap where it would have been."""
-        self.check_inside()
-        scope = self._loop.scope()
-        gate = scope.locate(f"~removed[{escape_segment(name)}]")
-        absent = self._history.by_location.get(gate)
-        if absent is not None:
-            self.asked_before(absent)
-            return
-        record = scope.recorded.get(scope.ordinal)
-        if record is not None and record.kind == kind and record.name == name:
-            del scope.recorded[scope.ordinal]
-            self.removed.add(record.location)
-            scope.locate(segment_of(record.location))
-        elif record is None and kind == "step" and scope.ordinal < scope.last_recorded:
-            scope.locate(escape_segment(name))  # it was under way, and so not on record, when later ones were done
-        else:
-            self._pin(gate, "removed", name, replaying)
-            return
-        self.next_ask()
-        scope.ordinal += 1
-
-    def _pin(self, location: str, kind: str, name: str, replaying: bool) -> None:
-        now = self._loop.now
-        self.pins[location] = Entry(
-            location,
-            kind,
-            name,
-            EntryStatus.SUCCEEDED,
-            self._asked if replaying else self.next_ask(),  # what is on record was counted without it
-            generation=self._facts.generation,
-            started_at=now,
-            settled_at=now,
-        )
+    def add_cleanup_task(self, task: Any) -> None:
+        """Let a task make requests after the workflow function has ended."""
+        self.cleanup_tasks.add(task)
 
     def diverge(self, location: str, recorded: str, asked: str, line: str | None) -> None:
+        """Hold the run because code and history differ. The first difference counts."""
         if self.held is None:
             error = HistoryDiverged(location, recorded, asked, line)
             self.hold(Hold("diverged", str(error), location, recorded, asked, line))
 
     def hold(self, held: Hold) -> None:
+        """Hold the run and stop the drain at once."""
         self.held = held
         self._loop.halted = True
 
 
-def _about_to_be_cancelled(loop: WorkflowLoop) -> bool:
+def _is_about_to_be_cancelled(loop: WorkflowLoop) -> bool:
     task = loop.running_task()
     return task is None or bool(task._must_cancel)  # type: ignore[attr-defined]

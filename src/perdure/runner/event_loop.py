@@ -1,8 +1,8 @@
-"""A deterministic event loop: asyncio inside a workflow, with the same interleaving live and on every replay.
+"""WorkflowLoop: asyncio inside a workflow, with the same interleaving live and on every replay.
 
-It drives the tasks of one run and nothing else. It never waits: `drain` runs what is ready and returns. Its time is
-the recorded time of the last completion. Whatever would reach the world (I/O, threads, signals, subprocesses) is
-refused. It is driven from a plain call-back of the real loop, never from inside one of its tasks.
+The loop drives the tasks of one run and nothing else. It never waits: `drain` runs what is ready and returns. Its time
+is the recorded time of the last completion. Everything that would reach the outside (I/O, threads, signals,
+subprocesses) is refused. It is driven from a plain callback of the real loop, never from inside one of its tasks.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from perdure.runner.asyncio_internals import (
     check_waited_for,
 )
 from perdure.runner.scopes import Scope
+from perdure.runner.source_lines import waiting_line
 from perdure.runner.tasks import (
     Closed,
-    LoopOwner,
     ReadyHandle,
     TaskStart,
     WorkflowFuture,
@@ -41,17 +41,17 @@ from perdure.runner.tasks import (
 from perdure.workflows.durable_call import DurableCall
 
 LOGGER = logging.getLogger("perdure.workflow")
-MAX_CALLBACKS = 100_000  # between two completions; a workflow that needs more spins
-MAX_CLOSED_CALLS = 100  # calls that a closing run may make before it gets no answer at all
+MAX_CALLBACKS = 100_000  # between two completions; a workflow that needs more is in a livelock
+MAX_CLOSED_CALLS = 100  # calls of an evicted run that raise; later ones never complete
 
 NO_TASK = "asyncio.Task(...) and eager tasks cannot be used in a workflow: use create_task"
 
 if TYPE_CHECKING:
-    _RefusingLoop = Any  # its methods are made below, one by one; to a type checker they would be missing
+    _RefusingLoop = Any  # its methods are generated below, which a type checker cannot see
 else:
 
     class _RefusingLoop(asyncio.AbstractEventLoop):
-        """Every method of an event loop, refused: what a workflow may use is defined below."""
+        """Refuses every method of an event loop. `WorkflowLoop` defines those that a workflow may use."""
 
 
 def _refuser(name: str) -> Callable[..., Any]:
@@ -71,10 +71,15 @@ for _name in dir(asyncio.AbstractEventLoop):
 
 
 class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
-    """See the module's docstring. `open` while the run is being advanced: calls from anywhere else are refused."""
+    """See the module's docstring.
 
-    def __init__(self, owner: LoopOwner, seed: int, now: float, root: Scope) -> None:
-        self.perdure_run: Any = owner
+    `perdure_run` is the `ContextApi` of the run, by which durable calls find it. `open` is set while the run is
+    advanced: calls at any other time are refused. `halted` stops the drain, `closing` is the mode of eviction.
+    """
+
+    perdure_run: Any  # set by ContextApi, replaced by eviction
+
+    def __init__(self, seed: int, now: float, root: Scope) -> None:
         self.ready: deque[Any] = deque()
         self.timers: dict[str, WorkflowTimerHandle] = {}
         self.live: dict[WorkflowTask, None] = {}  # strong references, in order of creation
@@ -85,24 +90,25 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         self.halted = False
         self.closing = False
         self.callbacks = 0
-        # By it futures, tasks and calls hash alike on every replay; spread over all bits: asyncio keeps tasks in sets.
+        # Futures, tasks and calls hash by this number, the same on every replay. asyncio keeps them in sets, whose
+        # order depends on the hashes; the multiplier spreads the seed over all bits.
         self.number = (seed * 0x9E3779B97F4A7C15) & ((1 << 60) - 1)
-        self._inner_number = self.number  # for what asyncio makes for itself, which differs between Python versions
+        self._inner_number = self.number  # of asyncio's internal objects, whose number differs per Python version
         self._run_next = False
         self._refused = 0
         self._batch: AsCompletedBatch | None = None
 
-    # --- driving
+    # --- draining
 
     def drain(self, *, to_the_end: bool = False) -> bool:
-        """Run what is ready, until nothing is, the workflow function has ended, or the run was halted.
+        """Run ready callbacks until none is left, the workflow function has ended, or the run was halted.
 
-        False if the run simply waits now; True if it has ended, was halted, or spins.
+        False if the run waits; True if it has ended, was halted, or has reached the limit of callbacks.
         """
         outer = events._get_running_loop()
         hooks = sys.get_asyncgen_hooks()
         events._set_running_loop(self)
-        sys.set_asyncgen_hooks(None, self.finalize)  # by place: by name they cost twice as much
+        sys.set_asyncgen_hooks(None, self.finalize)  # positional: by keyword the call costs twice as much
         ready, main = self.ready, self.main
         try:
             while ready and not self.halted and self.callbacks < MAX_CALLBACKS:
@@ -119,15 +125,16 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
 
     @property
     def stopped(self) -> bool:
-        """Nothing more is to be applied: the workflow function has ended, or the run was halted."""
+        """Whether no further completion is applied: the workflow function has ended, or the run was halted."""
         return self.halted or (self.main is not None and self.main.done())
 
     @property
     def spinning(self) -> bool:
+        """Whether too many callbacks ran since the last completion."""
         return self.callbacks >= MAX_CALLBACKS
 
     def pass_time(self, until: float | None) -> None:
-        """Time never goes back."""
+        """Set the time of the run, if it is later. Time never decreases."""
         if until is not None and until > self.now:
             self.now = until
 
@@ -135,7 +142,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         return tasks.current_task(self)
 
     def scope(self) -> Scope:
-        """The scope of the task that is running."""
+        """Return the scope of the running task."""
         task = tasks.current_task(self)
         if task is None:
             return self.root
@@ -143,12 +150,18 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
             raise WorkflowMisuse(NO_TASK)
         return task.scope
 
+    def waiting_line(self) -> str | None:
+        """Return the line of user code at which the oldest task waits."""
+        lines = (waiting_line(task.get_coro()) for task in self.live if not task.done())
+        return next((line for line in lines if line is not None), None)
+
     def next_number(self) -> int:
+        """Return the hash of the next object that user code creates."""
         self.number += 1
         return self.number
 
     def fire(self, location: str) -> bool:
-        """Make a timer's call-back ready. False if no such timer stands."""
+        """Make the callback of a timer ready. False if there is no such timer."""
         handle = self.timers.pop(location, None)
         if handle is None:
             return False
@@ -157,7 +170,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         return True
 
     def finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """Close an async generator that was dropped unexhausted; durable calls in its `finally` are refused."""
+        """Close an async generator that user code dropped unfinished; durable calls in its `finally` are refused."""
         name = getattr(generator, "__name__", "?")
         self.perdure_run.log_unretrieved_error("", f"async generator {name} was not closed; use aclosing()", None)
         outer, closing = events._get_running_loop(), self.closing
@@ -167,18 +180,18 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
             generator.aclose().send(None)
         except BaseException as error:
             if not isinstance(error, (StopIteration, StopAsyncIteration, Closed)):
-                LOGGER.warning("closing async generator raised %r", error)
+                LOGGER.warning("Async generator raised %r while being closed", error)
         finally:
             self.closing = closing
             events._set_running_loop(outer)
 
-    # --- what asyncio needs of a loop
+    # --- the part of the event loop interface that asyncio uses
 
     def time(self) -> float:
         return self.now
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> ReadyHandle:
-        if self.closing:  # a handler that releases a lock does no harm: nobody is woken any more
+        if self.closing:  # a handler may release a lock; the tasks that wait for it do not run any more
             return ReadyHandle(callback, args, self, context)
         if not self.open or type(getattr(callback, "__self__", None)) is not WorkflowTask:
             self._check_open(callback)
@@ -192,7 +205,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         return handle
 
     def _release_soon(self, callback: partial[Any], args: tuple[Any, ...], context: Any) -> ReadyHandle:
-        """Let `wait_for` of 3.11 go on exactly when that of later versions does, which has no task and no waiter."""
+        """Resume `wait_for` of Python 3.11 at the same point as later versions, which use no task and no waiter."""
 
         def release() -> None:
             self._run_next = True
@@ -266,7 +279,9 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         )
         self._track(task)
         if inline:
-            self.ready.appendleft(self.ready.pop())  # later versions run it within the caller, before anything else
+            self.ready.appendleft(
+                self.ready.pop()
+            )  # later Python versions run it inside the caller, before anything else
         if own_scope:
             self.ready.append(TaskStart(self.ready.pop(), task, self.perdure_run))
         if batch is not None:
@@ -276,7 +291,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         return task
 
     def start_branch(self, work: Any, label: str, scope: Scope) -> WorkflowTask:
-        """A task for a branch of a block, in a scope that is named already."""
+        """Start a task for a branch of a block, in its own scope."""
         self._check_open(None)
         coro = work if asyncio.iscoroutine(work) else _awaiting(work)
         task = WorkflowTask(
@@ -286,7 +301,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         return task
 
     def start_main(self, coro: Coroutine[Any, Any, Any], name: str, context: VariableContext) -> WorkflowTask:
-        """The task of the workflow function itself, in the run's own scope."""
+        """Start the task of the workflow function, or of its cleanup, in the root scope."""
         task = WorkflowTask(
             coro, loop=self, name=name, context=context, scope=self.root, parent=self.root, number=self.next_number()
         )
@@ -302,7 +317,10 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         self.live.pop(task, None)
 
     def _as_completed_batch(self, frame: Any, coro: Any) -> tuple[AsCompletedBatch, int]:
-        """`as_completed` makes its tasks in set order; they are numbered and started by their place in its list."""
+        """Return the batch and index of a task that `as_completed` creates.
+
+        `as_completed` creates tasks in set order. They are numbered and started by their index in its list instead.
+        """
         awaitables = frame.f_locals.get(AS_COMPLETED[frame.f_code])
         if not isinstance(awaitables, (list, tuple)):
             coro.close()
@@ -334,7 +352,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
             raise WorkflowMisuse(NO_TASK)
 
     def refuse(self) -> None:
-        """Raise in a run that is being closed; but a handler that will not hear of it is left waiting in the end."""
+        """Raise `Closed` in a run that is evicted. A handler that ignores it too often waits forever instead."""
         self._refused += 1
         if self._refused <= MAX_CLOSED_CALLS:
             raise Closed

@@ -1,8 +1,8 @@
-"""Dropping a run from memory: closing its coroutines so that nothing of them runs later, under the wrong loop.
+"""Eviction: close the coroutines of a run so that none of them runs later, under the wrong loop.
 
 A coroutine left to the garbage collector would run its `finally` under the real loop, where a step is the plain
-function, and really execute it. So every live run is held here until it is closed, with its own loop set and in a
-closing mode in which creating futures, tasks, timers and durable calls raises.
+function, and would really execute it. So a registry keeps every live run until it is closed. Closing runs its own loop
+in a mode where creating futures, tasks, timers and durable calls raises.
 """
 
 from __future__ import annotations
@@ -15,32 +15,33 @@ from typing import Any
 from perdure.runner.event_loop import WorkflowLoop
 from perdure.runner.pending import NeverCompletes
 from perdure.runner.tasks import Closed
+from perdure.workflows.context import RunInfo
 
 LOGGER = logging.getLogger("perdure.workflow")
-MAX_CLOSE_ATTEMPTS = 20
+MAX_CLOSE_ATTEMPTS = 20  # a handler may await again after each GeneratorExit
 
 LIVE: set[WorkflowLoop] = set()
-"""Keeps the loops of runs in memory alive until they are closed."""
+"""The loops of all runs in memory, kept until they are closed."""
 
 UNCLOSABLE: list[Any] = []
-"""Coroutines that would not end. Kept, because letting them go would run them once more, and perhaps for ever."""
+"""Coroutines that cannot be closed. Kept, because the garbage collector would run them again, perhaps forever."""
 
 
-def close(loop: WorkflowLoop, run_id: str) -> None:
+def close(loop: WorkflowLoop, run: RunInfo) -> None:
     """Close all tasks of a run, newest first. What their handlers raise is logged and ignored."""
     loop.closing = True
     if loop.live:
-        _close_tasks(loop, run_id)
+        _close_tasks(loop, run)
     loop.ready.clear()
     loop.timers.clear()
     LIVE.discard(loop)
-    # A run and its loop refer to each other; apart, they go when the last one lets go of them, and the garbage
-    # collector has nothing to do (it took a fifth of the time of a busy engine).
-    loop.perdure_run = EvictedRun(run_id)
+    # A run and its loop refer to each other. Separated, both are freed by reference counting; with the cycle, the
+    # garbage collector took a fifth of the time of a busy engine.
+    loop.perdure_run = EvictedRun(run)
     loop.main = None
 
 
-def _close_tasks(loop: WorkflowLoop, run_id: str) -> None:
+def _close_tasks(loop: WorkflowLoop, run: RunInfo) -> None:
     outer, hooks = events._get_running_loop(), sys.get_asyncgen_hooks()
     events._set_running_loop(loop)
     sys.set_asyncgen_hooks(firstiter=None, finalizer=loop.finalize)
@@ -48,8 +49,8 @@ def _close_tasks(loop: WorkflowLoop, run_id: str) -> None:
         for task in reversed(list(loop.live)):
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
-                what = f"run {run_id}, task {task.get_name()}"
-                task.variables.run(_close_coroutine, task.get_coro(), what)  # a handler may reset what it set there
+                # In the task's own context: a handler may reset a context variable that the task has set.
+                task.variables.run(_close_coroutine, task.get_coro(), task.get_name(), run)
     finally:
         events._set_running_loop(outer)
         sys.set_asyncgen_hooks(*hooks)
@@ -57,12 +58,12 @@ def _close_tasks(loop: WorkflowLoop, run_id: str) -> None:
 
 
 class EvictedRun:
-    """Stands for a run that is no longer in memory: what is left of its coroutines may ask, and is refused."""
+    """Stands for a run that is no longer in memory: durable calls of its remaining coroutines are refused."""
 
     replaying = False
 
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
+    def __init__(self, run: RunInfo) -> None:
+        self._run = run
 
     @property
     def context(self) -> Any:
@@ -76,23 +77,42 @@ class EvictedRun:
         return NeverCompletes()
 
     def log_unretrieved_error(self, scope: str, message: str, error: BaseException | None) -> None:
-        LOGGER.error("run %s at %s: %s", self._run_id, scope or "its own scope", message, exc_info=error)
+        log_unhandled(self._run, scope, message, error)
 
 
-def _close_coroutine(coro: Any, what: str) -> None:
+def log_unhandled(run: RunInfo, scope: str, message: str, error: BaseException | None) -> None:
+    """Log an error of a task or callback that no code handles."""
+    LOGGER.error(
+        "Unhandled error in run %s, scope %s: %s",
+        run.id,
+        scope or "(root)",
+        message,
+        exc_info=error,
+        extra={"run_id": run.id, "workflow": run.workflow, "location": scope},
+    )
+
+
+def _close_coroutine(coro: Any, task: str, run: RunInfo) -> None:
+    ids = {"run_id": run.id, "workflow": run.workflow}
     for _ in range(MAX_CLOSE_ATTEMPTS):
         try:
             coro.close()
-        except RuntimeError as error:
-            if "ignored GeneratorExit" not in str(error):
-                LOGGER.warning("%s: a handler raised %r while the run was dropped from memory", what, error)
-                return
         except Closed:
             return
         except BaseException as error:
-            LOGGER.warning("%s: a handler raised %r while the run was dropped from memory", what, error)
+            if isinstance(error, RuntimeError) and "ignored GeneratorExit" in str(error):
+                continue  # a handler awaited something: close it again
+            LOGGER.warning(
+                "Run %s, task %s: exception handler raised %r during eviction; ignored", run.id, task, error, extra=ids
+            )
             return
         else:
             return
     UNCLOSABLE.append(coro)
-    LOGGER.error("%s swallows GeneratorExit again and again; it stays in memory until the process ends", what)
+    LOGGER.error(
+        "Run %s, task %s keeps ignoring GeneratorExit and cannot be evicted; "
+        "it stays in memory until the process exits",
+        run.id,
+        task,
+        extra=ids,
+    )

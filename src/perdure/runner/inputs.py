@@ -1,4 +1,8 @@
-"""Inputs: what came in from outside since the last turn, taken one after the other."""
+"""InputApplier: apply what arrived from outside since the last turn, one input after the other, then due timers.
+
+In one turn, results and messages are applied before timers that are due: between a timeout and a message that arrive
+together, the message wins.
+"""
 
 from __future__ import annotations
 
@@ -7,215 +11,242 @@ from collections.abc import Sequence
 
 import msgspec
 
-from perdure.model.records import EntryStatus, Message, RunResult
+from perdure.model.records import Message, RunResult
 from perdure.model.turns import AwaitingResult, Input, MessageReceived, RecordRunningSteps, StartChild, StepDone
-from perdure.runner.completions import SUCCEEDED, CompletionApplier
-from perdure.runner.entry_tracker import EXHAUSTED
+from perdure.runner import limits
+from perdure.runner.completions import CompletionApplier
 from perdure.runner.pending import PendingEntry
+from perdure.runner.state import RunnerState
 from perdure.workflows.children import encode_child_detail, encode_child_outcome
 
 LOGGER = logging.getLogger("perdure.workflow")
 CANCEL = "~cancel"
-PENDING = EntryStatus.PENDING
 
 
-class InputApplier(CompletionApplier):
+class InputApplier:
     """See the module's docstring."""
 
-    __slots__ = ()
+    __slots__ = ("_attempts", "_completions", "_entries", "_loop", "_mailbox", "_state")
 
-    def _take(self, given: Input, now: float) -> None:
+    def __init__(self, state: RunnerState, completions: CompletionApplier) -> None:
+        self._state = state
+        self._completions = completions
+        self._entries = state.entries
+        self._attempts = state.entries.attempts
+        self._loop = state.loop
+        self._mailbox = state.mailbox
+
+    def apply_all(self, inputs: Sequence[Input], now: float) -> None:
+        """Apply all inputs of a turn, and after each of them the immediate results that follow from it."""
+        entries, loop, completions = self._entries, self._loop, self._completions
+        if entries.immediate or entries.waiting:
+            completions.complete_immediate(max(now, loop.now))
+        for number, given in enumerate(inputs, 1):
+            at = now if now > loop.now else loop.now
+            if type(given) is StepDone:
+                self.apply_step_result(given, at)
+            else:
+                self.apply(given, at)
+            if entries.immediate or entries.waiting:
+                # Events of one turn are available together: a batch receive gets all of them, and an event of the
+                # mailbox is preferred to one of a topic. So the last of several events triggers the receives.
+                if _is_event(given) and _is_event(*inputs[number : number + 1]):
+                    continue
+                completions.complete_immediate(max(now, loop.now))
+
+    def apply(self, given: Input, now: float) -> None:
+        """Apply one input."""
         match given:
             case StepDone():
-                self._take_attempt(given, now)
+                self.apply_step_result(given, now)
             case MessageReceived(message):
-                self._take_mail(message, now)
+                self._apply_message(message, now)
             case AwaitingResult():
-                self._take_standing(given, now)
+                self._apply_awaiting(given, now)
             case RecordRunningSteps():
-                self._expose(given.locations)
+                self._record_running(given.locations)
 
-    def _take_attempt(self, done: StepDone, now: float) -> None:
-        ledger = self._ledger
-        if ledger.stop_requests and self._stopped(done, now):
+    # --- results
+
+    def apply_step_result(self, done: StepDone, now: float) -> None:
+        """Apply the result of a step attempt or of an external effect."""
+        entries, attempts = self._entries, self._attempts
+        if attempts.stop_requests and attempts.complete_stop(done.location, done.error, now):
             return
-        if ledger.nursery.watches and ledger.nursery.errand_done(done.location, ended=True):
+        if entries.children.watches and entries.children.on_effect_done(done.location, ended=True):
             return
-        pending = ledger.pending.get(done.location)
-        if pending is None or pending.attempt != done.attempt or not pending.under_way or self._loop.stopped:
-            return  # the late result of an attempt that was given up
-        pending.under_way = False
-        ledger.running_count -= 1
+        pending = entries.pending.get(done.location)
+        if pending is None or pending.attempt != done.attempt or not pending.running or self._loop.stopped:
+            return  # the late result of a cancelled attempt
+        attempts.end(pending)
         if pending.call is None:
-            self._errand_done(pending, done, now)
+            self._apply_effect_result(pending, done, now)
         elif done.error is None:
-            self._complete(pending, now, value=done.value)
+            self._completions.complete(pending, now, done.value)
         elif not self._schedule_retry(pending, done, now) and not self._hold_on_exhausted(pending, done):
-            self._complete(pending, now, error=done.error)
+            self._completions.complete(pending, now, None, done.error)
 
-    def _stopped(self, done: StepDone, now: float) -> bool:
-        """Whether this was the errand of stopping a run that nobody waits for."""
-        ledger = self._ledger
-        stop = ledger.stop_requests.pop(done.location, None)
-        if stop is None:
-            return False
-        stop.under_way = False
-        ledger.running_count -= 1
-        stop.error = done.error
-        ledger.changed[done.location] = stop.entry(SUCCEEDED, settled_at=now)
-        return True
-
-    def _errand_done(self, pending: PendingEntry, done: StepDone, now: float) -> None:
+    def _apply_effect_result(self, pending: PendingEntry, done: StepDone, now: float) -> None:
         if done.error is None and done.value is not None and pending.kind in ("child", "result", "outcome"):
-            self._child_ended(pending, msgspec.json.decode(done.value, type=RunResult), now)
+            self._complete_child(pending, msgspec.json.decode(done.value, type=RunResult), now)
         else:
-            work = pending.work
-            if pending.kind == "start_child" and isinstance(work, StartChild) and self._existed(done.value):
-                self._not_ours(pending, work)
-            self._complete(pending, now, value=done.value, error=done.error)
+            action = pending.action
+            if pending.kind == "start_child" and isinstance(action, StartChild) and self._existed_before(done.value):
+                self._detach_child(pending, action)
+            self._completions.complete(pending, now, done.value, done.error)
 
-    def _existed(self, started: bytes | None) -> bool:
-        return started is not None and not self._start.codec.decode(started)["created"]
+    def _existed_before(self, started: bytes | None) -> bool:
+        return started is not None and not self._state.start.codec.decode(started)["created"]
 
-    def _not_ours(self, pending: PendingEntry, work: StartChild) -> None:
-        """The run of this id was there before: it is independent, and what the entry keeps says so."""
-        pending.work = msgspec.structs.replace(work, attached=False)
-        pending.detail = encode_child_detail(pending.work)
+    def _detach_child(self, pending: PendingEntry, action: StartChild) -> None:
+        """Note that the run of a child's id existed before: it is independent of this run."""
+        pending.action = msgspec.structs.replace(action, attached=False)
+        pending.detail = encode_child_detail(pending.action)
 
-    def _child_ended(self, pending: PendingEntry, ending: RunResult, now: float) -> None:
+    def _complete_child(self, pending: PendingEntry, result: RunResult, now: float) -> None:
         id = str(msgspec.json.decode(pending.detail or b"{}").get("id", ""))
-        value, error, pending.detail = encode_child_outcome(pending.kind, id, ending)
-        self._complete(pending, now, value=value, error=error)
+        value, error, pending.detail = encode_child_outcome(pending.kind, id, result)
+        self._completions.complete(pending, now, value, error)
 
-    def _take_standing(self, standing: AwaitingResult, now: float) -> None:
-        """An errand was run; from now on the run waits for mail."""
-        if self._ledger.nursery.watches and self._ledger.nursery.errand_done(standing.location, ended=False):
+    def _apply_awaiting(self, awaiting: AwaitingResult, now: float) -> None:
+        """Note that an external effect is done and that messages will bring the results of the runs it names."""
+        entries = self._entries
+        if entries.children.watches and entries.children.on_effect_done(awaiting.location, ended=False):
             return
-        pending = self._ledger.pending.get(standing.location)
-        if pending is None or not pending.under_way:
+        pending = entries.pending.get(awaiting.location)
+        if pending is None or not pending.running:
             return
-        pending.under_way = False
-        self._ledger.running_count -= 1
-        ended = pending.awaited or set()
-        pending.awaited = set(standing.runs) - ended
-        if not standing.created and isinstance(pending.work, StartChild):
-            self._not_ours(pending, pending.work)
-            self._ledger.changed[pending.location] = pending.entry(PENDING)
+        self._attempts.end(pending)
+        ended = pending.awaited or set()  # results that arrived before this input
+        pending.awaited = set(awaiting.runs) - ended
+        if not awaiting.created and isinstance(pending.action, StartChild):
+            self._detach_child(pending, pending.action)
+            entries.log.record_pending(pending)
         if not pending.awaited and pending.kind == "children":
-            self._complete(pending, now)
+            self._completions.complete(pending, now)
 
     def _schedule_retry(self, pending: PendingEntry, done: StepDone, now: float) -> bool:
-        """Plan the next attempt, if there is one: how many there were and when it is due are durable."""
+        """Plan the next attempt of a failed step. False if it has none."""
         assert pending.call is not None
         retry = pending.call.step.settings.retry
         if retry is None or not done.retryable or done.attempt >= retry.max_attempts:
             return False
         try:
-            due_at = now + self._pause(retry, done.location, done.attempt)
-        except Exception as error:  # the user's delay function failed: the step cannot go on
-            LOGGER.error("run %s: Retry.delay of %s raised", self.info.id, done.location, exc_info=error)
+            due_at = now + limits.retry_delay(self._state.start.seed, retry, done.location, done.attempt)
+        except Exception as error:  # raised by the user's delay function
+            info = self._state.info
+            LOGGER.error(
+                "Run %s: Retry.delay of step %s raised; step fails without another attempt",
+                info.id,
+                done.location,
+                exc_info=error,
+                extra={"run_id": info.id, "workflow": info.workflow, "location": done.location},
+            )
             return False
-        pending.attempts, pending.attempt = done.attempt, done.attempt + 1
-        pending.due_at, pending.error = due_at, done.error
-        self._ledger.changed[done.location] = pending.entry(PENDING)
-        self._ledger.alarms.set(done.location, due_at)
+        self._attempts.schedule_retry(pending, due_at, done.error)
         return True
 
     def _hold_on_exhausted(self, pending: PendingEntry, done: StepDone) -> bool:
-        """Let a step without attempts left hold the run, if that is wanted or the history depends on its success."""
-        redone = pending is self._rerun_pending
+        """Hold the run for a step without attempts left. False if the step fails instead.
+
+        A rerun step always holds: the rest of the history was recorded after its success. Otherwise
+        `suspend_on_failure` decides. Compensations (they have a detail) and typed errors, which the workflow handles,
+        never hold.
+        """
+        state = self._state
         wanted = (
-            self._start.definition.settings.suspend_on_failure and pending.detail is None and not self._function_outcome
+            state.start.definition.settings.suspend_on_failure and pending.detail is None and not state.function_outcome
         )
         typed = done.error is not None and done.error.fields is not None
-        if not redone and (not wanted or typed):
+        if pending is not state.rerun_pending and (not wanted or typed):
             return False
-        pending.attempts, pending.error, pending.detail, pending.due_at = done.attempt, done.error, EXHAUSTED, None
-        self._ledger.exhausted[pending.location] = pending
-        self._ledger.changed[pending.location] = pending.entry(PENDING)
+        self._attempts.exhaust(pending, done.error)
         return True
 
-    def _take_mail(self, message: Message, now: float) -> None:
-        mailroom = self._mailroom
+    def _record_running(self, locations: Sequence[str]) -> None:
+        """Record slow steps as pending, so that people see what is running."""
+        for location in locations:
+            pending = self._entries.pending.get(location)
+            if pending is not None and pending.running and pending.attempts < pending.attempt:
+                self._attempts.record_started(pending)
+
+    # --- messages
+
+    def _apply_message(self, message: Message, now: float) -> None:
+        mailbox = self._mailbox
         match message.kind:
             case "cancel":
-                mailroom.discard(message)
+                mailbox.discard(message)
                 if not self._loop.stopped:
-                    self._stop("cancel", now)
+                    self._cancel_function("cancel", now)
             case "resume":
-                mailroom.discard(message)
+                mailbox.discard(message)
                 self._resume(now)
             case "child":
-                self._on_child_result(message, now)
-            case "deferred" if not message.id.startswith(f"deferred/{self._start.epoch}/"):
-                mailroom.discard(message)  # meant for a generation that is gone
+                self._apply_child_result(message, now)
+            case "deferred" if not message.id.startswith(f"deferred/{self._state.start.epoch}/"):
+                mailbox.discard(message)  # addressed to an earlier generation
             case "event" | "assignment" | "deferred":
-                mailroom.add(message)
+                mailbox.add(message)
 
     def _resume(self, now: float) -> None:
-        """A retry that was waiting need not wait any longer, and a step that holds the run gets its attempts back."""
-        ledger = self._ledger
-        for location, pending in ledger.pending.items():
-            if pending.call is not None and location in ledger.alarms.due:
-                ledger.alarms.set(location, now)
-                if pending is self._rerun_pending:
-                    pending.due_at = now
-        for location, pending in ledger.exhausted.items():
-            pending.attempts, pending.attempt, pending.error, pending.detail = 0, 1, None, None
-            ledger.changed[location] = pending.entry(PENDING)
-            ledger.to_start[location] = pending
-        ledger.exhausted.clear()
+        """Make waiting retries due now, and give steps that hold the run their attempts back."""
+        self._entries.resume(now)
+        rerun = self._state.rerun_pending
+        if rerun is not None and rerun.call is not None and rerun.location in self._entries.timers.due:
+            rerun.due_at = now
 
-    def _on_child_result(self, message: Message, now: float) -> None:
-        """A run has ended that something here waits for, or did."""
-        self._mailroom.discard(message)
-        if self._ledger.nursery.watches and self._ledger.nursery.on_child_ended(message.target or ""):
+    def _apply_child_result(self, message: Message, now: float) -> None:
+        """Apply the end of another run to the entry that waits for it, if one still does."""
+        entries = self._entries
+        self._mailbox.discard(message)
+        if entries.children.watches and entries.children.on_child_ended(message.target or ""):
             return
         location = (message.target or "").partition("/")[2]
-        pending = self._ledger.pending.get(location)
+        pending = entries.pending.get(location)
         if pending is None or pending.target != message.target or self._loop.stopped:
             return
         if pending.kind != "children":
-            self._child_ended(pending, msgspec.json.decode(message.body or b"{}", type=RunResult), now)
-        elif pending.under_way:  # the list of those that are open is still being made
+            self._complete_child(pending, msgspec.json.decode(message.body or b"{}", type=RunResult), now)
+        elif pending.running:  # `AwaitingResult`, with the list of open children, is still to come
             pending.awaited = (pending.awaited or set()) | {message.name}
         elif pending.awaited is not None:
             pending.awaited.discard(message.name)
             if not pending.awaited:
-                self._complete(pending, now)
+                self._completions.complete(pending, now)
 
-    def _expose(self, locations: Sequence[str]) -> None:
-        for location in locations:
-            pending = self._ledger.pending.get(location)
-            if pending is not None and pending.under_way and pending.attempts < pending.attempt:
-                self._record_begun(pending)
+    def _cancel_function(self, reason: str, now: float) -> None:
+        """Raise cancellation in the workflow function, once: for a caller's cancel or an exceeded limit."""
+        if self._state.stop_reason is None and self._state.function_outcome is None:
+            self._completions.apply_external(CANCEL, "cancel", reason, now)
 
-    def _stop(self, reason: str, now: float) -> None:
-        """Raise cancellation in the workflow, once, for a caller's cancel or a limit that was exceeded."""
-        if self._stop_reason is None and self._function_outcome is None:
-            self._record_external(CANCEL, "cancel", reason, now)
+    # --- time
 
-    def _fire_due(self, now: float) -> None:
-        """Sleeps, timers and retries whose moment has come, earliest first; then the run's own limits."""
-        ledger, loop = self._ledger, self._loop
-        subscribing: list[
-            PendingEntry
-        ] = []  # those have yet to hear what their topics hold, in the turn after this one
-        while not loop.stopped and (location := ledger.alarms.pop_due(now)) is not None:
-            pending = ledger.pending.get(location)
-            if pending is not None and pending.target in ledger.extras.subscribed:
-                subscribing.append(pending)
-            elif pending is None:
-                self._record_external(location, "timer", "timer", now)
+    def fire_due(self, now: float) -> None:
+        """Fire sleeps, timers and retries that are due, earliest first; then apply the run's own limits."""
+        entries, loop = self._entries, self._loop
+        timers = entries.timers
+        postponed: list[PendingEntry] = []
+        while not loop.stopped and (location := timers.pop_due(now)) is not None:
+            pending = entries.pending.get(location)
+            if pending is None:
+                self._completions.apply_external(location, "timer", "timer", now)
+            elif pending.target in entries.extras.subscribed:
+                # A receive that subscribes with this turn does not time out before its topics were read once.
+                postponed.append(pending)
             elif pending.call is not None:
-                ledger.to_start[location] = pending
+                self._attempts.schedule(pending)
             else:
-                self._time_out(pending, now)
-            if ledger.instant or ledger.waiting:
-                self._complete_immediate(now)
-        for pending in subscribing:
-            if pending.due_at is not None and ledger.pending.get(pending.location) is pending:
-                ledger.alarms.set(pending.location, pending.due_at)
-        limit = self._limit()
+                self._completions.time_out(pending, now)
+            if entries.immediate or entries.waiting:
+                self._completions.complete_immediate(now)
+        for pending in postponed:
+            if pending.due_at is not None and entries.pending.get(pending.location) is pending:
+                timers.set(pending.location, pending.due_at)
+        limit = limits.next_limit(self._state) if self._state.limited else None
         if limit is not None and limit[0] <= now and not loop.stopped:
-            self._stop(limit[1], now)
+            self._cancel_function(limit[1], now)
+
+
+def _is_event(given: Input | None = None) -> bool:
+    return isinstance(given, MessageReceived) and given.message.kind in ("event", "assignment")

@@ -1,17 +1,17 @@
-"""Mailroom: mail that a run has seen and not yet received, and which open receive gets which of it.
+"""Mailbox: messages that a run has seen and not yet received, and which open receive gets which of them.
 
-Why no race can lose or double an event. Mail and timers both reach a run as inputs of a turn, one turn at a time; what
-a receive is given, and that the message is consumed, are in the same commit (`Turn.consumed`), so that
+No race can lose or duplicate an event. Messages and timers both reach a run as inputs of a turn, one turn at a time.
+What a receive gets, and that the message is consumed, are in the same commit (`Turn.consumed`). Therefore:
 
-- a message that arrives while a run suspends is unseen by that commit, which therefore leaves the run due;
-- between a time-out and a message the turn decides: in one turn mail comes first, and a message that comes with a later
-  turn stays in the mailbox for the next receive;
-- a cancelled receive has consumed nothing, and an event of a topic that was assigned to it is given back;
-- a commit that is refused has consumed nothing either.
+- A message that arrives while a run suspends is not seen by that commit, which leaves the run due.
+- The turn decides between a timeout and a message: in one turn messages come first. A message of a later turn stays in
+  the mailbox for the next receive.
+- A cancelled receive has consumed nothing, and an event that a topic has assigned to it is released.
+- A rejected commit has consumed nothing either.
 
 A receive takes from the mailbox first, in order of sending, then what a topic has assigned to it. Of several open
-receives that one is served first which the earliest message is for; if it is for more of them, the one that was asked
-for first.
+receives, the one that the earliest message is for is completed first; if the message is for more than one, the one that
+was requested first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from perdure.workflows.events import message_key
 
 
 class Mailbox:
-    """See the module's docstring. `consumed` gathers the numbers that the turn takes out of the inbox."""
+    """See the module's docstring. `consumed` are the numbers that the turn removes from the inbox.
+
+    `assigned` are events that topics have assigned to open receives, by target.
+    """
 
     __slots__ = ("_by_name", "_codec", "_deferreds", "_extras", "_run_id", "assigned", "consumed")
 
@@ -43,6 +46,7 @@ class Mailbox:
         self.consumed: list[int] = []
 
     def add(self, message: Message) -> None:
+        """Keep a message until a receive takes it."""
         if message.kind == "event":
             self._by_name.setdefault(message.name, deque()).append(message)
         elif message.kind == "assignment" and message.target is not None:
@@ -51,56 +55,66 @@ class Mailbox:
             self._deferreds[message.name] = message
 
     def discard(self, message: Message) -> None:
-        """It answers nothing that this run waits for."""
+        """Consume a message that no receive takes."""
         self.consumed.append(message.number)
 
-    def next_receiver(self, asked: Iterable[PendingEntry]) -> PendingEntry | None:
-        """Of the open asks, in their order, the first one that waits for the earliest mail there is."""
+    def consume(self, messages: Iterable[Message]) -> None:
+        """Remove messages from the inbox with this turn's commit."""
+        self.consumed.extend(message.number for message in messages)
+
+    def take_consumed(self) -> tuple[int, ...]:
+        """Return the numbers that this turn's commit removes from the inbox."""
+        consumed = tuple(self.consumed)
+        self.consumed.clear()
+        return consumed
+
+    def next_receiver(self, receives: Iterable[PendingEntry]) -> PendingEntry | None:
+        """Return the first of the open receives that waits for the earliest message."""
         if not (self._by_name or self.assigned or self._deferreds):
             return None
         chosen, earliest = None, 0
-        for pending in asked:
+        for pending in receives:
             number = self._earliest_for(pending)
             if number is not None and (chosen is None or number < earliest):
                 chosen, earliest = pending, number
         return chosen
 
     def _earliest_for(self, pending: PendingEntry) -> int | None:
-        question = pending.question
-        assert question is not None
-        if question.deferred is not None:
-            completion = self._deferreds.get(question.deferred)
+        command = pending.command
+        assert command is not None
+        if command.deferred is not None:
+            completion = self._deferreds.get(command.deferred)
             return None if completion is None else completion.number
-        wanted = question.wants.types if question.wants is not None else ()
+        wanted = command.wants.types if command.wants is not None else ()
         found = [self._by_name[name][0].number for name in wanted if name in self._by_name]
         if not found and pending.target in self.assigned:
             found = [self.assigned[pending.target].number]
         return min(found, default=None)
 
     def take_for(self, pending: PendingEntry, now: float) -> list[Message]:
-        """What this open ask gets, if there is anything for it."""
-        question = pending.question
-        assert question is not None
-        if question.deferred is not None:
-            completion = self._deferreds.pop(question.deferred, None)
+        """Remove and return the messages that an open receive gets."""
+        command = pending.command
+        assert command is not None
+        if command.deferred is not None:
+            completion = self._deferreds.pop(command.deferred, None)
             return [completion] if completion is not None else []
-        if question.wants is None:
+        if command.wants is None:
             return []
         found: list[Message] = []
-        while len(found) < question.wants.max_messages and (message := self._next(question.wants, now)) is not None:
+        while len(found) < command.wants.max_messages and (message := self._next(command.wants, now)) is not None:
             found.append(message)
-        return found or self._next_assigned(pending, question.wants, now)
+        return found or self._next_assigned(pending, command.wants, now)
 
     def release_unwanted(self, pending: Mapping[str, PendingEntry]) -> None:
-        """Assignments whose receive was answered otherwise, given up or timed out."""
+        """Release assigned events whose receive was completed otherwise, cancelled or timed out."""
         for target, message in list(self.assigned.items()):
-            asked = pending.get(target.partition("/")[2])
-            if asked is None or asked.target != target:
+            receive = pending.get(target.partition("/")[2])
+            if receive is None or receive.target != target:
                 del self.assigned[target]
                 self._extras.release_assignment(message.number)
 
     def _next(self, wants: ReceiveFilter, now: float) -> Message | None:
-        """The earliest unread event that it takes; those that are too old or do not fit their type go."""
+        """Remove and return the earliest valid event that a filter accepts; expired and invalid ones are consumed."""
         while True:
             queues = [queue for name in wants.types if (queue := self._by_name.get(name))]
             if not queues:
@@ -118,22 +132,23 @@ class Mailbox:
             return []
         if self._usable(message, wants, now):
             return [message]
-        self._extras.subscribe(pending.target, tuple(wants.types))  # the assignment had used up its subscription
+        self._extras.subscribe(pending.target, tuple(wants.types))  # the assignment ended its subscription
         return []
 
     def _usable(self, message: Message, wants: ReceiveFilter, now: float) -> bool:
+        """Return whether a message is valid. Otherwise consume it; one of another type becomes a dead letter."""
         if message.expires_at is not None and message.expires_at <= now:
             self.consumed.append(message.number)
             return False
         try:
             self._codec.decode(message.body or b"null", wants.types[message.name], what=f"event {message.name!r}")
-        except InvalidPayload as misfit:
+        except InvalidPayload as mismatch:
             self.consumed.append(message.number)
-            self._extras.add_dead_letter(self._letter(message, str(misfit), now))
+            self._extras.add_dead_letter(self._dead_letter(message, str(mismatch), now))
             return False
         return True
 
-    def _letter(self, message: Message, reason: str, now: float) -> DeadLetter:
+    def _dead_letter(self, message: Message, reason: str, now: float) -> DeadLetter:
         return DeadLetter(
             id=f"misfit/{self._run_id}/{message_key(message)}",
             kind="event",

@@ -1,4 +1,4 @@
-"""What a workflow function came to, as data."""
+"""Outcomes: how a workflow function ended, as data."""
 
 from __future__ import annotations
 
@@ -20,30 +20,33 @@ _UNORDERED = "expect an iterable of futures, not generator"  # as_completed of 3
 _FOREIGN = ("is bound to a different event loop", "attached to a different loop")
 
 
-def outcome_of(
-    task: asyncio.Task[Any], definition: Workflow[Any, Any], codec: Codec, asked_to_stop: str | None
+def task_outcome(
+    task: asyncio.Task[Any], definition: Workflow[Any, Any], codec: Codec, stop_reason: str | None
 ) -> Outcome:
-    """The outcome of a finished main task. Once asked to stop, the run ends so, whatever its function did."""
-    if asked_to_stop == "cancel":
+    """Return the outcome of a finished main task. A stop reason decides, whatever the function returned or raised."""
+    if stop_reason == "cancel":
         return Cancelled()
-    if asked_to_stop is not None:
-        limit = "timeout" if asked_to_stop == "timeout" else "max_suspend"
-        # For the whole run, across its generations: not something that another one could mend.
-        return replace(failed(TimeoutError(f"the run exceeded its {limit}"), definition, codec), retryable=False)
+    if stop_reason is not None:
+        limit = "timeout" if stop_reason == "timeout" else "max_suspend"
+        # Not retryable: the limit is one of the whole run, across its generations.
+        return replace(
+            failure_outcome(TimeoutError(f"the run exceeded its {limit}"), definition, codec), retryable=False
+        )
     if task.cancelled():
-        return failed(asyncio.CancelledError("the workflow cancelled itself"), definition, codec)
+        return failure_outcome(asyncio.CancelledError("the workflow cancelled itself"), definition, codec)
     error = task.exception()
     if error is not None:
-        return failed(_as_misuse(error), definition, codec)
+        return failure_outcome(_as_misuse(error), definition, codec)
     try:
         return Succeeded(
             codec.encode(task.result(), definition.returns, what=f"result of workflow {definition.name!r}")
         )
     except InvalidPayload as refused:
-        return failed(refused, definition, codec)
+        return failure_outcome(refused, definition, codec)
 
 
-def failed(error: BaseException, definition: Workflow[Any, Any], codec: Codec) -> Failed:
+def failure_outcome(error: BaseException, definition: Workflow[Any, Any], codec: Codec) -> Failed:
+    """Return the outcome of a function that raised."""
     location = error.location if isinstance(error, StepFailed) else None
     retry = definition.settings.retry
     try:
@@ -53,13 +56,17 @@ def failed(error: BaseException, definition: Workflow[Any, Any], codec: Codec) -
     try:
         retryable = retry is not None and isinstance(error, Exception) and retry.should_retry(error)
     except Exception:
-        LOGGER.exception("Retry.retry_on of workflow %s raised; the run is not tried again", definition.name)
+        LOGGER.exception(
+            "Retry.retry_on of workflow %s raised; run will not be retried",
+            definition.name,
+            extra={"workflow": definition.name},
+        )
         retryable = False
     return Failed(record, retryable=retryable)
 
 
 def _as_misuse(error: BaseException) -> BaseException:
-    """asyncio's complaint about objects of another loop, in words that help."""
+    """Return a `WorkflowMisuse` for asyncio's errors about objects of another loop; other errors unchanged."""
     if isinstance(error, RuntimeError) and any(sign in str(error) for sign in _FOREIGN):
         misuse = WorkflowMisuse(f"an asyncio object is shared between runs or made outside of this one: {error}")
         misuse.__cause__ = error

@@ -1,4 +1,4 @@
-"""What a run has call_seq for and not yet got: the futures its tasks wait on, and how far their steps are."""
+"""PendingEntry: an entry that a run has requested and that is not completed."""
 
 from __future__ import annotations
 
@@ -12,23 +12,28 @@ if TYPE_CHECKING:
     from perdure.workflows.commands import Command
     from perdure.workflows.steps import StepCall
 
-PENDING = EntryStatus.PENDING  # by the name of its class a member costs 850 instructions on 3.11
+PENDING = EntryStatus.PENDING  # bound once: looking up an enum member costs 850 instructions on Python 3.11
 
 
 class PendingEntry:
-    """One requested entry. Its record is built when something about it is to be written, and not before: most steps are
-    written once, when they are done.
+    """One requested entry, with the future that its task awaits.
 
-    `attempt` is the one that is next or under way; `attempts` those that are on record as begun. `call` is what a step
-    was call_seq with, `question` anything else. `awaited` are runs whose end mail is to bring.
+    Its record is built only when it is written: most steps are written once, when they are completed.
+
+    `attempt` is the attempt that is next or running, `attempts` the number that is recorded as started. `call` is the
+    call of a step, `command` that of anything else. `action` is the external effect of a command; `awaited` are runs
+    whose ends arrive as messages. `recorded` is the status on record, None for a new request. `seq` is set for a step
+    that runs again after a rewind: its recorded position in the order of completions.
     """
 
     __slots__ = (
+        "action",
         "attempt",
         "attempts",
         "awaited",
         "call",
         "call_seq",
+        "command",
         "detail",
         "due_at",
         "error",
@@ -39,12 +44,10 @@ class PendingEntry:
         "location",
         "name",
         "ordinal",
-        "question",
         "recorded",
+        "running",
         "seq",
         "started_at",
-        "under_way",
-        "work",
     )
 
     def __init__(
@@ -59,7 +62,7 @@ class PendingEntry:
         future: Future[Any],
         call: StepCall | None,
         fingerprint: bytes | None,
-        question: Command | None = None,
+        command: Command | None = None,
     ) -> None:
         self.location = location
         self.kind = kind
@@ -76,21 +79,23 @@ class PendingEntry:
         self.due_at: float | None = None
         self.error: ErrorRecord | None = None
         self.recorded: EntryStatus | None = None
-        self.under_way = False
-        self.question = question
+        self.running = False
+        self.command = command
         self.detail: bytes | None = None
-        self.seq: int | None = None  # of a step that is to be done again in its old place
-        self.work: ExternalAction | None = None
+        self.seq: int | None = None
+        self.action: ExternalAction | None = None
         self.awaited: set[str] | None = None
 
     @property
     def target(self) -> str:
-        """What mail that answers this is addressed to."""
+        """The address of messages for this entry. It names the generation: messages for an earlier one do not match."""
         return f"{self.generation}/{self.location}"
 
     @classmethod
-    def of(cls, record: Entry, future: Future[Any], call: StepCall | None, question: Command | None) -> PendingEntry:
-        """What is on record, call_seq for again by a replay."""
+    def from_record(
+        cls, record: Entry, future: Future[Any], call: StepCall | None, command: Command | None
+    ) -> PendingEntry:
+        """Build the pending entry of a record that a replay requests again."""
         pending = cls(
             record.location,
             record.kind,
@@ -102,7 +107,7 @@ class PendingEntry:
             future,
             call,
             record.fingerprint,
-            question,
+            command,
         )
         pending.detail = record.detail
         pending.seq = record.seq if record.status is PENDING else None
@@ -110,11 +115,11 @@ class PendingEntry:
         pending.due_at = record.due_at
         pending.error = record.error
         pending.recorded = record.status
-        # Waiting for a retry, the next attempt is a new one; one that was cut short is repeated under its number.
+        # An entry that waits for a retry gets a new attempt; an attempt that a crash interrupted keeps its number.
         pending.attempt = record.attempts + 1 if record.due_at is not None else max(record.attempts, 1)
         return pending
 
-    def entry(
+    def to_entry(
         self,
         status: EntryStatus,
         *,
@@ -122,7 +127,7 @@ class PendingEntry:
         value: bytes | None = None,
         settled_at: float | None = None,
     ) -> Entry:
-        """The record of it as it stands."""
+        """Build the record of this entry in its present state."""
         if status is PENDING:
             seq = self.seq
         return Entry(
@@ -146,7 +151,7 @@ class PendingEntry:
 
 
 class NeverCompletes:
-    """An awaitable that never ends: given to handlers that go on asking while their run is being closed."""
+    """An awaitable that never completes, for handlers that keep making durable calls while their run is evicted."""
 
     def __await__(self) -> Any:
         while True:

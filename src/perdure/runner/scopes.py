@@ -1,12 +1,12 @@
-"""Locations: the path that names each entry in a run. Pure text and counting.
+"""Scopes: the sequences of requests in a run, and the locations they give to entries.
 
-    charge            the first `charge` of the workflow's own scope
+    charge            the first `charge` of the root scope
     charge#1          the second
     charge[eu]        with key="eu"
     fetch_all/get#2   in the scope of a task
-    ~timer#1          things that have no name of their own begin with a tilde
+    ~timer#1          entries without a name of their own start with a tilde
 
-Names are escaped, so that no two paths collide and a tilde, slash or bracket in a name is never taken for structure.
+Names are escaped: no two paths collide, and a tilde, slash or bracket in a name is never mistaken for structure.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from perdure.model.records import Entry
 
 
 class Scope:
-    """One sequence of asks: the workflow's own, or a task's. Numbers names and asks in order.
+    """The sequence of requests of the workflow function or of a task. Counts names and requests.
 
-    `recorded` are the entries of this scope in history, by ordinal: replay must ask for them in that order.
+    `recorded` are the entries of this scope in the history, by ordinal: a replay must request them in that order.
     """
 
     __slots__ = ("_counts", "_randoms", "last_recorded", "ordinal", "path", "recorded")
@@ -33,7 +33,7 @@ class Scope:
         self._randoms: dict[str, random.Random] = {}
 
     def locate(self, segment: str) -> str:
-        """The location of the next thing with this (escaped) segment."""
+        """Return the location of the next entry with this escaped segment."""
         count = self._counts.get(segment, 0)
         self._counts[segment] = count + 1
         if count:
@@ -41,7 +41,7 @@ class Scope:
         return f"{self.path}/{segment}" if self.path else segment
 
     def random(self, purpose: str, seed: str) -> random.Random:
-        """A stream of random numbers that belongs to this scope alone."""
+        """Return the random number generator of this scope for a purpose."""
         found = self._randoms.get(purpose)
         if found is None:
             found = self._randoms[purpose] = random.Random(f"{seed}/{self.path}/{purpose}")

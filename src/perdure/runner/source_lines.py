@@ -1,4 +1,4 @@
-"""Which line of the user's code is meant: for divergence, deadlock and drift."""
+"""Source lines of user code, for reports of divergence, deadlock and changed arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _INSIDE = (f"{Path(__file__).resolve().parents[1]}{os.sep}", f"{Path(asyncio.__f
 
 
 def caller_source_line() -> str | None:
-    """The nearest line on the stack that is neither ours nor asyncio's."""
+    """Return the innermost line on the stack that is neither perdure's nor asyncio's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
         frame = frame.f_back
@@ -21,7 +21,7 @@ def caller_source_line() -> str | None:
 
 
 def waiting_line(coro: Any) -> str | None:
-    """The innermost line of user code at which a coroutine is suspended."""
+    """Return the innermost line of user code at which a coroutine is suspended."""
     found: str | None = None
     while coro is not None:
         frame = getattr(coro, "cr_frame", None) or getattr(coro, "ag_frame", None) or getattr(coro, "gi_frame", None)

@@ -1,4 +1,4 @@
-"""What the deterministic loop schedules: futures and tasks that hash alike on every replay, and its handles."""
+"""Futures, tasks and handles of the workflow loop. Futures and tasks have the same hash on every replay."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from perdure.runner.scopes import Scope
 
 
 class Closed(BaseException):
-    """Raised by durable and asyncio calls while a run is being dropped from memory. Nothing of it is recorded."""
+    """Raised by durable and asyncio calls while their run is evicted from memory. It is never recorded."""
 
 
 class LoopOwner(Protocol):
-    """What the loop tells the run that it belongs to."""
-
-    replaying: bool
+    """What the loop and its tasks report to their run."""
 
     def open_scope(self, path: str) -> Scope: ...
 
@@ -36,7 +34,7 @@ class LoopOwner(Protocol):
 
 
 class WorkflowFuture(asyncio.Future[Any]):
-    """A future that hashes by its creation number, so that sets of them iterate alike on every replay."""
+    """A future that hashes by its creation number, so that sets of futures have the same order on every replay."""
 
     number: int
 
@@ -48,29 +46,29 @@ class WorkflowFuture(asyncio.Future[Any]):
 
 
 class CancelListener(Protocol):
-    """Who is told when a task gives up what it asked for."""
+    """Notified when the future of an entry is cancelled."""
 
     def on_cancelled(self, location: str) -> None: ...
 
 
 class EntryFuture(WorkflowFuture):
-    """The future of an entry. Being cancelled is noticed here and not by a done-callback, which would come too late.
+    """The future of an entry. It reports a cancellation at once; a done-callback would run too late.
 
-    That of a step is a plain one, if its task can tell: see `Ledger` and `WorkflowTask.cancel`.
+    Most steps use asyncio's own future, for which `WorkflowTask.cancel` reports (see `EntryTracker._future`).
     """
 
     location: str
-    keeper: CancelListener
+    listener: CancelListener
 
     def cancel(self, msg: Any = None) -> bool:
         cancelled = super().cancel(msg)
         if cancelled:
-            self.keeper.on_cancelled(self.location)
+            self.listener.on_cancelled(self.location)
         return cancelled
 
 
 class WorkflowTask(asyncio.Task[Any]):
-    """A task with a scope, which is named when the task first runs (3.11 and 3.12 name tasks after creating them)."""
+    """A task with a scope. The scope is named when the task first runs: Python 3.11 and 3.12 set its name that late."""
 
     def __init__(
         self,
@@ -87,12 +85,12 @@ class WorkflowTask(asyncio.Task[Any]):
         self.number = number
         self.scope = scope
         self.parent = parent
-        self.inline = inline  # the inside of a `wait_for`, which is a task on 3.11 only
+        self.inline = inline  # the task inside `wait_for`, which exists on Python 3.11 only
         self.variables = context if context is not None else copy_context()
         super().__init__(coro, loop=loop, name=name, context=self.variables)
 
     def cancel(self, msg: Any = None) -> bool:
-        """Tells for the step that it waits for, whose future is asyncio's own and cannot."""
+        """Cancel the task, and report the cancellation of a step whose future is asyncio's own."""
         loop: Any = self.get_loop()
         if tasks.current_task(loop) is self:
             loop.perdure_run.on_self_cancel()
@@ -110,18 +108,18 @@ class WorkflowTask(asyncio.Task[Any]):
 
 
 class WorkflowTimerHandle(asyncio.TimerHandle):
-    """A timer with a location, under which it is recorded when it fires."""
+    """A timer with a location, at which it is recorded when it fires."""
 
     __slots__ = ("location",)
 
     def __init__(self, location: str, when: float, callback: Any, args: Any, loop: Any, context: Any) -> None:
         super().__init__(when, callback, args, loop, context)
         self.location = location
-        self._scheduled = True  # so that cancelling it tells the loop
+        self._scheduled = True  # then `cancel` calls the loop
 
 
 class ReadyHandle:
-    """A call-back in the ready queue: what asyncio's own handle is, without what only debugging needs."""
+    """A callback in the ready queue: asyncio's handle without its support for debugging."""
 
     __slots__ = ("_args", "_callback", "_cancelled", "_context", "_loop")
 
@@ -144,11 +142,11 @@ class ReadyHandle:
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
-            self._loop.call_exception_handler({"message": "a call-back raised", "exception": error})
+            self._loop.call_exception_handler({"message": "a callback raised", "exception": error})
 
 
 class TaskStart:
-    """The first run of a task, in the ready queue: names the task's scope and then runs it."""
+    """The first run of a task, in the ready queue: names the scope of the task, then runs it."""
 
     __slots__ = ("_handle", "_owner", "_task")
 
@@ -170,5 +168,5 @@ class TaskStart:
 
 
 def label(coro: Any) -> str:
-    """What a task is called that was given no name."""
+    """Return the name of a task that was created without one."""
     return getattr(coro, "__name__", None) or type(coro).__name__

@@ -1,4 +1,4 @@
-"""What is due when: sleeps, asyncio timers and retries of one run, ordered by (due, creation)."""
+"""TimerQueue: sleeps, asyncio timers and retries of one run, ordered by due time, then by creation."""
 
 from __future__ import annotations
 
@@ -6,37 +6,39 @@ from heapq import heappop, heappush
 
 
 class TimerQueue:
-    """A heap with lazy removal: adding, removing and asking for the earliest cost the same with one or a thousand.
+    """A heap with lazy removal: adding, removing and finding the earliest cost the same with one timer or a thousand.
 
-    `due` are those that stand, by location; who wants to know whether there are any asks it directly, each turn.
+    `due` are the active timers by location. Callers test it directly, once per turn, for whether there are any.
     """
 
-    __slots__ = ("_heap", "_made", "due")
+    __slots__ = ("_count", "_heap", "due")
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, str]] = []
         self.due: dict[str, tuple[float, int]] = {}
-        self._made = 0
+        self._count = 0
 
     def set(self, location: str, due_at: float) -> None:
-        self._made += 1
-        self.due[location] = (due_at, self._made)
-        heappush(self._heap, (due_at, self._made, location))
+        """Add a timer, or move the one at this location."""
+        self._count += 1
+        self.due[location] = (due_at, self._count)
+        heappush(self._heap, (due_at, self._count, location))
 
     def remove(self, location: str) -> None:
+        """Remove the timer at this location, if there is one."""
         self.due.pop(location, None)
 
     def earliest(self) -> float | None:
-        """When the next one is due."""
+        """Return when the next timer is due."""
         while self._heap:
-            due_at, made, location = self._heap[0]
-            if self.due.get(location) == (due_at, made):
+            due_at, count, location = self._heap[0]
+            if self.due.get(location) == (due_at, count):
                 return due_at
-            heappop(self._heap)
+            heappop(self._heap)  # removed or moved
         return None
 
     def pop_due(self, now: float) -> str | None:
-        """Take the earliest one that is due."""
+        """Remove the earliest timer that is due, and return its location."""
         due_at = self.earliest()
         if due_at is None or due_at > now:
             return None
@@ -45,7 +47,7 @@ class TimerQueue:
         return location
 
     def pending(self) -> list[tuple[float, str]]:
-        """All of them, earliest first."""
+        """Return all timers, earliest first."""
         return sorted((due_at, location) for location, (due_at, _) in self.due.items())
 
     def __contains__(self, location: str) -> bool:

@@ -1,111 +1,117 @@
-"""What comes out of a turn: effects to hand out, what the run waits for, and when to look at it again."""
+"""TurnBuilder: the turn that follows from the state of a run: entries, effects to start, waits and wake-up time.
+
+Effects leave the runner only here, after the last recorded completion was applied. So the loser of a recorded race is
+not started again, and a step that is requested and cancelled in one turn never starts.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import zlib
-
-from perdure.model.records import Entry, EntryStatus, Hold, Wait
-from perdure.model.turns import Effect, ExternalEffect, Outcome, RunStep
-from perdure.retry import Retry
-from perdure.runner.context_api import ContextApi, RunStart
-from perdure.runner.mailbox import Mailbox
+from perdure.model.records import Hold, Wait
+from perdure.model.turns import CancelStep, Effect, ExternalEffect, RunStep, Turn
+from perdure.runner import limits
+from perdure.runner.completions import MAX_IMMEDIATE_PER_TURN
 from perdure.runner.pending import PendingEntry
-from perdure.runner.source_lines import waiting_line
+from perdure.runner.state import RunnerState
 
 
-class TurnBuilder(ContextApi):
-    """The half of a runner that looks at where the run stands; the other half moves it."""
+class TurnBuilder:
+    """See the module's docstring."""
 
-    __slots__ = ("_function_outcome", "_limited", "_mailroom", "_rerun_pending", "_stop_reason")
+    __slots__ = ("_attempts", "_entries", "_extras", "_log", "_mailbox", "_state", "_timers", "_versions")
 
-    def __init__(self, start: RunStart) -> None:
-        super().__init__(start)
-        self._mailroom = Mailbox(start.facts.id, start.codec, self._ledger.extras)
-        self._stop_reason: str | None = None
-        self._function_outcome: Outcome | None = (
-            None  # the function's outcome, while the run is being brought to its end
-        )
-        self._rerun_pending: PendingEntry | None = (
-            None  # a step of the kept history that is done again; the replay waits for it
-        )
-        self._limited = start.deadline_at is not None or start.definition.settings.max_suspend is not None
+    def __init__(self, state: RunnerState) -> None:
+        self._state = state
+        self._entries = state.entries
+        self._attempts = state.entries.attempts
+        self._log = state.entries.log
+        self._timers = state.entries.timers
+        self._extras = state.extras
+        self._mailbox = state.mailbox
+        self._versions = state.versions
+
+    def build(self) -> Turn:
+        """Build the turn, and take from the state what it contains."""
+        state, entries, attempts = self._state, self._entries, self._attempts
+        if entries.held is not None:
+            return Turn(held=entries.held)
+        outcome, more = None, False
+        if state.function_outcome is not None and state.loop.stopped and state.rerun_pending is None:
+            if not attempts.stop_requests:
+                outcome = state.function_outcome
+        else:
+            more = state.immediate_count >= MAX_IMMEDIATE_PER_TURN
+        effects = self._take_effects() if outcome is None else ()
+        if attempts.dropped:
+            effects = (*(CancelStep(location) for location in attempts.take_dropped()), *effects)
+        if self._mailbox.assigned:
+            self._mailbox.release_unwanted(entries.pending)
+        extras = self._extras.take() if self._extras.any else None
+        changed = self._log.take_changed()
+        consumed = self._mailbox.take_consumed() if self._mailbox.consumed else ()
+        drift = tuple(entries.drift) if entries.drift else ()
+        if outcome is None and (attempts.running_count or more):
+            # The common case: a step is completed and the next one starts.
+            # Pins are written with turns that are written anyway, so that a mere replay writes nothing.
+            pins = self._versions.take_pins() if self._versions.pins and (changed or consumed) else ()
+            timed = state.limited or self._timers.due or state.rerun_pending is not None
+            wake_at = self._wake_at() if timed else None
+            return Turn(changed, pins, consumed, effects, True, (), wake_at, None, None, drift, more, extras)
+        pins = self._versions.take_pins()
+        if outcome is not None:
+            return Turn(changed, pins, consumed, effects, outcome=outcome, drift=drift, extras=extras)
+        wake_at, waits, held = self._wake_at(), tuple(self._waits()), self._hold_of_exhausted_step()
+        if held is None and wake_at is None and not waits:
+            held = Hold("deadlock", "nothing can wake this run", line=state.loop.waiting_line())
+        return Turn(changed, pins, consumed, effects, False, waits, wake_at, None, held, drift, False, extras)
 
     # --- effects
 
     def _take_effects(self) -> tuple[Effect, ...]:
-        ledger = self._ledger
-        if self._rerun_pending is not None:
-            only = ledger.to_start.pop(self._rerun_pending.location, None)
-            return () if only is None else (self._run_step(only),)
-        if not ledger.to_start and not ledger.effects_to_start:
-            return ()
-        effects: list[Effect] = [self._run_step(pending) for pending in ledger.to_start.values()]
-        ledger.to_start.clear()
-        if ledger.effects_to_start:
-            for location, pending in ledger.effects_to_start.items():
-                assert pending.work is not None
-                self._set_under_way(pending)
-                effects.append(ExternalEffect(location, pending.attempt, pending.work))
-            ledger.effects_to_start.clear()
-        return tuple(effects)
+        attempts, rerun = self._attempts, self._state.rerun_pending
+        if rerun is not None:
+            # The replay waits for this step. Nothing else may start: a later record may show that it was cancelled.
+            scheduled = attempts.unschedule(rerun.location)
+            if scheduled is None:
+                return ()
+            attempts.start(scheduled)
+            return (self._run_step(scheduled),)
+        effects: tuple[Effect, ...] = ()
+        if attempts.to_start:
+            effects = tuple([self._run_step(pending) for pending in attempts.take_steps()])
+        if attempts.effects_to_start:
+            effects = (*effects, *[_external_effect(pending) for pending in attempts.take_effects()])
+        return effects
 
     def _run_step(self, pending: PendingEntry) -> RunStep:
         call, location = pending.call, pending.location
         assert call is not None
-        pending.under_way = True
-        self._ledger.running_count += 1
-        if call.step.settings.at_most_once and pending.attempts < pending.attempt:
-            self._record_begun(pending)  # on record before the body begins
-        key = f"{self.info.id}/{pending.generation}/{location}"
+        key = f"{self._state.info.id}/{pending.generation}/{location}"
         return RunStep(location, pending.attempt, pending.name, call, key)
-
-    def _set_under_way(self, pending: PendingEntry) -> None:
-        pending.under_way = True
-        self._ledger.running_count += 1
-
-    def _record_begun(self, pending: PendingEntry) -> None:
-        pending.attempts, pending.due_at = pending.attempt, None
-        self._ledger.changed[pending.location] = pending.entry(EntryStatus.PENDING)
-
-    def _take_consumed(self) -> tuple[int, ...]:
-        consumed = tuple(self._mailroom.consumed)
-        self._mailroom.consumed.clear()
-        return consumed
-
-    def _take_pins(self) -> tuple[Entry, ...]:
-        """Pinned versions: they go with a turn that is written in any case, so that a mere replay writes nothing."""
-        pins = tuple(self._ledger.pins.values())
-        self._ledger.pins.clear()
-        return pins
 
     # --- waiting
 
-    @property
-    def _busy(self) -> bool:
-        ledger = self._ledger
-        return bool(ledger.running_count or ledger.to_start or ledger.effects_to_start or ledger.stop_requests)
-
     def _wake_at(self) -> float | None:
-        """When to look at the run again, if nothing else happens."""
-        if self._rerun_pending is not None:
-            return self._rerun_pending.due_at
-        if not self._limited:
-            return self._ledger.alarms.earliest() if self._ledger.alarms.due else None
-        earliest, limit = self._ledger.alarms.earliest(), self._limit()
+        """Return when the run must be advanced again if no input arrives."""
+        state = self._state
+        if state.rerun_pending is not None:
+            return state.rerun_pending.due_at
+        earliest = self._timers.earliest() if self._timers.due else None
+        limit = limits.next_limit(state) if state.limited else None
         if limit is None:
             return earliest
         return limit[0] if earliest is None else min(earliest, limit[0])
 
     def _waits(self) -> list[Wait]:
+        """Return what a suspended run waits for."""
         waits: list[Wait] = []
-        for location, pending in self._ledger.pending.items():
+        pending_entries = self._entries.pending
+        for location, pending in pending_entries.items():
             kind = _WAITS.get(pending.kind)
             if kind is not None:
                 names = pending.awaited if pending.awaited is not None else {pending.name}
                 waits += [Wait(kind, location, name, pending.due_at) for name in sorted(names)]
-        for due_at, location in self._ledger.alarms.pending():
-            found = self._ledger.pending.get(location)
+        for due_at, location in self._timers.pending():
+            found = pending_entries.get(location)
             if found is not None and found.kind in _WAITS:
                 continue
             if found is not None and found.call is not None:
@@ -114,52 +120,18 @@ class TurnBuilder(ContextApi):
                 waits.append(Wait("timer", location, None, due_at))
         return waits
 
-    def _held_by_failure(self) -> Hold | None:
-        """Why the run is held, if steps without attempts left hold it."""
-        for location, pending in self._ledger.exhausted.items():
+    def _hold_of_exhausted_step(self) -> Hold | None:
+        """Return why the run is held if a step without attempts left holds it."""
+        for location, pending in self._attempts.exhausted.items():
             error = pending.error
             reason = f"step {location} failed" + (f": {error.type}: {error.message}" if error is not None else "")
-            return Hold("step_failed", f"{reason}; mend it, then resume the run", location)
+            return Hold("step_failed", f"{reason}; fix the cause, then resume the run", location)
         return None
 
-    # --- limits
 
-    def _limit(self) -> tuple[float, str] | None:
-        """The run's own next limit: when, and which. A suspension counts from the last thing that happened.
-
-        None once the function has ended: what is left to do then cannot be cancelled.
-        """
-        deadline_at, max_suspend = self._start.deadline_at, self._start.definition.settings.max_suspend
-        if (
-            (deadline_at is None and max_suspend is None)
-            or self._stop_reason is not None
-            or self._function_outcome is not None
-        ):
-            return None
-        limits: list[tuple[float, str]] = []
-        if deadline_at is not None:
-            limits.append((deadline_at, "timeout"))
-        if max_suspend is not None and not self._busy:
-            limits.append((self._quiet_since() + max_suspend, "max_suspend"))
-        return min(limits, default=None)
-
-    def _quiet_since(self) -> float:
-        """When the run last moved: a completion, or an attempt that failed (its pause leads back from its due time)."""
-        moments = [self._loop.now]
-        for location, pending in self._ledger.pending.items():
-            retry = pending.call.step.settings.retry if pending.call is not None else None
-            if retry is not None and pending.due_at is not None:
-                with contextlib.suppress(Exception):  # the user's delay function
-                    moments.append(pending.due_at - self._pause(retry, location, pending.attempts))
-        return max(moments)
-
-    def _pause(self, retry: Retry, location: str, attempt: int) -> float:
-        chance = zlib.crc32(f"{self._start.seed}/{location}/{attempt}".encode()) / 2**32
-        return retry.delay_after(attempt, chance)
-
-    def _waiting_line(self) -> str | None:
-        lines = (waiting_line(task.get_coro()) for task in self._loop.live if not task.done())
-        return next((line for line in lines if line is not None), None)
+def _external_effect(pending: PendingEntry) -> ExternalEffect:
+    assert pending.action is not None
+    return ExternalEffect(pending.location, pending.attempt, pending.action)
 
 
 _WAITS = {
@@ -172,4 +144,4 @@ _WAITS = {
     "children": "child",
     "deferred": "deferred",
 }
-"""What is waited for, by the kind of entry that waits."""
+"""The kind of wait, by the kind of entry that waits."""

@@ -1,4 +1,4 @@
-"""What the next commit changes besides the history: subscriptions, what others are shown, what is no longer needed."""
+"""What the next commit changes besides the history: subscriptions, published values, deletions, dead letters."""
 
 from __future__ import annotations
 
@@ -8,69 +8,74 @@ from perdure.runner.pending import PendingEntry
 
 
 class TurnExtrasBuilder:
-    """Gathers during a turn; `take` hands it over and begins anew."""
+    """Collects the extras of a turn. `any` is whether there may be some: most turns have none."""
 
-    __slots__ = ("any", "dead_letters", "dropped", "published", "returned", "streamed", "subscribed", "unsubscribed")
+    __slots__ = ("any", "dead_letters", "dropped", "published", "released", "streamed", "subscribed", "unsubscribed")
 
     def __init__(self) -> None:
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.any = False
         self.subscribed: dict[str, Subscription] = {}
         self.unsubscribed: list[str] = []
-        self.returned: list[int] = []
+        self.released: list[int] = []
         self.published: dict[str, PublishedValue] = {}
         self.streamed: list[StreamItem] = []
         self.dropped: list[str] = []
         self.dead_letters: list[DeadLetter] = []
 
     def subscribe(self, target: str, topics: tuple[str, ...]) -> None:
+        """Subscribe an open receive to topics."""
         self.any = True
         self.subscribed[target] = Subscription(target, topics)
 
     def unsubscribe(self, pending: PendingEntry) -> None:
-        """An open receive is answered or given up; one that was opened in this very turn has never subscribed."""
-        question = pending.question
-        if question is None or question.wants is None:
+        """End the subscription of a completed or cancelled receive. One of this very turn was never written."""
+        command = pending.command
+        if command is None or command.wants is None:
             return
         if self.subscribed.pop(pending.target, None) is None:
             self.any = True
             self.unsubscribed.append(pending.target)
 
     def release_assignment(self, number: int) -> None:
-        """An assignment that no receive wants: it goes back to its place in the topic."""
+        """Release an assigned event that no receive wants: it keeps its offset and goes to the next subscriber."""
         self.any = True
-        self.returned.append(number)
+        self.released.append(number)
 
-    def publish(self, what: PublishedValue | StreamItem) -> None:
+    def publish(self, value: PublishedValue | StreamItem) -> None:
+        """Publish a value or append a stream item."""
         self.any = True
-        if isinstance(what, PublishedValue):
-            self.published[what.key] = what
+        if isinstance(value, PublishedValue):
+            self.published[value.key] = value
         else:
-            self.streamed.append(what)
+            self.streamed.append(value)
 
     def drop(self, location: str) -> None:
+        """Delete the entries at and below a location."""
         self.any = True
         self.dropped.append(location)
 
-    def add_dead_letter(self, letter: DeadLetter) -> None:
+    def add_dead_letter(self, dead_letter: DeadLetter) -> None:
+        """Store a dead letter."""
         self.any = True
-        self.dead_letters.append(letter)
+        self.dead_letters.append(dead_letter)
 
     def take(self) -> TurnExtras | None:
+        """Return the extras of this turn, None if there are none, and start the next turn's."""
         if not self.any:
             return None
         taken = TurnExtras(
             dropped=tuple(self.dropped),
             subscribe=tuple(self.subscribed.values()),
             unsubscribe=tuple(self.unsubscribed),
-            released_assignments=tuple(self.returned),
+            released_assignments=tuple(self.released),
             published=tuple(self.published.values()),
             streamed=tuple(self.streamed),
             dead_letters=tuple(self.dead_letters),
         )
-        self._begin()
+        self._reset()
         return taken if taken != NOTHING else None
 
 

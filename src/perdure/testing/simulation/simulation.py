@@ -18,7 +18,7 @@ from perdure.config import EngineConfig
 from perdure.engine import Engine
 from perdure.model.records import EntryStatus
 from perdure.model.turns import RunStep
-from perdure.runner.entry_tracker import EXHAUSTED
+from perdure.runner.attempt_tracker import EXHAUSTED
 from perdure.stores.protocol import Store
 from perdure.testing.simulation.event_loop import SimulatedLoop
 from perdure.testing.simulation.fault_plan import Fault, Plan

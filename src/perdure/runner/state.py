@@ -1,0 +1,111 @@
+"""RunnerState: what the collaborators of one runner share.
+
+References point one way only: collaborators refer to the state, the state refers to none of them. An evicted run is
+therefore freed by reference counting, and the garbage collector has nothing to trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import Context as VariableContext
+from typing import Any
+
+from msgspec import Struct
+
+from perdure.codec import JSON, Codec
+from perdure.model.records import Entry, SigningKey, Wait
+from perdure.model.turns import Continued, Outcome
+from perdure.runner.entry_tracker import EntryTracker
+from perdure.runner.event_loop import WorkflowLoop
+from perdure.runner.history import History
+from perdure.runner.mailbox import Mailbox
+from perdure.runner.pending import PendingEntry
+from perdure.runner.scopes import Scope
+from perdure.runner.tasks import WorkflowTask
+from perdure.runner.turn_extras import TurnExtrasBuilder
+from perdure.runner.versioning import VersionGates
+from perdure.workflows.context import Context, RunInfo
+from perdure.workflows.definition import Workflow
+
+
+class RunStart(Struct, frozen=True):
+    """Everything that a run is replayed from."""
+
+    definition: Workflow[Any, Any]
+    facts: RunInfo
+    input: bytes
+    seed: int
+    first_executed_at: float
+    history: Sequence[Entry] = ()
+    deadline_at: float | None = None
+    codec: Codec = JSON
+    strict: bool = False
+    under_way: frozenset[str] = frozenset()  # locations of steps that this process executes since before a reload
+    run_attempt: int = 1
+    epoch: int = 0
+    keys: tuple[SigningKey, ...] = ()
+    waits: tuple[Wait, ...] = ()  # of the last suspension: other runs are observed already and need no second request
+
+
+class RunnerState:
+    """Entry tracker, mailbox, loop, history and flags of one run in memory.
+
+    `main` is the task of the workflow function, None before the first turn. `exit` is a `SystemExit` that user code
+    raised, `continued` what `continue_as` was called with, `stop_reason` why the function was cancelled.
+    `function_outcome` is set when the function has ended; the run itself ends after its cleanup. `rerun_pending` is a
+    step of the recorded history that runs again after a rewind: the replay waits for it. `immediate_count` counts the
+    immediate results of the present turn.
+    """
+
+    __slots__ = (
+        "context",
+        "continued",
+        "entries",
+        "exit",
+        "extras",
+        "function_outcome",
+        "history",
+        "immediate_count",
+        "info",
+        "limited",
+        "loop",
+        "mailbox",
+        "main",
+        "may_have_children",
+        "replaying",
+        "rerun_pending",
+        "start",
+        "stop_reason",
+        "variables",
+        "versions",
+    )
+
+    def __init__(self, start: RunStart) -> None:
+        self.start = start
+        self.info = info = start.facts
+        self.history = history = History(start.history)
+        self.loop = WorkflowLoop(start.seed, _first_time(start, history), Scope("", history.scope("")))
+        self.extras = TurnExtrasBuilder()
+        strict = start.strict or start.definition.settings.strict
+        self.entries = EntryTracker(info, history, self.loop, start.codec, self.extras, strict=strict)
+        self.entries.add_observed_runs(start.waits)
+        self.mailbox = Mailbox(info.id, start.codec, self.extras)
+        self.versions = VersionGates(self.entries, history, self.loop, info.generation)
+        self.variables = VariableContext()  # empty: user code sees no context variables of the worker
+        self.context: Context | None = None
+        self.main: WorkflowTask | None = None
+        self.replaying = len(start.history) > 0
+        self.may_have_children = start.epoch > 0  # earlier generations may have left attached children
+        self.limited = start.deadline_at is not None or start.definition.settings.max_suspend is not None
+        self.continued: Continued | None = None
+        self.exit: SystemExit | None = None
+        self.stop_reason: str | None = None
+        self.function_outcome: Outcome | None = None
+        self.rerun_pending: PendingEntry | None = None
+        self.immediate_count = 0
+
+
+def _first_time(start: RunStart, history: History) -> float:
+    """Return the time at which the workflow function starts, the same on every replay."""
+    first = start.first_executed_at if history.first_executed_at is None else history.first_executed_at
+    return max(first, history.rewound.get(0, 0.0))
