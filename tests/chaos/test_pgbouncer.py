@@ -68,7 +68,7 @@ class TestThroughPgBouncer(StoreContract):
         return PostgresStore(self._url)
 
     # With `listen=no` nobody hears: sweeps find what changed, as the fleet below shows.
-    test_a_change_through_another_handle_is_heard = None  # type: ignore[assignment]
+    test_a_change_through_another_handle_notifies_listeners = None  # type: ignore[assignment]
 
 
 def test_workers_without_notifications_finish_all_runs(pooler: PgBouncer, tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ async def test_a_broadcast_reaches_a_run_that_is_executed_here_without_a_sweep(h
     stage = Stage(h)
     await stage.waiting("w", "Noticed")
     sleeper = ContinueAs(workflow="sending_sleeper", version=1, input=b"{}", first_executed_at=h.clock.now())
-    await stage.turn("w", patch=RunPatch(status=RunStatus.SUSPENDED), restart=sleeper)
+    await stage.turn("w", patch=RunPatch(status=RunStatus.SUSPENDED), continue_as=sleeper)
     await stage.turn("w", patch=RunPatch(status=RunStatus.SUSPENDED), extras=NOTICED)
     await h.settle()
     assert await engine.broadcast(Noticed("x")) == 1
@@ -286,8 +286,8 @@ async def test_a_deferred_of_a_run_that_has_gone_on_is_not_completed(h):
     await stage.run("anew")
     tokens = [await client.deferred_token(run_id, "d") for run_id in ("ended", "anew")]
     await stage.end("ended")
-    restart = ContinueAs(workflow="staged", version=1, input=b"{}", first_executed_at=None)
-    await stage.turn("anew", patch=RunPatch(status=RunStatus.SUSPENDED), restart=restart)
+    continue_as = ContinueAs(workflow="staged", version=1, input=b"{}", first_executed_at=None)
+    await stage.turn("anew", patch=RunPatch(status=RunStatus.SUSPENDED), continue_as=continue_as)
     assert [await client.complete(token, 1) for token in tokens] == [False, False]
     assert await client.complete(await client.deferred_token("anew", "d"), 1) is True
 

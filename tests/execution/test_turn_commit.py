@@ -59,7 +59,7 @@ def test_a_hold_may_carry_entries_and_mail():
 def test_what_outlives_a_generation_begins_the_next():
     carried = (entry("~compensation/a"),)
     write = commit(Turn(outcome=Continued("other", 2, b"[]", pool="gpu", carried=carried)))
-    assert (write.restart.workflow, write.restart.pool, write.restart.entries) == ("other", "gpu", carried)
+    assert (write.continue_as.workflow, write.continue_as.pool, write.continue_as.entries) == ("other", "gpu", carried)
 
 
 def test_a_poison_run_is_held_and_shown_as_a_dead_letter():

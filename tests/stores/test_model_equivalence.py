@@ -1,4 +1,4 @@
-"""Whatever is asked of them, in whatever order, the memory store and those with tables say the same."""
+"""Random sequences of calls have the same results on the memory store and on the SQL stores."""
 
 from __future__ import annotations
 
@@ -54,42 +54,42 @@ from tests.servers import postgres_schemas as schemas
 
 RUNS = ("r", "s", "v")
 TOPICS = ("t", "u")
-Ask = Callable[[Store, "Seen"], Awaitable[Any]]
+StoreCall = Callable[[Store, "ObservedRuns"], Awaitable[Any]]
 
 ids = st.sampled_from(RUNS)
-workers = st.sampled_from(["a", "b", "nobody"])
+workers = st.sampled_from(["a", "b", "unknown"])
 owners = st.sampled_from([None, "a", "b"])
-moments = st.integers(100, 110).map(float)
+times = st.integers(100, 110).map(float)
 small = st.integers(0, 3)
 workflows = st.sampled_from(["flow", "other"])
 held = st.sampled_from([None, None, Hold("diverged", "why"), Hold("poison", "why")])
-going_on = st.sampled_from([RunStatus.PENDING, RunStatus.RUNNING, RunStatus.SUSPENDED])
+open_statuses = st.sampled_from([RunStatus.PENDING, RunStatus.RUNNING, RunStatus.SUSPENDED])
 patches = st.one_of(
     st.none(),
     st.builds(
         RunPatch,
-        status=going_on,
+        status=open_statuses,
         owner=owners,
-        wake_at=st.none() | moments,
+        wake_at=st.none() | times,
         held=held,
         recoveries=small,
     ),
     st.builds(
         RunPatch,
         status=st.sampled_from([RunStatus.SUCCEEDED, RunStatus.FAILED]),
-        ended_at=moments,
-        prune_at=st.none() | moments,
+        ended_at=times,
+        prune_at=st.none() | times,
         result=st.binary(max_size=3),
     ),
 )
-places = st.sampled_from(["x", "y", "z", "x/y", "x/y/z", "xy"])
-entries = st.lists(st.builds(entry, places, small), max_size=2).map(tuple)
-restarts = st.none() | st.builds(
+locations = st.sampled_from(["x", "y", "z", "x/y", "x/y/z", "xy"])
+entries = st.lists(st.builds(entry, locations, small), max_size=2).map(tuple)
+continuations = st.none() | st.builds(
     ContinueAs,
     workflow=workflows,
     version=st.just(1),
     input=st.binary(max_size=2),
-    first_executed_at=st.none() | moments,
+    first_executed_at=st.none() | times,
     pool=st.sampled_from([None, "default", "gpu"]),
     entries=entries,
 )
@@ -97,7 +97,7 @@ numbers = st.lists(st.integers(1, 4), max_size=2, unique=True).map(tuple)
 targets = st.sampled_from(["0/p", "0/q"])
 few_targets = st.lists(targets, max_size=1).map(tuple)
 topics = st.sampled_from(TOPICS)
-letters = st.builds(
+dead_letters = st.builds(
     DeadLetter,
     id=st.sampled_from("de"),
     kind=st.sampled_from(["poison", "event"]),
@@ -105,13 +105,13 @@ letters = st.builds(
     reason=st.just("why"),
     event_name=st.sampled_from([None, "paid"]),
 )
-some_letters = st.just(()) | st.just(()) | letters.map(lambda letter: (letter,))
+some_dead_letters = st.just(()) | st.just(()) | dead_letters.map(lambda dead_letter: (dead_letter,))
 items = st.lists(
     st.builds(
         StreamItem,
         stream=st.sampled_from("lm"),
         value=st.binary(max_size=1),
-        location=places,
+        location=locations,
         at=st.just(1.0),
         writer=st.just("w"),
     ),
@@ -120,32 +120,32 @@ items = st.lists(
 subscriptions = st.lists(
     st.builds(Subscription, targets, st.lists(topics, min_size=1, max_size=2).map(tuple)), max_size=2
 ).map(tuple)
-shown = st.lists(
-    st.builds(PublishedValue, st.sampled_from("kl"), st.binary(max_size=1), st.none() | moments), max_size=1
+published_values = st.lists(
+    st.builds(PublishedValue, st.sampled_from("kl"), st.binary(max_size=1), st.none() | times), max_size=1
 ).map(tuple)
 extras = st.builds(
     TurnExtras,
-    dropped=st.just(()) | st.lists(places, max_size=2).map(tuple),
+    dropped=st.just(()) | st.lists(locations, max_size=2).map(tuple),
     subscribe=subscriptions,
     unsubscribe=few_targets,
     released_assignments=st.just(()) | numbers,
-    published=shown,
+    published=published_values,
     streamed=st.just(()) | items,
-    dead_letters=some_letters,
+    dead_letters=some_dead_letters,
 )
 turns = st.builds(
     CommitTurn,
     run_id=ids,
-    base=st.sampled_from([0, 0, 0, 0, 1, -1, -2, -3]),  # from where the run is now; see `_aimed`
+    base=st.sampled_from([0, 0, 0, 0, 1, -1, -2, -3]),  # relative to the run's last position; see `_aimed`
     turn_id=st.sampled_from(["t1", "t2", "t3", "t4", "t5"]),
-    worker=st.sampled_from(["a", "a", "a", "b", "nobody"]),
+    worker=st.sampled_from(["a", "a", "a", "b", "unknown"]),
     owned=st.sampled_from([True, False, False]),
-    now=moments,
+    now=times,
     entries=entries,
     patch=patches,
     seen=small,
     consumed=numbers,
-    restart=st.none() | st.none() | restarts,
+    continue_as=st.none() | st.none() | continuations,
     extras=st.none() | extras,
 )
 kinds = st.sampled_from(["event", "event", "resume", "cancel", "child", "deferred"])
@@ -162,10 +162,10 @@ events = st.builds(
     topic=topics,
     id=st.sampled_from("efgh"),
     body=st.none() | st.binary(max_size=1),
-    sent_at=moments,
+    sent_at=times,
     delivery=st.sampled_from(["all", "all", "after_wait", "after_create"]),
     consume=st.booleans(),
-    expires_at=st.none() | st.none() | moments,
+    expires_at=st.none() | st.none() | times,
     event_id=st.none() | st.just("own"),
 )
 waiting: st.SearchStrategy[Write] = st.builds(
@@ -173,17 +173,17 @@ waiting: st.SearchStrategy[Write] = st.builds(
     ids,
     targets,
     st.lists(topics, min_size=1, max_size=2),
-    moments,
+    times,
     turn_id=st.sampled_from(["w1", "w2", "w3", "w4"]),
     seen=small,
     consumed=numbers,
     released_assignments=st.just(()) | numbers,
 )
-publishing = st.builds(PublishEvent, event=events, now=moments, limit=st.none() | small, page=st.integers(1, 2))
-delivering = st.builds(DeliverMessage, run_id=ids, message=messages, now=moments, limit=st.none() | small)
+publishing = st.builds(PublishEvent, event=events, now=times, limit=st.none() | small, page=st.integers(1, 2))
+delivering = st.builds(DeliverMessage, run_id=ids, message=messages, now=times, limit=st.none() | small)
 on_topics: st.SearchStrategy[Write] = st.one_of(
     publishing,
-    st.builds(FanOut, topic=topics, offset=st.integers(1, 4), now=moments, page=st.integers(1, 2)),
+    st.builds(FanOut, topic=topics, offset=st.integers(1, 4), now=times, page=st.integers(1, 2)),
 )
 observers = st.builds(Observer, st.sampled_from("pq"), targets)
 on_ended: st.SearchStrategy[Write] = st.one_of(
@@ -191,33 +191,33 @@ on_ended: st.SearchStrategy[Write] = st.one_of(
     st.builds(
         FinalizeRun,
         run_id=ids,
-        now=moments,
+        now=times,
         notified=st.lists(observers, max_size=2).map(tuple),
         consumed=numbers,
         returned=numbers,
         moved=st.just(())
-        | st.lists(st.builds(RedirectedEvent, st.integers(1, 4), publishing, letters), max_size=2).map(tuple),
-        dead_letters=some_letters,
+        | st.lists(st.builds(RedirectedEvent, st.integers(1, 4), publishing, dead_letters), max_size=2).map(tuple),
+        dead_letters=some_dead_letters,
         orphans=st.booleans(),
     ),
-    st.builds(FinalizeRun, run_id=ids, now=moments, notified=st.lists(observers, max_size=2).map(tuple)),
+    st.builds(FinalizeRun, run_id=ids, now=times, notified=st.lists(observers, max_size=2).map(tuple)),
     st.builds(
         ReplayDeadLetter, letter_id=st.sampled_from("de"), send=publishing | delivering
-    ),  # under an id as in `_aimed`
+    ),  # sent under an id of its own; see `_aimed`
     st.builds(
         RewindRun,
         run_id=ids,
         base=st.sampled_from([0, 0, 0, 1, -1]),
         turn_id=st.sampled_from(["t1", "t2", "rewind"]),
-        now=moments,
-        dropped=st.lists(places, max_size=2).map(tuple),
+        now=times,
+        dropped=st.lists(locations, max_size=2).map(tuple),
         entries=entries,
-        returned=st.just(()) | st.just((Message(id="all that was read", kind="event"),)),  # see `_aimed`
+        returned=st.just(()) | st.just((Message(id="all consumed", kind="event"),)),  # see `_aimed`
     ),
 )
 on_streams: st.SearchStrategy[Write] = st.one_of(
     st.builds(AppendStream, run_id=ids, worker=workers, items=items, first=st.none() | small),
-    st.builds(SupersedeStream, run_id=ids, location=places, writer=st.sampled_from(["w", "x"])),
+    st.builds(SupersedeStream, run_id=ids, location=locations, writer=st.sampled_from(["w", "x"])),
 )
 writes: st.SearchStrategy[Write] = st.one_of(
     st.builds(
@@ -231,8 +231,8 @@ writes: st.SearchStrategy[Write] = st.one_of(
         st.just(()) | messages.map(lambda message: (message,)),
         st.none() | observers,
         workflow=workflows,
-        wake_at=st.none() | moments,
-        created_at=moments,
+        wake_at=st.none() | times,
+        created_at=times,
         parent=st.none() | ids,
         attached=st.booleans(),
     ),
@@ -250,63 +250,67 @@ writes: st.SearchStrategy[Write] = st.one_of(
         EndRun,
         run_id=ids,
         turn_id=st.sampled_from(["t1", "e"]),
-        now=moments,
+        now=times,
         only_if_not_started=st.booleans(),
         prune_after=st.none() | st.just(2.0),
     ),
-    st.builds(ReleaseRun, run_id=ids, worker=workers, now=moments),
+    st.builds(ReleaseRun, run_id=ids, worker=workers, now=times),
 )
 
 
-def ask(name: str, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[Ask]:
-    def call(**values: Any) -> Ask:
-        def asked(store: Store, seen: Seen) -> Awaitable[Any]:
-            given = {**values, "batch": _aimed(values["batch"], seen)} if "batch" in values else values
-            answer: Awaitable[Any] = getattr(store, name)(**given)
-            return answer
+def method_call(name: str, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[StoreCall]:
+    """Return a strategy of calls of this method with these arguments."""
 
-        asked.__qualname__ = f"{name}({values})"
-        return asked
+    def build(**values: Any) -> StoreCall:
+        def call_store(store: Store, observed: ObservedRuns) -> Awaitable[Any]:
+            given = {**values, "batch": _aimed(values["batch"], observed)} if "batch" in values else values
+            result: Awaitable[Any] = getattr(store, name)(**given)
+            return result
 
-    return st.builds(call, **arguments)
+        call_store.__qualname__ = f"{name}({values})"
+        return call_store
+
+    return st.builds(build, **arguments)
 
 
 pairs = st.just((("flow", 1), ("other", 1)))
-asks = st.one_of(
-    ask("commit", batch=st.lists(writes, min_size=1, max_size=4)),
-    ask("commit", batch=st.lists(writes, min_size=1, max_size=4)),
-    ask("commit", batch=st.lists(writes, min_size=1, max_size=4)),
-    ask("claim", claim=st.builds(claim, workers, moments, workflows=pairs, limit=st.integers(1, 2))),
-    ask("retry_held", workflows=pairs, kind=st.just("diverged"), now=moments),
-    ask("join", worker=st.builds(worker, workers, lease_until=moments)),
-    ask("renew", worker=st.builds(worker, workers, lease_until=moments)),
-    ask("fence_worker", worker_id=workers, unless_renewed_after=st.none() | moments),
-    ask("release_runs", worker_id=workers, now=moments, recovered=st.booleans(), limit=st.just(10)),
-    ask("remove_worker", worker_id=workers),
-    ask("prune", now=moments, keep_ids_for=st.sampled_from([0.0, 3.0, 50.0])),
-    ask("remove_dead_letter", letter_id=st.sampled_from("de")),
+calls = st.one_of(
+    method_call("commit", batch=st.lists(writes, min_size=1, max_size=4)),
+    method_call("commit", batch=st.lists(writes, min_size=1, max_size=4)),
+    method_call("commit", batch=st.lists(writes, min_size=1, max_size=4)),
+    method_call("claim", claim=st.builds(claim, workers, times, workflows=pairs, limit=st.integers(1, 2))),
+    method_call("retry_held", workflows=pairs, kind=st.just("diverged"), now=times),
+    method_call("join", worker=st.builds(worker, workers, lease_until=times)),
+    method_call("renew", worker=st.builds(worker, workers, lease_until=times)),
+    method_call("fence_worker", worker_id=workers, unless_renewed_after=st.none() | times),
+    method_call("release_runs", worker_id=workers, now=times, recovered=st.booleans(), limit=st.just(10)),
+    method_call("remove_worker", worker_id=workers),
+    method_call("prune", now=times, keep_ids_for=st.sampled_from([0.0, 3.0, 50.0])),
+    method_call("remove_dead_letter", letter_id=st.sampled_from("de")),
 )
 
 
-@given(st.lists(asks, max_size=12))
-def test_memory_and_sqlite_agree(script: list[Ask]) -> None:
+@given(st.lists(calls, max_size=12))
+def test_memory_and_sqlite_agree(script: list[StoreCall]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(_agree(SqliteStore(f"{folder}/store.db", synchronous="off"), script))
 
 
-@given(st.lists(asks, max_size=12))
-def test_memory_and_postgresql_agree(script: list[Ask]) -> None:
-    asyncio.run(_agree(schemas.borrow(SYSTEM_CLOCK), script, alike=_which_run_exists))
+@given(st.lists(calls, max_size=12))
+def test_memory_and_postgresql_agree(script: list[StoreCall]) -> None:
+    asyncio.run(_agree(schemas.borrow(SYSTEM_CLOCK), script, normalize=_existing_run_id))
 
 
-def _which_run_exists(answer: Any) -> Any:
-    """PostgreSQL fetches the record that had the id once the batch is through: as later writes have left it."""
-    if not isinstance(answer, list):
-        return answer
-    return [IdTaken(run(each.record.id).record) if isinstance(each, IdTaken) else each for each in answer]
+def _existing_run_id(result: Any) -> Any:
+    """Reduce `IdTaken` to the run's id: PostgreSQL reads the existing record after the batch, with its later writes."""
+    if not isinstance(result, list):
+        return result
+    return [IdTaken(run(each.record.id).record) if isinstance(each, IdTaken) else each for each in result]
 
 
-async def _agree(other: Store, script: list[Ask], alike: Callable[[Any], Any] = lambda answer: answer) -> None:
+async def _agree(
+    other: Store, script: list[StoreCall], normalize: Callable[[Any], Any] = lambda result: result
+) -> None:
     memory = MemoryStore()
     try:
         for store in (memory, other):
@@ -315,18 +319,18 @@ async def _agree(other: Store, script: list[Ask], alike: Callable[[Any], Any] = 
             await store.join(worker("b"))
             await store.commit([run(id, owner="a") for id in RUNS])
             await store.commit([receive(0, "t", id="s", turn_id="w0"), receive(0, "t", id="v", turn_id="w0")])
-        seen = Seen()
+        observed = ObservedRuns()
         for step in script:
-            seen.look(await memory.load(RUNS))
-            expected, got = await step(memory, seen), await step(other, seen)
-            assert alike(_sorted(got)) == alike(_sorted(expected)), step.__qualname__
+            observed.update(await memory.load(RUNS))
+            expected, got = await step(memory, observed), await step(other, observed)
+            assert normalize(_sorted(got)) == normalize(_sorted(expected)), step.__qualname__
             assert await _state(other) == await _state(memory), step.__qualname__
     finally:
         await other.close()
 
 
-class Seen:
-    """Where the runs are, and the events that they have read: what a rewind may return."""
+class ObservedRuns:
+    """The last positions of the runs, and the events that they have consumed: what a rewind may return."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -334,7 +338,8 @@ class Seen:
         self._events: dict[str, dict[str, Message]] = {}
         self.read: dict[str, tuple[Message, ...]] = {}
 
-    def look(self, snapshots: list[Snapshot | None]) -> None:
+    def update(self, snapshots: list[Snapshot | None]) -> None:
+        """Record the state of the runs before the next call."""
         found = {each.record.id: each for each in snapshots if each is not None}
         self.steps += 1
         self.positions = {id: each.position for id, each in found.items()}
@@ -344,26 +349,27 @@ class Seen:
             self.read[id] = tuple(message for key, message in self._events[id].items() if key not in unread)
             self._events[id] |= {key: message for key, message in unread.items() if message.kind == "event"}
 
+    look = update  # alias until the store tests use the new name
 
-def _aimed(batch: list[Write], seen: Seen) -> list[Write]:
-    """Turns at random positions would hardly ever be taken: they are aimed at, or beside, where their run is.
 
-    What comes from a letter, or would become one, has an id that nothing else has.
+def _aimed(batch: list[Write], observed: ObservedRuns) -> list[Write]:
+    """Move turns and rewinds to, or next to, the last position of their run. Random positions would all be rejected.
 
-    A rewind comes alone, as mail that its batch reads or brings could not be told from what it returns.
+    An event that is replayed from a dead letter, or moved to its topic, gets a unique id. A rewind is the only write of
+    its batch, because messages that the batch consumes or delivers could not be distinguished from what it returns.
     """
     aimed: list[Write] = []
     for write in batch:
         if isinstance(write, CommitTurn | RewindRun):
-            write = replace(write, base=max(0, seen.positions.get(write.run_id, 0) + write.base))
+            write = replace(write, base=max(0, observed.positions.get(write.run_id, 0) + write.base))
         if isinstance(write, ReplayDeadLetter):
-            write = replace(write, send=_named(write.send, f"replay-{seen.steps}-{len(aimed)}"))
+            write = replace(write, send=_named(write.send, f"replay-{observed.steps}-{len(aimed)}"))
         if isinstance(write, FinalizeRun):
-            name = f"moved-{seen.steps}-{len(aimed)}"
+            name = f"moved-{observed.steps}-{len(aimed)}"
             moved = [replace(each, to=_named(each.to, f"{name}-{n}")) for n, each in enumerate(write.moved)]
             write = replace(write, moved=tuple(moved))
         if isinstance(write, RewindRun):
-            return [replace(write, returned=seen.read.get(write.run_id, ()) if write.returned else ())]
+            return [replace(write, returned=observed.read.get(write.run_id, ()) if write.returned else ())]
         aimed.append(write)
     return aimed
 
@@ -374,13 +380,13 @@ def _named(send: Any, id: str) -> Any:
     return replace(send, message=replace(send.message, id=id))
 
 
-def _sorted(answer: Any) -> Any:
-    """The order of a page of released runs is a store's own."""
-    return sorted(answer) if isinstance(answer, list) and all(isinstance(item, str) for item in answer) else answer
+def _sorted(result: Any) -> Any:
+    """Sort a list of ids: each store chooses the order of a page of released runs."""
+    return sorted(result) if isinstance(result, list) and all(isinstance(item, str) for item in result) else result
 
 
 async def _state(store: Store) -> list[Any]:
-    """Everything that can be asked about a few runs, topics and their workers."""
+    """Read everything about the runs, topics and workers of the test."""
     return [
         await store.load(RUNS),
         await store.runs(RunQuery()),
@@ -391,7 +397,7 @@ async def _state(store: Store) -> list[Any]:
         await store.workers(),
         await store.dead_letters(),
         await store.dead_letters(kind="event", event="paid"),
-        sorted(map(_owed, await store.unfinalized()), key=repr),
+        sorted(map(_with_sorted_observers, await store.unfinalized()), key=repr),
         [await store.open_children(id) for id in RUNS],
         await store.unfinished_broadcasts(),
         [await store.topic(name) for name in TOPICS],
@@ -400,11 +406,17 @@ async def _state(store: Store) -> list[Any]:
     ]
 
 
-def _owed(owing: UnfinalizedRun) -> UnfinalizedRun:
-    """The order of observers, and of runs that ended at the same moment, is a store's own."""
-    return replace(owing, observers=tuple(sorted(owing.observers, key=repr)))
+def _with_sorted_observers(pending: UnfinalizedRun) -> UnfinalizedRun:
+    """Sort the observers: each store chooses their order, and that of runs that ended at the same time."""
+    return replace(pending, observers=tuple(sorted(pending.observers, key=repr)))
 
 
 @given(st.binary() | st.text().map(str.encode))
 def test_payloads_are_packed_and_unpacked(payload: bytes) -> None:
     assert unpack(pack(payload)) == payload
+
+
+# aliases until the store tests use the new names
+Ask = StoreCall
+Seen = ObservedRuns
+asks = calls

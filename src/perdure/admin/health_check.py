@@ -270,7 +270,7 @@ class _HealthCheck:
         for owing in await link.read(partial(link.store.unfinalized, PAGE)):
             if (owing.record.ended_at or 0.0) < latest:
                 run_id = owing.record.id
-                text = f"run {run_id} has ended, and {_owes(len(owing.observers), len(owing.mail), owing.orphans)}"
+                text = f"run {run_id} has ended, and {_owes(len(owing.observers), len(owing.messages), owing.orphans)}"
                 self._add("unsettled", "error", text, "settled, as a worker would", run_id, "settle")
         for event in await link.read(partial(link.store.unfinished_broadcasts, PAGE)):
             if event.sent_at < latest:

@@ -413,17 +413,17 @@ class Coordinator:
     def _committed(self, resident: CachedRun, turn: Turn, commit: CommitTurn, answer: Committed) -> None:
         if turn.outcome is not None or turn.held is not None:
             self._forget(resident)
-            if commit.restart is not None and commit.patch is not None:
+            if commit.continue_as is not None and commit.patch is not None:
                 self._suspended(commit.patch.wake_at)
             elif turn.outcome is not None and commit.patch is not None:
                 record = ended_record(resident.record, commit.patch)
                 self._hub.finished(record)
-                self._finished(record, answer.mail or resident.seen > 0)
-            elif answer.mail:
+                self._finished(record, answer.has_messages or resident.seen > 0)
+            elif answer.has_messages:
                 self._suspended(self._clock.now())
             return
         if commit.patch is None:  # it goes on
-            if answer.mail:  # and a time-out that is due waits until it is read
+            if answer.has_messages:  # and a time-out that is due waits until it is read
                 self._fetch_mail(resident)
             self._after_commit(resident, turn)
             return
@@ -434,7 +434,7 @@ class Coordinator:
         resident.slept_at = self._clock.now()
         self.residents.suspend(resident)
         self._stopped(resident.id)
-        self._suspended(self._clock.now() if answer.mail else turn.wake_at)
+        self._suspended(self._clock.now() if answer.has_messages else turn.wake_at)
 
     def _after_commit(self, resident: CachedRun, turn: Turn) -> None:
         """The turn is durable, or needed no write: carry out its effects, and go on with what came meanwhile."""

@@ -42,7 +42,7 @@ from perdure.stores.results import (
     Committed,
     Created,
     IdTaken,
-    Observing,
+    ObserverAdded,
     RunMissing,
     WriteResult,
 )
@@ -274,7 +274,7 @@ class ExternalEffects:
         if isinstance(answer, RunMissing):
             raise RunNotFound(run_id)
         if isinstance(answer, AlreadyEnded):
-            return msgspec.json.encode(answer.ending or RunResult(answer.status))
+            return msgspec.json.encode(answer.result or RunResult(answer.status))
         self._here.run_is_observed(run_id)
         return (run_id,)
 
@@ -315,7 +315,7 @@ class ExternalEffects:
             if isinstance(answer, Committed):
                 self._ended_unbegun(child)
         observed = zip(children, answers[len(children) :], strict=True)
-        standing = [child for child, answer in observed if isinstance(answer, Observing)]
+        standing = [child for child, answer in observed if isinstance(answer, ObserverAdded)]
         message = cancel_message(name, now)
         await asyncio.gather(*(self._put(DeliverMessage(run_id=each, message=message, now=now)) for each in standing))
         for child in standing:

@@ -114,7 +114,7 @@ class FinalizationPlan:
         self._consumed: list[int] = []
         self._letters: list[DeadLetter] = []
         self.writes: list[Write] = [self._ending_for(observer) for observer in pending.observers]
-        for message in pending.mail:
+        for message in pending.messages:
             self._sort(message, config)
 
     def take(self, answers: list[WriteResult | StoreError]) -> None:

@@ -40,7 +40,7 @@ def build_turn_commit(
         patch=patch,
         seen=resident.seen,
         consumed=turn.consumed,
-        restart=restart,
+        continue_as=restart,
         extras=turn.extras,
         observed=resident.record.parent is not None,
     )

@@ -1,1 +1,1 @@
-"""Where everything lives: the protocol (`base`), the stores behind it, and their SQL."""
+"""Stores: the protocol (`protocol`, `writes`, `results`) and its implementations, one package each."""

@@ -1,4 +1,4 @@
-"""Telling those who listen that runs changed: late, twice or never does no harm, so nothing here is durable."""
+"""Change hints to listeners in this process. Hints are best effort, so nothing here is durable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perdure.model.records import ChangeCallback
 
 
 class ChangeListeners:
-    """The listeners of one store object. Each is called on the event loop on which it began to listen."""
+    """The listeners of one store object. Each is called on the event loop on which it subscribed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -20,35 +20,35 @@ class ChangeListeners:
     def __bool__(self) -> bool:
         return bool(self._listeners)
 
-    def subscribe(self, hint: ChangeCallback) -> Callable[[], None]:
-        """Add a listener; call what comes back to be rid of it."""
+    def subscribe(self, callback: ChangeCallback) -> Callable[[], None]:
+        """Add a listener. Return a function that removes it; calling that twice does no harm."""
         key = object()
         with self._lock:
-            self._listeners[key] = (_running_loop(), hint)
+            self._listeners[key] = (_running_loop(), callback)
 
-        def leave() -> None:
+        def unsubscribe() -> None:
             with self._lock:
                 self._listeners.pop(key, None)
 
-        return leave
+        return unsubscribe
 
     def notify(self, run_ids: frozenset[str] | None) -> None:
-        """Tell everyone; from any thread. None: any run may have changed."""
+        """Notify all listeners that these runs changed; None: any run may have. Callable from any thread."""
         with self._lock:
             listeners = list(self._listeners.values())
-        here = _running_loop()
-        for loop, hint in listeners:
+        current = _running_loop()
+        for loop, callback in listeners:
             if loop is None:
-                hint(run_ids)
-            elif loop is here:
-                loop.call_soon(hint, run_ids)
+                callback(run_ids)
+            elif loop is current:
+                loop.call_soon(callback, run_ids)
             else:
-                _call_elsewhere(loop, hint, run_ids)
+                _call_on_loop(loop, callback, run_ids)
 
 
-def _call_elsewhere(loop: asyncio.AbstractEventLoop, hint: ChangeCallback, run_ids: frozenset[str] | None) -> None:
-    with contextlib.suppress(RuntimeError):  # its loop was closed: nobody listens there any more
-        loop.call_soon_threadsafe(hint, run_ids)
+def _call_on_loop(loop: asyncio.AbstractEventLoop, callback: ChangeCallback, run_ids: frozenset[str] | None) -> None:
+    with contextlib.suppress(RuntimeError):  # the listener's loop is closed
+        loop.call_soon_threadsafe(callback, run_ids)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

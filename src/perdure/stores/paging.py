@@ -1,4 +1,4 @@
-"""The cursor of a page of runs: where the page before ended, as an opaque string that survives a URL."""
+"""Cursors and filters of run queries. A cursor encodes the last key of the previous page as a URL-safe string."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ _decoder = msgspec.json.Decoder(tuple[float, str])
 
 
 def cursor_after(created_at: float, run_id: str) -> str:
+    """Return the cursor of the page that follows this run."""
     return base64.urlsafe_b64encode(msgspec.json.encode((created_at, run_id))).decode()
 
 
 def key_of(cursor: str) -> Key:
-    """The key in a cursor; refuses what was not made by `cursor_after`."""
+    """Return the key in a cursor. Raises `StoreError` for a string that `cursor_after` did not make."""
     try:
         return _decoder.decode(base64.b64decode(cursor.encode("ascii"), altchars=b"-_", validate=True))
     except (ValueError, AttributeError) as error:
         raise StoreError(
-            f"{cursor!r} is no cursor of a page; pass on the `next` of the page before, unchanged"
+            f"{cursor!r} is not a cursor of a page; use the `next` of the previous page, unchanged"
         ) from error
 
 
 def check_limit(limit: int) -> int:
+    """Return the limit of a page. Raises `StoreError` if it is less than 1."""
     if limit < 1:
         raise StoreError(f"a page's limit must be at least 1, not {limit!r}")
     return limit
 
 
 def statuses_of(query: RunQuery) -> tuple[RunStatus, ...] | None:
-    """The statuses asked for; None: any."""
+    """Return the requested statuses, or None for any."""
     if query.status is None:
         return None
     given = (query.status,) if isinstance(query.status, str) else query.status
@@ -46,5 +48,5 @@ def statuses_of(query: RunQuery) -> tuple[RunStatus, ...] | None:
 
 
 def created_between(query: RunQuery) -> tuple[float | None, float | None]:
-    """From when (inclusive) until when (exclusive), in seconds, as which a query keeps its times."""
+    """Return the query's time range in seconds: start (inclusive) and end (exclusive)."""
     return cast("float | None", query.created_after), cast("float | None", query.created_before)

@@ -1,29 +1,46 @@
-"""The Store protocol: where runs, histories, mail and workers live.
+"""The Store protocol: runs, histories, inboxes, topics, dead letters and workers, in domain verbs.
 
-The seam between deciding and keeping. Decisions are the engine's; a store gives atomicity and order, in domain verbs,
-batch first, with frozen records in and out. It knows neither clocks (every write carries the engine's time) nor
-workflow code. `perdure.testing.StoreContract` is the suite that every store passes.
+The execution layer decides; a store makes each decision atomic, ordered and durable. It takes and returns frozen
+records, batch first. It knows no workflow code and reads no clock to decide: every call carries the engine's time.
+`perdure.testing.StoreContract` is the suite that every store passes. A missing capability is an error, never a silent
+fallback. Errors are `StoreError`s, `retryable` or not.
 
-What every store promises
+Acceptance rule of a turn
 
-- **One write, one run.** Each `Write` touches one run (or one worker) and is all or nothing; what it does to topics, or
-  to a dead letter, is part of it, wherever those are kept. A batch of writes is one round trip and one durable commit;
-  when it raises, nothing of it was stored (or, if the connection broke, its answer was lost: the same batch may be sent
-  again, and each write recognises itself).
-- **Compare and set.** A `CommitTurn` names the position that it was computed from. It is refused (`Superseded`) if the
-  history has moved, if the run belongs to another worker, or if its own worker was declared gone. A position once
-  taken is never given again: a stale commit can neither overwrite nor slip into a gap.
-- **Numbers follow commits.** Mail is numbered in the order in which it was committed, per run.
-- **`wake_at`** is the earliest moment that someone must look at a run. A commit never overwrites a wake-up that mail
-  which it has not seen has set.
-- **Terminal is final**: nothing but `rewind` changes a run that has ended.
-- **Duties.** A run that ended while somebody observes its end, with unread events in its inbox, or by being terminated
-  (its attached children must follow) is `unsettled` until `Settle` says that all of that was done. It is not pruned.
-- **Topics.** Publishing an event and subscribing to its topic are in one order: an event finds every subscription that
-  stood before it, and a subscription every queued event that it may have; neither can miss the other. An event is
-  *assigned* by putting an `assignment` into the inbox of a run, which uses up that subscription in all its topics.
-  The event keeps its place until the assignment is consumed (it is gone, or seen by this run) or returned (it is
-  offered to the next in line). No run is given the same event twice, except after returning it.
+A `CommitTurn` names the position (`base`) in the run's history that it was computed from. The first rule that applies
+gives the result:
+
+  1. The run is unknown: `RunMissing`.
+  2. The turn's id is stored at its position: `Committed` (a repeated call).
+  3. The run has ended: `AlreadyEnded`.
+  4. The worker is fenced: `Superseded`.
+  5. Another worker owns the run, or the turn claims ownership that the worker does not have: `Superseded`.
+  6. `base` is not the run's last position (the fence counts): `Superseded`.
+  7. Otherwise the turn is applied: `Committed`.
+
+A worker that the store does not know counts as fenced. The fence is the position up to which a run's history was cut,
+restarted or ended from outside; the rows up to it may be deleted. A position is never given twice.
+
+Guarantees of every store
+
+- **One write, one run.** A `Write` changes one run (or one topic) and is all or nothing. Its changes to topics and dead
+  letters are part of it.
+- **One batch, one commit.** A batch is one round trip and one durable commit; its writes apply in order. If `commit`
+  raises, nothing of the batch is stored. If the connection broke, the batch may be stored: send the same batch again.
+- **Idempotence.** Each write recognises its own repetition by an id that it carries, and returns the same kind of
+  result.
+- **Compare-and-set.** Turns and rewinds are rejected unless they name the run's last position.
+- **Message numbers follow commits.** The messages of a run are numbered in the order in which they were committed.
+- **`wake_at`** is the earliest time at which a worker must process a run. A turn never overwrites the wake-up of a
+  message that the turn has not seen.
+- **An end is final.** Only `RewindRun` changes the outcome of an ended run.
+- **Finalization.** A run needs finalization when it has ended and has observers to notify, has unread events, or was
+  terminated (its attached children must end too). `FinalizeRun` records what was done. Such a run is not pruned.
+- **Topics.** Publishes and subscribes on a topic are serialized. An event sees every earlier subscription; a
+  subscription sees every queued event that it is eligible for. Neither can miss the other. Assigning an event puts an
+  `assignment` message into a run's inbox and removes the subscription from all its topics. The event keeps its offset
+  until the assignment is consumed or released. A consumed event is deleted, or marked as seen by this run; a released
+  one is offered to the next subscription. A run gets an event at most once, except after releasing it.
 """
 
 from __future__ import annotations
@@ -47,17 +64,9 @@ from perdure.model.records import (
 from perdure.stores.results import ClaimedRun, RunPage, SigningKey, Snapshot, StoredEntry, UnfinalizedRun, WriteResult
 from perdure.stores.writes import Write
 
-# --- writes --------------------------------------------------------------------------------------------------------
-
-
-# --- answers -------------------------------------------------------------------------------------------------------
-
-
-# --- reading -------------------------------------------------------------------------------------------------------
-
 
 class Claim(Struct, frozen=True, kw_only=True):
-    """Ask for up to `limit` due runs that nobody owns, earliest first, of these (workflow, version) pairs, shards."""
+    """A request for up to `limit` due runs without an owner, earliest first, of these (workflow, version) pairs."""
 
     worker: str
     now: float
@@ -65,128 +74,165 @@ class Claim(Struct, frozen=True, kw_only=True):
     pool: str = "default"
     shards: frozenset[int] | None = None  # None: all
     limit: int = 100
-    due_by: float | None = None  # only what was due by this moment already; None: by now
+    due_by: float | None = None  # only runs that were due by this time; None: by now
 
 
 @runtime_checkable
 class Store(Protocol):
-    """See the module's docstring for what each of these promises. Errors are `StoreError`s, `retryable` or not."""
+    """Durable storage of runs. The module's docstring states the guarantees that hold for all methods."""
 
-    # opening and closing
+    # lifecycle
+
     async def open(self, *, shards: int) -> None:
-        """Connect, migrate under a lock, and refuse what is not ours, newer than us, or cut into other shards."""
+        """Connect and migrate under a lock.
 
-    async def close(self) -> None: ...
+        Raises a `StoreError` that is not retryable if the data is not perdure's, belongs to a newer version, or has
+        another number of shards.
+        """
+
+    async def close(self) -> None:
+        """Close all connections. Idempotent; stored data is unchanged."""
 
     async def now(self) -> float:
-        """The store's time, by which workers with wrong clocks agree."""
+        """Return the store's current time. Workers use it so that skewed local clocks do not matter."""
 
-    def on_change(self, hint: ChangeCallback) -> Callable[[], None]:
-        """Call `hint` when runs became due, got mail or ended. May come late, twice or never. Returns the way out.
+    def on_change(self, callback: ChangeCallback) -> Callable[[], None]:
+        """Call `callback` when runs became due, got messages or ended. Return a function that unsubscribes it.
 
-        Called on the event loop that opened the store.
+        A change hint is best effort: it may come late, twice or never. The callback runs on the event loop on which it
+        was subscribed.
         """
 
     # commit and load
+
     async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
-        """Carry out all writes in one durable commit, and answer each."""
+        """Apply all writes in one durable commit, in order, and return one result per write.
+
+        Atomic: if it raises, nothing of the batch is stored. Idempotent: a repeated batch changes nothing. Malformed
+        writes raise a `StoreError` that is not retryable.
+        """
 
     async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
-        """The runs with their histories, in one query, in the order asked."""
+        """Return the runs with their histories and inboxes, in the order of `ids`, in one query.
+
+        Each snapshot is consistent in itself. An unknown id gives None.
+        """
 
     async def records(self, ids: Sequence[str]) -> list[RunRecord | None]:
-        """The rows alone."""
+        """Return the runs' rows alone, in the order of `ids`. An unknown id gives None."""
 
     async def inbox(self, run_id: str, after: int = 0) -> list[Message]:
-        """The run's unread mail with a higher number than `after`, in order."""
+        """Return the run's unread messages with a number higher than `after`, in order of number."""
 
     async def history(self, run_id: str, after: int = 0) -> list[StoredEntry]:
-        """Entry rows written after this position, in order."""
+        """Return the entries written after position `after`, in order of position."""
 
     # due and claim
-    async def claim(self, claim: Claim) -> list[ClaimedRun]:
-        """Make the worker owner of due runs. Each is given to one worker only; none to a worker declared gone.
 
-        Runs that a commit is just changing may be passed over, but not if those are all: none means that none was due.
-        A claimed run is `running`, its `wake_at` is cleared, and `first_executed_at` is set at the first claim of its
-        generation.
+    async def claim(self, claim: Claim) -> list[ClaimedRun]:
+        """Make the worker the owner of due runs and return them, earliest first and equal times by id.
+
+        Atomic: concurrent claims never get the same run. A fenced or unknown worker gets none. A claimed run is
+        `running`, its `wake_at` is cleared, and `first_executed_at` is set at the first claim of its generation. Runs
+        that another commit is changing may be skipped, but an empty result means that no run was due.
         """
 
     async def next_wake(self, pool: str) -> float | None:
-        """When the earliest unowned run of this pool is due."""
+        """Return when the earliest run without an owner in this pool is due, or None."""
 
     async def owned(self, worker: str) -> list[str]:
-        """Every run that this worker owns: asked after the answer to a claim got lost."""
+        """Return the ids of all runs that this worker owns. Used when the result of a claim was lost."""
 
     async def owned_with_messages(self, worker: str, limit: int = 100) -> list[str]:
-        """Runs that this worker owns and that have a wake-up (mail) waiting for it."""
+        """Return the ids of runs that this worker owns and that got messages which no turn has seen."""
 
     async def retry_held(self, workflows: Sequence[tuple[str, int]], kind: str, now: float) -> int:
-        """Make runs that are held for this reason due, because other code may fit them. How many."""
+        """Make runs without an owner that are held for reason `kind` due now. Return their number. Idempotent."""
 
     # workers
+
     async def join(self, worker: WorkerRecord) -> bool:
-        """Add a worker. False if its id is another's."""
+        """Add a worker. Return False if its id is taken, also by a fenced worker."""
 
     async def renew(self, worker: WorkerRecord) -> bool:
-        """Renew its lease. False if it was declared gone, or forgotten since: it must come back under another id."""
+        """Replace the worker's record and lease.
 
-    async def workers(self) -> list[WorkerRecord]: ...
+        Return False if the worker was fenced or removed: it must join under a new id.
+        """
+
+    async def workers(self) -> list[WorkerRecord]:
+        """Return all workers by id, fenced ones included."""
 
     async def fence_worker(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
-        """From now on nothing that this worker commits is taken. Its row stays until its runs are released.
+        """Reject all later commits and claims of this worker. Its row stays until its runs are released.
 
-        With `unless_renewed_after`, only if its lease still ends no later than that. False if it did not apply.
+        With `unless_renewed_after`, fence only if the lease ends no later than that time; this and a renewal are
+        serialized. Return False if the worker is unknown or has renewed. Fencing a fenced worker returns True.
         """
 
     async def release_runs(self, worker_id: str, now: float, *, recovered: bool, limit: int = 500) -> list[str]:
-        """A page of the worker's runs is given back, due at once; each counts one more recovery if `recovered`."""
+        """Release up to `limit` runs of this worker, due at once, and return their ids; an empty page is the last.
+
+        Each release counts one more recovery of the run if `recovered`.
+        """
 
     async def remove_worker(self, worker_id: str) -> None:
-        """Forget the worker, whose runs have all been released."""
+        """Remove a worker. If it still owns runs, fence it instead so that they can be released. Idempotent."""
 
-    # queries and upkeep
-    async def runs(self, query: RunQuery) -> RunPage: ...
+    # queries and maintenance
+
+    async def runs(self, query: RunQuery) -> RunPage:
+        """Return a page of matching runs, newest first. Pages have no gaps or repeats while runs are added."""
 
     async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
-        """Delete finished, settled runs whose `prune_at` has come and whose parent is not open, with all that they own;
-        expired events of topics and values; ids of consumed events `remember` seconds after. How many runs.
+        """Delete what has expired by `now`, up to `limit` runs, and return the number of deleted runs.
 
-        What expires at `now` has expired. An id is that of an event in a mailbox, or of one that has left its topic
-        (read, expired or with nobody to have it); ids of other mail are kept as long as the run.
+        Deletes finalized runs whose `prune_at` has passed and whose parent is not open, with all that they own; expired
+        topic events and published values; and event ids, `keep_ids_for` seconds after the event was consumed or left
+        its topic. The ids of other messages are retained as long as their run.
         """
 
     async def keys(self, name: str, now: float) -> list[SigningKey]:
-        """The keys of this name, newest last; the first one is made if there is none. The same for everyone."""
+        """Return the keys of this name, newest last. Create the first one if there is none.
+
+        All callers get the same keys.
+        """
 
     async def add_key(self, name: str, now: float) -> SigningKey:
-        """Make another key of this name, which is the newest from now on."""
+        """Create another key of this name and return it; it is the newest from now on. Concurrent calls all add one."""
 
-    # finished runs, families, topics and what runs show
+    # ended runs, topics, output
+
     async def unfinalized(self, limit: int = 100) -> list[UnfinalizedRun]:
-        """Runs that have ended and still owe something, those that ended first first."""
+        """Return runs that need finalization, in the order in which they ended."""
 
     async def open_children(self, run_id: str, limit: int = 500, after: str | None = None) -> list[str]:
-        """Attached children of a run that have not ended, by id, in pages."""
+        """Return a page of the ids of attached children that have not ended, in order of id."""
 
     async def unfinished_broadcasts(self, limit: int = 100) -> list[TopicEvent]:
-        """Events still to be assigned to subscriptions that stood when they were published, by topic and place."""
+        """Return events whose fan-out is not finished, in order of topic and offset."""
 
     async def topic(self, name: str, limit: int = 100, after: int = 0) -> list[TopicEvent]:
-        """The events that a topic holds, queued or assigned, in order of place."""
+        """Return the events stored in a topic, queued or assigned, in order of offset."""
 
     async def published(self, run_id: str) -> list[PublishedValue]:
-        """What a run shows, by key; what has expired too, until it is pruned."""
+        """Return the run's published values by key. Expired values are included until they are pruned."""
 
     async def stream(self, run_id: str, name: str, start: int = 0, limit: int = 500) -> list[StreamItem]:
-        """Items of a run's stream from this offset on."""
+        """Return items of a run's stream from offset `start`, in order."""
+
+    # dead letters
 
     async def dead_letters(
         self, limit: int = 100, after: str | None = None, *, kind: str | None = None, event: str | None = None
     ) -> list[DeadLetter]:
-        """Dead letters in the order in which they came, of one kind or one event's name if given."""
+        """Return a page of dead letters in the order of their arrival, filtered by kind and event name.
 
-    async def dead_letter(self, letter_id: str) -> DeadLetter | None: ...
+        Raises a `StoreError` if `after` is not a stored dead letter.
+        """
+
+    async def dead_letter(self, letter_id: str) -> DeadLetter | None:
+        """Return this dead letter, or None."""
 
     async def remove_dead_letter(self, letter_id: str) -> bool:
-        """Delete it. False if there is none: somebody else was first."""
+        """Delete a dead letter. Of concurrent calls and replays exactly one succeeds; the others return False."""

@@ -1,4 +1,4 @@
-"""Results of writes and reads of a store, as data."""
+"""Results of a store's writes and reads, as data."""
 
 from __future__ import annotations
 
@@ -15,42 +15,43 @@ from perdure.stores.writes import Observer
 
 
 class Created(Struct, frozen=True):
-    """The run was made by this call; `owned` says whether the given owner got it."""
+    """The run was created by this call. `owned`: the given owner owns it."""
 
     owned: bool
 
 
 class IdTaken(Struct, frozen=True):
-    """The id was taken by this run."""
+    """Another call created a run with this id; `record` is that run."""
 
     record: RunRecord
 
 
 class Committed(Struct, frozen=True, gc=False):
-    """The write is durable. `mail`: the inbox holds messages that it has not seen."""
+    """The write is durable. `has_messages`: the inbox holds messages that the turn has not seen."""
 
-    mail: bool = False
+    has_messages: bool = False
 
 
 class Superseded(Struct, frozen=True):
-    """Somebody else moved the run on, owns it, or declared this worker gone: drop it and load again."""
+    """Rejected: the history moved, another worker owns the run, or this worker is fenced. Load the run again."""
 
 
 class AlreadyEnded(Struct, frozen=True):
-    """The run had ended already, like this; who wants to observe it learns with what."""
+    """The run had ended with this status. `result` is set for writes that observe the run."""
 
     status: RunStatus
-    ending: RunResult | None = None
+    result: RunResult | None = None
 
 
-class Observing(Struct, frozen=True):
-    """The end of the run will be told."""
+class ObserverAdded(Struct, frozen=True):
+    """The observer will be notified when the run ends."""
 
 
 class EventPublished(Struct, frozen=True):
-    """The event is accepted: how many runs it was assigned to, and whether there are more to come (`FanOut`).
+    """The topic accepted the event.
 
-    `fresh` is False if an event with its id had been accepted before.
+    `woken` is the number of runs that this call assigned it to; `more` means that `FanOut` has to continue. `fresh` is
+    False if an event with this id was accepted before.
     """
 
     offset: int
@@ -60,21 +61,21 @@ class EventPublished(Struct, frozen=True):
 
 
 class AlreadyStarted(Struct, frozen=True):
-    """The run has executed already."""
+    """The run has executed, so `only_if_not_started` does not end it."""
 
 
 class RunMissing(Struct, frozen=True):
-    """There is no such run."""
+    """There is no run with this id."""
 
 
 class DeadLetterMissing(Struct, frozen=True):
-    """There is no such dead letter: it was never there, or somebody else was first."""
+    """There is no dead letter with this id: it never existed, or another call replayed or removed it."""
 
 
 class MessageDelivered(Struct, frozen=True):
-    """The message is in the inbox; `fresh` is False if one with its id had been accepted before.
+    """The message is in the inbox. `fresh` is False if a message with this id was accepted before.
 
-    `owner` is the worker that executes the run now, if any.
+    `owner` is the worker that owns the run now, if any.
     """
 
     number: int
@@ -83,7 +84,7 @@ class MessageDelivered(Struct, frozen=True):
 
 
 class LimitReached(Struct, frozen=True):
-    """The inbox holds as many messages as it may."""
+    """The inbox or topic holds `pending` unread events, which is its limit. Nothing was stored."""
 
     pending: int
 
@@ -99,13 +100,13 @@ WriteResult = (
     | DeadLetterMissing
     | MessageDelivered
     | LimitReached
-    | Observing
+    | ObserverAdded
     | EventPublished
 )
 
 
 class Snapshot(Struct, frozen=True):
-    """A run as of one moment: its row, every entry row in order of position, its unread mail in order of number."""
+    """A run at one point in time: its row, all entries in order of position, unread messages in order of number."""
 
     record: RunRecord
     position: int
@@ -114,16 +115,19 @@ class Snapshot(Struct, frozen=True):
 
 
 class UnfinalizedRun(Struct, frozen=True):
-    """A run that has ended and what it still owes; observers and mail in pages. `orphans`: it was terminated."""
+    """An ended run and what is pending for its finalization; observers and unread events in pages.
+
+    `orphans`: the run was terminated, and its attached children have to be ended.
+    """
 
     record: RunRecord
     observers: tuple[Observer, ...]
-    mail: tuple[Message, ...]
+    messages: tuple[Message, ...]
     orphans: bool
 
 
 class SigningKey(Struct, frozen=True):
-    """A random key of the store. The newest signs; older ones are kept to check what they have signed."""
+    """A random key of the store. The newest key signs; older ones are retained to verify older signatures."""
 
     number: int
     made_at: float
@@ -131,9 +135,9 @@ class SigningKey(Struct, frozen=True):
 
 
 class ClaimedRun(Struct, frozen=True):
-    """A run that was claimed, the highest number that its inbox has given so far, and where its history stands.
+    """A claimed run, the highest message number of its inbox so far, and its last position.
 
-    By the position a worker knows whether a copy that it kept in memory is still the run.
+    The position tells a worker whether its cached copy of the run is current.
     """
 
     id: str
@@ -142,14 +146,14 @@ class ClaimedRun(Struct, frozen=True):
 
 
 class RunPage(Struct, frozen=True):
-    """One page of a query; `next` continues it, None at the end."""
+    """One page of a query. `next` is the cursor of the next page, None at the end."""
 
     runs: tuple[RunRecord, ...]
     next: str | None = None
 
 
 class StoredEntry(Struct, frozen=True):
-    """An entry with the position at which it was (last) written."""
+    """An entry and the position at which it was last written."""
 
     position: int
     entry: Entry

@@ -1,7 +1,7 @@
-"""What a write means, in pure functions: for the stores that judge in Python (memory and SQLite).
+"""Pure functions for the rules of writes, used by the stores that check writes in Python (memory and SQLite).
 
-A write is held against the run's `Standing`, the few facts of its row and history that decide. No storage here: the
-same rules, asked in the same order, are what makes two stores answer alike.
+A write is checked against the run's `RunState`, the few fields of its row and history that decide. This module knows no
+storage: the same rules, applied in the same order, make two stores return the same results.
 """
 
 from __future__ import annotations
@@ -35,43 +35,43 @@ from perdure.stores.writes import (
 )
 
 MARKER = "marker"
-"""The kind of the row that a turn without entries leaves, so that it takes a position and can be recognised."""
+"""Kind of the row that a turn without entries writes, so that it takes a position and a repeated call is recognised."""
 
 WAKES_HELD = frozenset(("resume", "cancel"))
-"""The only mail for which a held run is woken."""
+"""Kinds of messages that wake a held run. No other kind does."""
 
 EVENTS = frozenset(("event", "assignment"))
-"""The mail of which there may be too much, and that is owed an answer if the run ends without having read it."""
+"""Kinds of messages that a limit applies to and that need finalization if the run ends without reading them."""
 
 ASSIGNMENT = "assignment"
 
 DELIVERIES = frozenset(("after_wait", "after_create", "all"))
 
 Key = str | tuple[str, str]
-"""What a write is about: the id of a run, or a topic, which no id of a run can be mistaken for."""
+"""What a write changes: the id of a run, or a topic as a tuple, which no run id can be equal to."""
 
 
 class RunState(Struct):
-    """What of a run decides whether a write is taken. `position` counts the fence in."""
+    """The fields of a run that decide whether a write is accepted. `position` includes the fence."""
 
     status: RunStatus
     owner: str | None
     position: int
     last_message_no: int
     wake_at: float | None
-    mailed: bool  # owned, and mail came that the owner has not seen
+    mailed: bool  # the run has an owner and got messages that the owner has not seen
     held: bool
-    begun: bool  # has ever executed
-    waits_to_begin: bool  # its present generation has not executed
+    begun: bool  # the run has executed, in any generation
+    waits_to_begin: bool  # the current generation has not executed
 
 
 # --- before anything is stored -----------------------------------------------------------------------------------
 
 
 def run_of(write: Write) -> Key:
-    """The one run, or the topic, that a write is about. What it assigns and returns touches other runs too."""
+    """Return the run or topic that a write is about. Assigning and releasing events changes other runs too."""
     match write:
-        case CommitTurn():  # most are
+        case CommitTurn():  # first: most writes are turns
             return write.run_id
         case CreateRun():
             return write.record.id
@@ -86,23 +86,24 @@ def run_of(write: Write) -> Key:
 
 
 def is_unbounded(write: DeliverMessage) -> bool:
-    """Whether mail is taken however much there is."""
+    """Return whether the message is accepted however full the inbox is."""
     return write.limit is None or write.message.kind not in EVENTS
 
 
 def only_marks_notified(write: FinalizeRun) -> bool:
-    """Whether all that is ticked off is who was told: nothing is done to mail, topics, children or dead letters."""
+    """Return whether the write only removes notified observers: no messages, topics, children or dead letters."""
     return not (write.consumed or write.returned or write.moved or write.dead_letters or write.orphans)
 
 
 def qualifies_for_fast_path(write: Write) -> bool:
-    """Whether a write is what almost all are that are alone in their batch: a new run of its worker's own, or a turn
-    that adds one entry and does nothing else, except that it may end a run which has read no mail, and of whose end
-    nobody is told.
+    """Return whether a single write may take a store's fast path (ADR 13, 14).
+
+    There are two cases: a new run that its worker owns, and a turn of one entry that may end its run. Such an end must
+    have seen no messages and have no known observers.
     """
     match write:
         case CommitTurn():
-            if len(write.entries) != 1 or not write.owned or write.consumed or write.restart or write.extras:
+            if len(write.entries) != 1 or not write.owned or write.consumed or write.continue_as or write.extras:
                 return False
             if write.patch is None:
                 return True
@@ -114,7 +115,7 @@ def qualifies_for_fast_path(write: Write) -> bool:
 
 
 def check_batch(batch: Sequence[Write]) -> None:
-    """Refuse malformed writes before the first one is carried out, so that nothing of their batch stays."""
+    """Raise `StoreError` for a malformed write. Called before the first write is applied, so that none is stored."""
     for write in batch:
         match write:
             case CommitTurn():
@@ -128,7 +129,7 @@ def check_batch(batch: Sequence[Write]) -> None:
                 _check_text("a run id", write.run_id)
                 _check_text("a turn id", write.turn_id)
                 if not write.status.terminal:
-                    raise StoreError(f"run {write.run_id!r} cannot be ended as {write.status}; give a terminal status")
+                    raise StoreError(f"run {write.run_id!r} cannot be ended as {write.status}; use a terminal status")
             case RewindRun():
                 _check_rewind(write)
             case PublishEvent():
@@ -147,19 +148,19 @@ def check_batch(batch: Sequence[Write]) -> None:
             case ObserveRunEnd() | SupersedeStream() | ReleaseRun():
                 _check_text("a run id", write.run_id)
             case _:
-                raise StoreError(f"{type(write).__name__} is not a write that this store knows; upgrade the store")
+                raise StoreError(f"{type(write).__name__} is not a write of this store; upgrade the store")
 
 
 def _check_turn(turn: CommitTurn) -> None:
-    # The one check that is made for every step: asked in place, and in words only if something is wrong.
+    # Runs for every step: conditions are checked inline, and messages are built only for an error.
     if type(turn.run_id) is not str or type(turn.turn_id) is not str or not turn.run_id or not turn.turn_id:
         _check_text("a run id", turn.run_id)
         _check_text("a turn id", turn.turn_id)
     for entry in turn.entries:
         if type(entry) is not Entry or entry.kind == MARKER or not (entry.value is None or type(entry.value) is bytes):
             _check_entry(turn.run_id, entry)
-    if turn.restart is not None:
-        for entry in turn.restart.entries:
+    if turn.continue_as is not None:
+        for entry in turn.continue_as.entries:
             _check_entry(turn.run_id, entry)
     if turn.extras is not None:
         _check_extras(turn.run_id, turn.extras)
@@ -167,9 +168,9 @@ def _check_turn(turn: CommitTurn) -> None:
 
 def _check_extras(run_id: str, extras: TurnExtras) -> None:
     _check_items(run_id, extras.streamed)
-    for shown in extras.published:
-        _check_text("the key of a published value", shown.key)
-        _check_bytes(f"what run {run_id!r} shows as {shown.key!r}", shown.value)
+    for published in extras.published:
+        _check_text("the key of a published value", published.key)
+        _check_bytes(f"the value that run {run_id!r} publishes as {published.key!r}", published.value)
     for subscription in extras.subscribe:
         _check_text("the target of a subscription", subscription.target)
 
@@ -204,8 +205,8 @@ def _check_event(event: TopicEvent, page: int) -> None:
     _check_bytes(f"event {event.id!r} of topic {event.topic!r}", event.body)
     if event.delivery not in DELIVERIES:
         raise StoreError(
-            f"event {event.id!r} of topic {event.topic!r} has the delivery {event.delivery!r}; "
-            f"a store knows {', '.join(sorted(DELIVERIES))}"
+            f"the delivery of event {event.id!r} of topic {event.topic!r} must be one of "
+            f"{', '.join(sorted(DELIVERIES))}, not {event.delivery!r}"
         )
 
 
@@ -233,60 +234,66 @@ def _check_bytes(what: str, value: object) -> None:
 
 def _check_entry(run_id: str, entry: object) -> None:
     if not isinstance(entry, Entry):
-        raise StoreError(f"a turn of run {run_id!r} holds {type(entry).__name__} where entries belong")
+        raise StoreError(f"the entries of run {run_id!r} must be Entry records, not {type(entry).__name__}")
     if entry.kind == MARKER:
         raise StoreError(
-            f"entry {entry.location!r} of run {run_id!r} has the kind {MARKER!r}, which is the store's own"
+            f"entry {entry.location!r} of run {run_id!r} has kind {MARKER!r}, which is reserved; use another kind"
         )
     value: object = entry.value
-    if value is not None and not isinstance(value, bytes):  # asked first: the words cost more than the question
+    if value is not None and not isinstance(value, bytes):  # checked first: building the message costs more
         _check_bytes(f"the value of entry {entry.location!r} of run {run_id!r}", value)
 
 
-# --- judging -----------------------------------------------------------------------------------------------------
+# --- acceptance --------------------------------------------------------------------------------------------------
 
 
 def refuse_turn(turn: CommitTurn, run: RunState, alive: bool) -> WriteResult | None:
-    """Why a turn that is not stored yet cannot be taken, or None. A position is given once: base must be the last."""
-    if run.status.terminal:
+    """Return why a turn is rejected, or None if it is accepted: rules 3 to 7 of `perdure.stores.protocol`.
+
+    The caller has applied rules 1 and 2. `alive`: the worker is known and not fenced.
+    """
+    if run.status.terminal:  # rule 3
         return AlreadyEnded(run.status)
-    if not alive:
+    if not alive:  # rule 4
         return Superseded()
-    if run.owner != turn.worker and (turn.owned or run.owner is not None):
+    if run.owner != turn.worker and (turn.owned or run.owner is not None):  # rule 5
         return Superseded()
-    if turn.base != run.position:
+    if turn.base != run.position:  # rule 6
         return Superseded()
-    return None
+    return None  # rule 7
 
 
 def refuse_append(write: AppendStream, run: RunState, alive: bool) -> WriteResult | None:
-    """Why what a step has written cannot be taken, or None."""
+    """Return why stream items of a step are rejected, or None if they are accepted."""
     if run.status.terminal:
         return AlreadyEnded(run.status)
     return None if alive and run.owner == write.worker else Superseded()
 
 
-def unwritten_items(write: AppendStream, there: int) -> tuple[StreamItem, ...]:
-    """The items that are not stored yet, of which `there` is the number that their writer has stored so far."""
-    return write.items if write.first is None else write.items[max(0, there - write.first) :]
+def unwritten_items(write: AppendStream, stored: int) -> tuple[StreamItem, ...]:
+    """Return the items that are not stored yet. `stored` is the number of items that their writer has stored so far."""
+    return write.items if write.first is None else write.items[max(0, stored - write.first) :]
 
 
 def last_position(turn: CommitTurn) -> int:
-    """Where the history ends once this turn is in it; one without entries takes a position too."""
-    carried = 0 if turn.restart is None else len(turn.restart.entries)
-    return turn.base + max(1, len(turn.entries), carried)
+    """Return the last position of the history with this turn in it. A turn without entries takes one position too."""
+    carried_over = 0 if turn.continue_as is None else len(turn.continue_as.entries)
+    return turn.base + max(1, len(turn.entries), carried_over)
 
 
 def is_dropped(location: str, dropped: Sequence[str]) -> bool:
-    """Whether a turn that drops these locations drops the entries of this one: they, and all that are below."""
+    """Return whether a turn that drops these locations drops this one: each of them and all locations below."""
     return any(location == each or location.startswith(each + "/") for each in dropped)
 
 
 # --- rows ----------------------------------------------------------------------------------------------------------
 
 
-def initial_record(record: RunRecord, alive: bool, mail: int = 0) -> RunRecord:
-    """A new run as it is first stored: claimed by its owner if that worker is alive, else due. `mail`: of a fork."""
+def initial_record(record: RunRecord, alive: bool, last_message_no: int = 0) -> RunRecord:
+    """Return the row of a new run: claimed by its owner if that worker is alive, else without an owner and due.
+
+    `last_message_no` is the number of messages that a fork starts with.
+    """
     owned = record.owner is not None and alive
     wake_at = record.created_at if record.wake_at is None else record.wake_at
     return replace(
@@ -303,30 +310,30 @@ def initial_record(record: RunRecord, alive: bool, mail: int = 0) -> RunRecord:
         held=None,
         drift=(),
         recoveries=0,
-        last_message_no=mail,
+        last_message_no=last_message_no,
         fence=0,
     )
 
 
-def restarted(record: RunRecord, restart: ContinueAs) -> RunRecord:
-    """A run whose history begins anew."""
+def restarted(record: RunRecord, continue_as: ContinueAs) -> RunRecord:
+    """Return the row of a run whose history restarts."""
     return replace(
         record,
-        workflow=restart.workflow,
-        version=restart.version,
-        input=restart.input,
+        workflow=continue_as.workflow,
+        version=continue_as.version,
+        input=continue_as.input,
         original_workflow=record.original_workflow or record.workflow,
         original_input=record.input if record.original_input is None else record.original_input,
-        first_executed_at=restart.first_executed_at,
-        run_attempt=restart.run_attempt,
-        pool=record.pool if restart.pool is None else restart.pool,
+        first_executed_at=continue_as.first_executed_at,
+        run_attempt=continue_as.run_attempt,
+        pool=record.pool if continue_as.pool is None else continue_as.pool,
         generation=record.generation + 1,
         epoch=record.epoch + 1,
     )
 
 
 def rewound(record: RunRecord, begun: bool, write: RewindRun, position: int) -> RunRecord:
-    """A run whose history was cut back, now at this position: it is due, and nothing of its end or hold is left."""
+    """Return the row of a run that was rewound and is now at this position: due, without end, hold or owner."""
     return replace(
         record,
         status=status_released(begun),
@@ -347,7 +354,7 @@ def rewound(record: RunRecord, begun: bool, write: RewindRun, position: int) -> 
 
 
 def terminated(record: RunRecord, write: EndRun, position: int) -> RunRecord:
-    """A run that was ended from outside, which took this position."""
+    """Return the row of a run that was ended from outside at this position."""
     return replace(
         record,
         status=write.status,
@@ -362,7 +369,7 @@ def terminated(record: RunRecord, write: EndRun, position: int) -> RunRecord:
 
 
 def already_ended(record: RunRecord) -> AlreadyEnded:
-    """What somebody learns who observes a run that has ended."""
+    """Return the result of a write that observes a run which has ended."""
     return AlreadyEnded(record.status, RunResult(record.status, record.result, record.error))
 
 
@@ -370,25 +377,27 @@ def already_ended(record: RunRecord) -> AlreadyEnded:
 
 
 def expired(expires_at: float | None, now: float) -> bool:
+    """Return whether the time `expires_at` has come; None never expires."""
     return expires_at is not None and expires_at <= now
 
 
 def may_read(event: TopicEvent, created_at: float) -> bool:
-    """Whether a run that was created then may have the event, if it waits in time."""
+    """Return whether the event's delivery admits a run that was created at this time."""
     return event.delivery != "after_create" or created_at <= event.sent_at
 
 
 def is_queueable(event: TopicEvent) -> bool:
-    """Whether an event is queued for those who come later. Otherwise it is gone once nobody has it any more."""
+    """Return whether the event is queued for later subscriptions. Other events are deleted when no run has them."""
     return event.delivery != "after_wait"
 
 
-def assignment_id(topic: str, place: int) -> str:
-    return f"topic/{topic}/{place}"
+def assignment_id(topic: str, offset: int) -> str:
+    """Return the message id of an assignment; the same for every run that gets the event."""
+    return f"topic/{topic}/{offset}"
 
 
 def assignment(event: TopicEvent, target: str) -> Message:
-    """The message by which an event, which has its place, is given to the receive at `target`."""
+    """Return the message that assigns a stored event to the receive at `target`."""
     return Message(
         id=assignment_id(event.topic, event.offset),
         kind=ASSIGNMENT,
@@ -407,23 +416,26 @@ def assignment(event: TopicEvent, target: str) -> Message:
 
 
 def wakes(message: Message, run: RunState) -> bool:
-    """Whether mail makes a run due. A held one stays until somebody resumes it, and one that has yet to begin, for the
-    first time or anew, until its time has come, unless a worker is at it already."""
+    """Return whether a message makes a run due.
+
+    A held run waits for a resume or a cancel. A run whose generation has not started waits for its time. While a
+    worker owns the run, neither applies.
+    """
     return not (run.held or run.waits_to_begin) or run.owner is not None or message.kind in WAKES_HELD
 
 
 def ignores_messages(turn: CommitTurn, patch: RunPatch) -> bool:
-    """Whether a turn leaves the run held, or waiting for its time to begin anew: only a resume or a cancel counts."""
-    anew = turn.restart is not None and turn.restart.first_executed_at is None
-    return (patch.held is not None or anew) and patch.owner is None
+    """Return whether only a resume or a cancel wakes the run after this turn: it is held, or its restart is delayed."""
+    delayed = turn.continue_as is not None and turn.continue_as.first_executed_at is None
+    return (patch.held is not None or delayed) and patch.owner is None
 
 
 def wake_after(patch: RunPatch, now: float, unseen: bool) -> float | None:
-    """When to look at a run again after this patch; `unseen`: mail is there that would wake the run as it now is.
+    """Return the run's `wake_at` after this patch. `unseen`: there are unseen messages that wake the patched run.
 
-    Here the race between a send and a suspension is decided, and it cannot be lost. Both are writes to one run, so one
-    comes first: mail that comes before the turn is `unseen` by it and leaves the run due; mail that comes after it
-    finds the run suspended and makes it due.
+    This decides the race between a send and a suspension. Both are writes to one run, so one comes first. A message
+    that comes before the turn is `unseen` and leaves the run due. A message that comes after the turn finds the run
+    suspended and makes it due.
     """
     if patch.status.terminal:
         return None
@@ -431,9 +443,10 @@ def wake_after(patch: RunPatch, now: float, unseen: bool) -> float | None:
 
 
 def earliest(wake_at: float | None, now: float) -> float:
+    """Return the earlier of a wake-up, if there is one, and now."""
     return now if wake_at is None or wake_at > now else wake_at
 
 
 def status_released(begun: bool) -> RunStatus:
-    """What a run is called whose owner gave it back: it goes on as if it had been waiting for a worker."""
+    """Return the status of a run that was released: it waits for a worker."""
     return RunStatus.RUNNING if begun else RunStatus.PENDING

@@ -1,4 +1,8 @@
-"""Write commands: what a worker or client asks a store to commit, as data."""
+"""Writes: the commands that a worker or client commits to a store, as data.
+
+Each docstring states what the write does, how a repeated call is recognised, and the results that it can have
+(`perdure.stores.results`). `perdure.stores.protocol` states the guarantees that all writes share.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +24,22 @@ from perdure.model.turns import TurnExtras
 
 
 class Observer(Struct, frozen=True):
-    """Who is to be told of a run's end, and where in that run the news is expected."""
+    """A run to notify of another run's end, and the location (`target`) in it that expects the notification."""
 
     run_id: str
     target: str
 
 
 class CreateRun(Struct, frozen=True, gc=False):
-    """Make a run unless its id is taken. With an owner it is born claimed (if that worker is alive), else it is due.
+    """Create a run unless its id is taken.
 
-    Answers `Created`, or `Exists` with the record that was there, which is not observed. A repeated call with the same
-    `created_by` answers `Created` again or, if it observes and the run has ended, `Ended` with how. A fork is made with
-    a history and an inbox; theirs are the positions and numbers from 1. `observer` observes it as by an `Observe`.
+    The store derives status, owner and times of the new run. A `record.owner` that is a live worker owns the run from
+    the start, which counts as its first execution; `record.wake_at` is then ignored. Otherwise the run has no owner and
+    is due at `record.wake_at` (None: at `created_at`). A fork has a history and an inbox; their positions and numbers
+    start at 1. `observer` is added as by `ObserveRunEnd`.
+
+    Idempotent by `created_by`.
+    Results: `Created`; `IdTaken` (not observed); `AlreadyEnded` if a repeated call observes a run that has ended.
     """
 
     record: RunRecord
@@ -41,7 +49,7 @@ class CreateRun(Struct, frozen=True, gc=False):
 
 
 class RunPatch(Struct, frozen=True, gc=False, kw_only=True):
-    """The run's row after a turn; written only when status, wait, owner or outcome change."""
+    """The run's row after a turn. Written only when status, wait, owner or outcome change."""
 
     status: RunStatus
     owner: str | None = None
@@ -57,11 +65,11 @@ class RunPatch(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class ContinueAs(Struct, frozen=True, kw_only=True):
-    """Begin the run's history anew in the same commit: all entries go, the mailbox stays, generation and epoch go up.
+    """Restart the run's history in the same commit: delete all entries and increment generation and epoch.
 
-    The turn's own entries belong to the old history and go too, but take their positions: the fence moves behind them.
-    `entries` are those that the new history begins with, from `base + 1`. Subscriptions of the run go. Without
-    `first_executed_at` the new generation begins when it is claimed, and until then waits like a new run.
+    The inbox stays; subscriptions are removed. The turn's own entries belong to the old history: they are not stored,
+    but take their positions, so the fence moves behind them. The new history starts with `entries`, from `base + 1`.
+    Without `first_executed_at` the new generation starts when it is claimed and waits like a new run until then.
     """
 
     workflow: str
@@ -69,23 +77,29 @@ class ContinueAs(Struct, frozen=True, kw_only=True):
     input: bytes
     first_executed_at: float | None
     run_attempt: int = 1
-    pool: str | None = None  # None: stays
+    pool: str | None = None  # None: unchanged
     entries: tuple[Entry, ...] = ()
 
 
 class CommitTurn(Struct, frozen=True, gc=False, kw_only=True):
-    """Append a turn's entries at `base + 1 ...` (a marker if it has none) and apply its patch, if nobody was first.
+    """Append a turn's entries at `base + 1 ...` (a marker if it has none) and apply its patch.
 
-    `seen` is the highest number of the inbox that the turn knew of, `consumed` what it took. `owned`: the worker
-    believes to own the run, and is refused if it does not; otherwise an unowned run will do as well.
-    `extras.dropped` are locations whose entries (all rows, and those of every location below, `location + "/"`) are no
-    longer needed; the turn's own entries are written after that. The fence then moves up to this turn.
-    Subscriptions: `unsubscribe` first, then `returned`, then `subscribe`, which may find a queued event: its assignment
-    is mail that the turn has not seen. Of several topics the event that was sent first is taken (of equal ones that of
-    the topic named first). A target that stands already keeps its standing. Subscriptions of a run that ends or begins
-    anew go, before anything is returned, and it makes none. An assignment that is returned is as if it had never been
-    in the inbox; given again it has a new number. Published values replace those of the same key. Streamed items get
-    the next offsets of their streams. Answers `Committed`, `Superseded`, `Ended` or `Missing`.
+    Accepted or rejected by the acceptance rule of a turn in `perdure.stores.protocol`. `owned` means that the worker
+    claims to own the run; otherwise a run without an owner is accepted too. `seen` is the highest message number that
+    the turn knew of, `consumed` the numbers that it took.
+
+    `extras.dropped` are locations whose entries are deleted, with those of every location below (`location + "/"`). The
+    turn's own entries are written after that, and the fence moves up to this turn.
+
+    Subscriptions change in this order: `unsubscribe`, `released_assignments`, `subscribe`. A subscription may find a
+    queued event; its assignment is a message that the turn has not seen. Of several topics it takes the event sent
+    first, and of equal ones that of the topic named first. An existing target keeps its subscription and its age. A run
+    that ends or restarts loses its subscriptions before anything is released, and makes none. A released assignment
+    leaves the inbox without a trace; assigned again, it has a new number.
+
+    Published values replace those of the same key. Streamed items get the next offsets of their streams.
+
+    Idempotent by `turn_id` at its position. Results: `Committed`, `Superseded`, `AlreadyEnded` or `RunMissing`.
     """
 
     run_id: str
@@ -98,17 +112,24 @@ class CommitTurn(Struct, frozen=True, gc=False, kw_only=True):
     patch: RunPatch | None = None
     seen: int = 0
     consumed: tuple[int, ...] = ()
-    restart: ContinueAs | None = None
+    continue_as: ContinueAs | None = None
     extras: TurnExtras | None = None
-    observed: bool = False  # that somebody is told of its end is known to its worker; no store need look at this
+    observed: bool = False  # the worker knows of observers of the run's end; a store may ignore this
+
+    @property
+    def restart(self) -> ContinueAs | None:  # alias until the stores use the new name
+        return self.continue_as
 
 
 class DeliverMessage(Struct, frozen=True, kw_only=True):
-    """Put a message into a run's inbox, once per message id, and make the run due.
+    """Put a message into a run's inbox and make the run due.
 
-    A held run is woken by a resume or a cancel only; so is one whose generation has yet to begin, whose time would else
-    be cut short: the delay of a new run, or the pause before its next attempt. `limit` bounds the unread events and
-    assignments; other mail is never refused. Answers `Delivered`, `Ended`, `Missing` or `Full`.
+    A held run is woken only by a resume or a cancel. So is a run whose generation has not started: a message does not
+    shorten the delay of a new run or the backoff before its next attempt. `limit` is the maximum number of unread
+    events and assignments; other messages are never refused.
+
+    Idempotent by the message's id, also after it was consumed, until the id is pruned.
+    Results: `MessageDelivered`, `AlreadyEnded`, `RunMissing` or `LimitReached`.
     """
 
     run_id: str
@@ -118,10 +139,11 @@ class DeliverMessage(Struct, frozen=True, kw_only=True):
 
 
 class EndRun(Struct, frozen=True, kw_only=True):
-    """End a run from outside, at once and for good; takes a position, so that a turn in the making is refused.
+    """End a run from outside, at once. It takes a position, so that a turn computed meanwhile is rejected.
 
     With `only_if_not_started` only a run that never executed is ended.
-    Results: `Committed`, `AlreadyStarted`, `AlreadyEnded` or `RunMissing`.
+
+    Idempotent by `turn_id`. Results: `Committed`, `AlreadyStarted`, `AlreadyEnded` or `RunMissing`.
     """
 
     run_id: str
@@ -133,7 +155,10 @@ class EndRun(Struct, frozen=True, kw_only=True):
 
 
 class ReleaseRun(Struct, frozen=True, kw_only=True):
-    """Give an owned run back, due at once; no recovery is counted. Answers `Committed` or `Superseded`."""
+    """Release a run that the worker owns, due at once, without counting a recovery.
+
+    Idempotent while the run has no owner. Results: `Committed` or `Superseded`.
+    """
 
     run_id: str
     worker: str
@@ -141,9 +166,9 @@ class ReleaseRun(Struct, frozen=True, kw_only=True):
 
 
 class ObserveRunEnd(Struct, frozen=True, kw_only=True):
-    """Have `observer` told at `target` when this run ends, once per observer and target.
+    """Add an observer: run `observer` is notified at `target` when this run ends.
 
-    Answers `Observing`, `Ended` with how, or `Missing`.
+    Idempotent by observer and target. Results: `ObserverAdded`, `AlreadyEnded` with the result, or `RunMissing`.
     """
 
     run_id: str
@@ -152,15 +177,16 @@ class ObserveRunEnd(Struct, frozen=True, kw_only=True):
 
 
 class RewindRun(Struct, frozen=True, kw_only=True):
-    """Cut a run's history back, ended or not, if it still is at `base`.
+    """Rewind a run, ended or not, to an earlier point of its history if `base` is its last position.
 
-    The rows of exactly these locations go (all rows of each); `entries` are appended at `base + 1 ...` (a marker if
-    there are none) and the fence moves behind them. The generation goes up; owner, result, error, end, hold, waits and
-    subscriptions go; the run is due. `returned` are messages that it had consumed: unread again, under their old
-    numbers, as they are given here. Items of streams written at dropped locations are marked as superseded.
-    `recoveries`, `drift` and `prune_at` are cleared, and so are duties of the end that is undone, but observers not
-    yet told stay.
-    Answers `Committed`, `Superseded` or `Missing`; a repeated call with the same `turn_id` answers `Committed` again.
+    The rows of exactly the `dropped` locations are deleted. `entries` are appended at `base + 1 ...` (a marker if there
+    are none) and the fence moves behind them. The generation is incremented. The run is due and has no owner, result,
+    error, end, hold, waits or subscriptions; `recoveries`, `drift` and `prune_at` are cleared. `returned` are messages
+    that the run had consumed: they are unread again as given here, under their old numbers. Stream items written at
+    dropped locations are marked as superseded. The undone end needs no finalization; observers that were not notified
+    stay.
+
+    Idempotent by `turn_id`. Results: `Committed`, `Superseded` or `RunMissing`.
     """
 
     run_id: str
@@ -170,11 +196,11 @@ class RewindRun(Struct, frozen=True, kw_only=True):
     dropped: tuple[str, ...]
     entries: tuple[Entry, ...] = ()
     returned: tuple[Message, ...] = ()
-    deadline_at: float | None = None  # of the run, from now on
+    deadline_at: float | None = None  # the run's deadline from now on
 
 
 class RedirectedEvent(Struct, frozen=True):
-    """An unread event that goes to its topic or, if that is full, becomes this dead letter."""
+    """An unread event that moves to its topic or, if the topic is full, becomes the dead letter `otherwise`."""
 
     number: int
     to: PublishEvent
@@ -182,11 +208,13 @@ class RedirectedEvent(Struct, frozen=True):
 
 
 class FinalizeRun(Struct, frozen=True, kw_only=True):
-    """Tick off duties of a run that has ended: observers told, mail dealt with, its children told to end.
+    """Record finalization of an ended run: observers notified, unread events processed, attached children ended.
 
-    Answers `Committed`, or `Missing`. Once nothing is left the run is settled. Nothing is done to a run that owes
-    nothing: it was settled before, or has been rewound. What is `moved` out of its mail goes to its topic by this very
-    write: if it is not unread any more, it goes nowhere.
+    When nothing is pending the run is finalized. A run that needs no finalization (finalized before, rewound, or not
+    ended) is left unchanged. Events in `moved` go to their topics in this write; an event that is no longer unread goes
+    nowhere.
+
+    Idempotent. Results: `Committed` or `RunMissing`.
     """
 
     run_id: str
@@ -196,18 +224,20 @@ class FinalizeRun(Struct, frozen=True, kw_only=True):
     returned: tuple[int, ...] = ()  # assignments: back to their topics
     moved: tuple[RedirectedEvent, ...] = ()
     dead_letters: tuple[DeadLetter, ...] = ()
-    orphans: bool = False  # attached children of a terminated run have been told
+    orphans: bool = False  # the attached children of a terminated run were ended
 
 
 class PublishEvent(Struct, frozen=True, kw_only=True):
-    """Accept an event into its topic, once per id, and assign it to runs that wait.
+    """Accept an event into its topic and assign it to subscribed runs.
 
-    With `consume` the subscription that has stood longest gets it; else all that stand do, in that order, a page of
-    them in this commit and the rest by `FanOut`. What is not assigned and may be read later is queued, if there is
-    room: `limit` bounds the events that wait there for a reader (not expired, not `after_wait`, and those with
-    `consume` while they are not assigned). One that has expired on arrival is accepted and dropped. While an earlier
-    event of the topic is unfinished all of this is left to `FanOut`, so that nobody is given a later event instead of
-    the earlier. Answers `Published` or `Full`.
+    With `consume` the oldest eligible subscription gets it. Otherwise all eligible ones do, oldest first: a page of
+    them in this commit, the rest by `FanOut`. An event that is not assigned and may be read later is queued. `limit` is
+    the maximum number of events that wait in the topic for a reader; expired and `after_wait` events do not count, nor
+    do assigned events with `consume`. An event that has expired on arrival is accepted and dropped. While the fan-out
+    of an earlier event is unfinished, all assignment is left to `FanOut`, so that no run gets a later event instead of
+    the earlier one.
+
+    Idempotent by the event's id, until the id is pruned. Results: `EventPublished` or `LimitReached`.
     """
 
     event: TopicEvent
@@ -217,10 +247,12 @@ class PublishEvent(Struct, frozen=True, kw_only=True):
 
 
 class FanOut(Struct, frozen=True, kw_only=True):
-    """Assign an event to the next page of the subscriptions that stood when it was published. Answers `Published`.
+    """Assign an event to the next page of the subscriptions that existed when it was published.
 
-    A page counts the subscriptions looked at, whether they may have the event or not. If an earlier event of the topic
-    is unfinished it is that one's page, and `woken` is 0. Nothing is done if the event is not unfinished.
+    A page counts all subscriptions examined, eligible or not. If an earlier event of the topic is unfinished, that
+    event's page is processed and `woken` is 0. An event whose fan-out is finished is left unchanged.
+
+    Not idempotent: a repeated call processes the next page, which is safe. Result: `EventPublished`.
     """
 
     topic: str
@@ -232,8 +264,10 @@ class FanOut(Struct, frozen=True, kw_only=True):
 class ReplayDeadLetter(Struct, frozen=True, kw_only=True):
     """Send a dead letter again and remove it: both, or neither if the send is refused.
 
-    What is sent has an id that no other call gives, by which a repeated call is recognised. Whoever else replays or
-    removes the letter, wherever to, one of them does. Answers what `send` answers, or `Gone`.
+    Of all calls that replay or remove a dead letter, to whatever target, exactly one succeeds.
+
+    Idempotent by the id of what is sent, which must be unique to this call.
+    Results: those of `send`, or `DeadLetterMissing`.
     """
 
     letter_id: str
@@ -241,11 +275,12 @@ class ReplayDeadLetter(Struct, frozen=True, kw_only=True):
 
 
 class AppendStream(Struct, frozen=True, kw_only=True):
-    """Append what a step has written, if `worker` owns the run.
+    """Append stream items that a step has written, if `worker` owns the run.
 
-    Answers `Committed`, `Superseded`, `Ended` or `Missing`. The items are of one writer. `first` is how many that
-    writer had appended before, to all streams of the run: by it a repeated call is recognised, and what is there
-    already is passed over. None: the call is not to be repeated.
+    All items are of one writer. `first` is the number of items that this writer appended before, over all streams of
+    the run. Idempotent by `first`: items that are already stored are skipped. With None the call must not be repeated.
+
+    Results: `Committed`, `Superseded`, `AlreadyEnded` or `RunMissing`.
     """
 
     run_id: str
@@ -255,15 +290,15 @@ class AppendStream(Struct, frozen=True, kw_only=True):
 
 
 class SupersedeStream(Struct, frozen=True, kw_only=True):
-    """Mark what earlier executions of the step at this location have written. Answers `Committed` or `Missing`.
+    """Mark the stream items that earlier executions of the step at this location have written.
 
-    A location is that of the run's present epoch, here as in `RewindRun`: what was written before the run began anew
-    stays as it is.
+    A location belongs to the run's current epoch, here as in `RewindRun`: items written before the run restarted are
+    left unchanged. Idempotent. Results: `Committed` or `RunMissing`.
     """
 
     run_id: str
     location: str
-    writer: str  # the execution that begins
+    writer: str  # the execution that starts
 
 
 Write = (

@@ -22,7 +22,7 @@ def _words(write: Write) -> Iterator[str]:
             yield f"run {record.id} created"
         case CommitTurn():
             yield from (_entry(entry) for entry in write.entries)
-            if write.restart is not None:
+            if write.continue_as is not None:
                 yield f"run {write.run_id} begins anew"
             elif write.patch is not None:
                 yield f"run {write.run_id} {write.patch.status.value}"

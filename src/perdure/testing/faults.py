@@ -146,8 +146,8 @@ class FaultyStore:
     async def now(self) -> float:
         return await self.inner.now()
 
-    def on_change(self, hint: ChangeCallback) -> Callable[[], None]:
-        return self.inner.on_change(hint)
+    def on_change(self, callback: ChangeCallback) -> Callable[[], None]:
+        return self.inner.on_change(callback)
 
     async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
         return await self._through("load", lambda: self.inner.load(ids))

@@ -13,7 +13,7 @@ from perdure.codec import Codec
 from perdure.config import EngineConfig
 from perdure.errors import InvalidArgument, InvalidPayload, RunConflict, WorkflowMisuse
 from perdure.model.ids import keyed_run_id, new_run_id, new_token, shard_of
-from perdure.model.records import RunRecord, RunStatus, WorkerRecord
+from perdure.model.records import RunRecord, WorkerRecord
 from perdure.model.turns import StartChild
 from perdure.model.validation import check_name, check_seconds
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow, check_tags
@@ -156,8 +156,11 @@ def _new_record(
 
 
 def claimed_at_creation(record: RunRecord, owner: str) -> RunRecord:
-    """The record of a run that its worker executes at once, so that it need not be claimed."""
-    return replace(record, owner=owner, status=RunStatus.RUNNING, first_executed_at=record.created_at, wake_at=None)
+    """Return the record of a new run that this worker owns from the start, so that it need not be claimed.
+
+    Only the owner is sent. The store derives status and times, because it knows whether the worker is fenced.
+    """
+    return replace(record, owner=owner)
 
 
 def check_same_run(order: StartRequest, existing: RunRecord, codec: Codec) -> None:

@@ -1,4 +1,4 @@
-"""The memory store passes the contract, and outlives those who open it."""
+"""The memory store passes the contract, and its data outlives the engines that open it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from perdure.stores.memory.due_queue import DueQueue
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.protocol import Store
 from perdure.stores.results import Committed
-from perdure.testing.contract.builders import claim, entry, load, mail, run, suspended, take, turn, worker
+from perdure.testing.contract.builders import claim, claim_ids, deliver, entry, load, run, suspended, turn, worker
 from perdure.testing.store_contract import StoreContract
 
 
@@ -20,71 +20,73 @@ class TestMemoryStore(StoreContract):
         return store
 
 
-def test_it_is_a_store() -> None:
+def test_memory_store_implements_the_protocol() -> None:
     assert isinstance(MemoryStore(), Store)
 
 
-def test_data_survives_closing_so_that_a_crash_can_be_played() -> None:
+def test_data_survives_closing() -> None:
     store = MemoryStore()
 
-    async def first_life() -> None:
+    async def write_and_close() -> None:
         await store.open(shards=1)
         await store.join(worker("a"))
         await store.commit([run(owner="a"), turn(0, entry())])
         await store.close()
         await store.close()
 
-    async def second_life() -> None:
+    async def reopen_and_write() -> None:
         await store.open(shards=1)
         assert (await load(store)).position == 1
         assert await store.commit([turn(1, entry("b", 1))]) == [Committed()]
 
-    asyncio.run(first_life())
-    asyncio.run(second_life())
+    asyncio.run(write_and_close())
+    asyncio.run(reopen_and_write())
 
 
-def test_a_listener_whose_loop_is_gone_does_no_harm() -> None:
+def test_a_listener_whose_loop_is_closed_is_skipped() -> None:
     store = MemoryStore()
-    heard: list[frozenset[str] | None] = []
+    notified: list[frozenset[str] | None] = []
 
     async def listen() -> None:
         await store.open(shards=1)
-        store.on_change(heard.append)
+        store.on_change(notified.append)
 
     async def change() -> None:
         await store.commit([run()])
 
     asyncio.run(listen())
     asyncio.run(change())
-    assert heard == []
+    assert notified == []
 
 
 def test_a_listener_outside_any_loop_is_called_at_once() -> None:
     store = MemoryStore()
-    heard: list[frozenset[str] | None] = []
-    store.on_change(heard.append)
+    notified: list[frozenset[str] | None] = []
+    store.on_change(notified.append)
     asyncio.run(store.commit([run()]))
-    assert heard == [frozenset(("r",))]
+    assert notified == [frozenset(("r",))]
 
 
-def test_a_run_that_sleeps_again_and_again_does_not_grow_the_heap() -> None:
-    async def nap_often() -> None:
+def test_repeated_suspensions_of_a_run_do_not_grow_the_due_queue() -> None:
+    async def suspend_repeatedly() -> None:
         store = MemoryStore()
         await store.open(shards=1)
         await store.join(worker("a"))
         await store.commit([run(owner="a"), turn(0, patch=suspended(1e9))])
         for n in range(1, 1000):
-            await store.commit([mail(f"m{n}"), turn(n, owned=False, seen=n, consumed=(n,), patch=suspended(1e9 + n))])
+            await store.commit(
+                [deliver(f"m{n}"), turn(n, owned=False, seen=n, consumed=(n,), patch=suspended(1e9 + n))]
+            )
         (queue,) = store._runs._due.values()
         assert len(queue) == 1
         assert len(queue._heap) < 100
-        assert await take(store, claim(now=1e9)) == []
-        assert await take(store, claim(now=2e9)) == ["r"]
+        assert await claim_ids(store, claim(now=1e9)) == []
+        assert await claim_ids(store, claim(now=2e9)) == ["r"]
 
-    asyncio.run(nap_often())
+    asyncio.run(suspend_repeatedly())
 
 
-def test_due_gives_moments_in_order_and_forgets_what_was_moved() -> None:
+def test_due_queue_orders_times_and_drops_replaced_ones() -> None:
     due = DueQueue()
     for id, at in (("a", 3.0), ("b", 1.0), ("c", 2.0), ("a", 0.5), ("b", None), ("d", 2.0)):
         due.put(id, at)

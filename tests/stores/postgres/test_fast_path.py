@@ -104,7 +104,7 @@ def test_what_is_not_is_not_tried(what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "answer"), [(observe(), Committed()), (mail(), Committed(mail=True))], ids=["observed", "mailed"]
+    ("first", "answer"), [(observe(), Committed()), (mail(), Committed(has_messages=True))], ids=["observed", "mailed"]
 )
 def test_an_end_waits_for_what_is_happening_to_its_run_and_then_knows_of_it(
     postgres_url: str, first: Write, answer: WriteResult

@@ -246,7 +246,7 @@ def test_plain_turns_are_judged_at_once_and_each_for_itself(postgres_url: str) -
         ]
         positions = [(await load(store, f"r{n}")).position for n in range(6)]
         assert positions == [2, 0, 0, 1, 1, 1]
-        assert await store.commit([batch[4], batch[3]]) == [Committed(mail=True), Committed()], (
+        assert await store.commit([batch[4], batch[3]]) == [Committed(has_messages=True), Committed()], (
             "their answers were lost"
         )
 

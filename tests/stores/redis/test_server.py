@@ -159,7 +159,7 @@ def test_a_batch_whose_answer_is_lost_is_recognised(own_server: Server) -> None:
                 await retryable(store.commit(batch))
                 line.cut_answers = False
                 assert await store.commit(batch) == [
-                    Committed(mail=True),
+                    Committed(has_messages=True),
                     MessageDelivered(1, fresh=False, owner="a"),
                     EventPublished(1, 0, fresh=False),
                     Created(owned=False),
@@ -555,7 +555,7 @@ def test_a_subscription_whose_worker_died_finds_what_is_queued(sliced_url: str, 
             await other.unfinished_broadcasts()
             assert await assigned(other, "r") == [["topic/t/1"]]
             assert (await record(other)).wake_at == 110.0
-            assert await other.commit([receive(0, "t")]) == [Committed(mail=True)], "its answer was lost"
+            assert await other.commit([receive(0, "t")]) == [Committed(has_messages=True)], "its answer was lost"
             assert (await record(other)).last_message_no == 1
 
     asyncio.run(scenario())

@@ -217,9 +217,9 @@ def test_a_known_run_learns_of_what_others_have_it_given(path: str, before: list
         await store.commit([*before, *busy("r")])
         await store.commit([turn(2, entry("b", 1))])
         answers = await store.commit([turn(3, entry("c", 2)), giving, turn(4, entry("d", 3))])
-        assert (answers[0], answers[-1]) == (Committed(), Committed(mail=True))
+        assert (answers[0], answers[-1]) == (Committed(), Committed(has_messages=True))
         assert await store.owned_with_messages("a") == ["r"]
-        assert await store.commit([turn(5, entry("e", 4))]) == [Committed(mail=True)]
+        assert await store.commit([turn(5, entry("e", 4))]) == [Committed(has_messages=True)]
         assert await store.commit([turn(6, entry("f", 5), seen=1, consumed=(1,))]) == [Committed()]
         assert await store.owned_with_messages("a") == []
 

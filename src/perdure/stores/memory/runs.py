@@ -1,4 +1,4 @@
-"""The runs of the memory store, and the indexes over them that keep every question from looking at all runs."""
+"""The runs of the memory store and the indexes over them, so that no query scans all runs."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from perdure.stores.protocol import Claim
 from perdure.stores.results import Snapshot, StoredEntry, UnfinalizedRun
 from perdure.stores.writes import Observer
 
-DUTY_PAGE = 500
-"""How many observers, and how much mail, of a run that has ended are given at once."""
+FINALIZATION_PAGE = 500
+"""Maximum number of observers, and of unread events, that `unfinalized` returns per run."""
 
 
-class Row(Struct, frozen=True):
-    """One position of a history: an entry, or the marker of a turn that had none. A turn's first row has its id."""
+class HistoryRow(Struct, frozen=True):
+    """One position of a history: an entry, or None for a turn without entries. A turn's first row has its id."""
 
     turn_id: str | None
     entry: Entry | None
 
 
 class ActiveSubscription(Struct, frozen=True):
-    """A subscription; `number` says since when it stands, compared with others and with events."""
+    """A subscription that waits for an event. `number` orders it by age among subscriptions and events."""
 
     number: int
     run_id: str
@@ -40,21 +40,22 @@ class ActiveSubscription(Struct, frozen=True):
 
 
 class MemoryRun(Struct):
-    """A run with all that it owns."""
+    """A run with its history, inbox, observers, subscriptions and outputs."""
 
     record: RunRecord
     position: int = 0
-    rows: dict[int, Row] = field(default_factory=dict)  # by position, in order
+    rows: dict[int, HistoryRow] = field(default_factory=dict)  # by position, in order
     inbox: dict[int, Message] = field(default_factory=dict)  # unread, by number
     numbers: dict[str, int] = field(default_factory=dict)  # of every message ever accepted, by its id
-    mailed: bool = False
+    has_messages: bool = False  # it has an owner, which has not seen some of its messages
     prune_at: float | None = None
     observers: dict[Observer, None] = field(default_factory=dict)
-    orphans: bool = False  # it was terminated, and its attached children have not been told
-    standing: dict[str, ActiveSubscription] = field(default_factory=dict)  # by target
-    shown: RunOutputs = field(default_factory=RunOutputs)
+    orphans: bool = False  # it was terminated, and its attached children are still to be ended
+    subscriptions: dict[str, ActiveSubscription] = field(default_factory=dict)  # by target
+    outputs: RunOutputs = field(default_factory=RunOutputs)
 
     def state(self) -> rules.RunState:
+        """Return the fields that decide whether a write is accepted."""
         record = self.record
         return rules.RunState(
             status=record.status,
@@ -62,48 +63,50 @@ class MemoryRun(Struct):
             position=self.position,
             last_message_no=record.last_message_no,
             wake_at=record.wake_at,
-            mailed=self.mailed,
+            mailed=self.has_messages,
             held=record.held is not None,
             begun=record.first_executed_at is not None or record.generation > 0,
             waits_to_begin=record.first_executed_at is None,
         )
 
     def turn_at(self, position: int) -> str | None:
+        """Return the id of the turn that starts at this position, or None."""
         row = self.rows.get(position)
         return row.turn_id if row else None
 
     def append(self, base: int, turn_id: str | None, entries: Iterable[Entry]) -> None:
-        """Write these at the positions after `base`; without any, a marker."""
-        self.rows[base + 1] = Row(turn_id, None)
+        """Write these entries at the positions after `base`, or a marker if there are none."""
+        self.rows[base + 1] = HistoryRow(turn_id, None)
         for at, entry in enumerate(entries, base + 1):
-            self.rows[at] = Row(turn_id if at == base + 1 else None, entry)
+            self.rows[at] = HistoryRow(turn_id if at == base + 1 else None, entry)
 
     def unread_events(self) -> list[Message]:
+        """Return the unread events and assignments in order of number."""
         return [message for message in self.inbox.values() if message.kind in rules.EVENTS]
 
     @property
     def needs_finalization(self) -> bool:
-        """Whether something is to be done because the run has ended."""
+        """True if the run has ended and has observers, children or unread events to process."""
         return self.record.status.terminal and bool(self.observers or self.orphans or self.unread_events())
 
 
 class MemoryRuns:
-    """All runs by id. `put` is the only way to change a row: it keeps the indexes in step.
+    """All runs by id. Only `put` changes a row: it keeps the indexes consistent.
 
-    `changed` gathers the runs that others will want to know of.
+    `changed` collects the runs for the next change hint.
     """
 
     def __init__(self) -> None:
         self._runs: dict[str, MemoryRun] = {}
         self._due: dict[tuple[str, str, int], DueQueue] = defaultdict(DueQueue)  # by pool, workflow and version
         self._prunable = DueQueue()
-        self._unsettled: set[str] = set()
+        self._unfinalized: set[str] = set()
         self._held: dict[str, None] = {}
         self._children: dict[str, set[str]] = defaultdict(set)  # attached and open, by parent
-        self._consumed: list[tuple[float, str, str]] = []  # when, run and id of every event that was read
-        self._expiring: list[tuple[float, str, str]] = []  # when, run and key of published values
+        self._consumed: list[tuple[float, str, str]] = []  # time, run and id of every consumed event
+        self._expiring: list[tuple[float, str, str]] = []  # time, run and key of published values
         self.owned: dict[str, set[str]] = defaultdict(set)
-        self.mailed: dict[str, set[str]] = defaultdict(set)
+        self.owned_with_messages: dict[str, set[str]] = defaultdict(set)
         self.by_age: list[Key] = []
         self.changed: set[str] = set()
 
@@ -116,20 +119,21 @@ class MemoryRuns:
     # changing
 
     def add(self, record: RunRecord) -> MemoryRun:
+        """Add a new run with this row and return it."""
         run = self._runs[record.id] = MemoryRun(record)
         insort(self.by_age, (record.created_at, record.id))
         self._index(run)
         return run
 
-    def put(self, run: MemoryRun, record: RunRecord, *, mailed: bool = False) -> None:
-        """Give the run this row. Unless said otherwise its owner, if any, has no mail to look at."""
+    def put(self, run: MemoryRun, record: RunRecord, *, has_messages: bool = False) -> None:
+        """Replace the run's row. `has_messages`: its owner has unseen messages."""
         self._unindex(run)
         run.record = record
-        run.mailed = mailed
+        run.has_messages = has_messages
         self._index(run)
 
     def release(self, run: MemoryRun, now: float, *, recovered: bool = False) -> None:
-        """Take the run from its owner and make it due."""
+        """Release the run, due at once; count a recovery if `recovered`."""
         record = run.record
         self.put(
             run,
@@ -143,31 +147,33 @@ class MemoryRuns:
             ),
         )
 
-    def mail(self, run: MemoryRun, message: Message, now: float) -> int:
-        """Put a message into the run's inbox and wake it; the message's number."""
+    def deliver(self, run: MemoryRun, message: Message, now: float) -> int:
+        """Put a message into the run's inbox, wake the run, and return the message's number."""
         number = run.record.last_message_no + 1
         woken = rules.wakes(message, run.state())
         run.inbox[number] = replace(message, number=number)
         run.numbers[message.id] = number
         wake_at = rules.earliest(run.record.wake_at, now) if woken else run.record.wake_at
-        mailed = run.mailed or (woken and run.record.owner is not None)
-        self.put(run, replace(run.record, last_message_no=number, wake_at=wake_at), mailed=mailed)
+        has_messages = run.has_messages or (woken and run.record.owner is not None)
+        self.put(run, replace(run.record, last_message_no=number, wake_at=wake_at), has_messages=has_messages)
         self.changed.add(run.record.id)
         return number
 
-    def read(self, run: MemoryRun, number: int, now: float) -> Message | None:
-        """Take a message out of the inbox, if it is there; its id is remembered."""
+    def consume(self, run: MemoryRun, number: int, now: float) -> Message | None:
+        """Remove a message from the inbox and return it, or None. Its id is retained until it is pruned."""
         message = run.inbox.pop(number, None)
         if message is not None and message.kind == "event":
             heapq.heappush(self._consumed, (now, run.record.id, message.id))
         return message
 
     def publish(self, run: MemoryRun, value: PublishedValue) -> None:
-        run.shown.publish(value)
+        """Replace the run's published value of this key."""
+        run.outputs.publish(value)
         if value.expires_at is not None:
             heapq.heappush(self._expiring, (value.expires_at, run.record.id, value.key))
 
     def take_changed(self) -> set[str]:
+        """Return the runs that changed since the last call."""
         changed, self.changed = self.changed, set()
         return changed
 
@@ -175,11 +181,11 @@ class MemoryRuns:
         record = run.record
         self._due[record.pool, record.workflow, record.version].put(record.id, None)
         self._prunable.put(record.id, None)
-        self._unsettled.discard(record.id)
+        self._unfinalized.discard(record.id)
         self._held.pop(record.id, None)
         if record.owner is not None:
             self.owned[record.owner].discard(record.id)
-            self.mailed[record.owner].discard(record.id)
+            self.owned_with_messages[record.owner].discard(record.id)
         if record.attached and record.parent is not None:
             self._children[record.parent].discard(record.id)
 
@@ -187,7 +193,7 @@ class MemoryRuns:
         record = run.record
         if record.status.terminal:
             if run.needs_finalization:
-                self._unsettled.add(record.id)
+                self._unfinalized.add(record.id)
             else:
                 self._prunable.put(record.id, run.prune_at)
             return
@@ -195,27 +201,27 @@ class MemoryRuns:
             self._children[record.parent].add(record.id)
         if record.owner is not None:
             self.owned[record.owner].add(record.id)
-            if run.mailed:
-                self.mailed[record.owner].add(record.id)
+            if run.has_messages:
+                self.owned_with_messages[record.owner].add(record.id)
         else:
             self._due[record.pool, record.workflow, record.version].put(record.id, record.wake_at)
             if record.held is not None:
                 self._held[record.id] = None
 
-    # forgetting
+    # deleting
 
     def prune(self, now: float, limit: int) -> int:
-        """Forget up to `limit` finished runs whose time has come, and whose parent is not open."""
+        """Delete up to `limit` finalized runs whose `prune_at` has passed and whose parent is not open."""
         pruned = 0
-        passed: list[tuple[float, str]] = []
+        skipped: list[tuple[float, str]] = []
         while pruned < limit and (head := self._prunable.head()) is not None and head[0] <= now:
             self._prunable.put(head[1], None)
             if self._has_open_parent(self._runs[head[1]].record):
-                passed.append(head)
+                skipped.append(head)
             else:
-                self._forget(self._runs.pop(head[1]))
+                self._delete(self._runs.pop(head[1]))
                 pruned += 1
-        for at, id in passed:
+        for at, id in skipped:
             self._prunable.put(id, at)
         return pruned
 
@@ -223,70 +229,74 @@ class MemoryRuns:
         parent = self._runs.get(record.parent) if record.parent is not None else None
         return parent is not None and not parent.record.status.terminal
 
-    def _forget(self, run: MemoryRun) -> None:
+    def _delete(self, run: MemoryRun) -> None:
         self._unindex(run)
         del self.by_age[bisect_left(self.by_age, (run.record.created_at, run.record.id))]
 
-    def forget_shown(self, now: float) -> None:
-        """Forget published values that have expired."""
+    def delete_expired_values(self, now: float) -> None:
+        """Delete published values that have expired."""
         while self._expiring and self._expiring[0][0] <= now:
             _, run_id, key = heapq.heappop(self._expiring)
             if (run := self._runs.get(run_id)) is not None:
-                run.shown.forget_expired(key, now)
+                run.outputs.delete_expired(key, now)
 
-    def forget_read(self, until: float) -> None:
-        """Forget the ids of events that were read before or at this moment."""
+    def delete_consumed_ids(self, until: float) -> None:
+        """Delete the ids of events that were consumed before or at this time."""
         while self._consumed and self._consumed[0][0] <= until:
             _, run_id, message_id = heapq.heappop(self._consumed)
             run = self._runs.get(run_id)
-            if run is not None and run.numbers.get(message_id) not in run.inbox:  # else it was returned by a rewind
+            if run is not None and run.numbers.get(message_id) not in run.inbox:  # else a rewind returned it
                 run.numbers.pop(message_id, None)
 
-    # asking
+    # reading
 
     def take_due(self, claim: Claim) -> list[str]:
-        """The ids of due runs that fit the claim, earliest first."""
+        """Remove due runs that match the claim from the queues and return their ids, earliest first."""
         queues = [self._due[claim.pool, workflow, version] for workflow, version in set(claim.workflows)]
         due_by = claim.now if claim.due_by is None else claim.due_by
-        taken: list[str] = []
-        passed: list[tuple[DueQueue, float, str]] = []
-        while len(taken) < claim.limit:
+        due: list[str] = []
+        skipped: list[tuple[DueQueue, float, str]] = []
+        while len(due) < claim.limit:
             heads = [(*head, queue) for queue in queues if (head := queue.head()) is not None]
             at, id, queue = min(heads, key=lambda head: head[:2], default=(due_by + 1.0, "", DueQueue()))
             if at > due_by:
                 break
             queue.put(id, None)
             if claim.shards is None or self._runs[id].record.shard in claim.shards:
-                taken.append(id)
+                due.append(id)
             else:
-                passed.append((queue, at, id))
-        for queue, at, id in passed:
+                skipped.append((queue, at, id))
+        for queue, at, id in skipped:
             queue.put(id, at)
-        return taken
+        return due
 
     def next_wake(self, pool: str) -> float | None:
+        """Return when the earliest run without an owner in this pool is due, or None."""
         heads = (due.head() for (of_pool, _, _), due in self._due.items() if of_pool == pool)
         return min((head[0] for head in heads if head is not None), default=None)
 
     def held_for(self, kind: str, workflows: frozenset[tuple[str, int]]) -> list[MemoryRun]:
-        """Runs that nobody owns and that are held for this reason."""
+        """Return the runs without an owner that are held for this reason."""
         return [run for run in map(self._runs.__getitem__, self._held) if _held_for(run.record, kind, workflows)]
 
-    def unsettled(self, limit: int) -> list[UnfinalizedRun]:
-        """Runs that have ended and owe something, those that ended first first."""
-        owing = heapq.nsmallest(limit, ((self._runs[id].record.ended_at or 0.0, id) for id in self._unsettled))
-        return [_owed_by(self._runs[id]) for _, id in owing]
+    def unfinalized(self, limit: int) -> list[UnfinalizedRun]:
+        """Return runs that need finalization, in the order in which they ended."""
+        first = heapq.nsmallest(limit, ((self._runs[id].record.ended_at or 0.0, id) for id in self._unfinalized))
+        return [_pending_finalization(self._runs[id]) for _, id in first]
 
     def open_children(self, parent: str, limit: int, after: str | None) -> list[str]:
+        """Return a page of the ids of attached children that have not ended."""
         return heapq.nsmallest(limit, (id for id in self._children.get(parent, ()) if after is None or id > after))
 
     def snapshot(self, id: str) -> Snapshot | None:
+        """Return the run with its history and inbox, or None."""
         run = self._runs.get(id)
         if run is None:
             return None
         return Snapshot(run.record, run.position, _entries(run.rows.values()), tuple(run.inbox.values()))
 
     def history(self, id: str, after: int) -> list[StoredEntry]:
+        """Return the entries after this position, without markers."""
         run = self._runs.get(id)
         rows = run.rows.items() if run else ()
         return [StoredEntry(at, row.entry) for at, row in rows if at > after and row.entry is not None]
@@ -296,10 +306,10 @@ def _held_for(record: RunRecord, kind: str, workflows: frozenset[tuple[str, int]
     return record.held is not None and record.held.kind == kind and (record.workflow, record.version) in workflows
 
 
-def _owed_by(run: MemoryRun) -> UnfinalizedRun:
-    observers, mail = tuple(run.observers)[:DUTY_PAGE], tuple(run.unread_events())[:DUTY_PAGE]
-    return UnfinalizedRun(run.record, observers, mail, run.orphans)
+def _pending_finalization(run: MemoryRun) -> UnfinalizedRun:
+    observers, messages = tuple(run.observers)[:FINALIZATION_PAGE], tuple(run.unread_events())[:FINALIZATION_PAGE]
+    return UnfinalizedRun(run.record, observers, messages, run.orphans)
 
 
-def _entries(rows: Iterable[Row]) -> tuple[Entry, ...]:
+def _entries(rows: Iterable[HistoryRow]) -> tuple[Entry, ...]:
     return tuple(row.entry for row in rows if row.entry is not None)

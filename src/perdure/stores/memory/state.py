@@ -1,4 +1,4 @@
-"""All that a memory store keeps, in one place for those who change it."""
+"""The data of a memory store, shared by the modules that apply writes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from perdure.errors import StoreError
 from perdure.model.records import DeadLetter, WorkerRecord
 from perdure.stores.memory.runs import MemoryRuns
-from perdure.stores.memory.topics import Topics
+from perdure.stores.memory.topics import MemoryTopics
 from perdure.stores.paging import check_limit
 
 
@@ -16,23 +16,30 @@ class MemoryState:
 
     def __init__(self) -> None:
         self.runs = MemoryRuns()
-        self.topics = Topics(self.runs)
+        self.topics = MemoryTopics(self.runs)
         self.workers: dict[str, WorkerRecord] = {}
-        self.letters: dict[str, DeadLetter] = {}
+        self.dead_letters: dict[str, DeadLetter] = {}
 
     def alive(self, worker_id: str | None) -> bool:
+        """Return whether the worker is known and not fenced."""
         worker = self.workers.get(worker_id) if worker_id is not None else None
         return worker is not None and not worker.fenced
 
-    def keep_letters(self, letters: Iterable[DeadLetter]) -> None:
-        for letter in letters:
-            self.letters.setdefault(letter.id, letter)
+    def add_dead_letters(self, dead_letters: Iterable[DeadLetter]) -> None:
+        """Store dead letters, once per id."""
+        for dead_letter in dead_letters:
+            self.dead_letters.setdefault(dead_letter.id, dead_letter)
 
-    def letters_after(self, after: str | None, limit: int, kind: str | None, event: str | None) -> list[DeadLetter]:
+    def dead_letters_after(
+        self, after: str | None, limit: int, kind: str | None, event: str | None
+    ) -> list[DeadLetter]:
+        """Return a page of dead letters, in the order of their arrival."""
         check_limit(limit)
-        if after is not None and after not in self.letters:
-            raise StoreError(f"dead letter {after!r}, where the page before ended, is gone; begin with the first page")
-        ids = list(self.letters)
-        rest = (self.letters[id] for id in ids[0 if after is None else ids.index(after) + 1 :])
-        found = [each for each in rest if kind in (None, each.kind) and event in (None, each.event_name)]
+        if after is not None and after not in self.dead_letters:
+            raise StoreError(
+                f"dead letter {after!r}, the end of the previous page, is missing; start again with the first page"
+            )
+        ids = list(self.dead_letters)
+        following = (self.dead_letters[id] for id in ids[0 if after is None else ids.index(after) + 1 :])
+        found = [each for each in following if kind in (None, each.kind) and event in (None, each.event_name)]
         return found[:limit]

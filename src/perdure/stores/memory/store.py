@@ -1,8 +1,8 @@
-"""The store in memory: the model of what every store does, and the one that tests run on.
+"""Store in memory: the reference model of every store, and the store that tests run on.
 
-It outlives engines: several may open the same object, and closing keeps the data, so that a test can crash an engine
-and go on with another. Every method runs without awaiting in the middle, which makes each call atomic; a batch is
-checked before its first change, so that one which raises leaves nothing.
+Its data outlives engines: several may open the same object, and closing keeps the data, so that a test can crash an
+engine and continue with another. No method awaits, which makes each call atomic. A batch is checked before its first
+change, so that a batch which raises changes nothing.
 """
 
 from __future__ import annotations
@@ -32,20 +32,19 @@ from perdure.stores import semantics as rules
 from perdure.stores.change_listeners import ChangeListeners
 from perdure.stores.memory.state import MemoryState
 from perdure.stores.memory.writes import apply
-from perdure.stores.paging import Key as Place
-from perdure.stores.paging import check_limit, created_between, cursor_after, key_of, statuses_of
+from perdure.stores.paging import Key, check_limit, created_between, cursor_after, key_of, statuses_of
 from perdure.stores.protocol import Claim
 from perdure.stores.results import ClaimedRun, RunPage, SigningKey, Snapshot, StoredEntry, UnfinalizedRun, WriteResult
 from perdure.stores.writes import Write
 
 
 class MemoryStore:
-    """Dictionaries behind the `Store` protocol; see there for the promises."""
+    """Implements the `Store` protocol with dictionaries."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._lock = threading.RLock()
-        self._hints = ChangeListeners()
+        self._listeners = ChangeListeners()
         self._opened = 0
         self._shards: int | None = None
         self._state = MemoryState()
@@ -53,7 +52,7 @@ class MemoryStore:
         self._workers = self._state.workers
         self._keys: dict[str, list[SigningKey]] = {}
 
-    # opening and closing
+    # lifecycle
 
     async def open(self, *, shards: int) -> None:
         with self._lock:
@@ -71,18 +70,18 @@ class MemoryStore:
     async def now(self) -> float:
         return self._clock.now()
 
-    def on_change(self, hint: ChangeCallback) -> Callable[[], None]:
-        return self._hints.subscribe(hint)
+    def on_change(self, callback: ChangeCallback) -> Callable[[], None]:
+        return self._listeners.subscribe(callback)
 
     # commit and load
 
     async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
         rules.check_batch(batch)
         with self._lock:
-            answers = [apply(self._state, write) for write in batch]
+            results = [apply(self._state, write) for write in batch]
             changed = self._runs.take_changed()
-        self._tell(changed)
-        return answers
+        self._notify(changed)
+        return results
 
     async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
         with self._lock:
@@ -108,8 +107,8 @@ class MemoryStore:
             worker = self._workers.get(claim.worker)
             if worker is None or worker.fenced:
                 return []
-            taken = self._runs.take_due(claim)
-            for id in taken:
+            claimed = self._runs.take_due(claim)
+            for id in claimed:
                 run = self._runs[id]
                 first_executed_at = claim.now if run.record.first_executed_at is None else run.record.first_executed_at
                 self._runs.put(
@@ -123,7 +122,7 @@ class MemoryStore:
                         updated_at=claim.now,
                     ),
                 )
-            return [ClaimedRun(id, self._runs[id].record.last_message_no, self._runs[id].position) for id in taken]
+            return [ClaimedRun(id, self._runs[id].record.last_message_no, self._runs[id].position) for id in claimed]
 
     async def next_wake(self, pool: str) -> float | None:
         with self._lock:
@@ -135,14 +134,16 @@ class MemoryStore:
 
     async def owned_with_messages(self, worker: str, limit: int = 100) -> list[str]:
         with self._lock:
-            return sorted(self._runs.mailed.get(worker, ()))[:limit]
+            return sorted(self._runs.owned_with_messages.get(worker, ()))[:limit]
 
     async def retry_held(self, workflows: Sequence[tuple[str, int]], kind: str, now: float) -> int:
         with self._lock:
-            woken = [run for run in self._runs.held_for(kind, frozenset(workflows)) if _later(run.record.wake_at, now)]
+            woken = [
+                run for run in self._runs.held_for(kind, frozenset(workflows)) if _is_later(run.record.wake_at, now)
+            ]
             for run in woken:
                 self._runs.put(run, replace(run.record, wake_at=now))
-        self._tell({run.record.id for run in woken})
+        self._notify({run.record.id for run in woken})
         return len(woken)
 
     # workers
@@ -181,18 +182,18 @@ class MemoryStore:
             released = sorted(self._runs.owned.get(worker_id, ()))[:limit]
             for id in released:
                 self._runs.release(self._runs[id], now, recovered=recovered)
-        self._tell(set(released))
+        self._notify(set(released))
         return released
 
     async def remove_worker(self, worker_id: str) -> None:
         with self._lock:
             worker = self._workers.get(worker_id)
             if worker is not None and self._runs.owned.get(worker_id):
-                self._workers[worker_id] = replace(worker, fenced=True)  # forgetting it would lose its runs
+                self._workers[worker_id] = replace(worker, fenced=True)  # removing it would lose its runs
             else:
                 self._workers.pop(worker_id, None)
 
-    # queries and upkeep
+    # queries and maintenance
 
     async def runs(self, query: RunQuery) -> RunPage:
         limit = check_limit(query.limit)
@@ -206,16 +207,16 @@ class MemoryStore:
                     page.append(record)
             return RunPage(tuple(page))
 
-    def _newest_first(self, last: Place | None) -> Iterator[RunRecord]:
+    def _newest_first(self, last: Key | None) -> Iterator[RunRecord]:
         keys = self._runs.by_age
         end = len(keys) if last is None else bisect_left(keys, last)
         return (self._runs[keys[i][1]].record for i in range(end - 1, -1, -1))
 
     async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
         with self._lock:
-            self._runs.forget_shown(now)
-            self._runs.forget_read(now - keep_ids_for)
-            self._state.topics.forget(now, keep_ids_for)
+            self._runs.delete_expired_values(now)
+            self._runs.delete_consumed_ids(now - keep_ids_for)
+            self._state.topics.prune(now, keep_ids_for)
             return self._runs.prune(now, limit)
 
     async def keys(self, name: str, now: float) -> list[SigningKey]:
@@ -233,11 +234,11 @@ class MemoryStore:
         keys.append(SigningKey(len(keys) + 1, now, secrets.token_bytes(32)))
         return keys[-1]
 
-    # finished runs, families, topics and what runs show
+    # ended runs, topics, output
 
     async def unfinalized(self, limit: int = 100) -> list[UnfinalizedRun]:
         with self._lock:
-            return self._runs.unsettled(check_limit(limit))
+            return self._runs.unfinalized(check_limit(limit))
 
     async def open_children(self, run_id: str, limit: int = 500, after: str | None = None) -> list[str]:
         with self._lock:
@@ -249,38 +250,40 @@ class MemoryStore:
 
     async def topic(self, name: str, limit: int = 100, after: int = 0) -> list[TopicEvent]:
         with self._lock:
-            return self._state.topics.held(name, check_limit(limit), after)
+            return self._state.topics.events(name, check_limit(limit), after)
 
     async def published(self, run_id: str) -> list[PublishedValue]:
         with self._lock:
             run = self._runs.get(run_id)
-            return run.shown.values() if run is not None else []
+            return run.outputs.values() if run is not None else []
 
     async def stream(self, run_id: str, name: str, start: int = 0, limit: int = 500) -> list[StreamItem]:
         with self._lock:
             run = self._runs.get(run_id)
-            return run.shown.stream(name, start, check_limit(limit)) if run is not None else []
+            return run.outputs.stream(name, start, check_limit(limit)) if run is not None else []
+
+    # dead letters
 
     async def dead_letters(
         self, limit: int = 100, after: str | None = None, *, kind: str | None = None, event: str | None = None
     ) -> list[DeadLetter]:
         with self._lock:
-            return self._state.letters_after(after, limit, kind, event)
+            return self._state.dead_letters_after(after, limit, kind, event)
 
     async def dead_letter(self, letter_id: str) -> DeadLetter | None:
         with self._lock:
-            return self._state.letters.get(letter_id)
+            return self._state.dead_letters.get(letter_id)
 
     async def remove_dead_letter(self, letter_id: str) -> bool:
         with self._lock:
-            return self._state.letters.pop(letter_id, None) is not None
+            return self._state.dead_letters.pop(letter_id, None) is not None
 
-    def _tell(self, changed: set[str]) -> None:
+    def _notify(self, changed: set[str]) -> None:
         if changed:
-            self._hints.notify(frozenset(changed))
+            self._listeners.notify(frozenset(changed))
 
 
-def _later(wake_at: float | None, now: float) -> bool:
+def _is_later(wake_at: float | None, now: float) -> bool:
     return wake_at is None or wake_at > now
 
 

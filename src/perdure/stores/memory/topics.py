@@ -1,13 +1,13 @@
-"""Topics of the memory store: events find subscriptions, and subscriptions events, in one order.
+"""MemoryTopics of the memory store: assign events to subscriptions, in one order.
 
-Why no event and no run that waits for it can miss each other: one write at a time is carried out, and each leaves
-behind what the other looks for. A publish that comes first finds nobody and queues the event, which the subscription
-then finds; a subscription that comes first stands in line, where the publish finds it. (An `after_wait` event that
-comes first is not for that run.) A receive that is given up unsubscribes, and returns what it was assigned, in one
-write: before it the event is the run's, after it the next one's.
+No event and no waiting run can miss each other, because one write at a time is applied. A publish that comes first
+finds no subscription and queues the event, which the subscription then finds. A subscription that comes first is stored
+and found by the publish. (An `after_wait` event that comes first is not for that run.) A receive that is given up
+unsubscribes and releases its assignment in one write: before it the event is assigned to this run, after it to the
+next.
 
-An event that a topic holds is withheld from no subscription that may have it, except while it is unfinished: then a
-page of those that stood when it came is looked at per commit, and later events of the topic wait for that.
+A stored event is assigned to every eligible subscription, except while its fan-out is unfinished. Then each commit
+processes a page of the subscriptions that existed when the event was published, and later events of the topic wait.
 """
 
 from __future__ import annotations
@@ -27,261 +27,278 @@ from perdure.stores.writes import FanOut, PublishEvent
 
 
 class StoredEvent(Struct):
-    """An event in its place. `bound` is the last subscription that stood when it came; up to `fanned` they have been
-    looked at, None: all of them. `readers` are the runs in whose inbox it lies unread."""
+    """An event at its offset in a topic.
+
+    `last_subscription` is the number of the newest subscription that existed when the event was published.
+    `fan_out_cursor` is the number of the last subscription processed, None when the fan-out is finished. `readers` are
+    the runs with an unread assignment of the event.
+    """
 
     event: TopicEvent
-    bound: int
-    fanned: int | None = None
+    last_subscription: int
+    fan_out_cursor: int | None = None
     readers: set[str] = field(default_factory=set)
 
     @property
     def queued(self) -> bool:
-        """Whether it waits for somebody who comes later."""
+        """True if later subscriptions may get the event."""
         return rules.is_queueable(self.event) and not (self.event.consume and self.readers)
 
     @property
     def reserved(self) -> bool:
-        """Whether it is for one reader, and those who stand in line have not been asked yet."""
-        return self.event.consume and self.fanned is not None
+        """True if the event is for one reader and existing subscriptions have not been processed."""
+        return self.event.consume and self.fan_out_cursor is not None
 
 
-class Topic(Struct):
-    """The events of one name by place, the ids that are remembered, and who waits, longest first."""
+class MemoryTopic(Struct):
+    """One topic: events by offset, offsets by event id, and subscriptions, oldest first."""
 
     last_offset: int = 0
     events: dict[int, StoredEvent] = field(default_factory=dict)
-    places: dict[str, int] = field(default_factory=dict)  # by id, of events that are gone too
-    standing: dict[int, ActiveSubscription] = field(default_factory=dict)
+    offsets: dict[str, int] = field(default_factory=dict)  # by id, of deleted events too
+    subscriptions: dict[int, ActiveSubscription] = field(default_factory=dict)
     unfinished: dict[int, StoredEvent] = field(default_factory=dict)
 
 
-class Topics:
-    """All topics. What they assign is mail in the inbox of a run."""
+class MemoryTopics:
+    """All topics. An assignment is a message in a run's inbox."""
 
     def __init__(self, runs: MemoryRuns) -> None:
         self._runs = runs
-        self._topics: dict[str, Topic] = defaultdict(Topic)
-        self._last_standing = 0
-        self._expiring: list[tuple[float, str, int]] = []  # when, topic and place
-        self._gone: list[tuple[float, str, str]] = []  # since when, topic and id
+        self._topics: dict[str, MemoryTopic] = defaultdict(MemoryTopic)
+        self._last_subscription = 0
+        self._expiring: list[tuple[float, str, int]] = []  # time, topic and offset
+        self._deleted: list[tuple[float, str, str]] = []  # time of deletion, topic and id
 
-    # events that come
+    # publishing
 
     def publish(self, write: PublishEvent) -> WriteResult:
+        """Accept an event and assign a first page of it."""
         topic, event = self._topics[write.event.topic], write.event
-        if event.id in topic.places:
-            place = topic.places[event.id]
-            return EventPublished(place, 0, more=place in topic.unfinished, fresh=False)
+        if event.id in topic.offsets:
+            offset = topic.offsets[event.id]
+            return EventPublished(offset, 0, more=offset in topic.unfinished, fresh=False)
         if rules.expired(event.expires_at, write.now):
-            held = self._add(topic, event)
-            self._leave(topic, held, write.now)
-            return EventPublished(held.event.offset, 0)
+            stored = self._add(topic, event)
+            self._delete(topic, stored, write.now)
+            return EventPublished(stored.event.offset, 0)
         must_wait = bool(topic.unfinished)
         pending = _pending_if_full(topic, write)
-        if pending is not None and (must_wait or not event.consume or self._first_in_line(topic, event, None) is None):
+        if pending is not None and (
+            must_wait or not event.consume or self._oldest_eligible(topic, event, None) is None
+        ):
             return LimitReached(pending)
-        held = self._add(topic, event)
+        stored = self._add(topic, event)
         if must_wait:
-            _begin(topic, held)
-            return EventPublished(held.event.offset, 0, more=True)
-        woken = self._fan_out(topic, held, write.page, write.now)
-        return EventPublished(held.event.offset, woken, more=held.fanned is not None)
+            _start_fan_out(topic, stored)
+            return EventPublished(stored.event.offset, 0, more=True)
+        woken = self._fan_out(topic, stored, write.page, write.now)
+        return EventPublished(stored.event.offset, woken, more=stored.fan_out_cursor is not None)
 
-    def knows(self, event: TopicEvent) -> bool:
-        """Whether an event with this id was accepted before."""
-        return event.topic in self._topics and event.id in self._topics[event.topic].places
+    def is_known(self, event: TopicEvent) -> bool:
+        """Return whether an event with this id was accepted before."""
+        return event.topic in self._topics and event.id in self._topics[event.topic].offsets
 
     def fan_out(self, write: FanOut) -> WriteResult:
+        """Process the next page of the topic's first unfinished event."""
         topic = self._topics.get(write.topic)
         if topic is None or write.offset not in topic.unfinished:
             return EventPublished(write.offset, 0)
         first = next(iter(topic.unfinished.values()))
         woken = self._fan_out(topic, first, write.page, write.now)
-        asked = first.event.offset == write.offset
-        return EventPublished(write.offset, woken if asked else 0, more=write.offset in topic.unfinished)
+        is_first = first.event.offset == write.offset
+        return EventPublished(write.offset, woken if is_first else 0, more=write.offset in topic.unfinished)
 
-    def _add(self, topic: Topic, event: TopicEvent) -> StoredEvent:
+    def _add(self, topic: MemoryTopic, event: TopicEvent) -> StoredEvent:
         topic.last_offset += 1
-        held = StoredEvent(replace(event, offset=topic.last_offset), bound=self._last_standing)
-        topic.events[topic.last_offset] = held
-        topic.places[event.id] = topic.last_offset
+        stored = StoredEvent(replace(event, offset=topic.last_offset), last_subscription=self._last_subscription)
+        topic.events[topic.last_offset] = stored
+        topic.offsets[event.id] = topic.last_offset
         if event.expires_at is not None:
             heapq.heappush(self._expiring, (event.expires_at, event.topic, topic.last_offset))
-        return held
+        return stored
 
-    def _fan_out(self, topic: Topic, held: StoredEvent, page: int, now: float) -> int:
-        """Give the event to the one, or to the next page of those, who wait for it; how many."""
-        if rules.expired(held.event.expires_at, now):
-            self._leave(topic, held, now)
+    def _fan_out(self, topic: MemoryTopic, stored: StoredEvent, page: int, now: float) -> int:
+        """Assign the event to one subscription, or to those of the next page; return how many."""
+        if rules.expired(stored.event.expires_at, now):
+            self._delete(topic, stored, now)
             return 0
-        if held.event.consume:
-            _finish(topic, held)
-            return self._offer(topic, held, self._first_in_line(topic, held.event, held.bound), now)
-        return self._fan_page(topic, held, page, now)
+        if stored.event.consume:
+            _finish_fan_out(topic, stored)
+            return self._offer(topic, stored, self._oldest_eligible(topic, stored.event, stored.last_subscription), now)
+        return self._fan_out_page(topic, stored, page, now)
 
-    def _fan_page(self, topic: Topic, held: StoredEvent, page: int, now: float) -> int:
-        after, woken = held.fanned or 0, 0
-        rest = (each for each in topic.standing.values() if after < each.number <= held.bound)
-        looked_at = list(islice(rest, page + 1))
-        for standing in looked_at[:page]:
-            if self._may_have(standing, held.event):
-                self._assign(held, standing, now)
+    def _fan_out_page(self, topic: MemoryTopic, stored: StoredEvent, page: int, now: float) -> int:
+        after, woken = stored.fan_out_cursor or 0, 0
+        remaining = (each for each in topic.subscriptions.values() if after < each.number <= stored.last_subscription)
+        examined = list(islice(remaining, page + 1))
+        for subscription in examined[:page]:
+            if self._may_have(subscription, stored.event):
+                self._assign(stored, subscription, now)
                 woken += 1
-        if len(looked_at) > page:
-            _begin(topic, held, looked_at[page - 1].number)
+        if len(examined) > page:
+            _start_fan_out(topic, stored, examined[page - 1].number)
         else:
-            _finish(topic, held)
-            self._delete_if_unreferenced(topic, held, now)
+            _finish_fan_out(topic, stored)
+            self._delete_if_unreferenced(topic, stored, now)
         return woken
 
-    # events that go
+    # consuming and releasing
 
-    def read(self, run: MemoryRun, name: str, place: int, now: float) -> None:
-        """The run has read its assignment of this event: it is gone, or at least seen."""
-        topic, held = self._held(name, place)
-        if held is None or run.record.id not in held.readers:
+    def consume(self, run: MemoryRun, name: str, offset: int, now: float) -> None:
+        """Record that the run consumed its assignment: delete an event with `consume`, or mark it as seen."""
+        topic, stored = self._find(name, offset)
+        if stored is None or run.record.id not in stored.readers:
             return
-        held.readers.discard(run.record.id)
-        if held.event.consume:
-            self._leave(topic, held, now)
+        stored.readers.discard(run.record.id)
+        if stored.event.consume:
+            self._delete(topic, stored, now)
         else:
-            self._delete_if_unreferenced(topic, held, now)
+            self._delete_if_unreferenced(topic, stored, now)
 
     def release(self, run: MemoryRun, number: int, now: float) -> None:
-        """Take an unread assignment out of the run's inbox, and offer its event to the next in line."""
+        """Remove an unread assignment from the run's inbox and offer its event to the next subscription."""
         message = run.inbox.get(number)
         if message is None or message.kind != rules.ASSIGNMENT:
             return
         del run.inbox[number], run.numbers[message.id]
-        topic, held = self._held(message.name, message.offset)
-        if held is None or run.record.id not in held.readers:
+        topic, stored = self._find(message.name, message.offset)
+        if stored is None or run.record.id not in stored.readers:
             return
-        held.readers.discard(run.record.id)
-        if rules.expired(held.event.expires_at, now):
-            self._leave(topic, held, now)
-        elif held.event.consume:
-            self._offer(topic, held, self._first_in_line(topic, held.event, held.bound), now)
+        stored.readers.discard(run.record.id)
+        if rules.expired(stored.event.expires_at, now):
+            self._delete(topic, stored, now)
+        elif stored.event.consume:
+            self._offer(topic, stored, self._oldest_eligible(topic, stored.event, stored.last_subscription), now)
         else:
-            self._offer(topic, held, _own(run, held), now)
+            self._offer(topic, stored, _own_subscription(run, stored), now)
 
-    def _offer(self, topic: Topic, held: StoredEvent, standing: ActiveSubscription | None, now: float) -> int:
-        if standing is not None:
-            self._assign(held, standing, now)
+    def _offer(
+        self, topic: MemoryTopic, stored: StoredEvent, subscription: ActiveSubscription | None, now: float
+    ) -> int:
+        if subscription is not None:
+            self._assign(stored, subscription, now)
             return 1
-        self._delete_if_unreferenced(topic, held, now)
+        self._delete_if_unreferenced(topic, stored, now)
         return 0
 
-    def _delete_if_unreferenced(self, topic: Topic, held: StoredEvent, now: float) -> None:
-        """What is not queued for those who come later is gone once nobody has it before them."""
-        if not rules.is_queueable(held.event) and not held.readers and held.fanned is None:
-            self._leave(topic, held, now)
+    def _delete_if_unreferenced(self, topic: MemoryTopic, stored: StoredEvent, now: float) -> None:
+        """Delete an event that is not queued for later subscriptions when no run has it unread."""
+        if not rules.is_queueable(stored.event) and not stored.readers and stored.fan_out_cursor is None:
+            self._delete(topic, stored, now)
 
-    def _leave(self, topic: Topic, held: StoredEvent, now: float) -> None:
-        """The event is gone; its id is remembered."""
-        _finish(topic, held)
-        del topic.events[held.event.offset]
-        heapq.heappush(self._gone, (now, held.event.topic, held.event.id))
+    def _delete(self, topic: MemoryTopic, stored: StoredEvent, now: float) -> None:
+        """Delete the event. Its id is retained until it is pruned."""
+        _finish_fan_out(topic, stored)
+        del topic.events[stored.event.offset]
+        heapq.heappush(self._deleted, (now, stored.event.topic, stored.event.id))
 
-    def _held(self, name: str, place: int) -> tuple[Topic, StoredEvent | None]:
+    def _find(self, name: str, offset: int) -> tuple[MemoryTopic, StoredEvent | None]:
         topic = self._topics[name]
-        return topic, topic.events.get(place)
+        return topic, topic.events.get(offset)
 
-    # those who wait
+    # subscribing
 
     def subscribe(self, run: MemoryRun, subscription: Subscription, now: float) -> None:
-        """Let the run wait at this target, unless it does, or give it the event that it may have at once."""
-        if subscription.target in run.standing:
+        """Subscribe the run at `target`, or assign a queued event immediately. No-op if already subscribed."""
+        if subscription.target in run.subscriptions:
             return
         topics = tuple(dict.fromkeys(subscription.topics))
-        standing = ActiveSubscription(self._last_standing + 1, run.record.id, subscription.target, topics)
-        found = [held for name in topics if (held := self._first_for(run, name, now)) is not None]
+        active = ActiveSubscription(self._last_subscription + 1, run.record.id, subscription.target, topics)
+        found = [stored for name in topics if (stored := self._first_queued(run, name, now)) is not None]
         if found:
-            self._assign(min(found, key=lambda held: held.event.sent_at), standing, now)
+            self._assign(min(found, key=lambda stored: stored.event.sent_at), active, now)
             return
-        self._last_standing = standing.number
-        run.standing[standing.target] = standing
+        self._last_subscription = active.number
+        run.subscriptions[active.target] = active
         for name in topics:
-            self._topics[name].standing[standing.number] = standing
+            self._topics[name].subscriptions[active.number] = active
 
     def unsubscribe(self, run: MemoryRun, target: str) -> None:
-        standing = run.standing.pop(target, None)
-        if standing is not None:
-            for name in standing.topics:
-                del self._topics[name].standing[standing.number]
+        """Remove the run's subscription at `target`, if there is one."""
+        active = run.subscriptions.pop(target, None)
+        if active is not None:
+            for name in active.topics:
+                del self._topics[name].subscriptions[active.number]
 
     def unsubscribe_all(self, run: MemoryRun) -> None:
-        for target in tuple(run.standing):
+        """Remove all subscriptions of the run."""
+        for target in tuple(run.subscriptions):
             self.unsubscribe(run, target)
 
-    def _first_for(self, run: MemoryRun, name: str, now: float) -> StoredEvent | None:
+    def _first_queued(self, run: MemoryRun, name: str, now: float) -> StoredEvent | None:
         topic = self._topics.get(name)
-        for held in topic.events.values() if topic is not None else ():
-            if not held.queued or held.reserved or rules.expired(held.event.expires_at, now):
+        for stored in topic.events.values() if topic is not None else ():
+            if not stored.queued or stored.reserved or rules.expired(stored.event.expires_at, now):
                 continue
-            if _may_have(run, held.event):
-                return held
+            if _may_have(run, stored.event):
+                return stored
         return None
 
-    def _first_in_line(self, topic: Topic, event: TopicEvent, bound: int | None) -> ActiveSubscription | None:
-        """Who has waited longest of those that may have the event; `bound` is of importance to after_wait only."""
-        for standing in topic.standing.values():
-            if not rules.is_queueable(event) and bound is not None and standing.number > bound:
+    def _oldest_eligible(
+        self, topic: MemoryTopic, event: TopicEvent, last_subscription: int | None
+    ) -> ActiveSubscription | None:
+        """Return the oldest subscription that may have the event. `last_subscription` limits an `after_wait` event."""
+        for subscription in topic.subscriptions.values():
+            is_late = last_subscription is not None and subscription.number > last_subscription
+            if is_late and not rules.is_queueable(event):
                 return None
-            if self._may_have(standing, event):
-                return standing
+            if self._may_have(subscription, event):
+                return subscription
         return None
 
-    def _may_have(self, standing: ActiveSubscription, event: TopicEvent) -> bool:
-        return _may_have(self._runs[standing.run_id], event)
+    def _may_have(self, subscription: ActiveSubscription, event: TopicEvent) -> bool:
+        return _may_have(self._runs[subscription.run_id], event)
 
-    def _assign(self, held: StoredEvent, standing: ActiveSubscription, now: float) -> None:
-        """Put the event into the run's inbox; that uses up the subscription in all its topics."""
-        run = self._runs[standing.run_id]
-        self.unsubscribe(run, standing.target)
-        held.readers.add(standing.run_id)
-        self._runs.mail(run, rules.assignment(held.event, standing.target), now)
+    def _assign(self, stored: StoredEvent, subscription: ActiveSubscription, now: float) -> None:
+        """Put an assignment into the run's inbox and remove the subscription from all its topics."""
+        run = self._runs[subscription.run_id]
+        self.unsubscribe(run, subscription.target)
+        stored.readers.add(subscription.run_id)
+        self._runs.deliver(run, rules.assignment(stored.event, subscription.target), now)
 
-    # asking and forgetting
+    # reading and pruning
 
-    def held(self, name: str, limit: int, after: int) -> list[TopicEvent]:
+    def events(self, name: str, limit: int, after: int) -> list[TopicEvent]:
+        """Return a page of the topic's stored events, in order of offset."""
         topic = self._topics.get(name)
-        places = [place for place in topic.events if place > after] if topic is not None else []
-        return [topic.events[place].event for place in places[:limit]] if topic is not None else []
+        offsets = [offset for offset in topic.events if offset > after] if topic is not None else []
+        return [topic.events[offset].event for offset in offsets[:limit]] if topic is not None else []
 
     def unfinished(self, limit: int) -> list[TopicEvent]:
+        """Return events whose fan-out is unfinished, in order of topic and offset."""
         names = sorted(name for name, topic in self._topics.items() if topic.unfinished)
-        found = (held.event for name in names for held in self._topics[name].unfinished.values())
+        found = (stored.event for name in names for stored in self._topics[name].unfinished.values())
         return list(islice(found, limit))
 
-    def forget(self, now: float, keep_ids_for: float) -> None:
-        """Drop events that have expired, and forget the ids of those that have been gone for that long."""
+    def prune(self, now: float, keep_ids_for: float) -> None:
+        """Delete expired events, and the ids of events that were deleted `keep_ids_for` seconds ago."""
         while self._expiring and self._expiring[0][0] <= now:
-            _, name, place = heapq.heappop(self._expiring)
-            topic, held = self._held(name, place)
-            if held is not None:
-                self._leave(topic, held, now)
-        while self._gone and self._gone[0][0] + keep_ids_for <= now:
-            _, name, id = heapq.heappop(self._gone)
-            del self._topics[name].places[id]
+            _, name, offset = heapq.heappop(self._expiring)
+            topic, stored = self._find(name, offset)
+            if stored is not None:
+                self._delete(topic, stored, now)
+        while self._deleted and self._deleted[0][0] + keep_ids_for <= now:
+            _, name, id = heapq.heappop(self._deleted)
+            del self._topics[name].offsets[id]
 
 
 def _may_have(run: MemoryRun, event: TopicEvent) -> bool:
-    """Whether the run may have this event and has not had it."""
+    """Return whether the run is eligible for this event and has not got it before."""
     seen = event.offset and rules.assignment_id(event.topic, event.offset) in run.numbers
     return not seen and rules.may_read(event, run.record.created_at)
 
 
-def _own(run: MemoryRun, held: StoredEvent) -> ActiveSubscription | None:
-    """The run's own other subscription that may have an event which all may have: everybody else has been asked."""
-    mine = [each for each in run.standing.values() if held.event.topic in each.topics]
-    if not rules.is_queueable(held.event):
-        mine = [each for each in mine if each.number <= held.bound]
-    return min(mine, key=lambda each: each.number, default=None)
+def _own_subscription(run: MemoryRun, stored: StoredEvent) -> ActiveSubscription | None:
+    """Return the run's oldest other subscription for an event without `consume`; all other runs were offered it."""
+    own = [each for each in run.subscriptions.values() if stored.event.topic in each.topics]
+    if not rules.is_queueable(stored.event):
+        own = [each for each in own if each.number <= stored.last_subscription]
+    return min(own, key=lambda each: each.number, default=None)
 
 
-def _pending_if_full(topic: Topic, write: PublishEvent) -> int | None:
-    """How many events wait in a topic that has no room for another; None: there is room, or no need of any."""
+def _pending_if_full(topic: MemoryTopic, write: PublishEvent) -> int | None:
+    """Return how many events are queued in a topic that has reached its limit, or None if the event is admitted."""
     if write.limit is None or not rules.is_queueable(write.event) or len(topic.events) < write.limit:
         return None
     waiting = (each for each in topic.events.values() if not rules.expired(each.event.expires_at, write.now))
@@ -289,11 +306,11 @@ def _pending_if_full(topic: Topic, write: PublishEvent) -> int | None:
     return pending if pending >= write.limit else None
 
 
-def _begin(topic: Topic, held: StoredEvent, fanned: int = 0) -> None:
-    held.fanned = fanned
-    topic.unfinished[held.event.offset] = held
+def _start_fan_out(topic: MemoryTopic, stored: StoredEvent, fan_out_cursor: int = 0) -> None:
+    stored.fan_out_cursor = fan_out_cursor
+    topic.unfinished[stored.event.offset] = stored
 
 
-def _finish(topic: Topic, held: StoredEvent) -> None:
-    held.fanned = None
-    topic.unfinished.pop(held.event.offset, None)
+def _finish_fan_out(topic: MemoryTopic, stored: StoredEvent) -> None:
+    stored.fan_out_cursor = None
+    topic.unfinished.pop(stored.event.offset, None)

@@ -1,4 +1,4 @@
-"""Carrying out a turn on a run of the memory store: its entries, its mail, what else it changes, and the new row."""
+"""Apply a turn to a run of the memory store: entries, messages, subscriptions, outputs and the row."""
 
 from __future__ import annotations
 
@@ -16,48 +16,49 @@ NOTHING = TurnExtras()
 
 
 def commit_turn(state: MemoryState, turn: CommitTurn) -> WriteResult:
+    """Apply a turn, or return why it is rejected: the acceptance rule of `perdure.stores.protocol`."""
     run = state.runs.get(turn.run_id)
-    if run is None:
+    if run is None:  # rule 1
         return RunMissing()
-    if run.turn_at(turn.base + 1) == turn.turn_id:
-        return Committed(mail=_unseen(run, turn, held=False))
-    refused = rules.refuse_turn(turn, run.state(), state.alive(turn.worker))
-    if refused is not None:
-        return refused
+    if run.turn_at(turn.base + 1) == turn.turn_id:  # rule 2
+        return Committed(has_messages=_unseen(run, turn, held=False))
+    rejected = rules.refuse_turn(turn, run.state(), state.alive(turn.worker))  # rules 3 to 6
+    if rejected is not None:
+        return rejected
     extras = turn.extras or NOTHING
-    _append(run, turn, extras)
-    read(state, run, turn.consumed, turn.now)
-    _change_more(state, run, turn, extras)
-    mail = _unseen(run, turn, held=False)
+    _append(run, turn, extras)  # rule 7
+    consume(state, run, turn.consumed, turn.now)
+    _apply_extras(state, run, turn, extras)
+    has_messages = _unseen(run, turn, held=False)
     record = run.record
-    if turn.restart is not None:
-        record = rules.restarted(record, turn.restart)
-    if turn.restart is not None or extras.dropped:
+    if turn.continue_as is not None:
+        record = rules.restarted(record, turn.continue_as)
+    if turn.continue_as is not None or extras.dropped:
         record = replace(record, fence=run.position)
     if turn.patch is not None:
         _patch(state, run, record, turn, turn.patch)
-    elif run.mailed and not mail:
+    elif run.has_messages and not has_messages:
         state.runs.put(run, replace(record, wake_at=None))
     elif record is not run.record:
-        state.runs.put(run, record, mailed=run.mailed)
-    return Committed(mail=mail)
+        state.runs.put(run, record, has_messages=run.has_messages)
+    return Committed(has_messages=has_messages)
 
 
-def read(state: MemoryState, run: MemoryRun, numbers: tuple[int, ...], now: float) -> None:
-    """Take messages out of the run's inbox for good."""
+def consume(state: MemoryState, run: MemoryRun, numbers: tuple[int, ...], now: float) -> None:
+    """Remove messages from the run's inbox for good."""
     for number in numbers:
-        message = state.runs.read(run, number, now)
+        message = state.runs.consume(run, number, now)
         if message is not None and message.kind == rules.ASSIGNMENT:
-            state.topics.read(run, message.name, message.offset, now)
+            state.topics.consume(run, message.name, message.offset, now)
 
 
 def _append(run: MemoryRun, turn: CommitTurn, extras: TurnExtras) -> None:
     run.position = rules.last_position(turn)
-    if turn.restart is not None:
+    if turn.continue_as is not None:
         run.rows.clear()
-        run.append(turn.base, turn.turn_id, turn.restart.entries)
+        run.append(turn.base, turn.turn_id, turn.continue_as.entries)
         return
-    if extras.dropped:  # markers go as well: the fence stands for them
+    if extras.dropped:  # markers are deleted too: the fence replaces them
         run.rows = {
             at: row
             for at, row in run.rows.items()
@@ -66,25 +67,25 @@ def _append(run: MemoryRun, turn: CommitTurn, extras: TurnExtras) -> None:
     run.append(turn.base, turn.turn_id, turn.entries)
 
 
-def _change_more(state: MemoryState, run: MemoryRun, turn: CommitTurn, extras: TurnExtras) -> None:
-    """Subscriptions and what the turn shows. A run that ends or begins anew waits for nothing."""
-    stays = turn.restart is None and not (turn.patch is not None and turn.patch.status.terminal)
-    if not stays:
+def _apply_extras(state: MemoryState, run: MemoryRun, turn: CommitTurn, extras: TurnExtras) -> None:
+    """Change subscriptions, outputs and dead letters. A run that ends or restarts has no subscriptions."""
+    continues = turn.continue_as is None and not (turn.patch is not None and turn.patch.status.terminal)
+    if not continues:
         state.topics.unsubscribe_all(run)
     for target in extras.unsubscribe:
         state.topics.unsubscribe(run, target)
     for number in extras.released_assignments:
         state.topics.release(run, number, turn.now)
-    for subscription in extras.subscribe if stays else ():
+    for subscription in extras.subscribe if continues else ():
         state.topics.subscribe(run, subscription, turn.now)
-    run.shown.append(extras.streamed)
-    if turn.restart is not None:
-        run.shown.begin_anew()
+    run.outputs.append(extras.streamed)
+    if turn.continue_as is not None:
+        run.outputs.restart()
     for value in extras.published:
         state.runs.publish(run, value)
     if extras.streamed or extras.published:
         state.runs.changed.add(turn.run_id)
-    state.keep_letters(extras.dead_letters)
+    state.add_dead_letters(extras.dead_letters)
 
 
 def _patch(state: MemoryState, run: MemoryRun, record: RunRecord, turn: CommitTurn, patch: RunPatch) -> None:
@@ -105,13 +106,13 @@ def _patch(state: MemoryState, run: MemoryRun, record: RunRecord, turn: CommitTu
         ended_at=patch.ended_at,
         updated_at=turn.now,
     )
-    state.runs.put(run, patched, mailed=unseen and patched.owner is not None)
+    state.runs.put(run, patched, has_messages=unseen and patched.owner is not None)
     if ended or (patched.owner is None and patched.wake_at is not None):
         state.runs.changed.add(record.id)
 
 
 def _unseen(run: MemoryRun, turn: CommitTurn, *, held: bool) -> bool:
-    """Whether mail is left that the turn did not know of; with `held`, only such as wakes a held run."""
+    """Return whether there are unread messages that the turn has not seen; with `held`, that wake a held run."""
     if run.record.last_message_no <= turn.seen:
         return False
     unread = (message for number, message in run.inbox.items() if number > turn.seen and number not in turn.consumed)

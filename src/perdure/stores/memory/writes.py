@@ -1,4 +1,4 @@
-"""Carrying out writes on what the memory store keeps, one after the other. They must have been checked."""
+"""Apply writes to the memory store's data, one after the other. `semantics.check_batch` has checked them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from perdure.stores import semantics as rules
 from perdure.stores.memory.runs import MemoryRun
 from perdure.stores.memory.state import MemoryState
-from perdure.stores.memory.turns import commit_turn, read
+from perdure.stores.memory.turns import commit_turn, consume
 from perdure.stores.results import (
     AlreadyEnded,
     AlreadyStarted,
@@ -18,7 +18,7 @@ from perdure.stores.results import (
     IdTaken,
     LimitReached,
     MessageDelivered,
-    Observing,
+    ObserverAdded,
     RunMissing,
     Superseded,
     WriteResult,
@@ -43,6 +43,7 @@ from perdure.stores.writes import (
 
 
 def apply(state: MemoryState, write: Write) -> WriteResult:
+    """Apply one write and return its result."""
     match write:
         case CommitTurn():
             return commit_turn(state, write)
@@ -59,7 +60,7 @@ def apply(state: MemoryState, write: Write) -> WriteResult:
         case RewindRun():
             return _rewind(state, write)
         case FinalizeRun():
-            return _settle(state, write)
+            return _finalize(state, write)
         case PublishEvent():
             return state.topics.publish(write)
         case FanOut():
@@ -90,7 +91,7 @@ def _create(state: MemoryState, write: CreateRun) -> WriteResult:
 
 
 def _set_initial_history(run: MemoryRun, write: CreateRun) -> None:
-    """Give a fork the history and the mail that it begins with."""
+    """Store the history and the inbox that a fork starts with."""
     if write.entries:
         run.append(0, None, write.entries)
         run.position = len(write.entries)
@@ -112,7 +113,7 @@ def _deliver(state: MemoryState, write: DeliverMessage) -> WriteResult:
         unread = len(run.unread_events())
         if unread >= write.limit:
             return LimitReached(unread)
-    return MessageDelivered(state.runs.mail(run, message, write.now), fresh=True, owner=owner)
+    return MessageDelivered(state.runs.deliver(run, message, write.now), fresh=True, owner=owner)
 
 
 def _end(state: MemoryState, write: EndRun) -> WriteResult:
@@ -123,13 +124,13 @@ def _end(state: MemoryState, write: EndRun) -> WriteResult:
         return Committed()
     if run.record.status.terminal:
         return AlreadyEnded(run.record.status)
-    begun = run.state().begun
-    if write.only_if_not_started and begun:
+    started = run.state().begun
+    if write.only_if_not_started and started:
         return AlreadyStarted()
     run.append(run.position, write.turn_id, ())
     run.position += 1
     run.prune_at = None if write.prune_after is None else write.now + write.prune_after
-    run.orphans = begun
+    run.orphans = started
     state.topics.unsubscribe_all(run)
     state.runs.put(run, rules.terminated(run.record, write, run.position))
     state.runs.changed.add(write.run_id)
@@ -155,7 +156,7 @@ def _observe(state: MemoryState, write: ObserveRunEnd) -> WriteResult:
     if run.record.status.terminal:
         return rules.already_ended(run.record)
     run.observers[Observer(write.observer, write.target)] = None
-    return Observing()
+    return ObserverAdded()
 
 
 def _rewind(state: MemoryState, write: RewindRun) -> WriteResult:
@@ -177,13 +178,13 @@ def _rewind(state: MemoryState, write: RewindRun) -> WriteResult:
     run.prune_at, run.orphans = None, False
     state.topics.unsubscribe_all(run)
     for location in dropped:
-        run.shown.supersede(location)
+        run.outputs.supersede(location)
     state.runs.put(run, rules.rewound(run.record, run.state().begun, write, run.position))
     state.runs.changed.add(write.run_id)
     return Committed()
 
 
-def _settle(state: MemoryState, write: FinalizeRun) -> WriteResult:
+def _finalize(state: MemoryState, write: FinalizeRun) -> WriteResult:
     run = state.runs.get(write.run_id)
     if run is None:
         return RunMissing()
@@ -191,33 +192,33 @@ def _settle(state: MemoryState, write: FinalizeRun) -> WriteResult:
         return Committed()
     for observer in write.notified:
         run.observers.pop(observer, None)
-    read(state, run, write.consumed, write.now)
+    consume(state, run, write.consumed, write.now)
     for number in write.returned:
         state.topics.release(run, number, write.now)
     run.orphans = run.orphans and not write.orphans
-    state.keep_letters(write.dead_letters)
+    state.add_dead_letters(write.dead_letters)
     for moved in write.moved:
         if moved.number in run.inbox:
-            read(state, run, (moved.number,), write.now)
+            consume(state, run, (moved.number,), write.now)
             if isinstance(state.topics.publish(moved.to), LimitReached):
-                state.keep_letters([moved.otherwise])
+                state.add_dead_letters([moved.otherwise])
     state.runs.put(run, run.record)
     return Committed()
 
 
 def _replay(state: MemoryState, write: ReplayDeadLetter) -> WriteResult:
-    if write.letter_id not in state.letters and not _is_known(state, write.send):
+    if write.letter_id not in state.dead_letters and not _is_known(state, write.send):
         return DeadLetterMissing()
-    answer = apply(state, write.send)
-    if isinstance(answer, MessageDelivered | EventPublished):
-        state.letters.pop(write.letter_id, None)
-    return answer
+    result = apply(state, write.send)
+    if isinstance(result, MessageDelivered | EventPublished):
+        state.dead_letters.pop(write.letter_id, None)
+    return result
 
 
 def _is_known(state: MemoryState, send: DeliverMessage | PublishEvent) -> bool:
-    """Whether what is to be sent was sent by this very call before."""
+    """Return whether this call has sent its event before."""
     if isinstance(send, PublishEvent):
-        return state.topics.knows(send.event)
+        return state.topics.is_known(send.event)
     run = state.runs.get(send.run_id)
     return run is not None and send.message.id in run.numbers
 
@@ -226,11 +227,11 @@ def _append(state: MemoryState, write: AppendStream) -> WriteResult:
     run = state.runs.get(write.run_id)
     if run is None:
         return RunMissing()
-    refused = rules.refuse_append(write, run.state(), state.alive(write.worker))
-    if refused is not None:
-        return refused
+    rejected = rules.refuse_append(write, run.state(), state.alive(write.worker))
+    if rejected is not None:
+        return rejected
     if write.items:
-        run.shown.append(rules.unwritten_items(write, run.shown.written[write.items[0].writer]))
+        run.outputs.append(rules.unwritten_items(write, run.outputs.written[write.items[0].writer]))
         state.runs.changed.add(write.run_id)
     return Committed()
 
@@ -239,5 +240,5 @@ def _supersede(state: MemoryState, write: SupersedeStream) -> WriteResult:
     run = state.runs.get(write.run_id)
     if run is None:
         return RunMissing()
-    run.shown.supersede(write.location, write.writer)
+    run.outputs.supersede(write.location, write.writer)
     return Committed()

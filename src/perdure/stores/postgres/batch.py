@@ -33,7 +33,7 @@ from perdure.stores.results import (
     EventPublished,
     LimitReached,
     MessageDelivered,
-    Observing,
+    ObserverAdded,
     RunMissing,
     Superseded,
     WriteResult,
@@ -246,7 +246,7 @@ def _rows_of_one(found: rows.Row) -> Iterable[rows.Row]:
 def _answer(verdict: str, number: int, flag: bool, label: str, body: bytes | None, note: str | None) -> WriteResult:
     match verdict:
         case "committed" | "again":
-            return Committed(mail=bool(flag))
+            return Committed(has_messages=bool(flag))
         case "superseded":
             return Superseded()
         case "delivered":
@@ -263,7 +263,7 @@ def _answer(verdict: str, number: int, flag: bool, label: str, body: bytes | Non
         case "full":
             return LimitReached(number)
         case "observing":
-            return Observing()
+            return ObserverAdded()
         case "begun":
             return AlreadyStarted()
         case "gone":

@@ -150,7 +150,7 @@ def _owing(row: rows.Row) -> UnfinalizedRun:
     return UnfinalizedRun(
         record=rows.run_of_row(row),
         observers=tuple(Observer(*each) for each in observers),
-        mail=tuple(map(rows.message_of_row, _transposed(row[_RUN_WIDTH + 3 :]))),
+        messages=tuple(map(rows.message_of_row, _transposed(row[_RUN_WIDTH + 3 :]))),
         orphans=row[_RUN_WIDTH],
     )
 

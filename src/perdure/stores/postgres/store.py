@@ -100,8 +100,8 @@ class PostgresStore:
     async def now(self) -> float:
         return await postgres_fleet.now(self._open)
 
-    def on_change(self, hint: ChangeCallback) -> Callable[[], None]:
-        return self._hints.subscribe(hint)
+    def on_change(self, callback: ChangeCallback) -> Callable[[], None]:
+        return self._hints.subscribe(callback)
 
     # commit and load
 

@@ -84,7 +84,8 @@ def _turn(turn: CommitTurn) -> Json:
         turn,
         entries=tuple(entry if entry.error is None else _entry(entry) for entry in turn.entries),
         patch=_patch(turn.patch) if turn.patch is not None else None,
-        restart=_restart(turn.restart) if turn.restart is not None else None,
+        restart=_restart(turn.continue_as) if turn.continue_as is not None else None,
+        continue_as=None,  # sent as `restart`
         extras=_extras(turn.extras) if turn.extras is not None else None,
     )
 

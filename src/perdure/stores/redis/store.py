@@ -93,8 +93,8 @@ class RedisStore:
     async def now(self) -> float:
         return await self._server.now() if self._clock is None else self._clock.now()
 
-    def on_change(self, hint: ChangeCallback) -> Callable[[], None]:
-        return self._hints.subscribe(hint)
+    def on_change(self, callback: ChangeCallback) -> Callable[[], None]:
+        return self._hints.subscribe(callback)
 
     # commit and load
 
@@ -161,7 +161,7 @@ class RedisStore:
             write = batch[place]
             if isinstance(write, CommitTurn) and write.extras is not None and answers[place] == Committed():
                 unread = await self.inbox(write.run_id, write.seen)
-                answers[place] = Committed(mail=bool(unread))
+                answers[place] = Committed(has_messages=bool(unread))
 
     async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
         by_slice: dict[int, list[str]] = {}

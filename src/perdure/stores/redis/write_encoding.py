@@ -36,7 +36,7 @@ from perdure.stores.results import (
     IdTaken,
     LimitReached,
     MessageDelivered,
-    Observing,
+    ObserverAdded,
     RunMissing,
     Superseded,
     WriteResult,
@@ -275,7 +275,7 @@ def _publish(write: PublishEvent) -> Array:
 # --- from Lua --------------------------------------------------------------------------------------------------------
 
 
-_YES = (Committed(), Committed(mail=True), Created(owned=False), Created(owned=True))
+_YES = (Committed(), Committed(has_messages=True), Created(owned=False), Created(owned=True))
 
 
 def answer_of(given: Any) -> WriteResult:
@@ -302,7 +302,7 @@ def answer_of(given: Any) -> WriteResult:
         case [b"gone"]:
             return DeadLetterMissing()
         case [b"observing"]:
-            return Observing()
+            return ObserverAdded()
         case [b"published", place, woken, more, fresh]:
             return EventPublished(place, woken, more=bool(more), fresh=bool(fresh))
         case _:

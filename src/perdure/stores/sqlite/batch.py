@@ -28,7 +28,7 @@ from perdure.stores.results import (
     IdTaken,
     LimitReached,
     MessageDelivered,
-    Observing,
+    ObserverAdded,
     RunMissing,
     Superseded,
     WriteResult,
@@ -310,7 +310,7 @@ class BatchWriter:
         run = self._known.get(record.id)
         if run is None:
             alive = record.owner is not None and self._is_alive(record.owner)
-            new = rules.initial_record(record, alive, mail=len(write.inbox))
+            new = rules.initial_record(record, alive, last_message_no=len(write.inbox))
             add = ADD_RUN if write.observer is None else ADD_OBSERVED_RUN
             if write.entries or write.inbox:
                 self._fork(write, add, new)
@@ -345,7 +345,7 @@ class BatchWriter:
 
     def _commit_turn(self, turn: CommitTurn, run: CachedRunState) -> WriteResult:
         if run.position > turn.base and self._turn_at(run, turn.base + 1) == turn.turn_id:
-            return Committed(mail=self._unseen(turn, run))
+            return Committed(has_messages=self._unseen(turn, run))
         refused = rules.refuse_turn(turn, run, self._is_alive(turn.worker))
         if refused is not None:
             return refused
@@ -357,7 +357,7 @@ class BatchWriter:
             self._patch(turn, run, turn.patch)
         elif run.mailed and not mail:
             self._pending[CLEAR_MAILED].append((run.no,))
-        return Committed(mail=mail)
+        return Committed(has_messages=mail)
 
     def _append(self, turn: CommitTurn, run: CachedRunState) -> None:
         first = turn.base + 1
@@ -514,7 +514,7 @@ class BatchWriter:
         self._pending[sqlite_duties.OBSERVE].append((run.no, write.observer, write.target))
         if not run.observed:
             self._pending[sqlite_duties.OBSERVED].append((run.no,))
-        return Observing()
+        return ObserverAdded()
 
     def _mark_notified(self, write: FinalizeRun, run: CachedRunState) -> WriteResult:
         if run.unsettled:

@@ -131,7 +131,7 @@ def _owing(connection: apsw.Connection, row: rows.Row) -> UnfinalizedRun:
     return UnfinalizedRun(
         record=rows.run_of_row(row),
         observers=tuple(Observer(*each) for each in connection.execute(OBSERVERS, (no, DUTY_PAGE))),
-        mail=tuple(map(rows.message_of_row, connection.execute(DUTY_MAIL, (no, DUTY_PAGE)))),
+        messages=tuple(map(rows.message_of_row, connection.execute(DUTY_MAIL, (no, DUTY_PAGE)))),
         orphans=bool(orphans),
     )
 

@@ -117,8 +117,8 @@ class SqliteStore:
     async def now(self) -> float:
         return self._clock.now()
 
-    def on_change(self, hint: ChangeCallback) -> Callable[[], None]:
-        return self._hints.subscribe(hint)
+    def on_change(self, callback: ChangeCallback) -> Callable[[], None]:
+        return self._hints.subscribe(callback)
 
     def _look_around(self, connection: apsw.Connection) -> None:
         """Have others committed? The number changes with every commit of another connection, never with our own."""

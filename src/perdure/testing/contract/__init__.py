@@ -1,1 +1,1 @@
-"""The cases of the store contract, one room per promise; `perdure.testing.store_contract` puts them together."""
+"""The cases of the store contract, one module per guarantee; `perdure.testing.store_contract` combines them."""

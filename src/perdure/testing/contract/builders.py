@@ -1,4 +1,4 @@
-"""What the cases are made of: how one is run, and short ways to write runs, turns and mail."""
+"""Builders for the contract cases: how a case runs, and short calls for runs, turns, messages and events."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from perdure.stores.writes import (
 
 SHARDS = 16
 FLOW = ("flow", 1)
-"""The (workflow, version) of every run that does not say otherwise."""
+"""The (workflow, version) of every run by default."""
 
 K = TypeVar("K", bound="ContractCase")
 
 
 def case(test: Callable[[K, Store], Coroutine[Any, Any, None]]) -> Callable[[K], None]:
-    """Turn a case into a plain test method: it gets an open store with the live workers "a" and "b"."""
+    """Turn a case into a plain test method. The case gets an open store with the live workers "a" and "b"."""
 
     def run(self: K) -> None:
-        asyncio.run(self.carry_out(lambda store: test(self, store)))
+        asyncio.run(self.run_case(lambda store: test(self, store)))
 
     run.__name__ = test.__name__
     run.__qualname__ = test.__qualname__
@@ -56,17 +56,18 @@ def case(test: Callable[[K, Store], Coroutine[Any, Any, None]]) -> Callable[[K],
 
 
 class ContractCase:
-    """What the author of a store gives: one to test, and a second handle on the same data."""
+    """What the author of a store implements: an empty store, and a second handle on the same data."""
 
     async def make_store(self) -> Store:
-        """A new, empty store, not yet open."""
+        """Return a new, empty store, not yet open."""
         raise NotImplementedError
 
     async def again(self, store: Store) -> Store:
-        """Another handle on this store's data, not yet open; for a store in memory the same object."""
+        """Return another handle on this store's data, not yet open; for a store in memory the same object."""
         raise NotImplementedError
 
-    async def carry_out(self, test: Callable[[Store], Awaitable[None]]) -> None:
+    async def run_case(self, test: Callable[[Store], Awaitable[None]]) -> None:
+        """Run a case on a new store with the workers "a" and "b", and close all its handles."""
         self._handles: list[Store] = []
         try:
             store = await self._opened(await self.make_store())
@@ -78,7 +79,7 @@ class ContractCase:
                 await handle.close()
 
     async def second(self, store: Store) -> Store:
-        """Another handle, open until the case ends."""
+        """Return another handle, open until the case ends."""
         return await self._opened(await self.again(store))
 
     async def _opened(self, store: Store) -> Store:
@@ -87,11 +88,11 @@ class ContractCase:
         return store
 
 
-# --- short ways to write ---------------------------------------------------------------------------------------------
+# --- writes and records ----------------------------------------------------------------------------------------------
 
 
 def run(id: str = "r", **fields: Any) -> CreateRun:
-    """A new run, made at 100.0 by a call named after it."""
+    """Build a new run, created at 100.0 by a call named after it."""
     given = {
         "workflow": "flow",
         "version": 1,
@@ -103,135 +104,146 @@ def run(id: str = "r", **fields: Any) -> CreateRun:
     return CreateRun(RunRecord(id=id, **{**given, **fields}))
 
 
-def entry(location: str = "charge", asked: int = 0, **fields: Any) -> Entry:
+def entry(location: str = "charge", call_seq: int = 0, **fields: Any) -> Entry:
+    """Build the entry of a step that succeeded."""
     given = {"kind": "step", "name": location, "status": EntryStatus.SUCCEEDED, "value": b'"done"'}
-    return Entry(location=location, call_seq=asked, **{**given, **fields})
+    return Entry(location=location, call_seq=call_seq, **{**given, **fields})
 
 
 def turn(base: int, *entries: Entry, id: str = "r", worker: str = "a", **fields: Any) -> CommitTurn:
-    """A turn of worker "a", which owns the run, computed from position `base`."""
+    """Build a turn of worker "a", which owns the run, computed from position `base`."""
     given: dict[str, Any] = {"turn_id": f"{id}-{worker}-{base}", "owned": True, "now": 110.0}
     return CommitTurn(run_id=id, base=base, worker=worker, entries=entries, **{**given, **fields})
 
 
-def mail(
+def deliver(
     message_id: str = "m", *, id: str = "r", now: float = 120.0, limit: int | None = None, **fields: Any
 ) -> DeliverMessage:
+    """Build the delivery of an event to a run's inbox."""
     given: dict[str, Any] = {"kind": "event", "name": "approved", "body": b'{"by":"ada"}'}
     return DeliverMessage(run_id=id, message=Message(id=message_id, **{**given, **fields}), now=now, limit=limit)
 
 
 def end(turn_id: str = "end", now: float = 150.0, *, id: str = "r", **fields: Any) -> EndRun:
+    """Build an external end of a run."""
     return EndRun(run_id=id, turn_id=turn_id, now=now, **fields)
 
 
 def observe(observer: str = "above", target: str = "0/child", *, id: str = "r") -> ObserveRunEnd:
+    """Build the observation of a run's end by another run."""
     return ObserveRunEnd(run_id=id, observer=observer, target=target)
 
 
 def observed(write: CreateRun, observer: str = "above", target: str = "0/child") -> CreateRun:
-    """The same new run, observed from its birth."""
+    """Return the same new run, observed from its creation."""
     return replace(write, observer=Observer(observer, target))
 
 
-def settle(id: str = "r", now: float = 160.0, **fields: Any) -> FinalizeRun:
+def finalize(id: str = "r", now: float = 160.0, **fields: Any) -> FinalizeRun:
+    """Build a finalization of an ended run."""
     return FinalizeRun(run_id=id, now=now, **fields)
 
 
-def letter(id: str = "d", **fields: Any) -> DeadLetter:
+def dead_letter(id: str = "d", **fields: Any) -> DeadLetter:
+    """Build a dead letter."""
     return DeadLetter(id=id, **{"kind": "poison", "at": 1.0, "reason": "why", **fields})
 
 
 def publish(
     id: str = "e", *, topic: str = "t", now: float = 120.0, limit: int | None = None, page: int = 500, **fields: Any
 ) -> PublishEvent:
-    """An event that is sent now, to its topic."""
+    """Build the publication of an event that is sent now."""
     given: dict[str, Any] = {"body": b'{"by":"ada"}', "sent_at": now}
     return PublishEvent(event=TopicEvent(topic=topic, id=id, **{**given, **fields}), now=now, limit=limit, page=page)
 
 
 def receive(base: int, *topics: str, id: str = "r", target: str = "0/receive", **fields: Any) -> CommitTurn:
-    """A turn that leaves a run, which nobody or "a" owns, suspended in a receive from these topics."""
+    """Build a turn that suspends a run, without an owner or owned by "a", in a receive from these topics."""
     more = {name: fields.pop(name) for name in ("released_assignments", "unsubscribe") if name in fields}
     extras = TurnExtras(subscribe=(Subscription(target, topics),), **more)
     return turn(base, id=id, **{"owned": False, "patch": suspended(), **fields}, extras=extras)
 
 
 def waiting(id: str = "r", *topics: str, **fields: Any) -> list[Write]:
-    """A new run that waits for events of these topics ("t")."""
+    """Build a new run that waits for events of these topics (default "t")."""
     return [run(id, owner="a", **fields), receive(0, *(topics or ("t",)), id=id)]
 
 
 def worker(id: str, **fields: Any) -> WorkerRecord:
+    """Build a live worker of the default pool."""
     given: dict[str, Any] = {"pool": "default", "workflows": (FLOW,), "lease_until": 1000.0, "started_at": 90.0}
     return WorkerRecord(id=id, **{**given, **fields})
 
 
 def claim(worker: str = "a", now: float = 200.0, **fields: Any) -> Claim:
+    """Build a claim of due runs of the default workflow."""
     return Claim(worker=worker, now=now, **{"workflows": (FLOW,), **fields})
 
 
 def suspended(wake_at: float | None = None, **fields: Any) -> RunPatch:
-    """The run waits, and nobody owns it."""
+    """Build the patch of a run that is suspended and has no owner."""
     return RunPatch(status=RunStatus.SUSPENDED, wake_at=wake_at, **fields)
 
 
 def succeeded(at: float = 110.0, **fields: Any) -> RunPatch:
+    """Build the patch of a run that succeeded."""
     return RunPatch(status=RunStatus.SUCCEEDED, result=b'"done"', ended_at=at, **fields)
 
 
-# --- short ways to ask -----------------------------------------------------------------------------------------------
+# --- reads -----------------------------------------------------------------------------------------------------------
 
 
 async def load(store: Store, id: str = "r") -> Snapshot:
-    """The run, which must be there."""
+    """Load a run, which must exist."""
     (snapshot,) = await store.load([id])
     assert snapshot is not None, f"run {id!r} is missing"
     return snapshot
 
 
-async def take(store: Store, claim: Claim) -> list[str]:
-    """The ids of the runs that a claim gave."""
+async def claim_ids(store: Store, claim: Claim) -> list[str]:
+    """Claim runs and return their ids."""
     return [claimed.id for claimed in await store.claim(claim)]
 
 
 async def record(store: Store, id: str = "r") -> RunRecord:
+    """Return the row of a run, which must exist."""
     (found,) = await store.records([id])
     assert found is not None, f"run {id!r} is missing"
     return found
 
 
 async def assigned(store: Store, *ids: str) -> list[list[str]]:
-    """The ids of the unread assignments of each run, in order."""
+    """Return the ids of the unread assignments of each run, in order."""
     return [[each.id for each in await store.inbox(id) if each.kind == "assignment"] for id in ids]
 
 
-async def held_by(store: Store, topic: str = "t") -> list[str]:
-    """The ids of the events that a topic holds, in order of place."""
+async def stored_events(store: Store, topic: str = "t") -> list[str]:
+    """Return the ids of the events that a topic stores, in order of offset."""
     return [event.id for event in await store.topic(topic)]
 
 
-async def duties(store: Store) -> dict[str, UnfinalizedRun]:
-    """Every run that still owes something, by id, those that ended first first."""
-    return {owing.record.id: owing for owing in await store.unfinalized()}
+async def unfinalized(store: Store) -> dict[str, UnfinalizedRun]:
+    """Return all runs that need finalization, by id, in the order in which they ended."""
+    return {pending.record.id: pending for pending in await store.unfinalized()}
 
 
 def locations(snapshot: Snapshot) -> list[str]:
+    """Return the locations of all entries, in order of position."""
     return [entry.location for entry in snapshot.entries]
 
 
 async def refused(call: Awaitable[object]) -> StoreError:
-    """The error of a call that can never succeed."""
+    """Return the error of a call that the store must refuse for good."""
     error = await _error_of(call)
-    assert error is not None, "the store took what it must refuse"
-    assert not error.retryable, f"{error} would be retried for ever"
+    assert error is not None, "the store accepted what it must refuse"
+    assert not error.retryable, f"{error} is retryable and would be retried without end"
     return error
 
 
-async def taken_or_refused(call: Awaitable[object]) -> bool:
-    """Whether a call that a store may refuse was carried out; refusing it means for good."""
+async def accepted_or_refused(call: Awaitable[object]) -> bool:
+    """Return whether a call that a store may refuse was accepted; a refusal must not be retryable."""
     error = await _error_of(call)
-    assert error is None or not error.retryable, f"{error} would be retried for ever"
+    assert error is None or not error.retryable, f"{error} is retryable and would be retried without end"
     return error is None
 
 
@@ -241,3 +253,10 @@ async def _error_of(call: Awaitable[object]) -> StoreError | None:
     except StoreError as error:
         return error
     return None
+
+
+# aliases until the store tests use the new names
+mail = deliver
+settle = finalize
+letter = dead_letter
+take = claim_ids

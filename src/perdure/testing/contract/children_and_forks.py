@@ -1,4 +1,4 @@
-"""Children are found by their parents, and a run can be made with a history of its own: a fork."""
+"""Children are listed by their parent, and a fork is created with a history and an inbox."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from perdure.testing.contract.builders import (
     ContractCase,
     case,
     claim,
+    claim_ids,
+    deliver,
     end,
     entry,
     load,
-    mail,
     record,
     refused,
     run,
     succeeded,
     suspended,
-    take,
     turn,
 )
 
 
-class FamilyCases(ContractCase):
+class ChildrenCases(ContractCase):
     @case
     async def test_attached_children_that_are_open_are_listed_by_id(self, store: Store) -> None:
         for id in ("c3", "c1", "c2", "ended", "terminated"):
@@ -40,10 +40,10 @@ class FamilyCases(ContractCase):
         assert await store.open_children("r", after="c3") == []
         assert await store.open_children("c1") == []
         page = await store.runs(RunQuery(parent="r"))
-        assert len(page.runs) == 6, "a query finds all of them"
+        assert len(page.runs) == 6, "a query finds detached and ended children too"
 
     @case
-    async def test_whether_it_is_attached_and_its_epoch_come_back(self, store: Store) -> None:
+    async def test_attachment_and_epoch_of_a_child_come_back(self, store: Store) -> None:
         await store.commit([run("r1", parent="r", attached=True, epoch=3), run("r2", parent="r")])
         first, second = await record(store, "r1"), await record(store, "r2")
         assert (first.parent, first.attached, first.epoch) == ("r", True, 3)
@@ -52,10 +52,10 @@ class FamilyCases(ContractCase):
 
 class ForkCases(ContractCase):
     @case
-    async def test_a_fork_is_made_with_a_history_and_an_inbox(self, store: Store) -> None:
+    async def test_a_fork_is_created_with_a_history_and_an_inbox(self, store: Store) -> None:
         entries = (entry("a"), entry("b", 1))
         inbox = tuple(
-            replace(mail(f"m{n}", policy="dead_letter", target="0/x", wants_reply=True).message, number=n)
+            replace(deliver(f"m{n}", policy="dead_letter", target="0/x", wants_reply=True).message, number=n)
             for n in (4, 7)
         )
         write = replace(run(generation=2, epoch=1), entries=entries, inbox=inbox)
@@ -68,13 +68,13 @@ class ForkCases(ContractCase):
         assert [each.position for each in await store.history("r")] == [1, 2]
 
     @case
-    async def test_a_fork_goes_on_from_there(self, store: Store) -> None:
-        write = replace(run(owner="a"), entries=(entry("a"),), inbox=(mail("m").message,))
+    async def test_a_fork_continues_from_its_given_history(self, store: Store) -> None:
+        write = replace(run(owner="a"), entries=(entry("a"),), inbox=(deliver("m").message,))
         assert await store.commit([write]) == [Created(owned=True)]
         assert (await store.owned_with_messages("a"), (await record(store)).wake_at) == ([], None), (
-            "its maker knows of its mail"
+            "its creator knows of its messages"
         )
-        assert await store.commit([mail("m"), mail("n")]) == [
+        assert await store.commit([deliver("m"), deliver("n")]) == [
             MessageDelivered(1, fresh=False, owner="a"),
             MessageDelivered(2, fresh=True, owner="a"),
         ]
@@ -84,27 +84,27 @@ class ForkCases(ContractCase):
 
     @case
     async def test_a_fork_is_due_and_claimed_like_any_run(self, store: Store) -> None:
-        await store.commit([replace(run(), entries=(entry("a"), entry("b", 1)), inbox=(mail("m").message,))])
+        await store.commit([replace(run(), entries=(entry("a"), entry("b", 1)), inbox=(deliver("m").message,))])
         (claimed,) = await store.claim(claim("b"))
         assert (claimed.id, claimed.position, claimed.last_message_no) == ("r", 2, 1)
 
     @case
-    async def test_a_fork_is_made_once(self, store: Store) -> None:
-        write = replace(run(), entries=(entry("a"),), inbox=(mail("m").message,))
+    async def test_a_fork_is_created_once(self, store: Store) -> None:
+        write = replace(run(), entries=(entry("a"),), inbox=(deliver("m").message,))
         await store.commit([write])
         before = await load(store)
         assert await store.commit([write]) == [Created(owned=False)]
-        (answer,) = await store.commit([replace(run(created_by="another"), entries=(entry("x"),))])
-        assert isinstance(answer, IdTaken)
+        (result,) = await store.commit([replace(run(created_by="another"), entries=(entry("x"),))])
+        assert isinstance(result, IdTaken)
         assert await load(store) == before
 
     @case
     async def test_a_malformed_fork_is_refused(self, store: Store) -> None:
         for bad in (
             replace(run("bad"), entries=(entry(value=12),)),
-            replace(run("bad"), inbox=(mail("m", body="text").message,)),
-            replace(run("bad"), inbox=(mail("").message,)),
+            replace(run("bad"), inbox=(deliver("m", body="text").message,)),
+            replace(run("bad"), inbox=(deliver("").message,)),
         ):
             await refused(store.commit([run("good"), bad]))
         assert await store.records(["good", "bad"]) == [None, None]
-        assert await take(store, claim()) == []
+        assert await claim_ids(store, claim()) == []

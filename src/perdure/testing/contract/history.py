@@ -1,4 +1,4 @@
-"""Histories that are cut or begun anew keep their positions taken; batches are all or nothing and in order."""
+"""Positions of dropped or restarted histories stay taken; batches are all or nothing and in order."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from perdure.testing.contract.builders import (
     ContractCase,
     case,
     claim,
+    deliver,
     entry,
     load,
     locations,
-    mail,
     record,
     refused,
     run,
@@ -36,23 +36,23 @@ from perdure.testing.contract.builders import (
 
 
 class HistoryCases(ContractCase):
-    # dropping and beginning anew
+    # dropping and continue_as
 
     @case
-    async def test_dropped_entries_go_and_their_positions_stay_taken(self, store: Store) -> None:
+    async def test_dropped_entries_are_deleted_and_their_positions_stay_taken(self, store: Store) -> None:
         await store.commit([run(owner="a"), turn(0, entry("x")), turn(1), turn(2, entry("y", 1), entry("z", 2))])
-        write = turn(4, entry("loop", 3), extras=TurnExtras(dropped=("x", "y", "never was")))
+        write = turn(4, entry("loop", 3), extras=TurnExtras(dropped=("x", "y", "unknown")))
         assert await store.commit([write]) == [Committed()]
         snapshot = await load(store)
         assert locations(snapshot) == ["z", "loop"]
         assert (snapshot.position, snapshot.record.fence) == (5, 5)
-        assert await store.commit([write]) == [Committed()], "its answer was lost"
+        assert await store.commit([write]) == [Committed()], "its result was lost"
         for base in range(5):
             assert await store.commit([turn(base, entry("stale"), turn_id=f"stale {base}")]) == [Superseded()]
         assert await store.commit([turn(5, entry("next", 4))]) == [Committed()]
 
     @case
-    async def test_dropping_the_last_entry_does_not_give_its_position_again(self, store: Store) -> None:
+    async def test_the_position_of_a_dropped_last_entry_is_not_reused(self, store: Store) -> None:
         await store.commit([run(owner="a"), turn(0, entry("x"))])
         write = turn(1, extras=TurnExtras(dropped=("x",)))
         assert await store.commit([write]) == [Committed()]
@@ -64,7 +64,7 @@ class HistoryCases(ContractCase):
         )
 
     @case
-    async def test_all_rows_of_a_location_and_of_those_below_are_dropped(self, store: Store) -> None:
+    async def test_all_rows_of_a_location_and_below_are_dropped(self, store: Store) -> None:
         names = ("a", "a/b", "a/b", "a/b/c", "a/bc", "a/b0", "a/b.c", "a_b/c", "b/a/b", "A/b", "a/b/c/d%e", "a/b/")
         rows = [entry(name, n) for n, name in enumerate(names)]
         await store.commit([run(owner="a"), turn(0, *rows)])
@@ -72,7 +72,7 @@ class HistoryCases(ContractCase):
         assert locations(await load(store)) == ["a", "a/bc", "a/b0", "a/b.c", "a_b/c", "b/a/b", "A/b"]
 
     @case
-    async def test_names_with_signs_that_patterns_use_are_dropped_exactly(self, store: Store) -> None:
+    async def test_locations_with_pattern_characters_are_dropped_exactly(self, store: Store) -> None:
         names = ("100%", "100x", "100%/in", "100x/in", "l_p", "lop", "l_p/x", "lop/x", "[a]", "a", "é", "é/x", "*", "?")
         rows = [entry(name, n) for n, name in enumerate(names)]
         await store.commit([run(owner="a"), turn(0, *rows)])
@@ -80,18 +80,20 @@ class HistoryCases(ContractCase):
         assert locations(await load(store)) == ["100x", "100x/in", "lop", "lop/x", "a"]
 
     @case
-    async def test_a_turns_own_entries_are_written_after_what_it_drops(self, store: Store) -> None:
+    async def test_a_turns_entries_are_written_after_its_drops(self, store: Store) -> None:
         await store.commit([run(owner="a"), turn(0, entry("loop"), entry("loop/1", 1))])
-        anew = (entry("loop", value=b"2"), entry("loop/2", 2))
-        assert await store.commit([turn(2, *anew, extras=TurnExtras(dropped=("loop",)))]) == [Committed()]
-        assert (await load(store)).entries == anew
+        replaced = (entry("loop", value=b"2"), entry("loop/2", 2))
+        assert await store.commit([turn(2, *replaced, extras=TurnExtras(dropped=("loop",)))]) == [Committed()]
+        assert (await load(store)).entries == replaced
 
     @case
-    async def test_a_restart_begins_the_history_anew_and_keeps_the_mail(self, store: Store) -> None:
-        await store.commit([run(owner="a", input=b"1"), mail("m1"), mail("m2"), turn(0, entry("x"), entry("y", 1))])
-        restart = ContinueAs(workflow="flow2", version=3, input=b"2", first_executed_at=None, run_attempt=2)
+    async def test_continue_as_clears_the_history_and_keeps_the_inbox(self, store: Store) -> None:
+        await store.commit(
+            [run(owner="a", input=b"1"), deliver("m1"), deliver("m2"), turn(0, entry("x"), entry("y", 1))]
+        )
+        continue_as = ContinueAs(workflow="flow2", version=3, input=b"2", first_executed_at=None, run_attempt=2)
         patch = RunPatch(status=RunStatus.PENDING, wake_at=150.0)
-        write = turn(2, restart=restart, patch=patch, seen=2, consumed=(1,))
+        write = turn(2, continue_as=continue_as, patch=patch, seen=2, consumed=(1,))
         assert await store.commit([write]) == [Committed()]
         snapshot = await load(store)
         row = snapshot.record
@@ -101,65 +103,65 @@ class HistoryCases(ContractCase):
         assert (row.first_executed_at, row.wake_at, row.pool) == (None, 150.0, "default")
         assert (snapshot.entries, snapshot.position, row.fence) == ((), 3, 3)
         assert [message.id for message in snapshot.inbox] == ["m2"]
-        assert await store.commit([write]) == [Committed()], "its answer was lost"
+        assert await store.commit([write]) == [Committed()], "its result was lost"
         assert (await load(store)) == snapshot
 
     @case
-    async def test_a_stale_generation_is_refused(self, store: Store) -> None:
+    async def test_a_turn_of_an_earlier_generation_is_rejected(self, store: Store) -> None:
         await store.commit([run(owner="a"), turn(0, entry("x"), entry("y", 1))])
-        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
+        continue_as = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
         patch = RunPatch(status=RunStatus.RUNNING, owner="a")
-        await store.commit([turn(2, restart=restart, patch=patch)])
+        await store.commit([turn(2, continue_as=continue_as, patch=patch)])
         for base in range(3):
             assert await store.commit([turn(base, entry("old"), turn_id=f"old {base}")]) == [Superseded()]
         assert await store.commit([turn(3, entry("new"))]) == [Committed()]
         assert locations(await load(store)) == ["new"]
 
     @case
-    async def test_the_first_input_survives_many_restarts(self, store: Store) -> None:
+    async def test_the_original_input_survives_repeated_continue_as(self, store: Store) -> None:
         await store.commit([run(owner="a", input=b"1")])
         patch = RunPatch(status=RunStatus.RUNNING, owner="a")
         for base in range(3):
-            restart = ContinueAs(workflow="flow", version=1, input=b"%d" % (base + 2), first_executed_at=111.0)
-            await store.commit([turn(base, restart=restart, patch=patch)])
+            continue_as = ContinueAs(workflow="flow", version=1, input=b"%d" % (base + 2), first_executed_at=111.0)
+            await store.commit([turn(base, continue_as=continue_as, patch=patch)])
         row = await record(store)
         assert (row.original_input, row.input, row.generation, row.first_executed_at) == (b"1", b"4", 3, 111.0)
 
     @case
-    async def test_the_entries_of_a_restarting_turn_go_with_the_old_history(self, store: Store) -> None:
+    async def test_the_entries_of_a_turn_with_continue_as_are_not_stored(self, store: Store) -> None:
         await store.commit([run(owner="a"), turn(0, entry("old"))])
-        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
-        write = turn(1, entry("last"), entry("too", 1), restart=restart)
+        continue_as = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
+        write = turn(1, entry("last"), entry("too", 1), continue_as=continue_as)
         assert await store.commit([write]) == [Committed()]
         snapshot = await load(store)
         assert (snapshot.entries, snapshot.position, snapshot.record.fence) == ((), 3, 3)
-        assert await store.commit([write]) == [Committed()], "its answer was lost"
+        assert await store.commit([write]) == [Committed()], "its result was lost"
         assert await store.commit([turn(2, entry("stale"))]) == [Superseded()]
         assert await store.commit([turn(3, entry("new"))]) == [Committed()]
         assert [row.position for row in await store.history("r")] == [4]
 
     @case
-    async def test_a_restart_may_carry_entries_into_the_new_history(self, store: Store) -> None:
+    async def test_continue_as_may_carry_entries_over(self, store: Store) -> None:
         carried = (entry("undo"), entry("undo#1", 1))
         for extra, entries in ((0, ()), (1, (entry("x", 3),)), (3, tuple(entry(f"x{n}", n) for n in range(3)))):
             id = f"r{extra}"
             await store.commit([run(id, owner="a"), turn(0, entry("old"), id=id)])
-            restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0, entries=carried)
-            going_on = RunPatch(status=RunStatus.RUNNING, owner="a")
-            write = turn(1, *entries, id=id, restart=restart, patch=going_on)
+            continue_as = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0, entries=carried)
+            running = RunPatch(status=RunStatus.RUNNING, owner="a")
+            write = turn(1, *entries, id=id, continue_as=continue_as, patch=running)
             assert await store.commit([write]) == [Committed()]
             snapshot = await load(store, id)
             last = 1 + max(2, extra)
             assert (snapshot.entries, snapshot.position, snapshot.record.fence) == (carried, last, last)
             assert [row.position for row in await store.history(id)] == [2, 3]
-            assert await store.commit([write]) == [Committed()], "its answer was lost"
+            assert await store.commit([write]) == [Committed()], "its result was lost"
             assert await load(store, id) == snapshot
             assert await store.commit([turn(last, entry("new", 2), id=id)]) == [Committed()]
 
     @case
-    async def test_a_restart_may_move_the_run_to_another_pool(self, store: Store) -> None:
-        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=None, pool="gpu")
-        await store.commit([run(owner="a"), turn(0, restart=restart, patch=suspended(150.0))])
+    async def test_continue_as_may_move_the_run_to_another_pool(self, store: Store) -> None:
+        continue_as = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=None, pool="gpu")
+        await store.commit([run(owner="a"), turn(0, continue_as=continue_as, patch=suspended(150.0))])
         assert (await record(store)).pool == "gpu"
         assert (await store.next_wake("gpu"), await store.next_wake("default")) == (150.0, None)
         assert [each.id for each in await store.claim(claim("b", pool="gpu"))] == ["r"]
@@ -167,7 +169,7 @@ class HistoryCases(ContractCase):
     # batches
 
     @case
-    async def test_a_failing_batch_leaves_nothing(self, store: Store) -> None:
+    async def test_a_malformed_write_leaves_nothing_of_its_batch(self, store: Store) -> None:
         await store.commit([run(owner="a")])
         malformed = (
             turn(1, entry(value=12)),
@@ -177,7 +179,7 @@ class HistoryCases(ContractCase):
             run("r3", input="text"),
             turn(
                 1,
-                restart=ContinueAs(
+                continue_as=ContinueAs(
                     workflow="f", version=1, input=b"", first_executed_at=None, entries=(entry(value=12),)
                 ),
             ),
@@ -187,48 +189,48 @@ class HistoryCases(ContractCase):
             FinalizeRun(run_id="", now=1.0),
             SupersedeStream(run_id="", location="charge", writer="w"),
             ReleaseRun(run_id="", worker="a", now=1.0),
-            "no write at all",
+            "not a write",
         )
         for bad in malformed:
-            batch = [run("r2"), mail(), turn(0, entry()), bad]
+            batch = [run("r2"), deliver(), turn(0, entry()), bad]
             await refused(store.commit(batch))  # type: ignore[arg-type]
             snapshot = await load(store)
             assert (snapshot.position, snapshot.inbox, await store.records(["r2", "r3"])) == (0, (), [None, None])
-        assert await store.commit([turn(0, entry())]) == [Committed()], "the store goes on"
+        assert await store.commit([turn(0, entry())]) == [Committed()], "the store still works"
 
     @case
-    async def test_writes_to_one_run_in_one_batch_follow_each_other(self, store: Store) -> None:
+    async def test_writes_to_one_run_in_one_batch_apply_in_order(self, store: Store) -> None:
         batch: list[Write] = [
             run(owner="a"),
             turn(0, entry("x")),
             turn(0, entry("stale"), turn_id="stale"),
-            mail("m1"),
+            deliver("m1"),
             turn(1, entry("y", 1), seen=0, patch=suspended(500.0)),
-            mail("m1"),
+            deliver("m1"),
             turn(2, entry("z", 2), owned=False, seen=1, consumed=(1,), patch=succeeded()),
-            mail("m2"),
+            deliver("m2"),
         ]
-        answers = await store.commit(batch)
-        assert answers[1:3] == [Committed(), Superseded()]
-        assert answers[4] == Committed(mail=True)
-        assert answers[6:] == [Committed(), AlreadyEnded(RunStatus.SUCCEEDED)]
+        results = await store.commit(batch)
+        assert results[1:3] == [Committed(), Superseded()]
+        assert results[4] == Committed(has_messages=True)
+        assert results[6:] == [Committed(), AlreadyEnded(RunStatus.SUCCEEDED)]
         assert locations(await load(store)) == ["x", "y", "z"]
 
     @case
-    async def test_an_empty_batch_is_no_work(self, store: Store) -> None:
+    async def test_an_empty_batch_returns_no_results(self, store: Store) -> None:
         assert await store.commit([]) == []
         assert await store.load([]) == []
         assert await store.records([]) == []
 
     @case
-    async def test_a_refused_write_does_not_touch_its_neighbours(self, store: Store) -> None:
+    async def test_a_rejected_write_does_not_affect_other_writes_of_its_batch(self, store: Store) -> None:
         await store.commit([run("r1", owner="a"), run("r2", owner="b"), run("r3", owner="a")])
-        answers = await store.commit([turn(0, entry(), id=id) for id in ("r1", "r2", "missing", "r3")])
-        assert answers == [Committed(), Superseded(), RunMissing(), Committed()]
+        results = await store.commit([turn(0, entry(), id=id) for id in ("r1", "r2", "missing", "r3")])
+        assert results == [Committed(), Superseded(), RunMissing(), Committed()]
         assert [(await load(store, id)).position for id in ("r1", "r2", "r3")] == [1, 0, 1]
 
     @case
-    async def test_runs_are_loaded_in_the_order_asked(self, store: Store) -> None:
+    async def test_runs_are_loaded_in_the_order_of_the_ids(self, store: Store) -> None:
         await store.commit([run("r1"), run("r2")])
         snapshots = await store.load(["r2", "missing", "r1", "r2"])
         assert [snapshot and snapshot.record.id for snapshot in snapshots] == ["r2", None, "r1", "r2"]

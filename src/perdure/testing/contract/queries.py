@@ -1,4 +1,4 @@
-"""Lists, hints, and values that must come back as they were."""
+"""Queries, change hints, and values that must come back unchanged."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from perdure.stores.writes import EndRun
 from perdure.testing.contract.builders import (
     SHARDS,
     ContractCase,
+    accepted_or_refused,
     case,
     claim,
+    claim_ids,
+    deliver,
     entry,
     load,
-    mail,
     record,
     refused,
     run,
     succeeded,
     suspended,
-    take,
-    taken_or_refused,
     turn,
 )
 
@@ -39,14 +39,14 @@ PAYLOADS = (
     "\ufeffmark".encode(),
     b"a\x00b",
     b"\xff\xfe\x00",
-    b"\xed\xa0\x80",  # a lone surrogate, which is no text
+    b"\xed\xa0\x80",  # a lone surrogate, not valid UTF-8
     bytes(range(256)),
     b'"' + b"x" * MEBIBYTE + b'"',
     b"\xff" * MEBIBYTE,
 )
 
 
-class ListCases(ContractCase):
+class QueryCases(ContractCase):
     @case
     async def test_runs_are_listed_newest_first(self, store: Store) -> None:
         await store.commit([run("b", created_at=1.0), run("c", created_at=2.0), run("a", created_at=1.0)])
@@ -61,7 +61,7 @@ class ListCases(ContractCase):
         assert (page.runs, page.next) == ((), None)
 
     @case
-    async def test_runs_are_found_by_what_they_are(self, store: Store) -> None:
+    async def test_runs_are_filtered_by_every_query_field(self, store: Store) -> None:
         await store.commit(
             [
                 run("x-1", created_at=1.0, tags={"city": "Bern", "tier": "1"}),
@@ -118,71 +118,71 @@ class ListCases(ContractCase):
         assert (len(last.runs), last.next) == (2, None)
 
     @case
-    async def test_a_bad_page_is_refused(self, store: Store) -> None:
+    async def test_an_invalid_cursor_or_limit_is_refused(self, store: Store) -> None:
         for cursor in ("", "nonsense", "ÿ", "W10=", "WzEsMl0="):
             assert "cursor" in str(await refused(store.runs(RunQuery(after=cursor))))
         await refused(store.runs(RunQuery(limit=0)))
 
     @case
-    async def test_other_shards_are_refused(self, store: Store) -> None:
+    async def test_another_number_of_shards_is_refused(self, store: Store) -> None:
         again = await self.again(store)
         assert str(SHARDS) in str(await refused(again.open(shards=SHARDS + 1)))
-        assert await store.records(["r"]) == [None], "the first handle goes on"
+        assert await store.records(["r"]) == [None], "the first handle still works"
 
     @case
-    async def test_the_store_tells_the_time(self, store: Store) -> None:
+    async def test_now_returns_a_time_that_does_not_decrease(self, store: Store) -> None:
         first = await store.now()
         assert await store.now() >= first > 0
 
 
-class HintCases(ContractCase):
+class ChangeHintCases(ContractCase):
     @case
-    async def test_those_who_listen_are_told_of_runs_that_others_care_about(self, store: Store) -> None:
-        told: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
-        leave = store.on_change(told.put_nowait)
+    async def test_listeners_are_notified_of_runs_that_are_due_have_messages_or_ended(self, store: Store) -> None:
+        changes: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
+        unsubscribe = store.on_change(changes.put_nowait)
 
-        async def hears(id: str) -> None:
-            while (ids := await asyncio.wait_for(told.get(), 10)) is not None and id not in ids:
+        async def wait_for(id: str) -> None:
+            while (ids := await asyncio.wait_for(changes.get(), 10)) is not None and id not in ids:
                 pass
 
         await store.commit([run("due")])
-        await hears("due")
-        await store.commit([run(owner="a"), mail()])
-        await hears("r")
+        await wait_for("due")
+        await store.commit([run(owner="a"), deliver()])
+        await wait_for("r")
         await store.commit([turn(0, seen=1, patch=suspended(500.0))])
-        await hears("r")
+        await wait_for("r")
         await store.commit([turn(1, owned=False, patch=succeeded())])
-        await hears("r")
-        await take(store, claim("a"))
+        await wait_for("r")
+        await claim_ids(store, claim("a"))
         await store.release_runs("a", 150.0, recovered=False)
-        await hears("due")
-        leave()
-        leave()
+        await wait_for("due")
+        unsubscribe()
+        unsubscribe()
 
     @case
-    async def test_a_change_through_another_handle_is_heard(self, store: Store) -> None:
+    async def test_a_change_through_another_handle_notifies_listeners(self, store: Store) -> None:
         other = await self.second(store)
-        told = asyncio.Event()
-        leave = store.on_change(lambda ids: told.set() if ids is None or "due" in ids else None)
-        for n in range(500):  # a hint may be lost, and listening may begin a moment late
-            await other.commit([run("due", created_by="x"), mail(f"m{n}", id="due")])
+        notified = asyncio.Event()
+        unsubscribe = store.on_change(lambda ids: notified.set() if ids is None or "due" in ids else None)
+        for n in range(500):  # a change hint may be lost, and listening may start late
+            await other.commit([run("due", created_by="x"), deliver(f"m{n}", id="due")])
             try:
-                await asyncio.wait_for(told.wait(), 0.1)
+                await asyncio.wait_for(notified.wait(), 0.1)
                 break
             except TimeoutError:
                 continue
-        leave()
-        assert told.is_set()
+        unsubscribe()
+        assert notified.is_set()
 
 
 class ValueCases(ContractCase):
     @case
-    async def test_payloads_come_back_as_they_were(self, store: Store) -> None:
+    async def test_payloads_come_back_unchanged(self, store: Store) -> None:
         for n, payload in enumerate(PAYLOADS):
             id = f"r{n}"
             step = entry(value=payload, fingerprint=payload, detail=payload)
             create = run(id, owner="a", input=payload or b"", original_input=payload)
-            await store.commit([create, mail(id=id, body=payload), turn(0, step, id=id, seen=1)])
+            await store.commit([create, deliver(id=id, body=payload), turn(0, step, id=id, seen=1)])
             await store.commit([turn(1, id=id, patch=replace(succeeded(), result=payload))])
             snapshot = await load(store, id)
             assert snapshot.entries == (step,)
@@ -213,18 +213,18 @@ class ValueCases(ContractCase):
         assert (await store.history("r"))[0].entry == full
 
     @case
-    async def test_names_of_all_scripts_are_told_apart(self, store: Store) -> None:
+    async def test_similar_unicode_ids_are_distinct(self, store: Store) -> None:
         ids = ["é", "e\u0301", "E", "e", "🦉", "a b", "a'b", 'a"b', "a%b", "a_b", "x" * 512, "Ω", "\uff11"]
         await store.commit([run(id) for id in ids])
         assert [(await record(store, id)).id for id in ids] == ids
-        assert sorted(await take(store, claim())) == sorted(ids)
+        assert sorted(await claim_ids(store, claim())) == sorted(ids)
 
     @case
-    async def test_text_that_is_no_unicode_comes_back_or_is_refused(self, store: Store) -> None:
+    async def test_invalid_text_comes_back_unchanged_or_is_refused(self, store: Store) -> None:
         await store.commit([run(owner="a")])
         for base, location in enumerate(("a\x00b", "\ud800")):
             position = (await load(store)).position
-            if await taken_or_refused(store.commit([turn(position, entry(location, base))])):
+            if await accepted_or_refused(store.commit([turn(position, entry(location, base))])):
                 assert (await load(store)).entries[-1].location == location
             else:
                 assert (await load(store)).position == position

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: streams in one order, and values under keys."""
+"""Outputs of a run: streams in one order, and published values by key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from perdure.model.turns import TurnExtras
 from perdure.stores.protocol import Store
 from perdure.stores.results import AlreadyEnded, Committed, RunMissing, Superseded
 from perdure.stores.writes import AppendStream, ContinueAs, RewindRun, RunPatch, SupersedeStream
-from perdure.testing.contract.builders import ContractCase, case, end, refused, run, settle, succeeded, suspended, turn
+from perdure.testing.contract.builders import (
+    ContractCase,
+    case,
+    end,
+    finalize,
+    refused,
+    run,
+    succeeded,
+    suspended,
+    turn,
+)
 
 
 def item(value: bytes = b"1", stream: str = "log", **fields: Any) -> StreamItem:
@@ -60,7 +70,7 @@ class StreamCases(ContractCase):
     @case
     async def test_only_the_owner_may_append(self, store: Store) -> None:
         await store.commit([run(owner="a"), run("free"), run("done", owner="a"), turn(0, id="done", patch=succeeded())])
-        answers = await store.commit(
+        results = await store.commit(
             [
                 append(item(), worker="b"),
                 append(item(), id="free"),
@@ -69,13 +79,13 @@ class StreamCases(ContractCase):
                 append(),
             ]
         )
-        assert answers == [Superseded(), Superseded(), AlreadyEnded(RunStatus.SUCCEEDED), RunMissing(), Committed()]
+        assert results == [Superseded(), Superseded(), AlreadyEnded(RunStatus.SUCCEEDED), RunMissing(), Committed()]
         await store.fence_worker("a")
         assert await store.commit([append(item())]) == [Superseded()]
         assert await values(store) == []
 
     @case
-    async def test_a_refused_turn_streams_nothing(self, store: Store) -> None:
+    async def test_a_rejected_turn_streams_and_publishes_nothing(self, store: Store) -> None:
         extras = TurnExtras(streamed=(item(),), published=(PublishedValue("k", b"1"),))
         await store.commit([run(owner="a"), turn(0, worker="b", extras=extras)])
         assert (await values(store), await store.published("r")) == ([], [])
@@ -100,7 +110,7 @@ class StreamCases(ContractCase):
         assert await values(store) == [b"1"]
 
     @case
-    async def test_what_earlier_executions_wrote_is_marked(self, store: Store) -> None:
+    async def test_items_of_earlier_executions_are_marked_superseded(self, store: Store) -> None:
         await store.commit([run(owner="a"), append(item(b"1", writer="w1"), item(b"a", "other", writer="w1"))])
         await store.commit([append(item(b"x", writer="w1", location="charge/below"))])
         await store.commit([append(item(b"2", writer="w2"))])
@@ -113,31 +123,33 @@ class StreamCases(ContractCase):
         assert await store.commit([supersede("w", id="missing")]) == [RunMissing()]
 
     @case
-    async def test_what_was_written_before_the_run_began_anew_is_not_marked(self, store: Store) -> None:
-        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
-        going_on = RunPatch(status=RunStatus.RUNNING, owner="a")
+    async def test_items_of_an_earlier_epoch_are_not_marked_superseded(self, store: Store) -> None:
+        continue_as = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
+        running = RunPatch(status=RunStatus.RUNNING, owner="a")
         last = TurnExtras(streamed=(item(b"2"),))
         await store.commit([run(owner="a"), append(item(b"1", writer="w1"))])
-        await store.commit([turn(0, restart=restart, patch=going_on, extras=last), append(item(b"3", writer="w1"))])
+        await store.commit(
+            [turn(0, continue_as=continue_as, patch=running, extras=last), append(item(b"3", writer="w1"))]
+        )
         await store.commit([supersede("w2")])
         assert [each.superseded for each in await store.stream("r", "log")] == [False, False, True]
         await store.commit([RewindRun(run_id="r", base=1, turn_id="rewind", now=300.0, dropped=("charge",))])
         assert [each.superseded for each in await store.stream("r", "log")] == [False, False, True]
 
     @case
-    async def test_streams_go_on_when_the_run_begins_anew_and_end_with_it(self, store: Store) -> None:
-        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
-        going_on = RunPatch(status=RunStatus.RUNNING, owner="a")
-        await store.commit([run(owner="a"), append(item(b"1")), turn(0, restart=restart, patch=going_on)])
-        await store.commit([append(item(b"2")), end(prune_after=10.0), settle(orphans=True)])
+    async def test_streams_survive_continue_as_and_are_pruned_with_the_run(self, store: Store) -> None:
+        continue_as = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
+        running = RunPatch(status=RunStatus.RUNNING, owner="a")
+        await store.commit([run(owner="a"), append(item(b"1")), turn(0, continue_as=continue_as, patch=running)])
+        await store.commit([append(item(b"2")), end(prune_after=10.0), finalize(orphans=True)])
         assert await values(store) == [b"1", b"2"]
         await store.prune(160.0)
         assert await values(store) == []
-        await store.commit([run(owner="a", created_by="anew"), append(item(b"3"))])
+        await store.commit([run(owner="a", created_by="another"), append(item(b"3"))])
         assert [(each.offset, each.value) for each in await store.stream("r", "log")] == [(0, b"3")]
 
     @case
-    async def test_what_is_no_item_is_refused(self, store: Store) -> None:
+    async def test_malformed_stream_items_are_refused(self, store: Store) -> None:
         await store.commit([run(owner="a")])
         bad = item("text")  # type: ignore[arg-type]
         await refused(store.commit([append(item()), append(bad)]))
@@ -148,10 +160,10 @@ class StreamCases(ContractCase):
 
 class PublishedCases(ContractCase):
     @case
-    async def test_values_are_shown_by_key(self, store: Store) -> None:
-        shown = (PublishedValue("é", b""), PublishedValue("z", b"1"), PublishedValue("~a", b"\xff", 200.0))
-        await store.commit([run(owner="a"), run("s", owner="a"), turn(0, extras=TurnExtras(published=shown))])
-        assert await store.published("r") == sorted(shown, key=lambda value: value.key)
+    async def test_published_values_are_listed_by_key(self, store: Store) -> None:
+        published = (PublishedValue("é", b""), PublishedValue("z", b"1"), PublishedValue("~a", b"\xff", 200.0))
+        await store.commit([run(owner="a"), run("s", owner="a"), turn(0, extras=TurnExtras(published=published))])
+        assert await store.published("r") == sorted(published, key=lambda value: value.key)
         assert await store.published("s") == await store.published("missing") == []
 
     @case
@@ -165,12 +177,12 @@ class PublishedCases(ContractCase):
 
     @case
     async def test_expired_values_are_pruned(self, store: Store) -> None:
-        shown = (PublishedValue("a", b"1", 200.0), PublishedValue("b", b"2", 201.0), PublishedValue("c", b"3"))
-        await store.commit([run(owner="a"), turn(0, extras=TurnExtras(published=shown))])
+        published = (PublishedValue("a", b"1", 200.0), PublishedValue("b", b"2", 201.0), PublishedValue("c", b"3"))
+        await store.commit([run(owner="a"), turn(0, extras=TurnExtras(published=published))])
         await store.prune(199.0)
-        assert await store.published("r") == list(shown), "the store knows no time but what it is told"
+        assert await store.published("r") == list(published), "the store uses the time of the call"
         await store.prune(200.0)
-        assert await store.published("r") == list(shown[1:])
+        assert await store.published("r") == list(published[1:])
 
     @case
     async def test_a_value_that_was_replaced_does_not_expire(self, store: Store) -> None:
@@ -181,22 +193,22 @@ class PublishedCases(ContractCase):
         assert await store.published("r") == [kept]
 
     @case
-    async def test_values_outlive_a_restart_and_the_end_and_go_with_the_run(self, store: Store) -> None:
-        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
-        shown = PublishedValue("k", b"1")
-        going_on = RunPatch(status=RunStatus.RUNNING, owner="a")
-        write = turn(0, restart=restart, patch=going_on, extras=TurnExtras(published=(shown,)))
+    async def test_published_values_survive_continue_as_and_end_and_are_pruned_with_the_run(self, store: Store) -> None:
+        continue_as = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
+        published = PublishedValue("k", b"1")
+        running = RunPatch(status=RunStatus.RUNNING, owner="a")
+        write = turn(0, continue_as=continue_as, patch=running, extras=TurnExtras(published=(published,)))
         await store.commit([run(owner="a"), write])
-        assert await store.published("r") == [shown]
+        assert await store.published("r") == [published]
         last = PublishedValue("last", b"2")
         await store.commit([turn(1, patch=succeeded(prune_at=200.0), extras=TurnExtras(published=(last,)))])
-        assert await store.published("r") == [shown, last]
+        assert await store.published("r") == [published, last]
         await store.prune(200.0)
-        await store.commit([run(owner="a", created_by="anew")])
+        await store.commit([run(owner="a", created_by="another")])
         assert await store.published("r") == []
 
     @case
-    async def test_what_is_no_value_is_refused(self, store: Store) -> None:
+    async def test_a_malformed_published_value_is_refused(self, store: Store) -> None:
         await store.commit([run(owner="a")])
         bad = PublishedValue("k", "text")  # type: ignore[arg-type]
         await refused(store.commit([turn(0, extras=TurnExtras(published=(bad,)))]))

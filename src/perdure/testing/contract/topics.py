@@ -1,4 +1,4 @@
-"""Events of topics find the runs that may have them, whoever comes first, in order and once."""
+"""Topic events are assigned to eligible runs, in order and once, whether publish or subscribe comes first."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from perdure.testing.contract.builders import (
     assigned,
     case,
     claim,
+    claim_ids,
+    deliver,
     end,
     entry,
-    held_by,
     load,
-    mail,
     publish,
     receive,
     record,
     refused,
     run,
+    stored_events,
     succeeded,
     suspended,
-    take,
     turn,
     waiting,
 )
@@ -35,9 +35,9 @@ ONE = "topic/t/1"
 TWO = "topic/t/2"
 
 
-class PublishingCases(ContractCase):
+class PublishCases(ContractCase):
     @case
-    async def test_an_event_goes_to_a_run_that_waits_and_wakes_it(self, store: Store) -> None:
+    async def test_an_event_is_assigned_to_a_waiting_run_and_wakes_it(self, store: Store) -> None:
         await store.commit(waiting())
         write = publish(sender="s", expires_at=900.0, event_id="paid-7")
         assert await store.commit([write]) == [EventPublished(offset=1, woken=1)]
@@ -58,10 +58,10 @@ class PublishingCases(ContractCase):
         ]
         row = await record(store)
         assert (row.wake_at, row.last_message_no, row.status) == (120.0, 1, RunStatus.SUSPENDED)
-        assert await take(store, claim("b", 120.0)) == ["r"]
+        assert await claim_ids(store, claim("b", 120.0)) == ["r"]
 
     @case
-    async def test_an_owner_is_told_of_an_assignment_like_of_other_mail(self, store: Store) -> None:
+    async def test_an_assignment_to_an_owned_run_counts_as_a_message(self, store: Store) -> None:
         patch = RunPatch(status=RunStatus.RUNNING, owner="a")
         await store.commit([run(owner="a"), receive(0, "t", patch=patch), publish()])
         assert await store.owned_with_messages("a") == ["r"]
@@ -74,53 +74,57 @@ class PublishingCases(ContractCase):
         assert await assigned(store, "r") == [[ONE]]
 
     @case
-    async def test_a_consumed_event_is_gone(self, store: Store) -> None:
+    async def test_a_consumed_event_is_deleted(self, store: Store) -> None:
         await store.commit([*waiting(), publish()])
-        assert await held_by(store) == ["e"], "it keeps its place until it is read"
+        assert await stored_events(store) == ["e"], "it keeps its offset until it is consumed"
         assert await store.commit([turn(1, owned=False, seen=1, consumed=(1,), patch=suspended())]) == [Committed()]
-        assert await held_by(store) == []
+        assert await stored_events(store) == []
         await store.commit(waiting("next"))
         assert await assigned(store, "r", "next") == [[], []]
 
     @case
-    async def test_the_subscription_that_has_stood_longest_is_served_first(self, store: Store) -> None:
+    async def test_events_are_assigned_to_the_oldest_subscription_first(self, store: Store) -> None:
         for id in ("z", "a", "m"):
             await store.commit(waiting(id))
-        await store.commit([turn(1, id="a", owned=False, patch=suspended())])  # it goes on waiting
+        await store.commit([turn(1, id="a", owned=False, patch=suspended())])  # it keeps waiting
         await store.commit([publish("e1"), publish("e2"), publish("e3")])
         assert await assigned(store, "z", "a", "m") == [[ONE], [TWO], ["topic/t/3"]]
 
     @case
-    async def test_a_subscription_that_is_named_again_keeps_its_standing(self, store: Store) -> None:
+    async def test_a_repeated_subscription_keeps_its_age(self, store: Store) -> None:
         await store.commit([*waiting("first"), *waiting("second"), receive(1, "t", id="first"), publish()])
         assert await assigned(store, "first", "second") == [[ONE], []]
         await store.commit([publish("e2")])
-        assert await assigned(store, "first", "second") == [[ONE], [TWO]], "and is one"
+        assert await assigned(store, "first", "second") == [[ONE], [TWO]], "it is one subscription"
 
     @case
-    async def test_who_unsubscribes_gets_nothing(self, store: Store) -> None:
+    async def test_an_unsubscribed_run_gets_no_event(self, store: Store) -> None:
         await store.commit([*waiting(), run("s", owner="a"), receive(0, "t", id="s", target="0/other")])
-        gone = TurnExtras(unsubscribe=("0/receive", "never was"))
-        await store.commit([turn(1, owned=False, patch=suspended(), extras=gone)])
-        await store.commit([turn(1, id="s", owned=False, patch=suspended(), extras=gone)])
+        unsubscribed = TurnExtras(unsubscribe=("0/receive", "unknown"))
+        await store.commit([turn(1, owned=False, patch=suspended(), extras=unsubscribed)])
+        await store.commit([turn(1, id="s", owned=False, patch=suspended(), extras=unsubscribed)])
         await store.commit([publish()])
         assert await assigned(store, "r", "s") == [[], [ONE]]
 
     @case
-    async def test_an_event_of_another_topic_is_nobodys_business(self, store: Store) -> None:
+    async def test_an_event_is_not_assigned_to_subscribers_of_other_topics(self, store: Store) -> None:
         await store.commit([*waiting(), publish(topic="T"), publish(topic="tt")])
         assert await assigned(store, "r") == [[]]
-        assert (await held_by(store, "t"), await held_by(store, "T"), await held_by(store, "tt")) == ([], ["e"], ["e"])
+        assert (await stored_events(store, "t"), await stored_events(store, "T"), await stored_events(store, "tt")) == (
+            [],
+            ["e"],
+            ["e"],
+        )
 
     @case
-    async def test_an_assignment_uses_up_a_subscription_in_all_its_topics(self, store: Store) -> None:
+    async def test_an_assignment_removes_the_subscription_from_all_its_topics(self, store: Store) -> None:
         await store.commit([*waiting("r", "t", "u"), *waiting("s", "u")])
-        answers = await store.commit([publish("e1"), publish("e2", topic="u"), publish("e3")])
-        assert answers == [EventPublished(1, 1), EventPublished(1, 1), EventPublished(2, 0)]
+        results = await store.commit([publish("e1"), publish("e2", topic="u"), publish("e3")])
+        assert results == [EventPublished(1, 1), EventPublished(1, 1), EventPublished(2, 0)]
         assert await assigned(store, "r", "s") == [[ONE], ["topic/u/1"]]
 
     @case
-    async def test_a_topic_that_is_named_twice_is_one(self, store: Store) -> None:
+    async def test_a_topic_named_twice_in_a_subscription_counts_once(self, store: Store) -> None:
         await store.commit([*waiting("r", "t", "t"), publish("e1"), publish("e2")])
         assert await assigned(store, "r") == [[ONE]]
 
@@ -129,23 +133,23 @@ class PublishingCases(ContractCase):
         await store.commit([run(owner="a"), receive(0, "t"), receive(1, "t", target="0/other")])
         await store.commit([publish("e1"), publish("e2"), publish("e3")])
         assert [(m.id, m.target) for m in await store.inbox("r")] == [(ONE, "0/receive"), (TWO, "0/other")]
-        assert await held_by(store) == ["e1", "e2", "e3"]
+        assert await stored_events(store) == ["e1", "e2", "e3"]
 
     @case
-    async def test_an_event_id_is_taken_once_per_topic(self, store: Store) -> None:
+    async def test_an_event_id_is_accepted_once_per_topic(self, store: Store) -> None:
         await store.commit([*waiting("r"), *waiting("s")])
         again = EventPublished(1, woken=0, fresh=False)
         assert await store.commit([publish(), publish(body=b"other")]) == [EventPublished(1, 1), again]
         await store.commit([turn(1, owned=False, seen=1, consumed=(1,), patch=suspended())])
-        assert await store.commit([publish()]) == [again], "its id is remembered when it is gone"
+        assert await store.commit([publish()]) == [again], "its id is retained after it was deleted"
         assert await assigned(store, "s") == [[]]
         assert await store.commit([publish(topic="u"), publish("f")]) == [EventPublished(1, 0), EventPublished(2, 1)]
 
     @case
-    async def test_a_queued_events_id_is_known_too(self, store: Store) -> None:
+    async def test_the_id_of_a_queued_event_is_accepted_once(self, store: Store) -> None:
         await store.commit([publish()])
         assert await store.commit([publish(limit=1)]) == [EventPublished(1, woken=0, fresh=False)]
-        assert await held_by(store) == ["e"]
+        assert await stored_events(store) == ["e"]
 
     @case
     async def test_everything_of_an_event_comes_back(self, store: Store) -> None:
@@ -182,13 +186,13 @@ class PublishingCases(ContractCase):
         assert [event.offset for event in await store.topic("t", limit=2)] == [1, 2]
         assert [event.offset for event in await store.topic("t", limit=2, after=2)] == [3, 4]
         assert await store.topic("t", after=5) == []
-        assert await store.topic("nobody's") == []
+        assert await store.topic("missing") == []
 
     @case
-    async def test_what_is_no_event_is_refused(self, store: Store) -> None:
+    async def test_a_malformed_event_is_refused(self, store: Store) -> None:
         for bad in (publish(""), publish(topic=""), publish(body="text"), publish(delivery="first"), publish(page=0)):
             await refused(store.commit([publish("good"), bad]))
-        assert await held_by(store) == []
+        assert await stored_events(store) == []
 
     @case
     async def test_publishers_and_subscribers_do_not_miss_each_other(self, store: Store) -> None:
@@ -198,46 +202,46 @@ class PublishingCases(ContractCase):
         subscribing = [store.commit([receive(0, "t", id=id)]) for id in ids]
         publishing = [other.commit([publish(f"e{n}")]) for n in range(20)]
         await asyncio.gather(*(call for pair in zip(subscribing, publishing, strict=True) for call in pair))
-        got = [each for box in await assigned(store, *ids) for each in box]
-        assert len(got) == len(set(got)) == 20
-        assert sorted(await take(store, claim("b", limit=100))) == sorted(ids)
+        assignments = [each for box in await assigned(store, *ids) for each in box]
+        assert len(assignments) == len(set(assignments)) == 20
+        assert sorted(await claim_ids(store, claim("b", limit=100))) == sorted(ids)
 
-    # going away
+    # restart
 
     @case
-    async def test_a_subscription_goes_when_the_run_begins_anew(self, store: Store) -> None:
-        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
-        await store.commit([*waiting(), receive(1, "t", target="1/receive", restart=restart), publish()])
+    async def test_continue_as_removes_subscriptions(self, store: Store) -> None:
+        continue_as = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
+        await store.commit([*waiting(), receive(1, "t", target="1/receive", continue_as=continue_as), publish()])
         assert await assigned(store, "r") == [[]]
-        assert await held_by(store) == ["e"]
+        assert await stored_events(store) == ["e"]
 
     @case
-    async def test_an_assignment_stays_when_the_run_begins_anew(self, store: Store) -> None:
-        restart = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
-        await store.commit([*waiting(), publish(), turn(1, owned=False, restart=restart, patch=suspended())])
+    async def test_continue_as_keeps_assignments(self, store: Store) -> None:
+        continue_as = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
+        await store.commit([*waiting(), publish(), turn(1, owned=False, continue_as=continue_as, patch=suspended())])
         assert await assigned(store, "r") == [[ONE]]
 
     @case
-    async def test_a_refused_turn_subscribes_to_nothing(self, store: Store) -> None:
+    async def test_a_rejected_turn_makes_no_subscription(self, store: Store) -> None:
         await store.commit([run(owner="a"), receive(0, "t", worker="b"), publish()])
         assert await assigned(store, "r") == [[]]
-        assert await held_by(store) == ["e"]
+        assert await stored_events(store) == ["e"]
 
     @case
-    async def test_assignments_fill_the_mailbox_but_are_never_refused(self, store: Store) -> None:
-        await store.commit([*waiting(), mail("m1"), mail("m2", kind="cancel")])
+    async def test_assignments_count_against_the_inbox_limit_but_are_never_refused(self, store: Store) -> None:
+        await store.commit([*waiting(), deliver("m1"), deliver("m2", kind="cancel")])
         assert await store.commit([publish(limit=1)]) == [EventPublished(1, 1)]
-        assert await store.commit([mail("m3", limit=2)]) == [LimitReached(2)]
-        (answer,) = await store.commit([mail("m4", kind="child", limit=2)])
-        assert not isinstance(answer, LimitReached)
+        assert await store.commit([deliver("m3", limit=2)]) == [LimitReached(2)]
+        (result,) = await store.commit([deliver("m4", kind="child", limit=2)])
+        assert not isinstance(result, LimitReached)
 
 
-class QueueCases(ContractCase):
+class TopicQueueCases(ContractCase):
     @case
-    async def test_a_queued_event_is_found_by_who_subscribes_later(self, store: Store) -> None:
+    async def test_a_later_subscription_gets_a_queued_event(self, store: Store) -> None:
         assert await store.commit([publish("e1"), publish("e2")]) == [EventPublished(1, 0), EventPublished(2, 0)]
         await store.commit([run(owner="a")])
-        assert await store.commit([receive(0, "t")]) == [Committed(mail=True)]
+        assert await store.commit([receive(0, "t")]) == [Committed(has_messages=True)]
         row = await record(store)
         assert (row.status, row.wake_at, row.last_message_no) == (RunStatus.SUSPENDED, 110.0, 1)
         (message,) = await store.inbox("r")
@@ -248,24 +252,24 @@ class QueueCases(ContractCase):
         assert await assigned(store, "u") == [["topic/t/3"]]
 
     @case
-    async def test_a_lost_answer_to_a_subscription_that_found_an_event(self, store: Store) -> None:
+    async def test_a_repeated_subscribing_turn_reports_its_assignment(self, store: Store) -> None:
         await store.commit([publish("e1"), publish("e2"), run(owner="a")])
         write = receive(0, "t")
-        assert await store.commit([write]) == [Committed(mail=True)]
-        assert await store.commit([write]) == [Committed(mail=True)]
+        assert await store.commit([write]) == [Committed(has_messages=True)]
+        assert await store.commit([write]) == [Committed(has_messages=True)]
         assert await assigned(store, "r") == [[ONE]]
 
     @case
-    async def test_a_turn_that_goes_on_is_told_of_what_its_subscription_found(self, store: Store) -> None:
+    async def test_a_turn_that_keeps_its_run_reports_the_assignment_of_its_subscription(self, store: Store) -> None:
         extras = TurnExtras(subscribe=(Subscription("0/receive", ("t",)),))
         await store.commit([publish(), run(owner="a")])
-        assert await store.commit([turn(0, entry(), extras=extras)]) == [Committed(mail=True)]
+        assert await store.commit([turn(0, entry(), extras=extras)]) == [Committed(has_messages=True)]
         assert await store.owned_with_messages("a") == ["r"]
         assert await store.commit([turn(1, entry("b", 1), seen=1, consumed=(1,))]) == [Committed()]
-        assert (await store.owned_with_messages("a"), await held_by(store)) == ([], [])
+        assert (await store.owned_with_messages("a"), await stored_events(store)) == ([], [])
 
     @case
-    async def test_of_several_topics_what_was_sent_first_comes_first(self, store: Store) -> None:
+    async def test_a_subscription_to_several_topics_gets_the_event_sent_first(self, store: Store) -> None:
         await store.commit([publish("e1", now=130.0), publish("e2", topic="u", now=120.0), run(owner="a")])
         await store.commit([receive(0, "t", "u")])
         assert await assigned(store, "r") == [["topic/u/1"]]
@@ -274,7 +278,7 @@ class QueueCases(ContractCase):
         assert await assigned(store, "s", "v") == [["topic/u/2"], [ONE]]
 
     @case
-    async def test_several_receives_of_one_turn_are_served_in_their_order(self, store: Store) -> None:
+    async def test_several_subscriptions_of_one_turn_are_served_in_order(self, store: Store) -> None:
         await store.commit([publish("e1"), publish("e2"), run(owner="a")])
         waits = (Subscription("0/x", ("t",)), Subscription("0/y", ("u", "t")), Subscription("0/z", ("t",)))
         await store.commit([turn(0, patch=suspended(), extras=TurnExtras(subscribe=waits))])
@@ -283,16 +287,16 @@ class QueueCases(ContractCase):
         assert (await store.inbox("r"))[-1].target == "0/z"
 
     @case
-    async def test_after_wait_is_for_runs_that_wait_and_never_queued(self, store: Store) -> None:
-        answers = await store.commit([publish("e1", delivery="after_wait", limit=0), *waiting()])
-        assert answers[0] == EventPublished(1, 0)
-        assert (await assigned(store, "r"), await held_by(store)) == ([[]], [])
-        answers = await store.commit([publish("e2", delivery="after_wait", limit=0), publish("e1")])
-        assert answers == [EventPublished(2, 1), EventPublished(1, 0, fresh=False)]
+    async def test_an_after_wait_event_is_assigned_to_waiting_runs_and_never_queued(self, store: Store) -> None:
+        results = await store.commit([publish("e1", delivery="after_wait", limit=0), *waiting()])
+        assert results[0] == EventPublished(1, 0)
+        assert (await assigned(store, "r"), await stored_events(store)) == ([[]], [])
+        results = await store.commit([publish("e2", delivery="after_wait", limit=0), publish("e1")])
+        assert results == [EventPublished(2, 1), EventPublished(1, 0, fresh=False)]
         assert await assigned(store, "r") == [[TWO]]
 
     @case
-    async def test_after_create_is_for_runs_that_were_there(self, store: Store) -> None:
+    async def test_an_after_create_event_is_assigned_to_runs_created_before_it(self, store: Store) -> None:
         for id, created_at in (("older", 119.0), ("equal", 120.0), ("younger", 121.0)):
             await store.commit([run(id, owner="a", created_at=created_at)])
         early = publish("e1", delivery="after_create")
@@ -306,7 +310,7 @@ class QueueCases(ContractCase):
         assert await assigned(store, "younger", "equal", "older") == [[], [ONE], [TWO]]
 
     @case
-    async def test_after_create_passes_over_younger_runs_that_wait(self, store: Store) -> None:
+    async def test_an_after_create_event_skips_younger_waiting_runs(self, store: Store) -> None:
         await store.commit([*waiting("younger", created_at=121.0), *waiting("older")])
         assert await store.commit([publish(delivery="after_create")]) == [EventPublished(1, 1)]
         assert await assigned(store, "younger", "older") == [[], [ONE]]
@@ -314,7 +318,7 @@ class QueueCases(ContractCase):
         assert await assigned(store, "younger") == [[TWO]]
 
     @case
-    async def test_an_event_is_never_delivered_once_it_has_expired(self, store: Store) -> None:
+    async def test_an_expired_event_is_never_assigned(self, store: Store) -> None:
         await store.commit([publish("e1", expires_at=200.0), publish("e2", expires_at=201.0), run(owner="a")])
         await store.commit([receive(0, "t", now=200.0)])
         assert await assigned(store, "r") == [[TWO]]
@@ -325,40 +329,42 @@ class QueueCases(ContractCase):
         write = publish(expires_at=120.0, limit=0)
         assert await store.commit([write]) == [EventPublished(1, 0)]
         assert await store.commit([write]) == [EventPublished(1, 0, fresh=False)]
-        assert (await assigned(store, "r"), await held_by(store)) == ([[]], [])
+        assert (await assigned(store, "r"), await stored_events(store)) == ([[]], [])
         assert await store.commit([publish("e2")]) == [EventPublished(2, 1)]
 
     @case
-    async def test_a_full_topic_refuses_what_it_would_have_to_queue(self, store: Store) -> None:
-        answers = await store.commit([publish(f"e{n}", limit=2) for n in range(3)])
-        assert answers == [EventPublished(1, 0), EventPublished(2, 0), LimitReached(2)]
+    async def test_a_full_topic_refuses_an_event_that_it_would_queue(self, store: Store) -> None:
+        results = await store.commit([publish(f"e{n}", limit=2) for n in range(3)])
+        assert results == [EventPublished(1, 0), EventPublished(2, 0), LimitReached(2)]
         assert await store.commit([publish("w", delivery="after_wait", limit=2)]) == [EventPublished(3, 0)]
         assert await store.commit([publish("n", consume=False, limit=2)]) == [LimitReached(2)]
         assert await store.commit([publish("o", topic="u", limit=2)]) == [EventPublished(1, 0)], (
-            "another topic has room"
+            "another topic has its own limit"
         )
         await store.commit(waiting())
-        assert await store.commit([publish("e2", limit=2)]) == [EventPublished(4, 0)], "an assigned event waits no more"
+        assert await store.commit([publish("e2", limit=2)]) == [EventPublished(4, 0)], (
+            "an assigned event does not count"
+        )
         await store.commit([publish("e3", limit=None)])
-        assert await held_by(store) == ["e0", "e1", "e2", "e3"]
+        assert await stored_events(store) == ["e0", "e1", "e2", "e3"]
 
     @case
-    async def test_a_full_topic_takes_an_event_that_somebody_waits_for(self, store: Store) -> None:
+    async def test_a_full_topic_accepts_an_event_that_a_run_waits_for(self, store: Store) -> None:
         await store.commit([*waiting("r", created_at=150.0), publish("old", delivery="after_create")])
-        everyones = publish("n", consume=False, limit=1)
-        assert await store.commit([everyones]) == [LimitReached(1)], "that is for those who come later too"
+        shared = publish("n", consume=False, limit=1)
+        assert await store.commit([shared]) == [LimitReached(1)], "it would be queued for later subscriptions too"
         assert await store.commit([publish("e1", limit=1), publish("e2", limit=1)]) == [
             EventPublished(2, 1),
             LimitReached(1),
         ]
 
     @case
-    async def test_expired_events_take_no_room(self, store: Store) -> None:
+    async def test_expired_events_do_not_count_against_the_topic_limit(self, store: Store) -> None:
         await store.commit([publish("e1", expires_at=130.0)])
         assert await store.commit([publish("e2", now=129.0, limit=1)]) == [LimitReached(1)]
         assert await store.commit([publish("e2", now=130.0, limit=1)]) == [EventPublished(2, 0)]
 
-    # for every run
+    # without consume
 
     @case
     async def test_without_consume_every_waiting_run_gets_the_event(self, store: Store) -> None:
@@ -367,84 +373,82 @@ class QueueCases(ContractCase):
         assert await assigned(store, "r1", "r2", "r3") == [[ONE], [ONE], []]
 
     @case
-    async def test_without_consume_each_run_sees_the_event_once_ever(self, store: Store) -> None:
+    async def test_without_consume_each_run_gets_the_event_once(self, store: Store) -> None:
         await store.commit([*waiting("r"), publish("e1", consume=False), publish("e2", consume=False)])
         await store.commit([receive(1, "t", seen=1, consumed=(1,), target="0/next")])
         assert await assigned(store, "r") == [[TWO]]
         await store.commit([receive(2, "t", seen=2, consumed=(2,), target="0/third")])
         assert await assigned(store, "r") == [[]]
         await store.commit(waiting("later"))
-        assert await assigned(store, "later") == [[ONE]], "also a run that comes later"
-        assert await held_by(store) == ["e1", "e2"]
+        assert await assigned(store, "later") == [[ONE]], "so does a run that subscribes later"
+        assert await stored_events(store) == ["e1", "e2"]
         await store.commit([publish("e3", consume=False)])
         assert await assigned(store, "r") == [["topic/t/3"]]
 
     @case
-    async def test_a_run_that_has_not_read_it_yet_does_not_get_it_again(self, store: Store) -> None:
+    async def test_a_run_with_an_unread_assignment_does_not_get_the_event_again(self, store: Store) -> None:
         await store.commit([*waiting("r"), publish(consume=False), receive(1, "t", target="0/other")])
         assert await assigned(store, "r") == [[ONE]]
 
     @case
-    async def test_two_receives_of_one_run_see_the_event_once(self, store: Store) -> None:
+    async def test_two_receives_of_one_run_get_a_shared_event_once(self, store: Store) -> None:
         await store.commit([run(owner="a"), receive(0, "t"), receive(1, "t", target="0/other")])
         assert await store.commit([publish(consume=False)]) == [EventPublished(1, 1)]
         assert [message.target for message in await store.inbox("r")] == ["0/receive"]
         await store.commit([publish("e2")])
-        assert await assigned(store, "r") == [[ONE, TWO]], "the other one waits on"
+        assert await assigned(store, "r") == [[ONE, TWO]], "the other receive still waits"
 
     @case
-    async def test_after_wait_without_consume_is_gone_once_all_have_read_it(self, store: Store) -> None:
+    async def test_a_shared_after_wait_event_is_deleted_when_all_runs_have_read_it(self, store: Store) -> None:
         await store.commit([*waiting("r1"), *waiting("r2"), publish(consume=False, delivery="after_wait")])
         await store.commit([*waiting("late"), turn(1, id="r1", owned=False, consumed=(1,), seen=1)])
-        assert await held_by(store) == ["e"]
+        assert await stored_events(store) == ["e"]
         await store.commit([turn(1, id="r2", owned=False, consumed=(1,), seen=1)])
-        assert (await held_by(store), await assigned(store, "late")) == ([], [[]])
+        assert (await stored_events(store), await assigned(store, "late")) == ([], [[]])
         assert await store.commit([publish("n", consume=False, delivery="after_wait", topic="u")]) == [
             EventPublished(1, 0)
         ]
-        assert await held_by(store, "u") == [], "nobody waited"
+        assert await stored_events(store, "u") == [], "no run waited"
 
     @case
-    async def test_who_ended_with_the_event_unread_keeps_after_wait_from_going(self, store: Store) -> None:
+    async def test_an_after_wait_event_stays_while_an_ended_run_has_it_unread(self, store: Store) -> None:
         await store.commit([*waiting(), publish(consume=False, delivery="after_wait"), end()])
-        assert await held_by(store) == ["e"]
+        assert await stored_events(store) == ["e"]
 
-    # forgetting
+    # pruning
 
     @case
     async def test_expired_events_are_pruned(self, store: Store) -> None:
         await store.commit([publish("e1", expires_at=200.0), publish("e2", expires_at=300.0), publish("e3")])
         await store.commit([*waiting("r", "u"), publish("e4", topic="u", expires_at=200.0)])
         assert await store.prune(199.0, keep_ids_for=50.0) == 0
-        assert (await held_by(store), await held_by(store, "u")) == (["e1", "e2", "e3"], ["e4"])
-        assert await store.prune(200.0, keep_ids_for=50.0) == 0, "these are no runs"
-        assert (await held_by(store), await held_by(store, "u")) == (["e2", "e3"], [])
-        assert await assigned(store, "r") == [["topic/u/1"]], "what lies in a mailbox is the run's to drop"
+        assert (await stored_events(store), await stored_events(store, "u")) == (["e1", "e2", "e3"], ["e4"])
+        assert await store.prune(200.0, keep_ids_for=50.0) == 0, "only runs are counted"
+        assert (await stored_events(store), await stored_events(store, "u")) == (["e2", "e3"], [])
+        assert await assigned(store, "r") == [["topic/u/1"]], "an assignment in an inbox stays"
         assert await store.commit([turn(1, owned=False, seen=1, consumed=(1,), patch=suspended())]) == [Committed()]
 
     @case
-    async def test_ids_of_events_are_remembered_for_a_while(self, store: Store) -> None:
+    async def test_ids_of_events_are_retained_for_keep_ids_for(self, store: Store) -> None:
         await store.commit([*waiting(), publish("read"), publish("queued"), publish("late", expires_at=100.0)])
-        await store.commit([publish("unheard", delivery="after_wait", now=120.0)])
+        await store.commit([publish("unread", delivery="after_wait", now=120.0)])
         await store.commit([turn(1, owned=False, seen=1, consumed=(1,), patch=suspended(), now=150.0)])
         await store.prune(169.0, keep_ids_for=50.0)
-        for id in ("read", "queued", "late", "unheard"):
-            (answer,) = await store.commit([publish(id, now=169.0)])
-            assert isinstance(answer, EventPublished)
-            assert not answer.fresh, id
+        for id in ("read", "queued", "late", "unread"):
+            (result,) = await store.commit([publish(id, now=169.0)])
+            assert isinstance(result, EventPublished)
+            assert not result.fresh, id
         await store.prune(170.0, keep_ids_for=50.0)
-        answers = await store.commit(
-            [publish(id, now=170.0, topic="t") for id in ("read", "late", "unheard", "queued")]
-        )
-        assert [answer.fresh for answer in answers if isinstance(answer, EventPublished)] == [False, True, True, False]
+        results = await store.commit([publish(id, now=170.0, topic="t") for id in ("read", "late", "unread", "queued")])
+        assert [result.fresh for result in results if isinstance(result, EventPublished)] == [False, True, True, False]
         await store.prune(200.0, keep_ids_for=50.0)
-        assert await store.commit([publish("read", now=200.0)]) == [EventPublished(7, 0)], "places are not given again"
+        assert await store.commit([publish("read", now=200.0)]) == [EventPublished(7, 0)], "offsets are not reused"
 
     @case
-    async def test_a_pruned_run_is_forgotten_by_its_topics(self, store: Store) -> None:
+    async def test_a_pruned_run_is_removed_from_its_topics(self, store: Store) -> None:
         await store.commit([*waiting(), publish(consume=False)])
         await store.commit([turn(1, owned=False, seen=1, consumed=(1,), patch=succeeded(prune_at=200.0))])
         assert await store.prune(200.0, keep_ids_for=50.0) == 1
-        await store.commit([run(owner="a", created_by="anew"), receive(0, "t")])
-        assert await assigned(store, "r") == [[ONE]], "another run that has its id has not seen the event"
+        await store.commit([run(owner="a", created_by="another"), receive(0, "t")])
+        assert await assigned(store, "r") == [[ONE]], "a new run with the same id has not got the event"
         assert (await load(store)).record.last_message_no == 1

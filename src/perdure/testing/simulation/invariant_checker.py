@@ -129,7 +129,7 @@ class InvariantChecker(FaultyStore):
             run.streamed += len(turn.extras.streamed)
 
     def _append(self, run: RunModel, turn: CommitTurn) -> None:
-        carried = () if turn.restart is None else turn.restart.entries
+        carried = () if turn.continue_as is None else turn.continue_as.entries
         run.position = turn.base + max(1, len(turn.entries), len(carried))
         gone: dict[str, Entry] = {}
         for dropped in turn.extras.dropped if turn.extras is not None else ():
@@ -142,8 +142,8 @@ class InvariantChecker(FaultyStore):
             else:
                 self._record(run, entry, last)
         run.pruned.update(gone)
-        if turn.restart is not None:
-            self._begin_anew(run, turn, turn.restart)
+        if turn.continue_as is not None:
+            self._begin_anew(run, turn, turn.continue_as)
             run.pruned.update(run.entries)
             run.entries = {entry.location: entry for entry in carried}
             run.generation, run.epoch, run.last_seq = run.generation + 1, run.epoch + 1, -1
@@ -356,4 +356,4 @@ def _said(write: Write) -> str:
 
 
 def _answered(answer: WriteResult) -> str:
-    return type(answer).__name__ + (" (mail)" if isinstance(answer, Committed) and answer.mail else "")
+    return type(answer).__name__ + (" (messages)" if isinstance(answer, Committed) and answer.has_messages else "")
