@@ -42,7 +42,7 @@ def test_differing_effects_are_reported_with_commit_and_step():
         asyncio.run(crash_everywhere(careless, begin=WORLD.clear, effects=lambda: len(WORLD)))
     first, effects, blame = str(failed.value).splitlines()
     assert first.startswith("after a crash before commit ")
-    assert "(report_add succeeded, sleep#1 asked for" in first
+    assert "(report_add succeeded, sleep#1 requested" in first
     assert effects == "- the effects are 3, and without a crash 2"
     assert "step report_add is not idempotent: attempt 1 was under way" in blame
     assert "report_add_once" not in str(failed.value), "that one was not under way then"
@@ -58,7 +58,7 @@ def test_another_outcome_names_the_step_that_was_executed_twice():
     async def fickle(ctx: Context) -> int:
         return await counts()
 
-    with pytest.raises(AssertionError, match=r"came to \('returned', 2\)(.|\n)*step counts is not idempotent"):
+    with pytest.raises(AssertionError, match=r"the outcome is \('returned', 2\)(.|\n)*step counts is not idempotent"):
         asyncio.run(crash_everywhere(fickle, begin=WORLD.clear))
 
 

@@ -106,7 +106,7 @@ def test_faulty_store_implements_the_protocol_and_injects_faults():
         await faulty.open(shards=4)
         assert await faulty.commit([]) == []
         faulty.away(1)
-        with pytest.raises(StoreError, match="away") as raised:
+        with pytest.raises(StoreError, match="unavailable") as raised:
             await faulty.commit([])
         assert raised.value.retryable
         faulty.lose_answers(1)

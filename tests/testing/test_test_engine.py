@@ -223,7 +223,7 @@ async def test_step_body_that_waits_for_nothing_real_times_out_at_once(engine):
 @with_engine
 async def test_real_time_is_granted_once(engine, monkeypatch):
     """The limit around the test is a real timer, so nobody can tell that the body waits for nothing real."""
-    monkeypatch.setattr("perdure.testing.time_skipping.REAL_PATIENCE", 0.02)
+    monkeypatch.setattr("perdure.testing.time_skipping.REAL_WAIT_SECONDS", 0.02)
 
     @step(timeout=3600, retry=None)
     async def hangs_beside_a_timer() -> None:
@@ -314,10 +314,10 @@ async def test_assert_ran_counts_executions_by_name_and_location(engine):
     engine.assert_ran(run.id, "other")
     engine.assert_ran(run, "never", times=0)
     with pytest.raises(
-        AssertionError, match=r"execute kit_greet once, and did twice; it ran .*kit_greet#1 \(attempt 1\)"
+        AssertionError, match=r"execute kit_greet once, but did twice; it executed .*kit_greet#1 \(attempt 1\)"
     ):
         engine.assert_ran(run, kit_greet, times=1)
-    with pytest.raises(AssertionError, match="to execute never at least once, and did never"):
+    with pytest.raises(AssertionError, match="to execute never at least once, but did never"):
         engine.assert_ran(run, "never")
 
 

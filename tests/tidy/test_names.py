@@ -12,19 +12,13 @@ from tests.tidy.sources import PACKAGE, Module, package_modules, read_modules
 # `perdure.sync` offers blocking counterparts of public classes under the same names.
 EXCEPTED_MODULES = {"perdure.sync"}
 
-# Still defined more than once; delete a name from this set when it is resolved. The set must not grow.
-UNRESOLVED = {
-    "Body",  # workflows/steps.py, workflows/loops.py and testing/simulation/simulation.py
-    "SigningKey",  # stores/results.py, and the protocol of workflows/tokens.py, which should be TokenKey
-}
-
 # Importing such a submodule would set an attribute of `perdure` that hides the public function of that name.
 PUBLIC_FUNCTIONS = {"workflow", "step", "event", "run"}
 
 
 def test_class_names_are_unique():
     duplicates = duplicate_classes(package_modules().values())
-    assert {name: places for name, places in duplicates.items() if name not in UNRESOLVED} == {}
+    assert duplicates == {}
 
 
 def test_no_top_level_module_is_named_like_a_public_function():

@@ -1,7 +1,7 @@
-"""For those who test: an engine that skips time, mocks, replays, crashes everywhere, the contract of stores.
+"""Test helpers: an engine that skips time, step mocks, history replay, crash injection, and the store contract.
 
-docs/testing.md shows how to use it. The pytest plugin is `perdure_pytest`, beside this package, so that pytest can load
-it without importing perdure.
+docs/testing.md shows how to use them. The pytest plugin is the separate module `perdure_pytest`, so that pytest can
+load the plugin without importing perdure.
 """
 
 from perdure.testing.clock import VirtualClock

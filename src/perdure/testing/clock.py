@@ -1,4 +1,4 @@
-"""A clock that tests move by hand: a month of waiting takes no time, and nothing sleeps."""
+"""VirtualClock: a clock that tests advance explicitly. Waiting for a month takes no real time."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Settle = Callable[[], Awaitable[None]]
 
 
 class VirtualClock:
-    """Implements `perdure.clock.Clock`. Time stands still but for `advance`, `move_to` and `jump`.
+    """Implements `perdure.clock.Clock`. Only `advance`, `move_to`, `move_to_next` and `jump` change the time.
 
-    `settle` is awaited between two timers, until what the first has led to has happened; by default until the event
-    loop has nothing to run. A harness whose store has threads puts its own in its place.
+    `settle` is awaited between two timers, so that all effects of the first timer are complete before the second fires.
+    By default it waits until the event loop has nothing to run. A harness whose store uses threads replaces it.
     """
 
     def __init__(self, start: float = START, settle: Settle | None = None) -> None:
         if not start > 0:
-            raise InvalidArgument(f"a virtual clock starts after the epoch, not at {start}")
+            raise InvalidArgument(f"the start of a virtual clock must be after the epoch, not {start}")
         self._now = float(start)
         self._timers: list[tuple[float, int, VirtualTimer]] = []
         self._numbers = count()
@@ -37,7 +37,7 @@ class VirtualClock:
         return self._now
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
-        """Call once `now()` has reached `when`: soon, if that has passed already."""
+        """Call `callback` when `now()` reaches `when`; in the next loop iteration if `when` has passed already."""
         timer = VirtualTimer(callback)
         if when <= self._now:
             asyncio.get_running_loop().call_soon(timer.fire)
@@ -49,25 +49,25 @@ class VirtualClock:
 
     @property
     def next_due(self) -> float | None:
-        """When the earliest timer is due; None if there is none."""
+        """The time at which the earliest timer is due; None without timers."""
         while self._timers and self._timers[0][2].cancelled:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
 
     async def advance(self, seconds: float) -> None:
-        """Let this much time pass. Timers fire in order, each at its own moment, with everything settled in between."""
+        """Move time forward. Timers fire in order, each at its own time, and `settle` is awaited after each of them."""
         await self.move_to(self._now + seconds)
 
-    async def move_to(self, moment: float) -> None:
-        """`advance` up to a moment; one that has passed changes nothing."""
+    async def move_to(self, when: float) -> None:
+        """Move time forward to `when`, as `advance` does. A time that has passed changes nothing."""
         await self.settle()
-        while (due := self.next_due) is not None and due <= moment:
+        while (due := self.next_due) is not None and due <= when:
             self._fire_next()
             await self.settle()
-        self._now = max(self._now, moment)
+        self._now = max(self._now, when)
 
     async def move_to_next(self, limit: float | None = None) -> bool:
-        """Fire the next timer at its moment. False, and no time passes, if there is none (up to `limit`)."""
+        """Move to the next timer and fire it. Return False, without moving time, if no timer is due up to `limit`."""
         due = self.next_due
         if due is None or (limit is not None and due > limit):
             return False
@@ -76,7 +76,7 @@ class VirtualClock:
         return True
 
     async def jump(self, seconds: float) -> None:
-        """Let time pass in one leap, as for a process that was paused: timers that fall into it fire at its end."""
+        """Move time forward in one step, as for a paused process: all timers of the interval fire at its end."""
         self._now += seconds
         await self.move_to(self._now)
 
@@ -87,7 +87,7 @@ class VirtualClock:
 
 
 class VirtualTimer:
-    """A call-back that has not come yet."""
+    """A callback that is scheduled on a `VirtualClock`."""
 
     __slots__ = ("_callback", "cancelled")
 
@@ -105,9 +105,9 @@ class VirtualTimer:
 
 
 async def let_the_loop_settle() -> None:
-    """Wait until the running event loop has nothing left to run but us; what threads will bring is not waited for."""
+    """Wait until the running event loop has no other callback to run. Work in threads is not waited for."""
     ready = getattr(asyncio.get_running_loop(), "_ready", None)
-    if ready is None:  # not one of asyncio's own loops: nobody can tell, so be generous
+    if ready is None:  # not one of asyncio's own loops: readiness is not visible, so yield many times
         for _ in range(MANY_ROUNDS):
             await asyncio.sleep(0)
         return

@@ -1,15 +1,14 @@
-"""`crash_everywhere`: run a workflow again and again, each time with the process dying at another commit.
+"""`crash_everywhere`: run a workflow once per commit, and crash the process at another commit each time.
 
-After each crash a second engine goes on with what the store holds, and what must hold is checked, of the run and of all
-others that it led to:
+After each crash a second engine continues with the contents of the store. Then these guarantees are checked, for the
+run and for all runs that it started:
 
-- the outcome is that of a run without a crash;
-- a step that was on record at the crash is not executed again, and its record has not changed (a loop may have pruned
-  it);
-- the effects of steps on the world are the same, if the caller says how to see them (`effects`);
-- an attempt is repeated only if it was under way at the crash; of an at-most-once step, none is;
-- no step is left out, and no run;
-- no replay asked for a step with other arguments than are on record.
+- the outcome equals that of a run without a crash;
+- a step that was recorded at the crash is not executed again, and its record has not changed (a loop may prune it);
+- the external effects of steps are the same, if the caller provides `effects` to read them;
+- an attempt is repeated only if it was running at the crash; an at-most-once attempt is never repeated;
+- every step and every run is executed;
+- no replay requested a step with arguments that differ from the recorded ones.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from perdure.stores.protocol import Store
 from perdure.stores.results import Snapshot
 from perdure.stores.writes import Write
 from perdure.testing.clock import VirtualClock
-from perdure.testing.commit_summary import said
+from perdure.testing.commit_summary import summarize_batch
 from perdure.testing.faults import Side
 from perdure.testing.harness import Execution, Harness
 from perdure.testing.time_skipping import HORIZON
 from perdure.workflows.definition import Workflow
 
 DAY = 86_400.0
-A_WHILE = 1.0  # seconds, virtual ones, between two looks at what is still owed
+A_WHILE = 1.0  # virtual seconds between two checks for pending finalization
 SIDES: tuple[Side, ...] = ("before", "after")
-MANY = 1_000  # runs that one course may lead to, and looks at what is still owed
+MANY = 1_000  # limit of runs per execution, and of checks for pending finalization
 
 MakeStore = Callable[[VirtualClock], Store]
 WithEngine = Callable[[Engine], Awaitable[object]]
@@ -52,9 +51,9 @@ Outcome = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """Where the process died: at the n-th call of this name, before or after it reached the store.
+    """Where the process died: at the n-th call of this name, before or after the call reached the store.
 
-    `what` says in words what that commit was to record.
+    `what` is a summary of the changes that the commit contained.
     """
 
     n: int
@@ -68,10 +67,10 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class CrashReport:
-    """What was tried: the outcome without a crash, how many commits that took, and the crashes that happened.
+    """The outcome without a crash, the number of commits that it took, and the crashes that were injected.
 
-    `repeated` are the steps that some crash cut short after they had begun, so that they were executed once more: by
-    location, each with the first such crash. These are the ones that have to be idempotent.
+    `repeated` maps the location of each step that was executed again after a crash interrupted it to the first such
+    crash. These steps must be idempotent.
     """
 
     outcome: Outcome
@@ -82,7 +81,7 @@ class CrashReport:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """What is to be run, again and again."""
+    """The workflow and options that every execution uses."""
 
     workflow: Workflow[Any, Any]
     args: tuple[Any, ...]
@@ -96,7 +95,7 @@ class _Case:
 
 @dataclass(frozen=True, slots=True)
 class _Trace:
-    """How it went once. `at_crash` and `at_end` are all runs by id."""
+    """What happened in one execution. `at_crash` and `at_end` contain all runs by id."""
 
     outcome: Outcome
     calls: Counter[str]
@@ -110,9 +109,9 @@ class _Trace:
 
     @property
     def repeated(self) -> list[Execution]:
-        """Attempts that were under way at the crash, and were executed once more after it."""
-        begun = {(execution.key, execution.attempt) for execution in self.before}
-        return [execution for execution in self.after if (execution.key, execution.attempt) in begun]
+        """Attempts that were running at the crash and were executed again after it."""
+        started = {(execution.key, execution.attempt) for execution in self.before}
+        return [execution for execution in self.after if (execution.key, execution.attempt) in started]
 
 
 async def crash_everywhere(
@@ -131,20 +130,22 @@ async def crash_everywhere(
     effects: Callable[[], object] = lambda: None,
     within: float | None = None,
 ) -> CrashReport:
-    """Crash before and after every commit; an AssertionError says where which promise was broken, and by which steps.
+    """Run a workflow with a crash before and after every commit, and return a report of the crashes.
 
-    `make_store` gives an empty store for each run, `reopen` the way in which a second process would open it (the same
-    object, unless given). `begin` is called before each run, to reset what steps keep outside of it. `same` compares
-    the outcome after a crash with the one without. `also` are other workflows that it starts: all runs must come to an
-    end. `drive` plays the world outside: it is called once the run is started, and with the second engine again.
-    `check` is called when all has ended. `effects` shows what the steps have done to the world, as a new value each
-    time; that must be the same as without a crash.
+    `make_store` returns an empty store for each execution. `reopen` returns the store as a second process would open
+    it; by default the same object. `begin` is called before each execution, to reset external state of steps. `same`
+    compares the outcome after a crash with the outcome without one. `also` lists other workflows that the workflow
+    starts; all runs must end. `drive` simulates external callers: it is called after the run has started, and again
+    with the second engine. `check` is called when all runs have ended. `effects` returns the external effects of the
+    steps as a new value; the value must be the same as without a crash.
+
+    Raises AssertionError with the crash, the broken guarantees and the steps that broke them.
     """
     skips = make_store is MemoryStore
     limit = within if within is not None else HORIZON if skips else DAY
     case = _Case(workflow, args, id, tuple(also), drive, check, effects, limit)
 
-    async def course(crash: Crash | None) -> _Trace:
+    async def execute(crash: Crash | None) -> _Trace:
         if begin is not None:
             begin()
         clock = VirtualClock()
@@ -152,17 +153,17 @@ async def crash_everywhere(
         async with Harness(store, clock=clock, config=config, skips=skips) as harness:
             again = (lambda: store) if reopen is None else (lambda: reopen(store, clock))
             try:
-                return await _course(harness, case, crash, again)
+                return await _execute(harness, case, crash, again)
             except Exception as error:
-                error.add_note("this was without a crash" if crash is None else f"this was after {crash}")
+                error.add_note("raised without a crash" if crash is None else f"raised after {crash}")
                 raise
 
     with blocking_refused():
-        clean = await course(None)
+        clean = await execute(None)
         crashes: list[Crash] = []
         repeated: dict[str, Crash] = {}
         for crash in _everywhere(clean, calls):
-            crashed = await course(crash)
+            crashed = await execute(crash)
             faults = _faults(clean, crashed, same)
             if faults:
                 raise AssertionError(f"after {crash}:\n" + "\n".join(f"- {fault}" for fault in faults))
@@ -176,13 +177,13 @@ async def crash_everywhere(
 def _everywhere(clean: _Trace, calls: Sequence[str]) -> Iterator[Crash]:
     for call in calls:
         for n in range(1, clean.calls[call] + 1):
-            # Up to the crash the other course is the same: what is committed there is what was committed here.
-            what = said(clean.committed[n - 1]) if call == "commit" and n <= len(clean.committed) else ""
+            # Executions are identical up to the crash, so the clean one shows which commit the crash hits.
+            what = summarize_batch(clean.committed[n - 1]) if call == "commit" and n <= len(clean.committed) else ""
             for side in SIDES:
                 yield Crash(n, side, call, what)
 
 
-async def _course(harness: Harness, case: _Case, crash: Crash | None, again: Callable[[], Store]) -> _Trace:
+async def _execute(harness: Harness, case: _Case, crash: Crash | None, again: Callable[[], Store]) -> _Trace:
     last = first = await harness.engine(case.workflow, *case.also)
     if crash is not None:
         first.faults.crash(crash.n, crash.side, call=crash.call)
@@ -212,7 +213,7 @@ async def _course(harness: Harness, case: _Case, crash: Crash | None, again: Cal
 
 
 async def _everything(harness: Harness, engine: Engine, case: _Case) -> Outcome:
-    """Start the run and wait until it and all that it led to have ended, and nobody is owed anything."""
+    """Start the run, and wait until it and all runs that it started have ended and are finalized."""
     run: Any = await engine.start(case.workflow.options(id=case.id), *case.args)
     if case.drive is None:
         outcome = await _outcome(run)
@@ -225,7 +226,7 @@ async def _everything(harness: Harness, engine: Engine, case: _Case) -> Outcome:
         for run_id in open_runs:
             await _outcome(engine.get(run_id))
         await sleep_on(harness.clock, A_WHILE)
-    raise AssertionError("all runs have ended, and some still owe something to others")
+    raise AssertionError("all runs have ended, but some are not finalized")
 
 
 async def _outcome(run: Any) -> Outcome:
@@ -248,13 +249,13 @@ async def _all_runs(store: Store) -> Mapping[str, Snapshot]:
     return {snapshot.record.id: snapshot for snapshot in snapshots if snapshot is not None}
 
 
-# --- what must hold ------------------------------------------------------------------------------------------------
+# --- guarantees -----------------------------------------------------------------------------------------------------
 
 
 def _faults(clean: _Trace, crashed: _Trace, same: Callable[[Outcome, Outcome], bool]) -> list[str]:
     faults = []
     if not same(clean.outcome, crashed.outcome):
-        faults.append(f"the run came to {crashed.outcome!r}, and without a crash to {clean.outcome!r}")
+        faults.append(f"the outcome is {crashed.outcome!r}, and without a crash {clean.outcome!r}")
     if clean.effects != crashed.effects:
         faults.append(f"the effects are {crashed.effects!r}, and without a crash {clean.effects!r}")
     if faults:
@@ -274,13 +275,13 @@ def _faults(clean: _Trace, crashed: _Trace, same: Callable[[Outcome, Outcome], b
     faults += [f"run {run_id} was never started" for run_id in sorted(missing)]
     for run_id, snapshot in crashed.at_end.items():
         faults += [
-            f"run {run_id}: the replay asked for {where} with other arguments" for where in snapshot.record.drift
+            f"run {run_id}: the replay requested {where} with other arguments" for where in snapshot.record.drift
         ]
     return faults
 
 
 def _not_idempotent(crashed: _Trace) -> list[str]:
-    """Who is to blame for it, most likely: the steps that did their work twice."""
+    """Return a fault for each step that was executed twice, the most likely cause of a different outcome."""
     return [
         f"run {each.run_id}: step {each.location} is not idempotent: attempt {each.attempt} was under way at the crash "
         "and was executed once more (current_step().idempotency_key is the same both times)"
@@ -295,16 +296,16 @@ def _repeated(crashed: _Trace) -> list[str]:
         for run_id, snapshot in crashed.at_crash.items()
         for entry in snapshot.entries
     }
-    begun = {(execution.key, execution.attempt) for execution in crashed.before}
+    started = {(execution.key, execution.attempt) for execution in crashed.before}
     for execution in crashed.after:
         run, where, entry = f"run {execution.run_id}", execution.location, recorded.get(execution.key)
         if entry is not None and entry.status is not EntryStatus.PENDING:
-            faults.append(f"{run}: step {where} was on record ({entry.status}) and was executed again")
+            faults.append(f"{run}: step {where} was recorded ({entry.status}) and was executed again")
         elif entry is not None and entry.due_at is not None and execution.attempt <= entry.attempts:
             faults.append(
-                f"{run}: attempt {execution.attempt} of {where} was on record as failed and was executed again"
+                f"{run}: attempt {execution.attempt} of {where} was recorded as failed and was executed again"
             )
-        elif execution.at_most_once and (execution.key, execution.attempt) in begun:
+        elif execution.at_most_once and (execution.key, execution.attempt) in started:
             faults.append(f"{run}: attempt {execution.attempt} of the at-most-once step {where} was executed again")
     return faults
 

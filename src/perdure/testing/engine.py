@@ -1,12 +1,12 @@
-"""TestEngine: a whole engine in memory, on a clock that skips whatever nobody would wait for.
+"""TestEngine: an in-memory engine on a virtual clock that skips waiting times.
 
     async with TestEngine() as engine:
         charged = engine.mock(charge, returns="receipt-42")
         assert await engine.execute(reminder, order) == "receipt-42"     # a month passes, in milliseconds
         assert len(charged.calls) == 1
 
-It has every call of `Engine`. Time stands still, except while somebody waits for a result, an answer or a stream: then
-it skips from wake-up to wake-up. A wait that nothing can end fails at once, and says what the run waits for.
+It has every method of `Engine`. Time stands still, except while a caller waits for a result, a reply or a stream: then
+time skips from wake-up to wake-up. A wait that nothing can end fails at once, with what the run waits for.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from perdure.workflows.steps import UNSET, Step
 
 
 class Recorded(NamedTuple):
-    """One line of a history, to be compared with a plain tuple. The value of what failed is its error in words."""
+    """One entry of a history, comparable with a plain tuple. The value of a failed entry is its error as text."""
 
     location: str
     status: str
@@ -44,12 +44,12 @@ class Recorded(NamedTuple):
 
 
 class TestEngine(WatchedEngine):
-    """See the module's docstring. `workflows` and `config` are those of `Engine`; finished runs are kept by default.
+    """An in-memory engine on virtual time. `workflows` and `config` are those of `Engine`; ended runs are retained.
 
-    Opened by `async with`, or by its first call. Runs that have not ended when it closes are dropped.
+    `async with` or the first call opens it. Runs that have not ended when it closes are dropped.
     """
 
-    __test__ = False  # to pytest it would look like a class of tests
+    __test__ = False  # pytest would collect it as a test class
 
     def __init__(
         self,
@@ -77,11 +77,11 @@ class TestEngine(WatchedEngine):
         self._home: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
-    # --- life
+    # --- lifecycle
 
     async def open(self) -> None:
         if self._closed:
-            raise WorkflowMisuse("this TestEngine is closed; make another one")
+            raise WorkflowMisuse("this TestEngine is closed; create a new one")
         if self._home is None:
             self._home = asyncio.get_running_loop()
             if self._refuse_blocking:
@@ -89,8 +89,8 @@ class TestEngine(WatchedEngine):
         await super().open()
 
     async def shutdown(self, grace: float | timedelta | None = None) -> None:
-        """Drop what is under way, without waiting for it, and un-mock everything."""
-        self._forget()
+        """Drop all runs without waiting for them, and stop all mocks."""
+        self._stop_mocks()
         await self._abandon()
         await self._harness.close()
 
@@ -98,12 +98,12 @@ class TestEngine(WatchedEngine):
         """`shutdown` for a caller without a running event loop."""
         home = self._home
         if home is None or home.is_closed() or home.is_running():
-            self._forget()
+            self._stop_mocks()
             self._drop_all()
         else:
             home.run_until_complete(self.shutdown())
 
-    def _forget(self) -> None:
+    def _stop_mocks(self) -> None:
         self._closed = True
         self._guard.close()
         for mock in self._mocks:
@@ -117,17 +117,17 @@ class TestEngine(WatchedEngine):
     # --- time
 
     def now(self) -> datetime:
-        """The time that the engine goes by."""
+        """Return the virtual time of the engine."""
         return to_datetime(self.clock.now())
 
     async def advance(self, duration: float | timedelta) -> None:
-        """Let time pass, each wake-up at its own moment, until all that it leads to has happened."""
+        """Move time forward. Each wake-up happens at its own time; returns when all its effects are complete."""
         seconds = check_seconds("duration", duration)
         await self.open()
         await self._passing.advance(seconds)
 
     async def settle(self) -> None:
-        """Let everything happen that needs no time to pass."""
+        """Wait until nothing can happen without time passing."""
         await self.open()
         await self._passing.settled()
 
@@ -141,32 +141,32 @@ class TestEngine(WatchedEngine):
     # --- mocks
 
     def mock(self, target: Target, *, returns: Any = UNSET, raises: Any = UNSET, side_effect: Any = UNSET) -> StepMock:
-        """Let a step do this instead: return a value, raise an error, or call a function.
+        """Replace the body of a step: return a value, raise an error, or call a function.
 
-        `target` is the step, its function, or its name. `side_effect` is called with the step's arguments, async or
-        not; or it is a list of answers, one for each call, of which exceptions are raised. Retries and everything else
-        stay as they are. The latest mock of a step counts.
+        `target` is the step, its function, or its name. `side_effect` is a sync or async function, called with the
+        step's arguments; or a list of results, one per call, of which exceptions are raised. Retries and all other
+        settings of the step apply. The latest mock of a step takes precedence.
         """
         mock = StepMock(target, returns, raises, side_effect)
         self._mocks.append(mock)
         return mock
 
-    def _stand_in(self, step: RunStep) -> RunStep:
+    def _replace_step(self, step: RunStep) -> RunStep:
         for mock in reversed(self._mocks):
             if mock.takes(step.call.step):
                 return mock.in_place_of(step)
         return step
 
-    # --- what happened
+    # --- assertions
 
     async def history_of(self, run: Run[Any] | str) -> list[Recorded]:
-        """A run's history in short: `[("charge", "succeeded", "receipt-42"), ...]`."""
+        """Return a run's history in short form: `[("charge", "succeeded", "receipt-42"), ...]`."""
         return [_recorded(entry) for entry in await self.history(_id_of(run))]
 
     def assert_ran(self, run: Run[Any] | str, step: Step[Any, Any] | str, *, times: int | None = None) -> None:
-        """That this run has executed a step, this often (else, at least once). Every attempt counts.
+        """Assert that this run has executed a step `times` times, or at least once. Every attempt counts.
 
-        A step is named by its name, which may have been executed at several locations, or by its location.
+        `step` is a step, the name of a step, which includes all its locations, or one location.
         """
         run_id, name = _id_of(run), step if isinstance(step, str) else step.name
         executed = [each for each in self._harness.executions if each.run_id == run_id]
@@ -175,7 +175,9 @@ class TestEngine(WatchedEngine):
             return
         wanted = "at least once" if times is None else _often(times)
         ran = ", ".join(f"{each.location} (attempt {each.attempt})" for each in executed) or "nothing"
-        raise AssertionError(f"run {run_id!r} was to execute {name} {wanted}, and did {_often(found)}; it ran {ran}")
+        raise AssertionError(
+            f"run {run_id!r} was expected to execute {name} {wanted}, but did {_often(found)}; it executed {ran}"
+        )
 
 
 class _TimeSkippingWait:
@@ -217,7 +219,7 @@ def _at_once(opening: Any) -> None:
     except StopIteration:
         return
     opening.close()
-    raise AssertionError("an engine in memory had to wait to be opened")
+    raise AssertionError("opening an in-memory engine must not wait")
 
 
 def _id_of(run: Run[Any] | str) -> str:

@@ -1,4 +1,4 @@
-"""A store that fails as it is told to: the process dies at a write, answers get lost, the store is away or refuses."""
+"""FaultyStore: injects planned faults, such as crashes at a write, lost results and an unavailable store."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ Side = Literal["before", "after"]
 
 
 class FaultyStore:
-    """Wraps a store for one engine, and hands everything through but for what its plan says.
+    """Wraps a store for one engine. Forwards every call, except for the planned faults.
 
-    crash(n, side)   at the n-th commit from now the process dies, before or after it reaches the store: that call and
+    crash(n, side)   the process dies at the n-th commit from now, before or after it reaches the store: that call and
                      all later ones never return, and `crashed` is set. Then abandon the engine.
-    lose_answers     commits are carried out, but their callers get a retryable error
-    away             calls get a retryable error, and nothing happens
-    refuse           a commit that holds a write for which this is true gets an error that is not retryable
+    lose_answers     commits are applied, but their callers get a retryable error
+    away             calls fail with a retryable error and have no effect
+    refuse           a commit with a write that matches the predicate fails with an error that is not retryable
 
-    It also counts calls by name, keeps what was committed, and knows how many calls are under way (`in_flight`).
+    It also counts calls by name (`calls`), records committed batches (`committed`) and counts open calls (`in_flight`).
     """
 
     def __init__(self, store: Store) -> None:
         self.inner = store
         self.calls: Counter[str] = Counter()
-        self.opened = 0  # how often it is open: what is left to close
+        self.opened = 0  # number of opens that are not closed yet
         self.committed: list[tuple[Write, ...]] = []
         self.crashed = asyncio.Event()
         self.in_flight = 0
@@ -60,39 +60,40 @@ class FaultyStore:
     # --- the plan
 
     def crash(self, n: int, side: Side, *, call: str = "commit") -> None:
-        """Die at the n-th call of this name from now (1 is the next one), before it or after it."""
+        """Let the process die at the n-th call of this name from now, before or after it. 1 is the next call."""
         self._crash_at = (self.calls[call] + n, side)
         self._crash_call = call
 
     def lose_answers(self, times: int) -> None:
-        """The next commits, this many, are carried out and then answered with a retryable error."""
+        """Apply the next `times` commits, but raise a retryable error instead of returning their results."""
         self._lost = times
 
     def away(self, times: int, *, calls: Sequence[str] | None = None) -> None:
-        """The next calls, this many, fail with a retryable error and do nothing; all kinds, or those named."""
+        """Fail the next `times` calls with a retryable error and without effect; only `calls` if given."""
         self._away = times
         self._away_calls = None if calls is None else frozenset(calls)
 
     def refuse(self, predicate: Callable[[Write], bool] | None) -> None:
-        """Commits that hold such a write are refused for good; None: none are."""
+        """Reject commits with a write that matches the predicate, by an error that is not retryable; None resets it."""
         self._refuses = predicate
 
     def pause(self) -> None:
-        """No call gets through until `go_on`: the process is frozen, or the network has gone."""
+        """Block all calls until `go_on`, as if the process were frozen or the network were down."""
         self.paused.clear()
 
     def go_on(self) -> None:
+        """Let the calls continue that `pause` blocks."""
         self.paused.set()
 
     @property
     def commits(self) -> int:
         return self.calls["commit"]
 
-    # --- handing through
+    # --- forwarding
 
-    async def _through(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
+    async def _forward(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
         if self.crashed.is_set():
-            await _for_ever()
+            await _never_return()
         await self.paused.wait()
         self.calls[name] += 1
         dies = self._dies_at(name)
@@ -100,16 +101,16 @@ class FaultyStore:
             await self._die()
         if self._away and (self._away_calls is None or name in self._away_calls):
             self._away -= 1
-            raise StoreError(f"the store is away (planned, {name})", retryable=True)
+            raise StoreError(f"the store is unavailable (planned, {name})", retryable=True)
         self.in_flight += 1
         try:
-            answer = await call()
+            result = await call()
         finally:
             self.in_flight -= 1
             self.came_back.set()
         if dies == "after":
             await self._die()
-        return answer
+        return result
 
     def _dies_at(self, name: str) -> Side | None:
         if self._crash_at is None or name != self._crash_call or self.calls[name] != self._crash_at[0]:
@@ -118,30 +119,30 @@ class FaultyStore:
 
     async def _die(self) -> None:
         self.crashed.set()
-        await _for_ever()
+        await _never_return()
 
     async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
-        async def carry_out() -> list[WriteResult]:
+        async def apply() -> list[WriteResult]:
             if self._refuses is not None and any(self._refuses(write) for write in batch):
-                raise StoreError("the store cannot take this write (planned)")
-            answers = await self.inner.commit(batch)
+                raise StoreError("the store cannot apply this write (planned)")
+            results = await self.inner.commit(batch)
             self.committed.append(tuple(batch))
-            return answers
+            return results
 
-        answers = await self._through("commit", carry_out)
+        results = await self._forward("commit", apply)
         if self._lost:
             self._lost -= 1
-            raise StoreError("the answer got lost (planned)", retryable=True)
-        return answers
+            raise StoreError("the result was lost (planned)", retryable=True)
+        return results
 
     # --- everything else
 
     async def open(self, *, shards: int) -> None:
-        await self._through("open", lambda: self.inner.open(shards=shards))
+        await self._forward("open", lambda: self.inner.open(shards=shards))
         self.opened += 1
 
     async def close(self) -> None:
-        await self._through("close", self.inner.close)
+        await self._forward("close", self.inner.close)
         self.opened -= 1
 
     async def now(self) -> float:
@@ -151,96 +152,96 @@ class FaultyStore:
         return self.inner.on_change(callback)
 
     async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
-        return await self._through("load", lambda: self.inner.load(ids))
+        return await self._forward("load", lambda: self.inner.load(ids))
 
     async def records(self, ids: Sequence[str]) -> list[RunRecord | None]:
-        return await self._through("records", lambda: self.inner.records(ids))
+        return await self._forward("records", lambda: self.inner.records(ids))
 
     async def inbox(self, run_id: str, after: int = 0) -> list[Message]:
-        return await self._through("inbox", lambda: self.inner.inbox(run_id, after))
+        return await self._forward("inbox", lambda: self.inner.inbox(run_id, after))
 
     async def history(self, run_id: str, after: int = 0) -> list[StoredEntry]:
-        return await self._through("history", lambda: self.inner.history(run_id, after))
+        return await self._forward("history", lambda: self.inner.history(run_id, after))
 
     async def claim(self, claim: Claim) -> list[ClaimedRun]:
-        return await self._through("claim", lambda: self.inner.claim(claim))
+        return await self._forward("claim", lambda: self.inner.claim(claim))
 
     async def next_wake(self, pool: str) -> float | None:
-        return await self._through("next_wake", lambda: self.inner.next_wake(pool))
+        return await self._forward("next_wake", lambda: self.inner.next_wake(pool))
 
     async def owned(self, worker: str) -> list[str]:
-        return await self._through("owned", lambda: self.inner.owned(worker))
+        return await self._forward("owned", lambda: self.inner.owned(worker))
 
     async def owned_with_messages(self, worker: str, limit: int = 100) -> list[str]:
-        return await self._through("owned_with_messages", lambda: self.inner.owned_with_messages(worker, limit))
+        return await self._forward("owned_with_messages", lambda: self.inner.owned_with_messages(worker, limit))
 
     async def retry_held(self, workflows: Sequence[tuple[str, int]], kind: str, now: float) -> int:
-        return await self._through("retry_held", lambda: self.inner.retry_held(workflows, kind, now))
+        return await self._forward("retry_held", lambda: self.inner.retry_held(workflows, kind, now))
 
     async def join(self, worker: WorkerRecord) -> bool:
-        return await self._through("join", lambda: self.inner.join(worker))
+        return await self._forward("join", lambda: self.inner.join(worker))
 
     async def renew(self, worker: WorkerRecord) -> bool:
-        return await self._through("renew", lambda: self.inner.renew(worker))
+        return await self._forward("renew", lambda: self.inner.renew(worker))
 
     async def workers(self) -> list[WorkerRecord]:
-        return await self._through("workers", self.inner.workers)
+        return await self._forward("workers", self.inner.workers)
 
     async def fence_worker(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
-        return await self._through("fence_worker", lambda: self.inner.fence_worker(worker_id, unless_renewed_after))
+        return await self._forward("fence_worker", lambda: self.inner.fence_worker(worker_id, unless_renewed_after))
 
     async def release_runs(self, worker_id: str, now: float, *, recovered: bool, limit: int = 500) -> list[str]:
-        return await self._through(
+        return await self._forward(
             "release_runs", lambda: self.inner.release_runs(worker_id, now, recovered=recovered, limit=limit)
         )
 
     async def remove_worker(self, worker_id: str) -> None:
-        await self._through("remove_worker", lambda: self.inner.remove_worker(worker_id))
+        await self._forward("remove_worker", lambda: self.inner.remove_worker(worker_id))
 
     async def runs(self, query: RunQuery) -> RunPage:
-        return await self._through("runs", lambda: self.inner.runs(query))
+        return await self._forward("runs", lambda: self.inner.runs(query))
 
     async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
-        return await self._through("prune", lambda: self.inner.prune(now, limit, keep_ids_for=keep_ids_for))
+        return await self._forward("prune", lambda: self.inner.prune(now, limit, keep_ids_for=keep_ids_for))
 
     async def keys(self, name: str, now: float) -> list[SigningKey]:
-        return await self._through("keys", lambda: self.inner.keys(name, now))
+        return await self._forward("keys", lambda: self.inner.keys(name, now))
 
     async def add_key(self, name: str, now: float) -> SigningKey:
-        return await self._through("add_key", lambda: self.inner.add_key(name, now))
+        return await self._forward("add_key", lambda: self.inner.add_key(name, now))
 
     async def unfinalized(self, limit: int = 100) -> list[UnfinalizedRun]:
-        return await self._through("unfinalized", lambda: self.inner.unfinalized(limit))
+        return await self._forward("unfinalized", lambda: self.inner.unfinalized(limit))
 
     async def open_children(self, run_id: str, limit: int = 500, after: str | None = None) -> list[str]:
-        return await self._through("open_children", lambda: self.inner.open_children(run_id, limit, after))
+        return await self._forward("open_children", lambda: self.inner.open_children(run_id, limit, after))
 
     async def unfinished_broadcasts(self, limit: int = 100) -> list[TopicEvent]:
-        return await self._through("unfinished_broadcasts", lambda: self.inner.unfinished_broadcasts(limit))
+        return await self._forward("unfinished_broadcasts", lambda: self.inner.unfinished_broadcasts(limit))
 
     async def topic(self, name: str, limit: int = 100, after: int = 0) -> list[TopicEvent]:
-        return await self._through("topic", lambda: self.inner.topic(name, limit, after))
+        return await self._forward("topic", lambda: self.inner.topic(name, limit, after))
 
     async def published(self, run_id: str) -> list[PublishedValue]:
-        return await self._through("published", lambda: self.inner.published(run_id))
+        return await self._forward("published", lambda: self.inner.published(run_id))
 
     async def stream(self, run_id: str, name: str, start: int = 0, limit: int = 500) -> list[StreamItem]:
-        return await self._through("stream", lambda: self.inner.stream(run_id, name, start, limit))
+        return await self._forward("stream", lambda: self.inner.stream(run_id, name, start, limit))
 
     async def dead_letters(
         self, limit: int = 100, after: str | None = None, *, kind: str | None = None, event: str | None = None
     ) -> list[DeadLetter]:
-        return await self._through(
+        return await self._forward(
             "dead_letters", lambda: self.inner.dead_letters(limit, after, kind=kind, event=event)
         )
 
     async def dead_letter(self, letter_id: str) -> DeadLetter | None:
-        return await self._through("dead_letter", lambda: self.inner.dead_letter(letter_id))
+        return await self._forward("dead_letter", lambda: self.inner.dead_letter(letter_id))
 
     async def remove_dead_letter(self, letter_id: str) -> bool:
-        return await self._through("remove_dead_letter", lambda: self.inner.remove_dead_letter(letter_id))
+        return await self._forward("remove_dead_letter", lambda: self.inner.remove_dead_letter(letter_id))
 
 
-async def _for_ever() -> None:
-    """The process that asked is dead; only cancelling its tasks ends this."""
+async def _never_return() -> None:
+    """Wait until the task is cancelled: the process that called is dead."""
     await asyncio.get_running_loop().create_future()

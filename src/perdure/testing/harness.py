@@ -1,7 +1,7 @@
-"""Engines on a virtual clock over one store, so that a test can say "when all is quiet, let an hour pass".
+"""Harness: engines on a virtual clock over one store, for tests such as "when all is idle, let an hour pass".
 
-It looks into the engine where the engine has no door for it (which bodies execute, which threads are at work), and is
-the only room that does.
+The harness reads engine internals that have no public interface: which step bodies execute and which threads are busy.
+It is the only module that does so.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from perdure.workflows.definition import Workflow
 R = TypeVar("R")
 HOUR = 3600.0
 WAITED_FOR = ("claim", "finalize", "broadcast")
-PATIENCE = 60.0  # real seconds that a thread may take before the harness says that it hangs
-LAST_MOMENT = 2.0  # likewise, for what the store is not asked for, such as calling off a call to a server
+HANG_TIMEOUT_SECONDS = 60.0  # real seconds that a thread may take before the harness reports that it hangs
+CANCEL_TIMEOUT_SECONDS = 2.0  # real seconds for work outside the store, such as cancelling a call to a server
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """One attempt of a step that an engine began to execute."""
+    """One attempt of a step that an engine started."""
 
     engine: int
     run_id: str
     location: str
     attempt: int
     at_most_once: bool = False
-    key: str = ""  # its idempotency key: the same location of another generation is another step
+    key: str = ""  # the idempotency key; one location has a different key in each generation
     name: str = ""
 
 
 class WatchedEngine(Engine):
-    """An engine whose store can be told to fail (`faults`), and whose harness sees what it executes."""
+    """An engine with an injectable store (`faults`), whose harness records the step attempts."""
 
     def __init__(self, harness: Harness, number: int, faults: FaultyStore, **options: Any) -> None:
         super().__init__(faults, **options)
@@ -70,8 +70,8 @@ class WatchedEngine(Engine):
         self._watch(runtime.coordinator.executor)
         return runtime
 
-    def _stand_in(self, step: RunStep) -> RunStep:
-        """What is executed in place of a step."""
+    def _replace_step(self, step: RunStep) -> RunStep:
+        """Return the step to execute instead of `step`."""
         return step
 
     @property
@@ -110,25 +110,25 @@ class WatchedEngine(Engine):
     def _watch(self, executor: StepExecutor) -> None:
         in_thread = executor._threads.run
 
-        def begins(run_id: str, step: RunStep) -> RunStep:
+        def record_execution(run_id: str, step: RunStep) -> RunStep:
             once = step.call.step.settings.at_most_once
             key = step.idempotency_key
             self._harness.executions.append(
                 Execution(self.number, run_id, step.location, step.attempt, once, key, step.name)
             )
-            return self._stand_in(step)
+            return self._replace_step(step)
 
-        intercept_steps(executor, begins)
+        intercept_steps(executor, record_execution)
         executor._threads.run = lambda call: in_thread(  # type: ignore[method-assign]
             self._harness.bodies.watched(call)
         )
 
 
 class Harness:
-    """`async with Harness(store) as harness:`; engines that are still open at the end are abandoned.
+    """`async with Harness(store) as harness:`; engines that are open at the end are abandoned.
 
-    The store survives its engines; each engine gets it through a `FaultyStore` of its own. With `skips` (in memory
-    only) time goes from wake-up to wake-up of runs, and none is spent on sweeps and leases.
+    The store outlives its engines; each engine uses it through its own `FaultyStore`. With `skips`, which requires an
+    in-memory store, time moves from wake-up to wake-up of runs, without sweeps and lease renewals.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Harness:
         await self.close()
 
     async def close(self) -> None:
-        """Abandon what is open, and close the store as often as it was opened."""
+        """Abandon open engines and clients, and close the store as often as it was opened."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -179,7 +179,7 @@ class Harness:
         store: Store | None = None,
         **options: Any,
     ) -> WatchedEngine:
-        """An open engine that executes these workflows; without any, all that it can find."""
+        """Return an open engine that executes these workflows, or all registered ones without arguments."""
         self._engines += 1
         faulty = self.faulty(store)
         engine = WatchedEngine(
@@ -196,51 +196,54 @@ class Harness:
         return engine
 
     async def client(self, *, config: EngineConfig | None = None, store: Store | None = None) -> Client:
-        """An open client, which executes nothing."""
+        """Return an open client, which executes no runs."""
         client = Client(self.faulty(store), config=config or self.config, clock=self.clock)
         self._open.append(client)
         await self.drive(client.open())
         return client
 
     def faulty(self, store: Store | None = None) -> FaultyStore:
-        """A new way to the store, with a plan of its own."""
+        """Return a new `FaultyStore` around the store, with its own fault plan."""
         faulty = FaultyStore(self.store if store is None else store)
         self._faulty.append(faulty)
         return faulty
 
     async def crash(self, engine: Engine) -> None:
-        """The engine's process dies: no word to the store, nothing given back."""
-        if self.skips and isinstance(engine, WatchedEngine):  # no lease will run out, so its death is noticed at once
+        """Simulate the death of the engine's process: it writes nothing more and releases no runs."""
+        if self.skips and isinstance(engine, WatchedEngine):  # no lease expires, so fence it at once
             await self.store.fence_worker(engine.worker)
         await _abandon(engine)
         await self.settle()
 
     def executed(self, run_id: str | None = None) -> list[tuple[str, int]]:
-        """(location, attempt) of every body that was begun, of all runs or of one."""
+        """Return (location, attempt) of every step body that was started, of all runs or of one run."""
         return [(each.location, each.attempt) for each in self.executions if run_id in (None, each.run_id)]
 
     # --- time
 
     async def settle(self) -> None:
-        """Wait until nothing happens any more: only time, or an outside call, can change anything."""
+        """Wait until only the passing of time or an external call can change anything."""
         while True:
             await let_the_loop_settle()
             busy = next((faulty for faulty in self._faulty if faulty.in_flight), None)
-            news = busy.came_back if busy is not None else self.bodies.news if self.bodies.working else None
-            if news is None:
+            event = busy.came_back if busy is not None else self.bodies.finished if self.bodies.working else None
+            if event is None:
                 return
-            news.clear()
-            async with asyncio.timeout(PATIENCE):
-                await news.wait()
+            event.clear()
+            async with asyncio.timeout(HANG_TIMEOUT_SECONDS):
+                await event.wait()
 
     async def drive(self, work: Awaitable[R], within: float = HOUR) -> R:
-        """Wait for something, letting time pass to the next timer whenever all is quiet."""
+        """Return the result of `work`. Whenever everything is idle, time moves to the next timer.
+
+        Raises AssertionError if the work takes longer than `within` virtual seconds.
+        """
         task = self.background(work)
         limit = self.clock.now() + within
         await self.settle()
         while not task.done():
             if not await self.clock.move_to_next(limit):
-                await asyncio.wait({task}, timeout=LAST_MOMENT)
+                await asyncio.wait({task}, timeout=CANCEL_TIMEOUT_SECONDS)
                 if task.done():
                     break
                 task.cancel()
@@ -248,35 +251,35 @@ class Harness:
         return task.result()
 
     async def run_to_end(self, run: Run[R], within: float = HOUR) -> R:
-        """Drive a run to its end and return its value, or raise what `run.result()` raises."""
+        """Drive a run to its end and return its result. Raises the errors of `run.result()`."""
         return await self.drive(run.result(), within)
 
     async def drive_until_crash(self, engine: WatchedEngine, work: Awaitable[R], within: float = HOUR) -> R | None:
-        """Like `drive`, but gives up with None once the engine's store has let it die."""
+        """Like `drive`, but return None when the planned crash of the engine has happened."""
         task = self.background(work)
         limit = self.clock.now() + within
         await self.settle()
         while not task.done() and not engine.faults.crashed.is_set():
             if not await self.clock.move_to_next(limit):
                 task.cancel()
-                raise AssertionError(f"{work!r} was neither done nor cut short within {within:g} virtual seconds")
+                raise AssertionError(f"{work!r} was neither done nor interrupted within {within:g} virtual seconds")
         return task.result() if task.done() else None
 
     def background(self, work: Awaitable[R]) -> asyncio.Future[R]:
-        """Start something without waiting for it; cancelled when the harness closes."""
+        """Start `work` without waiting for it. It is cancelled when the harness closes."""
         task: asyncio.Future[R] = asyncio.ensure_future(work)
         self._tasks.add(task)
         return task
 
 
 def unhurried(core: WorkerRuntime, clock: Clock) -> None:
-    """Let duties that only look after things go by this clock: all but those which a run may wait for.
+    """Let the periodic tasks use this clock, except for those that a run may wait for.
 
-    Steps that take long are still shown in time, for that is a commit, and so a place to crash at.
+    Long steps are still recorded as running in time: that is a commit, and therefore a crash point.
     """
     executor, time = core.coordinator.executor, core.coordinator.executor._clock
 
-    def begins(run_id: str, step: RunStep) -> RunStep:
+    def schedule_record(run_id: str, step: RunStep) -> RunStep:
         time.call_at(time.now() + RECORD_RUNNING_AFTER_SECONDS, exposure.trigger)
         return step
 
@@ -285,19 +288,19 @@ def unhurried(core: WorkerRuntime, clock: Clock) -> None:
             exposure = duty
         if duty.name not in WAITED_FOR:
             duty._clock = clock
-    intercept_steps(executor, begins)
+    intercept_steps(executor, schedule_record)
 
 
 def unswept(config: EngineConfig) -> EngineConfig:
-    """For a store in memory, where nothing gets lost that a sweep would have to find, and no lease runs out."""
+    """Return the config for an in-memory store without sweeps and lease expiry. Memory loses no notification."""
     return dataclasses.replace(config, lease=SWEEP_DISABLED_SECONDS, sweep_interval=SWEEP_DISABLED_SECONDS)
 
 
 class ThreadStepTracker:
-    """Bodies of sync steps that are at work in threads; `settle` waits for them, short of those that are parked."""
+    """Counts the sync step bodies that run in threads. `settle` waits for them, except for parked ones."""
 
     def __init__(self) -> None:
-        self.news = asyncio.Event()
+        self.finished = asyncio.Event()
         self._lock = threading.Lock()
         self._working = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -321,7 +324,7 @@ class ThreadStepTracker:
 
     @contextlib.contextmanager
     def parked(self) -> Iterator[None]:
-        """Around what a body waits for and only the test can bring about."""
+        """Exclude the body from the count while it waits for an action of the test."""
         self._count(-1)
         try:
             yield
@@ -333,7 +336,7 @@ class ThreadStepTracker:
             self._working += change
         if change < 0 and self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the test is over
-                self._loop.call_soon_threadsafe(self.news.set)
+                self._loop.call_soon_threadsafe(self.finished.set)
 
 
 async def _abandon(client: Client) -> None:
@@ -344,7 +347,7 @@ async def _abandon(client: Client) -> None:
 
 
 def on_virtual_time(test: Callable[[Harness], Coroutine[Any, Any, R]], store: Store | None = None) -> R:
-    """Run an async function with a harness of its own, to the end: for tests without an async plugin."""
+    """Run an async test function with a new harness, for tests without an async plugin."""
 
     async def main() -> R:
         async with Harness(store) as harness:

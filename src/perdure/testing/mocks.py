@@ -1,7 +1,7 @@
-"""Mocks: what a step does in a test in place of its body, and a note of every call.
+"""Step mocks: replace the body of a step in a test, and record every call.
 
-Everything around the body stays as it is: the name and location, retries and their pauses, time-outs, compensation, and
-the type of the result, so that a mock cannot return what the step could not.
+Only the body is replaced. Name, location, retries, backoff, timeouts and compensation apply as before. The result type
+applies too, so that a mock cannot return a value that the step could not return.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Target = Step[Any, Any] | Callable[..., Any] | str
 
 @dataclass(frozen=True, slots=True)
 class MockCall:
-    """One execution of a mocked step, and where it came from."""
+    """One call of a mocked step, with its run, location and attempt."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -36,12 +36,12 @@ class MockCall:
 
 
 class StepMock:
-    """Stands in for one step until `stop()`, the end of its `with` block, or that of the engine."""
+    """Replaces one step until `stop()`, the end of its `with` block, or the shutdown of the engine."""
 
     def __init__(self, target: Target, returns: Any, raises: Any, side_effect: Any) -> None:
         given = [each for each in (returns, raises, side_effect) if not isinstance(each, Unset)]
         if len(given) > 1:
-            raise InvalidArgument("a mock takes one of returns=, raises= and side_effect=")
+            raise InvalidArgument("a mock takes only one of returns=, raises= and side_effect=")
         self.name = _name_of(target)
         self.calls: list[MockCall] = []
         self.stopped = False
@@ -51,7 +51,7 @@ class StepMock:
         self._effect = None if isinstance(side_effect, Unset) else _checked_effect(side_effect)
 
     def stop(self) -> None:
-        """Let the step be itself again."""
+        """Restore the body of the step."""
         self.stopped = True
 
     def __enter__(self) -> Self:
@@ -65,18 +65,19 @@ class StepMock:
     def __repr__(self) -> str:
         return f"<mock of {self.name}, called {len(self.calls)} times>"
 
-    # --- what the engine asks
+    # --- interface of the engine
 
     def takes(self, step: Step[Any, Any]) -> bool:
-        """Whether it stands in for this one: for the same function under any name, or for any function of its name."""
+        """Return whether this mock replaces `step`: the same function under any name, or any function of its name."""
         return not self.stopped and (step.name == self.name if self._fn is None else step.fn is self._fn)
 
-    def in_place_of(self, asked: RunStep) -> RunStep:
-        original = asked.call.step
-        step: Step[Any, Any] = Step(_StandIn(self._answer, original.body), original.name, original.settings)
-        return replace(asked, call=_MockedCall(step, asked.call.args, asked.call.kwargs))
+    def in_place_of(self, requested: RunStep) -> RunStep:
+        """Return the step attempt with the mock as its body."""
+        original = requested.call.step
+        step: Step[Any, Any] = Step(_MockBody(self._call, original.body), original.name, original.settings)
+        return replace(requested, call=_MockedCall(step, requested.call.args, requested.call.kwargs))
 
-    async def _answer(self, *args: Any, **kwargs: Any) -> Any:
+    async def _call(self, *args: Any, **kwargs: Any) -> Any:
         step = current_step()
         self.calls.append(MockCall(args, kwargs, step.run_id, step.location, step.attempt))
         if self._raises is not None:
@@ -84,21 +85,21 @@ class StepMock:
         if self._effect is None:
             return self._returns
         if callable(self._effect):
-            answer = self._effect(*args, **kwargs)
-            return await answer if inspect.isawaitable(answer) else answer
-        return self._next_answer(self._effect)
+            result = self._effect(*args, **kwargs)
+            return await result if inspect.isawaitable(result) else result
+        return self._next_result(self._effect)
 
-    def _next_answer(self, answers: Iterator[Any]) -> Any:
+    def _next_result(self, results: Iterator[Any]) -> Any:
         try:
-            answer = next(answers)
+            result = next(results)
         except StopIteration:
-            raise CriticalError(f"{self!r}: there are no answers left for this call") from None
-        if isinstance(answer, BaseException) or (isinstance(answer, type) and issubclass(answer, BaseException)):
-            raise answer
-        return answer
+            raise CriticalError(f"{self!r}: side_effect= has no result left for this call") from None
+        if isinstance(result, BaseException) or (isinstance(result, type) and issubclass(result, BaseException)):
+            raise result
+        return result
 
 
-class _StandIn(StepBody):
+class _MockBody(StepBody):
     """The mock's function, with the type of the result of the original."""
 
     def __init__(self, fn: Callable[..., Any], original: StepBody) -> None:
@@ -112,7 +113,7 @@ class _StandIn(StepBody):
 
 @dataclass(frozen=True, slots=True)
 class _MockedCall:
-    """As much of a `StepCall` as the executor looks at."""
+    """The part of a `StepCall` that the executor reads."""
 
     step: Step[Any, Any]
     args: tuple[Any, ...]
@@ -123,14 +124,14 @@ def _name_of(target: Target) -> str:
     if isinstance(target, str):
         return check_name("a step's name", target)
     if not callable(target):
-        raise InvalidArgument(f"a mock stands in for a step, its function or its name, not for {target!r}")
+        raise InvalidArgument(f"the target of a mock must be a step, its function or its name, not {target!r}")
     return str(getattr(target, "name", None) or getattr(target, "__name__", None) or type(target).__name__)
 
 
 def _checked_error(raises: Any) -> BaseException | type[BaseException]:
     if isinstance(raises, BaseException) or (isinstance(raises, type) and issubclass(raises, BaseException)):
         return raises
-    raise InvalidArgument(f"raises= takes an exception, not {raises!r}")
+    raise InvalidArgument(f"raises= must be an exception, not {raises!r}")
 
 
 def _checked_effect(effect: Any) -> Callable[..., Any] | Iterator[Any]:
@@ -138,4 +139,4 @@ def _checked_effect(effect: Any) -> Callable[..., Any] | Iterator[Any]:
         return effect  # type: ignore[no-any-return]
     if isinstance(effect, Iterable) and not isinstance(effect, (str, bytes)):
         return iter(effect)
-    raise InvalidArgument(f"side_effect= takes a function or a list of answers, not {effect!r}")
+    raise InvalidArgument(f"side_effect= must be a function or a list of results, not {effect!r}")

@@ -1,7 +1,7 @@
-"""`replay`: would today's code go on with a run that was recorded yesterday? Nothing is executed.
+"""`replay`: check whether the current code can continue a recorded run. No step is executed.
 
-Golden histories: export a run of each kind (`perdure export`, `engine.export_history`), keep the files with the tests,
-and replay them there. What `perdure check` finds in a live store this finds before anybody has deployed anything.
+Golden histories: export a run of each kind (`perdure export`, `engine.export_history`), store the files with the tests,
+and replay them there. The check finds before a deployment what `perdure check` finds in a live store.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from perdure.stores.results import Snapshot
 from perdure.workflows.definition import Workflow
 
 History = dict[str, Any] | str | bytes | PathLike[str] | Snapshot
-"""What `export_history` gives; the JSON of it; the path of a file with that in it."""
+"""The value of `export_history`, its JSON, or the path of a file that contains the JSON."""
 
 
 def replay(history: History, workflow: Workflow[Any, Any], *, codec: Codec = JSON) -> None:
-    """Raise `HistoryDiverged` if this code does not ask for what is recorded, with the same arguments, in this order.
+    """Check that this code requests the recorded calls, with the same arguments, in the same order.
 
-    The error has the location, what was recorded and what was asked, and the line; a note says what would make the
-    change safe. What the code does after the end of the history is new, and no divergence. `WorkflowMisuse` if the
-    code cannot go on for another reason, or the history is that of another workflow or version. The tokens of deferreds
-    are signed by a store and differ here: in a workflow that reads one, arguments are not compared.
+    Raises `HistoryDiverged` otherwise, with the location, the recorded call, the requested call and the line; a note
+    says how to make the change safe. Calls after the end of the history are new and no divergence. Raises
+    `WorkflowMisuse` if the code cannot continue for another reason, and `InvalidArgument` for a history of another
+    workflow or version. The tokens of deferreds are signed by a store and differ here; arguments of a workflow that
+    reads one are not compared.
     """
     snapshot = _snapshot(history)
     record = snapshot.record
@@ -43,9 +44,9 @@ def replay(history: History, workflow: Workflow[Any, Any], *, codec: Codec = JSO
             f"run {record.id!r} is of {record.workflow} v{record.version} and not of {workflow.name} "
             f"v{workflow.version}: a run keeps its workflow and version, so replay it against those"
         )
-    misfit = _outside_of_a_task(lambda: _misfit(snapshot, workflow, codec))
-    if misfit is not None:
-        raise _error(misfit, workflow)
+    mismatch = _run_outside_task(lambda: _find_mismatch(snapshot, workflow, codec))
+    if mismatch is not None:
+        raise _error(mismatch, workflow)
 
 
 def _snapshot(history: History) -> Snapshot:
@@ -78,7 +79,7 @@ class _UnknownKey:
         return b""
 
 
-def _misfit(snapshot: Snapshot, workflow: Workflow[Any, Any], codec: Codec) -> IncompatibleRun | None:
+def _find_mismatch(snapshot: Snapshot, workflow: Workflow[Any, Any], codec: Codec) -> IncompatibleRun | None:
     definitions, key = {(workflow.name, workflow.version): workflow}, _UnknownKey()
     keys = (cast("SigningKey", key),)
     misfit = find_incompatibility(snapshot, definitions, codec, keys)
@@ -88,22 +89,22 @@ def _misfit(snapshot: Snapshot, workflow: Workflow[Any, Any], codec: Codec) -> I
     return find_incompatibility(replace(snapshot, entries=unmarked), definitions, codec, keys)
 
 
-def _error(misfit: IncompatibleRun, workflow: Workflow[Any, Any]) -> Exception:
+def _error(mismatch: IncompatibleRun, workflow: Workflow[Any, Any]) -> Exception:
     code = workflow.fn.__code__
-    line = misfit.line or f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"
+    line = mismatch.line or f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"
     error: Exception
-    if misfit.kind == "diverged" and misfit.recorded is not None and misfit.asked is not None:
-        error = HistoryDiverged(misfit.location or "its beginning", misfit.recorded, misfit.asked, line)
-        why = f": {misfit.reason}" if misfit.location is None else ""  # else the error has said it
-        error.add_note(f"run {misfit.run_id!r} of {misfit.workflow} v{misfit.version}{why}")
+    if mismatch.kind == "diverged" and mismatch.recorded is not None and mismatch.asked is not None:
+        error = HistoryDiverged(mismatch.location or "its beginning", mismatch.recorded, mismatch.asked, line)
+        why = f": {mismatch.reason}" if mismatch.location is None else ""  # otherwise the error contains it
+        error.add_note(f"run {mismatch.run_id!r} of {mismatch.workflow} v{mismatch.version}{why}")
     else:
-        error = WorkflowMisuse(f"run {misfit.run_id!r} could not go on with this code: {misfit.reason} (at {line})")
-    error.add_note(misfit.suggested_fix)
+        error = WorkflowMisuse(f"run {mismatch.run_id!r} cannot continue with this code: {mismatch.reason} (at {line})")
+    error.add_note(mismatch.suggested_fix)
     return error
 
 
-def _outside_of_a_task(work: Callable[[], IncompatibleRun | None]) -> IncompatibleRun | None:
-    """A workflow's tasks are never run from inside a task of another loop: an async test is one."""
+def _run_outside_task(work: Callable[[], IncompatibleRun | None]) -> IncompatibleRun | None:
+    """Run `work` in a thread if called inside a task, because the runner needs a thread without a running loop."""
     if events._get_running_loop() is None:
         return work()
     found: list[IncompatibleRun | None] = []

@@ -1,4 +1,4 @@
-"""Interception of step attempts: see each attempt before an executor starts it, and replace it if needed.
+"""Interception of step attempts: inspect each attempt before an executor starts it, and replace it if needed.
 
 For tests only. The executor has no hook of its own; `intercept_steps` wraps its `start` method on one instance.
 """

@@ -1,8 +1,8 @@
-"""How time passes under a `TestEngine`: by itself while somebody waits, from one wake-up to the next.
+"""Time skipping of a `TestEngine`: while a caller waits, time moves from one wake-up to the next.
 
-Two kinds of waiting are told apart. A run that sleeps, retries or waits with a deadline has a timer on the virtual
-clock, and time is moved to the next of those. A body of a step that waits for the real world (a socket, a subprocess, a
-real `asyncio.sleep`) is given real time first, within reason.
+There are two kinds of waits. A run that sleeps, retries or waits with a deadline has a timer on the virtual clock, and
+time moves to the next timer. A step body that waits for real I/O (a socket, a subprocess, a real `asyncio.sleep`) gets
+real time first, up to a limit.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from perdure.testing.clock import VirtualClock, VirtualTimer
 
 T = TypeVar("T")
 
-SWEEP_DISABLED_SECONDS = MAX_SECONDS  # between two sweeps: nothing gets lost in memory that a sweep would have to find
-HORIZON = 0.9 * SWEEP_DISABLED_SECONDS  # what is due later than that is a sweep
+SWEEP_DISABLED_SECONDS = MAX_SECONDS  # interval between sweeps; memory loses no notification that a sweep would find
+HORIZON = 0.9 * SWEEP_DISABLED_SECONDS  # only sweeps are due later than this
 MANY = 100_000  # wake-ups during a single wait
-REAL_PATIENCE = 5.0  # real seconds for the body of a step, or a test, that waits for the real world
-REAL_GLANCE = 0.002
-SELF_PIPE = 1  # what an event loop always listens to
+REAL_WAIT_SECONDS = 5.0  # for a step body, or a test, that waits for real I/O
+REAL_POLL_SECONDS = 0.002
+SELF_PIPE = 1  # every event loop listens to its own pipe
 
 
 class NothingDue(AssertionError):
-    """Somebody waits, and nothing that could end it is ever due."""
+    """A caller waits, and no timer is due that could end the wait."""
 
 
 class TooMany(AssertionError):
-    """Somebody waits, and wake-up follows wake-up without an end."""
+    """A caller waits, and the number of wake-ups exceeds the limit."""
 
 
 class LazyClock:
-    """A clock whose timers nobody waits for: they are called late, when time has passed for other reasons."""
+    """A clock whose timers do not move time: they fire late, when time has passed for another reason."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
@@ -50,16 +50,16 @@ class LazyClock:
         return timer
 
     def catch_up(self) -> None:
-        """Call once each what has become due."""
-        standing = [(when, timer) for when, timer in self._timers if not timer.cancelled]
-        self._timers = [(when, timer) for when, timer in standing if when > self._clock.now()]
-        for when, timer in standing:
+        """Fire each due timer once."""
+        pending = [(when, timer) for when, timer in self._timers if not timer.cancelled]
+        self._timers = [(when, timer) for when, timer in pending if when > self._clock.now()]
+        for when, timer in pending:
             if when <= self._clock.now():
                 timer.fire()
 
 
 class TimeSkipper:
-    """Moves a virtual clock. `settle` waits for what happens without time; `bodies` are coroutines of steps at work."""
+    """Moves a virtual clock. `settle` waits until only time can change anything; `bodies` returns the running steps."""
 
     def __init__(
         self, clock: VirtualClock, settle: Callable[[], Awaitable[None]], bodies: Callable[[], Sequence[object]]
@@ -72,30 +72,33 @@ class TimeSkipper:
         clock.settle = self._settled
 
     async def until(self, work: Awaitable[T]) -> T:
-        """Wait for something, and let time pass meanwhile."""
+        """Return the result of `work`, and skip time while it waits.
+
+        Raises `NothingDue` if no timer could end the wait, and `TooMany` after too many wake-ups.
+        """
         task = asyncio.ensure_future(work)
         try:
             for _ in range(MANY):
-                async with _turn():
+                async with _idle_lock():
                     await self._settled()
-                    if not (task.done() or await self._move() or await self._the_world_acts(task)):
-                        raise NothingDue("this waits for something that will not happen by itself")
+                    if not (task.done() or await self._move() or await self._wait_for_io(task)):
+                        raise NothingDue("the wait cannot end: no timer is due and no step is running")
                 if task.done():
                     return task.result()
-            raise TooMany(f"this is not over after {MANY} wake-ups")
+            raise TooMany(f"the wait has not ended after {MANY} wake-ups")
         finally:
             task.cancel()
 
     async def advance(self, seconds: float) -> None:
-        """Let this much time pass, and everything happen that it leads to."""
-        async with _turn():
+        """Move time forward, and wait until all effects are complete."""
+        async with _idle_lock():
             await self._clock.advance(seconds)
             self.unhurried.catch_up()
             await self._settled()
 
     async def settled(self) -> None:
-        """Everything that can happen has happened, and no time has passed."""
-        async with _turn():
+        """Wait until nothing can happen without time passing."""
+        async with _idle_lock():
             await self._settled()
 
     async def _move(self) -> bool:
@@ -107,24 +110,24 @@ class TimeSkipper:
     async def _settled(self) -> None:
         await self._settle()
         waiting = [body for body in self._bodies() if body not in self._given_up]
-        glances = int(REAL_PATIENCE / REAL_GLANCE)
-        while waiting and glances and _the_world_may_act():
-            await sleep_on(SYSTEM_CLOCK, REAL_GLANCE)
+        polls = int(REAL_WAIT_SECONDS / REAL_POLL_SECONDS)
+        while waiting and polls and _may_wait_for_io():
+            await sleep_on(SYSTEM_CLOCK, REAL_POLL_SECONDS)
             await self._settle()
             waiting = [body for body in self._bodies() if body not in self._given_up]
-            glances -= 1
-        if waiting and not glances:  # it waits for virtual time, or for ever
+            polls -= 1
+        if waiting and not polls:  # they wait for virtual time, or without end
             self._given_up += waiting
 
-    async def _the_world_acts(self, task: asyncio.Future[T]) -> bool:
-        """Whether something becomes due, or is done, because the test itself waits for the real world."""
-        glances = int(REAL_PATIENCE / REAL_GLANCE)
-        while glances and _the_world_may_act():
-            await sleep_on(SYSTEM_CLOCK, REAL_GLANCE)
+    async def _wait_for_io(self, task: asyncio.Future[T]) -> bool:
+        """Wait in real time for the test's own I/O. Return whether the task is done or a timer is due."""
+        polls = int(REAL_WAIT_SECONDS / REAL_POLL_SECONDS)
+        while polls and _may_wait_for_io():
+            await sleep_on(SYSTEM_CLOCK, REAL_POLL_SECONDS)
             await self._settled()
             if task.done() or self._is_due():
                 return True
-            glances -= 1
+            polls -= 1
         return False
 
     def _is_due(self) -> bool:
@@ -132,18 +135,18 @@ class TimeSkipper:
         return due is not None and due <= self._clock.now() + HORIZON
 
 
-_TURNS: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+_IDLE_LOCKS: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
-def _turn() -> asyncio.Lock:
-    """Two who each wait until the loop has nothing to run but them would wait for each other."""
-    return _TURNS.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+def _idle_lock() -> asyncio.Lock:
+    """Return the lock of this loop. Two tasks that both wait for an idle loop would wait for each other."""
+    return _IDLE_LOCKS.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
 
-def _the_world_may_act() -> bool:
-    """Whether the event loop waits for anything real: a timer of its own, a socket, a pipe."""
+def _may_wait_for_io() -> bool:
+    """Return whether the event loop waits for a real timer, a socket or a pipe."""
     loop = asyncio.get_running_loop()
     timers, selector = getattr(loop, "_scheduled", None), getattr(loop, "_selector", None)
-    if timers is None or selector is None:  # not one of asyncio's own loops: nobody can tell
+    if timers is None or selector is None:  # not one of asyncio's own loops: not visible
         return True
     return any(not timer.cancelled() for timer in timers) or len(selector.get_map()) > SELF_PIPE

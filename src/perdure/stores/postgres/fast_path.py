@@ -29,7 +29,7 @@ _NOT_ENDED = (None,) * 8
 _NONE_CHANGED: frozenset[str] = frozenset()
 
 
-class FastPathCall(Struct, frozen=True):
+class PostgresFastPathCall(Struct, frozen=True):
     """A statement that returns whether it applied the write; if so, the write's result and the changed runs."""
 
     statement: str
@@ -38,22 +38,22 @@ class FastPathCall(Struct, frozen=True):
     changed: frozenset[str] = _NONE_CHANGED
 
 
-def call(write: Write) -> FastPathCall | None:
+def call(write: Write) -> PostgresFastPathCall | None:
     """Return the call for a checked write, None if the write does not qualify for the fast path."""
     if not semantics.qualifies_for_fast_path(write):
         return None
     if isinstance(write, CreateRun):
-        return FastPathCall(_FAST_CREATE_RUN, _new_run(write.record), _CREATED)
+        return PostgresFastPathCall(_FAST_CREATE_RUN, _new_run(write.record), _CREATED)
     assert isinstance(write, CommitTurn)
     return _turn(write, write.patch)
 
 
-def _turn(turn: CommitTurn, patch: RunPatch | None) -> FastPathCall:
+def _turn(turn: CommitTurn, patch: RunPatch | None) -> PostgresFastPathCall:
     fence = (turn.run_id, turn.worker, turn.base, turn.seen, turn.turn_id)
     entry = entry_row(turn.entries[0])
     if patch is None:
-        return FastPathCall(_FAST_COMMIT_TURN, (*fence, *entry, *_NOT_ENDED), _COMMITTED)
-    return FastPathCall(
+        return PostgresFastPathCall(_FAST_COMMIT_TURN, (*fence, *entry, *_NOT_ENDED), _COMMITTED)
+    return PostgresFastPathCall(
         _FAST_COMMIT_TURN, (*fence, *entry, *_end(patch, turn.now)), _COMMITTED, frozenset((turn.run_id,))
     )
 

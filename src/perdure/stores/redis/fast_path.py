@@ -24,7 +24,7 @@ _COMMITTED = Committed()
 _NO_CHANGES: frozenset[str] = frozenset()
 
 
-class FastPathCall(Struct, frozen=True):
+class RedisFastPathCall(Struct, frozen=True):
     """A call of a fast-path script. If the script does not decline: the result, and the runs to notify about."""
 
     script: str
@@ -34,7 +34,7 @@ class FastPathCall(Struct, frozen=True):
     changed: frozenset[str] = _NO_CHANGES
 
 
-def build_call(write: Write, publisher: ChangePublisher) -> FastPathCall | None:
+def build_call(write: Write, publisher: ChangePublisher) -> RedisFastPathCall | None:
     """Return the call for a checked write, or None if the write has no fast path."""
     if not semantics.qualifies_for_fast_path(write):
         return None
@@ -42,18 +42,18 @@ def build_call(write: Write, publisher: ChangePublisher) -> FastPathCall | None:
         record = write.record
         if record.parent is not None:  # a child is also in the indexes of its parent
             return None
-        return FastPathCall("fast_create", record.id, _new_run_arguments(record), _CREATED)
+        return RedisFastPathCall("fast_create", record.id, _new_run_arguments(record), _CREATED)
     assert isinstance(write, CommitTurn)
     return _build_turn_call(write, write.patch, publisher)
 
 
-def _build_turn_call(turn: CommitTurn, patch: RunPatch | None, publisher: ChangePublisher) -> FastPathCall:
+def _build_turn_call(turn: CommitTurn, patch: RunPatch | None, publisher: ChangePublisher) -> RedisFastPathCall:
     run_id = turn.run_id
     arguments = (run_id, turn.worker, turn.base, turn.seen, encode_entry(turn.turn_id, turn.entries[0]))
     if patch is None:
-        return FastPathCall("fast_turn", run_id, arguments, _COMMITTED)
+        return RedisFastPathCall("fast_turn", run_id, arguments, _COMMITTED)
     end = (patch.status.value, encode_time(patch.prune_at), *publisher, *_end_arguments(patch, turn.now))
-    return FastPathCall("fast_turn", run_id, (*arguments, *end), _COMMITTED, frozenset((run_id,)))
+    return RedisFastPathCall("fast_turn", run_id, (*arguments, *end), _COMMITTED, frozenset((run_id,)))
 
 
 def _new_run_arguments(record: RunRecord) -> tuple[Any, ...]:

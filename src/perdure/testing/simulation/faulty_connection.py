@@ -35,7 +35,7 @@ class FaultyConnection(FaultyStore):
 
     # --- calls
 
-    async def _through(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
+    async def _forward(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
         process, n = self.process, self.process.count("calls")
         chance = zlib.crc32(f"{self._seed}/{process.name}/{n}".encode())
         fault = None if self.healed else self.plan.at_call(process.name, n)
@@ -77,9 +77,9 @@ class FaultyConnection(FaultyStore):
         n = self.process.count("commits")
         fault = None if self.healed else self.plan.at_commit(self.process.name, n)
         if fault is None:
-            return await self._through("commit", lambda: self.inner.commit(batch))
+            return await self._forward("commit", lambda: self.inner.commit(batch))
         self.process.trace(f"{fault}, of {len(batch)} writes")
-        answers = await self._through("commit", lambda: self._commit_with(fault, batch))
+        answers = await self._forward("commit", lambda: self._commit_with(fault, batch))
         if fault.kind.startswith("dies"):
             self.process.die()
             await self.process.awake()
