@@ -82,6 +82,6 @@ def visible(play: Play) -> dict[str, Any]:
     entries = play.entries
     # A pending wait is requested again if the run was not suspended since. The request is idempotent.
     awaited = {target.partition("/")[2] for _, target in play.waiting_for}
-    pending = [each for each in play.errands if each in entries and entries[each].status is EntryStatus.PENDING]
-    state["errands"] = sorted(set(pending) - awaited)
+    pending = [each for each in play.effects if each in entries and entries[each].status is EntryStatus.PENDING]
+    state["effects"] = sorted(set(pending) - awaited)
     return state

@@ -53,7 +53,7 @@ KID = "runner_children_kid"
 
 
 def work_of(play: Play) -> dict[str, Any]:
-    return {location: effect.work for location, effect in play.errands.items()}
+    return {location: effect.work for location, effect in play.effects.items()}
 
 
 def start_of(effect: ExternalEffect) -> tuple[str, str]:
@@ -92,9 +92,9 @@ def test_child_ids_depend_on_location_and_generation():
     def ids(**options: Any) -> list[str]:
         play = Play(many, **options).begin()
         found = []
-        while play.errands:
+        while play.effects:
             found += [work.run_id for work in work_of(play).values()]
-            play.errand(next(iter(play.errands)))
+            play.apply_effect(next(iter(play.effects)))
         return found
 
     assert ids() == [f"run-1/{KID}", f"run-1/{KID}#1", f"run-1/join/x/{KID}"]
@@ -147,12 +147,12 @@ def test_invalid_child_start_is_rejected_before_anything_is_written(order, error
 @pytest.mark.parametrize("seed", SEEDS)
 def test_message_completes_wait_for_child_with_its_typed_result(seed):
     play = Play(awaiting, seed=seed).begin()
-    play.errand(KID)
+    play.apply_effect(KID)
     assert not play.turn.busy
     assert [(wait.kind, wait.location, wait.name) for wait in play.turn.waits] == [("child", KID, f"run-1/{KID}")]
     check_replay(play)
     cold = crashed(play)
-    assert cold.errands == {}, "it knows that it waits"
+    assert cold.effects == {}, "it knows that it waits"
     turn = cold.child_ends(f"0/{KID}", ["ada", 1])
     assert cold.value == ["tuple", "ada", 1]
     assert turn.consumed == (1,)
@@ -175,7 +175,7 @@ def test_child_that_has_already_ended_completes_the_effect():
 
 def test_message_may_arrive_before_the_result_of_the_effect():
     play = Play(awaiting).begin()
-    effect = play.errands.pop(KID)
+    effect = play.effects.pop(KID)
     play.waiting_for.append(start_of(effect))
     play.child_ends(f"0/{KID}", ["ada", 1])
     assert play.value == ["tuple", "ada", 1]
@@ -198,8 +198,8 @@ def test_results_of_a_thousand_children_are_applied_in_few_turns():
         return len(await ctx.map(lambda n: ctx.run_child(kid, str(n)), range(1_000), concurrency=1_000))
 
     play = Play(crowd).begin()
-    assert len(play.errands) == 1_000
-    standing = [AwaitingResult(each, (start_of(effect)[0],)) for each, effect in play.errands.items()]
+    assert len(play.effects) == 1_000
+    standing = [AwaitingResult(each, (start_of(effect)[0],)) for each, effect in play.effects.items()]
     play.advance(*standing)
     assert len(play.turn.waits) == 1_000
     ended = [
@@ -211,7 +211,7 @@ def test_results_of_a_thousand_children_are_applied_in_few_turns():
                 body=msgspec.json.encode({"status": "succeeded", "result": "WyJhIiwxXQ=="}),
             )
         )
-        for run_id, target in map(start_of, play.errands.values())
+        for run_id, target in map(start_of, play.effects.values())
     ]
     turns = 0
     for start in range(0, 1_000, 500):
@@ -238,7 +238,7 @@ def test_failed_child_raises_with_type_message_and_cause(seed):
             return [error.run_id, error.type, error.message, type(error.__cause__).__name__, str(error.__cause__)]
 
     play = Play(parent, seed=seed).begin()
-    play.errand(KID)
+    play.apply_effect(KID)
     play.child_ends(f"0/{KID}", error=KeyError("gone"))
     check_replay(play)
     play = crashed(play)
@@ -254,7 +254,7 @@ def test_cancelled_child_raises_child_failed():
             return [error.type, error.__cause__]
 
     play = Play(parent).begin()
-    play.errand(KID)
+    play.apply_effect(KID)
     play.child_ends(f"0/{KID}", None, status=RunStatus.CANCELLED)
     assert play.value == ["RunCancelled", None]
     assert crashed(play).value == play.value
@@ -270,7 +270,7 @@ def test_run_conflict_of_a_child_is_raised_unchanged(how):
             return str(error)
 
     play = Play(parent).begin()
-    play.errand(KID, error=RunConflict("taken", "another payload"))
+    play.apply_effect(KID, error=RunConflict("taken", "another payload"))
     check_replay(play)
     play.complete()
     assert "taken" in play.value
@@ -278,11 +278,11 @@ def test_run_conflict_of_a_child_is_raised_unchanged(how):
 
 def test_unhandled_failure_of_a_child_fails_the_parent():
     play = Play(awaiting).begin()
-    play.errand(KID)
+    play.apply_effect(KID)
     play.child_ends(f"0/{KID}", error=ValueError("bad"))
     # The child has ended, but others may be open: the parent requests their stop.
     assert isinstance(work_of(play)["~children"], StopChildren)
-    play.errand("~children")
+    play.apply_effect("~children")
     assert play.failure.type == "ChildFailed"
     assert "bad" in play.failure.message
 
@@ -309,15 +309,15 @@ async def with_handle(ctx: Context) -> Any:
 def test_outcome_does_not_raise_for_a_failed_child(ending, expected):
     play = Play(with_handle).begin()
     assert work_of(play)[KID].target is None, "no wait yet"
-    play.errand(KID)
+    play.apply_effect(KID)
     assert play.notes == [[f"run-1/{KID}", True]]
     check_replay(play)
     play.complete()
     outcome = f"{KID}:outcome"
-    location = next(iter(play.errands))
+    location = next(iter(play.effects))
     assert work_of(play)[location] == ObserveRun(f"run-1/{KID}", f"0/{location}")
     assert play.entries[location].name == outcome
-    play.errand(location)
+    play.apply_effect(location)
     check_replay(play)
     play = crashed(play)
     play.child_ends(f"0/{location}", **{"value": None, **ending})
@@ -332,20 +332,20 @@ def test_result_of_a_handle_can_be_awaited_several_times():
         return [*both, await child.result()]
 
     play = Play(twice).begin()
-    play.errand(KID)
-    for location in list(play.errands):
-        play.errand(location)
+    play.apply_effect(KID)
+    for location in list(play.effects):
+        play.apply_effect(location)
     for _, target in list(play.waiting_for):
         play.child_ends(target, ["a", 1])
-    [location] = play.errands
-    play.errand(location)
+    [location] = play.effects
+    play.apply_effect(location)
     play.child_ends(f"0/{location}", ["a", 1])
     assert play.value == [["a", 1]] * 3
 
 
 def test_child_that_existed_already_is_not_attached():
     play = Play(with_handle).begin()
-    play.errands.pop(KID)
+    play.effects.pop(KID)
     play.advance(StepDone(KID, 1, value=JSON.encode({"id": "x", "created": False})))
     assert play.notes == [["x", False]]
 
@@ -373,7 +373,7 @@ CHILD = f"race/work/{KID}"
 
 def test_cancelling_run_child_durably_stops_the_child():
     play = Play(impatient).begin()
-    play.errand(CHILD)
+    play.apply_effect(CHILD)
     turn = play.advance(now=1_005.0)
     [effect] = turn.effects
     assert effect == ExternalEffect(f"{CHILD}/~stop", 1, StopRun(f"run-1/{CHILD}"))
@@ -381,11 +381,11 @@ def test_cancelling_run_child_durably_stops_the_child():
     assert play.entries[CHILD].status is EntryStatus.CANCELLED
     cold = crashed(play)
     assert work_of(cold) == {f"{CHILD}/~stop": StopRun(f"run-1/{CHILD}")}
-    cold.errand(f"{CHILD}/~stop")
+    cold.apply_effect(f"{CHILD}/~stop")
     assert cold.entries[f"{CHILD}/~stop"].status is EntryStatus.SUCCEEDED
     assert not cold.turn.busy
     check_replay(cold)
-    assert crashed(cold).errands == {}
+    assert crashed(cold).effects == {}
 
 
 def test_run_does_not_end_before_its_cancelled_child_was_stopped():
@@ -394,12 +394,12 @@ def test_run_does_not_end_before_its_cancelled_child_was_stopped():
         return winner
 
     play = Play(at_once).begin()
-    play.errand(CHILD)
+    play.apply_effect(CHILD)
     play.advance(now=1_005.0)
     assert play.alive
     assert play.turn.busy
     play = crashed(play)
-    play.errand(f"{CHILD}/~stop")
+    play.apply_effect(f"{CHILD}/~stop")
     assert play.value == "limit"
 
 
@@ -411,7 +411,7 @@ def test_child_cancelled_in_the_turn_that_requests_it_is_never_started():
         await ctx.sleep(1)
 
     play = Play(at_once).begin()
-    assert play.errands == {}
+    assert play.effects == {}
     assert play.entries[KID].status is EntryStatus.CANCELLED
     assert f"{KID}/~stop" not in play.entries
     check_replay(play)
@@ -434,9 +434,9 @@ def test_cancelling_result_of_a_handle_does_not_stop_the_child():
         return winner
 
     play = Play(impatient_twice).begin()
-    play.errand(KID)
-    [wait] = play.errands
-    play.errand(wait)
+    play.apply_effect(KID)
+    [wait] = play.effects
+    play.apply_effect(wait)
     turn = play.advance(now=1_005.0)
     assert turn.effects == ()
     assert not any(row.kind == "stop" for row in play.rows)
@@ -445,9 +445,9 @@ def test_cancelling_result_of_a_handle_does_not_stop_the_child():
 
 def test_message_for_a_wait_that_no_longer_exists_is_ignored():
     play = Play(impatient).begin()
-    play.errand(CHILD)
+    play.apply_effect(CHILD)
     play.advance(now=1_005.0)
-    play.errand(f"{CHILD}/~stop")
+    play.apply_effect(f"{CHILD}/~stop")
     turn = play.child_ends(f"0/{CHILD}")
     assert (turn.entries, turn.consumed) == ((), (1,))
     play.advance(now=1_105.0)
@@ -456,7 +456,7 @@ def test_message_for_a_wait_that_no_longer_exists_is_ignored():
 
 def test_message_for_another_generation_is_ignored():
     play = Play(awaiting, generation=1).begin()
-    play.errand(KID)
+    play.apply_effect(KID)
     turn = play.post("child", "other-run", target=f"0/{KID}", body=b'{"status":"succeeded"}')
     assert (turn.entries, turn.consumed) == ((), (1,))
     assert play.alive
@@ -474,8 +474,8 @@ async def with_two(ctx: Context) -> Any:
 
 def started(**options: Any) -> Play:
     play = Play(with_two, **options).begin()
-    play.errand(KID)
-    play.errand(f"{KID}#1")
+    play.apply_effect(KID)
+    play.apply_effect(f"{KID}#1")
     return play
 
 
@@ -496,7 +496,7 @@ def test_children_of_a_cancelled_parent_end_before_its_rollback(open_children):
     assert play.running == {}, "nothing is rolled back yet"
     play.waiting_for = [(name, "") for name in open_children]
     play = crashed(play)
-    play.errand("~children")
+    play.apply_effect("~children")
     while play.waiting_for:
         assert play.running == {}
         assert [(wait.kind, wait.location) for wait in play.turn.waits] == [("child", "~children")] * len(
@@ -516,7 +516,7 @@ def test_message_of_a_child_may_arrive_before_the_list_of_open_children():
     play.cancel()
     play.post("child", "x", target="0/~children", body=b'{"status":"cancelled"}')
     assert play.running == {}
-    play.errands.clear()
+    play.effects.clear()
     play.advance(AwaitingResult("~children", ("x", "y")))
     assert play.running == {}
     play.post("child", "y", target="0/~children", body=b'{"status":"cancelled"}')
@@ -527,7 +527,7 @@ def test_run_continues_at_once_if_all_messages_arrived_before_the_list_of_childr
     play = started()
     play.cancel()
     play.post("child", "x", target="0/~children", body=b'{"status":"cancelled"}')
-    play.errands.clear()
+    play.effects.clear()
     play.advance(AwaitingResult("~children", ("x",)))
     assert list(play.attempts) == ["~rollback/undo"]
 
@@ -539,7 +539,7 @@ def test_parent_without_children_requests_no_stop():
 
     play = Play(alone).begin()
     play.cancel()
-    assert play.errands == {}
+    assert play.effects == {}
     assert list(play.attempts) == ["~rollback/undo"]
 
 
@@ -549,7 +549,7 @@ def test_continued_parent_stops_children_of_earlier_generations():
 
     play = Play(alone, epoch=1, generation=1).begin()
     assert work_of(play) == {"~children": StopChildren("1/~children")}
-    play.errand("~children")
+    play.apply_effect("~children")
     assert play.failure.message == "no"
 
 
@@ -579,14 +579,14 @@ async def loses_it(ctx: Context) -> Any:
 @pytest.mark.parametrize("cold", [False, True])
 def test_cancelling_wait_for_a_child_that_existed_already_does_not_stop_it(cold: bool) -> None:
     play = Play(loses_it).begin()
-    location = next(iter(play.errands))
-    del play.errands[location]
+    location = next(iter(play.effects))
+    del play.effects[location]
     play.advance(AwaitingResult(location, ("theirs",), created=False))
     if cold:
         play = play.crash().begin()
     play.move(CLOCK)
     assert play.value == ["limit", None]
-    assert not any(isinstance(effect.work, StopRun) for effect in play.errands.values())
+    assert not any(isinstance(effect.work, StopRun) for effect in play.effects.values())
 
 
 def test_started_child_that_existed_already_is_recorded_as_not_attached() -> None:
@@ -594,6 +594,6 @@ def test_started_child_that_existed_already_is_recorded_as_not_attached() -> Non
         return (await ctx.start_child(kid, "a", id="theirs")).id
 
     play = Play(starts).begin()
-    location, effect = next(iter(play.errands.items()))
+    location, effect = next(iter(play.effects.items()))
     play.advance(StepDone(location, effect.attempt, value=JSON.encode({"id": "theirs", "created": False})))
     assert msgspec.json.decode(play.entries[location].detail or b"") == {"id": "theirs", "attached": False}

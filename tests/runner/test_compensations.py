@@ -548,16 +548,16 @@ def test_cleanup_order_is_handlers_children_compensations_exit_hooks():
             await fetch("handler")
 
     play = Play(trip).begin()
-    play.errand("runner_compensations_kid")
+    play.apply_effect("runner_compensations_kid")
     play.cancel()
     seen = []
     while play.alive:
-        seen += [*play.running, *play.errands]
+        seen += [*play.running, *play.effects]
         check_replay(play)
         if play.running:
             play.complete()
         else:
-            play.errand(next(iter(play.errands)))
+            play.apply_effect(next(iter(play.effects)))
     assert seen == ["fetch", "~children", "~rollback/undo", "~exit/leave"]
     assert play.was_cancelled
 

@@ -181,7 +181,7 @@ def test_send_is_repeated_identically_after_a_crash_until_it_completes():
     play.now = 1_030.0
     cold = crashed(play)
     assert [work_of(effect, SendEvent).message.id for effect in cold.turn.effects] == ["sent/run-1/0/Greeting"]
-    cold.errand("Greeting")
+    cold.apply_effect("Greeting")
     [effect] = cold.turn.effects
     work_of(effect, BroadcastEvent)
     again = crashed(cold)
@@ -190,11 +190,11 @@ def test_send_is_repeated_identically_after_a_crash_until_it_completes():
 
 def test_broadcast_returns_how_many_runs_it_woke():
     play = Play(sending).begin()
-    play.errand("Greeting")
-    sent = work_of(play.errands["news"], BroadcastEvent).event
+    play.apply_effect("Greeting")
+    sent = work_of(play.effects["news"], BroadcastEvent).event
     assert (sent.topic, sent.id, sent.body) == ("news", "sent/run-1/0/news", b'{"n":1}')
     assert sent.event_id == "run-1/0/news"
-    play.errand("news", 3)
+    play.apply_effect("news", 3)
     assert play.value == 3
     assert play.replayed_by(sending).begin().value == 3
 
@@ -204,7 +204,7 @@ def test_broadcast_event_has_the_delivery_options_of_its_type():
         await ctx.broadcast(Greeting("all"))
 
     play = Play(greeting).begin()
-    sent = work_of(play.errands["Greeting"], BroadcastEvent).event
+    sent = work_of(play.effects["Greeting"], BroadcastEvent).event
     assert (sent.delivery, sent.consume, sent.expires_at) == ("all", True, 1_060.0)
 
 
@@ -214,10 +214,10 @@ def test_workflow_can_choose_the_event_id():
         await ctx.broadcast("a", 1, event_id="ours")
 
     play = Play(named, generation=3).begin()
-    message = work_of(play.errands["a"], SendEvent).message
+    message = work_of(play.effects["a"], SendEvent).message
     assert (message.id, message.event_id) == ("event/mine", "mine")
-    play.errand("a")
-    event = work_of(play.errands["a#1"], BroadcastEvent).event
+    play.apply_effect("a")
+    event = work_of(play.effects["a#1"], BroadcastEvent).event
     assert (event.id, event.event_id) == ("event/ours", "ours")
 
 
@@ -231,7 +231,7 @@ def test_error_of_a_send_is_raised_unchanged(error):
             return str(caught)
 
     play = Play(careful).begin()
-    play.errand("a", error=error)
+    play.apply_effect("a", error=error)
     check_replay(play)
     play = crashed(play)
     play.complete()
@@ -279,5 +279,5 @@ def test_send_cancelled_in_the_turn_of_its_request_never_happens():
         await ctx.sleep(1)
 
     play = Play(raced).begin()
-    assert play.errands == {}
+    assert play.effects == {}
     check_replay(play)

@@ -91,9 +91,9 @@ class Play:
             parent=None,
         )
         self.running: dict[str, RunStep] = {}
-        self.errands: dict[str, ExternalEffect] = {}
+        self.effects: dict[str, ExternalEffect] = {}
         self.inbox: dict[int, Message] = {message.number: message for message in inbox}
-        self.waiting_for: list[tuple[str, str]] = []  # child runs whose end is to be told, and where
+        self.waiting_for: list[tuple[str, str]] = []  # child runs whose end is awaited, and the target
         self.extras: list[TurnExtras] = []
         self.epoch = epoch
         self.suspended_for = waits
@@ -151,7 +151,7 @@ class Play:
             if isinstance(effect, RunStep):
                 self.running[effect.location] = effect
             elif isinstance(effect, ExternalEffect):
-                self.errands[effect.location] = effect
+                self.effects[effect.location] = effect
             elif isinstance(effect, CancelStep):
                 self.running.pop(effect.location, None)
                 self.cancelled.append(effect.location)
@@ -179,17 +179,17 @@ class Play:
 
     def choices(self) -> list[str]:
         more = [MORE] if self.turn.more else []
-        errands = [f"{ERRAND}{location}" for location in self.errands]
+        effects = [f"{EFFECT}{location}" for location in self.effects]
         children = [f"{CHILD}{target}" for _, target in self.waiting_for]
-        return [*more, *self.running, *errands, *children, *([CLOCK] if self.turn.wake_at is not None else [])]
+        return [*more, *self.running, *effects, *children, *([CLOCK] if self.turn.wake_at is not None else [])]
 
     def move(self, choice: str) -> Turn:
         if choice == MORE:
             return self.advance()
         if choice == CLOCK:
             return self.advance(now=self.turn.wake_at)
-        if choice.startswith(ERRAND):
-            return self.errand(choice.removeprefix(ERRAND), now=self.now + 1)
+        if choice.startswith(EFFECT):
+            return self.apply_effect(choice.removeprefix(EFFECT), now=self.now + 1)
         if choice.startswith(CHILD):
             return self.child_ends(choice.removeprefix(CHILD), now=self.now + 1)
         return self.complete(choice, now=self.now + 1)
@@ -200,7 +200,7 @@ class Play:
     def resume(self) -> Turn:
         return self.post("resume")
 
-    # --- mail and errands
+    # --- messages and external effects
 
     def post(self, kind: str, name: str = "", value: Any = None, *, now: float | None = None, **fields: Any) -> Turn:
         """Mail arrives."""
@@ -225,15 +225,15 @@ class Play:
             ending = RunResult(RunStatus.FAILED, error=error_to_record(error, JSON, raises=(type(error),)))
         return self.post("deferred", name, body=msgspec.json.encode(ending), id=f"deferred/{self.epoch}/{name}")
 
-    def errand(
+    def apply_effect(
         self, location: str, value: Any = None, *, error: BaseException | None = None, now: float | None = None
     ) -> Turn:
-        """Carry out an errand as the engine would; children are started and wait to be told about."""
-        errand = self.errands.pop(location)
-        work = errand.work
+        """Apply an external effect as the engine would. Started children wait in `waiting_for`."""
+        effect = self.effects.pop(location)
+        work = effect.work
         if error is not None:
             record = error_to_record(error, JSON, raises=(type(error),))
-            return self.advance(StepDone(location, errand.attempt, error=record), now=now)
+            return self.advance(StepDone(location, effect.attempt, error=record), now=now)
         if isinstance(work, StartChild | ObserveRun) and work.target is not None:
             self.waiting_for.append((work.run_id, work.target))
             return self.advance(AwaitingResult(location, (work.run_id,)), now=now)
@@ -245,7 +245,7 @@ class Play:
             open_runs = tuple({run for run, _ in self.waiting_for})
             self.waiting_for = [(run, work.target) for run in open_runs]
             return self.advance(AwaitingResult(location, open_runs), now=now)
-        return self.advance(StepDone(location, errand.attempt, value=JSON.encode(value)), now=now)
+        return self.advance(StepDone(location, effect.attempt, value=JSON.encode(value)), now=now)
 
     def child_ends(
         self,
@@ -357,7 +357,7 @@ class Play:
         }
 
 
-CLOCK, MORE, ERRAND, CHILD = "(the clock)", "(more)", "(errand) ", "(child) "
+CLOCK, MORE, EFFECT, CHILD = "(the clock)", "(more)", "(effect) ", "(child) "
 
 
 def _plain(outcome: Outcome | None) -> Any:
