@@ -21,7 +21,7 @@ class Place:
     worker_url: str
     proxy: Proxy | None = None
     restart: Callable[[], None] | None = None
-    can_write: Callable[[], bool] = lambda: True  # whether nobody keeps others from writing right now
+    can_write: Callable[[], bool] = lambda: True  # whether no process holds a write lock right now
 
 
 @contextlib.contextmanager

@@ -87,7 +87,7 @@ class Storm:
             began = time.monotonic()
             await self._fleet.kill(victim)
             await self._fleet.until(partial(self._let_go, row.id), "the runs of a killed worker are released")
-            self._longest("takeover from a killed neighbour", began)
+            self._longest("takeover from a killed local process", began)
             await self._fleet.start()
 
     async def _pause_one(self) -> None:

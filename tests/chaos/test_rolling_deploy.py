@@ -46,7 +46,7 @@ async def deploy(fleet: Fleet) -> None:
     runs = [await planned(fleet, run_id) for run_id in ids]
     await fleet.check(runs)
     for run_id in ids:
-        assert (await fleet.client.describe(run_id)).recoveries == 0, "whoever stopped gave its runs back"
+        assert (await fleet.client.describe(run_id)).recoveries == 0, "stopped workers release their runs"
     assert {run.places for run in runs} == {BEFORE, AFTER}, "there were runs of both kinds"
     await asyncio.gather(*(fleet.ends(worker) for worker in fleet.living()))
 

@@ -32,7 +32,7 @@ Process = subprocess.Popen[bytes]
 
 
 class Fleet:
-    """`client` is the test's own line to the store, which nobody cuts."""
+    """`client` connects the test to the store past the proxy."""
 
     def __init__(self, folder: Path, place: Place, client: Client, program: str, *args: object) -> None:
         self.log = folder / "effects.log"
@@ -118,8 +118,10 @@ class Fleet:
         page = await self.client.runs()
         for run in page.runs:
             if run.ended_at is None:
-                told = await self.client.describe(run.id)
-                lines.append(f"{run.id} {run.status} owner={run.owner} {[each.text for each in told.waiting_for]}")
+                description = await self.client.describe(run.id)
+                lines.append(
+                    f"{run.id} {run.status} owner={run.owner} {[each.text for each in description.waiting_for]}"
+                )
         rows = await self.client._session.store.workers()
         return [*lines[:30], *(f"{row.id} pid={row.pid} gone={row.fenced} until={row.lease_until}" for row in rows)]
 
@@ -153,7 +155,7 @@ class Fleet:
 
     async def see_off(self, runs: list[Planned], *, zombies: Iterable[int] = ()) -> None:
         """All runs have ended: let the workers go, and hold what is left against what is guaranteed."""
-        await self.until(self._nothing_is_owed, "nobody waits for anything any more")
+        await self.until(self._nothing_is_owed, "all ended runs are finalized")
         before = await self._exported(runs)
         for run in runs[:10]:
             with pytest.raises(RunConflict):
@@ -191,4 +193,4 @@ class Fleet:
                 place = run.places.index(line.what)
                 assert place >= latest or line.pid in paused, f"{line} was recorded, and was done again: {lines}"
                 latest = max(latest, place)
-        assert not seen, f"nobody asked for these: {sorted(seen)}"
+        assert not seen, f"unexpected effects: {sorted(seen)}"

@@ -1,6 +1,6 @@
 """Callers in one process, the worker in another: every call works, and news travel without anybody's looking.
 
-Where it says so, sweeps and leases take an hour, so that nothing but a notification can have told.
+With sweeps and leases of an hour, only a notification can wake the other process.
 """
 
 from __future__ import annotations
@@ -103,4 +103,4 @@ def test_sigterm_hands_runs_over_at_once(kind: str, tmp_path: Path) -> None:
         gate.touch()
         here.until(here.all_succeeded, "the other one does the rest")
         assert set(here.results().values()) == {str(other.pid)}
-        assert {run.recoveries for run in here.book.runs()} == {0}, "nobody died"
+        assert {run.recoveries for run in here.book.runs()} == {0}, "no worker died"

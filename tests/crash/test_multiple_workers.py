@@ -113,12 +113,12 @@ def test_sigterm_finishes_steps_within_the_grace_and_releases_runs(kind: str, tm
         worker.send_signal(signal.SIGTERM)
         here.until_ended(worker)
 
-        assert not here.all_succeeded(), "it was told in the middle"
+        assert not here.all_succeeded(), "the signal came in the middle"
         assert {line.step for line in here.effects("begun")} == here.recorded()
         for run in here.book.runs():
             assert run.owner is None
             assert run.ended_at is not None or run.wake_at is not None
-            assert run.recoveries == 0, "nobody died"
+            assert run.recoveries == 0, "no worker died"
         assert here.book.workers() == []
 
         other = start_worker(here)

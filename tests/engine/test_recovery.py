@@ -290,7 +290,7 @@ async def test_results_seen_by_a_caller_survive(h):
         total = 0
         for i in range(20):
             total += await plain(i)
-            await ctx.sleep(1)  # whoever watches keeps up
+            await ctx.sleep(1)  # gives the watcher time to catch up
         return total
 
     first = await h.engine(counting)

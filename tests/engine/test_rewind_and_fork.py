@@ -60,7 +60,7 @@ async def do(what: str) -> str:
 
 @step
 async def gated(what: str) -> str:
-    """What it returns was known before it waits: a late one can be told from its successor."""
+    """Return a value known before the wait, so that a late attempt differs from its successor."""
     LOG.append(what)
     number = LOG.count(what)
     if what in GATES and number == 1:
@@ -145,7 +145,7 @@ async def test_unknown_location_is_refused_and_nothing_is_stored(h):
         with pytest.raises(WorkflowMisuse, match=r"'r' has no entry at 'charley'.*'charlie'"):
             await call("r", "charley")
         with pytest.raises(RunNotFound):
-            await call("nobody", "charlie")
+            await call("unknown", "charlie")
     assert await everything_in(h.store, "r") == before
     assert len((await engine.runs()).runs) == 1
 

@@ -219,7 +219,7 @@ async def test_unencodable_stream_item_is_refused_in_the_step(h):
 async def test_reading_a_stream_needs_an_existing_run(h):
     client, stage = await h.client(), Stage(h)
     with pytest.raises(RunNotFound):
-        await collect(client, "nobody")
+        await collect(client, "unknown")
     await stage.run("r")
     with pytest.raises(WorkflowMisuse):
         await collect(client, "r", start=-1)

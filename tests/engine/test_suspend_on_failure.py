@@ -167,7 +167,7 @@ def test_a_crash_at_every_commit_around_a_hold(kind, tmp_path):
         LOG.clear()
         BROKEN.add("valve")
 
-    async def hold_and_mend(h, engine):
+    async def hold_and_fix(h, engine):
         run = await engine.start(held_chain, id="r")
         while not (await run.describe()).status.terminal:
             if any(reason.kind == "held" for reason in (await run.describe()).waiting_for):
@@ -179,4 +179,4 @@ def test_a_crash_at_every_commit_around_a_hold(kind, tmp_path):
         assert LOG.count("valve 2") in (1, 2)
         assert len(LOG) <= 6, LOG
 
-    assert crash_script(kind, tmp_path, [held_chain], hold_and_mend, begin) > 12
+    assert crash_script(kind, tmp_path, [held_chain], hold_and_fix, begin) > 12

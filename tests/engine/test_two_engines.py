@@ -1,4 +1,4 @@
-"""Two engines on one store: nobody executes what the other does, and a zombie changes nothing."""
+"""Two engines on one store: each run executes on one of them, and a fenced worker changes nothing."""
 
 import asyncio
 from collections import Counter
@@ -48,7 +48,7 @@ async def test_no_run_is_executed_by_both(h):
 
     client = await h.client()
     runs = [await client.start(together, 5, id=f"n{i}") for i in range(40)]
-    # Room for a few at a time, so that each is taken and given up again and again.
+    # A small cache, so that runs are claimed and evicted repeatedly.
     config = EngineConfig(resident_runs=8)
     for _ in range(2):
         await h.engine(together, config=config, store=another_handle(h.store, h.clock))

@@ -70,7 +70,7 @@ async def test_unstorable_run_result_holds_the_run(h):
     )
     run = await engine.start(ends_badly)
     await h.clock.advance(5)
-    # Either way somebody sees it; it neither spins nor disappears.
+    # Either way the error is visible; the run neither spins nor disappears.
     if await run.status() is RunStatus.SUSPENDED:
         (reason,) = (await run.describe()).waiting_for
         assert reason.kind == "held"

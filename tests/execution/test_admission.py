@@ -32,7 +32,7 @@ class FakeLoader:
 
 
 class Fixture:
-    """An admission with room for four runs, and the callbacks that it made."""
+    """An admission with four slots, and the callbacks that it made."""
 
     def __init__(self, concurrency: int | None = None) -> None:
         self.started: list[str] = []

@@ -23,7 +23,7 @@ class Refused(Exception):
 
 
 @pytest.fixture(autouse=True)
-def mended() -> None:
+def fixed() -> None:
     BROKEN.clear()
 
 
@@ -86,7 +86,7 @@ def test_resume_reruns_the_failed_step_with_all_attempts():
     assert play.turn.consumed == (1,)
     assert play.attempts == {"fragile#1": 1}
     until_held(play)
-    assert play.held.location == "fragile#1", "it was not mended, and both attempts were made again"
+    assert play.held.location == "fragile#1", "the cause remains, and both attempts ran again"
     assert play.entries["fragile#1"].attempts == 2
     BROKEN.clear()
     play = resumed(play)

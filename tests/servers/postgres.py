@@ -212,7 +212,7 @@ def url_of(*servers: Server) -> str:
 
 def unprivileged() -> pwd.struct_passwd | None:
     """Return the user to run the server as; None: the user who runs the tests."""
-    return pwd.getpwnam("nobody") if os.getuid() == 0 else None
+    return pwd.getpwuid(65534) if os.getuid() == 0 else None  # 65534: the unprivileged user of Linux systems
 
 
 # --- programs of the server -----------------------------------------------------------------------------------------

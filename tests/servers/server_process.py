@@ -1,8 +1,8 @@
-"""What the servers that tests start have in common: a process in a directory of its own, and one of them per session.
+"""Base of the servers that tests start: a process in its own directory, shared by one test session.
 
-A `ServerProcess` keeps its data while it is stopped. `shared` gives all processes of one test session (xdist's workers
-too) the same server. Each of them holds a lock on a file while it lives; a guard, a process of its own, waits until
-nobody does, then stops the server and removes its files. So it goes even if the session is killed.
+A `ServerProcess` keeps its data while it is stopped. `shared` gives all processes of one test session, xdist workers
+included, the same server. Each of them holds a lock on a file while it lives. A guard process waits until no lock is
+held, then stops the server and removes its files, also if the session is killed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ServerProcess(ABC):
         wait_until(self._ready, f"{self.name} answers")
 
     def stop(self, how: signal.Signals | None = None) -> None:
-        """`in_order`, unless told otherwise; `at_once` is as a crash would be."""
+        """`in_order` by default; `at_once` is as a crash would be."""
         if self._process is not None:
             self._process.send_signal(how or self.in_order)
             self._process.wait()
@@ -152,7 +152,7 @@ def _start_guarded(kind: str, folder: Path, note: Path) -> None:
     with guard.stdout as answer:
         if answer.readline() != b"ready\n":
             raise RuntimeError((folder / "guard.log").read_text("utf-8", "replace"))
-    guard.returncode = 0  # it outlives this process, on purpose: nobody is to wait for it
+    guard.returncode = 0  # outlives this process on purpose: no wait
 
 
 def _guard(kind: str, folder: Path, note: Path) -> None:

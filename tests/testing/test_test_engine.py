@@ -1,4 +1,4 @@
-"""TestEngine: all of an engine, on a clock that moves while somebody waits, and says so when nothing will happen."""
+"""TestEngine: an engine on a virtual clock that advances while a caller waits."""
 
 import asyncio
 import threading
@@ -222,7 +222,7 @@ async def test_step_body_that_waits_for_nothing_real_times_out_at_once(engine):
 
 @with_engine
 async def test_real_time_is_granted_once(engine, monkeypatch):
-    """The limit around the test is a real timer, so nobody can tell that the body waits for nothing real."""
+    """The timeout around the test is a real timer, which looks like a wait for the real world."""
     monkeypatch.setattr("perdure.testing.time_skipping.REAL_WAIT_SECONDS", 0.02)
 
     @step(timeout=3600, retry=None)

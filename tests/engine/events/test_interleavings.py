@@ -1,6 +1,6 @@
 """Races that cannot be lost: each scene is played in every order in which its parties can reach the store.
 
-Whoever comes first, an event is received once, or is where it belongs: in a mailbox, a topic, or among the dead
+In every order an event is received once, or is where it belongs: in a mailbox, a topic, or among the dead
 letters. `tests/engine/interleaving.py` says how the orders are found.
 """
 
@@ -263,7 +263,7 @@ def test_broadcast_assigned_to_a_cancelled_receive_goes_to_the_next_waiter(order
     assert set(orders(scene)) == {"[1, None]", "['cancelled', 1]"}
 
 
-# --- time-out and deliver
+# --- timeout and delivery
 
 
 def test_event_sent_at_a_receive_timeout_is_received_by_it_or_the_next(orders):

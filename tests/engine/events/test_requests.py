@@ -90,7 +90,7 @@ async def test_plain_receive_does_not_reply_to_a_request(h):
 async def test_reply_to_a_plain_event_is_discarded(h):
     engine = await h.engine(request_server, config=LONG)
     run = await engine.start(request_server, 1)
-    await run.send(Question("nobody waits"))
+    await run.send(Question("unawaited"))
     assert await h.run_to_end(run) == 1
     assert await h.store.published(run.id) == []
 
@@ -102,11 +102,11 @@ async def test_receive_request_times_out_like_receive(h):
         try:
             await ctx.receive_request(Question, timeout=5)
         except TimeoutError:
-            return "nobody asked"
+            return "no request"
         return "asked"
 
     engine = await h.engine(request_timed, config=LONG)
-    assert await h.run_to_end(await engine.start(request_timed), within=6) == "nobody asked"
+    assert await h.run_to_end(await engine.start(request_timed), within=6) == "no request"
 
 
 # --- restarts
@@ -173,7 +173,7 @@ async def test_reply_is_sent_once_at_any_crash(h):
             await h.drive(other.shutdown())
 
 
-# --- nobody answers
+# --- no reply
 
 
 @on_every_store
@@ -204,9 +204,9 @@ async def test_request_to_a_terminated_run_raises(h, how):
 async def test_a_request_follows_the_rules_of_send(h):
     engine = await h.engine(request_deaf, config=LONG)
     with pytest.raises(RunNotFound):
-        await engine.request("nobody", Question("x"), 1)
+        await engine.request("unknown", Question("x"), 1)
     with pytest.raises(WorkflowMisuse):
-        await engine.request("nobody", object(), 1)
+        await engine.request("unknown", object(), 1)
     run = await engine.start(request_deaf)
     await run.send(Question("x"))
     await h.run_to_end(run)

@@ -74,7 +74,7 @@ MAY_EXPIRE = ("Short", "Passing")
 
 @workflow
 async def stress_receiver(ctx: Context, seed: int, stays: bool) -> str:
-    """Receives in all ways there are, with time-outs and races. Then it ends, its mailbox as it is, or stays."""
+    """Receive in every way, with timeouts and races; then end with a non-empty mailbox, or stay open."""
     dice = random.Random(seed)
     for _ in range(dice.randrange(2, 8)):
         way = dice.randrange(4)
@@ -107,7 +107,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.accepted: dict[int, tuple[str, str | None]] = {}
-        self.replayed: set[int] = set()  # by somebody, to any run or to the topic
+        self.replayed: set[int] = set()  # to any run or to the topic
         self.refused = 0
         self._last = 0
 
@@ -144,11 +144,11 @@ class Storm:
             await self.h.clock.advance(self.dice.choice([0.0, 0.05, 0.5]))
             await self._replace_the_dead()
         for engine in self.engines:
-            engine.faults.crash(1_000_000, "before")  # which does not come: from here on nobody dies
+            engine.faults.crash(1_000_000, "before")  # never reached: from here on no engine dies
         await self.h.clock.advance(15.0)
 
     def _plan_trouble(self, *, fatal: bool) -> None:
-        """Somebody dies now and then, and in every third round for certain, if he has anything to commit."""
+        """Crash an engine at random, and in every third round for certain if it has something to commit."""
         engine = self.dice.choice(self.engines)
         chance = self.dice.random()
         if fatal or chance < 0.2:
@@ -271,7 +271,7 @@ def unaccounted(number: int, name: str, target: str | None, found: Found, *, rep
         stranger = target is not None and received not in ([], [target]) and name != "Passed" and not replayed
         return "received by another run than it was for" if stranger else None
     if name in MAY_EXPIRE or name == "Loud":
-        return None  # too old, or its reader was stopped and nobody else waited
+        return None  # expired, or its reader was terminated and no other run waited
     if name == "Plain" and target is not None and found.status[target].terminal:
         return None  # discarded, as its type says
     return "lost"
@@ -305,7 +305,7 @@ def test_every_accepted_event_is_accounted_for_once(kind: str, seed: int, tmp_pa
                 if (wrong := unaccounted(number, name, target, found, replayed=number in storm.ledger.replayed))
             ]
             assert faults == []
-            _check_that_nobody_waits_in_vain(storm, found)
+            _check_no_run_waits_in_vain(storm, found)
             assert await harness.store.unfinalized() == []
             assert await harness.store.unfinished_broadcasts() == []
             assert storm.deaths > 0
@@ -320,7 +320,7 @@ def test_every_accepted_event_is_accounted_for_once(kind: str, seed: int, tmp_pa
     asyncio.run(main())
 
 
-def _check_that_nobody_waits_in_vain(storm: Storm, found: Found) -> None:
+def _check_no_run_waits_in_vain(storm: Storm, found: Found) -> None:
     """An open run that waits for a kind of event has none of it in its mailbox, and none is left in the topic."""
     for id, names in found.waiting:
         for number in found.queued:

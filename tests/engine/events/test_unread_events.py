@@ -59,7 +59,7 @@ async def letters_target(ctx: Context) -> str:
 
 @workflow
 async def letters_reader(ctx: Context, count: int, timeout: float = 300.0) -> list[Any]:
-    """So many of what it waits for, None for a time-out."""
+    """Receive `count` events, with None for a timeout."""
     found: list[Any] = []
     for _ in range(count):
         try:
@@ -167,7 +167,7 @@ async def test_messages_survive_a_run_retry(h):
 @on_every_store
 async def test_finalization_survives_a_crash_at_every_commit(h):
     async def scene(engine: Engine, name: str) -> None:
-        """What a caller does, and does again under the same ids after his process died."""
+        """The calls of a client, which repeats them under the same ids after a crash."""
         await engine.start(letters_target, id=name)
         for number, each in enumerate((Dropped(1), Moved(2), Kept(3), Moved(4))):
             await engine.send(name, each, event_id=f"e-{number}")
@@ -449,7 +449,7 @@ async def test_replaying_to_a_run_follows_the_rules_of_send(h):
     engine = await h.engine(letters_target, letters_reader, config=LONG)
     letter = await with_letter(h, engine)
     with pytest.raises(RunNotFound):
-        await engine.replay_dead_letter(letter, to="nobody")
+        await engine.replay_dead_letter(letter, to="unknown")
     with pytest.raises(RunTerminated):
         await engine.replay_dead_letter(letter, to="target")
     reader, other = [await engine.start(letters_reader, 1, 20.0) for _ in range(2)]
@@ -507,7 +507,7 @@ async def test_dead_letter_replay_is_atomic_at_any_crash(h):
         assert dying._session.store.commits == 1
         assert await engine.replay_dead_letter(letter.id, to) is (side == "before")
         assert await engine.dead_letters() == []
-        await h.clock.advance(6)  # whoever sweeps finds what a process has left that died
+        await h.clock.advance(6)  # the sweep finds what a dead process left
         assert await h.run_to_end(reader) == [n, None]
 
 

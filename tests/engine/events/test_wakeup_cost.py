@@ -75,11 +75,11 @@ async def broadcast_to_those_who_wait(engine: Any, one: str) -> None:
     assert await engine.broadcast(Wanted(1)) == 1
 
 
-async def send_what_nobody_awaits(engine: Any, one: str) -> None:
+async def send_unawaited(engine: Any, one: str) -> None:
     await engine.send(one, "something else", 1)
 
 
-ACTIONS = (send, broadcast, broadcast_to_those_who_wait, send_what_nobody_awaits)
+ACTIONS = (send, broadcast, broadcast_to_those_who_wait, send_unawaited)
 
 
 def multiply(path: Path, waiting: int) -> None:
