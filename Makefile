@@ -1,13 +1,13 @@
-# Two commands do everything on a fresh machine, and need nothing but Python 3.11 or newer:
+# Two commands do all the set-up on a fresh machine with Python 3.11 or newer:
 #
-#   make demo    an order whose worker is killed in the middle, and goes on
+#   make demo    an order survives: its worker is killed, another worker finishes it
 #   make test    formatter, linter, type checker and all tests
 #
-# Each makes its own virtual environment in .venv and installs what it needs there. `make test PYTHON=python3.12`
-# chooses another Python (after `make clean`).
+# Both create a virtual environment in .venv and install what they need. `make test PYTHON=python3.12` chooses another
+# Python (after `make clean`).
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check chaos format coverage bench bench-compare simulate clean
+.PHONY: help demo test check chaos format coverage test-long bench bench-compare simulate clean
 .NOTPARALLEL:
 
 PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python)
@@ -28,26 +28,31 @@ test: $(VENV)/dev
 	$(BIN)/mypy src tests $(wildcard examples benchmarks)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-#   make check   the same: what CI does (.ci/run)
+#   make check   the same as `make test`; CI runs it (.ci/run)
 check: test
 
-#   make format  rewrite the files as the formatter and the linter want them
+#   make format  apply the formatter and the linter's fixes
 format: $(VENV)/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-#   make coverage  the tests in one process, and the lines that they missed
+#   make coverage  run the tests in one process and list the lines that they miss
 coverage: $(VENV)/dev
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
-#   make chaos   workers killed, stopped and cut off, servers restarted: minutes, and apart from the tests
+#   make test-long  what takes too long for `make test`: tests/chaos, and 1,000 simulator seeds on memory and SQLite
+test-long: chaos
+	$(BIN)/python -m tests.simulation --seeds 1000 --store memory
+	$(BIN)/python -m tests.simulation --seeds 1000 --store sqlite
+
+#   make chaos   real workers killed, paused and disconnected, real servers restarted (minutes)
 chaos: $(VENV)/dev
 	$(BIN)/python -m pytest tests/chaos
 
-#   make bench   perdure beside its peers, into docs/performance.md; a part: ONLY=noop10 ENGINES=perdure,dbos ROUNDS=5
+#   make bench   measure perdure and its peers for docs/performance.md; a part: ONLY=noop10 ENGINES=perdure,dbos ROUNDS=5
 ONLY :=
 ENGINES :=
 ROUNDS :=
@@ -57,7 +62,7 @@ bench: $(VENV)/dev
 	$(BIN)/python -m benchmarks $(subst $(comma), ,$(ONLY)) --page $(if $(ENGINES),--engines $(ENGINES)) \
 	  $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SCALE),--scale $(SCALE))
 
-#   make bench-compare BASE=main  this tree's speed over a commit's; ONLY=noop10 STORES=sqlite ROUNDS=15 LIMIT=2%
+#   make bench-compare BASE=main  compare the speed of this tree with that of a commit; ONLY=noop10 STORES=sqlite ROUNDS=15 LIMIT=2%
 BASE :=
 STORES :=
 LIMIT :=
@@ -66,7 +71,7 @@ bench-compare: $(VENV)/dev
 	$(BIN)/python -m benchmarks.compare_commits $(BASE) $(if $(ONLY),--only $(ONLY)) $(if $(STORES),--stores $(STORES)) \
 	  $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SCALE),--scale $(SCALE)) $(if $(LIMIT),--limit $(LIMIT))
 
-#   make simulate  workers, clients and faults from seeds: SEEDS=10000 how many, STORE=sqlite where, START=500 the first
+#   make simulate  simulate workers, clients and faults: SEEDS=10000 STORE=sqlite START=500 (first seed)
 SEEDS := 1000
 START := 0
 STORE := memory
@@ -78,8 +83,8 @@ clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov build dist
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-# The environment. `made` holds the folder that it was made in: scripts and the editable install point there, so that
-# a copy or a moved checkout, or one whose Python has gone, makes it anew.
+# The environment. `made` holds the folder in which it was created: scripts and the editable install contain that path.
+# A copied or moved checkout, or one whose Python was removed, creates it again.
 
 ifneq ($(shell $(BIN)/python -c "" 2>/dev/null && cat $(VENV)/made 2>/dev/null),$(CURDIR))
 .PHONY: $(VENV)/made
@@ -88,7 +93,7 @@ endif
 $(VENV)/made:
 	@for python in $(PYTHONS); do \
 	  if $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
-	    echo "making $(VENV) with $$($$python --version)"; \
+	    echo "creating $(VENV) with $$($$python --version)"; \
 	    rm -rf $(VENV) && $$python -m venv $(VENV) && echo '$(CURDIR)' > $@; \
 	    exit; \
 	  fi; \
