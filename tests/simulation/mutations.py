@@ -1,4 +1,8 @@
-"""Planted bugs: each breaks one rule that perdure stands on, and the simulator has to find it."""
+"""Mutations: each plants a bug that breaks one guarantee of perdure, and the simulator must detect it.
+
+`mock.patch.object` raises AttributeError if a patched name no longer exists, so that no mutation can lose its effect by
+a rename.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -8,17 +12,17 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-from perdure.client import rewind as rewinding
+from perdure.client import rewind
 from perdure.cluster.membership import Membership
 from perdure.errors import StoreError
-from perdure.execution import coordinator as coordinator_room
-from perdure.execution import turn_commit as turns_room
+from perdure.execution import coordinator, turn_commit
 from perdure.execution.claimer import Claimer
 from perdure.execution.committer import Committer
-from perdure.execution.finalizer import FinalizationPlan as SettlingPlan
+from perdure.execution.coordinator import Coordinator
+from perdure.execution.finalizer import FinalizationPlan
 from perdure.model.records import Message, RunStatus
 from perdure.model.turns import RunStep
-from perdure.runner import runner as runner_room
+from perdure.runner import runner as runner_module
 from perdure.runner.cleanup import run_cleanup
 from perdure.runner.context_api import ContextApi
 from perdure.runner.history import History
@@ -34,23 +38,23 @@ from perdure.stores.writes import CommitTurn
 Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
-def act_before_commit() -> Any:
-    """The effects of a turn are carried out when it is submitted, not when it is committed."""
-    submit = Committer.submit
+def start_effects_before_commit() -> Any:
+    """Start the effects of a turn when it is submitted, not when it is committed."""
+    submit, turn_callback, start_effects = Committer.submit, Coordinator._on_commit_result, Coordinator._start_effects
 
-    def submit_and_act(self: Committer, write: Any, answered: Any, *, patient: bool = True) -> None:
-        if isinstance(write, CommitTurn) and isinstance(answered, partial) and answered.func.__name__ == "_answered":
-            resident, turn, commit, taken = answered.args
-            coordinator: Any = answered.func
-            coordinator.__self__._carry_out(resident, turn)
-            answered = partial(answered.func, resident, replace(turn, effects=()), commit, taken)
-        submit(self, write, answered, wait_for_store=patient)
+    def submit_after_effects(self: Committer, write: Any, on_result: Any, **options: Any) -> None:
+        callback: Any = getattr(on_result, "func", None)
+        if isinstance(write, CommitTurn) and getattr(callback, "__func__", None) is turn_callback:
+            cached, turn, *rest = on_result.args
+            start_effects(callback.__self__, cached, turn, write.now)
+            on_result = partial(callback, cached, replace(turn, effects=()), *rest)
+        submit(self, write, on_result, **options)
 
-    return mock.patch.object(Committer, "submit", submit_and_act)
+    return mock.patch.object(Committer, "submit", submit_after_effects)
 
 
 def skip_the_position_check() -> Any:
-    """A turn is taken wherever the history stands by now."""
+    """Commit a turn at any position of the history."""
 
     def refuse(turn: Any, run: Any, alive: bool) -> Any:
         if run.status.terminal:
@@ -62,7 +66,7 @@ def skip_the_position_check() -> Any:
 
 
 def skip_the_owner_check() -> Any:
-    """A turn is taken from anyone who has the position right."""
+    """Commit a turn of any worker, if its position is correct."""
 
     def refuse(turn: Any, run: Any, alive: bool) -> Any:
         if run.status.terminal:
@@ -72,72 +76,72 @@ def skip_the_owner_check() -> Any:
     return mock.patch.object(rules, "refuse_turn", refuse)
 
 
-def overwrite_the_wake_up() -> Any:
-    """A commit sets `wake_at` as it likes, whatever mail it has not seen."""
+def overwrite_wake_at() -> Any:
+    """Set `wake_at` as the commit requests, although the run has unread messages."""
     return mock.patch.object(rules, "wake_after", lambda patch, now, unseen: patch.wake_at)
 
 
-def drop_mail_on_suspend() -> Any:
-    """A run that suspends throws away the mail that it has not received."""
-    commit_of = turns_room.build_turn_commit
+def drop_messages_on_suspend() -> Any:
+    """Drop the unread messages of a run that suspends."""
+    build_turn_commit = turn_commit.build_turn_commit
 
-    def commit_without_mail(resident: Any, turn: Any, *rest: Any) -> Any:
-        commit = commit_of(resident, turn, *rest)
+    def build_without_messages(cached: Any, turn: Any, *rest: Any) -> Any:
+        commit = build_turn_commit(cached, turn, *rest)
         if commit is None or commit.patch is None or commit.patch.status is not RunStatus.SUSPENDED:
             return commit
-        mailroom = resident.runner._mailroom
-        unread = [each.number for queue in mailroom._by_name.values() for each in queue]
-        mailroom._by_name.clear()
+        mailbox = cached.runner._mailroom
+        unread = [each.number for queue in mailbox._by_name.values() for each in queue]
+        mailbox._by_name.clear()
         return replace(commit, consumed=(*commit.consumed, *unread))
 
-    return mock.patch.object(coordinator_room, "build_turn_commit", commit_without_mail)
+    return mock.patch.object(coordinator, "build_turn_commit", build_without_messages)
 
 
-def forget_the_generation_check() -> Any:
-    """Mail for a generation that is gone is taken for the present one's."""
-    take_mail = Runner._take_mail
+def skip_the_generation_check() -> Any:
+    """Apply messages of an earlier generation to the current one."""
+    apply_message = Runner._take_mail
 
-    def take_any(self: Any, message: Message, now: float) -> None:
+    def apply_any(self: Any, message: Message, now: float) -> None:
         location = (message.target or "").partition("/")[2]
         pending = self._ledger.pending.get(location)
         if message.kind in ("child", "assignment") and pending is not None:
             message = replace(message, target=pending.target)
         elif message.kind == "deferred":
             message = replace(message, id=f"deferred/{self._start.epoch}/{message.name}")
-        take_mail(self, message, now)
+        apply_message(self, message, now)
 
-    return mock.patch.object(Runner, "_take_mail", take_any)
+    return mock.patch.object(Runner, "_take_mail", apply_any)
 
 
 @contextlib.contextmanager
 def emit_effects_during_replay() -> Iterator[None]:
-    """Steps that a replay asks for are executed, on record or not."""
-    replay, hand_out = Runner._replay, Runner._take_effects
+    """Execute the steps that a replay requests, although they are recorded."""
+    replay, take_effects = Runner._replay, Runner._take_effects
     again: dict[int, list[RunStep]] = {}
 
-    def replay_and_note(self: Any, now: float) -> None:
-        asked = list(self._ledger.to_start.values())
+    def replay_and_collect(self: Any, now: float) -> None:
+        requested = list(self._ledger.to_start.values())
         replay(self, now)
         again[id(self)] = [
             RunStep(
                 each.location, each.attempt, each.name, each.call, f"{self.facts.id}/{each.generation}/{each.location}"
             )
-            for each in asked
+            for each in requested
             if each.location not in self._ledger.pending
         ]
 
-    def hand_out_more(self: Any) -> Any:
-        return (*again.pop(id(self), ()), *hand_out(self))
+    def take_more_effects(self: Any) -> Any:
+        return (*again.pop(id(self), ()), *take_effects(self))
 
     with (
-        mock.patch.object(Runner, "_replay", replay_and_note),
-        mock.patch.object(Runner, "_take_effects", hand_out_more),
+        mock.patch.object(Runner, "_replay", replay_and_collect),
+        mock.patch.object(Runner, "_take_effects", take_more_effects),
     ):
         yield
 
 
 def apply_completions_out_of_order() -> Any:
-    """A replay applies completions in the order in which they were asked for."""
+    """Let a replay apply completions in the order of their requests."""
     arrange = History._arrange
 
     def arrange_wrongly(self: History) -> None:
@@ -147,8 +151,8 @@ def apply_completions_out_of_order() -> Any:
     return mock.patch.object(History, "_arrange", arrange_wrongly)
 
 
-def take_a_lost_answer_for_a_failure() -> Any:
-    """A batch whose answer is lost, or that the store could not take just now, is given up."""
+def treat_lost_result_as_failure() -> Any:
+    """Do not retry a batch after a retryable error or a lost result."""
 
     async def commit_once(self: Any, batch: Sequence[Any]) -> list[Any]:
         try:
@@ -159,8 +163,8 @@ def take_a_lost_answer_for_a_failure() -> Any:
     return mock.patch.object(Committer, "_commit", commit_once)
 
 
-def forget_lost_claims() -> Any:
-    """After a claim whose answer was lost nobody looks what has become ours."""
+def ignore_lost_claims() -> Any:
+    """Do not look up the claimed runs after the result of a claim was lost."""
 
     async def claim(self: Any, claim: Any) -> Any:
         return await self._store.claim(claim)
@@ -168,17 +172,17 @@ def forget_lost_claims() -> Any:
     return mock.patch.object(Claimer, "_claim", claim)
 
 
-def never_take_over() -> Any:
-    """A worker whose lease has run out is not declared gone."""
+def never_fence_expired_workers() -> Any:
+    """Do not fence a worker whose lease has expired."""
 
-    async def is_gone(self: Any, worker: Any, now: float) -> bool:
+    async def is_fenced(self: Any, worker: Any, now: float) -> bool:
         return bool(worker.fenced)
 
-    return mock.patch.object(Membership, "_is_gone", is_gone)
+    return mock.patch.object(Membership, "_is_gone", is_fenced)
 
 
-def forget_own_turns() -> Any:
-    """The store does not recognise a turn that it has taken already, and takes it once more, where it belongs now."""
+def commit_repeated_turns_again() -> Any:
+    """Let the store commit a repeated turn again, at the current position."""
     commit_turn = memory_turns.commit_turn
 
     def commit_again(state: Any, turn: Any) -> Any:
@@ -190,43 +194,43 @@ def forget_own_turns() -> Any:
     return mock.patch("perdure.stores.memory.writes.commit_turn", commit_again)
 
 
-def forget_the_dead_letters() -> Any:
-    """Unread events of a run that has ended are ticked off, and none is kept."""
-    settle = SettlingPlan.settle
-    return mock.patch.object(SettlingPlan, "settle", lambda self: replace(settle(self), dead_letters=()))
+def drop_dead_letters() -> Any:
+    """Finalize an ended run without dead letters for its unread events."""
+    build = FinalizationPlan.settle
+    return mock.patch.object(FinalizationPlan, "settle", lambda self: replace(build(self), dead_letters=()))
 
 
-def let_forks_keep_children() -> Any:
-    """A fork takes the children of the run that it was made from for its own."""
-    return mock.patch.object(rewinding, "_of_another", lambda row: row)
+def attach_children_to_forks() -> Any:
+    """Attach the children of the original run to a fork."""
+    return mock.patch.object(rewind, "_of_another", lambda row: row)
 
 
-def try_again_without_undoing() -> Any:
-    """A run that failed is tried again, and what it had done stays done."""
+def retry_without_compensation() -> Any:
+    """Retry a failed run without compensating its steps."""
 
-    def cleanup_of_the_last(run: Any, rolling: Any, *, compensate: bool, run_exit_hooks: bool) -> Any:
+    def compensate_last_attempt_only(run: Any, rolling: Any, *, compensate: bool, run_exit_hooks: bool) -> Any:
         return run_cleanup(run, rolling, compensate=compensate and run_exit_hooks, run_exit_hooks=run_exit_hooks)
 
-    return mock.patch.object(runner_room, "run_cleanup", cleanup_of_the_last)
+    return mock.patch.object(runner_module, "run_cleanup", compensate_last_attempt_only)
 
 
-def let_limits_pass() -> Any:
-    """Nothing happens when a run has exceeded its timeout or was suspended for too long."""
+def ignore_limits() -> Any:
+    """Do not stop a run that has exceeded its timeout or max_suspend."""
     return mock.patch.object(TurnBuilder, "_limit", return_value=None)
 
 
-def forget_the_pins() -> Any:
-    """What a gate has answered is not written down."""
+def drop_version_pins() -> Any:
+    """Do not record the results of version gates."""
     return mock.patch.object(TurnBuilder, "_take_pins", return_value=())
 
 
-def fail_instead_of_holding() -> Any:
-    """A step without attempts left fails, also where it is to hold the run."""
+def fail_instead_of_hold() -> Any:
+    """Let an exhausted step fail, although its workflow holds the run on failure."""
     return mock.patch.object(InputApplier, "_hold_on_exhausted", return_value=False)
 
 
-def stay_in_the_old_version() -> Any:
-    """A run continues in the version that it has."""
+def continue_in_the_old_version() -> Any:
+    """Continue a run as new in its current version."""
     successor = ContextApi._successor
 
     def own(self: Any, workflow: Any) -> Any:
@@ -235,8 +239,8 @@ def stay_in_the_old_version() -> Any:
     return mock.patch.object(ContextApi, "_successor", own)
 
 
-def prune_too_early() -> Any:
-    """Finished runs go before their time has come."""
+def prune_before_retention() -> Any:
+    """Prune ended runs before their retention has passed."""
     prune = MemoryRuns.prune
     return mock.patch.object(MemoryRuns, "prune", lambda self, now, limit: prune(self, now + 1.0, limit))
 
@@ -244,35 +248,35 @@ def prune_too_early() -> Any:
 MUTANTS: dict[str, Mutant] = {
     mutant.__name__: mutant
     for mutant in (
-        act_before_commit,
+        start_effects_before_commit,
         skip_the_position_check,
         skip_the_owner_check,
-        overwrite_the_wake_up,
-        drop_mail_on_suspend,
-        forget_the_generation_check,
+        overwrite_wake_at,
+        drop_messages_on_suspend,
+        skip_the_generation_check,
         emit_effects_during_replay,
         apply_completions_out_of_order,
-        take_a_lost_answer_for_a_failure,
-        forget_lost_claims,
-        never_take_over,
-        forget_own_turns,
-        forget_the_dead_letters,
-        let_forks_keep_children,
-        try_again_without_undoing,
-        let_limits_pass,
-        forget_the_pins,
-        fail_instead_of_holding,
-        stay_in_the_old_version,
-        prune_too_early,
+        treat_lost_result_as_failure,
+        ignore_lost_claims,
+        never_fence_expired_workers,
+        commit_repeated_turns_again,
+        drop_dead_letters,
+        attach_children_to_forks,
+        retry_without_compensation,
+        ignore_limits,
+        drop_version_pins,
+        fail_instead_of_hold,
+        continue_in_the_old_version,
+        prune_before_retention,
     )
 }
 
-AMONG: dict[str, str] = {
-    "try_again_without_undoing": "sim.again",
-    "let_limits_pass": "sim.hasty",
-    "forget_the_pins": "sim.gated",
-    "fail_instead_of_holding": "sim.patient",
-    "stay_in_the_old_version": "sim.grown",
-    "prune_too_early": "sim.brief",
+FLOW_OF_MUTANT: dict[str, str] = {
+    "retry_without_compensation": "sim.again",
+    "ignore_limits": "sim.hasty",
+    "drop_version_pins": "sim.gated",
+    "fail_instead_of_hold": "sim.patient",
+    "continue_in_the_old_version": "sim.grown",
+    "prune_before_retention": "sim.brief",
 }
-"""Bugs in what a single option does are looked for among runs that have it."""
+"""The workflow that detects a mutation of a single workflow option."""

@@ -1,4 +1,4 @@
-"""The stores that are simulated: in memory, and SQLite without its threads, so that one seed is one course."""
+"""The stores of the simulation: memory, and SQLite without threads, so that a seed determines the trace."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from unittest import mock
 from perdure.clock import Clock
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.protocol import Store
-from perdure.stores.sqlite import store as sqlite_room
+from perdure.stores.sqlite import store as sqlite_store
 from perdure.stores.sqlite.connection import ConnectionThread
 from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.simulation.simulation import MakeStore
@@ -20,8 +20,8 @@ def memory(clock: Clock) -> Store:
     return MemoryStore(clock)
 
 
-class InPlace(ConnectionThread):
-    """A connection whose work is done where it is asked for."""
+class InlineConnection(ConnectionThread):
+    """A connection that executes its calls in the calling thread."""
 
     def start(self) -> None:
         return
@@ -31,7 +31,7 @@ class InPlace(ConnectionThread):
         self._carry_out(job)()  # type: ignore[arg-type]
         if job.error is not None:
             raise job.error
-        return job.answer
+        return job.result
 
     async def stop(self) -> None:
         if self._connection is not None:
@@ -40,11 +40,11 @@ class InPlace(ConnectionThread):
 
 
 class _Job:
-    """Looks like a job of the thread to those who settle it."""
+    """Implements the interface of a job of the thread, its future and its loop."""
 
     def __init__(self, work: Callable[[Any], Any]) -> None:
         self.work = work
-        self.answer: Any = None
+        self.result: Any = None
         self.error: BaseException | None = None
         self.future = self
         self.loop = self
@@ -52,11 +52,11 @@ class _Job:
     def done(self) -> bool:
         return False
 
-    def call_soon_threadsafe(self, settle: Callable[[], None]) -> None:
-        settle()
+    def call_soon_threadsafe(self, complete: Callable[[], None]) -> None:
+        complete()
 
-    def set_result(self, answer: Any) -> None:
-        self.answer = answer
+    def set_result(self, result: Any) -> None:
+        self.result = result
 
     def set_exception(self, error: BaseException) -> None:
         self.error = error
@@ -64,8 +64,8 @@ class _Job:
 
 @contextmanager
 def sqlite() -> Iterator[MakeStore]:
-    """A way to make a store in a new file; the files go at the end."""
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(sqlite_room, "ConnectionThread", InPlace):
+    """Yield a function that creates a store in a new file. The files are deleted at the end."""
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(sqlite_store, "ConnectionThread", InlineConnection):
         names = iter(range(1_000_000))
 
         def make(clock: Clock) -> Store:
