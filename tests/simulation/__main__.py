@@ -1,4 +1,4 @@
-"""`python -m tests.simulation`: play seeds, from the command line."""
+"""`python -m tests.simulation`: simulate seeds from the command line."""
 
 from tests.simulation.command_line import main
 

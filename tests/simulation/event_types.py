@@ -1,4 +1,4 @@
-"""The kinds of events that simulated runs and clients send, one for each policy. `n` is unique per event."""
+"""The event types of simulated runs and clients, one for each delivery policy. `n` is unique per event."""
 
 from typing import Any
 

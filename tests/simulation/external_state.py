@@ -1,4 +1,4 @@
-"""What the bodies of simulated steps do to the world outside: kept where the checks can see it."""
+"""ExternalState: the external effects of simulated step bodies, which the final checks read."""
 
 from __future__ import annotations
 
@@ -11,49 +11,51 @@ from perdure.testing.simulation.process import Process
 from perdure.testing.simulation.simulation import Simulation
 
 
-class Stage:
-    """One for each simulation; the bodies find the present one."""
+class ExternalState:
+    """The external effects of one simulation. Step bodies use the current instance."""
 
-    _present: Stage | None = None
+    _current: ExternalState | None = None
 
-    def __init__(self, world: Simulation) -> None:
-        self.world = world
-        self.undos: Counter[tuple[str, str]] = Counter()
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.compensations: Counter[tuple[str, str]] = Counter()
         self.exits: Counter[str] = Counter()
         self.received: set[tuple[str, str]] = set()
-        self.mended: set[str] = set()  # runs whose steps do not fail any more
-        Stage._present = self
+        self.repaired: set[str] = set()  # runs whose steps no longer fail
+        ExternalState._current = self
 
     @classmethod
-    def current(cls) -> Stage:
-        assert cls._present is not None
-        if cls._present.process.dead.is_set():  # a body that goes on after its process has died does nothing
+    def current(cls) -> ExternalState:
+        assert cls._current is not None
+        if cls._current.process.dead.is_set():  # a body that still runs after the death of its process has no effect
             raise asyncio.CancelledError
-        return cls._present
+        return cls._current
 
     @classmethod
     def saw(cls, run_id: str, number: str) -> str:
-        """A workflow has been given this event; it is told so again on every replay."""
-        assert cls._present is not None
-        cls._present.received.add((run_id, number))
+        """Record that a workflow received this event. Every replay calls it again."""
+        assert cls._current is not None
+        cls._current.received.add((run_id, number))
         return number
 
     @property
     def process(self) -> Process:
-        """The one whose body asks."""
-        me: Any = current_step()
-        return self.world.writings[id(me._stream_writer)]
+        """The process that executes the calling step body."""
+        attempt: Any = current_step()
+        return self.simulation.writings[id(attempt._stream_writer)]
 
-    def begins(self, me: Any, after: str | None) -> None:
-        """A body begins: the result that it was called with must be on record."""
-        run = self.world.witness.models[me.run_id]
-        if after is None or run.touched or run.owner != me._stream_writer._worker():
+    def on_start(self, attempt: Any, after: str | None) -> None:
+        """Check that the result that a step body was called with is recorded."""
+        run = self.simulation.checker.models[attempt.run_id]
+        if after is None or run.touched or run.owner != attempt._stream_writer._worker():
             return
-        if after not in run.pruned and run.settled_at(after) is None:
-            self.world.witness.breaks(f"{me.location} of run {me.run_id} began before {after} was on record")
+        if after not in run.pruned and run.completed_entry(after) is None:
+            self.simulation.checker.report(
+                f"{attempt.location} of run {attempt.run_id} started before {after} was recorded"
+            )
 
     def undone(self, done: list[Any]) -> None:
-        self.undos[current_step().run_id, str(done[1])] += 1
+        self.compensations[current_step().run_id, str(done[1])] += 1
 
     def left(self, run_id: str) -> None:
         self.exits[run_id] += 1

@@ -1,6 +1,6 @@
-"""What must hold while runs are open and all is calm: liveness (guarantee 5) and read-only replay (7).
+"""Checks in the quiescent phase, while runs are open: liveness (guarantee 5) and read-only replay (7).
 
-Then each of them gets what it waits for (`nudge`).
+Then each run receives what it waits for (`nudge`).
 """
 
 import asyncio
@@ -16,80 +16,82 @@ from perdure.runner.runner import Runner
 from perdure.stores.results import Snapshot
 from perdure.testing.simulation.simulation import Simulation
 from tests.simulation.event_types import ALL, BY_NAME, MAY_EXPIRE
-from tests.simulation.external_state import Stage
+from tests.simulation.external_state import ExternalState
 from tests.simulation.random_clients import all_records
 from tests.simulation.workflows import MAX_SUSPEND, code_of
 
 
 def on_its_way(record: RunRecord) -> bool:
-    """Whether time alone will move this run on."""
+    """Return whether the run progresses without external input."""
     return not record.status.terminal and (record.owner is not None or record.wake_at is not None)
 
 
-async def check_quiet(world: Simulation, client: Client) -> list[RunRecord]:
-    """Nothing is on its way any more: who is open waits for something that is not there. Gives the open runs."""
-    store, breaks = world.store, world.witness.breaks
+async def check_quiet(simulation: Simulation, client: Client) -> list[RunRecord]:
+    """Check that every open run waits for external input that does not exist yet. Return the open runs."""
+    store, report = simulation.store, simulation.checker.report
     for finding in (await check_health(client)).findings:
         if finding.severity == "error":
-            breaks(f"doctor: {finding.text}")
-    if owing := await store.unfinalized():
-        breaks(f"runs that have ended and still owe something: {[each.record.id for each in owing]}")
+            report(f"doctor: {finding.text}")
+    if unfinalized := await store.unfinalized():
+        report(f"ended runs that are not finalized: {[each.record.id for each in unfinalized]}")
     if unfinished := await store.unfinished_broadcasts():
-        breaks(f"events that are not assigned to all who stood: {[each.id for each in unfinished]}")
+        report(f"events that are not assigned to all subscriptions: {[each.id for each in unfinished]}")
     open_runs = [record for record in await all_records(client) if not record.status.terminal]
     topics = {kind.__name__: await store.topic(f"sim.{kind.__name__.lower()}") for kind in ALL}
     for record in open_runs:
-        _check_waits(world, record, await store.inbox(record.id), topics)
-        _check_overdue(world, record)
+        _check_waits(simulation, record, await store.inbox(record.id), topics)
+        _check_overdue(simulation, record)
         if record.status is RunStatus.SUSPENDED and record.held is None:
-            await _check_replay(world, record)
+            await _check_replay(simulation, record)
     return open_runs
 
 
-def _check_waits(world: Simulation, record: RunRecord, inbox: list[Any], topics: dict[str, Any]) -> None:
-    now, breaks, run = world.loop.moment, world.witness.breaks, world.witness.models[record.id]
+def _check_waits(simulation: Simulation, record: RunRecord, inbox: list[Any], topics: dict[str, Any]) -> None:
+    now, report, run = simulation.loop.current_time, simulation.checker.report, simulation.checker.models[record.id]
     if record.owner is not None:
-        busy = any(body.run_id == record.id for body in world.bodies[-50:])
+        busy = any(body.run_id == record.id for body in simulation.bodies[-50:])
         if not busy and record.updated_at < now - 30.0:
-            breaks(f"run {record.id} has an owner, and nothing happens to it")
+            report(f"run {record.id} has an owner, but makes no progress")
         return
     if record.wake_at is not None and record.wake_at < now - 5.0:
-        breaks(f"run {record.id} was due {now - record.wake_at:g} s ago")
+        report(f"run {record.id} was due {now - record.wake_at:g} s ago")
     waits = {wait.name for wait in record.waits if wait.kind == "event" and record.held is None}
     names = {name for each in waits if each is not None for name in each.split(",")} - set(MAY_EXPIRE)
     for message in inbox:
         if message.kind == "event" and message.name in names and record.wake_at is None:
-            breaks(f"run {record.id} waits for {message.name}, and {message.id} is in its mailbox")
+            report(f"run {record.id} waits for {message.name}, but {message.id} is in its mailbox")
     for kind in ("Shared",):
         if f"sim.{kind.lower()}" in names and topics[kind] and record.wake_at is None:
-            breaks(f"run {record.id} waits for {kind}, and there is one in the topic")
+            report(f"run {record.id} waits for {kind}, but the topic contains one")
     if not record.waits and record.held is None and record.wake_at is None:
-        breaks(f"run {record.id} is {record.status} and waits for nothing ({run.status})")
+        report(f"run {record.id} is {record.status}, but waits for nothing ({run.status})")
 
 
-def _check_overdue(world: Simulation, record: RunRecord) -> None:
-    """A run that has exceeded a limit of its own has been told so."""
-    now, run = world.loop.moment, world.witness.models[record.id]
+def _check_overdue(simulation: Simulation, record: RunRecord) -> None:
+    """A run that has exceeded its timeout or max_suspend has been stopped."""
+    now, run = simulation.loop.current_time, simulation.checker.models[record.id]
     if record.held is not None or "~cancel" in run.entries or any("~rollback" in each for each in run.entries):
         return
     if record.deadline_at is not None and record.deadline_at < now - 30.0:
-        world.witness.breaks(f"run {record.id} goes on {now - record.deadline_at:g} s after its timeout")
+        simulation.checker.report(f"run {record.id} continues {now - record.deadline_at:g} s after its timeout")
     waits = record.status is RunStatus.SUSPENDED and record.updated_at < now - MAX_SUSPEND - 30.0
     if waits and record.workflow == "sim.restless":
-        world.witness.breaks(f"run {record.id} is suspended for {now - record.updated_at:g} s, which is too long")
+        simulation.checker.report(
+            f"run {record.id} is suspended for {now - record.updated_at:g} s, longer than max_suspend"
+        )
 
 
-async def _check_replay(world: Simulation, record: RunRecord) -> None:
-    """A suspended run, replayed without news, writes nothing and does nothing."""
-    snapshot = (await world.store.load([record.id]))[0]
+async def _check_replay(simulation: Simulation, record: RunRecord) -> None:
+    """The replay of a suspended run without new input has no writes and no effects."""
+    snapshot = (await simulation.store.load([record.id]))[0]
     if snapshot is None or any(True for _ in snapshot.inbox):
         return
-    turn: Any = await _outside_of_a_task(world, lambda: _replay(snapshot, record.updated_at))
+    turn: Any = await _run_outside_task(simulation, lambda: _replay(snapshot, record.updated_at))
     if turn is None or (turn.wake_at is not None and turn.wake_at <= record.updated_at):
         return
     steps = [effect for effect in turn.effects if type(effect).__name__ == "RunStep"]
     if turn.entries or turn.consumed or steps or turn.outcome is not None or turn.held is not None:
-        world.witness.breaks(f"run {record.id}: a replay without news came to {turn}")
+        simulation.checker.report(f"run {record.id}: a replay without new input produced {turn}")
 
 
 def _replay(snapshot: Snapshot, now: float) -> Any:
@@ -101,21 +103,23 @@ def _replay(snapshot: Snapshot, now: float) -> Any:
         runner.close()
 
 
-async def _outside_of_a_task(world: Simulation, work: Any) -> Any:
-    done = world.loop.create_future()
+async def _run_outside_task(simulation: Simulation, work: Any) -> Any:
+    done = simulation.loop.create_future()
 
-    def carry_out() -> None:
+    def execute() -> None:
         try:
             done.set_result(work())
         except Exception as error:
             done.set_exception(error)
 
-    world.loop.call_soon(carry_out)
+    simulation.loop.call_soon(execute)
     return await done
 
 
-async def nudge(world: Simulation, stage: Stage, client: Client, open_runs: list[RunRecord], round: int) -> None:
-    """Give runs what they wait for, so that all of them can end."""
+async def nudge(
+    simulation: Simulation, state: ExternalState, client: Client, open_runs: list[RunRecord], round: int
+) -> None:
+    """Send runs the events and values that they wait for, so that all of them can end."""
     for record in open_runs:
         for wait in record.waits:
             try:
@@ -127,19 +131,19 @@ async def nudge(world: Simulation, stage: Stage, client: Client, open_runs: list
             except (RunTerminated, RunNotFound, StoreError):
                 continue
         if record.held is not None:
-            await _release(world, stage, client, record, record.held)
+            await _release(simulation, state, client, record, record.held)
     await asyncio.sleep(0)
 
 
-async def _release(world: Simulation, stage: Stage, client: Client, record: RunRecord, held: Hold) -> None:
-    """A run that a failed step holds goes on once that is mended; nothing else may hold a run."""
-    entry = world.witness.models[record.id].entries.get(held.location or "")
+async def _release(simulation: Simulation, state: ExternalState, client: Client, record: RunRecord, held: Hold) -> None:
+    """Resume a run that a failed step holds, after a repair. Nothing else may hold a run."""
+    entry = simulation.checker.models[record.id].entries.get(held.location or "")
     failed = held.kind == "step_failed" and entry is not None and entry.detail == EXHAUSTED
-    # Since a rewind it may be one that is done again in its old place: what comes after it depends on its success.
+    # After a rewind a step may run again at its old location; later entries depend on its success.
     again = entry is not None and entry.seq is not None
     if not failed or not (record.workflow == "sim.patient" or again):
-        world.witness.breaks(f"run {record.id} is held: {held}")
+        simulation.checker.report(f"run {record.id} is held: {held}")
         await client.terminate(record.id)
     else:
-        stage.mended.add(record.id)
+        state.repaired.add(record.id)
         await client.resume(record.id)

@@ -1,4 +1,8 @@
-"""Planted bugs: each breaks one rule that perdure stands on, and the simulator has to find it."""
+"""Mutations: each plants a bug that breaks one guarantee of perdure, and the simulator must detect it.
+
+`mock.patch.object` raises AttributeError if a patched name no longer exists, so that no mutation can lose its effect by
+a rename.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -8,11 +12,10 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-from perdure.client import rewind as rewinding
+from perdure.client import rewind
 from perdure.cluster.membership import Membership
 from perdure.errors import StoreError
-from perdure.execution import coordinator as coordinator_room
-from perdure.execution import turn_commit as turns_room
+from perdure.execution import coordinator, turn_commit
 from perdure.execution.claimer import Claimer
 from perdure.execution.committer import Committer
 from perdure.execution.finalizer import FinalizationPlan
@@ -35,11 +38,11 @@ from perdure.stores.writes import CommitTurn
 Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
-def act_before_commit() -> Any:
-    """The effects of a turn are carried out when it is submitted, not when it is committed."""
+def start_effects_before_commit() -> Any:
+    """Start the effects of a turn when it is submitted, not when it is committed."""
     submit = Committer.submit
 
-    def submit_and_act(self: Committer, write: Any, on_result: Any, *, wait_for_store: bool = True) -> None:
+    def submit_after_effects(self: Committer, write: Any, on_result: Any, *, wait_for_store: bool = True) -> None:
         func = on_result.func if isinstance(on_result, partial) else None
         if isinstance(write, CommitTurn) and getattr(func, "__name__", "") == "_on_commit_result":
             cached, turn, commit, taken = on_result.args
@@ -48,11 +51,11 @@ def act_before_commit() -> Any:
             on_result = partial(on_result.func, cached, replace(turn, effects=()), commit, taken)
         submit(self, write, on_result, wait_for_store=wait_for_store)
 
-    return mock.patch.object(Committer, "submit", submit_and_act)
+    return mock.patch.object(Committer, "submit", submit_after_effects)
 
 
 def skip_the_position_check() -> Any:
-    """A turn is taken wherever the history stands by now."""
+    """Commit a turn at any position of the history."""
 
     def refuse(turn: Any, run: Any, alive: bool) -> Any:
         if run.status.terminal:
@@ -64,7 +67,7 @@ def skip_the_position_check() -> Any:
 
 
 def skip_the_owner_check() -> Any:
-    """A turn is taken from anyone who has the position right."""
+    """Commit a turn of any worker, if its position is correct."""
 
     def refuse(turn: Any, run: Any, alive: bool) -> Any:
         if run.status.terminal:
@@ -74,32 +77,32 @@ def skip_the_owner_check() -> Any:
     return mock.patch.object(rules, "refuse_turn", refuse)
 
 
-def overwrite_the_wake_up() -> Any:
-    """A commit sets `wake_at` as it likes, whatever mail it has not seen."""
+def overwrite_wake_at() -> Any:
+    """Set `wake_at` as the commit requests, although the run has unread messages."""
     return mock.patch.object(rules, "wake_after", lambda patch, now, unseen: patch.wake_at)
 
 
-def drop_mail_on_suspend() -> Any:
-    """A run that suspends throws away the mail that it has not received."""
-    commit_of = turns_room.build_turn_commit
+def drop_messages_on_suspend() -> Any:
+    """Drop the unread messages of a run that suspends."""
+    build_turn_commit = turn_commit.build_turn_commit
 
-    def commit_without_mail(resident: Any, turn: Any, *rest: Any) -> Any:
-        commit = commit_of(resident, turn, *rest)
+    def build_without_messages(cached: Any, turn: Any, *rest: Any) -> Any:
+        commit = build_turn_commit(cached, turn, *rest)
         if commit is None or commit.patch is None or commit.patch.status is not RunStatus.SUSPENDED:
             return commit
-        mailbox = resident.runner.state.mailbox
+        mailbox = cached.runner.state.mailbox
         unread = [each.number for queue in mailbox._by_name.values() for each in queue]
         mailbox._by_name.clear()
         return replace(commit, consumed=(*commit.consumed, *unread))
 
-    return mock.patch.object(coordinator_room, "build_turn_commit", commit_without_mail)
+    return mock.patch.object(coordinator, "build_turn_commit", build_without_messages)
 
 
-def forget_the_generation_check() -> Any:
-    """Mail for a generation that is gone is taken for the present one's."""
+def skip_the_generation_check() -> Any:
+    """Apply messages of an earlier generation to the current one."""
     apply_message = InputApplier._apply_message
 
-    def take_any(self: Any, message: Message, now: float) -> None:
+    def apply_any(self: Any, message: Message, now: float) -> None:
         location = (message.target or "").partition("/")[2]
         pending = self._entries.pending.get(location)
         if message.kind in ("child", "assignment") and pending is not None:
@@ -108,16 +111,16 @@ def forget_the_generation_check() -> Any:
             message = replace(message, id=f"deferred/{self._state.start.epoch}/{message.name}")
         apply_message(self, message, now)
 
-    return mock.patch.object(InputApplier, "_apply_message", take_any)
+    return mock.patch.object(InputApplier, "_apply_message", apply_any)
 
 
 @contextlib.contextmanager
 def emit_effects_during_replay() -> Iterator[None]:
-    """Steps that a replay asks for are executed, on record or not."""
+    """Execute the steps that a replay requests, although they are recorded."""
     replay, take_effects = Runner._replay, TurnBuilder._take_effects
     again: dict[int, list[RunStep]] = {}
 
-    def replay_and_note(self: Any, now: float) -> None:
+    def replay_and_collect(self: Any, now: float) -> None:
         state = self.state
         requested = list(state.entries.attempts.to_start.values())
         replay(self, now)
@@ -133,14 +136,14 @@ def emit_effects_during_replay() -> Iterator[None]:
         return (*again.pop(id(self._state), ()), *take_effects(self))
 
     with (
-        mock.patch.object(Runner, "_replay", replay_and_note),
+        mock.patch.object(Runner, "_replay", replay_and_collect),
         mock.patch.object(TurnBuilder, "_take_effects", take_more_effects),
     ):
         yield
 
 
 def apply_completions_out_of_order() -> Any:
-    """A replay applies completions in the order in which they were asked for."""
+    """Let a replay apply completions in the order of their requests."""
     arrange = History._arrange
 
     def arrange_wrongly(self: History) -> None:
@@ -150,8 +153,8 @@ def apply_completions_out_of_order() -> Any:
     return mock.patch.object(History, "_arrange", arrange_wrongly)
 
 
-def take_a_lost_answer_for_a_failure() -> Any:
-    """A batch whose answer is lost, or that the store could not take just now, is given up."""
+def treat_lost_result_as_failure() -> Any:
+    """Do not retry a batch after a retryable error or a lost result."""
 
     async def commit_once(self: Any, batch: Sequence[Any]) -> list[Any]:
         try:
@@ -162,8 +165,8 @@ def take_a_lost_answer_for_a_failure() -> Any:
     return mock.patch.object(Committer, "_commit", commit_once)
 
 
-def forget_lost_claims() -> Any:
-    """After a claim whose answer was lost nobody looks what has become ours."""
+def ignore_lost_claims() -> Any:
+    """Do not look up the claimed runs after the result of a claim was lost."""
 
     async def claim(self: Any, claim: Any) -> Any:
         return await self._store.claim(claim)
@@ -171,8 +174,8 @@ def forget_lost_claims() -> Any:
     return mock.patch.object(Claimer, "_claim", claim)
 
 
-def never_take_over() -> Any:
-    """A worker whose lease has run out is not declared gone."""
+def never_fence_expired_workers() -> Any:
+    """Do not fence a worker whose lease has expired."""
 
     async def fence_if_dead(self: Any, worker: Any, now: float) -> bool:
         return bool(worker.fenced)
@@ -180,8 +183,8 @@ def never_take_over() -> Any:
     return mock.patch.object(Membership, "_fence_if_dead", fence_if_dead)
 
 
-def forget_own_turns() -> Any:
-    """The store does not recognise a turn that it has taken already, and takes it once more, where it belongs now."""
+def commit_repeated_turns_again() -> Any:
+    """Let the store commit a repeated turn again, at the current position."""
     commit_turn = memory_turns.commit_turn
 
     def commit_again(state: Any, turn: Any) -> Any:
@@ -193,43 +196,43 @@ def forget_own_turns() -> Any:
     return mock.patch("perdure.stores.memory.writes.commit_turn", commit_again)
 
 
-def forget_the_dead_letters() -> Any:
+def drop_dead_letters() -> Any:
     """Unread events of a run that has ended are ticked off, and none is kept."""
     build = FinalizationPlan.build_finalize_run
     return mock.patch.object(FinalizationPlan, "build_finalize_run", lambda self: replace(build(self), dead_letters=()))
 
 
-def let_forks_keep_children() -> Any:
-    """A fork takes the children of the run that it was made from for its own."""
-    return mock.patch.object(rewinding, "_of_another", lambda row: row)
+def attach_children_to_forks() -> Any:
+    """Attach the children of the original run to a fork."""
+    return mock.patch.object(rewind, "_of_another", lambda row: row)
 
 
-def try_again_without_undoing() -> Any:
-    """A run that failed is tried again, and what it had done stays done."""
+def retry_without_compensation() -> Any:
+    """Retry a failed run without compensating its steps."""
 
-    def cleanup_of_the_last(run: Any, rolling: Any, *, compensate: bool, run_exit_hooks: bool) -> Any:
+    def compensate_last_attempt_only(run: Any, rolling: Any, *, compensate: bool, run_exit_hooks: bool) -> Any:
         return run_cleanup(run, rolling, compensate=compensate and run_exit_hooks, run_exit_hooks=run_exit_hooks)
 
-    return mock.patch.object(function_end, "run_cleanup", cleanup_of_the_last)
+    return mock.patch.object(function_end, "run_cleanup", compensate_last_attempt_only)
 
 
-def let_limits_pass() -> Any:
-    """Nothing happens when a run has exceeded its timeout or was suspended for too long."""
+def ignore_limits() -> Any:
+    """Ignore the timeout and the longest suspension of a run."""
     return mock.patch.object(limits, "next_limit", return_value=None)
 
 
-def forget_the_pins() -> Any:
-    """What a gate has answered is not written down."""
+def drop_version_pins() -> Any:
+    """Do not record the version that a gate returned."""
     return mock.patch.object(VersionGates, "take_pins", return_value=())
 
 
-def fail_instead_of_holding() -> Any:
-    """A step without attempts left fails, also where it is to hold the run."""
+def fail_instead_of_hold() -> Any:
+    """Let an exhausted step fail, although its workflow holds the run on failure."""
     return mock.patch.object(InputApplier, "_hold_on_exhausted", return_value=False)
 
 
-def stay_in_the_old_version() -> Any:
-    """A run continues in the version that it has."""
+def continue_in_the_old_version() -> Any:
+    """Continue a run as new in its current version."""
     successor = ContextApi._successor
 
     def own(self: Any, workflow: Any) -> Any:
@@ -238,8 +241,8 @@ def stay_in_the_old_version() -> Any:
     return mock.patch.object(ContextApi, "_successor", own)
 
 
-def prune_too_early() -> Any:
-    """Finished runs go before their time has come."""
+def prune_before_retention() -> Any:
+    """Prune ended runs before their retention has passed."""
     prune = MemoryRuns.prune
     return mock.patch.object(MemoryRuns, "prune", lambda self, now, limit: prune(self, now + 1.0, limit))
 
@@ -247,35 +250,35 @@ def prune_too_early() -> Any:
 MUTANTS: dict[str, Mutant] = {
     mutant.__name__: mutant
     for mutant in (
-        act_before_commit,
+        start_effects_before_commit,
         skip_the_position_check,
         skip_the_owner_check,
-        overwrite_the_wake_up,
-        drop_mail_on_suspend,
-        forget_the_generation_check,
+        overwrite_wake_at,
+        drop_messages_on_suspend,
+        skip_the_generation_check,
         emit_effects_during_replay,
         apply_completions_out_of_order,
-        take_a_lost_answer_for_a_failure,
-        forget_lost_claims,
-        never_take_over,
-        forget_own_turns,
-        forget_the_dead_letters,
-        let_forks_keep_children,
-        try_again_without_undoing,
-        let_limits_pass,
-        forget_the_pins,
-        fail_instead_of_holding,
-        stay_in_the_old_version,
-        prune_too_early,
+        treat_lost_result_as_failure,
+        ignore_lost_claims,
+        never_fence_expired_workers,
+        commit_repeated_turns_again,
+        drop_dead_letters,
+        attach_children_to_forks,
+        retry_without_compensation,
+        ignore_limits,
+        drop_version_pins,
+        fail_instead_of_hold,
+        continue_in_the_old_version,
+        prune_before_retention,
     )
 }
 
-AMONG: dict[str, str] = {
-    "try_again_without_undoing": "sim.again",
-    "let_limits_pass": "sim.hasty",
-    "forget_the_pins": "sim.gated",
-    "fail_instead_of_holding": "sim.patient",
-    "stay_in_the_old_version": "sim.grown",
-    "prune_too_early": "sim.brief",
+FLOW_OF_MUTANT: dict[str, str] = {
+    "retry_without_compensation": "sim.again",
+    "ignore_limits": "sim.hasty",
+    "drop_version_pins": "sim.gated",
+    "fail_instead_of_hold": "sim.patient",
+    "continue_in_the_old_version": "sim.grown",
+    "prune_before_retention": "sim.brief",
 }
-"""Bugs in what a single option does are looked for among runs that have it."""
+"""The workflow that detects a mutation of a single workflow option."""

@@ -1,4 +1,4 @@
-"""Random clients: what they ask for, and what they were told. Each is a process of its own, and may be told nothing."""
+"""Random clients, and a record of their calls and responses. Each is a separate process; responses may be lost."""
 
 import random
 from collections.abc import Awaitable, Callable, Iterator
@@ -34,7 +34,7 @@ REFUSALS = (InvalidPayload, InvalidToken, RunConflict, RunNotFound, RunTerminate
 
 @dataclass(frozen=True)
 class Life:
-    """One generation of a run: an id may be used again when its run was pruned."""
+    """One generation of a run. An id may be used again after its run was pruned."""
 
     id: str
     created_at: float
@@ -46,7 +46,7 @@ class Life:
 
 @dataclass(frozen=True)
 class Program:
-    """What a run is to do: its workflow, by name, and the trees that it grows."""
+    """The program of a run: the name of its workflow, and the trees that it executes."""
 
     flow: str
     parts: list[Node]
@@ -54,36 +54,36 @@ class Program:
 
 @dataclass
 class Seen:
-    """What clients were told: `sent` by number ("ok", "refused" or "unsure"), what they created, ends, records."""
+    """The responses of clients: `sent` by event number ("ok", "refused" or "unsure"), created runs, ends, records."""
 
     sent: dict[str, str] = field(default_factory=dict)
     created: list[str] = field(default_factory=list)
     ends: list[tuple[Life, str]] = field(default_factory=list)  # with its status
     records: list[tuple[Life, str, Any]] = field(default_factory=list)  # with a location and its value
-    forks: dict[str, str] = field(default_factory=dict)  # of which run each is a copy
-    settled: list[tuple[str, str, bool]] = field(default_factory=list)  # token of a deferred: who was first
-    broken: list[str] = field(default_factory=list)
+    forks: dict[str, str] = field(default_factory=dict)  # the original run of each fork
+    completed: list[tuple[str, str, bool]] = field(default_factory=list)  # run, token, whether it was first
+    violations: list[str] = field(default_factory=list)
     calls: int = 0
     refused: int = 0
 
 
 class Caller:
-    """One client: a row of calls, drawn from its dice, with pauses between them."""
+    """One client: a sequence of random calls with pauses between them."""
 
-    def __init__(self, world: Simulation, name: str, chance: random.Random, programs: dict[str, Program], seen: Seen):
-        self._world = world
+    def __init__(self, simulation: Simulation, name: str, rng: random.Random, programs: dict[str, Program], seen: Seen):
+        self._simulation = simulation
         self._name = name
-        self._chance = chance
+        self._rng = rng
         self._programs = programs
         self._seen = seen
         self._sent = 0
         self.client: Client = None  # type: ignore[assignment]
 
     async def live(self, until: float) -> None:
-        self.client = await self._world.client(self._name)
+        self.client = await self._simulation.client(self._name)
         process: Any = self.client._session.process_clock
-        while self._world.loop.moment - self._world.began_at < until:
-            await process.wait(self._chance.choice((0.0, 0.01, 0.1, 0.3, 1.0)))
+        while self._simulation.loop.current_time - self._simulation.began_at < until:
+            await process.wait(self._rng.choice((0.0, 0.01, 0.1, 0.3, 1.0)))
             await self.call()
 
     async def call(self) -> None:
@@ -102,19 +102,19 @@ class Caller:
             (2, self._request),
             (2, self._refused),
         ]
-        way = self._chance.choices([each for _, each in ways], [weight for weight, _ in ways])[0]
-        run_id = self._chance.choice(RUNS if way == self._start else [*RUNS, *RUNS, *FORKS])
-        self._world.trace(f"{self._name}{way.__name__.replace('_', ' ', 1)} {run_id}")
+        way = self._rng.choices([each for _, each in ways], [weight for weight, _ in ways])[0]
+        run_id = self._rng.choice(RUNS if way == self._start else [*RUNS, *RUNS, *FORKS])
+        self._simulation.trace(f"{self._name}{way.__name__.replace('_', ' ', 1)} {run_id}")
         self._seen.calls += 1
         try:
-            told = await way(run_id)
+            response = await way(run_id)
         except REFUSALS as error:
             self._seen.refused += 1
-            told = type(error).__name__
+            response = type(error).__name__
         except (StoreError, TimeoutError) as error:
-            told = f"{type(error).__name__} (who knows)"
-        if told is not None:
-            self._world.trace(f"{self._name} is told: {told}")
+            response = f"{type(error).__name__} (outcome unknown)"
+        if response is not None:
+            self._simulation.trace(f"{self._name} receives: {response}")
 
     # --- calls
 
@@ -127,29 +127,29 @@ class Caller:
 
     async def _send(self, run_id: str) -> None:
         await self._sending(
-            lambda n: self._chance.choice(TARGETED)(n), lambda e, id: self.client.send(run_id, e, event_id=id)
+            lambda n: self._rng.choice(TARGETED)(n), lambda e, id: self.client.send(run_id, e, event_id=id)
         )
 
     async def _broadcast(self, run_id: str) -> None:
-        kind = self._chance.choice(BROADCAST)
+        kind = self._rng.choice(BROADCAST)
         await self._sending(kind, lambda event, id: self.client.broadcast(event, event_id=id))
 
     async def _request(self, run_id: str) -> str | None:
-        async def ask(event: Any, event_id: str) -> Any:
+        async def request(event: Any, event_id: str) -> Any:
             return await self.client.request(run_id, event, timeout=1.0, event_id=event_id)
 
         number = self._next()
-        answer = await ask(Question(number), f"id {number}")
-        if answer != f"re {number}":
-            self._seen.broken.append(f"{self._name} asked {number} and was answered {answer!r}")
-        return str(answer)
+        reply = await request(Question(number), f"id {number}")
+        if reply != f"re {number}":
+            self._seen.violations.append(f"{self._name} requested {number} and received {reply!r}")
+        return str(reply)
 
     async def _sending(self, make: Callable[[str], Any], send: Callable[[Any, str], Awaitable[Any]]) -> None:
         number = self._next()
         event = make(number)
         self._seen.sent[number] = "unsure"
         try:
-            for _ in range(self._chance.choice((1, 1, 2))):  # twice under one id is once
+            for _ in range(self._rng.choice((1, 1, 2))):  # a repeated event id is delivered once
                 await send(event, f"id {number}")
                 self._seen.sent[number] = "ok"
         except (RunNotFound, RunTerminated):
@@ -162,9 +162,9 @@ class Caller:
         return f"{self._name}/{self._sent}"
 
     async def _complete(self, run_id: str) -> str:
-        token = await self.client.deferred_token(run_id, f"d{self._chance.randrange(3)}")
-        first = await self.client.complete(token, self._chance.randrange(100))
-        self._seen.settled.append((run_id, token, first))
+        token = await self.client.deferred_token(run_id, f"d{self._rng.randrange(3)}")
+        first = await self.client.complete(token, self._rng.randrange(100))
+        self._seen.completed.append((run_id, token, first))
         return f"first={first}"
 
     async def _look(self, run_id: str) -> str | None:
@@ -184,13 +184,13 @@ class Caller:
     async def _read_result(self, run_id: str, life: Life, status: str) -> None:
         try:
             await self.client.result(run_id, timeout=0.0)
-            told = "succeeded"
+            result = "succeeded"
         except RunFailed:
-            told = "failed"
+            result = "failed"
         except RunCancelled:
-            told = "cancelled"
-        if told != status and _life(await self.client.describe(run_id)) == life:
-            self._seen.broken.append(f"run {run_id} was {status}, and then {told}")
+            result = "cancelled"
+        if result != status and _life(await self.client.describe(run_id)) == life:
+            self._seen.violations.append(f"run {run_id} was {status}, and then {result}")
 
     async def _cancel(self, run_id: str) -> str:
         return str(await self.client.cancel(run_id))
@@ -203,32 +203,32 @@ class Caller:
 
     async def _rewind(self, run_id: str) -> str:
         history = await self.client.history(run_id)
-        location = self._chance.choice([entry.location for entry in history] or ["nowhere"])
+        location = self._rng.choice([entry.location for entry in history] or ["nowhere"])
         await self.client.rewind(run_id, location)
         return f"to {location}"
 
     async def _fork(self, run_id: str) -> str:
         history = await self.client.history(run_id)
-        location = self._chance.choice([entry.location for entry in history] or ["nowhere"])
-        fork_id, world = self._chance.choice(FORKS), self._world
+        location = self._rng.choice([entry.location for entry in history] or ["nowhere"])
+        fork_id, simulation = self._rng.choice(FORKS), self._simulation
         with self._snapshots() as read:
             run = await self.client.fork(run_id, location, id=fork_id)
         self._seen.forks[run.id] = run_id
-        for wrong in wrong_with_fork(read[-1], location, world.witness.births[run.id]):
-            self._seen.broken.append(f"{run.id}, forked from {run_id} at {location}: {wrong}")
+        for wrong in wrong_with_fork(read[-1], location, simulation.checker.creations[run.id]):
+            self._seen.violations.append(f"{run.id}, forked from {run_id} at {location}: {wrong}")
         return f"{fork_id} at {location}"
 
     @contextmanager
     def _snapshots(self) -> Iterator[list[Snapshot]]:
-        """What the client reads of runs within this block."""
+        """Collect the snapshots that the client reads within this block."""
         client: Any = self.client
         read, snapshot_of = [], client._session.load_snapshot
 
-        async def remember(run_id: str) -> Snapshot:
+        async def collect(run_id: str) -> Snapshot:
             read.append(await snapshot_of(run_id))
             return read[-1]
 
-        client._session.load_snapshot = remember
+        client._session.load_snapshot = collect
         try:
             yield read
         finally:
@@ -238,12 +238,12 @@ class Caller:
         return str(await prune(self.client, 100))
 
     async def _refused(self, run_id: str) -> None:
-        """Calls that cannot be granted; that they leave nothing is seen by the witness."""
-        match self._chance.randrange(5):
+        """Make an invalid call. The invariant checker detects writes of rejected calls."""
+        match self._rng.randrange(5):
             case 0:
-                await self.client.start(tree, [["ok", 99, []]], id=run_id)  # clashes, unless it is the first
+                await self.client.start(tree, [["ok", 99, []]], id=run_id)  # conflicts, unless it is the first start
             case 1:
-                await self.client.send("nobody", TARGETED[0](self._next()))
+                await self.client.send("unknown", TARGETED[0](self._next()))
             case 2:
                 await self.client.complete("forged", 1)
             case 3:

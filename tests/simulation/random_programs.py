@@ -1,7 +1,7 @@
-"""Random workflows: a tree says what a run does, and `grow` does it, with every primitive that there is.
+"""Random programs: a tree defines what a run does, and `grow` executes it, with every primitive of perdure.
 
-A node is `[kind, n, [parts]]`, plain data, so that it is the payload of a run. Which workflow grows it, with which
-options, in which version and with which code, is in `flows`; what it comes to, in `model`.
+A node is `[kind, n, [parts]]`: plain data, so that it can be the payload of a run. `workflows` defines the workflows
+that execute trees, with their options and versions; `reference_model` computes the expected outcome.
 """
 
 import asyncio
@@ -25,30 +25,30 @@ from perdure import (
 from perdure.clock import sleep_on
 from perdure.testing.clock import START
 from tests.simulation.event_types import ALL, BROADCAST, TARGETED, Question
-from tests.simulation.external_state import Stage
+from tests.simulation.external_state import ExternalState
 
 Node = list[Any]
 
 RUNS = [f"r{n}" for n in range(6)]
 FORKS = [f"f{n}" for n in range(3)]
 BEHAVIOURS = ("ok", "ok", "slow", "flaky", "fails", "hangs", "stubborn")
-PATIENT = Retry(max_attempts=3, initial=0.3, jitter=0.0)
+THREE_ATTEMPTS = Retry(max_attempts=3, initial=0.3, jitter=0.0)
 
 
 # --- steps
 
 
 async def undo(done: list[Any]) -> None:
-    Stage.current().undone(done)
-    await sleep_on(Stage.current().process, 0.01)
+    ExternalState.current().undone(done)
+    await sleep_on(ExternalState.current().process, 0.01)
 
 
-@step(name="sim.work", retry=PATIENT, timeout=3.0)
+@step(name="sim.work", retry=THREE_ATTEMPTS, timeout=3.0)
 async def work(n: int, behaviour: str, after: str | None) -> list[Any]:
     return await _body(n, behaviour, after)
 
 
-@step(name="sim.undone", retry=PATIENT, timeout=3.0, compensate=undo)
+@step(name="sim.undone", retry=THREE_ATTEMPTS, timeout=3.0, compensate=undo)
 async def undone_work(n: int, behaviour: str, after: str | None) -> list[Any]:
     return await _body(n, behaviour, after)
 
@@ -58,41 +58,41 @@ async def work_once(n: int, after: str | None) -> list[Any]:
     return await _body(n, "slow", after)
 
 
-@step(name="sim.wrote", retry=PATIENT)
+@step(name="sim.wrote", retry=THREE_ATTEMPTS)
 async def writing_work(n: int, after: str | None) -> list[Any]:
     current_step().write("steps", current_step().location)
     return await _body(n, "flaky", after)
 
 
 async def _body(n: int, behaviour: str, after: str | None) -> list[Any]:
-    stage, me = Stage.current(), current_step()
-    stage.begins(me, after)
+    state, attempt = ExternalState.current(), current_step()
+    state.on_start(attempt, after)
     match behaviour:
         case "slow":
-            await sleep_on(stage.process, 0.2 * (1 + n % 4))
-        case "flaky" if me.attempt < 2:
+            await sleep_on(state.process, 0.2 * (1 + n % 4))
+        case "flaky" if attempt.attempt < 2:
             raise ConnectionError("not yet")
-        case "fails" if me.run_id not in stage.mended:
+        case "fails" if attempt.run_id not in state.repaired:
             raise ValueError("it never works")
-        case "hangs" if me.run_id not in stage.mended:
-            await sleep_on(stage.process, 1_000.0)
+        case "hangs" if attempt.run_id not in state.repaired:
+            await sleep_on(state.process, 1_000.0)
         case "stubborn":
             try:
-                await sleep_on(stage.process, 0.3)
+                await sleep_on(state.process, 0.3)
             except asyncio.CancelledError:
-                await sleep_on(stage.process, 0.5)
-    return [n, me.location]
+                await sleep_on(state.process, 0.5)
+    return [n, attempt.location]
 
 
-# --- growing
+# --- execution
 
 
 async def grow(ctx: Context, node: Node, after: str | None) -> Any:
-    """Do what a tree says. `after` is the location of a step whose result is known here."""
+    """Execute a tree. `after` is the location of a step whose result is known here."""
     kind, n, parts = node
     match kind:
         case "seq":
-            return await _in_turn(ctx, parts, after)
+            return await _grow_in_sequence(ctx, parts, after)
         case "map":
             return await ctx.map(lambda i: work(i, "ok", after), range(n), concurrency=2)
         case "gather":
@@ -102,12 +102,12 @@ async def grow(ctx: Context, node: Node, after: str | None) -> Any:
         case "child" | "started" | "detached":
             return await _grow_child(ctx, node)
         case "receive" | "batch" | "answer" | "send" | "broadcast" | "deferred":
-            return await _grow_talk(ctx, node)
+            return await _grow_messages(ctx, node)
         case _:
             return await _grow_leaf(ctx, node, after)
 
 
-async def _in_turn(ctx: Context, parts: list[Node], after: str | None) -> list[Any]:
+async def _grow_in_sequence(ctx: Context, parts: list[Node], after: str | None) -> list[Any]:
     values = []
     for part in parts:
         values.append(await grow(ctx, part, after))
@@ -135,7 +135,7 @@ async def _grow_leaf(ctx: Context, node: Node, after: str | None) -> Any:
         case "stream":
             return await ctx.stream("log").write(n)
         case "chance":
-            drawn = f"ok {ctx.random.randrange(1000)} {ctx.now()}"  # if a replay draws others, that is drift
+            drawn = f"ok {ctx.random.randrange(1000)} {ctx.now()}"  # a replay must draw the same
             return await work(n, drawn, after)
         case "register":
             ctx.on_rollback(undo, [n, "registered"])
@@ -159,7 +159,7 @@ async def _grow_block(ctx: Context, node: Node, after: str | None) -> Any:
                     return await grow(ctx, parts[0], after)
             case "scope":
                 async with ctx.rollback_scope():
-                    return await _in_turn(ctx, parts, after)
+                    return await _grow_in_sequence(ctx, parts, after)
             case _:
                 return await ctx.loop("loop", _loop(node), 0, commit_every=1 + n % 2, prune_every=1, keep=n % 2)
     except (JoinError, RaceError, PerdureError, TimeoutError, LookupError) as error:
@@ -186,7 +186,7 @@ async def _grow_child(ctx: Context, node: Node) -> Any:
     return [str(outcome.status), outcome.value]
 
 
-async def _grow_talk(ctx: Context, node: Node) -> Any:
+async def _grow_messages(ctx: Context, node: Node) -> Any:
     kind, n, _ = node
     wanted = [each for i, each in enumerate(ALL) if n == 0 or (n >> (i % 4)) & 1]
     match kind:
@@ -194,16 +194,16 @@ async def _grow_talk(ctx: Context, node: Node) -> Any:
             return await ctx.deferred(f"d{n % 3}", int)
         case "batch":
             events = await ctx.receive_batch(*wanted, max=3, timeout=float(n))
-            return len([Stage.saw(ctx.run_id, each.n) for each in events])
+            return len([ExternalState.saw(ctx.run_id, each.n) for each in events])
         case "answer":
             request = await ctx.receive_request(Question, timeout=float(n))
-            Stage.saw(ctx.run_id, request.value.n)
+            ExternalState.saw(ctx.run_id, request.value.n)
             await request.reply(f"re {request.value.n}")
             return "answered"
         case "send" | "broadcast":
             return await _send(ctx, node)
     try:
-        return Stage.saw(ctx.run_id, (await ctx.receive(*wanted, timeout=None if n == 0 else float(n))).n)
+        return ExternalState.saw(ctx.run_id, (await ctx.receive(*wanted, timeout=None if n == 0 else float(n))).n)
     except TimeoutError:
         return "nothing"
 
@@ -220,7 +220,7 @@ async def _send(ctx: Context, node: Node) -> None:
         return
 
 
-# --- drawing
+# --- generation
 
 LEAVES = (
     *("ok", "slow", "flaky", "fails", "hangs", "stubborn", "undone", "undone", "once", "wrote", "sleep", "show"),
@@ -230,31 +230,31 @@ LEAVES = (
 BLOCKS = ("seq", "seq", "join", "race", "race", "scope", "gather", "within")
 FAMILY = ("child", "started", "detached")
 CHILDREN = ("sim.tree", "sim.tree", "sim.tree", "sim.again", "sim.hasty", "sim.restless", "sim.patient", "sim.brief")
-"""The workflows that children are of, by name."""
+"""The names of the workflows of children."""
 
 
-def draw_trees(chance: random.Random) -> list[Node]:
-    """The payload of a run: mostly one tree."""
-    return [_block(chance, "seq", 3) for _ in range(chance.choice((1, 1, 1, 2, 3)))]
+def draw_trees(rng: random.Random) -> list[Node]:
+    """Return the random payload of a run, usually one tree."""
+    return [_block(rng, "seq", 3) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
 
 
-def _draw(chance: random.Random, depth: int) -> Node:
-    way = chance.random()
-    if depth <= 0 or way < 0.55:
-        return [chance.choice(LEAVES), chance.randrange(9), []]
-    if way < 0.63:
-        return ["loop", chance.randrange(4), [_block(chance, "seq", depth - 1)]]
-    if way < 0.74:
-        return [chance.choice(FAMILY), chance.randrange(len(CHILDREN)), [_block(chance, "seq", depth - 2)]]
-    return _block(chance, chance.choice(BLOCKS), depth)
+def _draw(rng: random.Random, depth: int) -> Node:
+    draw = rng.random()
+    if depth <= 0 or draw < 0.55:
+        return [rng.choice(LEAVES), rng.randrange(9), []]
+    if draw < 0.63:
+        return ["loop", rng.randrange(4), [_block(rng, "seq", depth - 1)]]
+    if draw < 0.74:
+        return [rng.choice(FAMILY), rng.randrange(len(CHILDREN)), [_block(rng, "seq", depth - 2)]]
+    return _block(rng, rng.choice(BLOCKS), depth)
 
 
-def _block(chance: random.Random, kind: str, depth: int) -> Node:
-    parts = 1 if kind == "within" else chance.randrange(1, 4)
-    return [kind, chance.randrange(4), [_draw(chance, depth - 1) for _ in range(parts)]]
+def _block(rng: random.Random, kind: str, depth: int) -> Node:
+    parts = 1 if kind == "within" else rng.randrange(1, 4)
+    return [kind, rng.randrange(4), [_draw(rng, depth - 1) for _ in range(parts)]]
 
 
-# --- values: the result of a step is `[n, location]`; the model knows the first
+# --- values: the result of a step is `[n, location]`; the reference model predicts only `n`
 
 
 def location_of(value: Any) -> str | None:

@@ -1,18 +1,18 @@
-"""The reference model: what a run comes to, as far as that does not depend on the order in which the world answers."""
+"""The reference model: the outcome of a run, if it does not depend on the order of external events."""
 
 from typing import Any
 
 from tests.simulation.random_programs import CHILDREN, Node
-from tests.simulation.workflows import goes_over
+from tests.simulation.workflows import continues_as_tree
 
 Expected = tuple[str, Any] | None
-"""("value", what it returns), ("error", the type of what it raises), or None where it depends."""
+"""("value", the returned value), ("error", the type of the raised error), or None if the order decides."""
 
-LIMITED = ("sim.hasty", "sim.restless")  # these may come to a TimeoutError instead
+LIMITED = ("sim.hasty", "sim.restless")  # may end with a TimeoutError instead
 
 
 def expected_of_run(parts: list[Node], flow: str = "sim.tree", *, limits: bool = True) -> Expected:
-    """How a run comes out. With `limits`, one that may be stopped by a limit of its own depends on the time."""
+    """Return the outcome of a run. With `limits`, the outcome of a run that a limit may stop is None."""
     if limits and flow in LIMITED:
         return None
     if flow == "sim.gated":
@@ -22,34 +22,34 @@ def expected_of_run(parts: list[Node], flow: str = "sim.tree", *, limits: bool =
 
 
 def _expected_of_all(parts: list[Node], flow: str) -> Expected:
-    """Of several trees only the last one's value is seen, if none before it fails."""
-    value, began_as = None, flow
+    """Return the outcome of several trees: the value of the last one, if no earlier one fails."""
+    value, first_flow = None, flow
     for number, part in enumerate(parts):
         outcome = expected(part, flow, first=number == 0)
-        if began_as == "sim.patient" and outcome != expected(part, began_as, first=number == 0):
-            return None  # it went over, and its steps may have been mended before
+        if first_flow == "sim.patient" and outcome != expected(part, first_flow, first=number == 0):
+            return None  # continued as sim.tree, and its steps may have been repaired before
         if outcome is not None and outcome[0] == "error" and flow == "sim.again":
-            outcome = expected(part, flow, first=False)  # tried again, as a new generation
+            outcome = expected(part, flow, first=False)  # retried, as a new generation
         if outcome is None or outcome[0] == "error":
             return outcome
         value = outcome[1]
-        if number + 1 < len(parts) and goes_over(part):
+        if number + 1 < len(parts) and continues_as_tree(part):
             flow = "sim.tree"
-    if flow == "sim.grown" and len(parts) > 1:  # each continuation is of the newest version
+    if flow == "sim.grown" and len(parts) > 1:  # each continuation uses the newest version
         value = ["version 2", 1, value]
     return ("value", value)
 
 
 def expected(node: Node, flow: str = "sim.tree", first: bool = True) -> Expected:
-    """What one tree comes to in a run of this workflow; `first`: in its first generation."""
+    """Return the outcome of one tree in a run of this workflow; `first`: in its first generation."""
     kind, n, parts = node
     match kind:
         case "ok" | "slow" | "flaky" | "chance" | "wrote" | "stubborn":
             return ("value", n)
         case "undone":
-            return ("value", n)  # the behaviours that it can have come to a good end
+            return ("value", n)  # all its behaviours succeed
         case "fails" | "hangs":
-            return ("value", n) if flow == "sim.patient" else ("error", "StepFailed")  # held until it is mended
+            return ("value", n) if flow == "sim.patient" else ("error", "StepFailed")  # held until it is repaired
         case "lately":
             return ("value", n) if flow == "sim.patient" or not first else ("error", "StepFailed")
         case "sleep" | "until" | "show" | "stream" | "register" | "send" | "broadcast" | "detached":
@@ -98,5 +98,5 @@ def _expected_of_child(kind: str, outcome: Expected) -> Expected:
 
 
 def depends_on_generation(node: Node) -> bool:
-    """Whether it comes out differently in a first generation: a copy of a run is none."""
+    """Return whether the outcome differs in the first generation, which a fork does not have."""
     return bool(node[0] == "lately") or any(depends_on_generation(part) for part in node[2])

@@ -1,4 +1,4 @@
-"""The stores that are simulated: in memory, and SQLite without its threads, so that one seed is one course."""
+"""The stores of the simulation: memory, and SQLite without threads, so that a seed determines the trace."""
 
 import tempfile
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What the simulator has found, played again without chance: each of these went wrong once."""
+"""Regression tests for defects that the simulator has found, without randomness."""
 
 from datetime import timedelta
 from typing import Any
@@ -17,12 +17,12 @@ async def pair(ctx: Context) -> None:
 
 
 def test_entry_abandoned_in_its_first_turn_is_a_rewind_location():
-    """A rewind, then a cancel, then the run goes on: the second receive is asked for anew and cancelled at once.
+    """After a rewind and a cancel, the second receive is requested again and cancelled at once.
 
-    To go back to the cancel then left a receive that was on record as cancelled, and that nobody cancels: divergence.
+    A rewind to the cancel kept the receive as cancelled, although no request cancels it: the history diverged.
     """
 
-    async def scene(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         first = await harness.engine(pair)
         await first.start(pair, id="pair")
         await harness.settle()
@@ -41,27 +41,27 @@ def test_entry_abandoned_in_its_first_turn_is_a_rewind_location():
         await client.emit("found.second", 2)
         await harness.run_to_end(engine.get("pair"))
 
-    on_virtual_time(scene)
+    on_virtual_time(scenario)
 
 
 @workflow(name="found.nap")
 async def nap(ctx: Context) -> list[Any]:
-    async def patiently() -> str:
+    async def receive_or_time_out() -> str:
         try:
             return str(await ctx.receive("found.late", timeout=40))
         except TimeoutError:
             return "nothing came"
 
-    return list(await ctx.join(ctx.receive("found.first"), ctx.sleep(30), patiently()))
+    return list(await ctx.join(ctx.receive("found.first"), ctx.sleep(30), receive_or_time_out()))
 
 
 def test_sleep_abandoned_in_its_first_turn_keeps_its_deadline_after_rewind():
-    """Its only row says that it was given up, and not until when it was to last: it was left so, and the run was held.
+    """The only record of the sleep was its cancellation, without the deadline, so the run was held.
 
-    A receive was opened, and would have waited for ever.
+    A receive was opened again and would have waited without end.
     """
 
-    async def scene(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         first = await harness.engine(nap)
         await first.start(nap, id="nap")
         await harness.settle()
@@ -79,7 +79,7 @@ def test_sleep_abandoned_in_its_first_turn_keeps_its_deadline_after_rewind():
         await client.emit("found.first", 1)
         assert await harness.run_to_end(engine.get("nap")) == [1, None, "nothing came"]
 
-    on_virtual_time(scene)
+    on_virtual_time(scenario)
 
 
 @workflow(name="found.sleeper")
@@ -89,25 +89,25 @@ async def sleeper(ctx: Context) -> str:
 
 
 def test_claim_with_a_lost_response_is_found_although_the_run_is_cached():
-    """The worker looks up what it owns, found the run in its memory, and left it there: asleep, owned, for ever."""
+    """The worker looked up its runs, found the run in its cache, and left it suspended and owned without end."""
 
-    async def scene(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         engine = await harness.engine(sleeper)
         run = await engine.start(sleeper, id="sleeper")
         await harness.settle()
         claim, lost = engine.faults.claim, [True]
 
-        async def claim_and_lose(asked: Any) -> Any:
-            claimed = await claim(asked)
+        async def claim_and_lose(request: Any) -> Any:
+            claimed = await claim(request)
             if claimed and lost.pop():
-                raise StoreError("the answer got lost", retryable=True)
+                raise StoreError("the result was lost", retryable=True)
             return claimed
 
         engine.faults.claim = claim_and_lose  # type: ignore[method-assign, assignment]
         assert await harness.run_to_end(run) == "awake"
         assert lost == []
 
-    on_virtual_time(scene)
+    on_virtual_time(scenario)
 
 
 async def nothing(value: int) -> None:
@@ -130,9 +130,9 @@ async def noted(ctx: Context) -> None:
 
 
 def test_compensation_record_is_not_a_rewind_location():
-    """It is kept beside the order of asking: the step of which it tells was then on record, and never asked for."""
+    """The record has no position in the order of requests: its step was recorded, but never requested."""
 
-    async def scene(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         engine = await harness.engine(noted)
         await engine.start(noted, id="noted")
         await harness.settle()
@@ -140,20 +140,20 @@ def test_compensation_record_is_not_a_rewind_location():
             await engine.rewind("noted", "~compensation/rounds/~0/compensated")
         await engine.rewind("noted", "rounds/~0/compensated")
 
-    on_virtual_time(scene)
+    on_virtual_time(scenario)
 
 
 @workflow(name="found.late")
 async def late(ctx: Context) -> None:
-    moment = ctx.now() + timedelta(seconds=50)
+    wake_at = ctx.now() + timedelta(seconds=50)
     await compensated()
-    await ctx.join(ctx.sleep_until(moment), compensated())
+    await ctx.join(ctx.sleep_until(wake_at), compensated())
 
 
 def test_sleep_until_a_past_time_is_requested_again_after_rewind():
-    """The replay asks for it at the time of the rewind, when there is nothing to wait for: its record was left over."""
+    """The replay requests the sleep when its time has passed, so that its record was not matched."""
 
-    async def scene(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         engine = await harness.engine(late)
         run = await engine.start(late, id="late")
         await harness.settle()
@@ -163,7 +163,7 @@ def test_sleep_until_a_past_time_is_requested_again_after_rewind():
         await engine.rewind("late", "join/~1/compensated")
         await harness.run_to_end(run)
 
-    on_virtual_time(scene)
+    on_virtual_time(scenario)
 
 
 @workflow(name="found.waits")
@@ -177,9 +177,9 @@ async def parent(ctx: Context) -> None:
 
 
 def test_child_restarted_by_a_rewind_is_cancelled_by_the_next_rewind():
-    """Its entry went on telling of the first child, and the second one ran for ever."""
+    """The entry still named the first child, so that the second child ran without end."""
 
-    async def scene(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         engine = await harness.engine(parent, waits)
         await engine.start(parent, id="parent")
         await harness.settle()
@@ -193,7 +193,7 @@ def test_child_restarted_by_a_rewind_is_cancelled_by_the_next_rewind():
         assert await engine.status("parent/found.waits@1") == "cancelled"
         assert await engine.status("parent/found.waits@2") == "suspended"
 
-    on_virtual_time(scene)
+    on_virtual_time(scenario)
 
 
 @workflow(name="found.starts")
@@ -203,9 +203,9 @@ async def starts(ctx: Context) -> None:
 
 
 def test_rewind_of_a_fork_leaves_the_originals_children_alone():
-    """What a fork has copied named them as its own, and going back to before they were started cancelled them."""
+    """The copied entries named the children as attached to the fork, and the rewind cancelled them."""
 
-    async def scene(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         engine = await harness.engine(starts, waits)
         await engine.start(starts, id="old")
         await harness.settle()
@@ -217,7 +217,7 @@ def test_rewind_of_a_fork_leaves_the_originals_children_alone():
             assert await engine.status(child) == "suspended"
         assert await engine.status("new/join/~0/found.waits") == "cancelled"
 
-    on_virtual_time(scene)
+    on_virtual_time(scenario)
 
 
 @workflow(name="found.rounds")
@@ -231,9 +231,9 @@ async def rounds(ctx: Context) -> list[Any]:
 
 
 def test_rewind_marker_is_not_a_rewind_location():
-    """Its mark has the number of the last ask that was kept: that went too, and here it was the state of a loop."""
+    """The marker has the number of the last kept request. The rewind removed that too, here the state of a loop."""
 
-    async def scene(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         engine = await harness.engine(rounds)
         await harness.run_to_end(await engine.start(rounds, id="rounds"))
         await engine.rewind("rounds", "both/~0/rounds/~2/compensated")
@@ -241,13 +241,13 @@ def test_rewind_marker_is_not_a_rewind_location():
         with pytest.raises(InvalidArgument, match="has no entry at"):
             await engine.rewind("rounds", "~rewind/1")
 
-    on_virtual_time(scene)
+    on_virtual_time(scenario)
 
 
 def test_rewind_into_a_pruned_sibling_loop_is_refused():
-    """The loop was then at an iteration to which nothing leads: it began anew, and met records of later iterations."""
+    """The loop state was pruned: the loop restarted, and diverged from the records of later iterations."""
 
-    async def scene(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         engine = await harness.engine(rounds)
         await harness.run_to_end(await engine.start(rounds, id="beside"))
         assert "both/~0/rounds/~0/compensated" not in [entry.location for entry in await engine.history("beside")]
@@ -256,7 +256,7 @@ def test_rewind_into_a_pruned_sibling_loop_is_refused():
         await engine.rewind("beside", "both/~0/rounds")
         assert await harness.run_to_end(engine.get("beside")) == [3, 1]
 
-    on_virtual_time(scene)
+    on_virtual_time(scenario)
 
 
 @workflow(name="found.again")
@@ -270,9 +270,9 @@ async def again(ctx: Context) -> list[int]:
 
 
 def test_deferred_awaited_again_in_a_loop_keeps_its_value():
-    """It was forgotten with its iteration, or with the loop: who waited for it after a crash waited for ever."""
+    """The value was pruned with its iteration or the loop, and a wait after a crash never ended."""
 
-    async def scene(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         engine = await harness.engine(again)
         await engine.start(again, id="again")
         await engine.complete(await engine.deferred_token("again", "word"), 7)
@@ -283,7 +283,7 @@ def test_deferred_awaited_again_in_a_loop_keeps_its_value():
             await engine.send("again", "found.next", 1)
         assert await harness.run_to_end(engine.get("again")) == [7, 7]
 
-    on_virtual_time(scene)
+    on_virtual_time(scenario)
 
 
 @workflow(name="found.brief", retention=1.0)
@@ -292,9 +292,9 @@ async def brief(ctx: Context) -> Any:
 
 
 def test_reused_run_id_is_not_confused_with_the_pruned_run():
-    """A copy of that slept in a worker that had not heard of its end: the new run was owned, and left asleep."""
+    """A worker had the ended run in its cache. The new run was owned by the worker and stayed suspended."""
 
-    async def scene(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         first = await harness.engine(brief)
         client: Any = await harness.client()
         await first.start(brief, id="brief")
@@ -308,13 +308,13 @@ def test_reused_run_id_is_not_confused_with_the_pruned_run():
         await client.send("brief", "found.word", "new")
         assert await harness.run_to_end(first.get("brief")) == "new"
 
-    on_virtual_time(scene)
+    on_virtual_time(scenario)
 
 
 def test_cached_run_older_than_its_retention_is_not_activated():
-    """Another run may have its id by now, and stand at the same position."""
+    """Another run may have the same id and the same position by then."""
 
-    async def scene(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         engine = await harness.engine(brief)
         run = await engine.start(brief, id="copy")
         await harness.settle()
@@ -324,7 +324,7 @@ def test_cached_run_older_than_its_retention_is_not_activated():
         assert await harness.run_to_end(run) == "late"
         assert engine.faults.calls["load"] == loads + 1
 
-    on_virtual_time(scene)
+    on_virtual_time(scenario)
 
 
 @step(retry=Retry(max_attempts=2, initial=20.0, jitter=0.0))
@@ -340,9 +340,9 @@ async def slow_end(ctx: Context) -> None:
 
 
 def test_a_run_that_rolls_back_beyond_its_timeout_waits_for_its_next_attempt():
-    """Its limit could not stop it any more, and was still its next moment: it was due at once, again and again."""
+    """The limit no longer applied, but was still the next wake-up: the run was due without end."""
 
-    async def scene(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         engine = await harness.engine(slow_end)
         await engine.start(slow_end, id="slow")
         await harness.settle()
@@ -351,4 +351,4 @@ def test_a_run_that_rolls_back_beyond_its_timeout_waits_for_its_next_attempt():
         record = (await harness.store.load(["slow"]))[0].record  # type: ignore[union-attr]
         assert record.wake_at == pytest.approx(record.created_at + 20.0, abs=1.0)
 
-    on_virtual_time(scene)
+    on_virtual_time(scenario)

@@ -1,4 +1,4 @@
-"""Seeds, played as the command line plays them, in a process of their own: what fails here fails there too."""
+"""Tests of the simulator, which run seeds as the command line does, in a separate process."""
 
 import random
 import re
@@ -27,10 +27,10 @@ from tests.simulation.workflows import FLOWS
 
 ROOT = Path(__file__).parents[2]
 SEEDS, SHARDS = 200, 4
-ENOUGH = 100  # seeds within which a mutant is caught
+ENOUGH = 100  # seeds that must detect a mutant
 
 
-def play(*options: str) -> subprocess.CompletedProcess[str]:
+def run_simulator(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tests.simulation", *options],
         cwd=ROOT,
@@ -44,19 +44,19 @@ def play(*options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_all_guarantees_hold_for_many_seeds(shard):
     size = SEEDS // SHARDS
-    played = play("--start", str(shard * size), "--seeds", str(size))
-    assert played.returncode == 0, played.stdout + played.stderr
+    result = run_simulator("--start", str(shard * size), "--seeds", str(size))
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_all_guarantees_hold_on_sqlite():
-    played = play("--store", "sqlite", "--seeds", "10", "--start", "10000")
-    assert played.returncode == 0, played.stdout + played.stderr
+    result = run_simulator("--store", "sqlite", "--seeds", "10", "--start", "10000")
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_planted_bug_is_caught(mutant):
-    hunt = play("--mutant", mutant, "--seeds", str(ENOUGH))
-    assert hunt.returncode == 0, hunt.stdout + hunt.stderr
+    result = run_simulator("--mutant", mutant, "--seeds", str(ENOUGH))
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize("seed", [1, 4, 9])
@@ -65,7 +65,7 @@ def test_seed_determines_the_trace(seed):
 
 
 def test_seed_determines_the_trace_in_every_process():
-    first, second = (play("--seed", "7", "--trace").stdout for _ in range(2))
+    first, second = (run_simulator("--seed", "7", "--trace").stdout for _ in range(2))
     assert len(first) > 1_000
     assert first == second
 
@@ -80,11 +80,11 @@ def test_another_seed_gives_another_trace():
 
 
 def test_failure_report_says_how_to_reproduce_it():
-    """A mutant, so that there is one: the report has the seed, what broke, the faults that it takes, and a command."""
+    """A mutant causes the failure. The report has the seed, the violations, the needed faults and a command."""
     code = (
         "import sys; from tests.simulation import command_line, mutations\n"
         "sys.argv = ['simulate', '--seeds', '20']\n"
-        "with mutations.drop_mail_on_suspend(): command_line.main()"
+        "with mutations.drop_messages_on_suspend(): command_line.main()"
     )
     environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PYTHONHASHSEED": "0"}
     done = subprocess.run(
@@ -134,13 +134,13 @@ def test_the_model_says_what_a_tree_comes_to(trees, outcome):
         ("sim.again", [["seq", 0, [["fails", 3, []]]]], ("error", "StepFailed")),
         ("sim.patient", [["seq", 0, [["fails", 3, []]]]], ("value", [3])),
         ("sim.patient", [["ok", 3, []], ["ok", 4, []]], ("value", 4)),
-        ("sim.patient", [["ok", 3, []], ["fails", 4, []]], None),  # it goes over to a plain tree, mended or not
+        ("sim.patient", [["ok", 3, []], ["fails", 4, []]], None),  # it continues as sim.tree, repaired or not
         ("sim.hasty", [["ok", 1, []]], None),
         ("sim.grown", [["ok", 1, []]], ("value", 1)),
         ("sim.grown", [["ok", 1, []], ["ok", 2, []]], ("value", ["version 2", 1, 2])),
         ("sim.gated", [["ok", 1, []], ["ok", 2, []]], ("value", ["gate", 1, 2])),
-        ("sim.tree", [["child", 3, [["lately", 5, []]]]], ("value", 5)),  # a child that is tried again
-        ("sim.tree", [["child", 4, [["ok", 5, []]]]], None),  # one that may time out
+        ("sim.tree", [["child", 3, [["lately", 5, []]]]], ("value", 5)),  # a child that is retried
+        ("sim.tree", [["child", 4, [["ok", 5, []]]]], None),  # a child that may time out
     ],
 )
 def test_the_model_knows_what_a_workflow_makes_of_a_tree(flow, trees, outcome):

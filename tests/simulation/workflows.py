@@ -1,15 +1,15 @@
-"""The workflows that grow trees: one for each option that a workflow has, two versions of one, and code that changes.
+"""The workflows that execute trees: one for each workflow option, two versions of one, and changed code of one.
 
-`old_code` and `new_code` are what a worker has before and after a deploy. The new code has a further version of
-`sim.grown`, to which the old one continues, and another function for `sim.gated`, which asks by a gate whether it may
-do something new.
+`old_code` and `new_code` are the workflows of a worker before and after a deployment. The new code has a second version
+of `sim.grown`, to which the old one continues, and another function for `sim.gated`, which calls a version gate before
+its new step.
 """
 
 from typing import Any
 
 from perdure import Context, Retry, current_step, step, workflow
 from perdure.workflows.definition import Workflow, WorkflowOptions
-from tests.simulation.external_state import Stage
+from tests.simulation.external_state import ExternalState
 from tests.simulation.random_programs import Node, grow, plain, work
 
 AGAIN = Retry(max_attempts=3, initial=0.5, jitter=0.0)
@@ -17,21 +17,21 @@ TIMEOUT, MAX_SUSPEND, RETENTION = 6.0, 4.0, 1.0  # seconds
 
 
 async def grow_all(ctx: Context, parts: Any) -> Any:
-    """Grow the first tree; if there are more, continue with the others, as the same workflow or as another one."""
+    """Execute the first tree. Continue as new with the others, as the same workflow or as `sim.tree`."""
     ctx.on_exit(left)
     value = await grow(ctx, parts[0], None)
     if len(parts) > 1:
-        await ctx.continue_as(parts[1:], workflow=tree if goes_over(parts[0]) else None)
+        await ctx.continue_as(parts[1:], workflow=tree if continues_as_tree(parts[0]) else None)
     return plain(value)
 
 
-def goes_over(part: Node) -> bool:
-    """Whether the run continues as a plain `sim.tree` after this tree."""
+def continues_as_tree(part: Node) -> bool:
+    """Return whether the run continues as `sim.tree` after this tree."""
     return bool(part[1] == 3)
 
 
 async def left() -> None:
-    Stage.current().left(current_step().run_id)
+    ExternalState.current().left(current_step().run_id)
 
 
 tree = workflow(name="sim.tree")(grow_all)
@@ -69,15 +69,15 @@ async def _gated(ctx: Context, parts: Any) -> Any:
 
 @step(name="sim.new")
 async def new_work() -> None:
-    Stage.current()
+    ExternalState.current()
 
 
-# The same name and version from another place: nobody but a worker that is given it knows of it.
-gated_anew: Workflow[Any, Any] = Workflow(_gated, "sim.gated", 1, WorkflowOptions())
+# The same name and version as `gated`, not registered: only workers that get it explicitly execute it.
+gated_by_version: Workflow[Any, Any] = Workflow(_gated, "sim.gated", 1, WorkflowOptions())
 
 STABLE: list[Workflow[Any, Any]] = [tree, patient, again, hasty, restless, brief, grown]
 FLOWS: dict[str, Workflow[Any, Any]] = {flow.name: flow for flow in [*STABLE, gated]}
-"""What clients start, by name."""
+"""The workflows that clients start, by name."""
 
 
 def old_code() -> list[Workflow[Any, Any]]:
@@ -85,9 +85,9 @@ def old_code() -> list[Workflow[Any, Any]]:
 
 
 def new_code() -> list[Workflow[Any, Any]]:
-    return [*STABLE, gated_anew, grown_again]
+    return [*STABLE, gated_by_version, grown_again]
 
 
 def code_of(name: str, version: int) -> Workflow[Any, Any]:
-    """The definition that workers have in the end."""
+    """Return the definition that workers have after the deployment."""
     return next(flow for flow in new_code() if (flow.name, flow.version) == (name, version))

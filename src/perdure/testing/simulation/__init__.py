@@ -1,11 +1,12 @@
-"""The simulator: several workers and clients in one process, on one seed.
+"""The simulator: several workers and clients in one process, controlled by one seed.
 
-The real engine, runner and stores run single-threaded on an event loop whose time is virtual (`loop`). Each worker and
-client is a `Process` that can be frozen, killed and given a wrong clock; it reaches the store through a `Door` at which
-calls take time, fail, or lose their answers, all as a `Plan` of faults says. Behind the doors a `Witness` sees every
-write with its answer, in the one order in which they happened, and says when a promise of the store's seam or of the
-engine is broken. Everything that is left to chance is drawn from the seed, so that a seed is one exact course.
+The real engine, runner and stores run single-threaded on an event loop with virtual time (`event_loop`). Each worker
+and client is a `Process` that can be frozen, killed and given a skewed clock. It reaches the store through a
+`FaultyConnection`, where calls take time, fail or lose their results, as a `Plan` of faults defines. Behind the
+connections an `InvariantChecker` records every write with its result, in the order of the store, and reports broken
+guarantees of the store protocol or of the engine. All randomness comes from the seed, so that a seed defines one exact
+trace.
 
-What is executed, what clients ask for, and what must hold in the end, is not decided here: `tests/simulation` is
-perdure's own use of it.
+The programs, the calls of clients and the final checks are not defined here: `tests/simulation` is the use of the
+simulator by perdure itself.
 """

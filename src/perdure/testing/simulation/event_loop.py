@@ -1,8 +1,8 @@
-"""An event loop whose time passes only when nothing else is left to do, and in which nothing depends on addresses.
+"""SimulatedLoop: a deterministic event loop with virtual time.
 
-`moment` is its virtual time: when no call-back is ready it becomes that of the next timer at once. There is no I/O, and
-there are no threads. Futures and tasks hash by the order in which they were made, so that a set of them has the same
-order in every course of the same seed.
+`current_time` moves to the next timer when no callback is ready. There is no I/O, and there are no threads. Futures and
+tasks hash by the order of their creation, not by address, so that a set of them has the same order in every execution
+of a seed.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ TOO_MANY_ROUNDS = 100_000
 
 
 class Spinning(AssertionError):
-    """The loop goes round and round, and no time passes."""
+    """The loop iterates without end while virtual time stands still, or waits without a timer."""
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
-    """See the module's docstring. Each process and the world itself live on this one loop."""
+    """The event loop of a simulation. All processes and the simulation itself run on this one loop."""
 
     def __init__(self, start: float = START) -> None:
-        self.moment = start
+        self.current_time = start
         self._numbers = count(1)
         self._rounds = 0
         super().__init__(_NoSelector(self))
-        # What is due now is ready, and nothing that is due later: the next larger number is too late.
+        # The smallest resolution: only timers that are due exactly now are ready.
         self._clock_resolution = math.ulp(start)
         self.set_task_factory(_make_task)
 
     def time(self) -> float:
-        return self.moment
+        return self.current_time
 
     def create_future(self) -> asyncio.Future[Any]:
         return _Future(self)
@@ -45,17 +45,17 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return next(self._numbers)
 
     def idle(self, timeout: float | None) -> None:
-        """Nothing is ready unless `timeout` is 0: go to the moment of the next timer."""
+        """Move to the time of the next timer. A `timeout` of 0 means that callbacks are ready, so time stands still."""
         if timeout == 0:
             self._rounds += 1
             if self._rounds > TOO_MANY_ROUNDS:
-                raise Spinning(f"{TOO_MANY_ROUNDS} rounds of the event loop at one moment")
+                raise Spinning(f"{TOO_MANY_ROUNDS} iterations of the event loop without time passing")
             return
         self._rounds = 0
         timers = self._scheduled  # type: ignore[attr-defined]
         if not timers:
-            raise Spinning("the simulation waits for something, and nothing is left that could happen")
-        self.moment = max(self.moment, timers[0].when())
+            raise Spinning("the simulation waits, but no timer or callback is left")
+        self.current_time = max(self.current_time, timers[0].when())
 
 
 class _NoSelector(selectors.SelectSelector):
@@ -79,7 +79,7 @@ class _Future(asyncio.Future[Any]):
 
 class _Task(asyncio.Task[Any]):
     def __init__(self, work: Any, loop: SimulatedLoop, **options: Any) -> None:
-        self._number = loop.next_number()  # first: it is put into a set while it is being made
+        self._number = loop.next_number()  # first: the base constructor adds the task to a set
         super().__init__(work, loop=loop, **options)
 
     def __hash__(self) -> int:

@@ -1,6 +1,7 @@
-"""A plan of faults: data, drawn from the seed before anything happens, so that single faults can be left out.
+"""Fault plans: data that is derived from the seed before the simulation starts, so that single faults can be removed.
 
-Faults at calls name the process and the number of its call; those in time name a moment, in seconds from the start.
+A fault at a call names the process and the number of its call. A fault in time names its time, in seconds from the
+start.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-STORM = 12.0  # seconds in which faults happen
-AT_COMMITS = ("dies before", "dies after", "dies within", "answer lost", "half done, answer lost")
-AT_CALLS = ("error", "answer lost to a call", "slow")
+FAULT_PHASE_SECONDS = 12.0  # seconds of the fault phase
+AT_COMMITS = ("dies before", "dies after", "dies within", "result lost", "half done, result lost")
+AT_CALLS = ("error", "result lost at a call", "slow")
 AT_CLAIMS = ("claim lost",)
 IN_TIME = ("paused", "clock jumps", "hints lost", "hints doubled", "hints late", "leaves")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that goes wrong in one process: at its n-th commit or call, or at a moment for a while."""
+    """One fault of one process: at its n-th commit or call, or at a time, for `amount` seconds or calls."""
 
     kind: str
     process: str
@@ -30,7 +31,7 @@ class Fault:
         if self.kind in AT_COMMITS:
             return f"{self.process}: {self.kind} at its commit {self.n}"
         if self.kind in AT_CLAIMS:
-            return f"{self.process}: the answer is lost to its claim {self.n} of those that gave it runs"
+            return f"{self.process}: result lost at its claim {self.n} of those that returned runs"
         if self.kind in AT_CALLS:
             return f"{self.process}: {self.kind} at its call {self.n} ({self.amount:g})"
         return f"{self.process}: {self.kind} at {self.at:.3f} ({self.amount:g})"
@@ -38,7 +39,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The faults of one course."""
+    """The faults of one simulation."""
 
     faults: tuple[Fault, ...] = ()
 
@@ -55,8 +56,8 @@ class Plan:
         return [fault for fault in self.faults if fault.kind in IN_TIME and fault.process in processes]
 
     def without(self, faults: Iterable[Fault]) -> Plan:
-        gone = set(faults)
-        return Plan(tuple(fault for fault in self.faults if fault not in gone))
+        removed = set(faults)
+        return Plan(tuple(fault for fault in self.faults if fault not in removed))
 
     def _first(self, process: str, n: int, kinds: Sequence[str]) -> Fault | None:
         return next(
@@ -64,37 +65,35 @@ class Plan:
         )
 
 
-def draw_plan(chance: random.Random, workers: Sequence[str], clients: Sequence[str]) -> Plan:
-    """Between none and a dozen faults; clients are spared those that only a worker can have."""
-    faults = [_draw(chance, workers, clients) for _ in range(chance.choice((0, 1, 2, 3, 4, 6, 8, 12)))]
+def draw_plan(rng: random.Random, workers: Sequence[str], clients: Sequence[str]) -> Plan:
+    """Return a random plan of 0 to 12 faults. Clients get only faults of calls and commits."""
+    faults = [_draw(rng, workers, clients) for _ in range(rng.choice((0, 1, 2, 3, 4, 6, 8, 12)))]
     return Plan(tuple(dict.fromkeys(faults)))
 
 
-def _draw(chance: random.Random, workers: Sequence[str], clients: Sequence[str]) -> Fault:
-    way = chance.random()
-    if way < 0.45:
-        n = min(chance.randrange(1, 60), chance.randrange(1, 60))
-        return Fault(chance.choice(AT_COMMITS), chance.choice(workers), n)
-    if way < 0.6:
-        who, n = chance.choice([*workers, *clients]), chance.randrange(1, 120)
-        return Fault(chance.choice(AT_CALLS), who, n, amount=float(chance.choice((1, 2, 5))))
-    if way < 0.65:
-        return Fault(chance.choice(AT_CLAIMS), chance.choice(workers), chance.randrange(1, 15))
-    if way < 0.7:
-        return Fault(
-            chance.choice(("answer lost", "half done, answer lost")), chance.choice(clients), chance.randrange(1, 15)
-        )
-    return _draw_in_time(chance, chance.choice(workers))
+def _draw(rng: random.Random, workers: Sequence[str], clients: Sequence[str]) -> Fault:
+    draw = rng.random()
+    if draw < 0.45:
+        n = min(rng.randrange(1, 60), rng.randrange(1, 60))
+        return Fault(rng.choice(AT_COMMITS), rng.choice(workers), n)
+    if draw < 0.6:
+        process, n = rng.choice([*workers, *clients]), rng.randrange(1, 120)
+        return Fault(rng.choice(AT_CALLS), process, n, amount=float(rng.choice((1, 2, 5))))
+    if draw < 0.65:
+        return Fault(rng.choice(AT_CLAIMS), rng.choice(workers), rng.randrange(1, 15))
+    if draw < 0.7:
+        return Fault(rng.choice(("result lost", "half done, result lost")), rng.choice(clients), rng.randrange(1, 15))
+    return _draw_in_time(rng, rng.choice(workers))
 
 
-def _draw_in_time(chance: random.Random, worker: str) -> Fault:
-    kind, at = chance.choice(IN_TIME), round(chance.uniform(0.0, STORM), 3)
+def _draw_in_time(rng: random.Random, worker: str) -> Fault:
+    kind, at = rng.choice(IN_TIME), round(rng.uniform(0.0, FAULT_PHASE_SECONDS), 3)
     amounts = {"paused": (0.5, 4.0, 8.0), "clock jumps": (-20.0, -2.0, 2.0, 20.0), "leaves": (0.0, 1.0)}
-    return Fault(kind, worker, at=at, amount=chance.choice(amounts.get(kind, (1.0, 5.0))))
+    return Fault(kind, worker, at=at, amount=rng.choice(amounts.get(kind, (1.0, 5.0))))
 
 
 def shrink(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
-    """Leave out faults, one by one and again, as long as the course still fails."""
+    """Return the smallest plan found that still fails, by removing one fault at a time."""
     smaller = True
     while smaller:
         smaller = False

@@ -1,4 +1,4 @@
-"""The way from one process to the store: calls take time, fail, lose their answers or never come back, as planned."""
+"""FaultyConnection: the connection of one process to the store. Calls are delayed, fail or lose results, as planned."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from perdure.testing.simulation.randomness import seeded_random
 
 T = TypeVar("T")
 SLOW = 2.0  # seconds
-DELAYS = (0.0, 0.0, 0.001, 0.002, 0.005, 0.02)  # seconds that a call may take, there or back
+DELAYS = (0.0, 0.0, 0.001, 0.002, 0.005, 0.02)  # seconds that a request or a response may take
 
 
 class FaultyConnection(FaultyStore):
-    """One for each process. `seed` decides how long calls and hints are under way."""
+    """The store of one process. `seed` determines the delays of calls and change hints."""
 
     def __init__(self, store: Store, process: Process, plan: Plan, seed: object) -> None:
         super().__init__(store)
@@ -37,25 +37,25 @@ class FaultyConnection(FaultyStore):
 
     async def _forward(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
         process, n = self.process, self.process.count("calls")
-        chance = zlib.crc32(f"{self._seed}/{process.name}/{n}".encode())
+        rng = zlib.crc32(f"{self._seed}/{process.name}/{n}".encode())
         fault = None if self.healed else self.plan.at_call(process.name, n)
         if fault is not None:
             process.trace(f"{fault} [{name}]")
         await process.awake()
-        await self._travel(DELAYS[chance % len(DELAYS)] + (SLOW if fault is not None and fault.kind == "slow" else 0.0))
-        self._fail_if_away(name, fault)
-        answer = await call()
-        await self._travel(DELAYS[chance // 97 % len(DELAYS)])
-        if fault is not None and fault.kind == "answer lost to a call":
-            raise StoreError(f"the answer got lost (planned, {name})", retryable=True)
-        return answer
+        await self._travel(DELAYS[rng % len(DELAYS)] + (SLOW if fault is not None and fault.kind == "slow" else 0.0))
+        self._fail_if_planned(name, fault)
+        result = await call()
+        await self._travel(DELAYS[rng // 97 % len(DELAYS)])
+        if fault is not None and fault.kind == "result lost at a call":
+            raise StoreError(f"the result was lost (planned, {name})", retryable=True)
+        return result
 
-    def _fail_if_away(self, name: str, fault: Fault | None) -> None:
+    def _fail_if_planned(self, name: str, fault: Fault | None) -> None:
         if fault is not None and fault.kind == "error":
             self._fails = int(fault.amount)
         if self._fails and not self.healed:
             self._fails -= 1
-            raise StoreError(f"the store is away (planned, {name})", retryable=True)
+            raise StoreError(f"the store is unavailable (planned, {name})", retryable=True)
 
     async def _travel(self, seconds: float) -> None:
         if seconds:
@@ -70,7 +70,7 @@ class FaultyConnection(FaultyStore):
             and (fault := self.plan.at_claim(self.process.name, self.process.count("claims")))
         ):
             self.process.trace(str(fault))
-            raise StoreError("the answer got lost (planned, claim)", retryable=True)
+            raise StoreError("the result was lost (planned, claim)", retryable=True)
         return claimed
 
     async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
@@ -79,29 +79,29 @@ class FaultyConnection(FaultyStore):
         if fault is None:
             return await self._forward("commit", lambda: self.inner.commit(batch))
         self.process.trace(f"{fault}, of {len(batch)} writes")
-        answers = await self._forward("commit", lambda: self._commit_with(fault, batch))
+        results = await self._forward("commit", lambda: self._commit_with(fault, batch))
         if fault.kind.startswith("dies"):
             self.process.die()
             await self.process.awake()
         elif "lost" in fault.kind:
-            raise StoreError(f"the answer got lost (planned, commit {n})", retryable=True)
-        return answers
+            raise StoreError(f"the result was lost (planned, commit {n})", retryable=True)
+        return results
 
     async def _commit_with(self, fault: Fault, batch: Sequence[Write]) -> list[WriteResult]:
-        """A store that is spread over several databases may have done a part of a batch: each write is for itself."""
+        """Apply the batch, a part of it, or nothing. A partitioned store may apply a part: writes are independent."""
         if fault.kind == "dies before":
             return []
-        part = fault.kind in ("dies within", "half done, answer lost")
+        part = fault.kind in ("dies within", "half done, result lost")
         return await self.inner.commit(batch[: len(batch) // 2] if part else batch)
 
-    # --- hints
+    # --- change hints
 
     def disturb_hints(self, kind: str, seconds: float) -> None:
-        """For so long hints are lost, doubled or late."""
-        self._hints_until[kind] = self.process.loop.moment + seconds
+        """Lose, double or delay change hints for `seconds`."""
+        self._hints_until[kind] = self.process.loop.current_time + seconds
 
-    def on_change(self, hint: ChangeCallback) -> Callable[[], None]:
-        process, chance = (
+    def on_change(self, callback: ChangeCallback) -> Callable[[], None]:
+        process, rng = (
             self.process,
             seeded_random(self._seed, self.process.name, "hints", self.process.count("listeners")),
         )
@@ -109,20 +109,20 @@ class FaultyConnection(FaultyStore):
 
         def deliver(run_ids: frozenset[str] | None) -> None:
             if listening[0] and not process.dead.is_set():
-                hint(run_ids)
+                callback(run_ids)
 
-        def hinted(run_ids: frozenset[str] | None) -> None:
-            now, until = process.loop.moment, self._hints_until
+        def on_change_hint(run_ids: frozenset[str] | None) -> None:
+            now, until = process.loop.current_time, self._hints_until
             if process.frozen or until["hints lost"] > now:
                 return
-            delay = chance.choice((0.0, 0.001, 0.01)) + (chance.uniform(0.5, 3.0) if until["hints late"] > now else 0.0)
+            delay = rng.choice((0.0, 0.001, 0.01)) + (rng.uniform(0.5, 3.0) if until["hints late"] > now else 0.0)
             for _ in range(2 if until["hints doubled"] > now else 1):
                 process.loop.call_later(delay, deliver, run_ids)
 
-        leave = self.inner.on_change(hinted)
+        unsubscribe_inner = self.inner.on_change(on_change_hint)
 
-        def left() -> None:
+        def unsubscribe() -> None:
             listening[0] = False
-            leave()
+            unsubscribe_inner()
 
-        return left
+        return unsubscribe

@@ -1,7 +1,7 @@
-"""A process of the simulation: a worker or a client with a clock of its own, which can be frozen or dead.
+"""Process: a worker or a client of the simulation, with its own clock. It can be frozen or killed.
 
-A frozen process does nothing: its timers wait, and its calls wait at the door of the store, on the way there and on the
-way back. When it goes on it goes on with what it knew. What a dead one had begun never comes back.
+The timers of a frozen process wait, and so do its requests to the store and their responses. It then continues with its
+old state. Calls of a dead process never return.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from perdure.testing.simulation.event_loop import SimulatedLoop
 
 
 class Process:
-    """`name` is that of its place, which another process takes after a crash; calls are counted on."""
+    """A simulated process. After a crash the next process has the same `name` and continues the call counts."""
 
     def __init__(self, name: str, loop: SimulatedLoop, trace: Callable[[str], None], counts: dict[str, int]) -> None:
         self.name = name
@@ -32,7 +32,7 @@ class Process:
 
     def freeze(self, seconds: float) -> None:
         self.trace(f"{self.name} is frozen for {seconds:g} s")
-        self._frozen_until = max(self._frozen_until, self.loop.moment + seconds)
+        self._frozen_until = max(self._frozen_until, self.loop.current_time + seconds)
 
     def thaw(self) -> None:
         self._frozen_until = 0.0
@@ -44,17 +44,17 @@ class Process:
 
     @property
     def frozen(self) -> bool:
-        return self._frozen_until > self.loop.moment
+        return self._frozen_until > self.loop.current_time
 
     async def awake(self) -> None:
-        """Wait until the process is not frozen; for ever if it is dead."""
+        """Wait until the process is not frozen; without end if it is dead."""
         while self.frozen:
-            await self.wait(self._frozen_until - self.loop.moment)
+            await self.wait(self._frozen_until - self.loop.current_time)
         if self.dead.is_set():
             await self.loop.create_future()
 
     async def wait(self, seconds: float) -> None:
-        """Let time pass, by nobody's clock."""
+        """Wait in simulation time, independent of the skew of the process."""
         done = self.loop.create_future()
         handle = self.loop.call_later(seconds, lambda: None if done.done() else done.set_result(None))
         try:
@@ -65,7 +65,7 @@ class Process:
     # --- the Clock protocol
 
     def now(self) -> float:
-        return self.loop.moment + self.skew
+        return self.loop.current_time + self.skew
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
         timer = _Timer(self, callback)

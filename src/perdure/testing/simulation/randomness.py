@@ -1,4 +1,4 @@
-"""All chance from one seed: for the time of a simulation the sources of randomness are replaced by seeded ones."""
+"""Seeded randomness: replaces the sources of randomness by seeded ones during a simulation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unittest import mock
 
 @contextlib.contextmanager
 def seeded(seed: object) -> Iterator[None]:
-    """What perdure draws by lot, ids and pauses and keys, is determined by the seed within this block."""
+    """Let the seed determine all random ids, backoffs and keys of perdure within this block."""
     bytes_of = random.Random(f"{seed}/bytes").randbytes
     before = random.getstate()
     random.seed(f"{seed}/random")
@@ -23,5 +23,5 @@ def seeded(seed: object) -> Iterator[None]:
 
 
 def seeded_random(*names: object) -> random.Random:
-    """A source of its own for each purpose: what one of them is asked for does not change what another one gives."""
+    """Return a random generator for one purpose, independent of the generators of other purposes."""
     return random.Random("/".join(map(str, names)))

@@ -1,4 +1,4 @@
-"""What the witness knows of one run: as far as its writes tell, and with none of the store's code."""
+"""RunModel: the state of one run, derived by the invariant checker from committed writes, without code of the store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perdure.stores.writes import CreateRun
 
 @dataclass(slots=True)
 class RunModel:
-    """A run, as far as its writes tell."""
+    """The state of a run, derived from its committed writes."""
 
     id: str
     created_by: str
@@ -23,42 +23,42 @@ class RunModel:
     attached: bool = False
     retention: float | None = None
     prune_at: float | None = None
-    forked: bool = False  # it began with a history
+    forked: bool = False  # created with a history
     run_attempt: int = 1
     position: int = 0
     generation: int = 0
     epoch: int = 0
-    begun_in: int = 0  # the generation in which its history was last begun anew
+    begun_in: int = 0  # the generation in which it was last continued as new or retried
     owner: str | None = None
     status: RunStatus = RunStatus.RUNNING
     ending: tuple[RunStatus, bytes | None] | None = None
     entries: dict[str, Entry] = field(default_factory=dict)
     last_seq: int = -1
     turns: set[str] = field(default_factory=set)
-    touched: bool = False  # stopped, rewound or resumed from outside
+    touched: bool = False  # stopped, rewound or resumed by a caller
     terminated: bool = False
     rewound: bool = False
-    pruned: set[str] = field(default_factory=set)  # locations that were on record and were dropped on purpose
+    pruned: set[str] = field(default_factory=set)  # locations of entries that were recorded and then pruned
     accepted: dict[str, Message] = field(default_factory=dict)  # events of the mailbox, by id
     completed: dict[str, Message] = field(default_factory=dict)  # completions of deferreds, by id
-    consumed: dict[str, Message] = field(default_factory=dict)  # events and assignments that a turn took, by id
-    returned: dict[str, Message] = field(default_factory=dict)  # what a rewind has put back into the mailbox
+    consumed: dict[str, Message] = field(default_factory=dict)  # events and assignments that a turn consumed, by id
+    returned: dict[str, Message] = field(default_factory=dict)  # messages that a rewind returned to the mailbox
     streamed: int = 0  # items that turns have written
-    recorded: list[Entry] = field(default_factory=list)  # what was ever settled, in order
-    before_retry: int = 0  # how many of those, when the run was last tried again
-    before_epoch: int = 0  # how many of those, when its history was last begun anew
-    undone_before: set[str] = field(default_factory=set)  # steps that a fork began with, and that were undone by then
-    copied: dict[str, Message] = field(default_factory=dict)  # mail that a fork began with, by id
+    recorded: list[Entry] = field(default_factory=list)  # all completed entries, in order
+    before_retry: int = 0  # the length of `recorded` at the last retry of the run
+    before_epoch: int = 0  # the length of `recorded` when the current epoch started
+    undone_before: set[str] = field(default_factory=set)  # steps of a fork that were compensated before the fork
+    copied: dict[str, Message] = field(default_factory=dict)  # messages that a fork was created with, by id
 
-    def settled_at(self, location: str) -> Entry | None:
+    def completed_entry(self, location: str) -> Entry | None:
         entry = self.entries.get(location)
         return entry if entry is not None and entry.status is not EntryStatus.PENDING else None
 
 
-def born(write: CreateRun, owner: str | None) -> RunModel:
-    """The picture of a new run. A fork begins with a history and mail."""
+def new_run_model(write: CreateRun, owner: str | None) -> RunModel:
+    """Return the model of a new run. A fork starts with a history and messages."""
     record = write.record
-    picture = RunModel(
+    model = RunModel(
         record.id,
         record.created_by,
         workflow=record.workflow,
@@ -75,28 +75,28 @@ def born(write: CreateRun, owner: str | None) -> RunModel:
         owner=owner,
         entries={entry.location: entry for entry in write.entries},
     )
-    settled = [entry for entry in picture.entries.values() if entry.seq is not None]
-    picture.last_seq = max((entry.seq or 0 for entry in settled), default=-1)
-    picture.recorded = [entry for entry in settled if entry.status is not EntryStatus.PENDING]
-    for entry in picture.recorded:
+    completed = [entry for entry in model.entries.values() if entry.seq is not None]
+    model.last_seq = max((entry.seq or 0 for entry in completed), default=-1)
+    model.recorded = [entry for entry in completed if entry.status is not EntryStatus.PENDING]
+    for entry in model.recorded:
         if "~rollback" in entry.location and entry.detail is not None:
-            picture.undone_before.add(str(msgspec.json.decode(entry.detail).get("of")))
+            model.undone_before.add(str(msgspec.json.decode(entry.detail).get("of")))
     for message in write.inbox:
-        picture.copied[message.id] = message
+        model.copied[message.id] = message
         if message.kind == "deferred":
-            picture.completed[message.id] = message
-    return picture
+            model.completed[message.id] = message
+    return model
 
 
 def started_at(child: RunModel, run: RunModel) -> str | None:
-    """Where a run has started this child of its, in the history that it has now."""
+    """Return the location at which `run` started `child` in its current history, or None."""
     generation, _, location = child.created_by.removeprefix(f"child/{run.id}/").partition("/")
-    ours = child.parent == run.id and child.attached and generation.isdecimal() and int(generation) >= run.begun_in
-    return location if ours else None
+    is_own = child.parent == run.id and child.attached and generation.isdecimal() and int(generation) >= run.begun_in
+    return location if is_own else None
 
 
 def is_known(run: RunModel, deferred: Entry) -> bool:
-    """Whether it was awaited before, and came to just that."""
+    """Return whether the run has recorded the same value of this deferred before."""
     return any(
         (each.kind, each.name, each.value) == (deferred.kind, deferred.name, deferred.value)
         for each in run.entries.values()

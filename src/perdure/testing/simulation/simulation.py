@@ -1,7 +1,6 @@
-"""The world of one simulation: workers that live, die and come back, over one store, as the plan says.
+"""Simulation: starts, kills and restarts workers over one store, as the fault plan defines.
 
-It also looks over the shoulder of every worker as it begins to execute the body of a step, which must be allowed by
-what is on record at that moment.
+It also checks every step body that a worker starts: the recorded state must permit the attempt at that time.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from perdure.workflows.definition import Workflow
 
 MakeStore = Callable[[Clock], Store]
 Workflows = Sequence[Workflow[Any, Any]]
-RESTART = (0.0, 0.5, 2.0)  # seconds until another process takes the place of one that is gone
+RESTART_SECONDS = (0.0, 0.5, 2.0)  # seconds until a new process replaces a dead one
 
 
 @dataclass(frozen=True, slots=True)
 class Deploy:
-    """What workers can execute before and after a change of code.
+    """The workflows of workers before and after a deployment.
 
-    `rolling`: each worker leaves and comes back with the new code at a moment of its own (`at`, in seconds from the
-    start), the last ones when the storm is over. Otherwise all of them die at the first of these moments: no old code
-    is executed after new code.
+    `rolling`: each worker shuts down and restarts with the new code at its own time (`at`, in seconds from the start),
+    the last ones after the fault phase. Otherwise all workers die at the first of these times, so that no old code is
+    executed after new code.
     """
 
     before: Workflows
@@ -48,13 +47,13 @@ class Deploy:
     rolling: bool = True
     at: Mapping[str, float] = field(default_factory=dict)
 
-    def moment(self, name: str) -> float:
+    def deploy_at(self, name: str) -> float:
         return self.at.get(name, math.inf) if self.rolling else min(self.at.values(), default=math.inf)
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A body that a worker began to execute."""
+    """A step body that a worker started."""
 
     process: str
     run_id: str
@@ -64,14 +63,14 @@ class Body:
 
 
 class SimulatedEngine(Engine):
-    """An engine whose world sees what it executes."""
+    """An engine that reports every step attempt to its simulation."""
 
-    def __init__(self, world: Simulation, process: Process, door: FaultyConnection, **options: Any) -> None:
-        super().__init__(door, clock=process, **options)
-        self.door = door
+    def __init__(self, simulation: Simulation, process: Process, connection: FaultyConnection, **options: Any) -> None:
+        super().__init__(connection, clock=process, **options)
+        self.connection = connection
         self.process = process
         self.known = {(each.name, each.version): each for each in options["workflows"]}
-        self._world = world
+        self._simulation = simulation
 
     def has(self, workflows: Workflows) -> bool:
         return list(self.known.values()) == list(workflows)
@@ -82,17 +81,17 @@ class SimulatedEngine(Engine):
         self._attach(runtime)  # before it starts, so that a crash while it starts stops it
         executor, coordinator = runtime.coordinator.executor, runtime.coordinator
 
-        def begins(run_id: str, step: RunStep) -> RunStep:
-            self._world.executes(self.process, coordinator.worker, run_id, step)
+        def check_attempt(run_id: str, step: RunStep) -> RunStep:
+            self._simulation.on_attempt(self.process, coordinator.worker, run_id, step)
             return step
 
-        intercept_steps(executor, begins)
-        self._world.writings[id(executor._stream_writer)] = self.process
+        intercept_steps(executor, check_attempt)
+        self._simulation.writings[id(executor._stream_writer)] = self.process
         await runtime.start()
 
 
 class Simulation:
-    """Made inside the simulated loop. `trace` gathers what happened, in words, the same for the same seed and plan."""
+    """One simulation, created inside the simulated loop. `trace` records events as text; seed and plan determine it."""
 
     def __init__(
         self,
@@ -108,54 +107,54 @@ class Simulation:
         self.seed = seed
         self.plan = plan
         self.lines: list[str] = []
-        self.began_at = loop.moment
+        self.began_at = loop.current_time
         self.names: dict[str, str] = {}
         self.store = make_store(Process("store", loop, self.trace, {}))
-        self.witness = InvariantChecker(self.store, self.trace, config.seconds("run_retention"))
+        self.checker = InvariantChecker(self.store, self.trace, config.seconds("run_retention"))
         self.bodies: list[Body] = []
         self.writings: dict[int, Process] = {}
         self._deploy = deploy
         self._config = config
         self._counts: dict[str, dict[str, int]] = {}
-        self._healed = asyncio.Event()
+        self._faults_ended = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._engines: dict[str, SimulatedEngine] = {}
         self._leaving: dict[str, asyncio.Event] = {}
         self._clients: list[Client] = []
-        self._doors: list[FaultyConnection] = []
+        self._connections: list[FaultyConnection] = []
 
-    # --- what happened
+    # --- trace
 
     def trace(self, line: str) -> None:
-        self.lines.append(f"{self.loop.moment - self.began_at:9.4f} {line}")
+        self.lines.append(f"{self.loop.current_time - self.began_at:9.4f} {line}")
 
     # --- processes
 
     def start_worker(self, name: str) -> None:
-        self._tasks.append(self.loop.create_task(self._live(name)))
+        self._tasks.append(self.loop.create_task(self._run_worker(name)))
         self._tasks.append(self.loop.create_task(self._change_code(name)))
         for fault in self.plan.in_time(name):
             self._tasks.append(self.loop.create_task(self._disturb(fault)))
 
     async def client(self, name: str) -> Client:
-        """An open client in a process of its own; it does not die."""
-        process, door = self._process(name)
-        client = Client(door, config=self._config, clock=process)
+        """Return an open client in its own process, which does not die."""
+        process, connection = self._process(name)
+        client = Client(connection, config=self._config, clock=process)
         await client.open()
         self._clients.append(client)
         return client
 
     async def heal(self) -> None:
-        """From now on nothing goes wrong any more; whoever is dead comes back, whoever is frozen goes on."""
-        self.trace("the storm is over")
-        self._healed.set()
-        for door in self._doors:
-            door.healed = True
-            door.process.thaw()
-            door.process.skew = 0.0
+        """End the fault phase: dead workers restart, frozen processes continue, clocks are correct."""
+        self.trace("the fault phase ends")
+        self._faults_ended.set()
+        for connection in self._connections:
+            connection.healed = True
+            connection.process.thaw()
+            connection.process.skew = 0.0
 
     async def close(self) -> None:
-        """All processes die."""
+        """Kill all processes."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -166,33 +165,33 @@ class Simulation:
 
     def _process(self, name: str) -> tuple[Process, FaultyConnection]:
         process = Process(name, self.loop, self.trace, self._counts.setdefault(name, {}))
-        door = FaultyConnection(self.witness, process, self.plan, self.seed)
-        door.healed = self._healed.is_set()
-        self._doors.append(door)
-        return process, door
+        connection = FaultyConnection(self.checker, process, self.plan, self.seed)
+        connection.healed = self._faults_ended.is_set()
+        self._connections.append(connection)
+        return process, connection
 
-    async def _live(self, name: str) -> None:
-        chance = seeded_random(self.seed, name, "life")
+    async def _run_worker(self, name: str) -> None:
+        rng = seeded_random(self.seed, name, "life")
         while True:
-            process, door = self._process(name)
+            process, connection = self._process(name)
             workflows = self._deploy.after if self._is_deployed(name) else self._deploy.before
-            engine = SimulatedEngine(self, process, door, workflows=workflows, config=self._config)
+            engine = SimulatedEngine(self, process, connection, workflows=workflows, config=self._config)
             self._engines[name] = engine
             leaving = self._leaving[name] = asyncio.Event()
             self.trace(f"{name} starts")
-            opened = await _first(self.loop, process, engine.open())
-            if opened and await _first(self.loop, process, leaving.wait()):
+            opened = await _finish_before_death(self.loop, process, engine.open())
+            if opened and await _finish_before_death(self.loop, process, leaving.wait()):
                 self.trace(f"{name} leaves")
-                await _first(self.loop, process, engine.shutdown(chance.choice((0.0, 1.0))))
+                await _finish_before_death(self.loop, process, engine.shutdown(rng.choice((0.0, 1.0))))
             process.dead.set()
             await engine._abandon()
-            await process.wait(0.0 if self._healed.is_set() else chance.choice(RESTART))
+            await process.wait(0.0 if self._faults_ended.is_set() else rng.choice(RESTART_SECONDS))
 
     def _is_deployed(self, name: str) -> bool:
-        return self._healed.is_set() or self.loop.moment >= self.began_at + self._deploy.moment(name)
+        return self._faults_ended.is_set() or self.loop.current_time >= self.began_at + self._deploy.deploy_at(name)
 
     async def _change_code(self, name: str) -> None:
-        await self._until(self._deploy.moment(name))
+        await self._until(self._deploy.deploy_at(name))
         engine = self._engines.get(name)
         if engine is None or engine.has(self._deploy.after):
             return
@@ -203,16 +202,16 @@ class Simulation:
             engine.process.die()
 
     async def _until(self, at: float) -> None:
-        """The moment that is so many seconds from the start, or the end of the storm."""
-        waiting = self.loop.create_task(self._healed.wait())
-        left = self.began_at + at - self.loop.moment
+        """Wait until `at` seconds from the start, or until the end of the fault phase."""
+        waiting = self.loop.create_task(self._faults_ended.wait())
+        left = self.began_at + at - self.loop.current_time
         await asyncio.wait((waiting,), timeout=None if math.isinf(left) else max(0.0, left))
         waiting.cancel()
 
     async def _disturb(self, fault: Fault) -> None:
         await self._until(fault.at)
         engine = self._engines.get(fault.process)
-        if self._healed.is_set() or engine is None:
+        if self._faults_ended.is_set() or engine is None:
             return
         self.trace(str(fault))
         process = engine.process
@@ -224,39 +223,39 @@ class Simulation:
             case "leaves":
                 self._leaving[fault.process].set()
             case _:
-                engine.door.disturb_hints(fault.kind, fault.amount)
+                engine.connection.disturb_hints(fault.kind, fault.amount)
 
-    # --- what bodies do
+    # --- step bodies
 
-    def executes(self, process: Process, worker: str, run_id: str, step: RunStep) -> None:
-        """A worker begins to execute a body: what is on record must allow it."""
-        if run_id not in self.witness.models:
-            return  # it was stopped under its hands, and is gone by now
+    def on_attempt(self, process: Process, worker: str, run_id: str, step: RunStep) -> None:
+        """Check that the recorded state permits the step attempt that a worker starts."""
+        if run_id not in self.checker.models:
+            return  # the run was stopped and deleted meanwhile
         self.bodies.append(Body(process.name, run_id, step.location, step.attempt, step.idempotency_key))
         self.trace(f"{process.name} executes {step.idempotency_key} (attempt {step.attempt})")
-        run, witness = self.witness.models[run_id], self.witness
+        run, checker = self.checker.models[run_id], self.checker
         if run.owner != worker:
-            # It was taken over, or the run was stopped under its hands: such a body cannot be fenced.
-            if worker not in witness.gone and not run.touched:
-                witness.breaks(f"{process.name} executes {step.location} of run {run_id}, which {run.owner} owns")
+            # The run was taken over or stopped meanwhile. A step body that runs already cannot be fenced.
+            if worker not in checker.fenced and not run.touched:
+                checker.report(f"{process.name} executes {step.location} of run {run_id}, which {run.owner} owns")
             return
         if (run.workflow, run.version) not in self._engines[process.name].known:
-            witness.breaks(f"{process.name} executes {run.workflow} version {run.version}, which it does not have")
+            checker.report(f"{process.name} executes {run.workflow} version {run.version}, which it has not registered")
         entry = run.entries.get(step.location)
         where = f"step {step.location} of run {run_id}"
-        if run.settled_at(step.location) is not None:
-            witness.breaks(f"{where} is on record, and is executed again")
+        if run.completed_entry(step.location) is not None:
+            checker.report(f"{where} is recorded, but is executed again")
         if entry is not None and entry.due_at is not None and step.attempt <= entry.attempts:
-            witness.breaks(f"attempt {step.attempt} of {where} is on record as failed, and is executed again")
+            checker.report(f"attempt {step.attempt} of {where} is recorded as failed, but is executed again")
         if entry is not None and entry.detail == EXHAUSTED:
-            witness.breaks(f"{where} holds the run until it is resumed, and is executed")
-        begun = entry is not None and entry.status is EntryStatus.PENDING and entry.attempts >= step.attempt
-        if step.call.step.settings.at_most_once and not begun:
-            witness.breaks(f"{where} is to be executed at most once, and begins before that is on record")
+            checker.report(f"{where} holds the run, but is executed before a resume")
+        recorded = entry is not None and entry.status is EntryStatus.PENDING and entry.attempts >= step.attempt
+        if step.call.step.settings.at_most_once and not recorded:
+            checker.report(f"{where} is at-most-once, but starts before its attempt is recorded")
 
 
-async def _first(loop: SimulatedLoop, process: Process, work: Coroutine[Any, Any, object]) -> bool:
-    """Wait for something that a process does, unless it dies first. Whether it was done."""
+async def _finish_before_death(loop: SimulatedLoop, process: Process, work: Coroutine[Any, Any, object]) -> bool:
+    """Wait for `work` of a process until the process dies. Return whether the work succeeded."""
     task, death = loop.create_task(work), loop.create_task(process.dead.wait())
     try:
         await asyncio.wait((task, death), return_when=asyncio.FIRST_COMPLETED)
