@@ -388,6 +388,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not screen.is_terminal:
         screen.width = 140
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that cleanup runs
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell starts with it ignored
     with worktree(options.base) as base, BenchmarkServers(options.results / f"servers-{os.getpid()}") as servers:
         ratios = compute_ratios(measure_pairs(options, {"base": base, "current": ROOT}, servers, log))
     if not ratios:
