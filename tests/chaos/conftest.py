@@ -1,4 +1,4 @@
-"""What tests have measured is said in the end, whether or not anybody looks into a report file."""
+"""Print the measurements of the tests at the end of the session."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from _pytest.terminal import TerminalReporter
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     reports = chain.from_iterable(terminalreporter.getreports(outcome) for outcome in ("passed", "failed"))
-    told = [(report.nodeid, *each) for report in reports if report.when == "call" for each in report.user_properties]
-    if told:
+    measured = [
+        (report.nodeid, *each) for report in reports if report.when == "call" for each in report.user_properties
+    ]
+    if measured:
         terminalreporter.section("measured, in seconds")
-        for test, name, seconds in told:
+        for test, name, seconds in measured:
             terminalreporter.write_line(f"{test.rpartition('::')[2]}: {name}: {seconds}")

@@ -1,7 +1,7 @@
-"""Behind PgBouncer in transaction mode, where no two statements need to meet the same session.
+"""Behind PgBouncer in transaction mode, where two statements may use different sessions.
 
-The store keeps its whole contract there and a fleet its promises, with `statement_cache_size=0` and `listen=no`. What a
-pooler cannot carry is an error that says what to do.
+The store passes its contract there and the workers keep their guarantees, with `statement_cache_size=0` and
+`listen=no`. Settings that a pooler does not support are refused with an error that says what to do.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class TestThroughPgBouncer(StoreContract):
     async def again(self, store: Store) -> Store:
         return PostgresStore(self._url)
 
-    # With `listen=no` nobody hears: sweeps find what changed, as the fleet below shows.
+    # With `listen=no` no worker gets notifications: sweeps find the changes, as the workers below show.
     test_a_change_through_another_handle_notifies_listeners = None  # type: ignore[assignment]
 
 
@@ -89,7 +89,7 @@ def test_workers_without_notifications_finish_all_runs(pooler: PgBouncer, tmp_pa
 
 
 async def used_by_many(url: str) -> int:
-    """How many of a hundred runs are stored by ten at a time, over more connections than the pooler has."""
+    """Start a hundred runs, ten at a time, over more connections than the pooler has; return how many are stored."""
     store = PostgresStore(url)
     await store.open(shards=16)
     try:

@@ -1,4 +1,4 @@
-"""A PostgreSQL primary is lost under a fleet, and its standby promoted: all runs finish right, and nobody is told.
+"""A PostgreSQL primary fails and its standby is promoted: all runs end correctly, without a change of configuration.
 
 `tests/crash/test_postgres_failover.py` is about the store alone, and part of `make test`.
 """

@@ -1,4 +1,4 @@
-"""A fleet on a Redis Cluster of six nodes, two of its workers killed: all runs finish right."""
+"""Workers on a Redis Cluster of six nodes, two of them killed: all runs end correctly."""
 
 from __future__ import annotations
 

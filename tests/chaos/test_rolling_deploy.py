@@ -1,4 +1,4 @@
-"""Workers are replaced one by one, under load, by ones with a changed workflow: no run fails, strands or is redone."""
+"""Workers are replaced one by one, under load, with a changed workflow: no run fails, is stranded or repeats a step."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def deploy(fleet: Fleet) -> None:
     runs = [await planned(fleet, run_id) for run_id in ids]
     await fleet.check(runs)
     for run_id in ids:
-        assert (await fleet.client.describe(run_id)).recoveries == 0, "whoever stopped gave its runs back"
+        assert (await fleet.client.describe(run_id)).recoveries == 0, "a stopped worker released its runs"
     assert {run.places for run in runs} == {BEFORE, AFTER}, "there were runs of both kinds"
     await asyncio.gather(*(fleet.ends(worker) for worker in fleet.living()))
 
@@ -60,7 +60,7 @@ async def start_runs(fleet: Fleet, ids: list[str]) -> None:
 
 
 async def planned(fleet: Fleet, run_id: str) -> Planned:
-    """A run is right either way, but must have gone one way."""
+    """Both versions are valid, but a run must use only one of them."""
     await fleet.until(lambda: ended(fleet, run_id), f"run {run_id} ends")
     result = (await fleet.client.describe(run_id)).result
     places = AFTER if isinstance(result, str) and "0.5" in result.split() else BEFORE

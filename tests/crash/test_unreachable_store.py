@@ -1,4 +1,4 @@
-"""A store that is not there: callers are told, workers wait for it, and can be stopped while they do."""
+"""An unreachable store: callers get an error, workers wait with retries, and a waiting worker can be stopped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print("stopped")
 
 @pytest.fixture(params=["postgresql://127.0.0.1:{port}/shop", "redis://127.0.0.1:{port}/0"])
 def nowhere(request: pytest.FixtureRequest) -> Iterator[str]:
-    """An address at which nobody answers, and nobody else will."""
+    """An address at which no server listens, reserved for this test."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield request.param.format(port=taken.getsockname()[1])
@@ -55,7 +55,7 @@ def test_a_worker_waits_and_can_be_stopped(nowhere: str, number: signal.Signals)
             while "the store is away" not in worker.stderr.readline():
                 assert worker.poll() is None
             worker.send_signal(number)
-            told, _ = worker.communicate(timeout=30)
+            output, _ = worker.communicate(timeout=30)
         finally:
             worker.kill()
-    assert (told, worker.returncode) == ("stopped\n", 0)
+    assert (output, worker.returncode) == ("stopped\n", 0)

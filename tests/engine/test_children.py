@@ -1,4 +1,4 @@
-"""Children from outside: started once, told once, taken down with their parent, and cheap to wait for."""
+"""Children: started once, reported to the parent once, cancelled with the parent, and cheap to wait for."""
 
 import asyncio
 from collections import Counter
@@ -284,8 +284,8 @@ async def test_all_waiters_of_a_run_are_notified(h):
     assert sorted(created for created, _ in results) == [False, False, True]
     assert [result for _, result in results] == ["slept 1000"] * 3
     assert outside.result() == "slept 1000"
-    told = [each for batch in engine.faults.committed for each in batch if isinstance(each, DeliverMessage)]
-    assert Counter(each.run_id for each in told) == {"p0": 1, "p1": 1, "p2": 1}
+    deliveries = [each for batch in engine.faults.committed for each in batch if isinstance(each, DeliverMessage)]
+    assert Counter(each.run_id for each in deliveries) == {"p0": 1, "p1": 1, "p2": 1}
 
 
 @on_every_store

@@ -80,8 +80,8 @@ async def test_typed_deferred_failure_is_raised_as_its_type(h):
 @on_every_store
 async def test_fail_with_a_text_fails_the_run_with_that_text(h):
     engine, run = await waiting_review(h)
-    assert await engine.fail(TOKENS[0], "nobody has time") is True
-    with pytest.raises(RunFailed, match="nobody has time"):
+    assert await engine.fail(TOKENS[0], "no reviewer is available") is True
+    with pytest.raises(RunFailed, match="no reviewer is available"):
         await h.run_to_end(run)
 
 
@@ -240,7 +240,7 @@ async def test_tokens_are_url_safe_and_computable(h):
     assert await engine.deferred_token("r", "verdict") == TOKENS[0]
     assert await engine.deferred_token("r", "other") != TOKENS[0]
     with pytest.raises(RunNotFound):
-        await engine.deferred_token("nobody", "verdict")
+        await engine.deferred_token("unknown", "verdict")
 
 
 @on_every_store

@@ -88,7 +88,7 @@ async def test_tasks_that_an_iteration_leaves_behind_are_cancelled_at_its_end(h)
     @workflow(name="loops.litter")
     async def litter(ctx: Context) -> int:
         async def body(ctx: Context, n: int) -> Continue[int] | Break[int]:
-            asyncio.create_task(ctx.sleep(10_000))  # noqa: RUF006  # on purpose: nobody waits for it
+            asyncio.create_task(ctx.sleep(10_000))  # noqa: RUF006  # never awaited, on purpose
             await do(f"{n}")
             return Break(n) if n == 3 else Continue(n + 1)
 
@@ -204,7 +204,7 @@ async def test_pruned_entries_are_deleted_with_the_next_iteration(h):
         assert int(states[0].name) == newest + 1 + 20, "20 iterations are kept"
 
 
-# --- children of iterations that are gone
+# --- children of pruned iterations
 
 
 @workflow(name="loops.sleeper")
@@ -321,10 +321,10 @@ def test_a_crash_at_every_commit_of_a_loop_with_children(kind, tmp_path):
 async def nested(ctx: Context) -> list[str]:
     async def inner(ctx: Context, state: list[str]) -> Continue[list[str]] | Break[list[str]]:
         both = await ctx.join(
-            told=ctx.receive(LoopNews, timeout=5_000),
+            event=ctx.receive(LoopNews, timeout=5_000),
             raced=ctx.race(fast=in_time(ctx, len(state)), slow=ctx.sleep(10_000)),
         )
-        state = [*state, f"{both['told'].n}/{both['raced'][1]}"]
+        state = [*state, f"{both['event'].n}/{both['raced'][1]}"]
         return Break(state) if len(state) % 3 == 0 else Continue(state)
 
     async def outer(ctx: Context, state: list[str]) -> Continue[list[str]] | Break[list[str]]:
@@ -362,7 +362,7 @@ async def test_nested_structures_resume_on_another_engine(h):
             engine = await h.engine(nested, store=another_handle(h.store, h.clock))
             await h.drive(done_so_far(h, n + 1))
     assert await h.drive(engine.get("l").result()) == NESTED
-    assert [f"step {n}" for n in range(9)] == LOG, "each step once, whoever was in the middle"
+    assert [f"step {n}" for n in range(9)] == LOG, "each step once, in whichever loop"
 
 
 @pytest.mark.parametrize("kind", STORES)

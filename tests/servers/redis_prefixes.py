@@ -1,6 +1,6 @@
-"""Prefixes of keys on the session's Redis that tests borrow; what they wrote is deleted when the test is over.
+"""Prefixes of keys on the session's Redis that tests borrow; their keys are deleted when the test ends.
 
-All stores on an event loop share their connections: to make one takes longer than to use it in a short scene.
+All stores on an event loop share their connections: to make one takes longer than to use it in a short scenario.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _links: WeakKeyDictionary[asyncio.AbstractEventLoop, ScriptConnectionPool] = Wea
 
 
 class SharedLink(ScriptConnectionPool):
-    """Closed when the loop ends, and not with the first store that is."""
+    """Return the pool of this loop, closed when the loop ends and not with the first store."""
 
     async def close(self) -> None:
         return
 
 
 class BorrowedStore(RedisStore):
-    """A Redis store whose time is a test's own."""
+    """A Redis store with the clock of a test."""
 
     def __init__(self, url: str, clock: Clock) -> None:
         super().__init__(url, clock=clock)
@@ -53,7 +53,7 @@ class BorrowedStore(RedisStore):
 
 
 def _client() -> Redis:
-    """One that leaves its connections to the others when it is closed."""
+    """A connection pool that stays open for other stores when one store closes."""
     return Redis(connection_pool=_pools[asyncio.get_running_loop()])
 
 
@@ -62,7 +62,7 @@ def _linked(client: Redis) -> ScriptConnectionPool:
 
 
 def borrow(clock: Clock) -> BorrowedStore:
-    """A store over a prefix that nobody else uses."""
+    """A store with its own prefix."""
     prefix = f"{_SESSION}-{next(_numbers)}"
     _lent.append(prefix)
     return BorrowedStore(with_options(shared_url(), prefix=prefix, durability="relaxed"), clock)

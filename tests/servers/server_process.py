@@ -1,8 +1,8 @@
-"""What the servers that tests start have in common: a process in a directory of its own, and one of them per session.
+"""Base of the test servers: a process in its own directory, and one shared server per session.
 
 A `ServerProcess` keeps its data while it is stopped. `shared` gives all processes of one test session (xdist's workers
 too) the same server. Each of them holds a lock on a file while it lives; a guard, a process of its own, waits until
-nobody does, then stops the server and removes its files. So it goes even if the session is killed.
+no session does, then stops the server and removes its files, even if the session is killed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ START_TIMEOUT = 60.0  # seconds
 
 
 class ServerProcess(ABC):
-    """See the module's docstring. A subclass says how it is started, and when it answers."""
+    """A server process. A subclass defines how it starts and when it is ready."""
 
     name: ClassVar[str]
     in_order: ClassVar[signal.Signals] = signal.SIGTERM
@@ -45,7 +45,7 @@ class ServerProcess(ABC):
     def url(self) -> str: ...
 
     def start(self) -> None:
-        """Start it, having made its files if there are none, and wait until it answers."""
+        """Start the server, create its files if there are none, and wait until it is ready."""
         self._make()
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -59,7 +59,7 @@ class ServerProcess(ABC):
         wait_until(self._ready, f"{self.name} answers")
 
     def stop(self, how: signal.Signals | None = None) -> None:
-        """`in_order`, unless told otherwise; `at_once` is as a crash would be."""
+        """Stop the server with `in_order` by default; `at_once` stops it as a crash would."""
         if self._process is not None:
             self._process.send_signal(how or self.in_order)
             self._process.wait()
@@ -78,13 +78,13 @@ class ServerProcess(ABC):
 
     @abstractmethod
     def _make(self) -> None:
-        """Make the files that are not there yet."""
+        """Create the missing files."""
 
     @abstractmethod
     def _command(self) -> Sequence[str | Path]: ...
 
     def _options(self) -> dict[str, Any]:
-        """More of what `Popen` takes."""
+        """Return additional `Popen` options."""
         return {}
 
     @abstractmethod
@@ -129,7 +129,7 @@ def shared(kind: str) -> Path:
 
 
 def _hold(folder: Path) -> bool:
-    """Keep the guard waiting. False if it waits no more."""
+    """Take the lock that keeps the server alive. Return False if the guard has stopped it."""
     try:
         users = (folder / "users").open("r")
         fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -152,11 +152,11 @@ def _start_guarded(kind: str, folder: Path, note: Path) -> None:
     with guard.stdout as answer:
         if answer.readline() != b"ready\n":
             raise RuntimeError((folder / "guard.log").read_text("utf-8", "replace"))
-    guard.returncode = 0  # it outlives this process, on purpose: nobody is to wait for it
+    guard.returncode = 0  # it outlives this process on purpose, so no caller waits for it
 
 
 def _guard(kind: str, folder: Path, note: Path) -> None:
-    """Run the server for as long as anybody holds its lock."""
+    """Run the server while any process holds its lock."""
     server: ServerProcess = importlib.import_module(f"tests.servers.{kind}").session_server(folder)
     try:
         server.start()

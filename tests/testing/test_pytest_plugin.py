@@ -29,7 +29,7 @@ def pytest_in(folder: Path, source: str, *options: str) -> subprocess.CompletedP
     (folder / "test_it.py").write_text(source)
     # As an installed perdure would be found: by its entry point, which a checkout does not have.
     installed = any(found.value == "perdure_pytest" for found in entry_points(group="pytest11"))
-    by_hand = [] if installed else ["-p", "perdure_pytest"]  # a checkout that nobody has installed has no entry point
+    by_hand = [] if installed else ["-p", "perdure_pytest"]  # a checkout that is not installed has no entry point
     command = [sys.executable, "-m", "pytest", "-q", *by_hand, "-p", "no:cacheprovider", *options]
     environment = {**os.environ, "PYTHONPATH": PATH}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)

@@ -1,4 +1,4 @@
-"""TestEngine: all of an engine, on a clock that moves while somebody waits, and says so when nothing will happen."""
+"""TestEngine: an engine whose time moves while a caller waits, and that fails if a wait cannot end."""
 
 import asyncio
 import threading
@@ -222,7 +222,7 @@ async def test_step_body_that_waits_for_nothing_real_times_out_at_once(engine):
 
 @with_engine
 async def test_real_time_is_granted_once(engine, monkeypatch):
-    """The limit around the test is a real timer, so nobody can tell that the body waits for nothing real."""
+    """The limit around the test is a real timer, so the engine cannot know that the body waits for no I/O."""
     monkeypatch.setattr("perdure.testing.time_skipping.REAL_WAIT_SECONDS", 0.02)
 
     @step(timeout=3600, retry=None)

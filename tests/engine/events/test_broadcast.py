@@ -1,4 +1,4 @@
-"""Events of topics: who gets them, in which order, once, and what is kept of those that nobody has read."""
+"""Topic events: receivers, order, exactly-once delivery, and retention of unread events."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ from tests.engine.store_setup import ELSEWHERE, Stage
 
 LONG = EngineConfig(sweep_interval=1000.0, lease=5000.0)  # nothing in these tests is found by a sweep
 HOUR = 3600.0
-PAGE = 500  # of those who wait for an event, per commit
+PAGE = 500  # waiting runs of an event, per commit
 
 
 @event
@@ -66,7 +66,7 @@ KINDS: dict[str, Any] = {cls.__name__: cls for cls in (Job, Notice, Ticket, Call
 
 @workflow
 async def broadcast_reader(ctx: Context, kind: str, count: int = 1, pause: float = 0.0, timeout: float = 600.0) -> Any:
-    """Receives so many events of a kind, after a pause; the numbers, and None for a time-out."""
+    """Receives so many events of a kind, after a pause; the numbers, and None for a timeout."""
     await ctx.sleep(pause)
     found: list[int | None] = []
     for _ in range(count):
@@ -165,7 +165,7 @@ async def test_after_create_event_reaches_runs_created_before_it(h):
     engine = await h.engine(broadcast_reader, config=LONG)
     before = await readers(h, engine, "Memo", 2, pause=100.0, timeout=20.0)  # they sleep when it is sent
     assert await engine.broadcast(Memo(1)) == 0
-    at_once = await readers(h, engine, "Memo", 1, timeout=20.0)  # in the same moment: counts as before
+    at_once = await readers(h, engine, "Memo", 1, timeout=20.0)  # at the same time: counts as before
     await h.clock.advance(1.0)
     after = await readers(h, engine, "Memo", 1, timeout=20.0)
     assert await results(h, before + at_once + after) == [[1], [1], [1], [None]]
@@ -232,7 +232,7 @@ async def test_the_mailbox_comes_before_the_topics(h):
 async def test_mailbox_comes_first_although_the_topic_event_is_older(h):
     engine = await h.engine(broadcast_reader)
     (run,) = await readers(h, engine, "Job", 1, count=2)
-    await h.crash(engine)  # so that both are there when somebody looks
+    await h.crash(engine)  # so that both exist when a worker claims the runs
     client = await h.client()
     assert await client.broadcast(Job(1)) == 1
     await client.send(run.id, Job(2))
@@ -383,7 +383,7 @@ async def test_queue_full_is_raised_in_a_workflow_that_can_continue(h):
 async def test_event_assigned_to_a_cancelled_run_goes_to_the_next_waiter(h):
     engine = await h.engine(broadcast_reader)
     first, second = await readers(h, engine, "Job", 2)
-    await h.crash(engine)  # so that nobody takes the assignment up
+    await h.crash(engine)  # so that no worker applies the assignment
     client = await h.client()
     assert await client.broadcast(Job(1)) == 1
     assert [each.kind for each in await h.store.inbox(first.id)] == ["assignment"]
@@ -488,7 +488,7 @@ async def test_all_waiters_get_an_event_once_although_its_publisher_dies(h):
     waits = [(await h.store.load([run.id]))[0].record.last_message_no for run in runs]
     assert sorted(set(waits)) == [0, 1]
     other = await h.engine(broadcast_ender)
-    await h.drive(other.broadcast(Notice(2)))  # nobody gets it before the earlier one
+    await h.drive(other.broadcast(Notice(2)))  # no run receives it before the earlier one
     await h.clock.advance(10.0)
     assert await h.store.unfinished_broadcasts() == []
     found = [await h.run_to_end(run) for run in runs]

@@ -74,7 +74,7 @@ MAY_EXPIRE = ("Short", "Passing")
 
 @workflow
 async def stress_receiver(ctx: Context, seed: int, stays: bool) -> str:
-    """Receives in all ways there are, with time-outs and races. Then it ends, its mailbox as it is, or stays."""
+    """Receives with every method, with timeouts and races. Then it ends with unread messages, or stays open."""
     dice = random.Random(seed)
     for _ in range(dice.randrange(2, 8)):
         way = dice.randrange(4)
@@ -98,7 +98,7 @@ async def stress_receiver(ctx: Context, seed: int, stays: bool) -> str:
 
 @workflow
 async def stress_deaf(ctx: Context) -> None:
-    """Receives nothing: what it is sent is in its mailbox when it is stopped."""
+    """Receives nothing: its events are in its mailbox when it is stopped."""
     await ctx.sleep(3600)
 
 
@@ -107,7 +107,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.accepted: dict[int, tuple[str, str | None]] = {}
-        self.replayed: set[int] = set()  # by somebody, to any run or to the topic
+        self.replayed: set[int] = set()  # by any caller, to any run or to the topic
         self.refused = 0
         self._last = 0
 
@@ -144,11 +144,11 @@ class Storm:
             await self.h.clock.advance(self.dice.choice([0.0, 0.05, 0.5]))
             await self._replace_the_dead()
         for engine in self.engines:
-            engine.faults.crash(1_000_000, "before")  # which does not come: from here on nobody dies
+            engine.faults.crash(1_000_000, "before")  # never reached: no more crashes from here on
         await self.h.clock.advance(15.0)
 
     def _plan_trouble(self, *, fatal: bool) -> None:
-        """Somebody dies now and then, and in every third round for certain, if he has anything to commit."""
+        """Crash an engine at random, and in every third round at its next commit."""
         engine = self.dice.choice(self.engines)
         chance = self.dice.random()
         if fatal or chance < 0.2:
@@ -181,7 +181,7 @@ class Storm:
         return stops
 
     async def _strand(self, deaf: str) -> None:
-        """Two letters, one of them to be replayed: that there are any is not left to chance."""
+        """Create two dead letters, one of them for replay, so that every seed has some."""
         sender = self.dice.choice(self.senders)
         for number in (self.ledger.next(), self.ledger.next()):
             await sender.send(deaf, Precious(number), event_id=f"e-{number}")
@@ -189,7 +189,7 @@ class Storm:
         assert await sender.terminate(deaf)
 
     async def _replay_some(self) -> None:
-        """Three at once want the same letters elsewhere: to two runs and to the topic. Every other letter stays."""
+        """Replay the same dead letters three times at once: to two runs and to the topic. Every other one stays."""
         letters = await self.senders[0].dead_letters(limit=50)
         for letter in [each for each in letters if each.value["n"] % 2][:2]:
             self.ledger.replayed.add(letter.value["n"])
@@ -260,7 +260,7 @@ def _number(body: bytes | None) -> int:
 
 
 def unaccounted(number: int, name: str, target: str | None, found: Found, *, replayed: bool) -> str | None:
-    """What is wrong with where an accepted event is; None if it is in exactly one place that it may be in."""
+    """Return what is wrong with the location of an accepted event; None if it has exactly one valid location."""
     received, queued, letters = found.received.get(number, []), found.queued[number], found.letters[number]
     if name == "News":
         return None if len(received) == len(set(received)) and queued == 1 else "not once to each reader"
@@ -271,7 +271,7 @@ def unaccounted(number: int, name: str, target: str | None, found: Found, *, rep
         stranger = target is not None and received not in ([], [target]) and name != "Passed" and not replayed
         return "received by another run than it was for" if stranger else None
     if name in MAY_EXPIRE or name == "Loud":
-        return None  # too old, or its reader was stopped and nobody else waited
+        return None  # expired, or its reader was stopped and no other run waited
     if name == "Plain" and target is not None and found.status[target].terminal:
         return None  # discarded, as its type says
     return "lost"
@@ -279,7 +279,7 @@ def unaccounted(number: int, name: str, target: str | None, found: Found, *, rep
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a broadcast to those who wait takes several commits."""
+    """Limit the page size, so that a broadcast takes several commits."""
     monkeypatch.setattr("perdure.execution.store_writes.PublishEvent", partial(PublishEvent, page=7))
     for module in ("store_writes", "maintenance"):
         monkeypatch.setattr(f"perdure.execution.{module}.FanOut", partial(FanOut, page=7))

@@ -144,7 +144,7 @@ async def test_message_sent_before_the_first_execution_is_received(h):
     assert await h.drive(engine.result("early"), within=10) == [1, 2]
 
 
-# --- time-outs and batches
+# --- timeouts and batches
 
 
 @on_every_store
@@ -303,7 +303,7 @@ async def test_one_event_id_is_one_event_for_each_run(h):
 async def test_unknown_and_ended_runs_raise_different_errors(h):
     engine = await h.engine(targeted_ends, config=LONG)
     with pytest.raises(RunNotFound):
-        await engine.send("nobody", Paid(1))
+        await engine.send("unknown", Paid(1))
     run = await engine.start(targeted_ends)
     await run.send("end")
     await h.run_to_end(run, within=1)
@@ -432,7 +432,7 @@ async def test_unawaited_message_costs_one_turn(h):
     before = engine.faults.commits
     await run.send(Paid(1))
     await h.settle()
-    assert engine.faults.commits - before == 2  # the mail, and the turn that has seen it
+    assert engine.faults.commits - before == 2  # the message, and the turn that received it
     assert await run.status() is RunStatus.SUSPENDED
     after = engine.faults.commits
     await h.clock.advance(900.0)
