@@ -1,4 +1,4 @@
-"""What tests have measured is said in the end, whether or not anybody looks into a report file."""
+"""Print the measurements of the tests at the end of the session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The servers that a fleet is tested on: each with a URL for the test and one that goes through a proxy for workers."""
+"""The servers of the chaos tests: each with a direct URL for the test and a proxied URL for workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.servers import postgres, redis
 
 @dataclass(frozen=True)
 class Place:
-    """Where runs live. A file has neither lines to cut nor a server to restart."""
+    """A store under test. A file has neither connections to cut nor a server to restart."""
 
     url: str
     worker_url: str

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a server, in a thread of its own, whose lines can be cut and held up."""
+"""A TCP proxy in front of a server, in its own thread, whose connections can be cut and stalled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHUNK = 65_536
 
 
 class Proxy:
-    """Forwards what comes to `port` to the target: a path (a Unix socket) or a (host, port)."""
+    """Forwards connections to `port` to the target: a path (a Unix socket) or a (host, port)."""
 
     def __init__(self, target: str | tuple[str, int]) -> None:
         self._target = target
@@ -28,11 +28,11 @@ class Proxy:
         self._server = server
 
     def cut(self) -> None:
-        """Break all lines, and refuse new ones until `heal`."""
+        """Close all connections, and refuse new ones until `heal`."""
         self._loop.call_soon_threadsafe(self._break_lines)
 
     def hold_up(self) -> None:
-        """Lines stay open and nothing comes through until `heal`: what a network does that has gone away."""
+        """Keep connections open without forwarding until `heal`, as a network partition does."""
         self._loop.call_soon_threadsafe(self._flows.clear)
 
     def heal(self) -> None:

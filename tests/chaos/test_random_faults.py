@@ -1,6 +1,6 @@
-"""Four workers under fire: killed, paused, their server restarted, their lines cut. All runs finish right all the same.
+"""Four workers with random faults: kills, pauses, server restarts, cut connections. All runs end correctly.
 
-Recorded effects happen once, whatever happened to those who made them.
+Recorded effects happen once, despite the faults of their workers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_all_runs_finish_and_recorded_effects_happen_once(
 
 
 class Storm:
-    """What happens to a fleet, one thing after the other, while waves of runs come in."""
+    """The sequence of faults, while batches of runs are started."""
 
     def __init__(self, fleet: Fleet, place: Place, seed: int) -> None:
         self._fleet = fleet
@@ -55,7 +55,7 @@ class Storm:
         self._chance = random.Random(seed)
         self._runs: list[Planned] = []
         self._zombies: list[int] = []
-        self._came_back_at = 0  # how many effects there were then
+        self._came_back_at = 0  # the number of effects at that time
         self._times: dict[str, float] = {}
 
     async def rage(self) -> dict[str, float]:
@@ -73,7 +73,7 @@ class Storm:
         await fleet.all_ended(everyone)
         await fleet.see_off(everyone, zombies=self._zombies)
         reported = fleet.reported()
-        for pid in self._zombies:  # which of the two comes first is a matter of luck
+        for pid in self._zombies:  # the order of the two is random
             late = reported[pid]
             assert late["refused"] + late["left"] > 0, "what it brings too late is refused, or it hears that it is gone"
             assert any(line.pid == pid for line in fleet.effects()[self._came_back_at :]), "it works again"
@@ -103,7 +103,7 @@ class Storm:
         assert joined.id != row.id, "an id that was declared gone does not come back"
 
     async def _stopped(self) -> tuple[Process, WorkerRecord] | None:
-        """Stop the busiest worker; let it go on if that was no moment to do so."""
+        """Pause the busiest worker; resume it if the pause hit a transaction or an idle worker."""
         worker = await self._busiest()
         row = await self._fleet.row_of(worker)
         if row is None:
@@ -120,7 +120,7 @@ class Storm:
         return None
 
     async def _has_work_in_hand(self, worker: Process, id: str) -> bool:
-        """Whether it has begun a step that is not recorded."""
+        """Return whether the worker has started a step that is not recorded."""
         last = {line.run: line for line in self._fleet.effects() if line.pid == worker.pid}
         for run in await self._fleet.owned_by(id):
             entries = await self._fleet.client.history(run)
@@ -149,7 +149,7 @@ class Storm:
             self._place.proxy.heal()
 
     async def _busiest(self) -> Process:
-        """The worker that owns most runs: it is in the middle of something."""
+        """Return the worker that owns most runs."""
         counts = []
         for worker in self._fleet.living():
             row = await self._fleet.row_of(worker)

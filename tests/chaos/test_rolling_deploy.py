@@ -1,4 +1,4 @@
-"""Workers are replaced one by one, under load, by ones with a changed workflow: no run fails, strands or is redone."""
+"""Workers are replaced one by one, under load, with a changed workflow: no run fails, is stranded or repeats a step."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def start_runs(fleet: Fleet, ids: list[str]) -> None:
 
 
 async def planned(fleet: Fleet, run_id: str) -> Planned:
-    """A run is right either way, but must have gone one way."""
+    """Both versions are valid, but a run must use only one of them."""
     await fleet.until(lambda: ended(fleet, run_id), f"run {run_id} ends")
     result = (await fleet.client.describe(run_id)).result
     places = AFTER if isinstance(result, str) and "0.5" in result.split() else BEFORE

@@ -1,4 +1,4 @@
-"""A fleet of worker processes, a client that gives it runs, and the effect log in which all of them meet."""
+"""Worker processes, a client that starts runs, and the effect log that all processes write to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.chaos.workflows import Item, Planned, chaos_listener, leaves
 from tests.crash.effect_log import Effect, effects
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 120.0  # seconds until a test is given up; none waits that long on purpose
+PATIENCE = 120.0  # seconds until a test fails; a passing test never waits that long
 POLL = 0.02
 
 Process = subprocess.Popen[bytes]
@@ -67,7 +67,7 @@ class Fleet:
         await asyncio.to_thread(process.wait, PATIENCE)
 
     async def ends(self, process: Process) -> None:
-        """Tell a worker to stop, and wait until it has, well."""
+        """Stop a worker with SIGTERM, and wait until it has exited with code 0."""
         process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.wait, PATIENCE) == 0, self.explanation()
 
@@ -79,10 +79,10 @@ class Fleet:
             process.send_signal(signal.SIGKILL)  # ends a stopped one too
             process.wait(PATIENCE)
 
-    # --- looking
+    # --- reading
 
     async def row_of(self, process: Process) -> WorkerRecord | None:
-        """The row under which a worker is a member now."""
+        """Return the current worker record of a process."""
         assert process.poll() is None, self.explanation()
         rows = await self.client._session.read(self.client._session.store.workers)
         return next((row for row in rows if row.pid == process.pid and not row.fenced), None)
@@ -94,7 +94,7 @@ class Fleet:
         return effects(self.log)
 
     def reported(self) -> dict[int, dict[str, Any]]:
-        """What workers that ended well have counted, by process."""
+        """Return the counters of workers that exited normally, by process."""
         lines = self.report.read_text().splitlines() if self.report.exists() else []
         return {each["pid"]: each for each in map(json.loads, lines)}
 
@@ -128,7 +128,7 @@ class Fleet:
     # --- runs
 
     async def begin(self, runs: Iterable[Planned]) -> None:
-        """Start runs and send what listeners wait for, each under an id, so that it may be tried again."""
+        """Start runs and send the events that listeners wait for, with ids, so that calls can be repeated."""
         for run in runs:
             await self.client.start(run.workflow, *run.args, id=run.id)
             if run.workflow is chaos_listener:
@@ -136,7 +136,7 @@ class Fleet:
                     await self.client.send(run.id, Item(n), event_id=f"{run.id}-{n}")
 
     async def carry(self, runs: list[Planned], trouble: Callable[[], Awaitable[object]]) -> None:
-        """Give runs to the workers that are there, make trouble in the middle of it, and see all of them through."""
+        """Start runs, inject faults meanwhile, and wait until all runs have ended."""
         coming = asyncio.create_task(self.begin(runs))
         await self.until(lambda: len(self.effects()) > len(runs) // 4, "they get on")
         await trouble()
@@ -155,7 +155,7 @@ class Fleet:
 
     async def see_off(self, runs: list[Planned], *, zombies: Iterable[int] = ()) -> None:
         """All runs have ended: let the workers go, and hold what is left against what is guaranteed."""
-        await self.until(self._nothing_is_owed, "all ended runs are finalized")
+        await self.until(self._nothing_is_pending, "all ended runs are finalized")
         before = await self._exported(runs)
         for run in runs[:10]:
             with pytest.raises(RunConflict):
@@ -164,20 +164,20 @@ class Fleet:
         assert await self._exported(runs) == before, "what has ended is final, and a refused call leaves nothing"
         assert not await self.client.dead_letters()
         for run in runs:
-            replay(before[run.id], run.workflow)  # one history, which the code alone explains
+            replay(before[run.id], run.workflow)  # the history matches the code
         await self.check(runs, zombies=zombies)
 
-    async def _nothing_is_owed(self) -> bool:
+    async def _nothing_is_pending(self) -> bool:
         return not (await check_health(self.client)).findings
 
     async def _exported(self, runs: Iterable[Planned]) -> dict[str, dict[str, Any]]:
         return {run.id: await self.client.export_history(run.id) for run in runs}
 
     async def check(self, runs: Iterable[Planned], *, zombies: Iterable[int] = ()) -> None:
-        """Every run came to what it must; nothing that was recorded was done again.
+        """Check that every run has its expected outcome, and that no recorded step was executed again.
 
-        `zombies` are processes that were paused: a step that one was about to begin when it was stopped begins when it
-        goes on, and no store can prevent it.
+        `zombies` are processes that were paused: a step that one was about to start is started when it continues,
+        which no store can prevent.
         """
         paused = frozenset(zombies)
         seen: dict[str, list[Effect]] = {}

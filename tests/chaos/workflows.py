@@ -1,7 +1,7 @@
-"""Runs of mixed shape for a fleet under fire, and what each must come to.
+"""Runs of several kinds for the chaos tests, with their expected outcomes.
 
-Every step leaves one line in the effect log when it begins, with its place in its run. What is recorded is visible in
-that log: a step that comes later in its run begins only after the earlier ones were recorded.
+Every step leaves one line in the effect log when it starts, with its position in its run. The log shows
+what is recorded: a later step of a run starts only after the earlier ones are recorded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def break_down(log: str, place: str) -> None:
 
 @workflow
 async def chaos_listener(ctx: Context, log: str) -> list[int]:
-    """Two items from the driver, one from another run, in whatever order."""
+    """Receives two items from the driver and one from another run, in any order."""
     await touch(log, "0")
     found = [(await ctx.receive(Item, timeout=600)).n for _ in range(3)]
     await touch(log, "1")
@@ -95,7 +95,7 @@ async def chaos_undo(ctx: Context, log: str) -> None:
 
 @dataclass(frozen=True)
 class Planned:
-    """One run: how it is started, what it must come to, and what must be seen of it, in order."""
+    """One run: its start call, its expected outcome, and its expected effects in order."""
 
     id: str
     workflow: Any
@@ -106,7 +106,7 @@ class Planned:
 
 
 def plan(numbers: range, log: str) -> list[Planned]:
-    """Runs of each shape in turn. A listener comes before the chain that talks to it."""
+    """Runs of each shape in turn. A listener precedes the chain that sends to it."""
     runs = []
     for number in numbers:
         id = f"run-{number}"
@@ -127,7 +127,7 @@ def plan(numbers: range, log: str) -> list[Planned]:
 
 
 def leaves(runs: list[Planned]) -> list[Planned]:
-    """The children that these runs have."""
+    """Return the ids of the children of these runs."""
     return [
         Planned(f"{run.id}-leaf-{name}", chaos_leaf, run.args, "succeeded", "01", ("0", "1"))
         for run in runs

@@ -1,4 +1,4 @@
-"""The effect log: what steps really did, on disk before they return, so that no kill can hide or invent an effect."""
+"""The effect log: a file of all step effects, synced before a step returns, so that a kill cannot hide an effect."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Effect:
 
 
 def effect(path: str, what: str = "done") -> None:
-    """Append one line for the step that is executing, and return once it is on disk."""
+    """Append one line for the step that is executing, and return when it is on disk."""
     now = current_step()
     line = f"{now.run_id} {now.location} {now.attempt} {os.getpid()} {what}\n"
     log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

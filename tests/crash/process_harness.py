@@ -1,6 +1,6 @@
-"""A store and an effect log, processes that work on them, and a look at what the store holds.
+"""A store, an effect log, processes that use them, and readers of the store.
 
-The test is the parent: it starts programs of `tests/crash/programs`, signals them, and reads the store from outside
+The test is the parent: it starts programs of `tests/crash/programs`, signals them, and reads the store directly
 (`tests/crash/store_readers.py`).
 """
 
@@ -26,8 +26,8 @@ STORES = ("sqlite", "postgres", "redis")
 POLL = 0.005
 
 
-class Scene:
-    """See the module's docstring. Processes that are still there in the end are killed."""
+class Scenario:
+    """Starts and signals test programs. Processes that still run at the end are killed."""
 
     def __init__(self, folder: Path, book: StoreReader) -> None:
         self.folder = folder
@@ -42,7 +42,7 @@ class Scene:
     # --- processes
 
     def start(self, program: str, *args: object, talks: bool = False) -> subprocess.Popen[bytes]:
-        """Start `tests/crash/programs/<program>.py URL LOG ARGS...`; with `talks`, one can write to it and read."""
+        """Start `tests/crash/programs/<program>.py URL LOG ARGS...`; with `talks`, its stdin and stdout are pipes."""
         path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
         with (self.folder / "stderr.log").open("ab") as errors:
             process = subprocess.Popen(
@@ -69,7 +69,7 @@ class Scene:
                 if pipe is not None:
                     pipe.close()
 
-    # --- waiting and looking
+    # --- polling and reading
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
         """Poll until the condition holds; what it returned."""
@@ -81,12 +81,12 @@ class Scene:
         return found
 
     def until_ended(self, process: subprocess.Popen[bytes]) -> None:
-        """Wait until a process has ended by itself, well."""
+        """Wait until a process has ended with exit code 0."""
         self.until(lambda: process.poll() is not None, "the program ends")
         assert process.returncode == 0, self.explanation()
 
     def explanation(self) -> str:
-        """What to show when something went wrong."""
+        """Return the details for a failed assertion."""
         errors = self.folder / "stderr.log"
         runs = [run for run in self.book.runs() if run.ended_at is None]
         said = errors.read_text()[-6000:] if errors.exists() else ""
@@ -117,9 +117,9 @@ class Scene:
 
 
 @contextmanager
-def scene(folder: Path, kind: str) -> Iterator[Scene]:
+def scenario(folder: Path, kind: str) -> Iterator[Scenario]:
     with reader_of(kind, folder) as book:
-        made = Scene(folder, book)
+        made = Scenario(folder, book)
         try:
             yield made
         finally:

@@ -1,4 +1,4 @@
-"""A parent with children, a loop and compensations is killed again and again: each recorded effect happens once."""
+"""A parent with children, a loop and compensations is killed repeatedly: each recorded effect happens once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.effect_log import Effect
-from tests.crash.process_harness import STORES, Scene, scene
+from tests.crash.process_harness import STORES, Scenario, scenario
 from tests.crash.programs.parent_and_children import CHILDREN, ROUNDS, expected
 
 KILLS = 12
@@ -20,7 +20,7 @@ EFFECTS = 2 * CHILDREN + 2 * ROUNDS
 @pytest.mark.parametrize("kind", STORES)
 def test_parent_and_children_survive_repeated_sigkill(kind: str, tmp_path: Path) -> None:
     dice = random.Random(20_250_302)
-    with scene(tmp_path, kind) as here:
+    with scenario(tmp_path, kind) as here:
         recorded_at_kills = []  # (how many effects there were, what was recorded)
         for number in range(KILLS):
             _kill_at_some_moment(here, dice, early=number % 4 == 3)
@@ -33,8 +33,8 @@ def test_parent_and_children_survive_repeated_sigkill(kind: str, tmp_path: Path)
         _check_effects(here.effects(), recorded_at_kills)
 
 
-def _kill_at_some_moment(here: Scene, dice: random.Random, *, early: bool) -> None:
-    """Kill a worker while it starts up, or after it has done some more steps."""
+def _kill_at_some_moment(here: Scenario, dice: random.Random, *, early: bool) -> None:
+    """Kill a worker while it starts up, or after it has executed more steps."""
     before = len(here.effects())
     worker = here.start("parent_and_children")
     if early:
@@ -48,14 +48,14 @@ def _kill_at_some_moment(here: Scene, dice: random.Random, *, early: bool) -> No
     here.kill(worker)
 
 
-def _recorded(here: Scene) -> frozenset[tuple[str, str]]:
-    """The steps that have a result, with those of iterations that the loop has left behind and pruned."""
+def _recorded(here: Scenario) -> frozenset[tuple[str, str]]:
+    """The steps that have a result, including those of pruned loop iterations."""
     begun = [location for run, location in here.history() if run == "family" and location.startswith("rounds/~")]
     last = max((int(location.split("/")[1][1:]) for location in begun), default=0)
     return here.recorded() | {("family", f"rounds/~{number}/do") for number in range(last)}
 
 
-def _check_outcome(here: Scene) -> None:
+def _check_outcome(here: Scenario) -> None:
     children = {
         f"family/crash.child#{number}" if number else "family/crash.child": number for number in range(CHILDREN)
     }
@@ -76,7 +76,7 @@ def _check_effects(lines: list[Effect], recorded_at_kills: list[tuple[int, froze
     for effects_before, recorded in recorded_at_kills:
         again = {line.step for line in lines[effects_before:]} & recorded
         assert not again, f"recorded before a kill, and executed after it: {sorted(again)}"
-    # What was executed twice was in flight at a kill: done, and not recorded.
+    # A step that was executed twice was running at a kill: executed, but not recorded.
     in_flight: Counter[tuple[str, str]] = Counter()
     for effects_before, recorded in recorded_at_kills:
         pid = lines[effects_before - 1].pid if effects_before else 0

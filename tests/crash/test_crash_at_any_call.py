@@ -1,4 +1,4 @@
-"""A process dies at a random function call in the engine, the store or the workflow, and again in its next life."""
+"""A process dies at a random function call in the engine, the store or the workflow, and again after each restart."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.crash.effect_log import Effect
-from tests.crash.process_harness import STORES, Scene, scene
+from tests.crash.process_harness import STORES, Scenario, scenario
 from tests.crash.programs.crash_at_any_call import RUNS, expected
 from tests.crash.store_readers import Recorded
 
 SEEDS = {"sqlite": 6, "postgres": 3, "redis": 3}
 
-# What must have been recorded before a step may begin.
+# The steps that must be recorded before a step may start.
 AFTER = {
     "fetch": ["compute", "sleep"],
     "compute#1": ["compute", "sleep"],
@@ -31,7 +31,7 @@ Snapshot = tuple[int, dict[tuple[str, str], Recorded]]  # how many effects there
 
 @pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind in STORES for seed in range(SEEDS[kind])])
 def test_workflow_survives_sigkill_at_any_call(kind: str, seed: int, tmp_path: Path) -> None:
-    with scene(tmp_path, kind) as here:
+    with scenario(tmp_path, kind) as here:
         snapshots = _live_and_die(here, seed)
         assert snapshots, "it was killed at least once"
         results = {run: json.loads(result) for run, result in here.results().items()}
@@ -41,8 +41,8 @@ def test_workflow_survives_sigkill_at_any_call(kind: str, seed: int, tmp_path: P
         _check_that_history_only_grows(snapshots)
 
 
-def _live_and_die(here: Scene, seed: int) -> list[Snapshot]:
-    """What was recorded at each death."""
+def _live_and_die(here: Scenario, seed: int) -> list[Snapshot]:
+    """Return the recorded steps at each death."""
     program = here.start("crash_at_any_call", seed, talks=True)
     assert program.stdout is not None
     assert program.stdin is not None

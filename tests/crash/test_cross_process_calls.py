@@ -1,4 +1,4 @@
-"""Callers in one process, the worker in another: every call works, and news travel without anybody's looking.
+"""Callers in one process, the worker in another: every call works, and notifications arrive without polling.
 
 With sweeps and leases of an hour, only a notification can wake the other process.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Client, Context, Engine, EngineConfig, workflow
-from tests.crash.process_harness import STORES, Scene, scene
+from tests.crash.process_harness import STORES, Scenario, scenario
 from tests.crash.programs.request_worker import Ask, answering, staying
 from tests.crash.store_readers import TIMEOUT_SECONDS
 
@@ -27,14 +27,14 @@ async def own(ctx: Context) -> str:
     return "done here"
 
 
-def start_worker(here: Scene, sweep: float = HOUR) -> subprocess.Popen[bytes]:
+def start_worker(here: Scenario, sweep: float = HOUR) -> subprocess.Popen[bytes]:
     """A worker that has joined."""
     worker = here.start("request_worker", sweep, HOUR)
     here.until(lambda: worker.pid in {row.pid for row in here.book.workers()}, "the worker joins")
     return worker
 
 
-def call(here: Scene, calls: Callable[[Client], Awaitable[None]], *, executes: bool, sweep: float = HOUR) -> None:
+def call(here: Scenario, calls: Callable[[Client], Awaitable[None]], *, executes: bool, sweep: float = HOUR) -> None:
     """Make calls from this process: with a worker in it that has none of the workflows, or without one."""
     config = EngineConfig(sweep_interval=sweep, lease=HOUR)
 
@@ -49,7 +49,7 @@ def call(here: Scene, calls: Callable[[Client], Awaitable[None]], *, executes: b
         pytest.fail(f"waited in vain\n{here.explanation()}")
 
 
-async def talk(here: Scene, worker: subprocess.Popen[bytes], caller: Client) -> None:
+async def talk(here: Scenario, worker: subprocess.Popen[bytes], caller: Client) -> None:
     log = str(here.log)
     assert await caller.execute(answering, log, 0) == worker.pid
     run = await caller.start(answering, log, 2, id="talk")
@@ -58,7 +58,7 @@ async def talk(here: Scene, worker: subprocess.Popen[bytes], caller: Client) -> 
         assert await caller.request("talk", Ask(word)) == f"{word}!"
         assert await anext(words) == word, "while the run goes on"
         while (await anext(entries)).location != ("words" if n == 0 else "words#1"):
-            pass  # that it comes, while the run goes on, is what matters
+            pass  # it must arrive while the run is still open
     assert await run.result() == worker.pid
     assert await caller.result("talk") == worker.pid
     assert [word async for word in words] == []
@@ -71,14 +71,14 @@ async def talk(here: Scene, worker: subprocess.Popen[bytes], caller: Client) -> 
 def test_every_call_works_from_a_process_that_does_not_execute_the_run(
     kind: str, executes: bool, tmp_path: Path
 ) -> None:
-    with scene(tmp_path, kind) as here:
+    with scenario(tmp_path, kind) as here:
         worker = start_worker(here)
         call(here, lambda caller: talk(here, worker, caller), executes=executes)
 
 
 @pytest.mark.parametrize("executes", [False, True], ids=["client", "engine"])
 def test_calls_work_without_notifications(executes: bool, tmp_path: Path) -> None:
-    with scene(tmp_path, "postgres") as here:
+    with scenario(tmp_path, "postgres") as here:
         here.book.url += "&listen=no"
         worker = start_worker(here, SHORT)
         call(here, lambda caller: talk(here, worker, caller), executes=executes, sweep=SHORT)
@@ -86,7 +86,7 @@ def test_calls_work_without_notifications(executes: bool, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", STORES)
 def test_sigterm_hands_runs_over_at_once(kind: str, tmp_path: Path) -> None:
-    """Neither a lease nor a sweep would come in time."""
+    """Neither a lease expiry nor a sweep would be in time."""
     gate = tmp_path / "gate"
     ids = [f"run-{number}" for number in range(6)]
 
@@ -94,7 +94,7 @@ def test_sigterm_hands_runs_over_at_once(kind: str, tmp_path: Path) -> None:
         for run_id in ids:
             await caller.start(staying, str(here.log), str(gate), id=run_id)
 
-    with scene(tmp_path, kind) as here:
+    with scenario(tmp_path, kind) as here:
         leaver, other = start_worker(here), start_worker(here)
         call(here, start, executes=False)
         here.until(lambda: len(here.effects("begun")) == len(ids), "all runs are in the middle of a step")

@@ -1,4 +1,4 @@
-"""Events are sent and received once though the process dies at a random function call, and again in its next life."""
+"""Events are sent and received once, although the process dies at random function calls."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.process_harness import STORES, scene
+from tests.crash.process_harness import STORES, scenario
 from tests.crash.programs.event_exchange import ITEMS
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", STORES)
 def test_events_arrive_once_wherever_the_process_is_killed(kind: str, seed: int, tmp_path: Path) -> None:
-    with scene(tmp_path, kind) as here:
+    with scenario(tmp_path, kind) as here:
         program = here.start("event_exchange", seed, talks=True)
         assert program.stdout is not None
         assert program.stdin is not None

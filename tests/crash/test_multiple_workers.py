@@ -1,4 +1,4 @@
-"""Several worker processes on one store: who executes what when one of them dies, leaves, or is paused."""
+"""Several worker processes on one store: which worker executes the runs when one dies, shuts down or is paused."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from perdure import Client
-from tests.crash.process_harness import STORES, Scene, scene
+from tests.crash.process_harness import STORES, Scenario, scenario
 from tests.crash.programs.worker import STEPS, chain, gated, gated_in_a_thread
 
 LEASE, GRACE = 6.0, 30.0
 
 
 def start_worker(
-    here: Scene, *, lease: float = LEASE, grace: float = GRACE, concurrency: int = 100
+    here: Scenario, *, lease: float = LEASE, grace: float = GRACE, concurrency: int = 100
 ) -> subprocess.Popen[bytes]:
     """A worker that has joined."""
     worker = here.start("worker", lease, grace, concurrency)
@@ -29,17 +29,17 @@ def start_worker(
     return worker
 
 
-def joined(here: Scene, worker: subprocess.Popen[bytes]) -> bool:
+def joined(here: Scenario, worker: subprocess.Popen[bytes]) -> bool:
     assert worker.poll() is None, here.explanation()
     return any(row.pid == worker.pid and not row.fenced for row in here.book.workers())
 
 
-def worker_id(here: Scene, worker: subprocess.Popen[bytes]) -> str:
+def worker_id(here: Scenario, worker: subprocess.Popen[bytes]) -> str:
     [found] = [row.id for row in here.book.workers() if row.pid == worker.pid]
     return found
 
 
-def start_runs(here: Scene, workflow: Any, *args: Any, ids: list[str]) -> None:
+def start_runs(here: Scenario, workflow: Any, *args: Any, ids: list[str]) -> None:
     async def main() -> None:
         async with Client(here.url) as client:
             for run_id in ids:
@@ -48,8 +48,8 @@ def start_runs(here: Scene, workflow: Any, *args: Any, ids: list[str]) -> None:
     asyncio.run(main())
 
 
-def pause(here: Scene, worker: subprocess.Popen[bytes]) -> None:
-    """Stop a worker between two transactions: one that is stopped in the middle of one keeps SQLite's lock."""
+def pause(here: Scenario, worker: subprocess.Popen[bytes]) -> None:
+    """Pause a worker between two transactions: inside a transaction it would keep the lock of SQLite."""
 
     def stopped_without_lock() -> bool:
         worker.send_signal(signal.SIGSTOP)
@@ -65,14 +65,14 @@ def pause(here: Scene, worker: subprocess.Popen[bytes]) -> None:
 @pytest.mark.parametrize("kind", STORES)
 def test_runs_of_a_killed_worker_continue_on_the_other_and_execute_once(kind: str, tmp_path: Path) -> None:
     ids = [f"run-{number}" for number in range(30)]
-    with scene(tmp_path, kind) as here:
+    with scenario(tmp_path, kind) as here:
         first, second = (start_worker(here, concurrency=10) for _ in range(2))
         start_runs(here, chain, str(here.log), 0.05, ids=ids)
         pids = {first.pid, second.pid}
         here.until(lambda: Counter(line.pid for line in here.effects()).keys() == pids, "both work")
         here.until(lambda: len(here.effects("done")) >= 40, "they get on")
         here.kill(first)
-        recorded = here.recorded()  # before counting: the other worker goes on while we look
+        recorded = here.recorded()  # before counting: the other worker continues meanwhile
         killed_at = len(here.effects())
         here.until(lambda: len(here.results()) == len(ids), "the other one does the rest")
         here.kill(second)
@@ -90,8 +90,8 @@ def test_runs_of_a_killed_worker_continue_on_the_other_and_execute_once(kind: st
         _check_repetitions(here, first.pid, second.pid, recorded)
 
 
-def _check_repetitions(here: Scene, killed: int, survivor: int, recorded: frozenset[tuple[str, str]]) -> None:
-    """Only what the killed worker had begun, and not recorded, was begun again: once."""
+def _check_repetitions(here: Scenario, killed: int, survivor: int, recorded: frozenset[tuple[str, str]]) -> None:
+    """Only steps that the killed worker had started, but not recorded, were started again, once."""
     begun = defaultdict(list)
     for line in here.effects("begun"):
         assert line.attempt == 1
@@ -106,7 +106,7 @@ def _check_repetitions(here: Scene, killed: int, survivor: int, recorded: frozen
 @pytest.mark.parametrize("kind", STORES)
 def test_sigterm_finishes_steps_within_the_grace_and_releases_runs(kind: str, tmp_path: Path) -> None:
     ids = [f"run-{number}" for number in range(20)]
-    with scene(tmp_path, kind) as here:
+    with scenario(tmp_path, kind) as here:
         worker = start_worker(here)
         start_runs(here, chain, str(here.log), 0.1, ids=ids)
         here.until(lambda: len(here.effects("done")) >= 30, "it gets on")
@@ -131,7 +131,7 @@ def test_sigterm_finishes_steps_within_the_grace_and_releases_runs(kind: str, tm
 @pytest.mark.parametrize("kind", STORES)
 def test_sigterm_does_not_wait_longer_than_the_grace(kind: str, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    with scene(tmp_path, kind) as here:
+    with scenario(tmp_path, kind) as here:
         worker = start_worker(here, grace=0.2)
         start_runs(here, gated, str(here.log), str(gate), ids=["run"])
         here.until(lambda: here.effects("begun"), "the step begins")
@@ -150,7 +150,7 @@ def test_sigterm_does_not_wait_longer_than_the_grace(kind: str, tmp_path: Path) 
 @pytest.mark.parametrize("kind", STORES)
 def test_a_paused_worker_that_was_taken_over_changes_nothing_and_joins_again(kind: str, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    with scene(tmp_path, kind) as here:
+    with scenario(tmp_path, kind) as here:
         paused = start_worker(here, lease=1.5)
         start_runs(here, gated_in_a_thread, str(here.log), str(gate), ids=["run"])
         here.until(lambda: here.effects("begun"), "the step begins")

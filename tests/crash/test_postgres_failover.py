@@ -1,6 +1,6 @@
-"""A PostgreSQL primary is lost in the middle of a load, and its standby promoted: nothing acknowledged is lost.
+"""A PostgreSQL primary fails under load and its standby is promoted: no acknowledged write is lost.
 
-With synchronous replication, and with both hosts in the URL: those who use the store find the new primary themselves.
+With synchronous replication, and with both hosts in the URL: clients find the new primary themselves.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_acknowledged_writes_survive_a_failover() -> None:
 
 
 def test_commit_that_the_standby_lacks_is_never_acknowledged() -> None:
-    """A wait for a standby that is given up leaves the commit on the primary: who asks again must wait again."""
+    """A cancelled wait for the standby leaves the commit on the primary: a retry must wait again."""
 
     async def test(primary: Server, standby: Standby) -> None:
         store = await opened(url_of(primary, standby) + "&timeout=1")

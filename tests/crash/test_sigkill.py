@@ -1,4 +1,4 @@
-"""A worker is killed with SIGKILL again and again: every run finishes, and what was recorded is never done again."""
+"""A worker is killed with SIGKILL repeatedly: every run ends, and no recorded step is executed again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.effect_log import Effect
-from tests.crash.process_harness import STORES, Scene, scene
+from tests.crash.process_harness import STORES, Scenario, scenario
 from tests.crash.programs.ten_steps import RUNS, STEPS, expected
 
 KILLS = 14
@@ -19,7 +19,7 @@ KILLS = 14
 @pytest.mark.parametrize("kind", STORES)
 def test_runs_survive_repeated_sigkill(kind: str, tmp_path: Path) -> None:
     dice = random.Random(20_240_817)
-    with scene(tmp_path, kind) as here:
+    with scenario(tmp_path, kind) as here:
         recorded_at_kills = []  # (how many effects there were, what was recorded)
         for number in range(KILLS):
             _kill_at_some_moment(here, dice, early=number % 4 == 3)
@@ -32,8 +32,8 @@ def test_runs_survive_repeated_sigkill(kind: str, tmp_path: Path) -> None:
         _check_effects(here, recorded_at_kills)
 
 
-def _kill_at_some_moment(here: Scene, dice: random.Random, *, early: bool) -> None:
-    """Kill a worker while it starts up, or after it has done some more steps."""
+def _kill_at_some_moment(here: Scenario, dice: random.Random, *, early: bool) -> None:
+    """Kill a worker while it starts up, or after it has executed more steps."""
     before = len(here.effects())
     worker = here.start("ten_steps")
     if early:
@@ -47,13 +47,13 @@ def _kill_at_some_moment(here: Scene, dice: random.Random, *, early: bool) -> No
     here.kill(worker)
 
 
-def _check_outcome(here: Scene) -> None:
+def _check_outcome(here: Scenario) -> None:
     assert here.results() == {f"run-{number}": str(expected(number)) for number in range(RUNS)}
     locations = ["square", *(f"square#{number}" for number in range(1, STEPS))]
     assert here.recorded() == {(f"run-{run}", location) for run in range(RUNS) for location in locations}
 
 
-def _check_effects(here: Scene, recorded_at_kills: list[tuple[int, frozenset[tuple[str, str]]]]) -> None:
+def _check_effects(here: Scenario, recorded_at_kills: list[tuple[int, frozenset[tuple[str, str]]]]) -> None:
     lines = here.effects()
     done = Counter(line.step for line in lines)
     assert set(done) == here.recorded(), "every step was executed"
@@ -64,7 +64,7 @@ def _check_effects(here: Scene, recorded_at_kills: list[tuple[int, frozenset[tup
         again = {line.step for line in lines[effects_before:]} & recorded
         assert not again, f"recorded before a kill, and executed after it: {sorted(again)}"
         _check_one_step_at_a_time(lines[:effects_before], recorded)
-    # What was executed twice was in flight at a kill: done, and not recorded. It can be one step of a run per kill.
+    # A step that was executed twice was running at a kill, and not recorded: at most one step of a run per kill.
     in_flight: Counter[tuple[str, str]] = Counter()
     for effects_before, recorded in recorded_at_kills:
         pid = lines[effects_before - 1].pid if effects_before else 0
@@ -75,6 +75,6 @@ def _check_effects(here: Scene, recorded_at_kills: list[tuple[int, frozenset[tup
 
 
 def _check_one_step_at_a_time(lines: list[Effect], recorded: frozenset[tuple[str, str]]) -> None:
-    """A result is durable before the next step begins: of each run at most the last step done lacks its record."""
+    """A result is durable before the next step starts: in each run at most the last executed step is not recorded."""
     unrecorded = Counter(run for run, _ in {line.step for line in lines} - recorded)
     assert all(count == 1 for count in unrecorded.values()), unrecorded

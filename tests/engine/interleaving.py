@@ -1,8 +1,8 @@
-"""A scheduler that plays a scene in every order in which its parties can reach the store.
+"""A scheduler that runs a scenario in every order in which its processes can reach the store.
 
-Calls of the engine and of its clients are held at the door of the store, before they are carried out and, for commits,
-again before their answers are handed over. Whenever nothing else can happen one of those that are held, or time, is let
-on; which one is a choice, and `in_every_order` plays the scene again until each choice has been made everywhere.
+The scheduler holds every store call of the engines and clients before it is executed, and commits again before their
+results are returned. When nothing else can happen, it releases one held call or lets time pass. `in_every_order`
+repeats the scenario until every choice has been made at every point.
 """
 
 import asyncio
@@ -12,13 +12,13 @@ from typing import Any
 from perdure.testing import Harness
 
 Choose = Callable[[int], int]
-Scene = Callable[[Choose], Awaitable[None]]
+Scenario = Callable[[Choose], Awaitable[None]]
 
 HELD = frozenset(("commit", "claim", "load", "inbox"))
-"""The calls in whose order a race can be decided; the others only ask whether there is anything to do."""
+"""The calls whose order can decide a race; the others only read."""
 
 
-class Doorkeeper:
+class CallScheduler:
     """Holds calls and lets them through one by one, as `choose` says. `passed` is the order in which it did."""
 
     def __init__(self, harness: Harness, choose: Choose) -> None:
@@ -42,7 +42,7 @@ class Doorkeeper:
                 await self._wait(f"{who} hears of it")
             return answer
 
-        faults._through = held
+        faults._forward = held
 
     def let_pass(self, seconds: float) -> None:
         """At some point, any, so much time passes."""
@@ -68,13 +68,13 @@ class Doorkeeper:
 
     async def _wait(self, who: str) -> None:
         if not self._open:
-            door: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._held.append((who, door))
-            await door
+            scheduler: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._held.append((who, scheduler))
+            await scheduler
 
 
-def in_every_order(scene: Scene, at_most: int = 5_000) -> int:
-    """Play the scene once for each sequence of choices; how many there were."""
+def in_every_order(scenario: Scenario, at_most: int = 5_000) -> int:
+    """Run the scenario once for each sequence of choices; return their number."""
     prefix: Sequence[int] = ()
     with asyncio.Runner() as runner:  # one event loop for all, so that connections to a server can be used again
         for played in range(1, at_most + 1):
@@ -82,11 +82,11 @@ def in_every_order(scene: Scene, at_most: int = 5_000) -> int:
 
             def choose(options: int, prefix: Sequence[int] = prefix, taken: list[tuple[int, int]] = taken) -> int:
                 chosen = prefix[len(taken)] if len(taken) < len(prefix) else 0
-                assert chosen < options, "the scene went another way than before"
+                assert chosen < options, "the scenario took another path than before"
                 taken.append((chosen, options))
                 return chosen
 
-            runner.run(scene(choose))  # type: ignore[arg-type]
+            runner.run(scenario(choose))  # type: ignore[arg-type]
             while taken and taken[-1][0] + 1 == taken[-1][1]:
                 taken.pop()
             if not taken:

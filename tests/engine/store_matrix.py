@@ -3,9 +3,9 @@
 PostgreSQL and Redis are real servers (`tests/servers`), whose stores go by the test's clock in place of the server's.
 What one test stores no other sees: it has a schema or keys of its own.
 
-All tests run on all stores. Those that play a long scene again for every commit or for every order of its calls, and
+All tests run on all stores. Those that play a long scenario again for every commit or for every order of its calls, and
 those of sheer volume, make thousands of calls, each of which takes a server ten times as long: the longest of them play
-a shorter scene there (`SERVERS`).
+a shorter scenario there (`SERVERS`).
 """
 
 import asyncio

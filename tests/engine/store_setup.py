@@ -91,7 +91,7 @@ class Stage:
         return found
 
     async def inbox(self, id: str) -> list[tuple[str, str, bytes | None]]:
-        """(kind, name, body) of a run's unread mail."""
+        """Return (kind, name, body) of the unread messages of a run."""
         return [(each.kind, each.name, each.body) for each in await self.store.inbox(id)]
 
 

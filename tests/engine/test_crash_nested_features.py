@@ -168,7 +168,7 @@ def expected(number: int, name: str) -> str:
 
 
 async def the_world(engine, names: list[str]) -> None:
-    """People answer: news come in order, and each verdict as soon as its generation has begun."""
+    """Act as external callers: send events in order, and each verdict when its generation has started."""
     for number in range(len(names)):
         await engine.send(ID, NestedNews(number), event_id=f"news {number}")
     for number, name in enumerate(names):

@@ -50,7 +50,7 @@ async def bad(ctx: Context) -> str:
 
 
 async def halted(h) -> None:
-    """A run of the good code, asleep, with its worker gone."""
+    """Create a suspended run of the original code, without its worker."""
     engine = await h.engine(version(good))
     await engine.start(version(good), id="d")
     await h.settle()

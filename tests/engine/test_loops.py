@@ -204,7 +204,7 @@ async def test_pruned_entries_are_deleted_with_the_next_iteration(h):
         assert int(states[0].name) == newest + 1 + 20, "20 iterations are kept"
 
 
-# --- children of iterations that are gone
+# --- children of pruned iterations
 
 
 @workflow(name="loops.sleeper")

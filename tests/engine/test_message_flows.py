@@ -310,7 +310,7 @@ async def test_a_run_is_rewound_while_it_is_executed(h):
 
     engine = await h.engine(talk_stuck, config=LONG)
     run = await engine.start(talk_stuck)
-    await h.clock.advance(2)  # the step takes long enough to be on record
+    await h.clock.advance(2)  # the step runs long enough to be recorded
     await engine.rewind(run.id, "endless")
     assert await h.drive(engine.result(run.id), within=1) == "done"
     assert engine.slots_taken == 0

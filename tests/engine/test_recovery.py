@@ -295,7 +295,7 @@ async def test_results_seen_by_a_caller_survive(h):
 
     first = await h.engine(counting)
     run = await first.start(counting, id="c")
-    seen: dict[str, None] = {}  # in order: a sleep comes twice, asked for and over
+    seen: dict[str, None] = {}  # in order: a sleep occurs twice, requested and completed
 
     async def watch() -> None:
         async for entry in run.watch():

@@ -1,4 +1,4 @@
-"""Rewind and fork from outside: what came at or after a location is done again, in place or in a new run."""
+"""Rewind and fork by a client: entries at or after a location are executed again, in the run or in a new run."""
 
 import asyncio
 
@@ -69,7 +69,7 @@ async def gated(what: str) -> str:
 
 
 async def locations(engine, run_id):
-    """What the workflow has asked for, in order; what perdure notes for itself begins with a tilde."""
+    """Return the locations that the workflow requested, in order; internal locations start with a tilde."""
     return [entry.location for entry in await engine.history(run_id) if not entry.location.startswith("~")]
 
 
@@ -295,7 +295,7 @@ async def test_the_result_of_an_attempt_in_flight_is_refused(h):
     run = await engine.start(in_flight, id="r")
     await h.settle()
     assert LOG == ["a", "b"]
-    await h.clock.advance(5)  # a step that takes long is on record as begun
+    await h.clock.advance(5)  # a long step is recorded as started
     await engine.rewind("r", "gated#1")
     GATES["b"].set()
     assert await h.run_to_end(run) == ["a 1", "b 2"], "not the value of the attempt before the rewind"
@@ -631,4 +631,4 @@ def test_a_crash_at_every_commit_around_a_rewind(kind, tmp_path):
 
 
 ALLOWED = [{"news 0": a, "news 1": b, "news 2": c} for a in (1, 2) for b in (2, 3) for c in (2, 3) if a + b + c <= 6]
-"""The news before the cut was read once and that after it twice; one of them once more, if a crash fell on it."""
+"""Events before the cut were read once and those after it twice; a crash may repeat one of them."""

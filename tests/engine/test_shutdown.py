@@ -1,4 +1,4 @@
-"""Leaving in good order: steps finish within the grace, runs are given back, nothing counts as a crash."""
+"""Graceful shutdown: steps finish within the grace period, runs are released, and no crash is counted."""
 
 import asyncio
 
@@ -42,7 +42,7 @@ async def test_shutdown_records_running_steps_and_starts_no_new_ones(h):
     assert rows == [("slow", "succeeded")]
     assert h.executed() == [("slow", 1)]
     second = await h.engine(wf)
-    await h.settle()  # given back: no lease has to run out
+    await h.settle()  # released: no lease has to expire
     assert await second.status("g") is RunStatus.SUCCEEDED
     assert await second.result("g") == "slow after"
     assert (await second.describe("g")).recoveries == 0
@@ -182,5 +182,5 @@ async def test_unavailable_store_does_not_block_shutdown(h):
     await h.drive(h.background(engine.shutdown(grace=1)))
     assert h.clock.now() - began_at < 30, "it waited for the store"
     second = await h.engine(wf)
-    await h.clock.advance(20)  # nothing could be given back: its lease has to run out
+    await h.clock.advance(20)  # nothing could be released: its lease must expire
     assert await h.drive(second.result("g")) == "slow after"

@@ -1,4 +1,4 @@
-"""What steps write to streams can be followed live and read from any place; a superseded attempt's items are marked."""
+"""Streams of steps can be followed live and read from any offset; items of superseded attempts are marked."""
 
 import asyncio
 import threading

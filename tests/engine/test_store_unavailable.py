@@ -77,7 +77,7 @@ async def test_runs_survive_a_store_outage_of_minutes(h):
 @on_every_store
 async def test_simulation_fails_every_kind_of_call(h):
     engine = await h.engine(busy, config=EngineConfig(resident_runs=2))
-    through = engine.faults._through
+    through = engine.faults._forward
     chance = random.Random(7)
 
     async def flaky(name, call):
@@ -85,7 +85,7 @@ async def test_simulation_fails_every_kind_of_call(h):
             raise StoreError(f"away for a moment ({name})", retryable=True)
         return await through(name, call)
 
-    engine.faults._through = flaky
+    engine.faults._forward = flaky
     runs = [await h.drive(engine.start(busy, 6, id=f"b{i}")) for i in range(10)]
     await assert_all_went_well(h, engine, runs)
 
@@ -103,7 +103,7 @@ async def test_claim_with_a_lost_response_is_noticed(h):
         answer = await claim(given)
         if answer and lost < 3:
             lost += 1
-            raise StoreError("the answer got lost", retryable=True)
+            raise StoreError("the result was lost", retryable=True)
         return answer
 
     engine.faults.claim = lossy
@@ -114,7 +114,7 @@ async def test_claim_with_a_lost_response_is_noticed(h):
 
 @on_every_store
 async def test_run_executes_although_its_caller_stopped_waiting(h):
-    """The answer to `start` is lost until the caller gives up; the run exists, and must not be left lying."""
+    """All results of `start` are lost until the caller gets an error. The run exists and must be executed."""
     engine = await h.engine(busy, config=EngineConfig(store_retry=Retry(max_attempts=3, initial=0.1)))
     engine.faults.lose_answers(3)
     with pytest.raises(StoreError) as raised:

@@ -88,7 +88,7 @@ async def test_stale_cached_run_executes_nothing(h):
     assert await second.status(run_id) is RunStatus.SUSPENDED
     second.faults.pause()
     first.faults.go_on()
-    await h.clock.advance(30)  # until the second is declared gone, and the first claims the run with its old copy
+    await h.clock.advance(30)  # until the second is fenced, and the first claims the run that it still has cached
     second.faults.go_on()
     assert await h.run_to_end(first.get(run_id)) == "yes"
     assert h.executed() == [("flaky", 1), ("flaky", 2)]
@@ -194,7 +194,7 @@ async def test_rejoining_survives_a_lost_first_renewal(h):
     async def flaky_renew(worker):
         nonlocal renewals
         renewals += 1
-        if renewals == 2:  # the first finds out that it is gone, the second is the new member's
+        if renewals == 2:  # the first reports that the worker is fenced, the second is by the new member
             engine.faults.away(1)
         return await renew(worker)
 

@@ -1,4 +1,4 @@
-"""A turn that the store cannot take, ever: the entry that it came from fails, and everything else goes on."""
+"""A turn that the store can never store: the entry that caused it fails, and all other work continues."""
 
 import asyncio
 

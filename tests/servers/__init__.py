@@ -1,1 +1,1 @@
-"""Real servers for tests, each started by the suite itself: never one that merely happens to listen somewhere."""
+"""Real servers for tests, started by the suite itself. A server that only happens to listen is never used."""

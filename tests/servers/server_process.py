@@ -30,7 +30,7 @@ START_TIMEOUT = 60.0  # seconds
 
 
 class ServerProcess(ABC):
-    """See the module's docstring. A subclass says how it is started, and when it answers."""
+    """A server process. A subclass defines how it starts and when it is ready."""
 
     name: ClassVar[str]
     in_order: ClassVar[signal.Signals] = signal.SIGTERM
@@ -45,7 +45,7 @@ class ServerProcess(ABC):
     def url(self) -> str: ...
 
     def start(self) -> None:
-        """Start it, having made its files if there are none, and wait until it answers."""
+        """Start the server, create its files if there are none, and wait until it is ready."""
         self._make()
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -78,13 +78,13 @@ class ServerProcess(ABC):
 
     @abstractmethod
     def _make(self) -> None:
-        """Make the files that are not there yet."""
+        """Create the missing files."""
 
     @abstractmethod
     def _command(self) -> Sequence[str | Path]: ...
 
     def _options(self) -> dict[str, Any]:
-        """More of what `Popen` takes."""
+        """Return additional `Popen` options."""
         return {}
 
     @abstractmethod
@@ -129,7 +129,7 @@ def shared(kind: str) -> Path:
 
 
 def _hold(folder: Path) -> bool:
-    """Keep the guard waiting. False if it waits no more."""
+    """Take the lock that keeps the server alive. Return False if the guard has stopped it."""
     try:
         users = (folder / "users").open("r")
         fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -156,7 +156,7 @@ def _start_guarded(kind: str, folder: Path, note: Path) -> None:
 
 
 def _guard(kind: str, folder: Path, note: Path) -> None:
-    """Run the server for as long as anybody holds its lock."""
+    """Run the server while any process holds its lock."""
     server: ServerProcess = importlib.import_module(f"tests.servers.{kind}").session_server(folder)
     try:
         server.start()

@@ -1,4 +1,4 @@
-"""Closing what outlives its users, but not the event loop that it belongs to."""
+"""Cleanup of resources that outlive their users, at the end of their event loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ends: WeakKeyDictionary[asyncio.AbstractEventLoop, list[AsyncIterator[None]]] =
 
 
 async def when_the_loop_ends(close: Callable[[], Awaitable[object]]) -> None:
-    """Have this called last on the running event loop: `asyncio.run` ends generators that are still suspended."""
+    """Call `close` last on the running event loop: `asyncio.run` ends generators that are still suspended."""
 
     async def end() -> AsyncIterator[None]:
         try:

@@ -1,4 +1,4 @@
-"""The servers that tests run on are theirs alone, and go with them."""
+"""Test servers are private to the session and removed with it."""
 
 from __future__ import annotations
 

@@ -19,12 +19,21 @@ LAZY_IMPORTS = {"pydantic"}
 
 VAGUE_NAMES = re.compile(r"(utils?|common|helpers?|managers?|misc|base_.+|.+_(utils?|helpers?|manager))")
 
+# Words that the style guide replaces by the usual terms of the field, in text and in names (docs/adr/README.md).
+BANNED_WORDS = re.compile(
+    r"(?<![A-Za-z])(rooms?|errands?|handfuls?|newborns?|nobody|somebody|whoever|he|his|him|himself|mend(s|ed|ing)?|deeds?|"
+    r"plainly|told|owes|owing|seclusion|neighbours?|call-backs?|time-outs?)(?![A-Za-z])",
+    re.IGNORECASE,
+)
+# File -> words that may stay there. Empty: a file that needs an exception says why here.
+ALLOWED_WORDS: dict[str, frozenset[str]] = {}
+
 # Each has a [letter] in it, so that this file, which is searched too, does not match itself.
 REGISTRIES = re.compile(r"pypi[.](org|python|io)|python[h]osted|npm[j]s[.]|anaconda[.]org")
 HOME_PATHS = re.compile(r"(?<![\w.~/-])(/[h]ome/[\w.-]+|/[U]sers/[\w.-]+|/[r]oot/)")
 
 
-def test_modules_have_docstrings():
+def test_modules_say_what_they_are_for():
     silent = [str(module.path) for module in package_modules().values() if not (ast.get_docstring(module.tree) or "")]
     assert not silent, "\n".join(silent)
 
@@ -68,6 +77,18 @@ def test_no_registry_hosts_and_no_home_paths():
     assert not faults, "\n".join(faults)
 
 
+def test_no_banned_words():
+    """In code, names, comments and docs alike. Names count by their parts: `told_to_stop` contains a banned word."""
+    faults = [
+        f"{path.relative_to(ROOT)}:{number} {word}"
+        for path in written_files()
+        if path.suffix in (".py", ".md", ".sql", ".lua", ".toml") and path != Path(__file__)
+        for number, word in banned_words(_text(path))
+        if word.lower() not in ALLOWED_WORDS.get(str(path.relative_to(ROOT)), ())
+    ]
+    assert not faults, f"{len(faults)} banned words:\n" + "\n".join(faults)
+
+
 def test_every_skipped_test_says_why():
     faults = [
         f"{path.relative_to(ROOT)}:{line} {what} without a reason"
@@ -102,6 +123,13 @@ def banned_imports(tree: ast.Module) -> Iterator[tuple[str, int]]:
             top = name.partition(".")[0]
             if top in BANNED_IMPORTS or (top in LAZY_IMPORTS and id(node) not in inside_functions):
                 yield top, node.lineno
+
+
+def banned_words(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line number and the word for each banned word; parts of snake_case and camelCase names count."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        parts = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", line.replace("_", " "))
+        yield from ((number, found[0]) for found in BANNED_WORDS.finditer(parts))
 
 
 def silent_skips(tree: ast.Module) -> Iterator[tuple[str, int]]:
@@ -202,3 +230,18 @@ def test_what_counts_as_a_vague_name(name, vague):
 def test_a_function_is_measured_from_its_first_to_its_last_line():
     tree = ast.parse("@decorator\nasync def f():\n    a\n    b\n")
     assert [length for _, length in function_lengths(tree)] == [3]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("# nobody waits", ["nobody"]),
+        ("def told_to_stop():", ["told"]),
+        ("class NewRoom:", ["Room"]),
+        ("a call-back and a time-out", ["call-back", "time-out"]),
+        ("the cache, this history, a chat room", ["room"]),
+        ("bedroom, threshold, recommended, amend", []),
+    ],
+)
+def test_what_counts_as_a_banned_word(text, found):
+    assert [word for _, word in banned_words(text)] == found

@@ -1,4 +1,4 @@
-"""A worker of one release: `deployed URL LEASE REPORT RELEASE`. Release 2 has changed the workflow behind a gate."""
+"""A worker of one release: `deployed_worker URL LEASE REPORT RELEASE`. Release 2 changes the workflow by a gate."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ async def first_release(ctx: Context, log: str) -> str:
 
 
 async def second_release(ctx: Context, log: str) -> str:
-    """Checks once more in the middle; runs that have come further do without."""
+    """Has an additional check; runs that are past its location skip it."""
     places = [await touch(log, "0")]
     if ctx.version("check", latest=2) == 2:
         places.append(await touch.options(name="check")(log, "0.5"))

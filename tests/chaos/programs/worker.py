@@ -1,4 +1,4 @@
-"""A worker until SIGTERM: `worker URL LEASE REPORT`. In the end it appends what it has counted to the report."""
+"""A worker until SIGTERM: `worker URL LEASE REPORT`. At exit it appends its counters to the report."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ async def main(url: str, lease: float, report: Path) -> None:
     working = asyncio.create_task(worker.run())
     while (core := worker._engine._runtime) is None:
         if working.done():
-            return await working  # it could not begin: say why
+            return await working  # it could not start: report the reason
         await asyncio.sleep(0.01)
     left = _count_what_is_left_undone(core.coordinator)
     await working

@@ -1,9 +1,9 @@
-"""Lives one life after the other, each killed with SIGKILL at a chosen function call, until the runs have finished.
+"""Forks one process after the other, each killed with SIGKILL at a chosen function call, until all runs have ended.
 
-`any_instruction URL LOG SEED`. The process imports everything once and forks for each life, so that many can be lived
-in a second. A life counts the calls of functions, Python's and C's, in all its threads, and kills itself at the number
-that it was given: between any two instructions that call something, in the engine, the store, or the workflow.
-After each death the program prints a line and waits for one: the time for the test to look at what was recorded.
+`crash_at_any_call URL LOG SEED`. The process imports everything once and forks for each attempt, so that many fit
+into a second. A child counts its function calls, of Python and C, in all threads, and kills itself at the given
+number: between any two instructions that call something, in the engine, the store, or the workflow.
+After each death the program prints a line and waits for one: meanwhile the test reads the recorded steps.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from tests.crash.effect_log import effect
 LIVES = 30
 CALLS = 40_000  # of about twice as many that it takes to finish all runs in one life
 RUNS = 3
-PATIENCE = 40.0  # seconds; a life takes less than one
+PATIENCE = 40.0  # seconds; a child takes less than one
 
 Live = Callable[[str, str], Coroutine[Any, Any, None]]
 
@@ -86,7 +86,7 @@ async def live(url: str, log: str) -> None:
 
 
 def die_at(call: int) -> None:
-    """Kill this process at its so-many-th call of a function, in whatever thread that is."""
+    """Kill this process at its n-th function call, in any thread."""
     calls = itertools.count()
 
     def count(frame: Any, what: str, argument: Any) -> None:
@@ -98,11 +98,13 @@ def die_at(call: int) -> None:
 
 
 def life(live: Live, url: str, log: str, call: int | None) -> int:
-    """How a forked process ended."""
+    """Return how a forked process ended."""
     child = os.fork()
     if child == 0:
         status = 1
-        faulthandler.dump_traceback_later(PATIENCE, exit=True)  # a life that hangs says where, and fails the test
+        faulthandler.dump_traceback_later(
+            PATIENCE, exit=True
+        )  # a child that hangs prints its traceback and fails the test
         try:
             if call is not None:
                 die_at(call)

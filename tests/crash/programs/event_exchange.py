@@ -1,7 +1,7 @@
-"""Runs that talk to each other and to their caller, in lives that are killed like those of `any_instruction`.
+"""Runs that exchange events with each other and with a caller, in processes killed as in `crash_at_any_call`.
 
-`talking URL LOG SEED`. A speaker sends items to a collector and broadcasts to two listeners; the caller sends to the
-collector too and asks it for an answer, each under an id of its own, again in every life until it has been accepted.
+`event_exchange URL LOG SEED`. A speaker sends items to a collector and broadcasts to two listeners; the caller sends to
+the collector too and requests a reply, each with its own id, again in every process until it has been accepted.
 """
 
 import sys

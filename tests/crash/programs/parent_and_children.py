@@ -1,4 +1,4 @@
-"""A parent with fifty children, a loop and compensations, started or gone on with until it has failed, as it should."""
+"""A parent with fifty children, a loop and compensations, started or resumed until it has failed as expected."""
 
 import asyncio
 import sys
@@ -53,7 +53,7 @@ def expected() -> int:
 
 
 async def main(url: str, log: str) -> None:
-    # Killed far more often than a run should be: none of these runs is to blame for it.
+    # The test kills workers often; the runs must not count as poison.
     async with Engine(url, config=EngineConfig(max_recoveries=1_000)) as engine:
         run = await engine.start(family, log, id="family")
         try:

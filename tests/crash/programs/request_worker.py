@@ -1,4 +1,4 @@
-"""A worker until SIGTERM that answers requests and shows what it does: `answering URL LOG SWEEP LEASE`."""
+"""A worker that replies to requests until SIGTERM: `request_worker URL LOG SWEEP LEASE`."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ async def who_works(log: str) -> int:
 
 @workflow(name="across.answering")
 async def answering(ctx: Context, log: str, rounds: int) -> int:
-    """Between two requests nothing wakes it, and nothing about it changes."""
+    """Between two requests the run is suspended and does not change."""
     for _ in range(rounds):
         ask = await ctx.receive_request(Ask)
         await ctx.stream("words").write(ask.value.word)

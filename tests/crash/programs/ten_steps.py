@@ -1,4 +1,4 @@
-"""Starts 200 runs of ten steps, or goes on with them, and ends once all have finished."""
+"""Starts or resumes 200 runs of ten steps, and exits when all have ended."""
 
 import asyncio
 import sys
@@ -31,7 +31,7 @@ def expected(first: int) -> int:
 
 
 async def main(url: str, log: str) -> None:
-    # Killed far more often than a run should be: none of these runs is to blame for it.
+    # The test kills workers often; the runs must not count as poison.
     async with Engine(url, config=EngineConfig(max_recoveries=1_000)) as engine:
         starts = (engine.start(ten_steps, log, number, id=f"run-{number}") for number in range(RUNS))
         runs = await asyncio.gather(*starts)

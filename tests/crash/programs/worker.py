@@ -1,4 +1,4 @@
-"""A worker until SIGTERM: `worker URL LOG LEASE GRACE CONCURRENCY`. The workflows that the fleet tests use."""
+"""A worker until SIGTERM: `worker URL LOG LEASE GRACE CONCURRENCY`. For tests with several workers."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ async def short(log: str, pause: float) -> int:
 
 @workflow
 async def chain(ctx: Context, log: str, pause: float) -> int:
-    """Steps one after the other, none of which waits: a run stays with its worker."""
+    """Sequential steps without waits, so that a run stays with its worker."""
     for _ in range(STEPS):
         await short(log, pause)
     return STEPS
@@ -39,7 +39,7 @@ async def until_open(log: str, gate: str) -> int:
 
 @step
 def until_open_in_a_thread(log: str, gate: str) -> int:
-    """Cannot be cancelled: it goes on whatever has become of its worker meanwhile."""
+    """Cannot be cancelled: the thread continues even if its worker is fenced meanwhile."""
     effect(log, "begun")
     while not Path(gate).exists():
         time.sleep(0.01)

@@ -14,7 +14,7 @@ from tests.engine.store_setup import ELSEWHERE, Stage
 
 LONG = EngineConfig(sweep_interval=1000.0, lease=5000.0)  # nothing in these tests is found by a sweep
 HOUR = 3600.0
-PAGE = 500  # of those who wait for an event, per commit
+PAGE = 500  # waiting runs of an event, per commit
 
 
 @event
@@ -165,7 +165,7 @@ async def test_after_create_event_reaches_runs_created_before_it(h):
     engine = await h.engine(broadcast_reader, config=LONG)
     before = await readers(h, engine, "Memo", 2, pause=100.0, timeout=20.0)  # they sleep when it is sent
     assert await engine.broadcast(Memo(1)) == 0
-    at_once = await readers(h, engine, "Memo", 1, timeout=20.0)  # in the same moment: counts as before
+    at_once = await readers(h, engine, "Memo", 1, timeout=20.0)  # at the same time: counts as before
     await h.clock.advance(1.0)
     after = await readers(h, engine, "Memo", 1, timeout=20.0)
     assert await results(h, before + at_once + after) == [[1], [1], [1], [None]]

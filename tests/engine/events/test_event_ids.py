@@ -174,7 +174,7 @@ async def test_event_id_like_a_cancel_id_does_not_block_cancellation(h):
 
 @on_every_store
 async def test_reused_event_id_loses_no_dead_letter(h):
-    """What was unfit once under an id, and again when the id had been forgotten, are two letters."""
+    """Two invalid payloads with one id, the second after the id has expired, are two dead letters."""
     config = EngineConfig(event_retention=100.0)
     engine = await h.engine(identity_typed, config=config)
     run = await engine.start(identity_typed)
@@ -187,7 +187,7 @@ async def test_reused_event_id_loses_no_dead_letter(h):
 
 @on_every_store
 async def test_reused_run_id_loses_no_dead_letter(h):
-    """The mail of a run, and of another one that got its id when the first had been pruned, are two letters."""
+    """Messages of a pruned run, and of a new run with the same id, are two dead letters."""
     engine = await h.engine(identity_target, config=EngineConfig(run_retention=10.0))
     for n in range(2):
         run = await engine.start(identity_target, id="again")

@@ -1,6 +1,6 @@
-"""Events that move: a dead letter that several replay, and the mail of a run that is rewound while it is settled.
+"""Moved events: a dead letter that several callers replay, and messages of a run that is rewound while finalized.
 
-Each scene is played in every order in which its parties can reach the store.
+Each scenario runs in every order in which its processes can reach the store.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from perdure.model.turns import TurnExtras
 from perdure.stores.results import Committed
 from perdure.stores.writes import RewindRun
 from perdure.testing import Harness, VirtualClock
-from tests.engine.interleaving import Choose, Doorkeeper, in_every_order
+from tests.engine.interleaving import CallScheduler, Choose, in_every_order
 from tests.engine.store_matrix import STORES, make_store
 from tests.engine.store_setup import Stage
 
@@ -27,44 +27,44 @@ REPLAYING = frozenset(("dead_letter", "remove_dead_letter", "commit"))
 
 @workflow
 async def once_nothing(ctx: Context) -> None:
-    """What an engine executes that is there for the mail of others."""
+    """A workflow without steps, for an engine that only handles messages of other runs."""
 
 
 @pytest.fixture(params=STORES)
 def orders(request, tmp_path: Path):
-    """Plays a scene on fresh stores in every order, and counts how often it came to what."""
+    """Runs a scenario on new stores in every order, and counts the outcomes."""
     names = count()
 
-    def play(scene) -> Counter[Any]:
-        came_to: Counter[Any] = Counter()
+    def play(scenario) -> Counter[Any]:
+        outcomes: Counter[Any] = Counter()
 
         async def once(choose: Choose) -> None:
             clock = VirtualClock()
             store = make_store(request.param, tmp_path, clock, f"store-{next(names)}")
             async with Harness(store, clock=clock) as harness:
-                door = Doorkeeper(harness, choose)
+                scheduler = CallScheduler(harness, choose)
                 try:
-                    came_to[await scene(harness, door)] += 1
+                    outcomes[await scenario(harness, scheduler)] += 1
                 except BaseException as error:
-                    error.add_note("\n".join(["in this order:", *door.passed]))
+                    error.add_note("\n".join(["in this order:", *scheduler.passed]))
                     raise
 
         in_every_order(once)
-        return came_to
+        return outcomes
 
     return play
 
 
-async def at_once(h: Harness, door: Doorkeeper, *actions: Any) -> list[Any]:
-    """Let these happen in the chosen order. What each came to."""
+async def at_once(h: Harness, scheduler: CallScheduler, *actions: Any) -> list[Any]:
+    """Run these calls in the chosen order. Return the outcome of each."""
     tasks = [h.background(action) for action in actions]
-    await door.play()
-    door.leave()
+    await scheduler.play()
+    scheduler.leave()
     return list(await h.drive(asyncio.gather(*tasks, return_exceptions=True)))
 
 
 async def a_letter(h: Harness) -> None:
-    """A dead letter, and two runs that wait for nothing."""
+    """Create a dead letter, and two runs that wait for nothing."""
     stage = Stage(h)
     letter = DeadLetter(id="d", kind="event", at=1.0, reason="why", event_name="lost", event_id="e", value=b"7")
     for id in ("a", "b"):
@@ -80,40 +80,42 @@ async def where_it_is(h: Harness, client: Any) -> list[str]:
 
 
 def test_concurrent_replays_of_a_dead_letter_one_wins(orders):
-    async def scene(h: Harness, door: Doorkeeper) -> tuple[Any, ...]:
+    async def scenario(h: Harness, scheduler: CallScheduler) -> tuple[Any, ...]:
         await a_letter(h)
         one, other = [await h.client(config=LONG) for _ in range(2)]
-        door.hold("one", one, REPLAYING)
-        door.hold("the other", other, REPLAYING)
-        answers = await at_once(h, door, one.replay_dead_letter("d", to="a"), other.replay_dead_letter("d", to="b"))
+        scheduler.hold("one", one, REPLAYING)
+        scheduler.hold("the other", other, REPLAYING)
+        answers = await at_once(
+            h, scheduler, one.replay_dead_letter("d", to="a"), other.replay_dead_letter("d", to="b")
+        )
         assert sorted(answers) == [False, True]
         assert await where_it_is(h, one) == ["a" if answers[0] else "b"]
         return tuple(answers)
 
-    assert set(orders(scene)) == {(True, False), (False, True)}
+    assert set(orders(scenario)) == {(True, False), (False, True)}
 
 
 def test_concurrent_replay_and_removal_of_a_dead_letter_one_wins(orders):
-    async def scene(h: Harness, door: Doorkeeper) -> tuple[Any, ...]:
+    async def scenario(h: Harness, scheduler: CallScheduler) -> tuple[Any, ...]:
         await a_letter(h)
         one, other = [await h.client(config=LONG) for _ in range(2)]
-        door.hold("one", one, REPLAYING)
-        door.hold("the other", other, REPLAYING)
-        answers = await at_once(h, door, one.replay_dead_letter("d"), other.remove_dead_letter("d"))
+        scheduler.hold("one", one, REPLAYING)
+        scheduler.hold("the other", other, REPLAYING)
+        answers = await at_once(h, scheduler, one.replay_dead_letter("d"), other.remove_dead_letter("d"))
         assert sorted(answers) == [False, True]
         assert await where_it_is(h, one) == (["topic"] if answers[0] else [])
         return tuple(answers)
 
-    assert set(orders(scene)) == {(True, False), (False, True)}
+    assert set(orders(scenario)) == {(True, False), (False, True)}
 
 
 def test_dead_letter_replayed_to_an_ending_run_is_not_lost(orders):
-    async def scene(h: Harness, door: Doorkeeper) -> str:
+    async def scenario(h: Harness, scheduler: CallScheduler) -> str:
         await a_letter(h)
         one, other = [await h.client(config=LONG) for _ in range(2)]
-        door.hold("one", one, REPLAYING)
-        door.hold("the other", other, frozenset(("commit",)), answers=False)
-        answer, stopped = await at_once(h, door, one.replay_dead_letter("d", to="b"), other.terminate("b"))
+        scheduler.hold("one", one, REPLAYING)
+        scheduler.hold("the other", other, frozenset(("commit",)), answers=False)
+        answer, stopped = await at_once(h, scheduler, one.replay_dead_letter("d", to="b"), other.terminate("b"))
         assert stopped is True
         await settled(h)
         (letter,) = await one.dead_letters()
@@ -121,18 +123,18 @@ def test_dead_letter_replayed_to_an_ending_run_is_not_lost(orders):
         assert letter.original_target == ("b" if answer is True else None)
         return "sent" if answer is True else type(answer).__name__
 
-    assert set(orders(scene)) == {"sent", "RunTerminated"}
+    assert set(orders(scenario)) == {"sent", "RunTerminated"}
 
 
 async def settled(h: Harness) -> None:
-    """Let a worker of its own see to what ended runs still owe."""
+    """Let a worker of its own finalize ended runs."""
     await h.engine(once_nothing)
     await h.clock.advance(6)
     assert await h.store.unfinalized() == []
 
 
 def test_messages_of_a_run_rewound_during_finalization_are_not_duplicated(orders):
-    async def scene(h: Harness, door: Doorkeeper) -> str:
+    async def scenario(h: Harness, scheduler: CallScheduler) -> str:
         stage = Stage(h)
         await stage.run("e")
         await stage.run("r")
@@ -142,10 +144,10 @@ def test_messages_of_a_run_rewound_during_finalization_are_not_duplicated(orders
         engine = await h.engine(once_nothing, config=LONG)
         client: Any = await h.client(config=LONG)
         await stage.end("r")
-        door.hold("the engine", engine, frozenset(("commit", "unfinalized")), answers=False)
-        door.hold("who rewinds", client, frozenset(("commit",)), answers=False)
-        door.let_pass(1.0)
-        ((rewound,),) = await at_once(h, door, client._session.store.commit([await rewinding(h, "r")]))
+        scheduler.hold("the engine", engine, frozenset(("commit", "unfinalized")), answers=False)
+        scheduler.hold("who rewinds", client, frozenset(("commit",)), answers=False)
+        scheduler.let_pass(1.0)
+        ((rewound,),) = await at_once(h, scheduler, client._session.store.commit([await rewinding(h, "r")]))
         assert rewound == Committed()
         await settled(h)
         unread = [each.event_id for each in await h.store.inbox("r")]
@@ -153,7 +155,7 @@ def test_messages_of_a_run_rewound_during_finalization_are_not_duplicated(orders
         assert unread + moved == ["e"]
         return "unread" if unread else "moved"
 
-    assert set(orders(scene)) == {"unread", "moved"}
+    assert set(orders(scenario)) == {"unread", "moved"}
 
 
 async def rewinding(h: Harness, run_id: str) -> RewindRun:

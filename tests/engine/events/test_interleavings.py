@@ -1,4 +1,4 @@
-"""Races that cannot be lost: each scene is played in every order in which its parties can reach the store.
+"""Races: each scenario runs in every order in which its processes can reach the store.
 
 In every order an event is received once, or is where it belongs: in a mailbox, a topic, or among the dead
 letters. `tests/engine/interleaving.py` says how the orders are found.
@@ -14,10 +14,10 @@ import pytest
 
 from perdure import Context, EngineConfig, RunStatus, RunTerminated, event, step, workflow
 from perdure.testing import Harness, VirtualClock
-from tests.engine.interleaving import Choose, Doorkeeper, in_every_order
+from tests.engine.interleaving import CallScheduler, Choose, in_every_order
 from tests.engine.store_matrix import STORES, make_store
 
-LONG = EngineConfig(sweep_interval=100_000.0, lease=500_000.0)  # nothing is found by a sweep: hints and commits alone
+LONG = EngineConfig(sweep_interval=100_000.0, lease=500_000.0)  # no sweeps: only change hints and commits
 
 
 @event(on_target_terminated="dead_letter")
@@ -78,7 +78,7 @@ class Stage:
 
     def __init__(self, harness: Harness, choose: Choose) -> None:
         self.h = harness
-        self.door = Doorkeeper(harness, choose)
+        self.scheduler = CallScheduler(harness, choose)
 
     async def open(self) -> None:
         self.engine = await self.h.engine(race_receiver, race_twice, race_once, race_busy, config=LONG)
@@ -91,20 +91,20 @@ class Stage:
         assert await self.one.status(id) is RunStatus.SUSPENDED
 
     async def at_once(self, *actions: Any) -> list[Any]:
-        """Let these happen, and what follows from them, in the chosen order. What each came to."""
+        """Run these calls and their effects in the chosen order. Return the outcome of each."""
         tasks = [self.h.background(action) for action in actions]
-        await self.door.play()
-        self.door.leave()
+        await self.scheduler.play()
+        self.scheduler.leave()
         await self.h.clock.advance(1.0)
         return list(await self.h.drive(asyncio.gather(*tasks, return_exceptions=True)))
 
     def hold(self) -> None:
-        self.door.hold("the engine", self.engine)
-        self.door.hold("one", self.one, answers=False)
-        self.door.hold("the other", self.other, answers=False)
+        self.scheduler.hold("the engine", self.engine)
+        self.scheduler.hold("one", self.one, answers=False)
+        self.scheduler.hold("the other", self.other, answers=False)
 
     async def ended(self, id: str) -> Any:
-        """What a run came to: its value, how it ended otherwise, or None while it waits."""
+        """Return the outcome of a run: its value, its other end, or None while it waits."""
         status = await self.one.status(id)
         if status is RunStatus.SUCCEEDED:
             return await self.one.result(id)
@@ -113,11 +113,11 @@ class Stage:
 
 @pytest.fixture(params=STORES)
 def orders(request, tmp_path: Path):
-    """Plays a scene on fresh stores in every order, and counts how often it came to what."""
+    """Runs a scenario on new stores in every order, and counts the outcomes."""
     names = count()
 
-    def play(scene) -> Counter[str]:
-        came_to: Counter[str] = Counter()
+    def play(scenario) -> Counter[str]:
+        outcomes: Counter[str] = Counter()
 
         async def once(choose: Choose) -> None:
             clock = VirtualClock()
@@ -126,13 +126,13 @@ def orders(request, tmp_path: Path):
                 stage = Stage(harness, choose)
                 await stage.open()
                 try:
-                    came_to[await scene(stage)] += 1
+                    outcomes[await scenario(stage)] += 1
                 except BaseException as error:
-                    error.add_note("\n".join(["in this order:", *stage.door.passed]))
+                    error.add_note("\n".join(["in this order:", *stage.scheduler.passed]))
                     raise
 
         in_every_order(once)
-        return came_to
+        return outcomes
 
     return play
 
@@ -141,35 +141,35 @@ def orders(request, tmp_path: Path):
 
 
 def test_an_event_that_is_sent_while_the_run_suspends_is_received(orders):
-    async def scene(stage: Stage) -> str:
-        stage.door.hold("the engine", stage.engine)
+    async def scenario(stage: Stage) -> str:
+        stage.scheduler.hold("the engine", stage.engine)
         await stage.one.start(race_receiver, "Letter", id="r")  # from here on: claimed, loaded, advanced, suspended
-        stage.door.hold("the other", stage.other)
+        stage.scheduler.hold("the other", stage.other)
         await stage.at_once(stage.other.send("r", Letter(1)))
         assert await stage.ended("r") == 1
         return "received"
 
-    assert orders(scene)["received"] > 5
+    assert orders(scenario)["received"] > 5
 
 
 def test_an_event_that_is_sent_while_a_busy_run_commits_is_received(orders):
-    async def scene(stage: Stage) -> str:
-        stage.door.hold("the engine", stage.engine)
+    async def scenario(stage: Stage) -> str:
+        stage.scheduler.hold("the engine", stage.engine)
         await stage.one.start(race_busy, id="r")
-        stage.door.hold("the other", stage.other)
+        stage.scheduler.hold("the other", stage.other)
         await stage.at_once(stage.other.send("r", Letter(1)))
         assert await stage.ended("r") == "event"
         return "received"
 
-    assert orders(scene)["received"] > 5
+    assert orders(scenario)["received"] > 5
 
 
 def test_first_of_two_events_sent_during_suspension_is_received_and_the_second_retained(orders):
-    async def scene(stage: Stage) -> str:
-        stage.door.hold("the engine", stage.engine, answers=False)
+    async def scenario(stage: Stage) -> str:
+        stage.scheduler.hold("the engine", stage.engine, answers=False)
         await stage.one.start(race_receiver, "Letter", id="r")
-        stage.door.hold("one", stage.one, answers=False)
-        stage.door.hold("the other", stage.other, answers=False)
+        stage.scheduler.hold("one", stage.one, answers=False)
+        stage.scheduler.hold("the other", stage.other, answers=False)
         first, second = await stage.at_once(stage.one.send("r", Letter(1)), stage.other.send("r", Letter(2)))
         received = await stage.ended("r")
         assert received in (1, 2)
@@ -178,44 +178,44 @@ def test_first_of_two_events_sent_during_suspension_is_received_and_the_second_r
         assert sorted([received, *kept, *refused]) == [1, 2]
         return "kept" if kept else "refused"
 
-    assert set(orders(scene)) == {"kept", "refused"}
+    assert set(orders(scenario)) == {"kept", "refused"}
 
 
 # --- publish and subscribe
 
 
 def test_an_event_that_is_broadcast_while_the_run_suspends_is_received(orders):
-    async def scene(stage: Stage) -> str:
-        stage.door.hold("the engine", stage.engine)
+    async def scenario(stage: Stage) -> str:
+        stage.scheduler.hold("the engine", stage.engine)
         await stage.one.start(race_receiver, "Offer", id="r")
-        stage.door.hold("the other", stage.other)
+        stage.scheduler.hold("the other", stage.other)
         (woken,) = await stage.at_once(stage.other.broadcast(Offer(1)))
         assert await stage.ended("r") == 1
         assert await stage.h.store.topic("Offer") == []
         return f"woken {woken}"
 
-    assert set(orders(scene)) == {"woken 0", "woken 1"}
+    assert set(orders(scenario)) == {"woken 0", "woken 1"}
 
 
 def test_after_wait_event_is_received_exactly_when_it_woke_the_run(orders):
-    async def scene(stage: Stage) -> str:
-        stage.door.hold("the engine", stage.engine)
+    async def scenario(stage: Stage) -> str:
+        stage.scheduler.hold("the engine", stage.engine)
         await stage.one.start(race_receiver, "Shout", id="r")
-        stage.door.hold("the other", stage.other)
+        stage.scheduler.hold("the other", stage.other)
         (woken,) = await stage.at_once(stage.other.broadcast(Shout(1)))
         assert await stage.ended("r") == (1 if woken else None)
         assert await stage.h.store.topic("Shout") == []
         return f"woken {woken}"
 
-    assert set(orders(scene)) == {"woken 0", "woken 1"}
+    assert set(orders(scenario)) == {"woken 0", "woken 1"}
 
 
 def test_one_event_for_two_runs_that_subscribe_at_once_is_received_by_one(orders):
-    async def scene(stage: Stage) -> str:
-        stage.door.hold("the engine", stage.engine, frozenset(("commit",)), answers=False)
+    async def scenario(stage: Stage) -> str:
+        stage.scheduler.hold("the engine", stage.engine, frozenset(("commit",)), answers=False)
         for id in ("a", "b"):
             await stage.one.start(race_receiver, "Offer", id=id)
-        stage.door.hold("the other", stage.other, answers=False)
+        stage.scheduler.hold("the other", stage.other, answers=False)
         await stage.at_once(stage.other.broadcast(Offer(1)))
         ended = [await stage.ended(id) for id in ("a", "b")]
         assert sorted(map(str, ended)) == ["1", "None"]
@@ -224,14 +224,14 @@ def test_one_event_for_two_runs_that_subscribe_at_once_is_received_by_one(orders
         assert sorted([await stage.ended(id) for id in ("a", "b")]) == [1, 2]
         return str(ended)
 
-    orders(scene)
+    orders(scenario)
 
 
 # --- cancel and deliver
 
 
 def test_event_sent_during_a_cancel_is_received_dead_lettered_or_refused(orders):
-    async def scene(stage: Stage) -> str:
+    async def scenario(stage: Stage) -> str:
         await stage.begin(race_receiver, "Letter", id="r")
         stage.hold()
         _, sent = await stage.at_once(stage.one.cancel("r"), stage.other.send("r", Letter(1)))
@@ -244,12 +244,12 @@ def test_event_sent_during_a_cancel_is_received_dead_lettered_or_refused(orders)
         assert (ended, letters) in ((1, []), ("cancelled", [{"n": 1}]))
         return "letter" if letters else "received"
 
-    assert set(orders(scene)) == {"received", "letter", "refused"}
+    assert set(orders(scenario)) == {"received", "letter", "refused"}
 
 
 @pytest.mark.parametrize("how", ["cancel", "terminate"])
 def test_broadcast_assigned_to_a_cancelled_receive_goes_to_the_next_waiter(orders, how):
-    async def scene(stage: Stage) -> str:
+    async def scenario(stage: Stage) -> str:
         await stage.begin(race_receiver, "Offer", id="first")
         await stage.begin(race_receiver, "Offer", id="second")
         stage.hold()
@@ -260,32 +260,32 @@ def test_broadcast_assigned_to_a_cancelled_receive_goes_to_the_next_waiter(order
         assert await stage.h.store.topic("Offer") == []
         return str(ended)
 
-    assert set(orders(scene)) == {"[1, None]", "['cancelled', 1]"}
+    assert set(orders(scenario)) == {"[1, None]", "['cancelled', 1]"}
 
 
 # --- timeout and delivery
 
 
 def test_event_sent_at_a_receive_timeout_is_received_by_it_or_the_next(orders):
-    async def scene(stage: Stage) -> str:
+    async def scenario(stage: Stage) -> str:
         await stage.begin(race_twice, "Letter", 50.0, id="r")
         stage.hold()
-        stage.door.let_pass(60.0)
+        stage.scheduler.let_pass(60.0)
         await stage.at_once(stage.other.send("r", Letter(1)))
         when, number = await stage.ended("r")
         assert number == 1
         assert await stage.one.dead_letters() == []
         return str(when)
 
-    assert set(orders(scene)) == {"in time", "late"}
+    assert set(orders(scenario)) == {"in time", "late"}
 
 
 def test_broadcast_that_meets_a_receive_timeout_goes_to_the_next_receive(orders):
-    async def scene(stage: Stage) -> str:
+    async def scenario(stage: Stage) -> str:
         await stage.begin(race_once, "Offer", 50.0, id="first")
         await stage.begin(race_once, "Offer", None, id="second")
         stage.hold()
-        stage.door.let_pass(60.0)
+        stage.scheduler.let_pass(60.0)
         (woken,) = await stage.at_once(stage.other.broadcast(Offer(1)))
         assert woken == 1
         received = [await stage.ended(id) for id in ("first", "second")]
@@ -296,18 +296,18 @@ def test_broadcast_that_meets_a_receive_timeout_goes_to_the_next_receive(orders)
         assert await stage.h.store.topic("Offer") == []
         return str(received)
 
-    assert set(orders(scene)) == {"[1, None]", "[None, 1]"}
+    assert set(orders(scenario)) == {"[1, None]", "[None, 1]"}
 
 
 def test_event_that_meets_the_only_receive_timeout_stays_in_its_topic(orders):
-    async def scene(stage: Stage) -> str:
+    async def scenario(stage: Stage) -> str:
         await stage.begin(race_once, "Offer", 50.0, id="r")
         stage.hold()
-        stage.door.let_pass(60.0)
+        stage.scheduler.let_pass(60.0)
         await stage.at_once(stage.other.broadcast(Offer(1)))
         received = await stage.ended("r")
         left = [each.body for each in await stage.h.store.topic("Offer")]
         assert (received, left) in ((1, []), (None, [b'{"n":1}']))
         return "received" if received else "left"
 
-    assert set(orders(scene)) == {"received", "left"}
+    assert set(orders(scenario)) == {"received", "left"}

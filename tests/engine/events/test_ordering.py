@@ -1,4 +1,4 @@
-"""What a step, or the workflow itself, has sent to its own run is there when the workflow goes on."""
+"""Events that a step or workflow sends to its own run are available when the workflow continues."""
 
 from __future__ import annotations
 

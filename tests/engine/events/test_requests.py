@@ -1,4 +1,4 @@
-"""Requests: an event that the run answers, and an answer that no restart loses."""
+"""Requests: a run replies to an event, and no restart loses the reply."""
 
 import asyncio
 from typing import Any
@@ -28,7 +28,7 @@ async def request_think(text: str) -> str:
 
 @workflow
 async def request_server(ctx: Context, answers: int, pause: float = 0.0) -> int:
-    """Answers so many questions, each after a pause, and ends with the last."""
+    """Replies to `n` requests, each after a pause, and ends after the last."""
     for _ in range(answers):
         asked = await ctx.receive_request(Question)
         await ctx.sleep(pause)
@@ -38,13 +38,13 @@ async def request_server(ctx: Context, answers: int, pause: float = 0.0) -> int:
 
 @workflow
 async def request_deaf(ctx: Context) -> str:
-    """Receives a question and never answers it."""
+    """Receives a request and never replies."""
     asked: Question = await ctx.receive(Question)
     await ctx.sleep(10)
     return asked.text
 
 
-# --- answering
+# --- replies
 
 
 @on_every_store
@@ -131,11 +131,11 @@ async def test_repeated_request_with_the_same_id_gets_the_same_reply(h):
     first = await h.client()
     asking = h.background(first.request(run.id, Question("once"), 600, event_id="q-1"))
     await h.clock.advance(5)
-    asking.cancel()  # its process is gone
-    await h.clock.advance(60)  # and the answer is there
+    asking.cancel()  # its process is dead
+    await h.clock.advance(60)  # the reply is stored
     second = await h.client()
     assert await h.drive(second.request(run.id, Question("once"), 600, event_id="q-1"), within=10) == {"said": "ONCE"}
-    assert await run.status() is RunStatus.SUSPENDED  # it was asked once, and waits for the second question
+    assert await run.status() is RunStatus.SUSPENDED  # it received one request, and waits for the second
     assert await h.drive(second.request(run.id, Question("twice"), 600)) == {"said": "TWICE"}
     assert await h.drive(second.request(run.id, Question("once"), 600, event_id="q-1"), within=10) == {"said": "ONCE"}
     assert await run.status() is RunStatus.SUCCEEDED
@@ -157,7 +157,7 @@ async def test_both_sides_restart(h):
 
 @on_every_store
 async def test_reply_is_sent_once_at_any_crash(h):
-    """A crash before and after each commit of the engine that answers: the caller gets the one answer."""
+    """A crash before and after each commit of the replying engine: the caller gets one reply."""
     for n in range(1, 8):
         for side in ("before", "after"):
             client = await h.client()

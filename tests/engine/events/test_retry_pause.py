@@ -1,4 +1,4 @@
-"""The pause before another attempt of a whole run lasts as long as its policy says, whatever mail comes meanwhile."""
+"""The pause before another attempt of a whole run lasts as long as its policy says, despite messages."""
 
 from typing import Any
 

@@ -98,7 +98,7 @@ async def stress_receiver(ctx: Context, seed: int, stays: bool) -> str:
 
 @workflow
 async def stress_deaf(ctx: Context) -> None:
-    """Receives nothing: what it is sent is in its mailbox when it is stopped."""
+    """Receives nothing: its events are in its mailbox when it is stopped."""
     await ctx.sleep(3600)
 
 
@@ -181,7 +181,7 @@ class Storm:
         return stops
 
     async def _strand(self, deaf: str) -> None:
-        """Two letters, one of them to be replayed: that there are any is not left to chance."""
+        """Create two dead letters, one of them for replay, so that every seed has some."""
         sender = self.dice.choice(self.senders)
         for number in (self.ledger.next(), self.ledger.next()):
             await sender.send(deaf, Precious(number), event_id=f"e-{number}")
@@ -189,7 +189,7 @@ class Storm:
         assert await sender.terminate(deaf)
 
     async def _replay_some(self) -> None:
-        """Three at once want the same letters elsewhere: to two runs and to the topic. Every other letter stays."""
+        """Replay the same dead letters three times at once: to two runs and to the topic. Every other one stays."""
         letters = await self.senders[0].dead_letters(limit=50)
         for letter in [each for each in letters if each.value["n"] % 2][:2]:
             self.ledger.replayed.add(letter.value["n"])
@@ -260,7 +260,7 @@ def _number(body: bytes | None) -> int:
 
 
 def unaccounted(number: int, name: str, target: str | None, found: Found, *, replayed: bool) -> str | None:
-    """What is wrong with where an accepted event is; None if it is in exactly one place that it may be in."""
+    """Return what is wrong with the location of an accepted event; None if it has exactly one valid location."""
     received, queued, letters = found.received.get(number, []), found.queued[number], found.letters[number]
     if name == "News":
         return None if len(received) == len(set(received)) and queued == 1 else "not once to each reader"
@@ -279,7 +279,7 @@ def unaccounted(number: int, name: str, target: str | None, found: Found, *, rep
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a broadcast to those who wait takes several commits."""
+    """Limit the page size, so that a broadcast takes several commits."""
     monkeypatch.setattr("perdure.execution.store_writes.PublishEvent", partial(PublishEvent, page=7))
     for module in ("store_writes", "maintenance"):
         monkeypatch.setattr(f"perdure.execution.{module}.FanOut", partial(FanOut, page=7))

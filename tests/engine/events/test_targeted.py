@@ -432,7 +432,7 @@ async def test_unawaited_message_costs_one_turn(h):
     before = engine.faults.commits
     await run.send(Paid(1))
     await h.settle()
-    assert engine.faults.commits - before == 2  # the mail, and the turn that has seen it
+    assert engine.faults.commits - before == 2  # the message, and the turn that received it
     assert await run.status() is RunStatus.SUSPENDED
     after = engine.faults.commits
     await h.clock.advance(900.0)

@@ -1,4 +1,4 @@
-"""Events that find no reader: what becomes of a finished run's unread mail, and of payloads that do not fit."""
+"""Events without a reader: unread messages of an ended run, and payloads that do not match their type."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -70,7 +70,7 @@ async def letters_reader(ctx: Context, count: int, timeout: float = 300.0) -> li
 
 
 async def unread(h, engine, *events, id="target"):
-    """A run with this mail, which it does not await."""
+    """Start a run with these unread messages."""
     run = await engine.start(letters_target, id=id)
     for number, each in enumerate(events):
         await run.send(each, event_id=f"e-{number}")
@@ -166,7 +166,7 @@ async def test_messages_survive_a_run_retry(h):
 
 @on_every_store
 async def test_finalization_survives_a_crash_at_every_commit(h):
-    async def scene(engine: Engine, name: str) -> None:
+    async def scenario(engine: Engine, name: str) -> None:
         """The calls of a client, which repeats them under the same ids after a crash."""
         await engine.start(letters_target, id=name)
         for number, each in enumerate((Dropped(1), Moved(2), Kept(3), Moved(4))):
@@ -182,13 +182,13 @@ async def test_finalization_survives_a_crash_at_every_commit(h):
         reader = await engine.start(letters_reader, 3, 5.0)
         assert await h.run_to_end(reader) == [2, 4, None]
 
-    assert await crash_at_every_commit(h, scene, check) >= 6
+    assert await crash_at_every_commit(h, scenario, check) >= 6
 
 
 async def crash_at_every_commit(
-    h: Any, scene: Callable[[Engine, str], Awaitable[None]], check: Callable[[Engine, str], Awaitable[None]]
+    h: Any, scenario: Callable[[Engine, str], Awaitable[None]], check: Callable[[Engine, str], Awaitable[None]]
 ) -> int:
-    """Play a scene with the process dying before and after each commit, and the settling after it; how many commits."""
+    """Run a scenario with a crash before and after each commit, and finalize; return the number of commits."""
     n = 0
     while True:
         n += 1
@@ -196,12 +196,12 @@ async def crash_at_every_commit(
             name = f"target-{n}-{side}"
             dying = await h.engine(letters_target, letters_reader)
             dying.faults.crash(n, side)
-            await h.drive_until_crash(dying, scene(dying, name))
+            await h.drive_until_crash(dying, scenario(dying, name))
             await h.clock.advance(6)
             crashed = dying.faults.crashed.is_set()
             await h.crash(dying)
             engine = await h.engine(letters_target, letters_reader)
-            await h.drive(scene(engine, name))
+            await h.drive(scenario(engine, name))
             await h.clock.advance(6)
             await check(engine, name)
             await h.drive(engine.shutdown())
@@ -352,7 +352,7 @@ async def test_longest_names_work_in_all_stores(h):
     assert await h.run_to_end(run) == [1, 2]
 
 
-# --- all kinds of letters
+# --- all kinds of dead letters
 
 
 @step(retry=None)
@@ -489,7 +489,7 @@ async def test_concurrent_replay_or_removal_happens_once(h):
 
 @on_every_store
 async def test_dead_letter_replay_is_atomic_at_any_crash(h):
-    """Sending and removing are one commit: if it was made the letter is gone, else a second try does both."""
+    """Sending and removing are one commit: if it was applied the dead letter is removed, else a retry does both."""
     engine = await h.engine(letters_target, letters_reader, config=LONG)
     for n, (side, to_run) in enumerate((side, to_run) for side in ("before", "after") for to_run in (False, True)):
         run = await unread(h, engine, Kept(n), id=f"target-{n}")

@@ -13,7 +13,7 @@ from perdure.testing import Harness, VirtualClock
 
 LONG = EngineConfig(sweep_interval=100_000.0, lease=500_000.0, resident_runs=20_000)
 FEW, MANY = 10, 100_000
-BEGUN = 5  # of those that wait by an engine, the others being copies of their rows
+BEGUN = 5  # waiting runs that an engine created; the others are copies of their rows
 
 
 @event
@@ -43,7 +43,7 @@ class Work:
         connection.set_progress_handler(self._step, 10)
 
     def _trace(self, cursor: apsw.Cursor, sql: str, values: object) -> bool:
-        if not sql.startswith("PRAGMA"):  # a thread asks now and then whether other processes have written
+        if not sql.startswith("PRAGMA"):  # a thread polls for writes of other processes
             self.statements += 1
         return True
 
