@@ -96,7 +96,7 @@ def test_database_of_another_program_is_refused(tmp_path):
     connection.commit()
     connection.close()
     before = file.read_bytes()
-    with pytest.raises(StoreError, match="not one of perdure's"):
+    with pytest.raises(StoreError, match="not a store of perdure"):
         opened(f"sqlite:///{file}")
     assert file.read_bytes() == before
 

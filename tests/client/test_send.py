@@ -287,7 +287,7 @@ async def test_deferred_of_an_ended_run_or_an_earlier_epoch_is_not_completed(h):
     tokens = [await client.deferred_token(run_id, "d") for run_id in ("ended", "continued")]
     await stage.end("ended")
     continue_as = ContinueAs(workflow="staged", version=1, input=b"{}", first_executed_at=None)
-    await stage.turn("anew", patch=RunPatch(status=RunStatus.SUSPENDED), continue_as=continue_as)
+    await stage.turn("continued", patch=RunPatch(status=RunStatus.SUSPENDED), continue_as=continue_as)
     assert [await client.complete(token, 1) for token in tokens] == [False, False]
     assert await client.complete(await client.deferred_token("continued", "d"), 1) is True
 
