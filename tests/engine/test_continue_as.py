@@ -115,7 +115,7 @@ async def test_cancelled_run_is_not_retried(h):
 
 @on_every_store
 async def test_the_timeout_of_a_run_holds_across_continuations(h):
-    @workflow(name="endless", timeout=50)
+    @workflow(name="continue_as.endless", timeout=50)
     async def endless(ctx: Context) -> None:
         await ctx.sleep(20)
         await ctx.continue_as()
