@@ -32,7 +32,7 @@ class CallScheduler:
     def hold(self, who: str, party: Any, calls: frozenset[str] = HELD, *, answers: bool = True) -> None:
         """From now on this engine's or client's calls wait at the door; commits once more before they are answered."""
         faults = party._session.store
-        through = faults._through
+        through = faults._forward
 
         async def held(name: str, call: Callable[[], Awaitable[Any]]) -> Any:
             if name in calls:

@@ -89,7 +89,7 @@ async def test_a_start_that_the_store_refuses_leaves_nothing(h):
     engine.faults.refuse(lambda write: isinstance(write, CreateRun) and write.record.id == "no")
     starting = [h.background(engine.start(giving, "x", id=name)) for name in ("yes", "no", "also")]
     await h.settle()
-    with pytest.raises(StoreError, match="cannot take") as raised:
+    with pytest.raises(StoreError, match="cannot apply") as raised:
         await starting[1]
     assert not raised.value.retryable
     assert await engine.status("no") is None

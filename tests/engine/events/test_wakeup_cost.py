@@ -87,24 +87,24 @@ def multiply(path: Path, waiting: int) -> None:
     connection = apsw.Connection(str(path))
     connection.set_busy_timeout(60_000)
     columns = ", ".join(
-        name for _, name, *_ in connection.execute("PRAGMA table_info(runs)") if name not in ("no", "id")
+        name for _, name, *_ in connection.execute("PRAGMA table_info(runs)") if name not in ("pk", "id")
     )
     with connection:
-        first = connection.execute("SELECT no FROM runs WHERE id = 'run-000000'").get
+        first = connection.execute("SELECT pk FROM runs WHERE id = 'run-000000'").get
         others = "WITH RECURSIVE others (n) AS (SELECT ?1 UNION ALL SELECT n + 1 FROM others WHERE n < ?2 - 1)"
         connection.execute(
             f"""INSERT INTO runs (id, {columns})
-                {others} SELECT printf('run-%06d', n), {columns} FROM others, runs WHERE no = ?3""",
+                {others} SELECT printf('run-%06d', n), {columns} FROM others, runs WHERE pk = ?3""",
             (BEGUN, waiting, first),
         )
         for table in ("entries", "subscriptions"):
             found = connection.execute(f"PRAGMA table_info({table})")
-            owned = ", ".join(name for _, name, *_ in found if name not in ("no", "run_no"))
+            owned = ", ".join(name for _, name, *_ in found if name not in ("pk", "run_pk"))
             connection.execute(
-                f"""INSERT INTO {table} (run_no, {owned})
-                    SELECT copy.no, {", ".join(f"own.{name}" for name in owned.split(", "))}
+                f"""INSERT INTO {table} (run_pk, {owned})
+                    SELECT copy.pk, {", ".join(f"own.{name}" for name in owned.split(", "))}
                     FROM runs AS copy CROSS JOIN {table} AS own
-                    WHERE own.run_no = ?1 AND copy.id >= ?2 ORDER BY copy.no""",
+                    WHERE own.run_pk = ?1 AND copy.id >= ?2 ORDER BY copy.pk""",
                 (first, f"run-{BEGUN:06}"),
             )
     connection.close()
