@@ -146,7 +146,7 @@ def test_store_that_loses_a_commit_is_caught():
     async def three(ctx: Context) -> int:
         return await fetch(1) + await fetch(2) + await fetch(3)
 
-    with pytest.raises(AssertionError, match=r"fetch#1 was on record .* and was executed again"):
+    with pytest.raises(AssertionError, match=r"fetch#1 was recorded .* and was executed again"):
         asyncio.run(crash_everywhere(three, make_store=Forgetful))
 
 
