@@ -21,7 +21,7 @@ def _borrowed_stores_go_back() -> Iterator[None]:
     """What a test has borrowed from a server (`tests/servers`) is the next one's when it is over."""
     yield
     schemas.release_all()
-    prefixes.give_back()
+    prefixes.release_all()
 
 
 def pytest_sessionfinish() -> None:

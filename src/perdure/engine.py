@@ -81,7 +81,7 @@ class Engine(Client):
             pool=self._pool,
             lease=config.seconds("lease"),
             shards=config.shards,
-            workflows=self._catalog.pairs,
+            workflows=self._catalog.workflow_versions,
         )
         return WorkerRuntime(store_session, self._catalog, self._pool, membership, self._concurrency)
 

@@ -55,7 +55,7 @@ class Storm:
         self._chance = random.Random(seed)
         self._runs: list[Planned] = []
         self._zombies: list[int] = []
-        self._came_back_at = 0  # the number of effects at that time
+        self._resumed_at = 0  # the number of effects at that time
         self._times: dict[str, float] = {}
 
     async def rage(self) -> dict[str, float]:
@@ -76,7 +76,7 @@ class Storm:
         for pid in self._zombies:  # the order of the two is random
             late = reported[pid]
             assert late["refused"] + late["left"] > 0, "what it brings too late is refused, or it hears that it is gone"
-            assert any(line.pid == pid for line in fleet.effects()[self._came_back_at :]), "it works again"
+            assert any(line.pid == pid for line in fleet.effects()[self._resumed_at :]), "it works again"
         return self._times
 
     async def _kill_some(self) -> None:
@@ -97,7 +97,7 @@ class Storm:
         await self._fleet.until(lambda: self._let_go(row.id), "the runs of a paused worker are released")
         self._longest("takeover when a lease has run out", began)
         await asyncio.sleep(3 * LEASE - (time.monotonic() - began))
-        self._came_back_at = len(self._fleet.effects())
+        self._resumed_at = len(self._fleet.effects())
         paused.send_signal(signal.SIGCONT)
         joined = await self._fleet.until(lambda: self._fleet.row_of(paused), "it joins again")
         assert joined.id != row.id, "an id that was declared gone does not come back"

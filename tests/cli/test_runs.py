@@ -179,13 +179,13 @@ def test_json_of_workers(made):
     stocked, seen = made
     [worker] = shape_of(seen)["workers"]
     assert worker["id"].startswith("w-")
-    assert {**worker, "id": "", "node": ""} == {
+    assert {**worker, "id": "", "host": ""} == {
         "id": "",
         "pool": "default",
         "alive": True,
         "runs": 0,
         "pid": "PID",
-        "node": "",
+        "host": "",
         "started_at": "TIME",
         "lease_until": "TIME",
         "workflows": [

@@ -192,7 +192,7 @@ async def test_terminate_ends_a_run_at_once_and_does_not_record_its_running_step
     await h.clock.advance(100)
     assert await everything_in(h.store, "w") == before
     assert await engine.history("w") == []
-    assert engine.resident == []
+    assert engine.loaded_runs == []
 
 
 @on_every_store
@@ -207,7 +207,7 @@ async def test_terminate_from_another_process_rejects_the_turn_in_progress(h):
     gate.set()
     await h.clock.advance(100)
     assert await everything_in(h.store, "w") == before
-    assert engine.resident == []
+    assert engine.loaded_runs == []
 
 
 @on_every_store

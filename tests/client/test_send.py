@@ -228,7 +228,7 @@ async def test_broadcast_reaches_a_local_run_without_a_sweep(h):
     await h.settle()
     assert await engine.broadcast(Noticed("x")) == 1
     await h.settle()
-    assert "w" in engine.resident
+    assert "w" in engine.loaded_runs
 
 
 def test_delivery_options_of_an_event_become_those_of_its_topic_event():
@@ -254,7 +254,7 @@ def ending_of(message) -> RunResult:
 @on_every_store
 async def test_first_completion_of_a_deferred_wins(h):
     stage, client = Stage(h), await h.client()
-    await stage.run("r", begun=False)
+    await stage.run("r", has_executed=False)
     token = await client.deferred_token("r", "review")
     results = await h.drive(asyncio.gather(client.complete(token, {"ok": True}), client.fail(token, "no")))
     assert sorted(results) == [False, True]

@@ -153,7 +153,7 @@ async def test_execute_does_not_return_the_result_of_another_run_with_its_id(h):
     await h.settle()  # the commit that ends it is in flight
     again = h.background(asyncio.gather(*(engine.execute(gated, n, id="g") for n in (1, 2)), return_exceptions=True))
     await h.settle()
-    engine.faults.go_on()
+    engine.faults.unblock()
     assert await h.run_to_end(first) == 1
     same, conflict = await h.drive(again)
     assert same == 1
@@ -178,7 +178,7 @@ async def test_cancelled_execute_logs_no_unretrieved_store_error(h, caplog):
     await h.settle()
     waiting.cancel()
     await h.settle()
-    engine.faults.go_on()
+    engine.faults.unblock()
     await h.settle()
     del waiting
     gc.collect()

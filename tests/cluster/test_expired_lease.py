@@ -34,7 +34,7 @@ async def test_commit_result_retrieved_after_a_takeover_starts_no_step_again(h):
         results = await commit(batch)
         if any(getattr(write, "entries", ()) for write in batch):
             cut_off.faults.commit = commit
-            cut_off.faults.away(10**9)  # the turn with the first leg is stored; its result is lost
+            cut_off.faults.fail_calls(10**9)  # the turn with the first leg is stored; its result is lost
             return await commit(batch)
         return results
 
@@ -46,10 +46,12 @@ async def test_commit_result_retrieved_after_a_takeover_starts_no_step_again(h):
     await h.clock.advance(30)
     assert await other.status("legs") is RunStatus.SUCCEEDED
     assert done == ["first", "second"]
-    cut_off.faults.away(10**9, calls=("renew", "workers"))  # its commit gets through before it can renew its lease
+    cut_off.faults.fail_calls(
+        10**9, calls=("renew", "workers")
+    )  # its commit gets through before it can renew its lease
     await h.clock.advance(30)
     assert done == ["first", "second"], "a recorded step ran again"
-    cut_off.faults.away(0)
+    cut_off.faults.fail_calls(0)
     assert await h.run_to_end(run) == 3
 
 
@@ -69,7 +71,7 @@ async def test_single_worker_continues_after_an_outage_longer_than_its_lease(h):
     async def cut_once(batch):
         if any(getattr(write, "entries", ()) for write in batch):
             engine.faults.commit = commit
-            engine.faults.away(60)
+            engine.faults.fail_calls(60)
         return await commit(batch)
 
     engine.faults.commit = cut_once
@@ -121,7 +123,7 @@ async def test_delayed_renewal_does_not_restore_a_removed_worker_id(h):
     other = await h.engine(nap)
     await h.clock.advance(40)
     assert [worker.id for worker in await h.store.workers()] == [other.worker]
-    frozen.faults.go_on()
+    frozen.faults.unblock()
     await h.settle()
     assert frozen.worker != old
     assert {worker.id for worker in await h.store.workers()} == {frozen.worker, other.worker}

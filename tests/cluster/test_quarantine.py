@@ -83,7 +83,7 @@ async def test_suspect_waits_for_executing_runs_for_a_limited_time(h):
     await h.settle()
     engine.faults.pause()
     await with_suspects(h, steps, "suspect")
-    engine.faults.go_on()
+    engine.faults.unblock()
     await h.clock.advance(6)
     assert steps.blocked == {"short", "long"}
     steps.release("short")

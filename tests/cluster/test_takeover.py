@@ -66,7 +66,7 @@ async def test_takeover_is_continued_by_another_worker_after_a_crash(h, monkeypa
     second.faults.crash(2, "before", call="release_runs")
     second.faults.pause()  # so that it claims no run of the first page before it crashes
     h.clock._now += LEASE + 1
-    second.faults.go_on()
+    second.faults.unblock()
     await h.drive_until_crash(second, second.recover())
     assert second.faults.crashed.is_set()
     await h.crash(second)

@@ -21,19 +21,19 @@ class Stage:
         self._config = harness.config
         self._set = False
 
-    async def run(self, id: str, *, begun: bool = True, **fields: Any) -> None:
+    async def run(self, id: str, *, has_executed: bool = True, **fields: Any) -> None:
         """A run that waits for nothing in particular, or was never executed."""
         await self._set_up()
-        if begun:
+        if has_executed:
             fields = {"owner": ELSEWHERE, "status": RunStatus.RUNNING, "first_executed_at": self.clock.now(), **fields}
         await self.store.commit([CreateRun(self.record(id, **fields))])
-        if begun:
+        if has_executed:
             await self.turn(id, patch=RunPatch(status=RunStatus.SUSPENDED))
 
     async def waiting(self, id: str, *topics: str, target: str = "0/receive", **fields: Any) -> None:
         """A run that is suspended in a receive from these topics."""
         extras = TurnExtras(subscribe=(Subscription(target, topics),))
-        await self.run(id, begun=False, **fields)
+        await self.run(id, has_executed=False, **fields)
         await self.turn(id, patch=RunPatch(status=RunStatus.SUSPENDED), extras=extras)
 
     async def end(self, id: str, status: RunStatus = RunStatus.SUCCEEDED, **fields: Any) -> None:

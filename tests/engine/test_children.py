@@ -154,7 +154,7 @@ async def test_the_end_of_a_child_finds_a_parent_in_another_process(h):
     first, second = await h.engine(apart), await h.engine(sleeps, store=another_handle(h.store, h.clock))
     run = await first.start(apart, id="p")
     assert await h.run_to_end(run) == "slept 100"
-    assert second.resident == []
+    assert second.loaded_runs == []
     assert [entry.kind for entry in await first.history("p")] == ["child"]
 
 

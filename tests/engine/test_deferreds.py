@@ -161,7 +161,7 @@ async def test_completion_while_the_run_is_being_suspended(h):
     completing = h.background(client.complete(TOKENS[0], Verdict("ada", 3)))
     while not completing.done():
         await asyncio.sleep(0.001)
-    engine.faults.go_on()
+    engine.faults.unblock()
     assert await h.run_to_end(run, 60.0) == "3 stars by ada"
 
 

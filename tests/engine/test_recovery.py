@@ -52,7 +52,7 @@ async def test_recover_reports_what_it_did(h):
     second = await h.engine(stuck, config=config)
     report = await second.recover()
     assert (report.workers_fenced, report.runs_released, report.runs_claimed) == (0, 0, 0)
-    h.clock._now += 16  # past the lease, with no duty having looked yet
+    h.clock._now += 16  # past the lease, with no task having looked yet
     report = await second.recover()
     assert (report.workers_fenced, report.runs_released, report.runs_claimed) == (1, 3, 3)
     gate.set()

@@ -175,7 +175,7 @@ async def test_unavailable_store_does_not_block_shutdown(h):
     await engine.start(wf, id="g")
     await h.settle()
     gate.set()
-    engine.faults.away(
+    engine.faults.fail_calls(
         10_000, calls=("commit", "renew", "workers", "claim", "fence_worker", "release_runs", "remove_worker")
     )
     began_at = h.clock.now()

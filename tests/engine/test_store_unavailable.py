@@ -52,7 +52,7 @@ async def test_simulation_loses_every_response_once(h):
     async def answers_get_lost(batch):
         nonlocal tries
         tries += 1
-        engine.faults.lose_answers(tries % 2)
+        engine.faults.lose_responses(tries % 2)
         return await commit(batch)
 
     engine.faults.commit = answers_get_lost
@@ -66,11 +66,11 @@ async def test_runs_survive_a_store_outage_of_minutes(h):
     engine = await h.engine(busy)
     runs = [await engine.start(busy, 6, id=f"b{i}") for i in range(3)]
     await h.clock.advance(1.5)
-    engine.faults.away(10**9)
+    engine.faults.fail_calls(10**9)
     await h.clock.advance(300)
     statuses = {record.status for record in await h.store.records([run.id for run in runs])}
     assert not any(status.terminal for status in statuses)
-    engine.faults.away(0)
+    engine.faults.fail_calls(0)
     await assert_all_went_well(h, engine, runs)
 
 
@@ -116,7 +116,7 @@ async def test_claim_with_a_lost_response_is_noticed(h):
 async def test_run_executes_although_its_caller_stopped_waiting(h):
     """All results of `start` are lost until the caller gets an error. The run exists and must be executed."""
     engine = await h.engine(busy, config=EngineConfig(store_retry=Retry(max_attempts=3, initial=0.1)))
-    engine.faults.lose_answers(3)
+    engine.faults.lose_responses(3)
     with pytest.raises(StoreError) as raised:
         await h.drive(engine.start(busy, 6, id="b"))
     assert raised.value.retryable
@@ -129,19 +129,19 @@ async def test_run_executes_although_its_caller_stopped_waiting(h):
 @on_every_store
 async def test_caller_gets_the_error_when_the_store_stays_unavailable(h):
     engine = await h.engine(busy)
-    engine.faults.away(10**9)
+    engine.faults.fail_calls(10**9)
     with pytest.raises(StoreError, match="unavailable"):
         await h.drive(engine.start(busy, 6, id="b"))
     with pytest.raises(StoreError, match="unavailable"):
         await h.drive(engine.status("b"))
-    engine.faults.away(0)
+    engine.faults.fail_calls(0)
     assert await engine.status("b") is None
 
 
 @on_every_store
 async def test_opening_waits_for_the_store(h):
     faulty = h.faulty()
-    faulty.away(3, calls=["open"])
+    faulty.fail_calls(3, calls=["open"])
     engine = await h.engine(busy, store=faulty)
     assert await h.run_to_end(await engine.start(busy, 6)) == 45
 
@@ -155,7 +155,7 @@ async def test_commit_with_a_lost_response_is_not_committed_twice(h):
     engine.faults.commit, commit = None, engine.faults.commit
 
     async def lossy(batch):
-        engine.faults.lose_answers(1 - tries.pop(str(batch), 0))
+        engine.faults.lose_responses(1 - tries.pop(str(batch), 0))
         tries[str(batch)] = 1
         return await commit(batch)
 
@@ -173,7 +173,7 @@ async def test_commit_with_a_lost_response_is_not_committed_twice(h):
 async def test_worker_retries_to_open_its_store_after_a_client_gives_up(h):
     config = EngineConfig(store_retry=Retry(max_attempts=2, initial=0.1, jitter=0))
     faulty = h.faulty()
-    faulty.away(10, calls=["open"])
+    faulty.fail_calls(10, calls=["open"])
     with pytest.raises(StoreError):
         await h.drive(Client(faulty, config=config, clock=h.clock).open())
     worker = Worker(faulty, [busy], config=config, clock=h.clock)
@@ -189,7 +189,7 @@ async def test_lease_survives_a_short_store_outage(h):
     engine = await h.engine(busy)
     worker = engine.worker
     await h.clock.advance(4)
-    engine.faults.away(2, calls=["renew"])
+    engine.faults.fail_calls(2, calls=["renew"])
     await h.clock.advance(60)
     assert engine.worker == worker
 

@@ -81,15 +81,15 @@ async def test_stale_cached_run_executes_nothing(h):
     run_id = next(id for id in map(str, range(99)) if assigned_worker(shard_of(id, 128), workers) == second.worker)
     await first.start(trying, id=run_id)
     await h.clock.advance(1)
-    assert first.resident == [run_id]
+    assert first.loaded_runs == [run_id]
     first.faults.pause()
     await h.clock.advance(10)  # the second engine makes the attempt, and the run sleeps
     assert h.executed() == [("flaky", 1), ("flaky", 2)]
     assert await second.status(run_id) is RunStatus.SUSPENDED
     second.faults.pause()
-    first.faults.go_on()
+    first.faults.unblock()
     await h.clock.advance(30)  # until the second is fenced, and the first claims the run that it still has cached
-    second.faults.go_on()
+    second.faults.unblock()
     assert await h.run_to_end(first.get(run_id)) == "yes"
     assert h.executed() == [("flaky", 1), ("flaky", 2)]
 
@@ -115,14 +115,14 @@ async def test_fenced_worker_changes_nothing_and_rejoins_with_a_new_id(h):
     await zombie.start(stuck, id="s")
     await h.settle()
     before = zombie.worker
-    zombie.faults.away(10**9)  # cut off: it neither renews nor commits
+    zombie.faults.fail_calls(10**9)  # cut off: it neither renews nor commits
     successor = await h.engine(stuck)
     await h.clock.advance(40)
     assert await successor.status("s") is RunStatus.SUCCEEDED
     stored = await everything_in(h.store, "s")
     gate.set()
     await h.settle()
-    zombie.faults.away(0)
+    zombie.faults.fail_calls(0)
     await h.clock.advance(10)
     assert await everything_in(h.store, "s") == stored
     assert await successor.result("s") == "from its successor"
@@ -173,7 +173,7 @@ async def test_rejoining_waits_for_an_unavailable_store(h):
     engine = await h.engine(naps)
     await h.store.fence_worker(engine.worker)
     gone = engine.worker
-    engine.faults.away(3, calls=["retry_held"])
+    engine.faults.fail_calls(3, calls=["retry_held"])
     await h.clock.advance(30)
     assert engine.worker != gone
     alive = {worker.id for worker in await h.store.workers() if not worker.fenced}
@@ -195,7 +195,7 @@ async def test_rejoining_survives_a_lost_first_renewal(h):
         nonlocal renewals
         renewals += 1
         if renewals == 2:  # the first reports that the worker is fenced, the second is by the new member
-            engine.faults.away(1)
+            engine.faults.fail_calls(1)
         return await renew(worker)
 
     engine.faults.renew = flaky_renew

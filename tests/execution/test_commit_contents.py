@@ -87,7 +87,7 @@ async def test_step_result_is_durable_before_the_next_step_starts(h):
 @on_every_store
 async def test_start_returns_after_the_run_is_durable(h):
     engine = await h.engine(sums)
-    engine.faults.away(3, calls=["commit"])
+    engine.faults.fail_calls(3, calls=["commit"])
     starting = h.background(engine.start(sums, 1, id="slow"))
     await h.settle()
     assert not starting.done()

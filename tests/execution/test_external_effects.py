@@ -164,7 +164,7 @@ async def test_child_is_started_once_and_executed_by_this_worker(h):
     row = await stage.row("child")
     assert (row.parent, row.attached, row.workflow) == ("caller", True, "effect_child")
     assert row.status is RunStatus.SUSPENDED  # it sleeps
-    assert "child" in effects.engine.resident
+    assert "child" in effects.engine.loaded_runs
     assert await h.drive(effects.engine.result("child")) == 1
 
 
@@ -273,9 +273,13 @@ async def test_observing_an_ended_run_returns_its_result_at_once(h):
 async def test_stop_ends_a_run_that_has_not_started_and_sends_a_cancel_to_others(h):
     stage, effects = await set_up(h)
     await stage.run(
-        "started", begun=False, owner=effects.engine.worker, status=RunStatus.RUNNING, first_executed_at=h.clock.now()
+        "started",
+        has_executed=False,
+        owner=effects.engine.worker,
+        status=RunStatus.RUNNING,
+        first_executed_at=h.clock.now(),
     )
-    await stage.run("new", begun=False, pool="nowhere")
+    await stage.run("new", has_executed=False, pool="nowhere")
     for run_id in ("started", "started", "new", "new", "missing"):
         assert await effects.value(h, StopRun(run_id)) is None
     assert await stage.inbox("started") == [("cancel", "", None)]
@@ -289,7 +293,7 @@ async def test_children_are_stopped_in_pages_and_started_ones_report_their_end(h
     family = {"parent": "caller", "attached": True, "pool": "nowhere"}
     for n in range(3):
         await stage.run(f"started-{n}", **family)
-    await stage.run("new", begun=False, **family)
+    await stage.run("new", has_executed=False, **family)
     await stage.run("ended", **family)
     await stage.end("ended")
     await stage.run("detached", parent="caller", pool="nowhere")
@@ -318,7 +322,7 @@ async def test_stopping_no_children_completes_at_once(h):
 async def test_unavailable_store_delays_an_effect(h):
     stage, effects = await set_up(h)
     await stage.run("other")
-    effects.engine.faults.away(40, calls=("commit",))
+    effects.engine.faults.fail_calls(40, calls=("commit",))
     await effects.start(SendEvent("other", paid()))
     await h.settle()
     assert effects.reports == []

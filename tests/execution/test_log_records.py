@@ -24,7 +24,7 @@ def records(caplog, logger: str, start: str) -> list[logging.LogRecord]:
 @on_every_store
 async def test_unavailable_store_is_a_warning_with_the_number_of_writes(h, caplog):
     engine = await h.engine(logged_run)
-    engine.faults.away(2, calls=["commit"])
+    engine.faults.fail_calls(2, calls=["commit"])
     await h.drive(engine.execute(logged_run))
     found = records(caplog, "perdure.execution", "Store unavailable, retrying 1 writes (attempt ")
     assert [record.levelno for record in found] == [logging.WARNING] * 2
@@ -51,7 +51,7 @@ async def test_fenced_worker_and_takeover_are_warnings_with_the_worker(h, caplog
     frozen.faults.pause()
     other = await h.engine(logged_run)
     await h.clock.advance(40)
-    frozen.faults.go_on()
+    frozen.faults.unblock()
     await h.settle()
     (fenced,) = records(caplog, "perdure.cluster", f"Worker {old} was fenced")
     (takeover,) = records(caplog, "perdure.cluster", "Took over 0 runs from 1 dead workers")

@@ -35,7 +35,7 @@ async def test_suspended_runs_beyond_the_limit_are_evicted_and_all_finish(h):
     await h.clock.advance(50)
     suspended = await engine.runs(RunQuery(status=RunStatus.SUSPENDED, limit=1000))
     assert len(suspended.runs) == 50
-    assert len(engine.resident) <= 5
+    assert len(engine.loaded_runs) <= 5
     gc.collect()
     assert sum(ref() is not None for ref in alive) <= 5
     results = await h.drive(asyncio.gather(*(run.result() for run in runs)))
@@ -103,7 +103,7 @@ async def test_evicted_run_is_closed_and_finishes_after_reload(h):
     runs = [await engine.start(tidy, n, id=f"t{n}") for n in range(3)]
     await h.settle()
     assert len(closed) == 2
-    assert engine.resident == [f"t{n}" for n in range(3) if f"t{n}" not in closed]
+    assert engine.loaded_runs == [f"t{n}" for n in range(3) if f"t{n}" not in closed]
     assert await h.drive(asyncio.gather(*(run.result() for run in runs))) == [0, 1, 2]
 
 

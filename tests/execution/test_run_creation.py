@@ -35,7 +35,7 @@ async def test_workflow_code_does_not_run_before_its_run_is_stored(h):
     starting = h.background(engine.start(doubles, 4))
     await h.settle()
     assert (ENTERED, h.executed(), starting.done()) == ([], [], False)
-    engine.faults.go_on()
+    engine.faults.unblock()
     run = await h.drive(starting)
     assert await h.run_to_end(run) == 8
     assert (ENTERED, h.executed()) == ([4], [("double", 1)])
@@ -72,7 +72,7 @@ async def test_run_created_by_a_worker_that_is_fenced_meanwhile_is_claimed_like_
     starting = h.background(engine.start(doubles, 4))
     await h.settle()
     await h.store.fence_worker(engine.worker)
-    engine.faults.go_on()
+    engine.faults.unblock()
     run = await h.drive(starting)
     assert await h.run_to_end(run) == 8
     assert h.executed() == [("double", 1)]
@@ -88,7 +88,7 @@ async def test_run_that_is_being_stored_while_its_engine_shuts_down_executes_onc
     await h.settle()
     stopping = h.background(engine.shutdown(grace=1))
     await h.settle()
-    engine.faults.go_on()
+    engine.faults.unblock()
     await h.drive(stopping)
     assert set(eviction.LIVE) == before
     run = await h.drive(starting)

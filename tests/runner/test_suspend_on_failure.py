@@ -206,11 +206,11 @@ def test_cancelled_exhausted_step_no_longer_holds_the_run():
 
 
 def test_messages_for_a_held_run_wait_until_it_is_resumed():
-    async def mailed(ctx):
+    async def has_messages(ctx):
         return await ctx.join(fragile("b"), ctx.receive("a"))
 
     BROKEN.add("b")
-    play = until_held(Play(mailed, suspend_on_failure=True).begin())
+    play = until_held(Play(has_messages, suspend_on_failure=True).begin())
     play.letter("event", "a", 1)
     BROKEN.clear()
     cold = play.crash()

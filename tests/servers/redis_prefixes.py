@@ -68,7 +68,7 @@ def borrow(clock: Clock) -> BorrowedStore:
     return BorrowedStore(with_options(shared_url(), prefix=prefix, durability="relaxed"), clock)
 
 
-def give_back() -> None:
+def release_all() -> None:
     """Delete the keys of all prefixes that this process has borrowed."""
     if not _borrowed:
         return

@@ -122,10 +122,3 @@ async def prepare(store: Store, before: Sequence[Write | Claim]) -> None:
     for each in (run(owner="a"), *before):
         await (store.claim(each) if isinstance(each, Claim) else store.commit([each]))
     await store.fence_worker("b")
-
-
-# aliases until the store tests use the new names
-PLAIN = ELIGIBLE
-NOT_PLAIN = INELIGIBLE
-SITUATIONS = SCENARIOS
-set_scene = prepare

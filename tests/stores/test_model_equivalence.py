@@ -195,14 +195,14 @@ on_ended: st.SearchStrategy[Write] = st.one_of(
         notified=st.lists(observers, max_size=2).map(tuple),
         consumed=numbers,
         returned=numbers,
-        moved=st.just(())
+        redirected=st.just(())
         | st.lists(st.builds(RedirectedEvent, st.integers(1, 4), publishing, dead_letters), max_size=2).map(tuple),
         dead_letters=some_dead_letters,
-        orphans=st.booleans(),
+        orphaned_children=st.booleans(),
     ),
     st.builds(FinalizeRun, run_id=ids, now=times, notified=st.lists(observers, max_size=2).map(tuple)),
     st.builds(
-        ReplayDeadLetter, letter_id=st.sampled_from("de"), send=publishing | delivering
+        ReplayDeadLetter, dead_letter_id=st.sampled_from("de"), send=publishing | delivering
     ),  # sent under an id of its own; see `_aimed`
     st.builds(
         RewindRun,
@@ -286,7 +286,7 @@ calls = st.one_of(
     method_call("release_runs", worker_id=workers, now=times, recovered=st.booleans(), limit=st.just(10)),
     method_call("remove_worker", worker_id=workers),
     method_call("prune", now=times, keep_ids_for=st.sampled_from([0.0, 3.0, 50.0])),
-    method_call("remove_dead_letter", letter_id=st.sampled_from("de")),
+    method_call("remove_dead_letter", dead_letter_id=st.sampled_from("de")),
 )
 
 
@@ -366,8 +366,8 @@ def _aimed(batch: list[Write], observed: ObservedRuns) -> list[Write]:
             write = replace(write, send=_named(write.send, f"replay-{observed.steps}-{len(aimed)}"))
         if isinstance(write, FinalizeRun):
             name = f"moved-{observed.steps}-{len(aimed)}"
-            moved = [replace(each, to=_named(each.to, f"{name}-{n}")) for n, each in enumerate(write.moved)]
-            write = replace(write, moved=tuple(moved))
+            moved = [replace(each, to=_named(each.to, f"{name}-{n}")) for n, each in enumerate(write.redirected)]
+            write = replace(write, redirected=tuple(moved))
         if isinstance(write, RewindRun):
             return [replace(write, returned=observed.read.get(write.run_id, ()) if write.returned else ())]
         aimed.append(write)

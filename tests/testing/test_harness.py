@@ -105,11 +105,11 @@ def test_faulty_store_implements_the_protocol_and_injects_faults():
         assert isinstance(faulty, Store)
         await faulty.open(shards=4)
         assert await faulty.commit([]) == []
-        faulty.away(1)
+        faulty.fail_calls(1)
         with pytest.raises(StoreError, match="unavailable") as raised:
             await faulty.commit([])
         assert raised.value.retryable
-        faulty.lose_answers(1)
+        faulty.lose_responses(1)
         with pytest.raises(StoreError, match="lost") as raised:
             await faulty.commit([])
         assert raised.value.retryable
@@ -131,7 +131,7 @@ def test_faulty_store_implements_the_protocol_and_injects_faults():
 
 
 def test_periodic_task_triggered_during_its_tick_keeps_the_earlier_time():
-    """A run that suspends while the claiming duty asks the store must not be woken a whole sweep late."""
+    """A run that suspends while the claiming task queries the store must not be woken a whole sweep late."""
 
     async def main():
         clock = VirtualClock(1000)
@@ -143,14 +143,14 @@ def test_periodic_task_triggered_during_its_tick_keeps_the_earlier_time():
             await gate.wait()
             return now + 100
 
-        duty = PeriodicTask("test", tick, clock, 100)
-        duty.start()
-        duty.trigger()
+        task = PeriodicTask("test", tick, clock, 100)
+        task.start()
+        task.trigger()
         await clock.settle()
-        duty.trigger(1003)
+        task.trigger(1003)
         gate.set()
         await clock.advance(10)
-        await duty.stop()
+        await task.stop()
         assert ticks == [1000, 1003]
 
     run(main)
@@ -169,11 +169,11 @@ def test_periodic_task_survives_exceptions_of_its_tick(caplog):
                 raise ZeroDivisionError
             return now + 1
 
-        duty = PeriodicTask("test", tick, clock, 10)
-        duty.start()
-        duty.trigger()
+        task = PeriodicTask("test", tick, clock, 10)
+        task.start()
+        task.trigger()
         await clock.advance(21.5)
-        await duty.stop()
+        await task.stop()
         assert ticks == [1000, 1010, 1020, 1021]
 
     run(main)
@@ -226,11 +226,11 @@ def test_periodic_task_and_committer_stop_although_a_driver_loses_the_cancel():
         async def tick(now: float) -> None:
             await answer_though_cancelled(began)
 
-        duty = PeriodicTask("deaf", tick, clock, 10)
-        duty.start()
-        duty.trigger()
+        task = PeriodicTask("deaf", tick, clock, 10)
+        task.start()
+        task.trigger()
         await began.wait()
-        await asyncio.wait_for(duty.stop(), 10)
+        await asyncio.wait_for(task.stop(), 10)
         began.clear()
         store = MemoryStore(clock)
 

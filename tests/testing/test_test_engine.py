@@ -383,7 +383,7 @@ def test_client_subclass_works_as_a_client():
 async def test_test_engine_store_can_inject_faults(engine):
     run = await engine.start(month, "ada")
     await engine.settle()
-    engine.faults.away(3, calls=["commit"])
-    engine.faults.lose_answers(2)
+    engine.faults.fail_calls(3, calls=["commit"])
+    engine.faults.lose_responses(2)
     assert await run.result() == "hello ada"
     engine.assert_ran(run, kit_greet, times=1)

@@ -43,7 +43,7 @@ class WorkerView:
     runs: int
     started_at: datetime
     lease_until: datetime
-    node: str
+    host: str
     pid: int
 
 
@@ -274,7 +274,7 @@ class _HealthCheck:
         for ended in await session.read(partial(session.store.unfinalized, PAGE)):
             if (ended.record.ended_at or 0.0) < latest:
                 run_id = ended.record.id
-                missing = _missing_finalization(len(ended.observers), len(ended.messages), ended.orphans)
+                missing = _missing_finalization(len(ended.observers), len(ended.messages), ended.orphaned_children)
                 self._add(
                     "unfinalized", "error", f"Run {run_id} ended, but {missing}", "finalize it", run_id, "finalize"
                 )
@@ -415,7 +415,7 @@ def _worker_view(record: WorkerRecord, now: float, runs: int) -> WorkerView:
         runs=runs,
         started_at=to_datetime(record.started_at),
         lease_until=to_datetime(record.lease_until),
-        node=record.node,
+        host=record.host,
         pid=record.pid,
     )
 

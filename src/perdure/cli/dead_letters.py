@@ -137,9 +137,9 @@ async def _matching(client: Client, kind: str | None, event: str | None) -> list
 
 async def _remove(client: Client, ids: list[str], more: Progress) -> list[str]:
     removed = []
-    for letter_id in ids:
-        if await client.remove_dead_letter(letter_id):
-            removed.append(letter_id)
+    for dead_letter_id in ids:
+        if await client.remove_dead_letter(dead_letter_id):
+            removed.append(dead_letter_id)
         more(1)
     return removed
 
@@ -148,21 +148,21 @@ async def _first(client: Client, ids: list[str]) -> list[DeadLetterView]:
     """Return the dead letters that are shown before the confirmation; unknown ids are left out."""
     from perdure.admin.health_check import find_dead_letter
 
-    found = [await find_dead_letter(client, letter_id) for letter_id in ids[:SHOWN]]
+    found = [await find_dead_letter(client, dead_letter_id) for dead_letter_id in ids[:SHOWN]]
     return [letter for letter in found if letter is not None]
 
 
-async def _find(client: Client, letter_id: str) -> DeadLetterView:
+async def _find(client: Client, dead_letter_id: str) -> DeadLetterView:
     from perdure.admin.health_check import find_dead_letter
 
-    letter = await find_dead_letter(client, letter_id)
+    letter = await find_dead_letter(client, dead_letter_id)
     if letter is None:
-        raise _not_found(letter_id)
+        raise _not_found(dead_letter_id)
     return letter
 
 
-def _not_found(letter_id: str) -> CommandError:
-    return CommandError(f"there is no dead letter {letter_id!r}", "perdure dead-letters ls", code=NOT_FOUND)
+def _not_found(dead_letter_id: str) -> CommandError:
+    return CommandError(f"there is no dead letter {dead_letter_id!r}", "perdure dead-letters ls", code=NOT_FOUND)
 
 
 def _print_dead_letters(letters: list[DeadLetterView], emit: Callable[[Any], None] = print_out) -> None:

@@ -34,7 +34,7 @@ DEAD_LETTER = (
     *("id", "kind", "reason", "event_id", "event_name", "value", "original_target"),
     *("target_status", "target_ended_at", "sent_at"),
 )
-WORKER = ("id", "pool", "alive", "runs", "pid", "node", "started_at", "lease_until", "workflows")
+WORKER = ("id", "pool", "alive", "runs", "pid", "host", "started_at", "lease_until", "workflows")
 FINDING = ("kind", "severity", "text", "advice", "subject", "repairable")
 INCOMPATIBLE_RUN = (
     *("run", "workflow", "version", "kind", "reason", "location", "recorded", "asked", "line"),

@@ -286,17 +286,17 @@ class Client:
         """Return a page of dead letters, oldest first, of one event (class or name) or one kind."""
         return await self._dead_letters.dead_letters(event, kind, limit, after)
 
-    async def replay_dead_letter(self, letter_id: str, to: str | None = None) -> bool:
+    async def replay_dead_letter(self, dead_letter_id: str, to: str | None = None) -> bool:
         """Send the event of a dead letter again, to its topic or to run `to`, and remove the dead letter.
 
         Both are one write: of concurrent calls one delivers the event, once. False if the dead letter does not exist.
         Raises what `send` raises; then the dead letter stays.
         """
-        return await self._dead_letters.replay(letter_id, to)
+        return await self._dead_letters.replay(dead_letter_id, to)
 
-    async def remove_dead_letter(self, letter_id: str) -> bool:
+    async def remove_dead_letter(self, dead_letter_id: str) -> bool:
         """Delete a dead letter. False if it does not exist, for example because another caller removed it."""
-        return await self._dead_letters.remove(letter_id)
+        return await self._dead_letters.remove(dead_letter_id)
 
 
 class Run(Generic[R_co]):

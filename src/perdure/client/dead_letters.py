@@ -36,7 +36,7 @@ class DeadLetterClient:
             return False
         send = self._build_replay(dead_letter, to)
         result = await session.committer.write(
-            ReplayDeadLetter(letter_id=dead_letter_id, send=send), lambda _: self._notify_local_worker(send)
+            ReplayDeadLetter(dead_letter_id=dead_letter_id, send=send), lambda _: self._notify_local_worker(send)
         )
         if isinstance(result, DeadLetterMissing):
             return False

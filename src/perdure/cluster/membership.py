@@ -57,7 +57,7 @@ class Membership:
         self._assignments: tuple[WorkflowVersions, tuple[ShardAssignment, ...]] | None = None
         self._started_at = clock.now()
         self.lease_until = 0.0  # of the latest renewal that the store has confirmed
-        self._node = node_identity()
+        self._host = node_identity()
         self.id = _new_id()
 
     def subscribe(self, *, on_fenced: Callable[[], None], on_runs_available: Callable[[], None]) -> None:
@@ -194,7 +194,7 @@ class Membership:
             workflows=() if self._stopping else self._workflows(),
             lease_until=self._clock.now() + self._lease,
             started_at=self._started_at,
-            node=self._node,
+            host=self._host,
             pid=os.getpid(),
         )
 
@@ -203,7 +203,7 @@ class Membership:
 
     def _is_dead_local_process(self, worker: WorkerRecord) -> bool:
         """Return whether the worker is a process of this host that has ended."""
-        is_local = self._node != "" and worker.node == self._node and worker.pid != os.getpid()
+        is_local = self._host != "" and worker.host == self._host and worker.pid != os.getpid()
         return is_local and not _is_process_alive(worker.pid)
 
 

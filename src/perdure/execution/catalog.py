@@ -39,7 +39,7 @@ class Catalog:
             return REGISTRY.find(name, version)
         return own
 
-    def pairs(self) -> WorkflowVersions:
+    def workflow_versions(self) -> WorkflowVersions:
         """Return name and version of all workflows that this engine can execute.
 
         A name that two modules define is left out until one of the two is started through this engine.

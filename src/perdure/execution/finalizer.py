@@ -63,7 +63,7 @@ class RunFinalizer:
 
     async def _finalize(self, page: list[UnfinalizedRun], now: float) -> None:
         for pending in page:
-            if pending.orphans:
+            if pending.orphaned_children:
                 await self._end_children(pending.record, now)
         plans = [FinalizationPlan(pending, now, self._session.config) for pending in page]
         write_all = self._session.committer.write_all
@@ -80,9 +80,9 @@ class RunFinalizer:
         self._notify_of_events(plans)
 
     def _notify_of_events(self, plans: list[FinalizationPlan]) -> None:
-        if any(plan.returned or plan.moved for plan in plans):
+        if any(plan.returned or plan.redirected for plan in plans):
             self._local_worker.runs_may_be_due()
-        if any(plan.moved for plan in plans):  # its fan-out may wait for an earlier event of the topic
+        if any(plan.redirected for plan in plans):  # its fan-out may wait for an earlier event of the topic
             self._on_broadcast_unfinished()
 
     async def _end_children(self, record: RunRecord, now: float) -> None:
@@ -115,9 +115,9 @@ class FinalizationPlan:
         self.record = pending.record
         self.notified: list[Observer] = []
         self.returned: list[int] = []  # numbers of assignments that return to their topics
-        self.moved: list[RedirectedEvent] = []  # events that move to their topics
+        self.redirected: list[RedirectedEvent] = []  # events that move to their topics
         self._now = now
-        self._orphans = pending.orphans
+        self._orphans = pending.orphaned_children
         self._observers = pending.observers
         self._consumed: list[int] = []
         self._dead_letters: list[DeadLetter] = []
@@ -146,9 +146,9 @@ class FinalizationPlan:
             notified=tuple(self.notified),
             consumed=tuple(self._consumed),
             returned=tuple(self.returned),
-            moved=tuple(self.moved),
+            redirected=tuple(self.redirected),
             dead_letters=tuple(self._dead_letters),
-            orphans=self._orphans,
+            orphaned_children=self._orphans,
         )
 
     def _build_delivery(self, observer: Observer) -> DeliverMessage:
@@ -174,7 +174,7 @@ class FinalizationPlan:
         elif message.policy == "broadcast":
             if_full = self._build_dead_letter(message, f"{UNREAD}, and its topic {message.name!r} is full")
             publish = build_publish(self._build_topic_event(message), config, self._now)
-            self.moved.append(RedirectedEvent(message.number, publish, if_full))
+            self.redirected.append(RedirectedEvent(message.number, publish, if_full))
         else:
             self._consumed.append(message.number)
             self._dead_letters.append(self._build_dead_letter(message, UNREAD))

@@ -52,7 +52,7 @@ class WorkerRuntime:
             may_act=self._may_act,
             concurrency=concurrency,
         )
-        self._claimer = Claimer(session.store, self.coordinator, member, config, pool, catalog.pairs)
+        self._claimer = Claimer(session.store, self.coordinator, member, config, pool, catalog.workflow_versions)
         self._observed: set[str] = set()  # runs that a run in this process observes
         interval = config.seconds("sweep_interval")
         lease = config.seconds("lease")
@@ -188,7 +188,7 @@ class WorkerRuntime:
     # --- notifications by the store and the coordinator
 
     def can_execute(self, record: RunRecord) -> bool:
-        return record.pool == self._pool and (record.workflow, record.version) in self._catalog.pairs()
+        return record.pool == self._pool and (record.workflow, record.version) in self._catalog.workflow_versions()
 
     def _on_change_hint(self, run_ids: frozenset[str] | None) -> None:
         """Check for due runs and messages, unless the change hint is about runs that are active here."""
@@ -250,7 +250,7 @@ class WorkerRuntime:
         """Make runs due that are held because of their code: this process may have other code."""
         session = self._session
         for kind in RETRIED_HOLDS:
-            retry_held = partial(session.store.retry_held, self._catalog.pairs(), kind, session.clock.now())
+            retry_held = partial(session.store.retry_held, self._catalog.workflow_versions(), kind, session.clock.now())
             await retry_store_call(retry_held, session.clock, session.config.store_retry)
 
     async def _read_keys(self, now: float) -> float | None:

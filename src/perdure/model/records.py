@@ -245,7 +245,7 @@ class WorkerRecord(Struct, frozen=True, kw_only=True):
     workflows: tuple[tuple[str, int], ...]
     lease_until: float
     started_at: float
-    node: str = ""  # Identifies host and process namespace: a dead process on this host is detected at once.
+    host: str = ""  # Identifies host and process namespace: a dead process on this host is detected at once.
     pid: int = 0
     fenced: bool = False
 

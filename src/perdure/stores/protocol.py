@@ -232,8 +232,8 @@ class Store(Protocol):
         Raises a `StoreError` if `after` is not a stored dead letter.
         """
 
-    async def dead_letter(self, letter_id: str) -> DeadLetter | None:
+    async def dead_letter(self, dead_letter_id: str) -> DeadLetter | None:
         """Return this dead letter, or None."""
 
-    async def remove_dead_letter(self, letter_id: str) -> bool:
+    async def remove_dead_letter(self, dead_letter_id: str) -> bool:
         """Delete a dead letter. Of concurrent calls and replays exactly one succeeds; the others return False."""

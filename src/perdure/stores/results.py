@@ -117,13 +117,13 @@ class Snapshot(Struct, frozen=True):
 class UnfinalizedRun(Struct, frozen=True):
     """An ended run and what is pending for its finalization; observers and unread events in pages.
 
-    `orphans`: the run was terminated, and its attached children have to be ended.
+    `orphaned_children`: the run was terminated, and its attached children have to be ended.
     """
 
     record: RunRecord
     observers: tuple[Observer, ...]
     messages: tuple[Message, ...]
-    orphans: bool
+    orphaned_children: bool
 
 
 class ClaimedRun(Struct, frozen=True):

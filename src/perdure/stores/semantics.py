@@ -59,10 +59,10 @@ class RunState(Struct):
     position: int
     last_message_no: int
     wake_at: float | None
-    mailed: bool  # the run has an owner and got messages that the owner has not seen
+    has_messages: bool  # the run has an owner and got messages that the owner has not seen
     held: bool
-    begun: bool  # the run has executed, in any generation
-    waits_to_begin: bool  # the current generation has not executed
+    has_executed: bool  # the run has executed, in any generation
+    awaits_first_turn: bool  # the current generation has not executed
 
 
 # --- before anything is stored -----------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def is_unbounded(write: DeliverMessage) -> bool:
 
 def only_marks_notified(write: FinalizeRun) -> bool:
     """Return whether the write only removes notified observers: no messages, topics, children or dead letters."""
-    return not (write.consumed or write.returned or write.moved or write.dead_letters or write.orphans)
+    return not (write.consumed or write.returned or write.redirected or write.dead_letters or write.orphaned_children)
 
 
 def qualifies_for_fast_path(write: Write) -> bool:
@@ -137,14 +137,14 @@ def check_batch(batch: Sequence[Write]) -> None:
             case FanOut():
                 _check_page(write.topic, write.page)
             case ReplayDeadLetter():
-                _check_text("the id of a dead letter", write.letter_id)
+                _check_text("the id of a dead letter", write.dead_letter_id)
                 check_batch((write.send,))
             case AppendStream():
                 _check_text("a run id", write.run_id)
                 _check_items(write.run_id, write.items)
             case FinalizeRun():
                 _check_text("a run id", write.run_id)
-                check_batch([moved.to for moved in write.moved])
+                check_batch([event.to for event in write.redirected])
             case ObserveRunEnd() | SupersedeStream() | ReleaseRun():
                 _check_text("a run id", write.run_id)
             case _:
@@ -332,11 +332,11 @@ def restarted(record: RunRecord, continue_as: ContinueAs) -> RunRecord:
     )
 
 
-def rewound(record: RunRecord, begun: bool, write: RewindRun, position: int) -> RunRecord:
+def rewound(record: RunRecord, has_executed: bool, write: RewindRun, position: int) -> RunRecord:
     """Return the row of a run that was rewound and is now at this position: due, without end, hold or owner."""
     return replace(
         record,
-        status=status_released(begun),
+        status=status_released(has_executed),
         generation=record.generation + 1,
         owner=None,
         result=None,
@@ -421,7 +421,7 @@ def wakes(message: Message, run: RunState) -> bool:
     A held run waits for a resume or a cancel. A run whose generation has not started waits for its time. While a
     worker owns the run, neither applies.
     """
-    return not (run.held or run.waits_to_begin) or run.owner is not None or message.kind in WAKES_HELD
+    return not (run.held or run.awaits_first_turn) or run.owner is not None or message.kind in WAKES_HELD
 
 
 def ignores_messages(turn: CommitTurn, patch: RunPatch) -> bool:
@@ -447,6 +447,6 @@ def earliest(wake_at: float | None, now: float) -> float:
     return now if wake_at is None or wake_at > now else wake_at
 
 
-def status_released(begun: bool) -> RunStatus:
+def status_released(has_executed: bool) -> RunStatus:
     """Return the status of a run that was released: it waits for a worker."""
-    return RunStatus.RUNNING if begun else RunStatus.PENDING
+    return RunStatus.RUNNING if has_executed else RunStatus.PENDING

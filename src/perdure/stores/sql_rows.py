@@ -198,12 +198,12 @@ def item_of_row(row: Row) -> StreamItem:
 
 # --- dead letters and workers ---------------------------------------------------------------------------------------
 
-LETTER_COLUMNS = (
+DEAD_LETTER_COLUMNS = (
     "id, kind, at, reason, event_id, event_name, value, original_target, target_status, target_ended_at, sent_at"
 )
 
 
-def letter_of_row(row: Row) -> DeadLetter:
+def dead_letter_of_row(row: Row) -> DeadLetter:
     id, kind, at, reason, event_id, event_name, value, original_target, target_status, target_ended_at, sent_at = row
     return DeadLetter(
         id=id,
@@ -225,7 +225,7 @@ WORKER_COLUMNS = "id, pool, workflows, lease_until, started_at, host, pid, fence
 
 def worker_row(worker: WorkerRecord) -> Row:
     pairs = _encode(worker.workflows).decode()
-    return (worker.id, worker.pool, pairs, worker.lease_until, worker.started_at, worker.node, worker.pid)
+    return (worker.id, worker.pool, pairs, worker.lease_until, worker.started_at, worker.host, worker.pid)
 
 
 def worker_of_row(row: Row) -> WorkerRecord:
@@ -236,7 +236,7 @@ def worker_of_row(row: Row) -> WorkerRecord:
         workflows=_workflows.decode(workflows),
         lease_until=lease_until,
         started_at=started_at,
-        node=host,
+        host=host,
         pid=pid,
         fenced=bool(fenced),
     )

@@ -207,8 +207,8 @@ class FinalizeRun(Struct, frozen=True, kw_only=True):
     """Record finalization of an ended run: observers notified, unread events processed, attached children ended.
 
     When nothing is pending the run is finalized. A run that needs no finalization (finalized before, rewound, or not
-    ended) is left unchanged. Events in `moved` go to their topics in this write; an event that is no longer unread goes
-    nowhere.
+    ended) is left unchanged. Events in `redirected` go to their topics in this write, unless they are
+    no longer unread.
 
     Idempotent. Results: `Committed` or `RunMissing`.
     """
@@ -218,9 +218,9 @@ class FinalizeRun(Struct, frozen=True, kw_only=True):
     notified: tuple[Observer, ...] = ()
     consumed: tuple[int, ...] = ()
     returned: tuple[int, ...] = ()  # assignments: back to their topics
-    moved: tuple[RedirectedEvent, ...] = ()
+    redirected: tuple[RedirectedEvent, ...] = ()
     dead_letters: tuple[DeadLetter, ...] = ()
-    orphans: bool = False  # the attached children of a terminated run were ended
+    orphaned_children: bool = False  # the attached children of a terminated run were ended
 
 
 class PublishEvent(Struct, frozen=True, kw_only=True):
@@ -266,7 +266,7 @@ class ReplayDeadLetter(Struct, frozen=True, kw_only=True):
     Results: those of `send`, or `DeadLetterMissing`.
     """
 
-    letter_id: str
+    dead_letter_id: str
     send: DeliverMessage | PublishEvent
 
 

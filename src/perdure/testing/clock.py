@@ -29,7 +29,7 @@ class VirtualClock:
         self._now = float(start)
         self._timers: list[tuple[float, int, VirtualTimer]] = []
         self._numbers = count()
-        self.settle: Settle = settle or let_the_loop_settle
+        self.settle: Settle = settle or drain_loop
 
     # --- the Clock protocol
 
@@ -104,7 +104,7 @@ class VirtualTimer:
             self._callback()
 
 
-async def let_the_loop_settle() -> None:
+async def drain_loop() -> None:
     """Wait until the running event loop has no other callback to run. Work in threads is not waited for."""
     ready = getattr(asyncio.get_running_loop(), "_ready", None)
     if ready is None:  # not one of asyncio's own loops: readiness is not visible, so yield many times

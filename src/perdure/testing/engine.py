@@ -28,7 +28,7 @@ from perdure.model.records import RunRecord
 from perdure.model.turns import RunStep
 from perdure.model.validation import check_seconds
 from perdure.runner.blocking_guard import blocking_refused
-from perdure.testing.harness import Harness, WatchedEngine, unhurried, unswept
+from perdure.testing.harness import Harness, WatchedEngine, use_lazy_clock, without_sweeps
 from perdure.testing.mocks import StepMock, Target
 from perdure.testing.time_skipping import SWEEP_DISABLED_SECONDS, NothingDue, TimeSkipper, TooMany
 from perdure.workflows.definition import Workflow
@@ -64,7 +64,7 @@ class TestEngine(WatchedEngine):
             1,
             harness.faulty(),
             workflows=workflows,
-            config=unswept(config or EngineConfig(run_retention=SWEEP_DISABLED_SECONDS)),
+            config=without_sweeps(config or EngineConfig(run_retention=SWEEP_DISABLED_SECONDS)),
             clock=harness.clock,
         )
         self.clock = harness.clock
@@ -111,7 +111,7 @@ class TestEngine(WatchedEngine):
 
     def _build_runtime(self) -> WorkerRuntime:
         runtime = super()._build_runtime()
-        unhurried(runtime, self._passing.unhurried)
+        use_lazy_clock(runtime, self._passing.lazy_clock)
         return runtime
 
     # --- time

@@ -33,8 +33,8 @@ class FaultyStore:
 
     crash(n, side)   the process dies at the n-th commit from now, before or after it reaches the store: that call and
                      all later ones never return, and `crashed` is set. Then abandon the engine.
-    lose_answers     commits are applied, but their callers get a retryable error
-    away             calls fail with a retryable error and have no effect
+    lose_responses   commits are applied, but their callers get a retryable error
+    fail_calls       calls fail with a retryable error and have no effect
     refuse           a commit with a write that matches the predicate fails with an error that is not retryable
 
     It also counts calls by name (`calls`), records committed batches (`committed`) and counts open calls (`in_flight`).
@@ -47,14 +47,14 @@ class FaultyStore:
         self.committed: list[tuple[Write, ...]] = []
         self.crashed = asyncio.Event()
         self.in_flight = 0
-        self.came_back = asyncio.Event()
+        self.call_returned = asyncio.Event()
         self.paused = asyncio.Event()
         self.paused.set()
         self._crash_at: tuple[int, Side] | None = None
         self._crash_call = "commit"
         self._lost = 0
-        self._away = 0
-        self._away_calls: frozenset[str] | None = None
+        self._failures_left = 0
+        self._failing_call_names: frozenset[str] | None = None
         self._refuses: Callable[[Write], bool] | None = None
 
     # --- the plan
@@ -64,24 +64,24 @@ class FaultyStore:
         self._crash_at = (self.calls[call] + n, side)
         self._crash_call = call
 
-    def lose_answers(self, times: int) -> None:
+    def lose_responses(self, times: int) -> None:
         """Apply the next `times` commits, but raise a retryable error instead of returning their results."""
         self._lost = times
 
-    def away(self, times: int, *, calls: Sequence[str] | None = None) -> None:
+    def fail_calls(self, times: int, *, calls: Sequence[str] | None = None) -> None:
         """Fail the next `times` calls with a retryable error and without effect; only `calls` if given."""
-        self._away = times
-        self._away_calls = None if calls is None else frozenset(calls)
+        self._failures_left = times
+        self._failing_call_names = None if calls is None else frozenset(calls)
 
     def refuse(self, predicate: Callable[[Write], bool] | None) -> None:
         """Reject commits with a write that matches the predicate, by an error that is not retryable; None resets it."""
         self._refuses = predicate
 
     def pause(self) -> None:
-        """Block all calls until `go_on`, as if the process were frozen or the network were down."""
+        """Block all calls until `unblock`, as if the process were frozen or the network were down."""
         self.paused.clear()
 
-    def go_on(self) -> None:
+    def unblock(self) -> None:
         """Let the calls continue that `pause` blocks."""
         self.paused.set()
 
@@ -99,15 +99,15 @@ class FaultyStore:
         dies = self._dies_at(name)
         if dies == "before":
             await self._die()
-        if self._away and (self._away_calls is None or name in self._away_calls):
-            self._away -= 1
+        if self._failures_left and (self._failing_call_names is None or name in self._failing_call_names):
+            self._failures_left -= 1
             raise StoreError(f"the store is unavailable (planned, {name})", retryable=True)
         self.in_flight += 1
         try:
             result = await call()
         finally:
             self.in_flight -= 1
-            self.came_back.set()
+            self.call_returned.set()
         if dies == "after":
             await self._die()
         return result
@@ -235,11 +235,11 @@ class FaultyStore:
             "dead_letters", lambda: self.inner.dead_letters(limit, after, kind=kind, event=event)
         )
 
-    async def dead_letter(self, letter_id: str) -> DeadLetter | None:
-        return await self._forward("dead_letter", lambda: self.inner.dead_letter(letter_id))
+    async def dead_letter(self, dead_letter_id: str) -> DeadLetter | None:
+        return await self._forward("dead_letter", lambda: self.inner.dead_letter(dead_letter_id))
 
-    async def remove_dead_letter(self, letter_id: str) -> bool:
-        return await self._forward("remove_dead_letter", lambda: self.inner.remove_dead_letter(letter_id))
+    async def remove_dead_letter(self, dead_letter_id: str) -> bool:
+        return await self._forward("remove_dead_letter", lambda: self.inner.remove_dead_letter(dead_letter_id))
 
 
 async def _never_return() -> None:

@@ -26,7 +26,7 @@ from perdure.execution.step_executor import Attempt, StepExecutor
 from perdure.model.turns import RunStep
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.protocol import Store
-from perdure.testing.clock import VirtualClock, let_the_loop_settle
+from perdure.testing.clock import VirtualClock, drain_loop
 from perdure.testing.faults import FaultyStore
 from perdure.testing.step_interception import intercept_steps
 from perdure.testing.time_skipping import SWEEP_DISABLED_SECONDS, LazyClock
@@ -66,7 +66,7 @@ class WatchedEngine(Engine):
     def _build_runtime(self) -> WorkerRuntime:
         runtime = super()._build_runtime()
         if self._harness.skips:
-            unhurried(runtime, LazyClock(self._harness.clock))
+            use_lazy_clock(runtime, LazyClock(self._harness.clock))
         self._watch(runtime.coordinator.executor)
         return runtime
 
@@ -81,10 +81,10 @@ class WatchedEngine(Engine):
         return self._runtime.coordinator.worker
 
     @property
-    def resident(self) -> list[str]:
-        """The runs that are in its memory."""
+    def loaded_runs(self) -> list[str]:
+        """Ids of the runs that this engine holds in memory."""
         assert self._runtime is not None
-        return [resident.id for resident in self._runtime.coordinator.cache]
+        return [loaded.id for loaded in self._runtime.coordinator.cache]
 
     @property
     def slots_taken(self) -> int:
@@ -143,7 +143,7 @@ class Harness:
         self.clock = clock or VirtualClock()
         self.clock.settle = self.settle
         self.store: Store = MemoryStore(self.clock) if store is None else store
-        self.config = unswept(config or EngineConfig()) if skips else config or EngineConfig()
+        self.config = without_sweeps(config or EngineConfig()) if skips else config or EngineConfig()
         self.executions: list[Execution] = []
         self.bodies = ThreadStepTracker()
         self._open: list[Client] = []
@@ -224,9 +224,9 @@ class Harness:
     async def settle(self) -> None:
         """Wait until only the passing of time or an external call can change anything."""
         while True:
-            await let_the_loop_settle()
+            await drain_loop()
             busy = next((faulty for faulty in self._faulty if faulty.in_flight), None)
-            event = busy.came_back if busy is not None else self.bodies.finished if self.bodies.working else None
+            event = busy.call_returned if busy is not None else self.bodies.finished if self.bodies.working else None
             if event is None:
                 return
             event.clear()
@@ -272,7 +272,7 @@ class Harness:
         return task
 
 
-def unhurried(core: WorkerRuntime, clock: Clock) -> None:
+def use_lazy_clock(core: WorkerRuntime, clock: Clock) -> None:
     """Let the periodic tasks use this clock, except for those that a run may wait for.
 
     Long steps are still recorded as running in time: that is a commit, and therefore a crash point.
@@ -283,15 +283,15 @@ def unhurried(core: WorkerRuntime, clock: Clock) -> None:
         time.call_at(time.now() + RECORD_RUNNING_AFTER_SECONDS, exposure.trigger)
         return step
 
-    for duty in core._periodic_tasks:
-        if duty.name == "slow_steps":
-            exposure = duty
-        if duty.name not in WAITED_FOR:
-            duty._clock = clock
+    for task in core._periodic_tasks:
+        if task.name == "slow_steps":
+            exposure = task
+        if task.name not in WAITED_FOR:
+            task._clock = clock
     intercept_steps(executor, schedule_record)
 
 
-def unswept(config: EngineConfig) -> EngineConfig:
+def without_sweeps(config: EngineConfig) -> EngineConfig:
     """Return the config for an in-memory store without sweeps and lease expiry. Memory loses no notification."""
     return dataclasses.replace(config, lease=SWEEP_DISABLED_SECONDS, sweep_interval=SWEEP_DISABLED_SECONDS)
 

@@ -64,7 +64,7 @@ class TimeSkipper:
     def __init__(
         self, clock: VirtualClock, settle: Callable[[], Awaitable[None]], bodies: Callable[[], Sequence[object]]
     ) -> None:
-        self.unhurried = LazyClock(clock)
+        self.lazy_clock = LazyClock(clock)
         self._clock = clock
         self._settle = settle
         self._bodies = bodies
@@ -93,7 +93,7 @@ class TimeSkipper:
         """Move time forward, and wait until all effects are complete."""
         async with _idle_lock():
             await self._clock.advance(seconds)
-            self.unhurried.catch_up()
+            self.lazy_clock.catch_up()
             await self._settled()
 
     async def settled(self) -> None:
@@ -104,7 +104,7 @@ class TimeSkipper:
     async def _move(self) -> bool:
         if not await self._clock.move_to_next(self._clock.now() + HORIZON):
             return False
-        self.unhurried.catch_up()
+        self.lazy_clock.catch_up()
         return True
 
     async def _settled(self) -> None:

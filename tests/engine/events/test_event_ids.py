@@ -41,13 +41,13 @@ async def test_receiver_sees_the_senders_event_id_for_mailbox_and_topic(h):
     engine = await h.engine(identity_reader, config=LONG)
     run = await engine.start(identity_reader, "a", "b", "c")
     await h.settle()
-    await engine.send(run.id, "a", 1, event_id="mailed")
+    await engine.send(run.id, "a", 1, event_id="has_messages")
     await h.settle()
     await engine.emit("b", 2, event_id="emitted")
     await h.settle()
     await engine.emit("c", 3)
     (a, b, c) = await h.run_to_end(run)
-    assert (a, b) == (["mailed", 1], ["emitted", 2])
+    assert (a, b) == (["has_messages", 1], ["emitted", 2])
     assert c[0]
     assert not c[0].startswith(("topic/", "event/"))
 
@@ -129,12 +129,12 @@ async def test_ids_that_look_internal_are_ordinary_ids(h):
 
     @workflow
     async def identity_crowded(ctx: Context) -> list[Any]:
-        mailed = [await ctx.receive("mail") for _ in INTERNAL]
+        has_messages = [await ctx.receive("mail") for _ in INTERNAL]
         await ctx.send(ctx.run_id, "own", "sent")
         own = await ctx.receive("own")
         news = [await ctx.receive("news") for _ in range(len(INTERNAL) + 1)]
         review = await ctx.deferred("review", str)
-        return [mailed, own, news, review]
+        return [has_messages, own, news, review]
 
     engine = await h.engine(identity_crowded, config=LONG)
     run = await engine.start(identity_crowded, id="r")
@@ -146,8 +146,8 @@ async def test_ids_that_look_internal_are_ordinary_ids(h):
         await run.send("unread", event_id=each)
     await engine.emit("news", "last")
     assert await engine.complete(await engine.deferred_token("r", "review"), "reviewed") is True
-    mailed, own, news, review = await h.run_to_end(run)
-    assert (mailed, own, review) == ([*INTERNAL], "sent", "reviewed")
+    has_messages, own, news, review = await h.run_to_end(run)
+    assert (has_messages, own, review) == ([*INTERNAL], "sent", "reviewed")
     assert news == [*INTERNAL, "last"]
 
 

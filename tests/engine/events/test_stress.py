@@ -154,8 +154,8 @@ class Storm:
         if fatal or chance < 0.2:
             engine.faults.crash(self.dice.randrange(1, 6), self.dice.choice(["before", "after"]))
         elif chance < 0.5:
-            engine.faults.lose_answers(self.dice.randrange(1, 3))
-        self.dice.choice(self.senders)._session.store.lose_answers(self.dice.randrange(2))
+            engine.faults.lose_responses(self.dice.randrange(1, 3))
+        self.dice.choice(self.senders)._session.store.lose_responses(self.dice.randrange(2))
 
     async def _replace_the_dead(self) -> None:
         for engine in list(self.engines):
@@ -198,9 +198,9 @@ class Storm:
             trials = (self._replay(sender, letter.id, to) for sender, to in zip(senders, places, strict=True))
             assert sum(await asyncio.gather(*trials)) <= 1
 
-    async def _replay(self, sender: Any, letter_id: str, to: str | None) -> bool:
+    async def _replay(self, sender: Any, dead_letter_id: str, to: str | None) -> bool:
         try:
-            return bool(await sender.replay_dead_letter(letter_id, to))
+            return bool(await sender.replay_dead_letter(dead_letter_id, to))
         except RunTerminated:
             return False
 

@@ -519,6 +519,6 @@ async def test_dead_letter_replay_with_a_lost_response_happens_once(h):
         reader = await engine.start(letters_reader, 2, 20.0)
         await h.settle()
         client: Any = await h.client(config=LONG)
-        client._session.store.lose_answers(1)
+        client._session.store.lose_responses(1)
         assert await h.drive(client.replay_dead_letter(letter, reader.id if to_run else None)) is True
         assert await h.run_to_end(reader) == [3, None]

@@ -17,17 +17,17 @@ from perdure.stores.protocol import Claim
 from perdure.stores.results import Committed, Created, IdTaken, WriteResult
 from perdure.stores.writes import CreateRun, Write
 from perdure.testing.contract.builders import (
+    deliver,
     entry,
-    mail,
+    finalize,
     observe,
     record,
     run,
-    settle,
     succeeded,
     turn,
 )
 from tests.servers.postgres import postgres_url, schema_of_its_own
-from tests.stores.fast_path_cases import NOT_PLAIN, PLAIN, SITUATIONS, set_scene
+from tests.stores.fast_path_cases import ELIGIBLE, INELIGIBLE, SCENARIOS, prepare
 from tests.stores.postgres.test_store import WAITS_FOR_A_LOCK, applied_not_committed, named, on, query
 
 __all__ = ["postgres_url"]  # a fixture
@@ -69,7 +69,7 @@ def apply(before: Sequence[Write | Claim], write: Write) -> tuple[list[WriteResu
         store = RecordingStore(url)
         await store.open(shards=16)
         try:
-            await set_scene(store, before)
+            await prepare(store, before)
             notified: list[Any] = []
             store.on_change(notified.append)
             results = await store.commit([write])
@@ -82,29 +82,31 @@ def apply(before: Sequence[Write | Claim], write: Write) -> tuple[list[WriteResu
         return asyncio.run(main(url))
 
 
-@pytest.mark.parametrize("what", SITUATIONS)
+@pytest.mark.parametrize("what", SCENARIOS)
 def test_results_and_rows_equal_those_of_the_general_path(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, write = SITUATIONS[what]
+    before, write = SCENARIOS[what]
     fast = apply(before, write)
     monkeypatch.setattr(fast_path, "call", lambda write: None)
     general = apply(before, write)
     assert fast[:2] == general[:2]
 
 
-@pytest.mark.parametrize("what", PLAIN)
+@pytest.mark.parametrize("what", ELIGIBLE)
 def test_qualifying_write_is_one_statement(what: str) -> None:
-    _, _, called = apply((), PLAIN[what])
-    assert called == ["fast_create_run" if isinstance(PLAIN[what], CreateRun) else "fast_commit_turn"]
+    _, _, called = apply((), ELIGIBLE[what])
+    assert called == ["fast_create_run" if isinstance(ELIGIBLE[what], CreateRun) else "fast_commit_turn"]
 
 
-@pytest.mark.parametrize("what", NOT_PLAIN)
+@pytest.mark.parametrize("what", INELIGIBLE)
 def test_other_write_does_not_try_the_fast_path(what: str) -> None:
-    _, _, called = apply((), NOT_PLAIN[what])
+    _, _, called = apply((), INELIGIBLE[what])
     assert called == ["commit_write"]
 
 
 @pytest.mark.parametrize(
-    ("first", "result"), [(observe(), Committed()), (mail(), Committed(has_messages=True))], ids=["observer", "message"]
+    ("first", "result"),
+    [(observe(), Committed()), (deliver(), Committed(has_messages=True))],
+    ids=["observer", "message"],
 )
 def test_end_waits_for_a_concurrent_write_and_then_sees_it(
     postgres_url: str, first: Write, result: WriteResult
@@ -118,7 +120,7 @@ def test_end_waits_for_a_concurrent_write_and_then_sees_it(
         assert [each.record.id for each in await store.unfinalized()] == ["r"], (
             "an observer or a message needs finalization"
         )
-        await store.commit([settle()])
+        await store.commit([finalize()])
 
     on(named(postgres_url, "ending"), test)
 
@@ -135,7 +137,7 @@ def test_concurrent_creates_of_one_run_have_one_winner(postgres_url: str) -> Non
     on(named(postgres_url, "making"), test)
 
 
-@pytest.mark.parametrize(("before", "seen"), [(observe(), 0), (mail(), 1)], ids=["observer", "message"])
+@pytest.mark.parametrize(("before", "seen"), [(observe(), 0), (deliver(), 1)], ids=["observer", "message"])
 def test_run_that_needs_finalization_at_its_end_is_not_locked(postgres_url: str, before: Write, seen: int) -> None:
     """A lock is written to the log, and would have to reach the disk before the general path starts."""
 

@@ -33,11 +33,12 @@ from perdure.stores.results import Committed, Created, MessageDelivered, Superse
 from perdure.stores.writes import FanOut, Observer, RewindRun, RunPatch, Write
 from perdure.testing.contract.builders import (
     claim,
+    dead_letter,
+    deliver,
     end,
     entry,
-    letter,
+    finalize,
     load,
-    mail,
     observe,
     observed,
     publish,
@@ -45,18 +46,17 @@ from perdure.testing.contract.builders import (
     record,
     refused,
     run,
-    settle,
     succeeded,
     suspended,
     turn,
     waiting,
     worker,
 )
-from perdure.testing.contract.commit_turn import TurnCases
-from perdure.testing.contract.end_run import EndingCases
-from perdure.testing.contract.finalization import ABOVE, DutyCases, ObservingCases
+from perdure.testing.contract.commit_turn import CommitTurnCases
+from perdure.testing.contract.end_run import EndRunCases
+from perdure.testing.contract.finalization import ABOVE, FinalizationCases, ObserverCases
 from perdure.testing.contract.history import HistoryCases
-from perdure.testing.contract.inbox import MailCases
+from perdure.testing.contract.inbox import InboxCases
 from perdure.testing.store_contract import StoreContract
 from tests.servers.postgres import postgres_url, schema_of_its_own, shared_url, with_schema
 
@@ -81,7 +81,9 @@ class TestPostgresStore(_WithSchema, StoreContract):
     pass
 
 
-class TestUngroupedWrites(_WithSchema, TurnCases, HistoryCases, MailCases, EndingCases, ObservingCases, DutyCases):
+class TestUngroupedWrites(
+    _WithSchema, CommitTurnCases, HistoryCases, InboxCases, EndRunCases, ObserverCases, FinalizationCases
+):
     """Writes that are applied one by one follow the same rules as grouped ones."""
 
     @pytest.fixture(autouse=True)
@@ -100,7 +102,7 @@ class TestGroupedWrites(_WithSchema, StoreContract):
         monkeypatch.setattr(batches, "needs_only_run_lock", lambda write: False)
 
 
-class TestWithoutFastPath(_WithSchema, TurnCases, HistoryCases, EndingCases, ObservingCases):
+class TestWithoutFastPath(_WithSchema, CommitTurnCases, HistoryCases, EndRunCases, ObserverCases):
     """A single write on the general path follows the same rules as on the fast path."""
 
     @pytest.fixture(autouse=True)
@@ -200,9 +202,9 @@ def test_batch_of_any_writes_is_one_statement(postgres_url: str, monkeypatch: py
             return await fetch(text, *values)
 
         monkeypatch.setattr(pool, "fetch", counted)
-        batch = [run("r2"), turn(0, entry()), mail(id="r2"), *waiting("r3"), publish(), end(id="r2"), settle("r2")]
+        batch = [run("r2"), turn(0, entry()), deliver(id="r2"), *waiting("r3"), publish(), end(id="r2"), finalize("r2")]
         await store.commit(batch)
-        await store.commit([observed(run("r4")), mail("m2"), mail("m3"), settle("r2", notified=(ABOVE,))])
+        await store.commit([observed(run("r4")), deliver("m2"), deliver("m3"), finalize("r2", notified=(ABOVE,))])
         assert len(statements) == 2
 
     on(postgres_url, test)
@@ -221,7 +223,7 @@ def test_step_does_not_update_the_row_of_its_run(postgres_url: str) -> None:
 def test_grouped_turns_get_independent_results(postgres_url: str) -> None:
     async def test(store: PostgresStore) -> None:
         await store.commit([run(f"r{n}", owner="a") for n in range(6)])
-        await store.commit([mail(id="r4"), turn(0, id="r5", patch=succeeded())])
+        await store.commit([deliver(id="r4"), turn(0, id="r5", patch=succeeded())])
         batch = [
             turn(0, entry("x"), entry("y", 1), id="r0"),
             turn(1, entry(), id="r1"),
@@ -301,9 +303,9 @@ def test_statements_of_sql_functions_use_indexes(postgres_url: str) -> None:
     """Covers writes that affect other runs: a cost that grows with all runs or topics would show as a scan."""
     target = parse_url(postgres_url)
     batches: list[list[Write]] = [
-        [*waiting("s1"), *waiting("s2", "t", "u"), publish(consume=False, page=1), mail(id="r")],
-        [FanOut(topic="t", offset=1, now=125.0), observe(id="s1"), mail("m2", id="s1")],
-        [turn(0, entry(), seen=1, consumed=(1,), patch=suspended()), mail("m3", id="s2")],
+        [*waiting("s1"), *waiting("s2", "t", "u"), publish(consume=False, page=1), deliver(id="r")],
+        [FanOut(topic="t", offset=1, now=125.0), observe(id="s1"), deliver("m2", id="s1")],
+        [turn(0, entry(), seen=1, consumed=(1,), patch=suspended()), deliver("m3", id="s2")],
         [
             turn(
                 1,
@@ -315,11 +317,17 @@ def test_statements_of_sql_functions_use_indexes(postgres_url: str) -> None:
             )
         ],
         [receive(2, "t", id="s1", seen=9), end(id="s2"), publish("e2", topic="u", limit=5)],
-        [settle("s2", returned=(1,), notified=(Observer("above", "0/child"),), orphans=True)],
+        [finalize("s2", returned=(1,), notified=(Observer("above", "0/child"),), orphaned_children=True)],
         [RewindRun(run_id="s2", base=2, turn_id="back", now=300.0, dropped=("x",))],
-        [observed(run("s3", owner="a")), run("s4"), mail("m4", id="s1"), mail("m5", id="s1"), mail("m6", id="s2")],
+        [
+            observed(run("s3", owner="a")),
+            run("s4"),
+            deliver("m4", id="s1"),
+            deliver("m5", id="s1"),
+            deliver("m6", id="s2"),
+        ],
         [turn(0, id="s3", patch=succeeded())],
-        [settle("s3", notified=(ABOVE,)), settle("s4", notified=(ABOVE,))],
+        [finalize("s3", notified=(ABOVE,)), finalize("s4", notified=(ABOVE,))],
         [turn(1, owned=False, id="r", patch=succeeded(prune_at=200.0))],
     ]
 
@@ -348,18 +356,18 @@ def test_many_messages_and_children_are_looked_up_by_index(postgres_url: str) ->
     target = parse_url(postgres_url)
     many = 300
     ids = [f"child-{n}" for n in range(many)]
-    others = [mail(f"o{n}", id=f"other-{n}", kind="child") for n in range(2 * many)]
+    others = [deliver(f"o{n}", id=f"other-{n}", kind="child") for n in range(2 * many)]
     batches: list[list[Write]] = [
-        [run("warm", owner="a"), mail(id="warm")],
+        [run("warm", owner="a"), deliver(id="warm")],
         [turn(0, id="warm", seen=1, consumed=(1,), patch=suspended())],
         [run(each.run_id) for each in others],
-        [*others, *(mail(f"m{n}", kind="child") for n in range(many))],
-        [mail(f"n{n}", kind="child") for n in range(many)],
-        [mail("m5", kind="child"), mail("m5", kind="child")],
+        [*others, *(deliver(f"m{n}", kind="child") for n in range(many))],
+        [deliver(f"n{n}", kind="child") for n in range(many)],
+        [deliver("m5", kind="child"), deliver("m5", kind="child")],
         [turn(0, entry(), seen=2 * many, consumed=tuple(range(1, 2 * many)), patch=suspended())],
         [observed(run(id, owner="a")) for id in ids],
         [turn(0, id=id, patch=succeeded()) for id in ids],
-        [settle(id, notified=(ABOVE,)) for id in ids],
+        [finalize(id, notified=(ABOVE,)) for id in ids],
     ]
 
     async def test(store: PostgresStore) -> None:
@@ -386,14 +394,14 @@ def test_many_new_subscriptions_are_looked_up_by_index(postgres_url: str) -> Non
     ids = [f"reader-{n}" for n in range(many)]
     batches: list[list[Write]] = [
         [*waiting("warm"), publish("e0")],
-        [*waiting("warm-2"), publish("e2"), observed(run("warm-3", owner="a")), settle("warm", notified=(ABOVE,))],
+        [*waiting("warm-2"), publish("e2"), observed(run("warm-3", owner="a")), finalize("warm", notified=(ABOVE,))],
         [run(id, owner="a") for id in ids],
         [receive(0, "t", id=id) for id in ids],
         [publish("e1")],
         [observed(run(f"child-{id}", owner="a")) for id in ids],
         [turn(0, id=f"child-{id}", patch=succeeded()) for id in ids],
-        [settle(f"child-{id}", notified=(ABOVE,)) for id in ids],
-        [settle(f"child-{id}", returned=(1,)) for id in ids],
+        [finalize(f"child-{id}", notified=(ABOVE,)) for id in ids],
+        [finalize(f"child-{id}", returned=(1,)) for id in ids],
     ]
 
     async def test(store: PostgresStore) -> None:
@@ -488,7 +496,7 @@ def test_older_schema_is_migrated(postgres_url: str, monkeypatch: pytest.MonkeyP
         newer = await opened(postgres_url)
         assert await query(postgres_url, "SELECT new_in_the_next FROM {schema}.runs") == [(None,)]
         assert await store.commit([turn(0, entry())]) == [Committed()], "both versions work while workers are replaced"
-        assert await newer.commit([mail()]) == [MessageDelivered(1, fresh=True, owner="a")]
+        assert await newer.commit([deliver()]) == [MessageDelivered(1, fresh=True, owner="a")]
         await store.close()
         await newer.close()
 
@@ -577,7 +585,7 @@ def test_concurrent_topic_writes_raise_no_error_and_lose_no_event(postgres_url: 
         for n in range(12):
             event = publish(f"{name}-{n}", topic="tu"[n % 2], consume=n % 3 > 0)
             later = publish(f"{name}-{n}-too", topic="ut"[n % 2])
-            assert len(await store.commit([event, mail(f"{name}-{n}", id="r"), later])) == 3
+            assert len(await store.commit([event, deliver(f"{name}-{n}", id="r"), later])) == 3
 
     async def test(store: PostgresStore) -> None:
         stores = [store, *[await opened(postgres_url) for _ in range(3)]]
@@ -613,8 +621,8 @@ def test_batches_in_opposite_order_do_not_deadlock(postgres_url: str) -> None:
         ids = [f"r{n:02d}" for n in range(40)]
         await store.commit([run(id, owner="a") for id in ids])
         for round in range(10):
-            there = [mail(f"there{round}", id=id) for id in ids]
-            back = [mail(f"back{round}", id=id) for id in reversed(ids)]
+            there = [deliver(f"there{round}", id=id) for id in ids]
+            back = [deliver(f"back{round}", id=id) for id in reversed(ids)]
             new = [run(f"new{round}-{n:02d}") for n in range(40)]
             await asyncio.gather(
                 store.commit([*there, *new]), other.commit([*back, *reversed(new)]), store.commit(back[::-1])
@@ -657,7 +665,7 @@ def test_worker_that_is_getting_a_run_is_not_removed(
     ("first", "second", "result"),
     [
         (turn(0, entry(), turn_id="first"), turn(0, entry(), turn_id="second"), Superseded()),
-        (mail("m1"), mail("m2"), MessageDelivered(2, fresh=True, owner="a")),
+        (deliver("m1"), deliver("m2"), MessageDelivered(2, fresh=True, owner="a")),
     ],
     ids=["turns", "messages"],
 )
@@ -969,8 +977,8 @@ def test_nul_in_an_error_or_a_reason_is_stored(postgres_url: str) -> None:
         for id in ("r", "s"):
             snapshot = await load(store, id)
             assert (snapshot.entries[0].error, snapshot.record.error) == (error, error)
-        await store.commit([run("t", owner="a"), mail(id="t"), turn(0, id="t", seen=1, patch=succeeded())])
-        await store.commit([settle("t", consumed=(1,), dead_letters=(letter(reason="a\0b"),))])
+        await store.commit([run("t", owner="a"), deliver(id="t"), turn(0, id="t", seen=1, patch=succeeded())])
+        await store.commit([finalize("t", consumed=(1,), dead_letters=(dead_letter(reason="a\0b"),))])
         assert [each.reason for each in await store.dead_letters()] == ["a\N{REPLACEMENT CHARACTER}b"]
 
     on(postgres_url, test)

@@ -17,7 +17,7 @@ import pytest
 from perdure import Context, Engine, EngineConfig, event, step, workflow
 from perdure.model.queries import RunQuery
 from perdure.stores.postgres.store import PostgresStore
-from perdure.testing.contract.builders import claim, entry, mail, publish, run, succeeded, suspended, turn, worker
+from perdure.testing.contract.builders import claim, deliver, entry, publish, run, succeeded, suspended, turn, worker
 from tests.servers.postgres import Server
 
 RETAINED = {"meta", "signing_keys", "topics"}  # tables with a fixed number of rows
@@ -165,7 +165,7 @@ async def wave(store: PostgresStore, number: int) -> None:
     for base in range(4):
         await store.commit([turn(base, entry(f"s#{base}", base), id=id, patch=suspended(140.0)) for id in ids])
         assert len(await store.claim(claim("a", 150.0, limit=WAVE))) == WAVE
-    await store.commit([mail(f"m-{id}", id=id) for id in ids])
+    await store.commit([deliver(f"m-{id}", id=id) for id in ids])
     ended = succeeded(prune_at=200.0)
     await store.commit([turn(4, id=id, seen=1, consumed=(1,), patch=ended) for id in ids])
     assert await store.prune(300.0) == WAVE

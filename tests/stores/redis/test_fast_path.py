@@ -16,7 +16,7 @@ from perdure.stores.results import WriteResult
 from perdure.stores.writes import CreateRun, Write
 from perdure.testing.contract.builders import entry, run, turn, worker
 from tests.servers.redis import prefix_of_its_own
-from tests.stores.fast_path_cases import NOT_PLAIN, PLAIN, SITUATIONS, set_scene
+from tests.stores.fast_path_cases import ELIGIBLE, INELIGIBLE, SCENARIOS, prepare
 
 CHILD = "a new child"  # also in the indexes of its parent: no fast path here
 
@@ -59,7 +59,7 @@ def apply(before: Sequence[Write | Claim], write: Write) -> tuple[list[WriteResu
             return [hint async for hint in until(frozenset([last]), received)]
 
         try:
-            await set_scene(store, before)
+            await prepare(store, before)
             await read_hints_until("before")
             unsubscribe = store.on_change(hints.append)
             called = record_scripts(store)
@@ -94,32 +94,32 @@ def record_scripts(store: RedisStore) -> list[str]:
     return called
 
 
-@pytest.mark.parametrize("what", SITUATIONS)
+@pytest.mark.parametrize("what", SCENARIOS)
 def test_fast_path_leaves_the_same_results_and_keys_as_the_general_path(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, write = SITUATIONS[what]
+    before, write = SCENARIOS[what]
     fast = apply(before, write)
     monkeypatch.setattr(fast_path, "build_call", lambda *_: None)
     general = apply(before, write)
     assert fast[:2] == general[:2]
 
 
-@pytest.mark.parametrize("what", [each for each in PLAIN if each != CHILD])
+@pytest.mark.parametrize("what", [each for each in ELIGIBLE if each != CHILD])
 def test_eligible_write_is_one_fast_path_call(what: str) -> None:
-    _, _, called = apply((), PLAIN[what])
-    assert called == ["fast_create" if isinstance(PLAIN[what], CreateRun) else "fast_turn"]
+    _, _, called = apply((), ELIGIBLE[what])
+    assert called == ["fast_create" if isinstance(ELIGIBLE[what], CreateRun) else "fast_turn"]
 
 
 def test_turn_after_dropped_entries_takes_the_fast_path() -> None:
     """Workflows with loops drop entries often."""
-    _, _, called = apply(*SITUATIONS["a turn after entries were dropped"])
+    _, _, called = apply(*SCENARIOS["a turn after entries were dropped"])
     assert called == ["fast_turn"]
 
 
-@pytest.mark.parametrize("what", [*NOT_PLAIN, CHILD])
+@pytest.mark.parametrize("what", [*INELIGIBLE, CHILD])
 def test_ineligible_write_does_not_try_the_fast_path(what: str) -> None:
-    _, _, called = apply((), {**NOT_PLAIN, **PLAIN}[what])
+    _, _, called = apply((), {**INELIGIBLE, **ELIGIBLE}[what])
     assert called == ["commit"]
 
 

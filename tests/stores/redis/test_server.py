@@ -23,15 +23,15 @@ from perdure.stores.results import Committed, Created, DeadLetterMissing, EventP
 from perdure.stores.writes import RedirectedEvent, ReplayDeadLetter, Write
 from perdure.testing.contract.builders import (
     assigned,
+    dead_letter,
+    deliver,
     entry,
-    letter,
+    finalize,
     load,
-    mail,
     publish,
     receive,
     record,
     run,
-    settle,
     succeeded,
     turn,
     waiting,
@@ -96,7 +96,7 @@ def test_run_without_messages_builds_few_lua_modules(monkeypatch: pytest.MonkeyP
                 await store.commit([turn(0, entry()), turn(1, entry("x", 1), patch=succeeded())]) == [Committed()] * 2
             )
             with pytest.raises(StoreError, match="built"):
-                await store.commit([mail()])
+                await store.commit([deliver()])
 
     with prefix_of_its_own() as url:
         asyncio.run(scenario(url))
@@ -126,7 +126,7 @@ def test_acknowledged_commits_survive_a_restart(own_server: Server, how: signal.
         async with opened(own_server.url) as store:
             batch: list[Write] = [run(f"r{n}", owner="a") for n in range(50)]
             await store.commit([*batch, *(turn(0, entry("x"), id=f"r{n}") for n in range(50))])
-            await store.commit([*waiting("w"), mail(id="r1"), turn(1, id="r2", patch=succeeded())])
+            await store.commit([*waiting("w"), deliver(id="r1"), turn(1, id="r2", patch=succeeded())])
             before = await store.load([f"r{n}" for n in range(50)])
             own_server.restart(how)
             assert await retry_until_available(lambda: store.load([f"r{n}" for n in range(50)])) == before
@@ -157,7 +157,7 @@ def test_repeated_batch_after_a_lost_reply_is_recognised(own_server: Server) -> 
             url = own_server.url.replace(f":{own_server.port}/", f":{port}/")
             async with opened(url) as store:
                 await store.commit([run("r", owner="a"), *waiting("w")])
-                batch: list[Write] = [turn(0, entry()), mail(), publish(), run("s")]
+                batch: list[Write] = [turn(0, entry()), deliver(), publish(), run("s")]
                 proxy.drop_replies = True
                 await retryable(store.commit(batch))
                 proxy.drop_replies = False
@@ -380,7 +380,7 @@ def test_server_with_full_memory_stores_nothing_of_a_batch(own_server: Server) -
         async with opened(own_server.url) as store:
             await store.commit([run(owner="a")])
             own_server.command("CONFIG", "SET", "maxmemory", "1")
-            await retryable(store.commit([turn(0, entry()), mail(), run("s")]))
+            await retryable(store.commit([turn(0, entry()), deliver(), run("s")]))
             own_server.command("CONFIG", "SET", "maxmemory", "0")
             snapshot = await load(store)
             assert (snapshot.position, snapshot.inbox, await store.records(["s"])) == (0, (), [None])
@@ -407,7 +407,7 @@ def test_refuses_keys_of_other_programs_and_newer_formats() -> None:
 
 
 def test_refuses_the_format_before_the_renaming_of_fields() -> None:
-    """Format 2 had the same keys with other names of fields: `slices`, `mailed`, `standing` and others."""
+    """Format 2 had the same keys with other names of fields: `slices`, `has_messages`, `standing` and others."""
 
     async def scenario(url: str) -> None:
         async with opened(url) as store:
@@ -605,15 +605,17 @@ def test_dead_letter_is_replayed_once_if_its_caller_dies(partitioned_url: str, d
     async def scenario() -> None:
         async with opened(partitioned_url) as dying, opened(partitioned_url) as other:
             await check_different_partitions(dying)
-            await other.commit([run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=(letter(),)))])
-            await death(dying, ReplayDeadLetter(letter_id="d", send=publish("mine")))
+            await other.commit([run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=(dead_letter(),)))])
+            await death(dying, ReplayDeadLetter(dead_letter_id="d", send=publish("mine")))
             assert await other.dead_letters() == []
-            assert await other.commit([ReplayDeadLetter(letter_id="d", send=publish("theirs"))]) == [
+            assert await other.commit([ReplayDeadLetter(dead_letter_id="d", send=publish("theirs"))]) == [
                 DeadLetterMissing()
             ]
             await other.unfinished_broadcasts()
             assert [event.id for event in await other.topic("t")] == ["mine"]
-            assert await other.commit([ReplayDeadLetter(letter_id="d", send=publish("mine"))]) == [EventPublished(1, 0)]
+            assert await other.commit([ReplayDeadLetter(dead_letter_id="d", send=publish("mine"))]) == [
+                EventPublished(1, 0)
+            ]
 
     asyncio.run(scenario())
 
@@ -623,11 +625,11 @@ def test_refused_replay_restores_the_dead_letter_if_its_caller_dies(partitioned_
     async def scenario() -> None:
         async with opened(partitioned_url) as dying, opened(partitioned_url) as other:
             await check_different_partitions(dying)
-            dead_letters = (letter("first"), letter("d"), letter("last"))
+            dead_letters = (dead_letter("first"), dead_letter("d"), dead_letter("last"))
             await other.commit(
                 [publish("e"), run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=dead_letters))]
             )
-            await death(dying, ReplayDeadLetter(letter_id="d", send=publish("mine", limit=1)))
+            await death(dying, ReplayDeadLetter(dead_letter_id="d", send=publish("mine", limit=1)))
             await other._partitions.sweep()
             assert [each.id for each in await other.dead_letters()] == ["first", "d", "last"]
 
@@ -640,10 +642,10 @@ def test_repeated_partition_message_does_not_replay_a_dead_letter_twice(partitio
     async def scenario() -> None:
         async with opened(partitioned_url) as dying, opened(partitioned_url) as other:
             await other.commit(
-                [publish("e"), run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=(letter(),)))]
+                [publish("e"), run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=(dead_letter(),)))]
             )
-            await die_before_deletion(dying, ReplayDeadLetter(letter_id="d", send=publish("mine", limit=1)))
-            assert await other.commit([ReplayDeadLetter(letter_id="d", send=mail("other"))]) == [
+            await die_before_deletion(dying, ReplayDeadLetter(dead_letter_id="d", send=publish("mine", limit=1)))
+            assert await other.commit([ReplayDeadLetter(dead_letter_id="d", send=deliver("other"))]) == [
                 MessageDelivered(1, True, "a")
             ]
             await other.commit([*waiting("s"), turn(1, id="s", owned=False, seen=1, consumed=(1,))])
@@ -660,8 +662,8 @@ def test_redirected_event_is_published_once_if_its_worker_dies(partitioned_url: 
     async def scenario() -> None:
         async with opened(partitioned_url) as dying, opened(partitioned_url) as other:
             await check_different_partitions(dying)
-            await other.commit([run("r", owner="a"), mail("m"), turn(0, seen=1, patch=succeeded())])
-            write = settle(moved=(RedirectedEvent(1, publish("moved"), letter()),))
+            await other.commit([run("r", owner="a"), deliver("m"), turn(0, seen=1, patch=succeeded())])
+            write = finalize(redirected=(RedirectedEvent(1, publish("moved"), dead_letter()),))
             await death(dying, write)
             assert await other.unfinalized() == []
             await other.unfinished_broadcasts()
@@ -676,8 +678,8 @@ def test_redirected_event_is_published_once_if_its_worker_dies(partitioned_url: 
 def test_results_of_replays_are_deleted_after_the_retention_of_ids(partitioned_url: str) -> None:
     async def scenario() -> None:
         async with opened(partitioned_url) as store:
-            await store.commit([run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=(letter(),)))])
-            await store.commit([ReplayDeadLetter(letter_id="d", send=publish("mine", now=200.0))])
+            await store.commit([run("r", owner="a"), turn(0, extras=TurnExtras(dead_letters=(dead_letter(),)))])
+            await store.commit([ReplayDeadLetter(dead_letter_id="d", send=publish("mine", now=200.0))])
             target = store._partitions.of("t")
             await store.prune(249.0, keep_ids_for=50.0)
             assert await store._partitions.read(target, "sent", "replay/mine")
@@ -729,7 +731,9 @@ def test_fenced_worker_is_fenced_in_every_partition(partitioned_url: str) -> Non
 def test_every_key_has_the_tag_of_its_partition(own_server: Server) -> None:
     async def scenario(url: str) -> None:
         async with opened(url) as store:
-            await store.commit([*waiting("r"), publish(), mail(id="r"), run("s", owner="a"), turn(0, entry(), id="s")])
+            await store.commit(
+                [*waiting("r"), publish(), deliver(id="r"), run("s", owner="a"), turn(0, entry(), id="s")]
+            )
             await store.keys("tokens", 1.0)
             keys = await store._server.command("KEYS", "*")
             tags = {store._partitions.tag(n).encode() for n in range(4)}

@@ -5,9 +5,9 @@ import pytest
 from perdure.stores.redis import fast_path
 from perdure.stores.redis.store import RedisStore
 from perdure.testing import StoreContract
-from perdure.testing.contract.commit_turn import TurnCases
-from perdure.testing.contract.end_run import EndingCases
-from perdure.testing.contract.finalization import ObservingCases
+from perdure.testing.contract.commit_turn import CommitTurnCases
+from perdure.testing.contract.end_run import EndRunCases
+from perdure.testing.contract.finalization import ObserverCases
 from perdure.testing.contract.history import HistoryCases
 from tests.servers.redis import prefix_of_its_own
 
@@ -29,7 +29,7 @@ class TestRedisStore(_WithOwnPrefix, StoreContract):
     pass
 
 
-class TestRedisStoreWithoutFastPath(_WithOwnPrefix, TurnCases, HistoryCases, EndingCases, ObservingCases):
+class TestRedisStoreWithoutFastPath(_WithOwnPrefix, CommitTurnCases, HistoryCases, EndRunCases, ObserverCases):
     """The general path passes the tests that otherwise cover the fast path."""
 
     @pytest.fixture(autouse=True)

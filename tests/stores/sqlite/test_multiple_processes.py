@@ -19,7 +19,7 @@ import pytest
 from perdure.errors import StoreError
 from perdure.stores.results import Committed
 from perdure.stores.sqlite.store import SqliteStore
-from perdure.testing.contract.builders import claim, entry, load, run, suspended, take, turn, worker
+from perdure.testing.contract.builders import claim, claim_ids, entry, load, run, suspended, turn, worker
 
 SPAWN = multiprocessing.get_context("spawn")
 POSITIONS = 60
@@ -91,7 +91,7 @@ def test_processes_race_for_every_position_and_one_wins(path: str) -> None:
 async def claim_as_many_as_possible(path: str, name: str) -> list[str]:
     claimed: list[str] = []
     async with opened(path, name, synchronous="off") as store:
-        while page := await take(store, claim(name, limit=7)):
+        while page := await claim_ids(store, claim(name, limit=7)):
             claimed += page
     return claimed
 

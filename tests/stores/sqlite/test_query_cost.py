@@ -16,14 +16,14 @@ from perdure.stores.sqlite.store import SqliteStore
 from perdure.stores.writes import AppendStream, CreateRun, RewindRun, RunPatch, Write
 from perdure.testing.contract.builders import (
     assigned,
+    deliver,
     end,
     entry,
-    mail,
+    finalize,
     observe,
     publish,
     receive,
     run,
-    settle,
     succeeded,
     suspended,
     turn,
@@ -209,7 +209,7 @@ RELEASE_FIRST = TurnExtras(released_assignments=(1,))
     [
         ([], publish()),
         ([*waiting("other"), publish()], turn(1, id="other", owned=False, patch=suspended(), extras=RELEASE_FIRST)),
-        ([*waiting("other"), publish(), end(id="other")], settle("other", returned=(1,), orphans=True)),
+        ([*waiting("other"), publish(), end(id="other")], finalize("other", returned=(1,), orphaned_children=True)),
     ],
 )
 def test_an_assignment_by_another_write_updates_the_cached_run(
@@ -262,14 +262,14 @@ def test_a_pruned_run_leaves_no_rows_in_any_table(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         item = StreamItem(stream="log", value=b"1", location="s", at=1.0, writer="w")
         output = TurnExtras(published=(PublishedValue("k", b"1"),), streamed=(item,))
-        await store.commit([*waiting(), publish(consume=False), observe(), mail()])
+        await store.commit([*waiting(), publish(consume=False), observe(), deliver()])
         await store.commit([receive(1, "t", target="0/next", seen=2, consumed=(1,))])
         await store.commit([turn(2, entry(), owned=False, extras=output)])
         before = await store._read(rows_of_runs)
         assert all(before.values()), before
         await store.commit([turn(3, owned=False, seen=2, patch=succeeded(prune_at=200.0))])
         (ended,) = await store.unfinalized()
-        await store.commit([settle(notified=ended.observers, consumed=(2,))])
+        await store.commit([finalize(notified=ended.observers, consumed=(2,))])
         assert await store.prune(200.0, keep_ids_for=50.0) == 1
         assert set((await store._read(rows_of_runs)).values()) == {0}
 

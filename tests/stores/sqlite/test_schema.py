@@ -82,7 +82,7 @@ def test_a_database_with_another_application_id_is_refused(tmp_path: Path) -> No
 def test_a_file_of_the_unreleased_schema_is_refused_and_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "old.db"
     old = apsw.Connection(str(path))
-    old.execute("CREATE TABLE runs (no INTEGER PRIMARY KEY, mailed INTEGER)")
+    old.execute("CREATE TABLE runs (no INTEGER PRIMARY KEY, has_messages INTEGER)")
     old.execute(f"PRAGMA application_id = {0x50445552}; PRAGMA user_version = 1")
     old.close()
     before = path.read_bytes()

@@ -23,14 +23,14 @@ from perdure.stores.sqlite.store import SqliteStore
 from perdure.stores.writes import Write
 from perdure.testing.contract.builders import (
     claim,
+    claim_ids,
+    deliver,
     entry,
     load,
-    mail,
     refused,
     run,
     succeeded,
     suspended,
-    take,
     turn,
     worker,
 )
@@ -243,10 +243,10 @@ def test_a_batch_whose_last_write_fails_stores_nothing(path: str) -> None:
             run("\udfff"),
             run("r3", version=2**70),
             run("r3", tags={"a": "\ud800"}),
-            mail("\ud800", id="r2"),
+            deliver("\ud800", id="r2"),
         ]
         for write in bad:
-            error = await refused(store.commit([turn(0, entry()), mail(), run("r2", owner="a"), write]))
+            error = await refused(store.commit([turn(0, entry()), deliver(), run("r2", owner="a"), write]))
             assert error.__cause__ is not None
             snapshot = await load(store)
             assert (snapshot.position, snapshot.inbox) == (0, ())
@@ -436,7 +436,7 @@ def test_the_read_connection_cannot_write(path: str) -> None:
 def test_the_history_view_shows_readable_values_as_text(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         await store.commit([turn(0, entry(value=b'{"receipt":42}'), entry("raw", 1, value=b"\xff")), turn(2)])
-        await store.commit([turn(3, patch=suspended(500.0)), mail(), turn(4, owned=False, patch=succeeded())])
+        await store.commit([turn(3, patch=suspended(500.0)), deliver(), turn(4, owned=False, patch=succeeded())])
 
     on(SqliteStore(path), test)
     rows = apsw.Connection(path).execute("SELECT run, position, location, value, typeof(value) FROM history").fetchall()
@@ -462,6 +462,6 @@ def test_a_claim_with_repeated_workflows_returns_each_run_once(path: str) -> Non
     async def test(store: SqliteStore) -> None:
         await store.commit([run(f"n{n}", workflow=f"w{n}") for n in range(30)])
         pairs = tuple((f"w{n}", 1) for n in range(30))
-        assert len(await take(store, claim("a", workflows=pairs + pairs, limit=100))) == 30
+        assert len(await claim_ids(store, claim("a", workflows=pairs + pairs, limit=100))) == 30
 
     on(SqliteStore(path), test)

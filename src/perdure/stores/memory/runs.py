@@ -50,7 +50,7 @@ class MemoryRun(Struct):
     has_messages: bool = False  # it has an owner, which has not seen some of its messages
     prune_at: float | None = None
     observers: dict[Observer, None] = field(default_factory=dict)
-    orphans: bool = False  # it was terminated, and its attached children are still to be ended
+    orphaned_children: bool = False  # it was terminated, and its attached children are still to be ended
     subscriptions: dict[str, ActiveSubscription] = field(default_factory=dict)  # by target
     outputs: RunOutputs = field(default_factory=RunOutputs)
 
@@ -63,10 +63,10 @@ class MemoryRun(Struct):
             position=self.position,
             last_message_no=record.last_message_no,
             wake_at=record.wake_at,
-            mailed=self.has_messages,
+            has_messages=self.has_messages,
             held=record.held is not None,
-            begun=record.first_executed_at is not None or record.generation > 0,
-            waits_to_begin=record.first_executed_at is None,
+            has_executed=record.first_executed_at is not None or record.generation > 0,
+            awaits_first_turn=record.first_executed_at is None,
         )
 
     def turn_at(self, position: int) -> str | None:
@@ -87,7 +87,7 @@ class MemoryRun(Struct):
     @property
     def needs_finalization(self) -> bool:
         """True if the run has ended and has observers, children or unread events to process."""
-        return self.record.status.terminal and bool(self.observers or self.orphans or self.unread_events())
+        return self.record.status.terminal and bool(self.observers or self.orphaned_children or self.unread_events())
 
 
 class MemoryRuns:
@@ -140,7 +140,7 @@ class MemoryRuns:
             replace(
                 record,
                 owner=None,
-                status=rules.status_released(run.state().begun),
+                status=rules.status_released(run.state().has_executed),
                 wake_at=now,
                 recoveries=record.recoveries + recovered,
                 updated_at=now,
@@ -308,7 +308,7 @@ def _held_for(record: RunRecord, kind: str, workflows: frozenset[tuple[str, int]
 
 def _pending_finalization(run: MemoryRun) -> UnfinalizedRun:
     observers, messages = tuple(run.observers)[:FINALIZATION_PAGE], tuple(run.unread_events())[:FINALIZATION_PAGE]
-    return UnfinalizedRun(run.record, observers, messages, run.orphans)
+    return UnfinalizedRun(run.record, observers, messages, run.orphaned_children)
 
 
 def _entries(rows: Iterable[HistoryRow]) -> tuple[Entry, ...]:

@@ -271,13 +271,13 @@ class MemoryStore:
         with self._lock:
             return self._state.dead_letters_after(after, limit, kind, event)
 
-    async def dead_letter(self, letter_id: str) -> DeadLetter | None:
+    async def dead_letter(self, dead_letter_id: str) -> DeadLetter | None:
         with self._lock:
-            return self._state.dead_letters.get(letter_id)
+            return self._state.dead_letters.get(dead_letter_id)
 
-    async def remove_dead_letter(self, letter_id: str) -> bool:
+    async def remove_dead_letter(self, dead_letter_id: str) -> bool:
         with self._lock:
-            return self._state.dead_letters.pop(letter_id, None) is not None
+            return self._state.dead_letters.pop(dead_letter_id, None) is not None
 
     def _notify(self, changed: set[str]) -> None:
         if changed:

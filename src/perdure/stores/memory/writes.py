@@ -124,13 +124,13 @@ def _end(state: MemoryState, write: EndRun) -> WriteResult:
         return Committed()
     if run.record.status.terminal:
         return AlreadyEnded(run.record.status)
-    started = run.state().begun
+    started = run.state().has_executed
     if write.only_if_not_started and started:
         return AlreadyStarted()
     run.append(run.position, write.turn_id, ())
     run.position += 1
     run.prune_at = None if write.prune_after is None else write.now + write.prune_after
-    run.orphans = started
+    run.orphaned_children = started
     state.topics.unsubscribe_all(run)
     state.runs.put(run, rules.terminated(run.record, write, run.position))
     state.runs.changed.add(write.run_id)
@@ -175,11 +175,11 @@ def _rewind(state: MemoryState, write: RewindRun) -> WriteResult:
     run.numbers.update((message.id, message.number) for message in write.returned)
     unread = run.inbox | {message.number: message for message in write.returned}
     run.inbox = dict(sorted(unread.items()))
-    run.prune_at, run.orphans = None, False
+    run.prune_at, run.orphaned_children = None, False
     state.topics.unsubscribe_all(run)
     for location in dropped:
         run.outputs.supersede(location)
-    state.runs.put(run, rules.rewound(run.record, run.state().begun, write, run.position))
+    state.runs.put(run, rules.rewound(run.record, run.state().has_executed, write, run.position))
     state.runs.changed.add(write.run_id)
     return Committed()
 
@@ -195,23 +195,23 @@ def _finalize(state: MemoryState, write: FinalizeRun) -> WriteResult:
     consume(state, run, write.consumed, write.now)
     for number in write.returned:
         state.topics.release(run, number, write.now)
-    run.orphans = run.orphans and not write.orphans
+    run.orphaned_children = run.orphaned_children and not write.orphaned_children
     state.add_dead_letters(write.dead_letters)
-    for moved in write.moved:
-        if moved.number in run.inbox:
-            consume(state, run, (moved.number,), write.now)
-            if isinstance(state.topics.publish(moved.to), LimitReached):
-                state.add_dead_letters([moved.otherwise])
+    for event in write.redirected:
+        if event.number in run.inbox:
+            consume(state, run, (event.number,), write.now)
+            if isinstance(state.topics.publish(event.to), LimitReached):
+                state.add_dead_letters([event.otherwise])
     state.runs.put(run, run.record)
     return Committed()
 
 
 def _replay(state: MemoryState, write: ReplayDeadLetter) -> WriteResult:
-    if write.letter_id not in state.dead_letters and not _is_known(state, write.send):
+    if write.dead_letter_id not in state.dead_letters and not _is_known(state, write.send):
         return DeadLetterMissing()
     result = apply(state, write.send)
     if isinstance(result, MessageDelivered | EventPublished):
-        state.dead_letters.pop(write.letter_id, None)
+        state.dead_letters.pop(write.dead_letter_id, None)
     return result
 
 

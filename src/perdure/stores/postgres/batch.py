@@ -188,7 +188,7 @@ def _touches_topics(write: Write) -> bool:
         case CommitTurn():
             return write.extras is not None and bool(write.extras.subscribe or write.extras.released_assignments)
         case FinalizeRun():
-            return bool(write.returned or write.moved)
+            return bool(write.returned or write.redirected)
         case ReplayDeadLetter():
             return _touches_topics(write.send)
         case _:
@@ -203,7 +203,7 @@ def _topics_of(write: Write) -> Iterable[str]:
         case FanOut():
             yield write.topic
         case FinalizeRun():
-            yield from (moved.to.event.topic for moved in write.moved)
+            yield from (event.to.event.topic for event in write.redirected)
         case ReplayDeadLetter():
             yield from _topics_of(write.send)
         case CommitTurn() if write.extras is not None:

@@ -96,10 +96,10 @@ STREAM = f"""
     WHERE s.run_pk = (SELECT r.pk FROM {{schema}}.runs r WHERE r.id = $1) AND s.stream = $2 AND s.at_offset >= $3
     ORDER BY s.at_offset LIMIT $4"""
 DEAD_LETTERS = f"""
-    SELECT {_of(rows.LETTER_COLUMNS, "d")} FROM {{schema}}.dead_letters d
+    SELECT {_of(rows.DEAD_LETTER_COLUMNS, "d")} FROM {{schema}}.dead_letters d
     WHERE d.pk > $1 AND ($2::text IS NULL OR d.kind = $2) AND ($3::text IS NULL OR d.event_name = $3)
     ORDER BY d.pk LIMIT $4"""
-DEAD_LETTER = f"SELECT {_of(rows.LETTER_COLUMNS, 'd')} FROM {{schema}}.dead_letters d WHERE d.id = $1"
+DEAD_LETTER = f"SELECT {_of(rows.DEAD_LETTER_COLUMNS, 'd')} FROM {{schema}}.dead_letters d WHERE d.id = $1"
 DEAD_LETTER_PK = "SELECT d.pk FROM {schema}.dead_letters d WHERE d.id = $1"
 
 
@@ -151,7 +151,7 @@ def _unfinalized_run(row: rows.Row) -> UnfinalizedRun:
         record=rows.run_of_row(row),
         observers=tuple(Observer(*each) for each in observers),
         messages=tuple(map(rows.message_of_row, _transposed(row[_RUN_WIDTH + 3 :]))),
-        orphans=row[_RUN_WIDTH],
+        orphaned_children=row[_RUN_WIDTH],
     )
 
 
@@ -196,12 +196,12 @@ async def dead_letters(
     if pk is None:
         raise StoreError(f"dead letter {after!r}, the end of the previous page, is missing; start with the first page")
     found = await pool.fetch(sql(DEAD_LETTERS, pool.target), pk, kind, event, check_limit(limit))
-    return [rows.letter_of_row(row) for row in found]
+    return [rows.dead_letter_of_row(row) for row in found]
 
 
-async def dead_letter(pool: ConnectionPool, letter_id: str) -> DeadLetter | None:
-    found = await pool.fetch(sql(DEAD_LETTER, pool.target), letter_id)
-    return rows.letter_of_row(found[0]) if found else None
+async def dead_letter(pool: ConnectionPool, dead_letter_id: str) -> DeadLetter | None:
+    found = await pool.fetch(sql(DEAD_LETTER, pool.target), dead_letter_id)
+    return rows.dead_letter_of_row(found[0]) if found else None
 
 
 # --- pages of runs --------------------------------------------------------------------------------------------------

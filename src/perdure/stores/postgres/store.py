@@ -246,11 +246,11 @@ class PostgresStore:
     ) -> list[DeadLetter]:
         return await queries.dead_letters(self._open, limit, after, kind, event)
 
-    async def dead_letter(self, letter_id: str) -> DeadLetter | None:
-        return await queries.dead_letter(self._open, letter_id)
+    async def dead_letter(self, dead_letter_id: str) -> DeadLetter | None:
+        return await queries.dead_letter(self._open, dead_letter_id)
 
-    async def remove_dead_letter(self, letter_id: str) -> bool:
-        return await worker_queries.remove_dead_letter(self._open, letter_id)
+    async def remove_dead_letter(self, dead_letter_id: str) -> bool:
+        return await worker_queries.remove_dead_letter(self._open, dead_letter_id)
 
     # the server
 

@@ -160,5 +160,5 @@ async def add_key(pool: ConnectionPool, name: str, now: float) -> SigningKey:
             return SigningKey(*added[0])
 
 
-async def remove_dead_letter(pool: ConnectionPool, letter_id: str) -> bool:
-    return await pool.value(sql(REMOVE_DEAD_LETTER, pool.target), letter_id) is not None
+async def remove_dead_letter(pool: ConnectionPool, dead_letter_id: str) -> bool:
+    return await pool.value(sql(REMOVE_DEAD_LETTER, pool.target), dead_letter_id) is not None

@@ -57,7 +57,10 @@ def as_json(write: Write) -> Json:
             return _tagged("rewind", write, entries=_entries(write.entries), returned=_messages(write.returned))
         case FinalizeRun():
             return _tagged(
-                "finalize", write, moved=_redirected(write.moved), dead_letters=_dead_letters(write.dead_letters)
+                "finalize",
+                write,
+                redirected=_redirected(write.redirected),
+                dead_letters=_dead_letters(write.dead_letters),
             )
         case PublishEvent():
             return _tagged("publish", write, event=_fields(write.event))

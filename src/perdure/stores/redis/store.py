@@ -155,7 +155,7 @@ class RedisStore:
 
     async def _send_dead_letter(self, write: ReplayDeadLetter, array: Array, target: int) -> WriteResult | None:
         """Return the result, or None if no partition has the dead letter and this replay was not applied before."""
-        found = await self._partitions.command_all("HEXISTS", "dead-letters:", write.letter_id)
+        found = await self._partitions.command_all("HEXISTS", "dead-letters:", write.dead_letter_id)
         for number in [number for number, exists in enumerate(found) if exists] or [target]:
             (given,) = await self._partitions.write(number, [array])
             if given not in ([b"dead_letter_missing"], [b"sent"]):
@@ -358,12 +358,12 @@ class RedisStore:
     ) -> list[DeadLetter]:
         return await queries.dead_letters(self._partitions, limit, after, kind, event)
 
-    async def dead_letter(self, letter_id: str) -> DeadLetter | None:
-        blobs = await self._partitions.command_all("HGET", "dead-letters:", letter_id)
+    async def dead_letter(self, dead_letter_id: str) -> DeadLetter | None:
+        blobs = await self._partitions.command_all("HGET", "dead-letters:", dead_letter_id)
         return next((encoding.decode_dead_letter(blob) for blob in blobs if blob is not None), None)
 
-    async def remove_dead_letter(self, letter_id: str) -> bool:
-        return any(await self._partitions.execute_on_all("remove_dead_letter", letter_id))
+    async def remove_dead_letter(self, dead_letter_id: str) -> bool:
+        return any(await self._partitions.execute_on_all("remove_dead_letter", dead_letter_id))
 
 
 def _split_batch(batch: Sequence[Write]) -> Iterator[list[int]]:

@@ -128,9 +128,18 @@ def encode_write(write: Write, partition_of: PartitionOf) -> Array:
                 return ("mark_notified", write.run_id, notified)
             dead_letters = _encode_dead_letters(write.dead_letters)
             messages = (write.consumed, write.returned)
-            redirected = [_encode_redirected(each, partition_of) for each in write.moved]
+            redirected = [_encode_redirected(each, partition_of) for each in write.redirected]
             now = encode_time(write.now)
-            return ("finalize", write.run_id, now, notified, *messages, dead_letters, write.orphans, redirected)
+            return (
+                "finalize",
+                write.run_id,
+                now,
+                notified,
+                *messages,
+                dead_letters,
+                write.orphaned_children,
+                redirected,
+            )
         case PublishEvent():
             return _encode_publish(write)
         case FanOut():
@@ -141,7 +150,7 @@ def encode_write(write: Write, partition_of: PartitionOf) -> Array:
                 partition_of(partition_key(write)),
                 encode_write(write.send, partition_of),
             )
-            return ("replay", write.letter_id, replay_name(write), *sending)
+            return ("replay", write.dead_letter_id, replay_name(write), *sending)
         case AppendStream():
             first = -1 if write.first is None else write.first
             return ("append", write.run_id, write.worker, [encode_stream_item(item) for item in write.items], first)

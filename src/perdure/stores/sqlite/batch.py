@@ -236,7 +236,7 @@ class BatchWriter:
         ):
             return False
         # Rules 2 and 6 (position), 5 (owner), 3 (status): the turn continues at the last position of its worker's run.
-        if run.position != turn.base or run.owner != turn.worker or run.status is not RUNNING or run.mailed:
+        if run.position != turn.base or run.owner != turn.worker or run.status is not RUNNING or run.has_messages:
             return False
         if run.last_message_no > turn.seen or not turn.entries or not self._is_live(turn.worker):  # rule 4
             return False
@@ -367,7 +367,7 @@ class BatchWriter:
         has_unseen = self._has_unseen(turn, run)
         if turn.patch is not None:
             self._patch(turn, run, turn.patch)
-        elif run.mailed and not has_unseen:
+        elif run.has_messages and not has_unseen:
             self._pending[CLEAR_NEW_MESSAGES].append((run.pk,))
         return Committed(has_messages=has_unseen)
 
@@ -481,7 +481,7 @@ class BatchWriter:
         self._pending[ADD_MESSAGE].append(added)
         self._pending[COUNT_MESSAGE].append(count)
         self.changed.add(write.run_id)
-        run.last_message_no, run.wake_at, run.mailed = count[:3]  # the part may have more messages to this run
+        run.last_message_no, run.wake_at, run.has_messages = count[:3]  # the part may have more messages to this run
         self._unflushed_messages[run.pk, message.id] = run.last_message_no
         return MessageDelivered(run.last_message_no, fresh=True, owner=run.owner)
 
@@ -490,13 +490,13 @@ class BatchWriter:
             return Committed()
         if run.status.terminal:
             return AlreadyEnded(run.status)
-        if write.only_if_not_started and run.begun:
+        if write.only_if_not_started and run.has_executed:
             return AlreadyStarted()
         position = run.position + 1
         prune_at = None if write.prune_after is None else write.now + write.prune_after
         self._pending[ADD_ENTRY].append(rows.marker_row(run.pk, position, write.turn_id, write.now))
         # A run that has executed may have children, which the finalization must end.
-        pending = (run.begun, run.begun or self._needs_finalization(run))
+        pending = (run.has_executed, run.has_executed or self._needs_finalization(run))
         self._pending[END].append((write.status, write.now, write.now, prune_at, position, *pending, run.pk))
         if run.has_subscriptions:
             self._pending[UNSUBSCRIBE_ALL].append((run.pk,))
@@ -509,7 +509,7 @@ class BatchWriter:
         if run.owner not in (None, write.worker):
             return Superseded()
         if run.owner is not None:
-            self._pending[RELEASE].append((rules.status_released(run.begun), write.now, write.now, run.pk))
+            self._pending[RELEASE].append((rules.status_released(run.has_executed), write.now, write.now, run.pk))
             self.changed.add(write.run_id)
         return Committed()
 
@@ -543,7 +543,7 @@ class BatchWriter:
             return DeadLetterMissing()
         result = self._apply(write.send)
         if isinstance(result, MessageDelivered | EventPublished):
-            self._connection.execute(REMOVE_DEAD_LETTER, (write.letter_id,))
+            self._connection.execute(REMOVE_DEAD_LETTER, (write.dead_letter_id,))
         return result
 
     def _rewind(self, write: RewindRun, run: CachedRunState) -> WriteResult:

@@ -21,7 +21,7 @@ ADD_OBSERVER = "INSERT OR IGNORE INTO observers (run_pk, observer, target) VALUE
 SET_HAS_OBSERVERS = "UPDATE runs SET has_observers = 1 WHERE pk = ? AND has_observers = 0"
 ADD_OBSERVER_OF_NEW_RUN = "INSERT INTO observers (run_pk, observer, target) SELECT pk, ?, ? FROM runs WHERE id = ?"
 REMOVE_OBSERVER = "DELETE FROM observers WHERE run_pk = ? AND observer = ? AND target = ?"
-ADD_DEAD_LETTER = f"INSERT OR IGNORE INTO dead_letters ({sql_rows.LETTER_COLUMNS}) VALUES ({','.join('?' * 11)})"
+ADD_DEAD_LETTER = f"INSERT OR IGNORE INTO dead_letters ({sql_rows.DEAD_LETTER_COLUMNS}) VALUES ({','.join('?' * 11)})"
 ANY_UNREAD_EVENT = """
     SELECT 1 FROM inbox WHERE run_pk = ? AND consumed_at IS NULL AND kind IN ('event', 'assignment') LIMIT 1"""
 ANY_OBSERVER = "SELECT 1 FROM observers WHERE run_pk = ? LIMIT 1"
@@ -55,11 +55,11 @@ def finalize(connection: apsw.Connection, topics: Topics, run: CachedRunState, w
     topics.consume((write.now, run.pk, number) for number in write.consumed)
     topics.release(run.pk, write.returned, write.now)
     connection.executemany(ADD_DEAD_LETTER, map(rows.dead_letter_row, write.dead_letters))
-    for moved in write.moved:
-        unread = topics.consume([(write.now, run.pk, moved.number)])
-        if unread and isinstance(topics.publish(moved.to), LimitReached):
-            connection.execute(ADD_DEAD_LETTER, rows.dead_letter_row(moved.otherwise))
-    if write.orphans:
+    for event in write.redirected:
+        unread = topics.consume([(write.now, run.pk, event.number)])
+        if unread and isinstance(topics.publish(event.to), LimitReached):
+            connection.execute(ADD_DEAD_LETTER, rows.dead_letter_row(event.otherwise))
+    if write.orphaned_children:
         connection.execute(CLEAR_ORPHANED_CHILDREN, (run.pk,))
     connection.execute(UPDATE_UNFINALIZED, (run.pk,) * 4)
     return Committed()
@@ -72,7 +72,7 @@ def can_replay(
 
     `run` is the run that the message is sent to.
     """
-    if connection.execute(DEAD_LETTER_EXISTS, (write.letter_id,)).get is not None:
+    if connection.execute(DEAD_LETTER_EXISTS, (write.dead_letter_id,)).get is not None:
         return True
     if isinstance(write.send, PublishEvent):
         return topics.has_event(write.send.event)
@@ -86,5 +86,5 @@ def rewind(connection: apsw.Connection, run: CachedRunState, write: RewindRun) -
     connection.execute(UNSUBSCRIBE_ALL, (run.pk,))
     connection.executemany(RESTORE_MESSAGE, [rows.message_row(run.pk, each.number, each) for each in write.returned])
     fence = write.base + max(1, len(write.entries))
-    row = (rules.status_released(run.begun), write.now, write.now, write.deadline_at, fence, run.pk)
+    row = (rules.status_released(run.has_executed), write.now, write.now, write.deadline_at, fence, run.pk)
     connection.execute(REWIND, row)

@@ -69,9 +69,9 @@ def prune(connection: apsw.Connection, now: float, limit: int, keep_ids_for: flo
     return len(runs)
 
 
-def remove_dead_letter(connection: apsw.Connection, letter_id: str) -> bool:
+def remove_dead_letter(connection: apsw.Connection, dead_letter_id: str) -> bool:
     with writing(connection):
-        return connection.execute(REMOVE_DEAD_LETTER, (letter_id,)).get is not None
+        return connection.execute(REMOVE_DEAD_LETTER, (dead_letter_id,)).get is not None
 
 
 def keys(connection: apsw.Connection, name: str, now: float) -> list[SigningKey]:

@@ -34,7 +34,7 @@ HISTORY = f"""
     SELECT position, {sql_rows.ENTRY_COLUMNS} FROM entries
     WHERE run_pk = (SELECT pk FROM runs WHERE id = ?) AND position > ? AND kind <> 'marker' ORDER BY position"""
 WORKERS = f"SELECT {sql_rows.WORKER_COLUMNS} FROM workers ORDER BY id"
-DEAD_LETTER = f"SELECT {sql_rows.LETTER_COLUMNS} FROM dead_letters WHERE id = ?"
+DEAD_LETTER = f"SELECT {sql_rows.DEAD_LETTER_COLUMNS} FROM dead_letters WHERE id = ?"
 UNFINALIZED = f"""
     SELECT {sql_rows.RUN_COLUMNS}, pk, orphaned_children FROM runs
     WHERE unfinalized = 1 ORDER BY ended_at, id LIMIT ?"""
@@ -108,17 +108,17 @@ def dead_letters(
     found = connection.execute(
         dead_letters_query(kind is not None, event is not None), (pk, *values, check_limit(limit))
     )
-    return [sql_rows.letter_of_row(row) for row in found]
+    return [sql_rows.dead_letter_of_row(row) for row in found]
 
 
 def dead_letters_query(of_kind: bool, of_event: bool) -> str:
     terms = "pk > ?" + " AND kind = ?" * of_kind + " AND event_name = ?" * of_event
-    return f"SELECT {sql_rows.LETTER_COLUMNS} FROM dead_letters WHERE {terms} ORDER BY pk LIMIT ?"
+    return f"SELECT {sql_rows.DEAD_LETTER_COLUMNS} FROM dead_letters WHERE {terms} ORDER BY pk LIMIT ?"
 
 
-def dead_letter(connection: apsw.Connection, letter_id: str) -> DeadLetter | None:
-    row = connection.execute(DEAD_LETTER, (letter_id,)).fetchone()
-    return sql_rows.letter_of_row(row) if row is not None else None
+def dead_letter(connection: apsw.Connection, dead_letter_id: str) -> DeadLetter | None:
+    row = connection.execute(DEAD_LETTER, (dead_letter_id,)).fetchone()
+    return sql_rows.dead_letter_of_row(row) if row is not None else None
 
 
 # --- finalization, children and topics -------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def _unfinalized_run(connection: apsw.Connection, row: sql_rows.Row) -> Unfinali
         record=sql_rows.run_of_row(row),
         observers=tuple(Observer(*each) for each in connection.execute(OBSERVERS, page)),
         messages=tuple(map(sql_rows.message_of_row, connection.execute(UNREAD_EVENTS, page))),
-        orphans=bool(orphaned_children),
+        orphaned_children=bool(orphaned_children),
     )
 
 

@@ -60,10 +60,10 @@ def _state_of_row(row: sql_rows.Row) -> tuple[str, CachedRunState]:
         position=max(last or 0, fence),
         last_message_no=last_message_no,
         wake_at=wake_at,
-        mailed=bool(has_new_messages),
+        has_messages=bool(has_new_messages),
         held=bool(held),
-        begun=bool(has_executed) or generation > 0,
-        waits_to_begin=not has_executed,
+        has_executed=bool(has_executed) or generation > 0,
+        awaits_first_turn=not has_executed,
         pk=pk,
         has_observers=bool(has_observers),
         has_subscriptions=bool(has_subscriptions),
@@ -81,10 +81,10 @@ def state_of_new_run(record: RunRecord, pk: int, *, has_observers: bool) -> Cach
         position=record.fence,
         last_message_no=record.last_message_no,
         wake_at=record.wake_at,
-        mailed=False,
+        has_messages=False,
         held=record.held is not None,
-        begun=has_executed or record.generation > 0,
-        waits_to_begin=not has_executed,
+        has_executed=has_executed or record.generation > 0,
+        awaits_first_turn=not has_executed,
         pk=pk,
         has_observers=has_observers,
         has_subscriptions=False,
@@ -121,7 +121,12 @@ class RunStateCache:
         run = self._states.get(key)
         if run is None:
             return
-        if isinstance(write, CommitTurn) and isinstance(result, Committed) and not run.mailed and _only_appends(write):
+        if (
+            isinstance(write, CommitTurn)
+            and isinstance(result, Committed)
+            and not run.has_messages
+            and _only_appends(write)
+        ):
             if run.position == write.base:  # else a repeated call (rule 2), which moves nothing
                 run.position = last_position(write)
         elif not isinstance(write, (AppendStream, SupersedeStream, DeliverMessage)):

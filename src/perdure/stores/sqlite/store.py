@@ -244,11 +244,11 @@ class SqliteStore:
     ) -> list[DeadLetter]:
         return await self._read(lambda connection: queries.dead_letters(connection, limit, after, kind, event))
 
-    async def dead_letter(self, letter_id: str) -> DeadLetter | None:
-        return await self._read(lambda connection: queries.dead_letter(connection, letter_id))
+    async def dead_letter(self, dead_letter_id: str) -> DeadLetter | None:
+        return await self._read(lambda connection: queries.dead_letter(connection, dead_letter_id))
 
-    async def remove_dead_letter(self, letter_id: str) -> bool:
-        return await self._write(lambda connection: maintenance.remove_dead_letter(connection, letter_id))
+    async def remove_dead_letter(self, dead_letter_id: str) -> bool:
+        return await self._write(lambda connection: maintenance.remove_dead_letter(connection, dead_letter_id))
 
     # the threads
 

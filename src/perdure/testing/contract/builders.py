@@ -253,10 +253,3 @@ async def _error_of(call: Awaitable[object]) -> StoreError | None:
     except StoreError as error:
         return error
     return None
-
-
-# aliases until the store tests use the new names
-mail = deliver
-settle = finalize
-letter = dead_letter
-take = claim_ids

@@ -262,7 +262,3 @@ class CommitTurnCases(ContractCase):
         before = (await load(store), await load(store, "r2"), await store.dead_letters())
         await store.commit(batch)
         assert (await load(store), await load(store, "r2"), await store.dead_letters()) == before
-
-
-# aliases until the store tests use the new names
-TurnCases = CommitTurnCases

@@ -115,8 +115,8 @@ class DeadLetterCases(ContractCase):
         assert await store.dead_letters() == [dead_letter()]
 
 
-def replay(send: DeliverMessage | PublishEvent, letter_id: str = "d") -> ReplayDeadLetter:
-    return ReplayDeadLetter(letter_id=letter_id, send=send)
+def replay(send: DeliverMessage | PublishEvent, dead_letter_id: str = "d") -> ReplayDeadLetter:
+    return ReplayDeadLetter(dead_letter_id=dead_letter_id, send=send)
 
 
 def some_dead_letters(count: int = 1) -> list[Write]:

@@ -135,7 +135,3 @@ class EndRunCases(ContractCase):
         assert await store.commit([run("r0", created_by="another", owner="a")]) == [Created(owned=True)]
         snapshot = await load(store, "r0")
         assert (snapshot.position, snapshot.entries, snapshot.inbox) == (0, (), ())
-
-
-# aliases until the store tests use the new names
-EndingCases = EndRunCases

@@ -357,7 +357,7 @@ class ReleaseCases(ContractCase):
     async def test_an_ended_run_releases_its_assignments_in_order(self, store: Store) -> None:
         await store.commit([run(owner="a"), receive(0, "t"), receive(1, "t", target="0/other")])
         await store.commit([publish("e1"), publish("e2"), end(), *waiting("s"), *waiting("u")])
-        write = finalize(returned=(1, 2), orphans=True)
+        write = finalize(returned=(1, 2), orphaned_children=True)
         assert await store.commit([write]) == [Committed()]
         assert await assigned(store, "s", "u") == [[ONE], [TWO]]
         assert await store.commit([write]) == [Committed()], "its result was lost"

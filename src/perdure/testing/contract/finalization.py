@@ -37,8 +37,8 @@ from perdure.testing.contract.builders import (
 ABOVE = Observer("above", "0/child")
 
 
-def moved(number: int, *, topic: str = "t", limit: int | None = None) -> RedirectedEvent:
-    to = publish(f"moved-{number}", topic=topic, now=160.0, limit=limit)
+def redirected(number: int, *, topic: str = "t", limit: int | None = None) -> RedirectedEvent:
+    to = publish(f"redirected-{number}", topic=topic, now=160.0, limit=limit)
     return RedirectedEvent(number, to, dead_letter(f"dead-{number}"))
 
 
@@ -50,7 +50,7 @@ class ObserverCases(ContractCase):
         assert await store.unfinalized() == []
         await store.commit([turn(0, entry(), patch=succeeded())])
         (pending,) = await store.unfinalized()
-        assert (pending.observers, pending.messages, pending.orphans) == ((ABOVE,), (), False)
+        assert (pending.observers, pending.messages, pending.orphaned_children) == ((ABOVE,), (), False)
         assert pending.record == await record(store)
 
     @case
@@ -196,7 +196,7 @@ class FinalizationCases(ContractCase):
         (pending,) = await store.unfinalized()
         assert [(message.kind, message.offset) for message in pending.messages] == [("assignment", 1)]
         await store.commit([*waiting("next")])
-        assert await store.commit([finalize(returned=(1,), orphans=True)]) == [Committed()]
+        assert await store.commit([finalize(returned=(1,), orphaned_children=True)]) == [Committed()]
         assert await store.unfinalized() == []
         assert [message.id for message in await store.inbox("next")] == ["topic/t/1"]
         assert await store.inbox("r") == []
@@ -208,17 +208,17 @@ class FinalizationCases(ContractCase):
         await store.commit([turn(0, id="r4", patch=RunPatch(status=RunStatus.CANCELLED, ended_at=110.0))])
         pending = await unfinalized(store)
         assert list(pending) == ["r1"], "r2 and r3 never executed and have no children; r4 ended by its own turn"
-        assert (pending["r1"].orphans, pending["r1"].observers, pending["r1"].messages) == (True, (), ())
+        assert (pending["r1"].orphaned_children, pending["r1"].observers, pending["r1"].messages) == (True, (), ())
         await store.commit([finalize("r1")])
         assert list(await unfinalized(store)) == ["r1"]
-        assert await store.commit([finalize("r1", orphans=True)]) == [Committed()]
+        assert await store.commit([finalize("r1", orphaned_children=True)]) == [Committed()]
         assert await store.unfinalized() == []
 
     @case
     async def test_a_run_ended_before_its_start_still_needs_finalization(self, store: Store) -> None:
         await store.commit([run(), observe(), deliver(), end(only_if_not_started=True)])
         (pending,) = await store.unfinalized()
-        assert (pending.observers, len(pending.messages), pending.orphans) == ((ABOVE,), 1, False)
+        assert (pending.observers, len(pending.messages), pending.orphaned_children) == ((ABOVE,), 1, False)
 
     @case
     async def test_finalization_may_be_recorded_in_parts(self, store: Store) -> None:
@@ -273,10 +273,10 @@ class FinalizationCases(ContractCase):
         await store.commit(
             [*waiting("w"), run(owner="a"), deliver("m1"), deliver("m2"), turn(0, seen=2, patch=succeeded())]
         )
-        write = finalize(moved=(moved(1), moved(2)))
+        write = finalize(redirected=(redirected(1), redirected(2)))
         assert await store.commit([write]) == [Committed()]
         assert [each.offset for each in await store.inbox("w")] == [1]
-        assert [(each.offset, each.id) for each in await store.topic("t")] == [(1, "moved-1"), (2, "moved-2")]
+        assert [(each.offset, each.id) for each in await store.topic("t")] == [(1, "redirected-1"), (2, "redirected-2")]
         assert await store.inbox("r") == []
         assert await store.unfinalized() == []
         assert await claim_ids(store, claim("b")) == ["w"]
@@ -288,10 +288,10 @@ class FinalizationCases(ContractCase):
         await store.commit(
             [publish(), run(owner="a"), deliver("m1"), deliver("m2"), turn(0, seen=2, patch=succeeded())]
         )
-        write = finalize(moved=(moved(1, limit=1), moved(2, topic="u", limit=1)))
+        write = finalize(redirected=(redirected(1, limit=1), redirected(2, topic="u", limit=1)))
         assert await store.commit([write]) == [Committed()]
         assert [each.id for each in await store.dead_letters()] == ["dead-1"]
-        assert [[each.id for each in await store.topic(topic)] for topic in "tu"] == [["e"], ["moved-2"]]
+        assert [[each.id for each in await store.topic(topic)] for topic in "tu"] == [["e"], ["redirected-2"]]
         assert await store.unfinalized() == []
         assert await store.remove_dead_letter("dead-1")
         await store.commit([write])
@@ -301,7 +301,7 @@ class FinalizationCases(ContractCase):
     async def test_finalization_does_not_move_an_event_of_a_rewound_run(self, store: Store) -> None:
         await store.commit([run(owner="a"), deliver(), turn(0, entry(), seen=1, patch=succeeded())])
         await store.commit([RewindRun(run_id="r", base=1, turn_id="back", now=155.0, dropped=("charge",))])
-        assert await store.commit([finalize(moved=(moved(1),))]) == [Committed()]
+        assert await store.commit([finalize(redirected=(redirected(1),))]) == [Committed()]
         assert await store.topic("t") == []
         assert [message.id for message in await store.inbox("r")] == ["m"]
 
@@ -310,8 +310,10 @@ class FinalizationCases(ContractCase):
         for n in range(3):
             await store.commit(waiting(f"w{n}"))
         await store.commit([publish(page=2, consume=False)])
-        await store.commit([run(owner="a"), deliver(), turn(0, seen=1, patch=succeeded()), finalize(moved=(moved(1),))])
-        assert [each.id for each in await store.unfinished_broadcasts()] == ["e", "moved-1"]
+        await store.commit(
+            [run(owner="a"), deliver(), turn(0, seen=1, patch=succeeded()), finalize(redirected=(redirected(1),))]
+        )
+        assert [each.id for each in await store.unfinished_broadcasts()] == ["e", "redirected-1"]
 
     @case
     async def test_unfinalized_runs_are_listed_in_the_order_of_their_ends(self, store: Store) -> None:
@@ -400,8 +402,3 @@ class FinalizationCases(ContractCase):
         await store.commit([publish()])
         assert [await store.inbox(id) for id in ("r1", "r2", "r3")] == [[], [], []]
         assert [each.id for each in await store.topic("t")] == ["e"]
-
-
-# aliases until the store tests use the new names
-ObservingCases = ObserverCases
-DutyCases = FinalizationCases

@@ -384,7 +384,3 @@ class InboxCases(ContractCase):
         assert await claim_ids(store, claim("b", 150.0)) == ["r1"]
         assert await store.retry_held([("flow", 2)], "diverged", 150.0) == 1
         assert await store.retry_held([], "diverged", 150.0) == 0
-
-
-# aliases until the store tests use the new names
-MailCases = InboxCases

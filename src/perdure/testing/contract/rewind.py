@@ -115,12 +115,16 @@ class RewindCases(ContractCase):
     @case
     async def test_finalization_of_an_undone_end_moves_to_the_next_end(self, store: Store) -> None:
         await store.commit([run(owner="a"), observe(), deliver(), end()])
-        assert (await unfinalized(store))["r"].orphans
+        assert (await unfinalized(store))["r"].orphaned_children
         await store.commit([rewind(1)])
         assert await store.unfinalized() == []
         await store.commit([turn(2, owned=False, seen=1, consumed=(1,), patch=succeeded(310.0))])
         (pending,) = await store.unfinalized()
-        assert (pending.observers, pending.messages, pending.orphans) == ((Observer("above", "0/child"),), (), False)
+        assert (pending.observers, pending.messages, pending.orphaned_children) == (
+            (Observer("above", "0/child"),),
+            (),
+            False,
+        )
 
     @case
     async def test_a_rewound_run_that_never_executed_stays_pending(self, store: Store) -> None:

@@ -141,7 +141,7 @@ class StreamCases(ContractCase):
         continue_as = ContinueAs(workflow="flow", version=1, input=b"2", first_executed_at=111.0)
         running = RunPatch(status=RunStatus.RUNNING, owner="a")
         await store.commit([run(owner="a"), append(item(b"1")), turn(0, continue_as=continue_as, patch=running)])
-        await store.commit([append(item(b"2")), end(prune_after=10.0), finalize(orphans=True)])
+        await store.commit([append(item(b"2")), end(prune_after=10.0), finalize(orphaned_children=True)])
         assert await values(store) == [b"1", b"2"]
         await store.prune(160.0)
         assert await values(store) == []

@@ -148,7 +148,7 @@ class WorkerCases(ContractCase):
 
     @case
     async def test_worker_records_come_back_unchanged(self, store: Store) -> None:
-        row = worker("c", pool="gpu", workflows=(("f", 1), ("f", 2)), node="host/1", pid=42)
+        row = worker("c", pool="gpu", workflows=(("f", 1), ("f", 2)), host="host/1", pid=42)
         assert await store.join(row)
         assert [w.id for w in await store.workers()] == ["a", "b", "c"]
         assert (await store.workers())[2] == row

@@ -52,8 +52,8 @@ BEGIN ATOMIC
         UNION ALL
         SELECT g.topic, 4 FROM topics_of_releases(writes) AS g (topic)
         UNION ALL
-        SELECT moved->'to'->'event'->>'topic', 4
-        FROM jsonb_array_elements(writes) AS w CROSS JOIN jsonb_array_elements(w->'moved') AS moved
+        SELECT redirected->'to'->'event'->>'topic', 4
+        FROM jsonb_array_elements(writes) AS w CROSS JOIN jsonb_array_elements(w->'redirected') AS redirected
         WHERE w->>'kind' = 'finalize'
         UNION ALL
         SELECT w->'send'->'event'->>'topic', 4

@@ -455,7 +455,7 @@ $$;
 CREATE FUNCTION write_finalize(w jsonb, r runs) RETURNS write_result LANGUAGE plpgsql AS $$
 DECLARE
     woken text[];
-    moved jsonb;
+    redirected jsonb;
     published write_result;
 BEGIN
     IF NOT r.unfinalized THEN
@@ -473,15 +473,15 @@ BEGIN
     IF w ? 'dead_letters' THEN
         PERFORM add_dead_letters(w->'dead_letters');
     END IF;
-    FOR moved IN SELECT * FROM jsonb_array_elements(coalesce(w->'moved', '[]')) LOOP
-        CONTINUE WHEN consume_messages(r.pk, jsonb_build_array(moved->'number'), (w->>'now')::float8) = 0;
-        published := write_publish(moved->'to');
+    FOR redirected IN SELECT * FROM jsonb_array_elements(coalesce(w->'redirected', '[]')) LOOP
+        CONTINUE WHEN consume_messages(r.pk, jsonb_build_array(redirected->'number'), (w->>'now')::float8) = 0;
+        published := write_publish(redirected->'to');
         woken := woken || published.changed;
         IF published.result_kind = 'full' THEN
-            PERFORM add_dead_letters(jsonb_build_array(moved->'otherwise'));
+            PERFORM add_dead_letters(jsonb_build_array(redirected->'otherwise'));
         END IF;
     END LOOP;
-    r.orphaned_children := r.orphaned_children AND NOT (w->>'orphans')::boolean;
+    r.orphaned_children := r.orphaned_children AND NOT (w->>'orphaned_children')::boolean;
     UPDATE runs x
     SET orphaned_children = r.orphaned_children, unfinalized = r.orphaned_children OR needs_finalization(r.pk)
     WHERE x.pk = r.pk;
@@ -530,7 +530,7 @@ DECLARE
     send jsonb := w->'send';
     sent write_result;
 BEGIN
-    PERFORM FROM dead_letters d WHERE d.id = w->>'letter_id' FOR UPDATE;
+    PERFORM FROM dead_letters d WHERE d.id = w->>'dead_letter_id' FOR UPDATE;
     IF NOT FOUND AND NOT EXISTS (
         SELECT FROM topic_events e JOIN topics t ON t.pk = e.topic_pk
         WHERE t.name = send->'event'->>'topic' AND e.id = send->'event'->>'id'
@@ -542,7 +542,7 @@ BEGIN
     END IF;
     sent := apply_write(send);
     IF sent.result_kind IN ('delivered', 'published', 'published_before') THEN
-        DELETE FROM dead_letters d WHERE d.id = w->>'letter_id';
+        DELETE FROM dead_letters d WHERE d.id = w->>'dead_letter_id';
     END IF;
     RETURN sent;
 END;

@@ -7,7 +7,7 @@
 -- This check decides the race between a send and a suspension. Both are calls in the partition of the run, so one is
 -- first. A message that comes before the turn is found here and makes the run due. A message that comes after the turn
 -- finds the run suspended and makes it due itself (`inbox.add`).
-function history.has_unseen_messages(row, seen, held)
+function history.has_messages(row, seen, held)
   if tonumber(row.last_message_no) <= seen then return false end
   local name = key('inbox', row.id)
   for _, number in ipairs(call('HKEYS', name)) do
@@ -20,7 +20,7 @@ function history.has_unseen_messages(row, seen, held)
 end
 
 function history.committed_result(row, seen)
-  return COMMITTED + (history.has_unseen_messages(row, seen) and 1 or 0)
+  return COMMITTED + (history.has_messages(row, seen) and 1 or 0)
 end
 
 function history.has_turn(id, position, turn_id)

@@ -92,9 +92,9 @@ function other_writes.mark_notified(write)
   return COMMITTED
 end
 
--- `orphans_ended`: the attached children of a terminated run have ended.
+-- `orphaned_children_ended`: the attached children of a terminated run have ended.
 function other_writes.finalize(write)
-  local _, id, now, notified, consumed, released, undelivered, orphans_ended, redirected = unpack(write)
+  local _, id, now, notified, consumed, released, undelivered, orphaned_children_ended, redirected = unpack(write)
   local row = run_rows.read(id)
   if not row then return {'missing'} end
   if row.unfinalized ~= '1' or not TERMINAL[row.status] then return COMMITTED end
@@ -103,7 +103,7 @@ function other_writes.finalize(write)
   inbox.release_assignments(row, released, now)
   inbox.redirect(row, redirected, now)
   dead_letters.add(undelivered)
-  local orphaned_children = orphans_ended and '0' or row.orphaned_children
+  local orphaned_children = orphaned_children_ended and '0' or row.orphaned_children
   run_rows.change(row, {
     orphaned_children = orphaned_children, unfinalized = run_rows.needs_finalization(row, orphaned_children),
   })

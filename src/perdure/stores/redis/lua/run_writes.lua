@@ -66,7 +66,7 @@ end
 -- Return the fields that a patch changes. `only_held`: only messages that wake a held run make the run due.
 local function patch_fields(row, patch, now, seen)
   local status, owner, wake_at, turn_state, held_kind, drift, recoveries, ended_at, prune_at, only_held = unpack(patch)
-  local unseen, ended = history.has_unseen_messages(row, seen, only_held), TERMINAL[status]
+  local unseen, ended = history.has_messages(row, seen, only_held), TERMINAL[status]
   if ended then
     owner, wake_at = '', ''
   elseif unseen then
@@ -110,7 +110,7 @@ local function apply_full_turn(row, seen, added, full)
   unsubscribe_and_release(row, extras, now, over)
   if patch then
     fields = patch_fields(row, patch, now, seen)
-  elseif row.has_new_messages == '1' and not history.has_unseen_messages(row, seen) then
+  elseif row.has_new_messages == '1' and not history.has_messages(row, seen) then
     fields = {wake_at = '', has_new_messages = '0'}
   end
   if restart then add_restart(row, restart, fields) end
@@ -142,7 +142,7 @@ function run_writes.step(write)
   local result = history.check_turn(row, write)
   if result then return result end
   set_all(ENTRIES .. id, added) -- rule 7
-  if row.has_new_messages == '1' and not history.has_unseen_messages(row, seen) then
+  if row.has_new_messages == '1' and not history.has_messages(row, seen) then
     run_rows.change(run_rows.read(id), {wake_at = '', has_new_messages = '0'})
   end
   return history.committed_result(row, seen)
