@@ -43,8 +43,9 @@ coverage: $(VENV)/dev
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
-#   make test-long  what takes too long for `make test`: tests/chaos, and 1,000 simulator seeds on memory and SQLite
+#   make test-long  what takes too long for `make test`: all repetitions of tests marked `long`, tests/chaos, 2,000 seeds
 test-long: chaos
+	PERDURE_TEST_LONG=1 $(BIN)/python -m pytest -m long -n $(WORKERS) --dist worksteal
 	$(BIN)/python -m tests.simulation --seeds 1000 --store memory
 	$(BIN)/python -m tests.simulation --seeds 1000 --store sqlite
 

@@ -15,14 +15,15 @@ from benchmarks.harness import Figure, FigureResult, Result, Workload, compute_f
 from benchmarks.machine_info import collect_machine_info
 from benchmarks.report import BEGIN, END, build_markdown, build_tables, format_number, format_row
 from benchmarks.workloads import MODULES
+from tests.repetitions import LONG
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "performance.md"
 TITLES = {"postgres": "PostgreSQL", "redis": "Redis"}
 ONLY_ON_SERVERS = ("fleet",)
 ON_SERVERS = {
-    **dict.fromkeys(("noop10", "sleepers", "events"), ("postgres", "redis")),
-    **dict.fromkeys(("history", "fleet"), ("redis",)),
+    **dict.fromkeys(("noop10", "sleepers", "events") if LONG else ("noop10",), ("postgres", "redis")),
+    **dict.fromkeys(("history", "fleet") if LONG else ("fleet",), ("redis",)),
 }
 
 
@@ -41,9 +42,11 @@ def test_all_workloads_run_and_print_their_tables(tmp_path):
     assert counts["other store calls per run"] >= 0
 
 
+@pytest.mark.long
 def test_workloads_run_on_servers(tmp_path):
-    quick(tmp_path, "noop10", "sleepers", "events", "--engines", "perdure-postgres,perdure-redis")
-    quick(tmp_path, "history", "fleet", "--engines", "perdure-redis")
+    for servers in set(ON_SERVERS.values()):
+        names = [name for name, these in ON_SERVERS.items() if these == servers]
+        quick(tmp_path, *names, "--engines", ",".join(f"perdure-{server}" for server in servers))
     results = {result.workload: result for result in read_results(tmp_path / "quick.json")}
     for name, servers in ON_SERVERS.items():
         assert not results[name].missing

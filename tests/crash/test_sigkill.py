@@ -12,10 +12,12 @@ import pytest
 from tests.crash.effect_log import Effect
 from tests.crash.process_harness import STORES, Scenario, scenario
 from tests.crash.programs.ten_steps import RUNS, STEPS, expected
+from tests.repetitions import repetitions
 
-KILLS = 14
+KILLS = repetitions(6, 14)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", STORES)
 def test_runs_survive_repeated_sigkill(kind: str, tmp_path: Path) -> None:
     dice = random.Random(20_240_817)

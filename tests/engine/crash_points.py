@@ -1,15 +1,35 @@
-"""A crash before and after every commit of a whole script, where `crash_everywhere` knows only of a single run."""
+"""Crashes at every commit on any store: of one workflow (`crash_on`) or of a script with several (`crash_script`)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-from perdure.testing import Harness, VirtualClock
+from perdure.testing import CrashReport, Harness, VirtualClock, crash_everywhere
+from perdure.workflows.definition import Workflow
 from tests.engine.store_matrix import another_handle, make_store
+from tests.repetitions import crash_interval
 
 Script = Callable[[Harness, Any], Awaitable[object]]
+
+
+def crash_on(kind: str, folder: Path, workflow: Workflow[Any, Any], *args: Any, **options: Any) -> CrashReport:
+    """Run `crash_everywhere` on new stores of this kind, each of which a second handle opens after the crash."""
+    names, every = count(), crash_interval(kind)
+    report = asyncio.run(
+        crash_everywhere(
+            workflow,
+            *args,
+            make_store=lambda clock: make_store(kind, folder, clock, f"store-{next(names)}"),
+            reopen=another_handle,
+            every=every,
+            **options,
+        )
+    )
+    # Timing decides how many writes share a commit, so that some executions end before their crash point.
+    assert len(report.crashes) * every > 1.5 * report.commits
+    return report
 
 
 def crash_script(
@@ -20,11 +40,11 @@ def crash_script(
     begin: Callable[[], object],
     within: float = 86_400.0,
 ) -> int:
-    """Run `script(harness, engine)` with a crash at the n-th commit, for every n, and then again with another engine.
+    """Run `script(harness, engine)` until a crash at the n-th commit, for every n, and then again on another engine.
 
-    The script must bear to be begun again, and checks by itself. How many crashes there were.
+    The script checks the outcome by itself, and must be repeatable. Return the number of commits.
     """
-    names = count()
+    names, every = count(), crash_interval(kind)
 
     async def crashed_at(n: int, side: Any) -> bool:
         begin()
@@ -49,12 +69,9 @@ def crash_script(
         return True
 
     async def everywhere() -> int:
-        crashes = 0
-        for side in ("before", "after"):
-            n = 1
-            while await crashed_at(n, side):
-                n += 1
-            crashes += n - 1
-        return crashes
+        for n, side in islice(((n, side) for n in count(1) for side in ("before", "after")), 0, None, every):
+            if not await crashed_at(n, side):
+                return n - 1
+        raise AssertionError("unreachable: the points have no end")
 
     return asyncio.run(everywhere())

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from itertools import count
 
 import pytest
 
@@ -20,8 +19,8 @@ from perdure import (
 )
 from perdure.clock import sleep_on
 from perdure.stores.writes import CreateRun, DeliverMessage
-from perdure.testing import crash_everywhere
-from tests.engine.store_matrix import STORES, another_handle, make_store, on_every_store
+from tests.engine.crash_points import crash_on
+from tests.engine.store_matrix import STORES, another_handle, on_every_store
 
 LOG: list[str] = []
 SUCCEEDED, FAILED, CANCELLED = RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED
@@ -492,9 +491,9 @@ async def between_doubles(ctx: Context, n: int) -> int:
     return await ctx.run_child(doubles, n) + await ctx.run_child(doubles, n + 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", STORES)
 def test_child_starts_and_notifies_once_at_any_crash(kind, tmp_path):
-    names = count()
 
     async def started_once(engine):
         runs = (await engine.runs()).runs
@@ -503,21 +502,13 @@ def test_child_starts_and_notifies_once_at_any_crash(kind, tmp_path):
         waits = [entry for entry in await engine.history("crash-everywhere") if entry.kind in ("child", "result")]
         assert all(entry.status != "pending" for entry in waits)
 
-    report = asyncio.run(
-        crash_everywhere(
-            all_sorts,
-            make_store=lambda clock: make_store(kind, tmp_path, clock, f"store-{next(names)}"),
-            reopen=another_handle,
-            also=[doubles, fails, sleeps, between_doubles],
-            begin=LOG.clear,
-            check=started_once,
-        )
+    report = crash_on(
+        kind, tmp_path, all_sorts, also=[doubles, fails, sleeps, between_doubles], begin=LOG.clear, check=started_once
     )
     assert report.outcome == (
         "returned",
         {"one": 2, "results": [4, 6], "word": "StepFailed", "nested": 42, "slept": "slept 5"},
     )
-    assert len(report.crashes) > 1.5 * report.commits  # how many writes share a commit is a matter of timing
 
 
 @workflow(name="kids.fails-with-family")
@@ -528,29 +519,20 @@ async def fails_with_family(ctx: Context) -> None:
     await break_down("luck")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", STORES)
 def test_failed_parent_cancels_descendants_at_any_crash(kind, tmp_path):
-    names = count()
 
     async def all_cancelled(engine):
         assert await statuses(engine, "child", "grandchild", "other") == [CANCELLED] * 3
 
-    report = asyncio.run(
-        crash_everywhere(
-            fails_with_family,
-            make_store=lambda clock: make_store(kind, tmp_path, clock, f"store-{next(names)}"),
-            reopen=another_handle,
-            also=[between, sleeps],
-            begin=LOG.clear,
-            check=all_cancelled,
-        )
-    )
+    report = crash_on(kind, tmp_path, fails_with_family, also=[between, sleeps], begin=LOG.clear, check=all_cancelled)
     assert report.outcome[:2] == ("failed", StepFailed.__name__)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", STORES)
 def test_terminated_run_ends_its_children_at_any_crash(kind, tmp_path):
-    names = count()
 
     async def terminate(engine):
         while await engine.status("grandchild") is None:
@@ -561,16 +543,8 @@ def test_terminated_run_ends_its_children_at_any_crash(kind, tmp_path):
         assert await statuses(engine, "child", "grandchild") == [CANCELLED] * 2
         assert LOG == []
 
-    report = asyncio.run(
-        crash_everywhere(
-            only_a_family,
-            make_store=lambda clock: make_store(kind, tmp_path, clock, f"store-{next(names)}"),
-            reopen=another_handle,
-            also=[between, sleeps],
-            begin=LOG.clear,
-            drive=terminate,
-            check=all_cancelled,
-        )
+    report = crash_on(
+        kind, tmp_path, only_a_family, also=[between, sleeps], begin=LOG.clear, drive=terminate, check=all_cancelled
     )
     assert report.outcome == ("cancelled",)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from itertools import count
 
 import pytest
 
@@ -22,8 +21,8 @@ from perdure import (
     workflow,
 )
 from perdure.clock import sleep_on
-from perdure.testing import crash_everywhere
-from tests.engine.store_matrix import STORES, another_handle, make_store, on_every_store
+from tests.engine.crash_points import crash_on
+from tests.engine.store_matrix import STORES, another_handle, on_every_store
 
 LOG: list[str] = []
 GATES: dict[str, asyncio.Event] = {}
@@ -495,17 +494,7 @@ async def test_rollback_scope_leaves_outer_compensations_and_repeats_none(h):
 
 
 def crashing(kind, tmp_path, wf, *args, **options):
-    names = count()
-    return asyncio.run(
-        crash_everywhere(
-            wf,
-            *args,
-            make_store=lambda clock: make_store(kind, tmp_path, clock, f"store-{next(names)}"),
-            reopen=another_handle,
-            begin=LOG.clear,
-            **options,
-        )
-    )
+    return crash_on(kind, tmp_path, wf, *args, begin=LOG.clear, **options)
 
 
 def without_repetition(lines: list[str]) -> list[str]:
@@ -513,6 +502,7 @@ def without_repetition(lines: list[str]) -> list[str]:
     return [line for at, line in enumerate(lines) if line not in lines[:at]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", STORES)
 def test_a_crash_at_every_commit_of_a_rollback(kind, tmp_path):
     async def check(engine):
@@ -523,6 +513,7 @@ def test_a_crash_at_every_commit_of_a_rollback(kind, tmp_path):
     assert report.outcome[:2] == ("failed", "StepFailed")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", STORES)
 def test_a_crash_at_every_commit_of_rollback_scopes(kind, tmp_path):
     async def check(engine):
@@ -544,6 +535,7 @@ async def leaves_letters(ctx: Context) -> None:
     raise ValueError("over")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", STORES)
 def test_a_crash_at_every_commit_with_compensations_that_are_exhausted(kind, tmp_path):
     async def check(engine):
@@ -557,6 +549,7 @@ def test_a_crash_at_every_commit_with_compensations_that_are_exhausted(kind, tmp
     assert report.outcome == ("failed", "ValueError", "over")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", STORES)
 def test_a_crash_at_every_commit_of_a_run_that_is_cancelled(kind, tmp_path):
     async def cancel(engine):
@@ -571,6 +564,7 @@ def test_a_crash_at_every_commit_of_a_run_that_is_cancelled(kind, tmp_path):
     assert report.outcome == ("cancelled",)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", STORES)
 def test_crash_at_every_commit_of_compensated_continuations(kind, tmp_path):
     @workflow(name="undo.continues-and-crashes")

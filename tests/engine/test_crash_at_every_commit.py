@@ -8,7 +8,9 @@ import pytest
 from perdure import Context, Retry, StepFailed, StepInterrupted, current_step, step, workflow
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing import crash_everywhere
-from tests.engine.store_matrix import STORES, another_handle, make_store
+from tests.engine.crash_points import crash_on
+from tests.engine.store_matrix import STORES
+from tests.repetitions import crash_interval
 
 EFFECTS: list[tuple[str, int]] = []
 
@@ -109,24 +111,17 @@ def same_but_for_the_payment(clean, crashed) -> bool:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", STORES)
 def test_a_crash_at_every_commit_and_claim(kind, tmp_path):
-    names = count()
-    report = asyncio.run(
-        crash_everywhere(
-            everything,
-            5,
-            make_store=lambda clock: make_store(kind, tmp_path, clock, f"store-{next(names)}"),
-            reopen=another_handle,
-            same=same_but_for_the_payment,
-            calls=("commit", "claim"),
-            begin=EFFECTS.clear,
-        )
+    report = crash_on(
+        kind, tmp_path, everything, 5, same=same_but_for_the_payment, calls=("commit", "claim"), begin=EFFECTS.clear
     )
     assert report.outcome[1]["word"] == "at last, ValueError after 2, TimeoutError, timed out"
     assert report.outcome[1]["paid"] == "paid 50"
     assert report.commits > 20
-    assert len([crash for crash in report.crashes if crash.call == "commit"]) >= 2 * report.commits - 4
+    at_commits = [crash for crash in report.crashes if crash.call == "commit"]
+    assert len(at_commits) * crash_interval(kind) >= 2 * report.commits - 4
 
 
 def test_store_that_loses_a_commit_is_caught():

@@ -4,10 +4,8 @@ A loop holds a race, the race a join, and the branches of the join wait for chil
 a part of what they did, stream, publish and send; at its end the run continues as another generation of itself.
 """
 
-import asyncio
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 
 import pytest
 
@@ -25,8 +23,9 @@ from perdure import (
     workflow,
 )
 from perdure.clock import sleep_on
-from perdure.testing import crash_everywhere
-from tests.engine.store_matrix import SERVERS, STORES, another_handle, make_store
+from tests.engine.crash_points import crash_on
+from tests.engine.store_matrix import SERVERS, STORES
+from tests.repetitions import LONG
 
 LOG: list[str] = []
 GENERATIONS = 2
@@ -197,10 +196,11 @@ def lines_undone() -> list[str]:
     return [line.removeprefix("undo ") for line in LOG if line.startswith("undo ")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", STORES)
 def test_nested_features_have_one_outcome_and_compensate_at_any_crash(kind, tmp_path):
-    rounds = 1 if kind in SERVERS else 2
-    stores, names = count(), names_of(rounds)
+    rounds = 2 if LONG and kind not in SERVERS else 1
+    names = names_of(rounds)
 
     async def check(engine):
         await nothing_is_lost_or_doubled(engine, names)
@@ -208,22 +208,19 @@ def test_nested_features_have_one_outcome_and_compensate_at_any_crash(kind, tmp_
         by_name = [[f"undo flaky {name}", f"undo mark {name}"] for name in reversed(names)]
         assert rolled_back == [*(line for lines in by_name for line in lines), "exit 1", "exit 0"]
 
-    report = asyncio.run(
-        crash_everywhere(
-            everything,
-            rounds,
-            [],
-            make_store=lambda clock: make_store(kind, tmp_path, clock, f"store-{next(stores)}"),
-            reopen=another_handle,
-            also=[branch, leaf],
-            begin=LOG.clear,
-            drive=partial(the_world, names=names),
-            check=check,
-        )
+    report = crash_on(
+        kind,
+        tmp_path,
+        everything,
+        rounds,
+        [],
+        also=[branch, leaf],
+        begin=LOG.clear,
+        drive=partial(the_world, names=names),
+        check=check,
     )
     assert report.outcome == ("failed", "ValueError", "after all that")
     assert report.commits > 35 * rounds
-    assert len(report.crashes) > 1.5 * report.commits  # how many writes share a commit is a matter of timing
 
 
 def without_repetition(lines: list[str]) -> list[str]:

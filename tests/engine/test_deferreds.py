@@ -4,14 +4,13 @@ import asyncio
 import re
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import count
 
 import pytest
 
 from perdure import Context, InvalidToken, RunFailed, RunNotFound, RunStatus, step, workflow
-from perdure.testing import crash_everywhere
 from perdure.workflows.tokens import make_token
-from tests.engine.store_matrix import STORES, another_handle, everything_in, make_store, on_every_store
+from tests.engine.crash_points import crash_on
+from tests.engine.store_matrix import STORES, another_handle, everything_in, on_every_store
 
 TOKENS: list[str] = []
 
@@ -196,9 +195,9 @@ async def test_a_losing_wait_consumes_nothing(h):
     assert await h.run_to_end(run) == ["limit", "ada"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", STORES)
 def test_crash_at_every_commit_applies_each_completion_once(kind, tmp_path):
-    names = count()
 
     @workflow(name="deferreds.several")
     async def several(ctx: Context) -> list:
@@ -219,14 +218,7 @@ def test_crash_at_every_commit_applies_each_completion_once(kind, tmp_path):
         await engine.fail(tokens["bad"], Rejected("no"))
         assert await engine.complete(tokens["one"], 100) is False
 
-    report = asyncio.run(
-        crash_everywhere(
-            several,
-            make_store=lambda clock: make_store(kind, tmp_path, clock, f"store-{next(names)}"),
-            reopen=another_handle,
-            drive=settle,
-        )
-    )
+    report = crash_on(kind, tmp_path, several, drive=settle)
     assert report.outcome == ("returned", [1, 2, "no"])
 
 

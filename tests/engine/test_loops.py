@@ -4,14 +4,13 @@ import asyncio
 import gc
 import sys
 from dataclasses import dataclass
-from itertools import count
 
 import pytest
 
 from perdure import Break, Context, Continue, EngineConfig, RunStatus, event, step, workflow
 from perdure.clock import sleep_on
-from perdure.testing import crash_everywhere
-from tests.engine.store_matrix import SERVERS, STORES, another_handle, make_store, on_every_store
+from tests.engine.crash_points import crash_on
+from tests.engine.store_matrix import SERVERS, STORES, another_handle, on_every_store
 
 LOG: list[str] = []
 
@@ -286,9 +285,9 @@ async def test_failure_and_rewind_reach_children_of_pruned_iterations(h):
     assert await engine.status(f"{child}@1") is RunStatus.CANCELLED
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", STORES)
 def test_a_crash_at_every_commit_of_a_loop_with_children(kind, tmp_path):
-    names = count()
 
     @workflow(name="loops.breeds-and-crashes")
     async def crashes(ctx: Context) -> int:
@@ -302,15 +301,7 @@ def test_a_crash_at_every_commit_of_a_loop_with_children(kind, tmp_path):
     async def started_once(engine):
         assert len((await engine.runs()).runs) == 8
 
-    report = asyncio.run(
-        crash_everywhere(
-            crashes,
-            make_store=lambda clock: make_store(kind, tmp_path, clock, f"store-{next(names)}"),
-            reopen=another_handle,
-            also=[sleeper],
-            check=started_once,
-        )
-    )
+    report = crash_on(kind, tmp_path, crashes, also=[sleeper], check=started_once)
     assert report.outcome == ("returned", 6)
 
 
@@ -365,30 +356,21 @@ async def test_nested_structures_resume_on_another_engine(h):
     assert [f"step {n}" for n in range(9)] == LOG, "each step once"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", STORES)
 def test_a_crash_at_every_commit_of_nested_loops(kind, tmp_path):
-    names = count()
 
     async def tell(engine):
         for n in range(9):
             await engine.send("crash-everywhere", LoopNews(n), event_id=f"news {n}")
 
-    report = asyncio.run(
-        crash_everywhere(
-            nested,
-            make_store=lambda clock: make_store(kind, tmp_path, clock, f"store-{next(names)}"),
-            reopen=another_handle,
-            begin=LOG.clear,
-            drive=tell,
-        )
-    )
+    report = crash_on(kind, tmp_path, nested, begin=LOG.clear, drive=tell)
     assert report.outcome == ("returned", NESTED)
-    assert len(report.crashes) > 1.5 * report.commits  # how many writes share a commit is a matter of timing
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", STORES)
 def test_a_crash_at_every_commit_of_a_loop_that_prunes(kind, tmp_path):
-    names = count()
 
     @workflow(name="loops.prunes")
     async def prunes(ctx: Context) -> int:
@@ -398,14 +380,7 @@ def test_a_crash_at_every_commit_of_a_loop_that_prunes(kind, tmp_path):
 
         return await ctx.loop("prunes", body, 0, prune_every=2, keep=1)
 
-    report = asyncio.run(
-        crash_everywhere(
-            prunes,
-            make_store=lambda clock: make_store(kind, tmp_path, clock, f"store-{next(names)}"),
-            reopen=another_handle,
-            begin=LOG.clear,
-        )
-    )
+    report = crash_on(kind, tmp_path, prunes, begin=LOG.clear)
     assert report.outcome == ("returned", 12)
 
 

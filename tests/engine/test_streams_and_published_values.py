@@ -1,9 +1,7 @@
 """Streams and published values of whole workflows: once per recorded entry, live, resumable, across processes."""
 
-import asyncio
 import contextlib
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 import pytest
@@ -22,8 +20,8 @@ from perdure import (
     step,
     workflow,
 )
-from perdure.testing import crash_everywhere
-from tests.engine.store_matrix import STORES, another_handle, make_store, on_every_store
+from tests.engine.crash_points import crash_on
+from tests.engine.store_matrix import STORES, another_handle, on_every_store
 
 FAILING: set[int] = set()
 
@@ -265,9 +263,9 @@ async def test_published_values_survive_continuation_and_failure(h):
 # --- crashes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", STORES)
 def test_a_crash_at_every_commit_writes_each_item_once(kind, tmp_path):
-    names = count()
 
     async def each_once(engine):
         items = await collect(engine, "crash-everywhere", details=True)
@@ -276,17 +274,8 @@ def test_a_crash_at_every_commit_writes_each_item_once(kind, tmp_path):
         assert [each.offset for each in items] == list(range(len(items)))
         assert await engine.published("crash-everywhere") == {"done": 2}
 
-    report = asyncio.run(
-        crash_everywhere(
-            mixed,
-            make_store=lambda clock: make_store(kind, tmp_path, clock, f"store-{next(names)}"),
-            reopen=another_handle,
-            begin=lambda: FAILING.add(1),
-            check=each_once,
-        )
-    )
+    report = crash_on(kind, tmp_path, mixed, begin=lambda: FAILING.add(1), check=each_once)
     assert report.outcome == ("returned", 3)
-    assert len(report.crashes) > 1.5 * report.commits  # how many writes share a commit is a matter of timing
 
 
 @on_every_store

@@ -26,7 +26,7 @@ from tests.simulation.stores import sqlite
 from tests.simulation.workflows import FLOWS
 
 ROOT = Path(__file__).parents[2]
-SEEDS, SHARDS = 200, 4
+SEEDS, SHARDS = 80, 4  # `make test-long` runs 1,000
 ENOUGH = 100  # seeds that must detect a mutant
 
 

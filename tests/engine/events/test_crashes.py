@@ -1,14 +1,13 @@
 """Guarantee 4 with the process dying before and after every commit: events of workflows are sent and received once."""
 
 import asyncio
-from itertools import count
 from typing import Any
 
 import pytest
 
 from perdure import Context, event, step, workflow
-from perdure.testing import crash_everywhere
-from tests.engine.store_matrix import STORES, another_handle, make_store
+from tests.engine.crash_points import crash_on
+from tests.engine.store_matrix import STORES
 
 
 @event
@@ -65,19 +64,11 @@ async def _collected(ctx: Context) -> list[int]:
     return sorted(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", STORES)
 def test_events_sent_by_a_workflow_arrive_once_at_any_crash(kind, tmp_path):
-    names = count()
-    report = asyncio.run(
-        crash_everywhere(
-            crash_of_senders,
-            "parent",
-            make_store=lambda clock: make_store(kind, tmp_path, clock, f"store-{next(names)}"),
-            reopen=another_handle,
-        )
-    )
+    report = crash_on(kind, tmp_path, crash_of_senders, "parent")
     assert report.outcome == ("returned", [[0, 1, 2, 3], [1, 2, -1], [1, 2, -1]])
-    assert len(report.crashes) > 1.5 * report.commits  # how many writes share a commit is a matter of timing
 
 
 @workflow
@@ -96,16 +87,8 @@ async def crash_of_a_receiver(ctx: Context, role: str) -> Any:
     return [first, batch, winner, value.n, asked.value.n, last, rest]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", STORES)
 def test_every_receive_kind_takes_each_event_once_at_any_crash(kind, tmp_path):
-    names = count()
-    report = asyncio.run(
-        crash_everywhere(
-            crash_of_a_receiver,
-            "alone",
-            make_store=lambda clock: make_store(kind, tmp_path, clock, f"store-{next(names)}"),
-            reopen=another_handle,
-            calls=("commit", "claim"),
-        )
-    )
+    report = crash_on(kind, tmp_path, crash_of_a_receiver, "alone", calls=("commit", "claim"))
     assert report.outcome == ("returned", [0, [1, 2], "item", 3, 4, 5, []])
