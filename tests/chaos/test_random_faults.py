@@ -75,7 +75,7 @@ class Storm:
         reported = fleet.reported()
         for pid in self._zombies:  # the order of the two is random
             late = reported[pid]
-            assert late["refused"] + late["left"] > 0, "what it brings too late is refused, or it hears that it is gone"
+            assert late["refused"] + late["left"] > 0, "its late commit is refused, or it learns that it is fenced"
             assert any(line.pid == pid for line in fleet.effects()[self._resumed_at :]), "it works again"
         return self._times
 
@@ -100,7 +100,7 @@ class Storm:
         self._resumed_at = len(self._fleet.effects())
         paused.send_signal(signal.SIGCONT)
         joined = await self._fleet.until(lambda: self._fleet.row_of(paused), "it joins again")
-        assert joined.id != row.id, "an id that was declared gone does not come back"
+        assert joined.id != row.id, "the id of a fenced worker is never used again"
 
     async def _stopped(self) -> tuple[Process, WorkerRecord] | None:
         """Pause the busiest worker; resume it if the pause hit a transaction or an idle worker."""

@@ -154,7 +154,7 @@ class Fleet:
         return status is not None and status.terminal
 
     async def see_off(self, runs: list[Planned], *, zombies: Iterable[int] = ()) -> None:
-        """All runs have ended: let the workers go, and hold what is left against what is guaranteed."""
+        """Stop the workers after all runs have ended, and check what is stored against the guarantees."""
         await self.until(self._nothing_is_pending, "all ended runs are finalized")
         before = await self._exported(runs)
         for run in runs[:10]:

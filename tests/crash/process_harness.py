@@ -72,7 +72,7 @@ class Scenario:
     # --- polling and reading
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
-        """Poll until the condition holds; what it returned."""
+        """Poll until the condition holds, and return its value."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while not (found := condition()):
             if time.monotonic() > deadline:

@@ -56,7 +56,7 @@ async def talk(here: Scenario, worker: subprocess.Popen[bytes], caller: Client) 
     words, entries = caller.read_stream("talk", "words"), caller.watch("talk")
     for n, word in enumerate(("one", "two")):
         assert await caller.request("talk", Ask(word)) == f"{word}!"
-        assert await anext(words) == word, "while the run goes on"
+        assert await anext(words) == word, "while the run continues"
         while (await anext(entries)).location != ("words" if n == 0 else "words#1"):
             pass  # it must arrive while the run is still open
     assert await run.result() == worker.pid

@@ -167,7 +167,7 @@ def test_a_paused_worker_that_was_taken_over_changes_nothing_and_joins_again(kin
         paused.send_signal(signal.SIGCONT)
         here.until(lambda: len(here.effects("done")) == 2, "the late step ends in the worker that was paused")
         here.until(lambda: joined(here, paused), "it joins again")
-        assert worker_id(here, paused) != before_the_pause, "an id that was declared gone does not come back"
+        assert worker_id(here, paused) != before_the_pause, "the id of a fenced worker is never used again"
         assert here.book.everything_about("run") == before
 
         here.kill(other)

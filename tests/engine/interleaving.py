@@ -30,7 +30,7 @@ class CallScheduler:
         self.passed: list[str] = []
 
     def hold(self, who: str, party: Any, calls: frozenset[str] = HELD, *, answers: bool = True) -> None:
-        """From now on this engine's or client's calls wait at the door; commits once more before they are answered."""
+        """Hold the calls of this engine or client from now on; commits a second time before their results return."""
         faults = party._session.store
         through = faults._forward
 
@@ -45,11 +45,11 @@ class CallScheduler:
         faults._forward = held
 
     def let_pass(self, seconds: float) -> None:
-        """At some point, any, so much time passes."""
+        """Let this much time pass at any one point."""
         self._time.append(seconds)
 
     async def play(self) -> None:
-        """Let everything through, in the chosen order, until nothing is held any more."""
+        """Release held calls in the chosen order until none is left."""
         while True:
             await self._harness.settle()
             options = [who for who, _ in self._held] + [f"{seconds} seconds pass" for seconds in self._time]
@@ -63,7 +63,7 @@ class CallScheduler:
                 await self._harness.clock.jump(self._time.pop(chosen - len(self._held)))
 
     def leave(self) -> None:
-        """Hold nothing any more."""
+        """Stop holding calls."""
         self._open = True
 
     async def _wait(self, who: str) -> None:

@@ -1,11 +1,10 @@
-"""How engine tests are run: over every store, on virtual time, each with an event loop of its own.
+"""Run engine tests on every store, on virtual time, each in its own event loop.
 
-PostgreSQL and Redis are real servers (`tests/servers`), whose stores go by the test's clock in place of the server's.
-What one test stores no other sees: it has a schema or keys of its own.
+PostgreSQL and Redis are real servers (`tests/servers`). Their stores use the test's clock instead of the server's. Each
+test has its own schema or key prefix.
 
-All tests run on all stores. Those that play a long scenario again for every commit or for every order of its calls, and
-those of sheer volume, make thousands of calls, each of which takes a server ten times as long: the longest of them play
-a shorter scenario there (`SERVERS`).
+A test that makes thousands of calls uses a shorter scenario on servers (`SERVERS`), where a call takes ten times as
+long, or a sample of its repetitions (`tests/repetitions.py`).
 """
 
 import asyncio
@@ -53,7 +52,7 @@ def on_every_store(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 def make_store(kind: str, folder: Path, clock: VirtualClock, name: str = "runs") -> Store:
-    """A new, empty store; `name` is its own among those in the folder."""
+    """Return a new, empty store; `name` is unique in the folder."""
     match kind:
         case "memory":
             return MemoryStore(clock)
@@ -68,7 +67,7 @@ def make_store(kind: str, folder: Path, clock: VirtualClock, name: str = "runs")
 
 
 def another_handle(store: Store, clock: VirtualClock) -> Store:
-    """The store as another process would open it; one in memory is the same object."""
+    """Return the store as another process would open it; a memory store is the same object."""
     match store:
         case SqliteStore():
             return SqliteStore(store._path, clock=clock, synchronous="off")
@@ -81,5 +80,5 @@ def another_handle(store: Store, clock: VirtualClock) -> Store:
 
 
 async def everything_in(store: Store, *run_ids: str) -> list[Any]:
-    """All that is stored of these runs, to see whether it has changed."""
+    """Return all stored data of these runs, to detect changes."""
     return list(await store.load(list(run_ids)))

@@ -1,4 +1,4 @@
-"""Runs that are made directly in the store, as no workflow of this process would: they wait, observe, have ended."""
+"""Create runs directly in the store, in states that no workflow of this process would produce."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ class Stage:
         self._set = False
 
     async def run(self, id: str, *, has_executed: bool = True, **fields: Any) -> None:
-        """A run that waits for nothing in particular, or was never executed."""
+        """Create a suspended run without a wait, or one that never executed."""
         await self._set_up()
         if has_executed:
             fields = {"owner": ELSEWHERE, "status": RunStatus.RUNNING, "first_executed_at": self.clock.now(), **fields}
@@ -31,7 +31,7 @@ class Stage:
             await self.turn(id, patch=RunPatch(status=RunStatus.SUSPENDED))
 
     async def waiting(self, id: str, *topics: str, target: str = "0/receive", **fields: Any) -> None:
-        """A run that is suspended in a receive from these topics."""
+        """Create a run that is suspended in a receive from these topics."""
         extras = TurnExtras(subscribe=(Subscription(target, topics),))
         await self.run(id, has_executed=False, **fields)
         await self.turn(id, patch=RunPatch(status=RunStatus.SUSPENDED), extras=extras)

@@ -66,7 +66,7 @@ async def sleeps(ctx: Context, seconds: float) -> str:
 
 
 def created(*engines) -> Counter:
-    """How often each run was written as a new one."""
+    """Count how often each run was created."""
     writes = [write for engine in engines for batch in engine.faults.committed for write in batch]
     return Counter(write.record.id for write in writes if isinstance(write, CreateRun))
 

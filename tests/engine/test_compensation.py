@@ -1,4 +1,4 @@
-"""Compensation from outside: last first, each once, whatever crashes; and the order in which a run ends badly."""
+"""Compensations run in reverse order, each once at any crash; and the order of events when a run fails."""
 
 import asyncio
 import contextlib
@@ -498,7 +498,7 @@ def crashing(kind, tmp_path, wf, *args, **options):
 
 
 def without_repetition(lines: list[str]) -> list[str]:
-    """What was under way at a crash is done again, right away: one of the two counts."""
+    """Remove repetitions: the step that was running at a crash is executed again at once."""
     return [line for at, line in enumerate(lines) if line not in lines[:at]]
 
 

@@ -1,4 +1,4 @@
-"""A crash before and after every single commit of a workflow that uses everything there is."""
+"""A crash before and after every commit of a workflow that uses every feature."""
 
 import asyncio
 from itertools import count
@@ -131,7 +131,7 @@ def test_store_that_loses_a_commit_is_caught():
         async def load(self, ids):
             snapshots = await super().load(ids)
             self.loads = getattr(self, "loads", 0) + 1
-            if self.loads > 1 and snapshots[0] is not None:  # the first look is the harness's own, at the crash
+            if self.loads > 1 and snapshots[0] is not None:  # the first load is by the harness, at the crash
                 snapshots[0] = type(snapshots[0])(
                     snapshots[0].record, snapshots[0].position, snapshots[0].entries[:1], snapshots[0].inbox
                 )

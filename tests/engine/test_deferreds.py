@@ -150,7 +150,7 @@ async def test_completion_before_the_await(h):
 
 @on_every_store
 async def test_completion_while_the_run_is_being_suspended(h):
-    """Held back is the very commit that suspends the run; the completion overtakes it."""
+    """The completion is stored before the commit that suspends the run, which is delayed."""
     engine = await h.engine(review)
     client = await h.client(store=another_handle(h.store, h.clock))
     run = await engine.start(review, id="r")

@@ -1,4 +1,4 @@
-"""Code that does not fit a history holds the run: user code sees nothing, and fitting code picks it up."""
+"""Code that does not match a history holds the run; user code sees nothing, and matching code continues it."""
 
 import pytest
 

@@ -38,7 +38,7 @@ class LoopNews:
 
 
 async def rows_of(h, run_id):
-    """How many rows of history the store holds of a run: what a worker loads to resume it."""
+    """Return the number of history rows of a run, which a worker loads to resume it."""
     (snapshot,) = await h.store.load([run_id])
     return len(snapshot.entries)
 
@@ -140,11 +140,11 @@ async def test_very_many_iterations_leave_a_bounded_history_and_memory(h, store_
     while await run.status() is not RunStatus.SUSPENDED:
         for _ in range(50):
             await asyncio.sleep(0)
-        engine.faults.committed.clear()  # the harness remembers all that was written
+        engine.faults.committed.clear()  # the harness keeps all writes
         most = max(most, await rows_of(h, "l"))
         if early is None and (await engine.published("l")).get("n", 0) >= many // 10:
             early = sys.getallocatedblocks()
-    assert 20 <= most < 100, "what older iterations have recorded is pruned as it goes"
+    assert 20 <= most < 100, "entries of older iterations are pruned meanwhile"
     engine.faults.committed.clear()
     gc.collect()
     assert early is not None

@@ -1,4 +1,4 @@
-"""Runs that talk to callers and to each other, from end to end: events, requests, deferreds, children, doing again."""
+"""Runs and callers exchange events, requests, deferreds and results, from end to end, with rewinds."""
 
 import asyncio
 from typing import Any
@@ -104,8 +104,8 @@ async def test_released_event_wakes_the_next_waiter(h):
     await h.settle()
     client = await h.client(config=LONG)
     await client.send(first.id, Agreed("a friend"))
-    assert await client.broadcast(Agreed("everyone")) == 1, "the first in line, who will not need it"
-    await engine.recover()  # it has heard of nothing
+    assert await client.broadcast(Agreed("everyone")) == 1, "the oldest subscription, which does not need it"
+    await engine.recover()  # it got no notification
     assert await h.run_to_end(first, within=1) == "receipt-1 by a friend"
     assert await h.run_to_end(second, within=1) == "receipt-1 by everyone"
 

@@ -1,4 +1,4 @@
-"""What survives the death of a worker, and what is done again."""
+"""What survives the death of a worker, and what is executed again."""
 
 import asyncio
 
@@ -52,7 +52,7 @@ async def test_recover_reports_what_it_did(h):
     second = await h.engine(stuck, config=config)
     report = await second.recover()
     assert (report.workers_fenced, report.runs_released, report.runs_claimed) == (0, 0, 0)
-    h.clock._now += 16  # past the lease, with no task having looked yet
+    h.clock._now += 16  # past the lease, before any periodic task has run
     report = await second.recover()
     assert (report.workers_fenced, report.runs_released, report.runs_claimed) == (1, 3, 3)
     gate.set()
@@ -257,7 +257,7 @@ async def test_a_poison_run_is_held_and_shown_as_a_dead_letter(h):
 
 @on_every_store
 async def test_only_consecutive_recoveries_are_counted(h):
-    """A run that got on in between is not a poison run."""
+    """A run that makes progress in between is not a poison run."""
 
     @step
     async def work() -> None:
@@ -283,7 +283,7 @@ async def test_only_consecutive_recoveries_are_counted(h):
 
 @on_every_store
 async def test_results_seen_by_a_caller_survive(h):
-    """Guarantee 1: an entry that someone saw is there after any crash."""
+    """Guarantee 1: an entry that a caller has seen survives any crash."""
 
     @workflow
     async def counting(ctx: Context) -> int:

@@ -47,7 +47,7 @@ async def test_two_definitions_of_a_name_are_an_error_only_when_one_must_be_chos
     with pytest.raises(InvalidArgument, match="in the list twice"):
         await h.engine(one, two)
     assert await h.run_to_end(await listed.start(two, id="t")) == "two"
-    await h.drive(listed.shutdown())  # it would take up the other's run of that name as well
+    await h.drive(listed.shutdown())  # it would also execute the other definition's runs
     assert await h.run_to_end(await engine.start(one, id="o")) == "one"  # named by the object: nothing to choose
 
 

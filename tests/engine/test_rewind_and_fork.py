@@ -626,7 +626,7 @@ def test_a_crash_at_every_commit_around_a_rewind(kind, tmp_path):
             await engine.rewind("r", "news/~1/RewoundNews")
         assert await run.result() == ["first", "child", "late", 7, "last"]
         assert {line: LOG.count(line) for line in ("news 0", "news 1", "news 2")} in ALLOWED
-        assert await engine.status("r/rewind.kid#1@1") is RunStatus.SUCCEEDED, "the second one was started anew"
+        assert await engine.status("r/rewind.kid#1@1") is RunStatus.SUCCEEDED, "the second child was started again"
 
     assert crash_script(kind, tmp_path, [all_at_once, kid], fail_and_rewind, again) > 25
 

@@ -61,7 +61,7 @@ async def test_no_run_is_executed_by_both(h):
 
 @on_every_store
 async def test_stale_cached_run_executes_nothing(h):
-    """The first engine remembers the run as waiting for its second attempt; the second made that attempt already."""
+    """The first engine has the run cached before its second attempt, which the second engine has made."""
 
     @step(retry=Retry(max_attempts=3, initial=10, jitter=0))
     async def flaky() -> str:
@@ -163,8 +163,8 @@ async def test_a_stale_workers_commit_is_refused(h):
     assert len(refused) == 1
     assert await h.store.commit(refused) == [Superseded()]
     assert await everything_in(h.store, "s") == before
-    assert h.executed() == [("hang", 1)]  # what was refused leads to nothing
-    await h.clock.advance(10)  # it noticed, came back, and finished the run as a new member
+    assert h.executed() == [("hang", 1)]  # the effects of a refused turn are not started
+    await h.clock.advance(10)  # it joined again as a new member and finished the run
     assert await first.status("s") is RunStatus.SUCCEEDED
 
 

@@ -266,7 +266,7 @@ def test_redis_a_batch_of_turns_is_one_round_trip(redis_server):
 
 
 def test_redis_cost_of_consuming_an_event_is_independent_of_other_readers(redis_server):
-    """Else a broadcast to many would take the square of their number."""
+    """Otherwise a broadcast to many runs would have quadratic cost."""
 
     async def test(h):
         engine = await h.engine(hears)

@@ -1,4 +1,4 @@
-"""How the tests of the kit are run: each with an event loop of its own, as users without a plugin would."""
+"""Run the tests of the testing kit, each in its own event loop, as users without a plugin do."""
 
 import asyncio
 import functools

@@ -1,4 +1,4 @@
-"""Blocking calls in workflow code are refused under the kit, with the line; everywhere else they are let alone."""
+"""Blocking calls in workflow code are refused under the kit, with the line; everywhere else they are allowed."""
 
 import asyncio
 import importlib

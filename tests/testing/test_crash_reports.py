@@ -1,4 +1,4 @@
-"""crash_everywhere says at which commit it was, what differed, and which steps did their work twice."""
+"""The report of crash_everywhere names the commit, the difference, and the steps that were executed twice."""
 
 import asyncio
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""The clock, the faulty store and the duties that everything else here stands on."""
+"""The virtual clock, the faulty store and periodic tasks."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Mocks: the body is another, and everything around it is as it was."""
+"""A mock replaces the body of a step; retries, records and errors stay the same."""
 
 import asyncio
 
@@ -74,7 +74,7 @@ async def test_mock_returns_a_sequence_of_values(engine):
     mock = engine.mock(mocked_charge, side_effect=[ConnectionError, ValueError("no"), "third"])
     assert await engine.execute(pay, 5) == "third"
     assert len(mock.calls) == 3
-    assert await engine.execute(pay, 6) == "CriticalError after 1", "none is left, and another attempt has none either"
+    assert await engine.execute(pay, 6) == "CriticalError after 1", "no value is left, also for another attempt"
 
 
 @with_engine

@@ -65,7 +65,7 @@ async def test_a_month_takes_a_few_wake_ups(engine):
     run = await engine.start(month, "ada")
     assert await run.result() == "hello ada"
     assert timedelta(days=30) <= engine.now() - before < timedelta(days=30, minutes=1)
-    assert engine.faults.calls["renew"] < 50, "what only looks after things is not what time is spent on"
+    assert engine.faults.calls["renew"] < 50, "maintenance does not use up virtual time"
 
 
 @with_engine

@@ -39,7 +39,7 @@ async def main(url: str, lease: float, report: Path) -> None:
 
 
 def _count_what_is_left_undone(coordinator: Coordinator) -> list[int]:
-    """How many runs it was executing whenever it heard, before it could commit any more, that it was declared gone."""
+    """Count the runs that this worker was executing each time it learned that it is fenced, before it could commit."""
     left: list[int] = []
     drop = coordinator.discard_all
 

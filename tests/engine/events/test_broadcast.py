@@ -26,7 +26,7 @@ class Job:
 
 @event(consume=False)
 class Notice:
-    """`all`, and everybody sees it."""
+    """`all`, and every reader sees it."""
 
     n: int
 
@@ -83,7 +83,7 @@ async def broadcast_ender(ctx: Context) -> None:
 
 
 async def readers(h, engine, kind, how_many, **options):
-    """So many runs that wait, the first of them for the longest time."""
+    """Start this many runs that wait; the first has waited longest."""
     runs = []
     for _ in range(how_many):
         runs.append(await engine.start(broadcast_reader.options(), kind, **options))
@@ -96,7 +96,7 @@ async def results(h, runs, within=HOUR):
 
 
 async def received(runs):
-    """What those that have ended came to; None for one that waits."""
+    """Return the results of ended runs, with None for each run that waits."""
     return [await run.result() if await run.status() is RunStatus.SUCCEEDED else None for run in runs]
 
 
@@ -412,7 +412,7 @@ async def test_event_that_meets_a_cancelled_receive_goes_to_the_next_waiter(h):
 async def test_event_of_a_losing_receive_returns_to_its_position(h):
     @workflow
     async def broadcast_racer(ctx: Context) -> list[Any]:
-        """What wins a race against an event of a topic that comes with the same turn; then what is in the topic."""
+        """Return what wins a race against a topic event of the same turn, and then what the topic contains."""
         winner, value = await ctx.race(mail=ctx.receive("word"), topic=ctx.receive(Job))
         return [winner, value if winner == "mail" else value.n]
 
@@ -434,7 +434,7 @@ async def test_event_of_a_losing_receive_returns_to_its_position(h):
 async def test_running_run_releases_the_assignment_of_an_abandoned_receive_at_once(h):
     @workflow
     async def broadcast_goes_on(ctx: Context, timeout: float) -> str:
-        """Gives up a receive, for a word or because of time, and has other things to do for long."""
+        """Abandons a receive, because of another event or a timeout, and then stays busy."""
         try:
             await ctx.race(word=ctx.receive("word"), topic=ctx.receive(Job, timeout=timeout))
         finally:
@@ -518,7 +518,7 @@ async def test_broadcast_to_ten_thousand_runs_is_paged_and_any_worker_finishes_i
 
 
 async def assigned_to(h, ids) -> list[int]:
-    """How many events each of these runs, which read none, was ever given."""
+    """Return how many events were assigned to each of these runs, which read none."""
     records = [each for first in range(0, len(ids), PAGE) for each in await h.store.records(ids[first : first + PAGE])]
     return [record.last_message_no for record in records]
 

@@ -32,7 +32,7 @@ async def crash_note(n: int) -> int:
 
 @workflow
 async def crash_of_senders(ctx: Context, role: str) -> Any:
-    """One of three: the parent sends what the collector receives, and the listeners hear what it broadcasts."""
+    """One of three roles: the parent sends to the collector and broadcasts to the listeners."""
     if role == "collector":
         return await _collected(ctx)
     if role == "listener":
@@ -56,7 +56,7 @@ async def crash_of_senders(ctx: Context, role: str) -> Any:
 
 
 async def _collected(ctx: Context) -> list[int]:
-    """Everything until the end is announced, and what is there after it."""
+    """Return all items until the final event, and those that are available after it."""
     found: list[int] = []
     while not isinstance(got := await ctx.receive(Item, Finished), Finished):
         found.append(got.n)
@@ -73,7 +73,7 @@ def test_events_sent_by_a_workflow_arrive_once_at_any_crash(kind, tmp_path):
 
 @workflow
 async def crash_of_a_receiver(ctx: Context, role: str) -> Any:
-    """Sends to itself, so that every commit around each kind of receive is met by a crash."""
+    """Sends to itself, so that a crash hits every commit around each kind of receive."""
     for n in range(6):
         await ctx.send(ctx.run_id, Item(n))
     first = (await ctx.receive(Item)).n

@@ -1,4 +1,4 @@
-"""An event keeps its own id whichever way it goes, and no id that a user chooses can meet one of perdure's own."""
+"""An event keeps its id on every path, and no id that a user chooses collides with an internal one."""
 
 from typing import Any
 
@@ -125,7 +125,7 @@ INTERNAL = (
 
 @on_every_store
 async def test_ids_that_look_internal_are_ordinary_ids(h):
-    """Nothing that a user sends is taken for something that was there, or keeps something from coming."""
+    """An event of a user is never treated as a duplicate of an internal one, and never suppresses one."""
 
     @workflow
     async def identity_crowded(ctx: Context) -> list[Any]:
@@ -142,7 +142,7 @@ async def test_ids_that_look_internal_are_ordinary_ids(h):
     for each in INTERNAL:
         await run.send("mail", each, event_id=each)
         await engine.emit("news", each, event_id=each)
-    for each in ("sent/r/0/own", "r/0/own"):  # which is what the workflow's own send is called
+    for each in ("sent/r/0/own", "r/0/own"):  # the internal id of the workflow's own send
         await run.send("unread", event_id=each)
     await engine.emit("news", "last")
     assert await engine.complete(await engine.deferred_token("r", "review"), "reviewed") is True

@@ -73,7 +73,7 @@ async def a_letter(h: Harness) -> None:
 
 
 async def where_it_is(h: Harness, client: Any) -> list[str]:
-    """Everywhere that the event now is."""
+    """Return every location that holds the event now."""
     found = [id for id in ("a", "b") for message in await h.store.inbox(id) if message.event_id == "e"]
     found += ["topic" for each in await h.store.topic("lost") if each.event_id == "e"]
     return found + ["letter" for _ in await client.dead_letters()]

@@ -118,7 +118,7 @@ async def test_reply_reaches_the_caller_although_the_runs_engine_dies(h):
     first = await h.engine(request_server)
     run = await first.start(request_server, 1, 20.0)
     asking = h.background(client.request(run.id, Question("again"), 600))
-    await h.clock.advance(5)  # the run has the question and sleeps
+    await h.clock.advance(5)  # the run has received the request and sleeps
     await h.crash(first)
     await h.engine(request_server)
     assert await h.drive(asking) == {"said": "AGAIN"}

@@ -1,7 +1,7 @@
 """Guarantee 4 under load: at the end each accepted event is accounted for exactly once.
 
 Eight senders, two hundred runs, targeted and broadcast events mixed, with cancels, terminated runs, dead letters that
-several replay at once, engines that die in the middle of a commit or leave in order, and answers that get lost.
+several replay at once, engines that die during a commit or shut down, and lost responses.
 Everything is drawn from a seed.
 """
 

@@ -40,7 +40,7 @@ class Brief:
 
 @workflow
 async def targeted_one(ctx: Context, timeout: float | None = None) -> Any:
-    """The next of two types, as a word."""
+    """Return the next event of two types, as text."""
     try:
         got = await ctx.receive(Paid, Shipped, timeout=timeout)
     except TimeoutError:

@@ -240,7 +240,7 @@ async def test_topic_event_of_the_wrong_type_is_dead_lettered_and_the_run_keeps_
     await h.settle()
     (letter,) = await engine.dead_letters(Kept)
     assert (letter.original_target, letter.value) == (run.id, "no object at all")
-    assert await engine.broadcast(Kept(2)) == 1  # the receive stands in line again
+    assert await engine.broadcast(Kept(2)) == 1  # the receive is subscribed again
     assert await h.run_to_end(run) == [1, 2]
     assert await h.store.topic("Kept") == []
 

@@ -83,7 +83,7 @@ ACTIONS = (send, broadcast, broadcast_to_those_who_wait, send_unawaited)
 
 
 def multiply(path: Path, waiting: int) -> None:
-    """Let so many runs wait: copies of one that does, with all that it has."""
+    """Let this many runs wait: copies of a waiting run with all its rows."""
     connection = apsw.Connection(str(path))
     connection.set_busy_timeout(60_000)
     columns = ", ".join(
@@ -111,7 +111,7 @@ def multiply(path: Path, waiting: int) -> None:
 
 
 def costs(folder: Path, work: Work, waiting: int) -> dict[str, tuple[int, int]]:
-    """Statements and steps of each action with so many runs waiting, and of all that follows from it."""
+    """Return statements and steps of each action and its effects while this many runs wait."""
 
     async def main() -> dict[str, tuple[int, int]]:
         clock = VirtualClock()
