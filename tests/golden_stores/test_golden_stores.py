@@ -1,0 +1,44 @@
+"""Stores that earlier versions recorded are opened, migrated and continued by this one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from perdure.testing import Harness, VirtualClock
+from perdure.testing.clock import START
+from tests.golden_stores.backends import BACKENDS, FOLDER, path_of
+from tests.golden_stores.record import migration_hashes
+from tests.golden_stores.workflows import ALL, RESULTS, Unread, cancel_work, continue_all
+
+NAMES = sorted(path.name for path in FOLDER.iterdir())
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_store_is_opened_and_all_its_runs_continue(name, kind, tmp_path):
+    async def scenario():
+        clock, backend = VirtualClock(START + 60), BACKENDS[kind]
+        store = backend.make(tmp_path, clock)
+        await backend.restore(store, path_of(name, kind).read_bytes())
+        async with Harness(store, clock=clock) as harness:
+            engine = await harness.engine(*ALL)
+            results = await harness.drive(continue_all(engine), within=86_400)
+            assert results == RESULTS
+            assert await engine.published("golden.ended") == {"progress": 100}
+            assert [item async for item in engine.read_stream("golden.ended", "log")] == ["one", "two"]
+            [unread] = await engine.dead_letters(Unread)
+            assert unread.event_id == "unread"
+            undone = [entry for entry in await engine.history("golden.compensating") if entry.name == cancel_work.name]
+            assert [entry.value for entry in undone] == ["room reserved cancelled"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recorded_migrations_are_unchanged(name):
+    recorded = json.loads((FOLDER / name / "migrations.json").read_text())
+    for kind, hashes in migration_hashes().items():
+        assert hashes[: len(recorded[kind])] == recorded[kind], f"{kind}: add a migration instead of changing one"
