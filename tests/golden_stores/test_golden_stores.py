@@ -32,7 +32,7 @@ def test_golden_store_is_opened_and_all_its_runs_continue(name, kind, tmp_path):
             [unread] = await engine.dead_letters(Unread)
             assert unread.event_id == "unread"
             undone = [entry for entry in await engine.history("golden.compensating") if entry.name == cancel_work.name]
-            assert [entry.value for entry in undone] == ["room reserved cancelled"]
+            assert [entry.value for entry in undone] == ["flight reserved cancelled"]
 
     asyncio.run(scenario())
 

@@ -95,7 +95,7 @@ async def held(ctx: Context) -> str:
 
 @workflow(name="golden.compensating")
 async def compensating(ctx: Context) -> str:
-    reserved = await reserve("room")
+    reserved = await reserve("flight")
     await ctx.publish("state", reserved)
     await ctx.receive(Approved)
     await work.options(retry=None)("payment")

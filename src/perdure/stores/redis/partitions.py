@@ -29,9 +29,9 @@ from perdure.model.ids import shard_of
 from perdure.stores.redis.encoding import as_lua_string, encode, iter_pairs
 from perdure.stores.redis.listener import build_publisher
 from perdure.stores.redis.server import RedisServer
+from perdure.stores.redis.upgrades import OLDEST_FORMAT, current_format, upgrade
 
 MAX_CONCURRENT_CALLS = 16  # to different partitions
-FORMAT = 3  # of the keys and fields; a store with another number is refused
 
 
 class PartitionMessage(NamedTuple):
@@ -56,18 +56,20 @@ class Partitions:
         self.publisher = build_publisher(self._prefix, name, cluster=True)  # correct also if it is no cluster
 
     async def initialize(self, shards: int) -> None:
-        """Create the store if it does not exist.
+        """Create the store if it does not exist, and upgrade one of an earlier format.
 
-        Raises `StoreError` if the keys are not those of a perdure store, have another format, or other shards.
+        Raises `StoreError` if the keys are not those of a perdure store, have an unknown format, or other shards.
         """
         wanted = self._server.address.partitions or (shards if self._server.is_cluster else 1)
-        stored_format, stored_shards, count = await self.execute(0, "initialize", FORMAT, shards, wanted)
+        current = current_format()
+        stored_format, stored_shards, count = await self.execute(0, "initialize", current, shards, wanted)
         if stored_format is None or stored_shards is None or not stored_format.isdigit():
             raise StoreError(f"{self._server.name}: keys with this prefix are not perdure's; use another prefix")
-        if int(stored_format) != FORMAT or count is None:
+        stored = int(stored_format)
+        if not OLDEST_FORMAT <= stored <= current or count is None:
             raise StoreError(
-                f"{self._server.name} was created by another version of perdure (format {int(stored_format)}, not "
-                f"{FORMAT}); use that version, or another prefix"
+                f"{self._server.name} was created by another version of perdure (format {stored}, not "
+                f"{current}); use that version, or another prefix"
             )
         if int(stored_shards) != shards:
             raise StoreError(
@@ -75,6 +77,8 @@ class Partitions:
                 f"open it with shards={int(stored_shards)}"
             )
         self._shards, self.count = shards, int(count)
+        if stored < current:
+            await upgrade(self, stored)
         self.publisher = build_publisher(self._prefix, self.publisher.name, cluster=self._server.is_cluster)
 
     def of(self, name: str) -> int:

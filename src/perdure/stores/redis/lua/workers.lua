@@ -130,5 +130,12 @@ commands.initialize = function(format, shards, partitions)
   return call('HMGET', key('meta'), 'format', 'shards', 'partitions')
 end
 
+-- Record that all partitions have at least this format.
+commands.raise_format = function(format)
+  local stored = tonumber(call('HGET', key('meta'), 'format'))
+  if stored < format then call('HSET', key('meta'), 'format', format) end
+  return format
+end
+
 local command = cmsgpack.unpack(ARGV[1])
 return reply(commands[command[1]](unpack(command, 2)))
