@@ -51,6 +51,7 @@ test-long: chaos
 
 #   make chaos   real workers killed, paused and disconnected, real servers restarted (minutes)
 chaos: $(VENV)/dev
+	$(call debian_package,pgbouncer,/usr/sbin/pgbouncer)
 	$(BIN)/python -m pytest tests/chaos
 
 #   make bench   measure perdure and its peers for docs/performance.md; a part: ONLY=noop10 ENGINES=perdure,dbos ROUNDS=5
@@ -83,6 +84,11 @@ simulate: $(VENV)/core
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov build dist
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# Install a Debian package if its program is missing and the user is root. Otherwise the tests fail and name the package.
+debian_package = @test -x $(2) || command -v $(1) > /dev/null || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null \
+  && echo "installing $(1)" \
+  && { apt-get install -y -qq $(1) || { apt-get update -qq && apt-get install -y -qq $(1); }; } > /dev/null 2>&1; } || true
 
 # The environment. `made` holds the folder in which it was created: scripts and the editable install contain that path.
 # A copied or moved checkout, or one whose Python was removed, creates it again.
