@@ -1,28 +1,65 @@
-"""Call agents concurrently and write their results to one shared folder, one at a time.
+"""Let several runs work in one folder, one at a time: `python shared_workspace.py FOLDER`.
 
-Usage: `python shared_workspace.py FOLDER`. Three agents read the text files of a folder, and each adds a section to one
-report in it. Model calls are slow, so they run concurrently. A write reads the report, changes it and writes it back;
-two concurrent writes would lose a section, so a lock serializes them.
+Each run takes the lock of the folder, reads the text files, calls three agents concurrently, and writes a report. The
+lock is durable, like the run:
 
-The lock is a plain `asyncio.Lock`. Inside a workflow it is durable, because the recorded history determines which task
-gets it and in which order. After a crash the replay grants it in the same order. There is no lock file to clean up.
+- `acquire_lock` is a step that puts the token of a deferred into a queue; the first token in the queue holds the lock.
+  The token is the same after every crash and replay, so a repeated step takes the lock once.
+- A run that has to wait awaits the deferred. It is suspended meanwhile and needs no process.
+- `release_lock` is registered with `ctx.on_exit`, so it runs however the run ends: with a result, with an error, by a
+  cancel, or after a crash. It completes the deferred of the next run in the queue.
 
-Kill the program at any time and start it again on the same folder: the run continues.
+Kill the program at any time and start it again on the same folder: the runs continue.
 """
 
 import asyncio
+import sqlite3
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from perdure import Context, Engine, current_step, step, workflow
+from perdure import Client, Context, Engine, current_step, step, workflow
 
 ROLES = ["structure", "style", "facts"]
-REPORT = "report.md"
+TASKS = ["first", "second", "third"]
 
 
-# --- steps: everything that touches the disk or calls an agent ------------------------------------------------------
+# --- steps: the lock -------------------------------------------------------------------------------------------------
+
+
+@step
+def acquire_lock(workspace: str, token: str) -> bool:
+    """Queue up for the lock. Return whether this token holds it now."""
+    with open_locks(workspace) as locks:
+        locks.execute("INSERT OR IGNORE INTO queue (token) VALUES (?)", (token,))
+        return first_in_queue(locks) == token
+
+
+@step
+async def release_lock(workspace: str, token: str) -> None:
+    """Remove the token from the queue, and wake the run whose token is the first now."""
+    with open_locks(workspace) as locks:
+        locks.execute("DELETE FROM queue WHERE token = ?", (token,))
+        following = first_in_queue(locks)
+    if following is not None:
+        async with Client(store_url(workspace)) as client:
+            await client.complete(following, True)  # a second completion changes nothing
+
+
+def open_locks(workspace: str) -> sqlite3.Connection:
+    """Return a connection to the queue of the workspace, in a transaction that excludes other processes."""
+    locks = sqlite3.connect(Path(workspace, "locks.db"), timeout=30)
+    locks.execute("CREATE TABLE IF NOT EXISTS queue (position INTEGER PRIMARY KEY, token TEXT UNIQUE)")
+    locks.execute("BEGIN IMMEDIATE")
+    return locks
+
+
+def first_in_queue(locks: sqlite3.Connection) -> str | None:
+    row = locks.execute("SELECT token FROM queue ORDER BY position LIMIT 1").fetchone()
+    return row and str(row[0])
+
+
+# --- steps: files and agents -----------------------------------------------------------------------------------------
 
 
 @step
@@ -35,80 +72,60 @@ def read_inputs(workspace: str) -> dict[str, str]:
 async def call_agent(role: str, files: dict[str, str]) -> str:
     """Simulate a model call: slow, expensive and not repeatable."""
     log(f"calling the agent for {role}")
-    await asyncio.sleep(0.3)
-    return f"Review of {role}: {len(files)} files, {sum(map(len, files.values()))} characters, no findings."
+    await asyncio.sleep(0.1)
+    return f"{role}: {len(files)} files, {sum(map(len, files.values()))} characters, no findings"
 
 
 @step
-def add_section(workspace: str, title: str, text: str) -> int:
-    """Add a section to the shared report and return the number of sections. Idempotent.
-
-    A step runs again if a crash comes before its result is recorded. So an existing section of this title is replaced.
-    """
-    report = Path(workspace, REPORT)
-    sections = read_sections(report)
-    time.sleep(0.2)  # a concurrent write in this interval would be lost
-    sections[title] = text
-    write_sections(report, sections)
-    log(f"wrote section {title!r}")
-    return len(sections)
-
-
-# --- workflow -------------------------------------------------------------------------------------------------------
-
-
-@workflow
-async def write_report(ctx: Context, workspace: str) -> str:
-    files = await read_inputs(workspace)
-    report_lock = asyncio.Lock()
-
-    async def contribute(role: str) -> str:
-        finding = await call_agent(role, files)
-        async with report_lock:
-            await add_section(workspace, role, finding)
-        return finding
-
-    findings = await ctx.join({role: contribute(role) for role in ROLES}, name="agents")
-    summary = f"{len(findings)} agents read {len(files)} files."
-    await add_section(workspace, "summary", summary)
-    return summary
-
-
-# --- the report: a file with a heading above each section ----------------------------------------------------------
-
-
-def read_sections(report: Path) -> dict[str, str]:
-    blocks = report.read_text().split("## ")[1:] if report.exists() else []
-    return {title: text.strip() for title, _, text in (block.partition("\n") for block in blocks)}
-
-
-def write_sections(report: Path, sections: dict[str, str]) -> None:
+def write_report(workspace: str, task: str, text: str) -> str:
+    """Write the report of a task. A repeated step writes the same file again."""
+    report = Path(workspace, f"report-{task}.md")
     draft = report.with_suffix(".draft")
-    draft.write_text("".join(f"## {title}\n{text}\n\n" for title, text in sections.items()))
+    draft.write_text(text)
     draft.replace(report)  # atomic: a crash leaves the old report or the new one
+    log(f"wrote {report.name}")
+    return report.name
 
 
 def log(text: str) -> None:
-    print(f"  {current_step().location}: {text}", flush=True)
+    print(f"  {current_step().run_id}, {current_step().location}: {text}", flush=True)
 
 
-# --- program --------------------------------------------------------------------------------------------------------
+# --- workflow --------------------------------------------------------------------------------------------------------
 
 
-async def main(workspace: Path) -> None:
-    async with Engine(f"sqlite:///{workspace / 'runs.db'}") as engine:
-        run = await engine.start(write_report, str(workspace), id="report")
-        print("Started a new report:" if run.created else "Continuing an existing report:", flush=True)
-        print(await run.result(timeout=60))
-    print()
-    print((workspace / REPORT).read_text().strip())
+@workflow
+async def review_workspace(ctx: Context, workspace: str, task: str) -> str:
+    lock = ctx.deferred("workspace lock", bool)
+    ctx.on_exit(release_lock, workspace, lock.token)
+    if not await acquire_lock(workspace, lock.token):
+        await lock
+
+    files = await read_inputs(workspace)
+    findings = await ctx.join({role: call_agent(role, files) for role in ROLES}, name="agents")
+    return await write_report(workspace, task, "\n".join(findings.values()))
+
+
+# --- program ---------------------------------------------------------------------------------------------------------
+
+
+def store_url(workspace: str) -> str:
+    return f"sqlite:///{Path(workspace, 'runs.db')}"
+
+
+async def main(workspace: str) -> None:
+    async with Engine(store_url(workspace)) as engine:
+        runs = [await engine.start(review_workspace, workspace, task, id=f"review-{task}") for task in TASKS]
+        print("Started new runs:" if runs[0].created else "Continuing existing runs:", flush=True)
+        for run in runs:
+            print(await run.result(timeout=60))
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        asyncio.run(main(Path(sys.argv[1]).resolve()))
+        asyncio.run(main(str(Path(sys.argv[1]).resolve())))
     else:
         with tempfile.TemporaryDirectory(prefix="perdure-workspace-") as folder:
             Path(folder, "one.txt").write_text("First text.\n")
             Path(folder, "two.txt").write_text("Second text.\n")
-            asyncio.run(main(Path(folder).resolve()))
+            asyncio.run(main(str(Path(folder).resolve())))

@@ -1,5 +1,6 @@
 """Test the examples as complete programs: they run as they are and continue after SIGKILL."""
 
+import itertools
 import json
 import os
 import re
@@ -13,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKSPACE = ROOT / "examples" / "shared_workspace.py"
 REVIEW = ROOT / "examples" / "human_approval.py"
 PATH = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-SECTIONS = ["facts", "structure", "style", "summary"]
+EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.stem != "crash_demo"]
 
 
 def program(*arguments: str | Path) -> subprocess.Popen[str]:
@@ -35,6 +36,15 @@ def output(*arguments: str | Path, stderr: str = "") -> str:
     return out
 
 
+# --- pages
+
+
+@pytest.mark.parametrize("example", [path.stem for path in EXAMPLES], ids=str)
+def test_example_has_a_page_that_shows_it(example):
+    page = (ROOT / "docs" / "examples" / f"{example}.md").read_text()
+    assert f"```python\n{(ROOT / 'examples' / f'{example}.py').read_text()}```" in page
+
+
 # --- shared_workspace.py
 
 
@@ -45,48 +55,38 @@ def workspace(tmp_path):
     return tmp_path
 
 
-def sections(workspace: Path) -> list[str]:
-    return sorted(re.findall(r"^## (\w+)$", (workspace / "report.md").read_text(), re.MULTILINE))
+REPORTS = ["report-first.md", "report-second.md", "report-third.md"]
 
 
-def test_concurrent_agents_lose_no_section_of_the_report():
-    shown = output(WORKSPACE)
-    assert shown.startswith("Started a new report:\n")
-    assert sorted(re.findall(r"^## (\w+)$", shown, re.MULTILINE)) == SECTIONS
-    assert "3 agents read 2 files." in shown
+def reports(workspace: Path) -> list[str]:
+    return sorted(path.name for path in workspace.glob("report-*.md"))
 
 
-def test_agents_run_concurrently_and_write_one_after_the_other(workspace):
+def test_runs_use_the_workspace_one_after_the_other(workspace):
     shown = output(WORKSPACE, workspace)
-    calls = [line.strip() for line in shown.splitlines() if "calling the agent" in line]
-    writes = [line.strip() for line in shown.splitlines() if "wrote section" in line]
-    assert len(calls) == 3
-    assert shown.index(calls[-1]) < shown.index(writes[0])
-    assert [line.partition(":")[0] for line in writes] == [
-        *(f"agents/{role}/add_section" for role in ("structure", "style", "facts")),
-        "add_section",
-    ]
+    assert shown.startswith("Started new runs:\n")
+    runs = re.findall(r"^  review-(\w+), ", shown, re.MULTILINE)
+    assert len(runs) == 12
+    assert [run for run, _ in itertools.groupby(runs)] == list(dict.fromkeys(runs)), "two runs held the lock at once"
+    assert reports(workspace) == REPORTS
 
 
-def test_finished_report_is_not_written_again(workspace):
+def test_finished_reports_are_not_written_again(workspace):
     output(WORKSPACE, workspace)
-    again = output(WORKSPACE, workspace)
-    assert again.startswith("Continuing an existing report:\n3 agents read 2 files.\n")
-    assert "calling the agent" not in again
+    assert output(WORKSPACE, workspace) == "\n".join(["Continuing existing runs:", *REPORTS, ""])
 
 
-def test_next_process_finishes_the_report_of_a_killed_process(workspace):
+def test_next_process_continues_the_runs_of_a_killed_process_and_releases_the_lock(workspace):
     first = program(WORKSPACE, workspace)
     assert first.stdout is not None
     for line in first.stdout:
-        if "agents/structure/add_section" in line:  # now the second agent holds the lock and the third waits for it
+        if "calling the agent" in line:  # now this run holds the lock and the others wait for it
             break
     first.kill()
     first.communicate()
     again = output(WORKSPACE, workspace, stderr=r"[Tt]ook over .*1 .*\n")
-    assert again.startswith("Continuing an existing report:")
-    assert "calling the agent" not in again, "the results of the agents are recorded"
-    assert sections(workspace) == SECTIONS
+    assert again.startswith("Continuing existing runs:")
+    assert reports(workspace) == REPORTS
 
 
 # --- human_approval.py
