@@ -22,7 +22,7 @@ EVERY = 0.03  # seconds between two starts
 def test_no_run_fails_or_strands(where: str, tmp_path: Path) -> None:
     async def main(place: Place) -> None:
         async with Client(place.url, config=EngineConfig(sweep_interval=1.0)) as client:
-            fleet = Fleet(tmp_path, place, client, "deployed", LEASE)
+            fleet = Fleet(tmp_path, place, client, "deployed_worker", LEASE)
             try:
                 await deploy(fleet)
             finally:
