@@ -14,6 +14,7 @@ from perdure.cli import (
     demo,
     dev,
     doctor,
+    lint,
     maintenance,
     messages,
     runs,
@@ -62,6 +63,7 @@ EXAMPLES = {
     "dev": "perdure dev app.py",
     "worker": "perdure worker app.shop:workflows --store sqlite:///shop.db --concurrency 100",
     "check": "perdure check app.shop:workflows",
+    "lint": "perdure lint app.py",
     "start": """perdure start app.shop:checkout '{"id": "42", "cents": 999}' --id order-42""",
     "ls": "perdure ls --status failed --since 2h",
     "show": "perdure show order-42 --trace",
@@ -80,7 +82,7 @@ EXAMPLES = {
     "doctor": "perdure doctor --repair",
 }
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
-    WORK: {"dev": dev.dev, "worker": workers.worker, "check": check.check, "demo": demo.demo},
+    WORK: {"dev": dev.dev, "worker": workers.worker, "check": check.check, "lint": lint.lint, "demo": demo.demo},
     RUNS: {
         "start": start.start,
         "ls": runs.ls,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from perdure.cli import options
+from perdure.cli.lint import print_findings
 from perdure.cli.output import counted, literal, print_json, print_out, progress
 from perdure.cli.parsing import query_of
 from perdure.cli.session import DONE, FAILED, error_reporting, with_client
@@ -27,14 +28,17 @@ def check(
     workflow: options.Workflow = None,
     tag: options.Tags = None,
     prefix: options.Prefix = None,
+    lint: options.Lint = False,
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
     """Replay the history of every open run against the code at hand, without executing anything.
 
-    Lists incompatible runs with location, line and the call that makes the change safe. Exits with 1 if there are any.
+    Lists incompatible runs with location, line and the call that makes the change safe. Exits with 1 if there are any,
+    or if --lint finds something.
     """
     from perdure.admin.compatibility import check_compatibility
+    from perdure.admin.lint import lint as find
     from perdure.cli.target import load, parse_target
 
     with error_reporting(json):
@@ -43,13 +47,17 @@ def check(
         query = query_of(None, workflow, tag, prefix)
         with progress("replay") as more:
             found = with_client(url, lambda client: check_compatibility(client, definitions, query, more))
+        problems = find(definitions.values()) if lint else []
         if json:
-            from perdure.cli.json_output import compatibility_shape
+            from perdure.cli.json_output import compatibility_shape, lint_shape
 
-            print_json(compatibility_shape(found))
+            shape = compatibility_shape(found)
+            print_json({**shape, "findings": [lint_shape(each) for each in problems]} if lint else shape)
         else:
+            if problems:
+                print_findings(problems)
             _print(found)
-    raise typer.Exit(FAILED if found.incompatible else DONE)
+    raise typer.Exit(FAILED if found.incompatible or problems else DONE)
 
 
 def _print(found: CompatibilityReport) -> None:

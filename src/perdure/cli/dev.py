@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv"}
 STOP_TIMEOUT_SECONDS = 15.0
+PROGRAM = [sys.executable, "-m", "perdure.cli"]
 
 
 def dev(
@@ -40,6 +41,7 @@ def dev(
             "--watch", metavar="FOLDER", help="Folders to watch. Default: that of the code.", show_default=False
         ),
     ] = None,
+    lint: options.Lint = False,
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
@@ -58,12 +60,13 @@ def dev(
         if not json:
             watched = ", ".join(map(str, folders))
             print_out(literal(f"Store {redact_password(url)}. Watching {watched}. Press Ctrl+C to stop."))
-        asyncio.run(_dev(url, worker_command(parsed, url, pool, concurrency), folders, json=json))
+        linter = [*PROGRAM, "lint", parsed.text] if lint else None
+        worker = WorkerProcess(worker_command(parsed, url, pool, concurrency), linter, json=json)
+        asyncio.run(_dev(url, worker, folders, json=json))
 
 
 def worker_command(target: Target, url: str, pool: str | None, concurrency: int | None) -> list[str]:
-    program = [sys.executable, "-m", "perdure.cli"]
-    command = [*program, "worker", target.text, "--store", url, "--grace", "2", "--refuse-blocking"]
+    command = [*PROGRAM, "worker", target.text, "--store", url, "--grace", "2", "--refuse-blocking"]
     if pool is not None:
         command += ["--pool", pool]
     if concurrency is not None:
@@ -75,14 +78,20 @@ def worker_command(target: Target, url: str, pool: str | None, concurrency: int 
 
 
 class WorkerProcess:
-    """The worker's process. It exits when the code cannot be imported; the next change of a file starts it again."""
+    """The worker's process. It exits when the code cannot be imported; the next change of a file starts it again.
 
-    def __init__(self, command: list[str], *, json: bool) -> None:
+    `linter` is a command whose findings are printed to stderr before each start. The worker reports import errors.
+    """
+
+    def __init__(self, command: list[str], linter: list[str] | None = None, *, json: bool) -> None:
         self._command = command
+        self._linter = linter
         self._stdout = sys.stderr if json else None  # the code's own output must not mix with JSON
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        if self._linter is not None:
+            subprocess.run(self._linter, stdout=sys.stderr, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
         self._process = subprocess.Popen(self._command, stdout=self._stdout, stdin=subprocess.DEVNULL)
 
     def ended(self) -> int | None:
@@ -120,12 +129,12 @@ def _python_files(folder: Path) -> Iterator[str]:
         yield from (f"{root}{os.sep}{name}" for name in files if name.endswith(".py"))
 
 
-async def _dev(url: str, command: list[str], folders: list[Path], *, json: bool) -> None:
+async def _dev(url: str, worker: WorkerProcess, folders: list[Path], *, json: bool) -> None:
     import asyncio
 
     from perdure.client.client import Client
 
-    worker, reporter, stop = WorkerProcess(command, json=json), DevReporter(json=json), stop_event()
+    reporter, stop = DevReporter(json=json), stop_event()
     async with Client(url) as client:
         worker.start()
         jobs = (stop.wait(), report_runs(client, reporter), _reload_on_change(worker, folders, reporter))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perdure.admin.compatibility import CompatibilityReport, IncompatibleRun
     from perdure.admin.health_check import Finding, HealthReport, WorkerView
+    from perdure.admin.lint import LintFinding
     from perdure.client.views import DeadLetterView, HistoryEntry, Reason, RunDescription, RunList
     from perdure.model.records import ErrorRecord
 
@@ -36,6 +37,7 @@ DEAD_LETTER = (
 )
 WORKER = ("id", "pool", "alive", "runs", "pid", "host", "started_at", "lease_until", "workflows")
 FINDING = ("kind", "severity", "text", "advice", "subject", "repairable")
+LINT_FINDING = ("path", "line", "workflow", "text", "remedy")
 INCOMPATIBLE_RUN = (
     *("run", "workflow", "version", "kind", "reason", "location", "recorded", "asked", "line"),
     "suggested_fix",
@@ -45,6 +47,10 @@ INCOMPATIBLE_RUN = (
 def run_shape(run: RunDescription) -> Shape:
     reasons = [reason_shape(reason) for reason in run.waiting_for]
     return _shape(run, RUN, error=error_shape(run.error), waiting_for=reasons)
+
+
+def lint_shape(finding: LintFinding) -> Shape:
+    return _shape(finding, LINT_FINDING)
 
 
 def page_shape(page: RunList) -> Shape:

@@ -30,6 +30,7 @@ App = Annotated[
         show_default=False,
     ),
 ]
+Lint = Annotated[bool, typer.Option("--lint", help="Report code that may take another path on replay, as `lint` does.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 RunId = Annotated[str, typer.Argument(metavar="ID", help="The run's id.", show_default=False)]

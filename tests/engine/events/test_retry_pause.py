@@ -20,7 +20,7 @@ began: list[tuple[int, float]] = []
 @workflow(retry=PAUSE)
 async def pause_failing(ctx: Context) -> list[Any]:
     """Fails once, then receives two events."""
-    began.append((ctx.generation, ctx.now().timestamp()))
+    began.append((ctx.generation, ctx.now().timestamp()))  # perdure: ignore
     if ctx.generation == 0:
         raise ValueError("not yet")
     first: PauseNews = await ctx.receive(PauseNews)
