@@ -422,7 +422,7 @@ async def test_compensations_registered_in_a_loop_survive_its_pruning_and_a_rest
 
 
 @on_every_store
-async def test_a_compensation_in_a_loop_must_be_importable(h):
+async def test_a_compensation_in_a_loop_must_have_a_registered_name(h):
     async def local(what: str) -> None: ...
 
     @workflow(name="undo.local")

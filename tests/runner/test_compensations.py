@@ -646,14 +646,14 @@ def test_registered_compensations_survive_continue_as():
     assert DONE == [["after", 0], 0, ["after", 1], 1, ["after", 2], 2, ["left", 0], ["left", 1], ["left", 2]]
 
 
-def test_compensation_that_is_not_importable_prevents_continue_as():
+def test_compensation_without_a_registered_name_prevents_continue_as():
     async def local(ctx):
         ctx.on_rollback(lambda: DONE.append("local"))
         await ctx.continue_as()
 
     play = Play(local).run()
     assert play.failure.type == "WorkflowMisuse"
-    assert "imported by its name" in play.failure.message
+    assert "decorate it with @step" in play.failure.message
     assert DONE == ["local"]
 
 

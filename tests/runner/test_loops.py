@@ -565,7 +565,7 @@ def test_pending_compensations_do_not_restart_pruning():
 
 
 @pytest.mark.parametrize("how", ["step", "on_rollback", "on_exit"])
-def test_compensation_that_is_not_importable_is_rejected_in_a_loop(how):
+def test_compensation_without_a_registered_name_is_rejected_in_a_loop(how):
     async def local(ctx):
         def undo(*args):
             pass
@@ -585,7 +585,7 @@ def test_compensation_that_is_not_importable_is_rejected_in_a_loop(how):
 
     play = Play(local).run()
     assert play.failure.type == "JoinError"
-    assert "imported by its name" in play.failure.message
+    assert "decorate it with @step" in play.failure.message
     assert "fetch" not in str(play.entries.keys())
 
 

@@ -19,12 +19,13 @@ from perdure.admin.health_check import Progress, records_of
 from perdure.client.client import Client
 from perdure.codec import Codec
 from perdure.errors import InvalidPayload
+from perdure.execution.catalog import Catalog
 from perdure.execution.run_loader import build_run_start
 from perdure.model.queries import RunQuery
 from perdure.model.records import Entry, Hold, SigningKey
 from perdure.runner.runner import Runner
 from perdure.stores.results import Snapshot
-from perdure.workflows.definition import Workflow
+from perdure.workflows.definition import Workflow, WorkflowLookup
 from perdure.workflows.tokens import KEYS
 
 Definitions = Mapping[tuple[str, int], Workflow[Any, Any]]
@@ -91,7 +92,7 @@ def find_incompatibility(
         reason = f"version {record.version} of {record.workflow} is not in this code, which has {existing}"
         fix = f"keep version {record.version} beside the new one until its runs have ended"
         return IncompatibleRun(record.id, record.workflow, record.version, "no_version", reason, suggested_fix=fix)
-    held = _replay(snapshot, definition, codec, keys)
+    held = _replay(snapshot, definition, Catalog(definitions.values()), codec, keys)
     if held is None or held.kind not in CODE_HOLD_KINDS:
         return None
     return IncompatibleRun(
@@ -109,10 +110,14 @@ def find_incompatibility(
 
 
 def _replay(
-    snapshot: Snapshot, definition: Workflow[Any, Any], codec: Codec, keys: tuple[SigningKey, ...]
+    snapshot: Snapshot,
+    definition: Workflow[Any, Any],
+    workflows: WorkflowLookup,
+    codec: Codec,
+    keys: tuple[SigningKey, ...],
 ) -> Hold | None:
     """Replay a run and return the hold that results, if any."""
-    start = build_run_start(snapshot, definition, codec, keys, strict=True)
+    start = build_run_start(snapshot, definition, codec, keys, workflows=workflows, strict=True)
     try:
         runner = Runner(start)
         try:

@@ -38,9 +38,8 @@ def decode_exception(codec: Codec, data: bytes, cls: type[BaseException]) -> Bas
     except Exception:  # The class has a __new__ with other parameters.
         error = BaseException.__new__(cls)
     BaseException.__setattr__(error, "args", args)  # Works for frozen classes too.
-    vars(error).update(
-        {name.removeprefix("fields."): value for name, value in parts.items() if name.startswith("fields.")}
-    )
+    fields = {name.removeprefix("fields."): value for name, value in parts.items() if name.startswith("fields.")}
+    vars(error).update({name: value for name, value in fields.items() if not name.startswith("__")})
     return error
 
 

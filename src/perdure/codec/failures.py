@@ -9,10 +9,11 @@ from __future__ import annotations
 import builtins
 import sys
 import traceback
+from collections.abc import Iterator
 
 from perdure.codec import Codec
 from perdure.codec.exceptions import decode_exception, encode_exception
-from perdure.errors import InvalidPayload, PerdureError, RecordedError, StepFailed, StepInterrupted
+from perdure.errors import PerdureError, RecordedError, StepFailed, StepInterrupted, WorkflowMisuse
 from perdure.model.records import ErrorRecord
 
 MAX_TRACEBACK = 16_000
@@ -43,7 +44,24 @@ def error_to_record(
 
 
 def message_of(error: BaseException) -> str:
-    """Return str(error), or a replacement if __str__ raises. Characters that cannot be encoded are replaced."""
+    """Return str(error), or a replacement if __str__ raises. Characters that cannot be encoded are replaced.
+
+    The message of an exception group with a `WorkflowMisuse` inside starts with the message of the misuse: "unhandled
+    errors in a TaskGroup" does not say what to change.
+    """
+    misuse = next(_misuses_in(error), None) if isinstance(error, BaseExceptionGroup) else None
+    return _text_of(error) if misuse is None else f"{_text_of(misuse)} ({_text_of(error)})"
+
+
+def _misuses_in(group: BaseExceptionGroup[BaseException]) -> Iterator[WorkflowMisuse]:
+    for error in group.exceptions:
+        if isinstance(error, WorkflowMisuse):
+            yield error
+        elif isinstance(error, BaseExceptionGroup):
+            yield from _misuses_in(error)
+
+
+def _text_of(error: BaseException) -> str:
     try:
         return str(error).encode("utf-8", "replace").decode("utf-8")
     except Exception:
@@ -78,14 +96,16 @@ def error_from_record(
     Reconstructed types: errors of perdure, types in `raises`, built-in types, and types that `module`, the module of
     the workflow, defines. Every replay can reconstruct these. Other types become `RecordedError`.
     """
-    local_type = getattr(sys.modules.get(module), record.type, None)
+    # Not getattr: the record may come from an import, and a module may execute code for an unknown attribute.
+    local_type = getattr(sys.modules.get(module), "__dict__", {}).get(record.type)
     kinds = (*raises, PerdureError)
     if isinstance(local_type, type) and issubclass(local_type, Exception):
         kinds = (local_type, *kinds)
     original = _reconstruct(record, codec, kinds)
     if original is not None and not isinstance(original, StopIteration):
         return original
-    return _reconstruct_builtin(record)
+    builtin = _reconstruct_builtin(record)
+    return RecordedError(record.type, record.message) if isinstance(builtin, StopIteration) else builtin
 
 
 def _reconstruct(record: ErrorRecord, codec: Codec, raises: tuple[type[BaseException], ...]) -> BaseException | None:
@@ -96,7 +116,7 @@ def _reconstruct(record: ErrorRecord, codec: Codec, raises: tuple[type[BaseExcep
         if f"{kind.__module__}:{kind.__qualname__}" == record.qualified:
             try:
                 return decode_exception(codec, record.fields, kind)
-            except InvalidPayload:
+            except Exception:  # a __new__ of the type, or a built-in one that needs other arguments, may raise anything
                 return None
     return None
 

@@ -39,6 +39,14 @@ class Catalog:
             return REGISTRY.find(name, version)
         return own
 
+    def latest(self, name: str) -> Workflow[Any, Any] | None:
+        """Return the definition with the highest version of this name, or None.
+
+        A version that two modules define is not considered, unless one of the two was started through this engine.
+        """
+        versions = [version for known, version in self.workflow_versions() if known == name]
+        return self.find(name, max(versions)) if versions else None
+
     def workflow_versions(self) -> WorkflowVersions:
         """Return name and version of all workflows that this engine can execute.
 

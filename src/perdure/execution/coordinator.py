@@ -33,7 +33,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure.errors import StoreError
-from perdure.execution.admission import FindWorkflow, NotAdmitted, RunAdmission
+from perdure.execution.admission import NotAdmitted, RunAdmission
 from perdure.execution.effect_runner import EffectRunner
 from perdure.execution.external_effects import ExternalEffects
 from perdure.execution.local_worker import LocalWorker
@@ -48,7 +48,7 @@ from perdure.model.records import Hold, RunRecord, RunStatus, SigningKey
 from perdure.model.turns import AwaitingResult, Input, RecordRunningSteps, StepDone, Turn
 from perdure.stores.results import ClaimedRun, Committed, Snapshot, WriteResult
 from perdure.stores.writes import CommitTurn, ReleaseRun
-from perdure.workflows.definition import Workflow
+from perdure.workflows.definition import Workflow, WorkflowLookup
 
 LOGGER = logging.getLogger("perdure.execution")
 
@@ -65,7 +65,7 @@ class Coordinator:
         session: StoreSession,
         local_worker: LocalWorker,
         *,
-        find_workflow: FindWorkflow,
+        workflows: WorkflowLookup,
         on_due_at: Callable[[float | None], None],
         on_slot_freed: Callable[[], None],
         on_run_ended: Callable[[RunRecord, bool], None],
@@ -74,6 +74,7 @@ class Coordinator:
     ) -> None:
         self.worker = ""
         self.keys: tuple[SigningKey, ...] = ()  # sign the tokens of deferreds
+        self.workflows = workflows
         self.rejected_turns = 0  # turns that the store rejected because this worker no longer owned the run
         self.cache = RunCache(session.config.resident_runs)
         self._clock = session.clock
@@ -97,7 +98,7 @@ class Coordinator:
             self.cache,
             self.loader,
             Quarantine(session.clock, self._on_suspect_start, on_slot_freed),
-            find_workflow=find_workflow,
+            find_workflow=workflows.find,
             on_slot_freed=on_slot_freed,
             concurrency=concurrency,
         )

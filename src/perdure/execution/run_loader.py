@@ -26,7 +26,7 @@ from perdure.model.turns import AwaitingResult, Input, MessageReceived, StepDone
 from perdure.runner.runner import Runner, RunStart
 from perdure.stores.results import Snapshot
 from perdure.workflows.context import RunInfo
-from perdure.workflows.definition import Workflow
+from perdure.workflows.definition import REGISTRY, Workflow, WorkflowLookup
 
 LOGGER = logging.getLogger("perdure.execution")
 T = TypeVar("T")
@@ -40,6 +40,10 @@ class LoadHandler(Protocol):
     @property
     def keys(self) -> tuple[SigningKey, ...]:
         """The keys that sign the tokens of deferreds."""
+
+    @property
+    def workflows(self) -> WorkflowLookup:
+        """The workflows that this worker can execute."""
 
     def on_run_loaded(self, snapshot: Snapshot, claimed_at: float | None) -> None:
         """Handle a run that was read and that this worker owns."""
@@ -97,9 +101,9 @@ class RunLoader:
 
     def attach(self, snapshot: Snapshot, definition: Workflow[Any, Any], *, never_executed: bool) -> None:
         """Build the run from its snapshot and add it to the cache. `never_executed`: no worker has executed it yet."""
-        cached = build_cached_run(
-            snapshot, build_run_start(snapshot, definition, self._session.codec, self._handler.keys)
-        )
+        codec, handler = self._session.codec, self._handler
+        start = build_run_start(snapshot, definition, codec, handler.keys, workflows=handler.workflows)
+        cached = build_cached_run(snapshot, start)
         cached.never_executed_elsewhere = never_executed
         add_messages(cached, snapshot.inbox)
         self._cache.add(cached)
@@ -160,7 +164,8 @@ class RunLoader:
         # The replay must not start what is executing here, nor what has ended and is among the inputs.
         ended = {given.location for given in inputs if isinstance(given, StepDone | AwaitingResult)}
         under_way = self._effects.running_locations(run_id) | ended
-        start = build_run_start(snapshot, definition, self._session.codec, handler.keys, under_way=under_way)
+        codec, workflows = self._session.codec, handler.workflows
+        start = build_run_start(snapshot, definition, codec, handler.keys, workflows=workflows, under_way=under_way)
         cached = build_cached_run(snapshot, start)
         feed_inputs_singly(cached, inputs)
         self._cache.add(cached)
@@ -225,13 +230,14 @@ def build_run_start(
     codec: Codec,
     keys: tuple[SigningKey, ...],
     *,
+    workflows: WorkflowLookup = REGISTRY,
     strict: bool = False,
     under_way: frozenset[str] = frozenset(),
 ) -> RunStart:
     """Return everything that a runner replays a run from.
 
-    `under_way`: locations whose steps or external effects this process executes already; the replay starts none of
-    them again.
+    `workflows`: those that the worker can execute. `under_way`: locations whose steps or external effects this process
+    executes already; the replay starts none of them again.
     """
     record = snapshot.record
     return RunStart(
@@ -256,6 +262,7 @@ def build_run_start(
         epoch=record.epoch,
         keys=keys,
         waits=record.waits,
+        workflows=workflows,
     )
 
 

@@ -45,7 +45,7 @@ class WorkerRuntime:
         self.coordinator = Coordinator(
             session,
             self,
-            find_workflow=catalog.find,
+            workflows=catalog,
             on_due_at=self._on_due_at,
             on_slot_freed=self._on_slot_freed,
             on_run_ended=self._on_run_ended,

@@ -1,27 +1,29 @@
 """Compensations and exit hooks: functions that a run executes when it is rolled back, and when it ends.
 
 Outside of loops every replay registers them again, and nothing is written. In the body of a loop the entries that would
-register them are pruned later. There each is recorded, with the name and the arguments of its function; so are all of
-them when a run continues as another. A record and a registration at the same location are one compensation. The record
-also names the rollback scope that has executed it: a replay that passes this scope takes the compensation again.
+register them are pruned later. There each is recorded, with the registered name (function_names.py) and the arguments
+of its function; so are all of them when a run continues as another. A record and a registration at the same location
+are one compensation. The record also names the rollback scope that has executed it: a replay that passes this scope
+takes the compensation again. If the code has no function of a recorded name, the run is held.
 """
 
 from __future__ import annotations
 
 import base64
-import importlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
 
 from perdure.codec import Codec
 from perdure.codec.parameters import Parameters
-from perdure.errors import WorkflowMisuse
+from perdure.errors import InvalidPayload, WorkflowMisuse
 from perdure.model.records import Entry, EntryStatus
 from perdure.runner.entry_log import EntryLog
+from perdure.runner.function_names import RegisteredFunctions, WorkflowKey, has_valid_form, is_relative
 from perdure.runner.history import History
+from perdure.workflows.definition import Workflow
 from perdure.workflows.rollback import ROLLBACK_SCOPES
 from perdure.workflows.steps import Step, StepCall, StepOptions, get_step_body
 
@@ -38,30 +40,44 @@ class Compensation(Struct):
     args: Callable[[], Sequence[Any]]
     of: str | None  # the location of the step that it compensates
     blocks: tuple[str, ...] = ()  # names of the rollback scopes around the registration
-    path: str | None = None  # the import path of the function, if it comes from a record
     record: Entry | None = None
+    recorded: CompensationRecord | None = None  # if it was loaded from a record: then `fn` and `args` are unknown
+
+    @property
+    def function(self) -> str:
+        """The name of the function, for people."""
+        if self.recorded is not None:
+            return self.recorded.fn.rpartition(":")[2]
+        return getattr(self.fn, "__name__", None) or repr(self.fn)
+
+    @property
+    def location(self) -> str:
+        """The location of the record, or of the registration if there is no record."""
+        return self.key if self.record is None else self.record.location
 
 
 class CompensationRecord(Struct, frozen=True, omit_defaults=True):
     """A `Compensation` as the detail of an entry."""
 
     kind: str
-    fn: str
+    fn: str  # the registered name of the function
     args: tuple[str, ...]  # each encoded, in base64
     order: tuple[int, int]
     of: str | None = None
     blocks: tuple[str, ...] = ()
     taken_by: str | None = None  # the rollback scope that executed it; "" is the end of the run
+    registered_by: WorkflowKey | None = None  # the workflow whose module `fn` is about, if not that of the run
 
 
 class Compensations:
     """See the module's docstring. `iterations` are the paths of loop iterations that are running."""
 
-    __slots__ = ("_codec", "_counted", "_done", "_log", "_registered", "iterations")
+    __slots__ = ("_codec", "_counted", "_done", "_functions", "_log", "_registered", "iterations")
 
-    def __init__(self, log: EntryLog, codec: Codec, history: History) -> None:
+    def __init__(self, log: EntryLog, codec: Codec, history: History, functions: RegisteredFunctions) -> None:
         self._log = log
         self._codec = codec
+        self._functions = functions
         self._counted = (0, 0)
         self._registered: dict[str, Compensation] = {}
         self._done: set[str] = set()  # keys of records that a rollback scope has executed
@@ -72,9 +88,9 @@ class Compensations:
     # --- registering
 
     def check(self, fn: Any, scope: str) -> None:
-        """Raise `WorkflowMisuse` in a loop if a function has no import path."""
+        """Raise `WorkflowMisuse` in a loop if a function has no registered name."""
         if self._in_loop(scope):
-            import_path(fn)
+            self._functions.name_of(fn)
 
     def on_step_completed(self, call: StepCall, entry: Entry) -> None:
         """Register the compensation of a step that succeeded."""
@@ -142,29 +158,79 @@ class Compensations:
     def __bool__(self) -> bool:
         return bool(self._registered)
 
+    # --- executing
+
+    def build_call(self, compensation: Compensation) -> StepCall:
+        """Return the durable call that executes a compensation. Must be called inside the run.
+
+        Raises a `PerdureError` if this code has no such function, or if its arguments do not match.
+        """
+        fn, recorded, record = compensation.fn, compensation.recorded, compensation.record
+        if recorded is None:
+            args = compensation.args()
+        else:
+            fn = self._find(recorded)
+            args = self._decode_arguments(fn, recorded)
+        if not isinstance(fn, Step):
+            return cast("StepCall", Step(get_step_body(fn), _step_name(fn), StepOptions())(*args))  # type: ignore[arg-type]
+        # A step of `options(name=...)` keeps that name. Earlier versions recorded the name of the function instead.
+        renamed = record is not None and recorded is not None and has_valid_form(recorded.fn)
+        step = fn.options(compensate=None, name=record.name if renamed and record is not None else fn.name)
+        return cast("StepCall", step(*args))
+
+    def _find(self, recorded: CompensationRecord) -> Any:
+        """Return the function of a record. Raises `WorkflowMisuse` if this code has no such function."""
+        found = self._functions.find(recorded.fn, recorded.registered_by)
+        if found is None:
+            raise WorkflowMisuse(
+                f"nothing that is registered as {recorded.fn!r}: this process has no such step, and the module of the "
+                "workflow defines no such function"
+            )
+        return found
+
+    def _decode_arguments(self, fn: Any, recorded: CompensationRecord) -> Sequence[Any]:
+        """Return the recorded arguments, decoded by the annotations of the function."""
+        what = f"an argument of {recorded.fn}"
+        hints = list(Parameters.of(fn.fn if isinstance(fn, Step) else fn, skip=0).hints.values())
+        hints += [Any] * (len(recorded.args) - len(hints))
+        try:
+            encoded = [base64.b64decode(arg, validate=True) for arg in recorded.args]
+        except ValueError as error:
+            raise InvalidPayload(f"{what}: {error}") from None
+        return [self._codec.decode(arg, hint, what=what) for arg, hint in zip(encoded, hints, strict=False)]
+
     # --- records
 
-    def carried_over(self) -> tuple[Entry, ...]:
-        """Return records of all registered compensations, for the run that this one continues as."""
-        records = [self._build_record(each) for each in sorted(self._registered.values(), key=lambda each: each.order)]
+    def carried_over(self, successor: Workflow[Any, Any]) -> tuple[Entry, ...]:
+        """Return records of all registered compensations, for the workflow that the run continues as."""
+        registered_by = self._functions.key_in(successor)
+        ordered = sorted(self._registered.values(), key=lambda each: each.order)
         return tuple(
-            msgspec.structs.replace(record, call_seq=number, location=f"{RECORDS}/~before/{number}")
-            for number, record in enumerate(records, 1)
+            msgspec.structs.replace(
+                self._build_record(each, registered_by), call_seq=number, location=f"{RECORDS}/~before/{number}"
+            )
+            for number, each in enumerate(ordered, 1)
         )
 
-    def _build_record(self, compensation: Compensation) -> Entry:
-        args = tuple(base64.b64encode(self._codec.encode(arg)).decode() for arg in compensation.args())
-        path = compensation.path or import_path(compensation.fn)
-        detail = CompensationRecord(
-            compensation.kind, path, args, compensation.order, compensation.of, compensation.blocks
-        )
+    def _build_record(self, compensation: Compensation, registered_by: WorkflowKey | None = None) -> Entry:
+        known = compensation.recorded
+        if known is None:
+            args = tuple(base64.b64encode(self._codec.encode(arg)).decode() for arg in compensation.args())
+            name = self._functions.name_of(compensation.fn)
+            known = CompensationRecord(
+                compensation.kind, name, args, compensation.order, compensation.of, compensation.blocks
+            )
+        if known.registered_by is not None or not is_relative(known.fn):
+            registered_by = known.registered_by
+        known = msgspec.structs.replace(known, order=compensation.order, taken_by=None, registered_by=registered_by)
+        record, fn = compensation.record, compensation.fn
         return Entry(
             location=f"{RECORDS}/{compensation.key}",
             kind="compensation",
-            name=path.rpartition(":")[2],
+            name=record.name if fn is None and record is not None else _step_name(fn),
             status=EntryStatus.SUCCEEDED,
             call_seq=self._log.next_call_seq(),
-            detail=msgspec.json.encode(detail),
+            detail=msgspec.json.encode(known),
         )
 
     def _load(self, history: History) -> None:
@@ -180,9 +246,8 @@ class Compensations:
                 continue
             # Carried over from an earlier generation: registered before everything of this one.
             order = (-1, entry.call_seq) if key.startswith("~before/") else record.order
-            args = _RecordedArguments(self._codec, record)
             self._registered[key] = Compensation(
-                key, record.kind, order, None, args, record.of, record.blocks, record.fn, entry
+                key, record.kind, order, None, tuple, record.of, record.blocks, entry, record
             )
 
 
@@ -192,55 +257,6 @@ def _as_cancelled(record: Entry, taken_by: str) -> Entry:
     return msgspec.structs.replace(record, status=EntryStatus.CANCELLED, detail=msgspec.json.encode(detail))
 
 
-class _RecordedArguments:
-    """The arguments of a recorded function, decoded by its annotations when it is called."""
-
-    def __init__(self, codec: Codec, record: CompensationRecord) -> None:
-        self._codec = codec
-        self._record = record
-
-    def __call__(self) -> Sequence[Any]:
-        fn = import_by_path(self._record.fn)
-        hints = list(Parameters.of(fn.fn if isinstance(fn, Step) else fn, skip=0).hints.values())
-        hints += [Any] * (len(self._record.args) - len(hints))
-        return [
-            self._codec.decode(base64.b64decode(arg), hint, what=f"an argument of {self._record.fn}")
-            for arg, hint in zip(self._record.args, hints, strict=False)
-        ]
-
-
-def import_path(fn: Any) -> str:
-    """Return the path by which a function can be imported. Raises `WorkflowMisuse` if there is none."""
-    inner = fn.fn if isinstance(fn, Step) else fn
-    module, name = getattr(inner, "__module__", None), getattr(inner, "__qualname__", None)
-    if module and name and "<" not in name:
-        path = f"{module}:{name}"
-        try:
-            same = import_by_path(path)
-        except (ImportError, AttributeError):
-            same = None
-        if same is fn or getattr(same, "fn", same) is inner:
-            return path
-    raise WorkflowMisuse(
-        f"{inner!r} is to run when this run is rolled back, after the loop iteration or generation that registers it "
-        "is deleted: it must be a function that can be imported by its name, at the top of a module"
-    )
-
-
-def import_by_path(path: str) -> Any:
-    """Return the function at a path."""
-    module, _, name = path.partition(":")
-    thing: Any = importlib.import_module(module)
-    for part in name.split("."):
-        thing = getattr(thing, part)
-    return thing
-
-
-def build_call(compensation: Compensation) -> Any:
-    """Return the durable call that executes a compensation. Must be called inside the run."""
-    fn = compensation.fn if compensation.fn is not None else import_by_path(compensation.path or "")
-    if isinstance(fn, Step):
-        step = fn.options(compensate=None)
-    else:
-        step = Step(get_step_body(fn), getattr(fn, "__name__", None) or type(fn).__name__, StepOptions())
-    return step(*compensation.args())
+def _step_name(fn: Any) -> str:
+    """Return the name of the step that executes a function."""
+    return fn.name if isinstance(fn, Step) else getattr(fn, "__name__", None) or type(fn).__name__

@@ -16,14 +16,14 @@ import msgspec
 
 from perdure.codec import Codec
 from perdure.codec.failures import error_to_record
-from perdure.errors import InvalidArgument, WorkflowMisuse
+from perdure.errors import InvalidArgument, PerdureError, WorkflowMisuse
 from perdure.model.ids import keyed_run_id
 from perdure.model.locations import escape_segment
 from perdure.model.records import DeadLetter, ErrorRecord, SigningKey
 from perdure.model.turns import Continued, StopChildren
 from perdure.model.validation import check_name
 from perdure.runner.cleanup import roll_back, wait_shielded
-from perdure.runner.compensations import Compensation, Compensations, build_call
+from perdure.runner.compensations import Compensation, Compensations
 from perdure.runner.eviction import log_unhandled
 from perdure.runner.scopes import Scope
 from perdure.runner.state import RunnerState
@@ -93,7 +93,7 @@ class ContextApi:
             definition = self._successor(workflow)
             what = f"payload of workflow {definition.name!r}"
             payload = definition.parameters.encode(state.start.codec, args, kwargs, what=what)
-            carried = entries.compensations.carried_over()
+            carried = entries.compensations.carried_over(definition)
             state.continued = Continued(
                 definition.name, definition.version, payload, pool=definition.settings.pool, carried=carried
             )
@@ -101,10 +101,10 @@ class ContextApi:
         return entries.never_completing()
 
     def _successor(self, workflow: Any) -> Workflow[Any, Any]:
-        """Return the given workflow, or the newest version of the run's own."""
+        """Return the given workflow, or the newest version of the run's own that this worker can execute."""
         if workflow is None:
             own = self._state.start.definition
-            newest = REGISTRY.latest(own.name)
+            newest = self._state.start.workflows.latest(own.name)
             return newest if newest is not None and newest.version > own.version else own
         if not isinstance(workflow, Workflow):
             raise WorkflowMisuse(f"continue_as takes a @workflow function, not {workflow!r}")
@@ -120,7 +120,9 @@ class ContextApi:
             if id is not None or given != StartOptions(id=given.id):
                 raise InvalidArgument("a child takes an id only: give it once, and no other option of a start")
             target, id = target.workflow, given.id
-        definition = REGISTRY.latest(target) if isinstance(target, str) else target
+        definition = target
+        if isinstance(target, str):  # another worker may execute the child
+            definition = self._state.start.workflows.latest(target) or REGISTRY.latest(target)
         if not isinstance(definition, Workflow):
             raise WorkflowMisuse(f"a child is started with a @workflow function or its name, not {target!r}")
         what = f"payload of workflow {definition.name!r}"
@@ -303,8 +305,13 @@ class ContextApi:
             entries.compensations.add(kind, scope.locate(f"~on_{kind}"), fn, args)
 
     def request_compensation(self, compensation: Compensation) -> Any:
-        """Request the step that executes a compensation or an exit hook."""
-        call = build_call(compensation)
+        """Request the step that executes a compensation or an exit hook. If the code does not have it, hold the run."""
+        entries = self._entries
+        try:
+            call = entries.compensations.build_call(compensation)
+        except PerdureError as error:
+            entries.diverge(compensation.location, f"{compensation.kind} {compensation.function!r}", str(error), None)
+            return entries.never_completing()
         detail = msgspec.json.encode({"of": compensation.of})
         call.close()  # the request below replaces awaiting it
         return self._entries.request("step", call.step.name, escape_segment(call.step.name), call=call, detail=detail)
@@ -322,7 +329,7 @@ class ContextApi:
             return
         info = self.info
         what = "compensation" if compensation.kind == "rollback" else "exit"
-        name = compensation.path or getattr(compensation.fn, "__name__", repr(compensation.fn))
+        name = compensation.function
         LOGGER.error(
             "%s %s of run %s failed and was dead-lettered: %s",
             what.capitalize(),

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from perdure.codec import Codec, fingerprint
 from perdure.codec.failures import error_from_record, step_error_from_record
-from perdure.errors import HistoryDiverged, InvalidPayload, WorkflowMisuse
+from perdure.errors import HistoryDiverged, WorkflowMisuse
 from perdure.model.records import Entry, EntryStatus, ErrorRecord, Hold, Wait
 from perdure.model.turns import StartChild
 from perdure.runner.attempt_tracker import EXHAUSTED, AttemptTracker
@@ -28,6 +28,7 @@ from perdure.runner.child_tracker import CHILDREN, ChildTracker
 from perdure.runner.compensations import Compensations
 from perdure.runner.entry_log import EntryLog
 from perdure.runner.event_loop import WorkflowLoop
+from perdure.runner.function_names import RegisteredFunctions
 from perdure.runner.history import History
 from perdure.runner.pending import NeverCompletes, PendingEntry
 from perdure.runner.source_lines import caller_source_line
@@ -86,6 +87,7 @@ class EntryTracker:
         loop: WorkflowLoop,
         codec: Codec,
         extras: TurnExtrasBuilder,
+        functions: RegisteredFunctions,
         *,
         strict: bool,
     ) -> None:
@@ -99,7 +101,7 @@ class EntryTracker:
         self.timers = TimerQueue()
         self.log = EntryLog(history, loop, extras, info.generation)
         self.attempts = AttemptTracker(self.log, loop, self.timers)
-        self.compensations = Compensations(self.log, codec, history)
+        self.compensations = Compensations(self.log, codec, history, functions)
         self.children = ChildTracker(self.log, self.attempts, loop, history)
         self.pending: dict[str, PendingEntry] = {}
         self.immediate: dict[str, bytes | None] = {}
@@ -453,16 +455,16 @@ class EntryTracker:
         self, future: Future[Any], call: StepCall | None, command: Command | None, entry: Entry
     ) -> None:
         """Give the waiting task its result. It is always decoded from the record, so that no object is shared."""
-        if command is not None:
-            if command.deferred is not None:
-                self._on_deferred_completed(command.deferred, entry)
-            if command.kind in CHILDREN:
-                self.children.note(entry)
-        if entry.status is FAILED:
-            future.set_exception(self._error(call, command, entry))
-            future._log_traceback = False  # a task that was cancelled meanwhile may never retrieve it
-            return
         try:
+            if command is not None:
+                if command.deferred is not None:
+                    self._on_deferred_completed(command.deferred, entry)
+                if command.kind in CHILDREN:
+                    self.children.note(entry)
+            if entry.status is FAILED:
+                future.set_exception(self._error(call, command, entry))
+                future._log_traceback = False  # a task that was cancelled meanwhile may never retrieve it
+                return
             if call is not None:
                 if call.step.settings.compensate is not None:
                     self.compensations.on_step_completed(call, entry)
@@ -471,7 +473,7 @@ class EntryTracker:
                     value = self._codec.decode(entry.value, call.step.body.returns, what="the recorded result")
             else:
                 value = command.read(entry) if command is not None and command.read is not None else None
-        except InvalidPayload as mismatch:
+        except Exception as mismatch:  # not only InvalidPayload: an imported entry may contain anything
             self.diverge(entry.location, "a result", f"one of another type ({mismatch})", None)
         else:
             future.set_result(value)

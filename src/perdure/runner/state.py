@@ -17,6 +17,7 @@ from perdure.model.records import Entry, SigningKey, Wait
 from perdure.model.turns import Continued, Outcome
 from perdure.runner.entry_tracker import EntryTracker
 from perdure.runner.event_loop import WorkflowLoop
+from perdure.runner.function_names import RegisteredFunctions
 from perdure.runner.history import History
 from perdure.runner.mailbox import Mailbox
 from perdure.runner.pending import PendingEntry
@@ -25,7 +26,7 @@ from perdure.runner.tasks import WorkflowTask
 from perdure.runner.turn_extras import TurnExtrasBuilder
 from perdure.runner.versioning import VersionGates
 from perdure.workflows.context import Context, RunInfo
-from perdure.workflows.definition import Workflow
+from perdure.workflows.definition import REGISTRY, Workflow, WorkflowLookup
 
 
 class RunStart(Struct, frozen=True):
@@ -45,6 +46,7 @@ class RunStart(Struct, frozen=True):
     epoch: int = 0
     keys: tuple[SigningKey, ...] = ()
     waits: tuple[Wait, ...] = ()  # of the last suspension: other runs are observed already and need no second request
+    workflows: WorkflowLookup = REGISTRY  # those that the worker can execute
 
 
 class RunnerState:
@@ -87,7 +89,8 @@ class RunnerState:
         self.loop = WorkflowLoop(start.seed, _first_time(start, history), Scope("", history.scope("")))
         self.extras = TurnExtrasBuilder()
         strict = start.strict or start.definition.settings.strict
-        self.entries = EntryTracker(info, history, self.loop, start.codec, self.extras, strict=strict)
+        functions = RegisteredFunctions(start.definition, start.workflows)
+        self.entries = EntryTracker(info, history, self.loop, start.codec, self.extras, functions, strict=strict)
         self.entries.add_observed_runs(start.waits)
         self.mailbox = Mailbox(info.id, start.codec, self.extras)
         self.versions = VersionGates(self.entries, history, self.loop, info.generation)

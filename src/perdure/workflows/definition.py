@@ -104,6 +104,16 @@ class BoundWorkflow(Generic[P, R_co]):
     start: StartOptions
 
 
+class WorkflowLookup(Protocol):
+    """Finds the workflows that a worker can execute: the catalog of an engine, or the registry of the process."""
+
+    def find(self, name: str, version: int) -> Workflow[Any, Any] | None:
+        """Return the definition of this name and version, or None."""
+
+    def latest(self, name: str) -> Workflow[Any, Any] | None:
+        """Return the definition with the highest version of this name, or None."""
+
+
 class WorkflowDecorator(Protocol):
     """The decorator that `workflow(...)` with options returns."""
 

@@ -137,6 +137,15 @@ class Step(Generic[P, R_co]):
         return f"<step {self.name}>"
 
 
+STEPS: dict[tuple[str, str], Step[Any, Any]] = {}
+"""The steps that this process has defined, by origin. A later one with the same origin replaces an earlier one."""
+
+
+def step_origin(fn: Callable[..., Any]) -> tuple[str, str]:
+    """Return module and qualified name of the function of a step; empty for a callable object without them."""
+    return (getattr(fn, "__module__", None) or "", getattr(fn, "__qualname__", None) or "")
+
+
 class StepCall(DurableCall[Any]):
     """One call of a step by a workflow, with what the executor needs to execute it."""
 
@@ -234,10 +243,9 @@ def step(fn: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
             raise WorkflowMisuse(f"@step must decorate a function, not {fn!r}")
         if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
             raise WorkflowMisuse(f"step {fn.__name__!r} is a generator; return a value or write to a stream")
-        return Step(
-            StepBody(fn),
-            check_name("a step's name", name or getattr(fn, "__name__", None) or type(fn).__name__),
-            settings,
-        )
+        name_or_default = name or getattr(fn, "__name__", None) or type(fn).__name__
+        defined = Step[Any, Any](StepBody(fn), check_name("a step's name", name_or_default), settings)
+        STEPS[step_origin(fn)] = defined
+        return defined
 
     return decorate if fn is None else decorate(fn)
