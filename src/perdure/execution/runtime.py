@@ -92,7 +92,7 @@ class WorkerRuntime:
 
         Returns the takeover and the number of runs claimed meanwhile, by this call or by the periodic task.
         """
-        now = self._session.clock.now()
+        now = await self._session.clock.synchronize()
         before = self._claimer.claimed
         takeover = await self._member.take_over(now)
         await self._retry_held_runs()
