@@ -144,6 +144,26 @@ async def sleep_on(clock: Clock, seconds: float) -> None:
         timer.cancel()
 
 
+async def wait_within(clock: Clock, seconds: float, work: Awaitable[object]) -> bool:
+    """Wait for `work` for at most `seconds` of the given clock, then cancel it. Return whether it has ended.
+
+    Raises the error of `work`. A cancelled `work` is not waited for: it may hang in its cleanup.
+    """
+    task = asyncio.ensure_future(work)
+    timeout: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    timer = clock.call_at(clock.now() + seconds, lambda: None if timeout.done() else timeout.set_result(None))
+    try:
+        await asyncio.wait((task, timeout), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        timer.cancel()
+        if not task.done():
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            task.cancel()
+    if task.done():
+        await task
+    return task.done()
+
+
 def to_datetime(at: float) -> datetime:
     """Return seconds since the epoch as an aware UTC datetime."""
     return datetime.fromtimestamp(at, UTC)

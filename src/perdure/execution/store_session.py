@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
+import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from perdure.clock import Clock, StoreClock, Timer, sleep_on
+from perdure.clock import Clock, StoreClock, Timer, sleep_on, wait_within
 from perdure.codec import JSON, Codec
 from perdure.config import EngineConfig
 from perdure.errors import StoreError
@@ -21,13 +23,17 @@ from perdure.stores.protocol import Store
 
 LOGGER = logging.getLogger("perdure.execution")
 T = TypeVar("T")
-CLOSE_TIMEOUT_SECONDS = 5.0  # how long a shutdown waits for the results of submitted writes
+WRITES_TIMEOUT_SECONDS = 3.0  # how long a shutdown waits for the results of submitted writes
+CLOSE_TIMEOUT_SECONDS = 1.0  # how long a shutdown waits for connections that do not respond
 
 
 class StoreSession:
     """A store as one process uses it. Created in a running event loop, and used from that loop only."""
 
     def __init__(self, store: Store, clock: Clock, config: EngineConfig, codec: Codec = JSON) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.thread = threading.get_ident()
+        self.process = os.getpid()
         self.store = store
         self.config = config
         self.codec = codec
@@ -69,11 +75,13 @@ class StoreSession:
         """
         return await retry_store_call(call, self.clock, self.config.store_retry, retry_forever=retry_forever)
 
-    async def close(self) -> None:
-        """Wait for the results of submitted writes, then close the store."""
-        await self.committer.wait_idle(CLOSE_TIMEOUT_SECONDS)
+    async def close(self, writes_timeout: float = WRITES_TIMEOUT_SECONDS) -> None:
+        """Wait for the results of submitted writes, then close the store. Callers without a result get an error."""
+        if not await self.committer.wait_idle(writes_timeout):
+            self.committer.reject_callers(StoreError("closed before the store committed the write; start it again"))
         await self.abandon()
-        await self.store.close()
+        if not await wait_within(self.clock, CLOSE_TIMEOUT_SECONDS, self.store.close()):
+            LOGGER.warning("Connections to the store do not respond; closed them without waiting")
 
     async def abandon(self) -> None:
         """Stop at once, as in a crash: queued writes are lost, and the store stays open."""
