@@ -42,6 +42,29 @@ async def waits_for_ping(ctx: Context) -> int:
     return found.n
 
 
+async def outage_during_a_turn(h: Any) -> Any:
+    """An engine that retries the turn of run "c", because the store has become unavailable, and has a run "w"."""
+    gate = asyncio.Event()
+
+    @step
+    async def pass_gate() -> int:
+        await gate.wait()
+        return 1
+
+    @workflow
+    async def gated(ctx: Context) -> int:
+        return await pass_gate()
+
+    engine = await h.engine(counting, waits_for_ping, gated, config=FEW)
+    await engine.start(waits_for_ping, id="w")
+    await engine.start(gated, id="c")
+    await h.settle()
+    engine.faults.fail_calls(10**9)
+    gate.set()
+    await h.clock.advance(30)
+    return engine
+
+
 async def read_all(items: AsyncIterator[Any]) -> None:
     async for _ in items:
         pass
@@ -84,12 +107,7 @@ CALLS: dict[str, Callable[[Client], Awaitable[object]]] = {
 
 @on_every_store
 async def test_every_call_ends_with_a_store_error_while_turns_are_retried(h):
-    engine = await h.engine(counting, waits_for_ping, config=FEW)
-    await engine.start(waits_for_ping, id="w")
-    run = await engine.start(counting, 30, id="c")
-    await h.settle()
-    engine.faults.fail_calls(10**9)
-    await h.clock.advance(30)
+    engine = await outage_during_a_turn(h)
     for name, call in CALLS.items():
         with pytest.raises(StoreError, match="unavailable") as raised:
             await h.drive(call(engine), within=LIMIT_SECONDS)
@@ -97,17 +115,12 @@ async def test_every_call_ends_with_a_store_error_while_turns_are_retried(h):
     engine.faults.fail_calls(0)
     await engine.send("w", Ping(7))
     assert await h.run_to_end(engine.get("w")) == 7
-    assert await h.run_to_end(run) == 30
+    assert await h.run_to_end(engine.get("c")) == 1
 
 
 @on_every_store
 async def test_concurrent_calls_all_end_with_a_store_error(h):
-    engine = await h.engine(counting, waits_for_ping, config=FEW)
-    await engine.start(counting, 30, id="c")
-    await engine.start(waits_for_ping, id="w")
-    await h.settle()
-    engine.faults.fail_calls(10**9)
-    await h.clock.advance(30)
+    engine = await outage_during_a_turn(h)
     calls = [engine.send("w", Ping(n)) for n in range(50)] + [engine.start(counting, n) for n in range(50)]
     outcomes = await h.drive(asyncio.gather(*calls, return_exceptions=True), within=LIMIT_SECONDS)
     assert {type(outcome) for outcome in outcomes} == {StoreError}

@@ -78,7 +78,8 @@ class StoreSession:
     async def close(self, writes_timeout: float = WRITES_TIMEOUT_SECONDS) -> None:
         """Wait for the results of submitted writes, then close the store. Callers without a result get an error."""
         if not await self.committer.wait_idle(writes_timeout):
-            self.committer.reject_callers(StoreError("closed before the store committed the write; start it again"))
+            error = StoreError("closed before the store confirmed the write; repeat the call", retryable=True)
+            self.committer.reject_callers(error)
         await self.abandon()
         if not await wait_within(self.clock, CLOSE_TIMEOUT_SECONDS, self.store.close()):
             LOGGER.warning("Connections to the store do not respond; closed them without waiting")
