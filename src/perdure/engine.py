@@ -48,18 +48,24 @@ class Engine(Client):
     async def open(self) -> None:
         """Open the store and start to execute runs; `async with` calls it."""
         await super().open()
-        if self._runtime is None:
+        try:
             runtime = self._build_runtime()
-            await runtime.start()
-            self._attach(runtime)
+            await runtime.start(retry_forever=self._session.wait_for_store)
+        except BaseException:
+            await self._session.close()
+            raise
+        self._attach(runtime)
 
     async def shutdown(self, grace: float | timedelta | None = None) -> None:
         """Stop claiming runs, let steps finish within `grace`, release all runs and close the store."""
+        seconds = self._session.config.seconds("grace") if grace is None else check_seconds("grace", grace)
+        self._session.check_caller()
         runtime = self._detach()
-        if runtime is not None:
-            seconds = self._session.config.seconds("grace") if grace is None else check_seconds("grace", grace)
+        if runtime is None:
+            await self._session.close()
+        else:
             await runtime.stop(seconds)
-        await super().shutdown()
+            await self._session.close(writes_timeout=0.0)  # `stop` has waited for them
 
     async def recover(self) -> RecoveryReport:
         """Take over the runs of dead workers and claim what is due, now.
@@ -68,6 +74,7 @@ class Engine(Client):
         """
         if self._runtime is None:
             raise WorkflowMisuse("this Engine is not open: use `async with Engine(...)`")
+        self._session.check_caller()
         takeover, claimed = await self._runtime.recover()
         return RecoveryReport(takeover.workers, takeover.runs, claimed)
 

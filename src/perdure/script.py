@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import importlib.util
 from collections.abc import Callable, Coroutine
@@ -11,6 +12,7 @@ from typing import Any, TypeVar, overload
 from perdure.client.store_urls import open_store
 from perdure.clock import SYSTEM_CLOCK
 from perdure.engine import Engine
+from perdure.errors import WorkflowMisuse
 from perdure.stores.protocol import Store
 from perdure.workflows.context import Context
 
@@ -49,8 +51,14 @@ def run(
 def run(wf: Any, /, *args: Any, store: str | Store = "memory://", id: str | None = None) -> Any:
     """Execute a workflow to its end and return its value.
 
-    With an `id` and a durable `store`, call it again after a crash to continue the run.
+    With an `id` and a durable `store`, call it again after a crash to continue the run. Raises `WorkflowMisuse` in a
+    running event loop, which it would block.
     """
+    with contextlib.suppress(RuntimeError):  # raised if no event loop runs
+        asyncio.get_running_loop()
+        raise WorkflowMisuse(
+            "perdure.run(...) would block the event loop that runs in this thread: use await engine.execute(...)"
+        )
 
     async def main() -> Any:
         async with Engine(open_store(store, SYSTEM_CLOCK, owns_loop=True)) as engine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
@@ -12,6 +13,7 @@ from perdure.client.store_urls import open_store
 from perdure.clock import SYSTEM_CLOCK, Clock
 from perdure.config import EngineConfig
 from perdure.engine import Engine
+from perdure.errors import WorkflowMisuse
 from perdure.stores.protocol import Store
 from perdure.workflows.definition import Workflow
 
@@ -36,6 +38,7 @@ class Worker:
         self._engine = Engine(
             store, workflows, config, pool=pool, clock=clock, concurrency=concurrency, _wait_for_store=True
         )
+        self._engine._session.client_name = "Worker"
 
     async def __aenter__(self) -> Self:
         await self._engine.open()
@@ -51,6 +54,11 @@ class Worker:
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
         signals = (signal.SIGTERM, signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread():
+            raise WorkflowMisuse(
+                "Worker.run() handles signals, which is possible in the main thread only; "
+                "use `async with Worker(...)` in other threads"
+            )
         for number in signals:
             loop.add_signal_handler(number, stop.set)
         try:

@@ -158,9 +158,9 @@ def treat_lost_result_as_failure() -> Any:
 
     async def commit_once(self: Any, batch: Sequence[Any]) -> list[Any]:
         try:
-            return list(await self._store.commit([write for write, _, _ in batch]))
+            return list(zip(batch, await self._store.commit([write for write, _, _ in batch]), strict=True))
         except StoreError as error:
-            return [error for _ in batch]
+            return [(queued, error) for queued in batch]
 
     return mock.patch.object(Committer, "_commit", commit_once)
 

@@ -63,15 +63,15 @@ class MessageClient:
     async def _wait_for_reply(self, run_id: str, event_id: str, timeout: float | None) -> Any:
         """Return the value that the run publishes under the request's own key."""
         session, key = self._session, REPLY + event_id
-        clock, waiters, forever = session.clock, session.waiters, timeout is None
+        clock, waiters = session.clock, session.waiters
         requested_at = clock.now()
         deadline = None if timeout is None else requested_at + timeout
         while True:
             change = waiters.wait(run_id, end=False)
             try:
                 # Read the record first: a run that replies and ends in one commit must not look as if it never replied.
-                record = await session.get_run(run_id, retry_forever=forever)
-                values = await session.read(lambda: session.store.published(run_id), retry_forever=forever)
+                record = await session.get_run(run_id)
+                values = await session.read(lambda: session.store.published(run_id))
                 for value in values:
                     if value.key == key:
                         return session.codec.decode(value.value, what=f"the reply of run {run_id!r}")

@@ -65,8 +65,9 @@ class QueryClient:
         while True:
             change = waiters.wait(run_id, end=True)
             try:
-                if not session.local_worker.is_executing(run_id):
-                    record = await session.get_run(run_id, retry_forever=timeout is None)
+                # While writes are retried, the read raises if the store is unavailable.
+                if not session.local_worker.is_executing(run_id) or session.committer.is_retrying:
+                    record = await session.get_run(run_id)
                     if record.status.terminal:
                         return record
                 if deadline is not None and clock.now() >= deadline:
@@ -111,8 +112,8 @@ class QueryClient:
         while True:
             change = waiters.wait(run_id, end=False)
             try:
-                record = await session.get_run(run_id, retry_forever=True)
-                for row in await session.read(partial(session.store.history, run_id, position), retry_forever=True):
+                record = await session.get_run(run_id)
+                for row in await session.read(partial(session.store.history, run_id, position)):
                     position = max(position, row.position)
                     yield entry_view(row.entry, session.codec)
                     since = clock.now()

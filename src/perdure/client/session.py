@@ -5,6 +5,9 @@ It finds runs, delivers messages and waits for changes. It knows no workflow, no
 
 from __future__ import annotations
 
+import os
+import threading
+from asyncio import _get_running_loop  # None if no event loop runs in this thread, also after a fork
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -15,10 +18,11 @@ from perdure.config import EngineConfig
 from perdure.errors import InvalidArgument, RunNotFound, WorkflowMisuse
 from perdure.execution.committer import Committer
 from perdure.execution.local_worker import LocalWorker, NullLocalWorker
-from perdure.execution.store_session import StoreSession
+from perdure.execution.store_session import WRITES_TIMEOUT_SECONDS, StoreSession
 from perdure.execution.waiters import ChangeFuture, RunWaiters
 from perdure.model.records import Message, RunRecord
 from perdure.model.validation import check_name
+from perdure.runner.event_loop import WorkflowLoop
 from perdure.stores.protocol import Store
 from perdure.stores.results import Snapshot, WriteResult
 from perdure.stores.writes import DeliverMessage
@@ -66,22 +70,40 @@ class ClientSession:
         self.local_worker: LocalWorker = NullLocalWorker()
         self.wait_strategy: WaitStrategy = DirectWait()
         self.open_on_use: Callable[[], None] | None = None
-        self._client_name = client_name
+        self.client_name = client_name  # as its user knows it, for error messages
         self._closed_store = open_store(url, clock)
         self._store_session: StoreSession | None = None
+        self._is_opening = False
 
     async def open(self) -> None:
-        """Open the store if it is not open. `StoreError` after the attempts of `store_retry`."""
-        if self._store_session is None:
+        """Open the store. `StoreError` after the attempts of `store_retry`; `WorkflowMisuse` if it is open."""
+        self.check_caller()
+        if self._store_session is not None or self._is_opening:
+            name = self.client_name
+            raise WorkflowMisuse(f"this {name} is open already: use it as it is, or create another {name}")
+        self._is_opening = True
+        try:
             store_session = StoreSession(self._closed_store, self.process_clock, self.config)
             await store_session.open(retry_forever=self.wait_for_store)
             self._store_session = store_session
+        finally:
+            self._is_opening = False
 
-    async def close(self) -> None:
-        """Wait until submitted writes have their results, then close the store."""
+    async def close(self, writes_timeout: float = WRITES_TIMEOUT_SECONDS) -> None:
+        """Wait until submitted writes have their results, then close the store. Callers that wait get an error."""
+        self.check_caller()
         if self._store_session is not None:
             store_session, self._store_session = self._store_session, None
-            await store_session.close()
+            store_session.waiters.notify(None)
+            await store_session.close(writes_timeout)
+
+    def check_caller(self) -> None:
+        """Raise `WorkflowMisuse` if the caller uses an open session from another loop, thread or process.
+
+        It would wait forever: nothing there completes its futures.
+        """
+        if self._store_session is not None and _get_running_loop() is not self._store_session.loop:
+            raise WorkflowMisuse(describe_wrong_caller(self.client_name, self._store_session))
 
     async def abandon(self) -> None:
         """Stop without closing the store, as a crash would: queued writes are lost."""
@@ -99,10 +121,12 @@ class ClientSession:
     def store_session(self) -> StoreSession:
         if self._store_session is None and self.open_on_use is not None:
             self.open_on_use()
-        if self._store_session is None:
-            name = self._client_name
-            raise WorkflowMisuse(f"this {name} is not open: use `async with {name}(...)`")
-        return self._store_session
+        session = self._store_session
+        if session is None:
+            raise WorkflowMisuse(f"this {self.client_name} is not open: use `async with {self.client_name}(...)`")
+        if _get_running_loop() is not session.loop:
+            self.check_caller()
+        return session
 
     @property
     def store(self) -> Store:
@@ -124,20 +148,20 @@ class ClientSession:
     def waiters(self) -> RunWaiters:
         return self.store_session.waiters
 
-    async def read(self, call: Callable[[], Awaitable[T]], *, retry_forever: bool = False) -> T:
-        """Call the store for a caller. While it is unavailable, retry for the attempts of `store_retry`, or forever."""
-        return await self.store_session.read(call, retry_forever=retry_forever)
+    async def read(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Call the store for a caller. While it is unavailable, retry for the attempts of `store_retry`."""
+        return await self.store_session.read(call)
 
     # --- one run
 
-    async def find_run(self, run_id: str, *, retry_forever: bool = False) -> RunRecord | None:
+    async def find_run(self, run_id: str) -> RunRecord | None:
         """Return the record of a run; None if there is no such run."""
         check_name("a run's id", run_id)
-        return (await self.read(lambda: self.store.records([run_id]), retry_forever=retry_forever))[0]
+        return (await self.read(lambda: self.store.records([run_id])))[0]
 
-    async def get_run(self, run_id: str, *, retry_forever: bool = False) -> RunRecord:
+    async def get_run(self, run_id: str) -> RunRecord:
         """Return the record of a run; `RunNotFound` if there is no such run."""
-        record = await self.find_run(run_id, retry_forever=retry_forever)
+        record = await self.find_run(run_id)
         if record is None:
             raise RunNotFound(run_id)
         return record
@@ -179,6 +203,26 @@ class ClientSession:
             poll_at = now + max(MIN_POLL_INTERVAL_SECONDS, POLL_BACKOFF * (now - since))
             deadline = poll_at if deadline is None else min(deadline, poll_at)
         return self.wait_strategy.wait(run_id, awaited, _wait_until(change, clock, deadline))
+
+
+def describe_wrong_caller(name: str, session: StoreSession) -> str:
+    """Return from where an open client is used instead of the event loop that opened it, and what to do."""
+    if os.getpid() != session.process:
+        return (
+            f"this {name} was opened in process {session.process}, before a fork; "
+            f"create and open another {name} in the child process {os.getpid()}"
+        )
+    if isinstance(_get_running_loop(), WorkflowLoop):
+        return f"this {name} is used in a workflow: move the call into a step, or use the methods of `ctx`"
+    if threading.get_ident() != session.thread:
+        return (
+            f"this {name} was opened in another thread: use asyncio.run_coroutine_threadsafe(call, loop) with the "
+            f"event loop that opened it, or create and open another {name} in this thread"
+        )
+    return (
+        f"this {name} was opened on another event loop: create and open another {name} on this one, "
+        "or make all calls in one asyncio.run(...)"
+    )
 
 
 async def _wait_until(change: ChangeFuture, clock: Clock, deadline: float | None) -> RunRecord | None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from perdure.clock import Clock
+from perdure.clock import SYSTEM_CLOCK, WALL_CLOCK, Clock
 from perdure.errors import InvalidArgument, StoreError
 from perdure.stores.protocol import Store
 
@@ -71,6 +71,8 @@ def _sqlite(url: str, clock: Clock, owns_loop: bool) -> Store:
     synchronous = options.pop("synchronous", "full").lower()
     if options or synchronous not in ("full", "normal", "off"):
         raise InvalidArgument(f"{url!r}: the only option is synchronous=full|normal|off")
+    # The processes that share the file agree on the machine's clock, also after it was set (ADR 19).
+    clock = WALL_CLOCK if clock is SYSTEM_CLOCK else clock
     return SqliteStore(path, clock=clock, synchronous=synchronous, commit_on_loop=owns_loop)
 
 

@@ -28,10 +28,8 @@ class StreamClient:
         while True:
             change = waiters.wait(run_id, end=False)
             try:
-                record = await session.get_run(run_id, retry_forever=True)
-                while page := await session.read(
-                    partial(session.store.stream, run_id, name, offset, PAGE), retry_forever=True
-                ):
+                record = await session.get_run(run_id)
+                while page := await session.read(partial(session.store.stream, run_id, name, offset, PAGE)):
                     for item in page:
                         offset = item.offset + 1
                         view = stream_item_view(item, session.codec)

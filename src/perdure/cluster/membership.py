@@ -7,7 +7,8 @@ A worker is one row in the store and renews the lease in it. Takeover from anoth
     release   its runs are released in pages, and each counts one recovery
     remove    its row is deleted last, so that another worker can continue an interrupted takeover
 
-Safety does not depend on clocks: a lease only says when to check, and the store decides by the fence (ADR 1).
+Safety does not depend on clocks: a lease only says when to check, and the store decides by the fence (ADR 1). Leases
+are in the time of the store. A worker measures it before it renews its lease and judges those of others (ADR 19).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from perdure.clock import Clock
+from perdure.clock import StoreClock
 from perdure.cluster.shard_assignment import assigned_shards
 from perdure.model.records import Takeover, WorkerRecord
 from perdure.model.shards import ShardAssignment, WorkflowVersions
@@ -36,7 +37,7 @@ class Membership:
     def __init__(
         self,
         store: Store,
-        clock: Clock,
+        clock: StoreClock,
         *,
         pool: str,
         lease: float,
@@ -53,6 +54,7 @@ class Membership:
         self._on_runs_available: Callable[[], None] = lambda: None
         self._others: tuple[WorkerRecord, ...] = ()  # the other live workers of this pool, as of the last read
         self._refreshed_at = 0.0
+        self._may_fence_at = 0.0
         self._stopping = False
         self._assignments: tuple[WorkflowVersions, tuple[ShardAssignment, ...]] | None = None
         self._started_at = clock.now()
@@ -71,6 +73,7 @@ class Membership:
 
     async def join(self) -> None:
         """Become a member with a new id."""
+        await self._clock.synchronize()
         self.id = _new_id()
         self._assignments = None
         while not await self._write_record(self._store.join):
@@ -79,7 +82,8 @@ class Membership:
 
     async def renew(self, now: float) -> float | None:
         """Periodic task: renew the lease, three times per lease."""
-        expired_at = self.lease_until
+        now = await self._clock.synchronize()
+        was_expired = self._check_own_lease(now)
         if not await self._write_record(self._store.renew):
             LOGGER.warning(
                 "Worker %s was fenced after its lease expired; rejoining with a new id",
@@ -87,20 +91,38 @@ class Membership:
                 extra={"worker": self.id},
             )
             self._on_fenced()
-        elif now > expired_at:
+        elif was_expired:
             self._on_runs_available()  # the lease had expired, but no worker has fenced this one
         return now + self._lease / 3
+
+    def _check_own_lease(self, now: float) -> bool:
+        """Return whether the lease has expired. If so, other workers get the time to renew theirs before a takeover.
+
+        This worker was suspended, or the store was unavailable, and that may be true for all of them. Without the
+        delay, each worker would fence those that return a little later.
+        """
+        is_expired = now > self.lease_until
+        if is_expired:
+            self._may_fence_at = now + self._lease / 3
+        return is_expired
 
     # --- takeover
 
     async def take_over_expired(self, now: float) -> float | None:
         """Periodic task: take over from dead workers. Runs again when the next lease expires unless it is renewed."""
+        now = await self._clock.synchronize()
+        self._check_own_lease(now)
+        if now < self._may_fence_at:
+            return self._may_fence_at
         await self.take_over(now)
         ends = (other.lease_until + LEASE_EPSILON_SECONDS for other in self._others if other.lease_until >= now)
         return min((now + self._lease / 3, *ends))
 
     async def take_over(self, now: float) -> Takeover:
-        """Fence dead workers, release their runs, remove them, and return how many workers and runs that were."""
+        """Fence dead workers, release their runs, remove them, and return how many workers and runs that were.
+
+        `now` was measured before this call: a local clock that is ahead must not make leases look expired.
+        """
         known = await self._store.workers()
         fenced = [worker for worker in known if worker.id != self.id and await self._fence_if_dead(worker, now)]
         fenced_ids = {worker.id for worker in fenced}

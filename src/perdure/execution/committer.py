@@ -8,7 +8,8 @@ delivered at once, all next turns would be submitted at once, and engine and sto
 With chunks the store commits one part while the engine works on another: a third more steps per second on PostgreSQL
 and Redis (ADR 5).
 
-If the store is unavailable (`StoreError.retryable`), the batch is retried; the store recognizes a write that it has
+If the store is unavailable (`StoreError.retryable`), the writes are retried (`retry_queue`), and new writes are tried
+meanwhile: a caller gets its error after its own attempts, whatever else waits. The store recognizes a write that it has
 committed before. On any other error the batch is bisected, so that only the write that the store rejects gets it.
 """
 
@@ -17,11 +18,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
-from perdure.clock import Clock, sleep_on
+from perdure.clock import Clock, Timer
 from perdure.errors import StoreError
+from perdure.execution.retry_queue import QueuedWrite, RetryQueue, WriteCallback
 from perdure.retry import Retry
 from perdure.stores.protocol import Store
 from perdure.stores.results import WriteResult
@@ -32,9 +34,7 @@ MAX_BATCH = 2_000
 # Results per iteration of the event loop. Smaller chunks make the fixed cost of a commit dominate (ADR 5).
 RESULT_CHUNK = 64
 
-WriteCallback = Callable[[WriteResult | StoreError], None]  # called once with the result of a write
-_Queued = tuple[Write, WriteCallback, bool]  # the flag is `wait_for_store`; a tuple, because there is one per turn
-_Completed = tuple[_Queued, WriteResult | StoreError]
+_Completed = tuple[QueuedWrite, WriteResult | StoreError]
 
 
 class Committer:
@@ -43,8 +43,13 @@ class Committer:
     def __init__(self, store: Store, clock: Clock, retry: Retry) -> None:
         self._store = store
         self._clock = clock
-        self._retry = retry
-        self._queue: list[_Queued] = []
+        self._max_attempts = retry.max_attempts
+        self._queue: list[QueuedWrite] = []
+        self._retries = RetryQueue(retry, MAX_BATCH)
+        self._retry_timer: Timer | None = None
+        self._retry_at = 0.0
+        self._retry_due = False
+        self._in_flight: list[QueuedWrite] = []
         self._pending = 0
         self._wakeup: asyncio.Future[None] | None = None  # while the queue is empty
         self._idle = asyncio.Event()
@@ -61,12 +66,17 @@ class Committer:
         With `wait_for_store` the write is retried until the store is available; otherwise it fails after the attempts
         of the retry policy.
         """
-        self._queue.append((write, on_result, wait_for_store))
+        self._queue.append((write, on_result, None if wait_for_store else self._max_attempts))
         self._pending += 1
         if len(self._queue) == 1:
             self._idle.clear()
             if self._wakeup is not None and not self._wakeup.done():
                 self._wakeup.set_result(None)
+
+    @property
+    def is_retrying(self) -> bool:
+        """Whether the store has rejected writes that wait for another attempt."""
+        return self._retries.attempts > 0
 
     async def write(self, write: Write, on_result: WriteCallback | None = None) -> WriteResult:
         """Submit a write for a caller and return its result; raise `StoreError` if the store stays unavailable."""
@@ -121,9 +131,17 @@ class Committer:
         timer.cancel()
         return not waiting.cancelled()
 
+    def reject_callers(self, error: StoreError) -> None:
+        """Give the error to all callers whose writes have no result. Writes of runs are not affected."""
+        for _, on_result, attempts_left in (*self._in_flight, *self._queue, *self._retries):
+            if attempts_left is not None:
+                on_result(error)
+
     async def stop(self) -> None:
         """Stop at once: queued writes are not committed."""
         self._stopped = True  # a database driver may lose a cancellation that arrives together with a result
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -132,13 +150,18 @@ class Committer:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while not self._stopped:
-            if not self._queue:
+            if not self._queue and not self._retry_due:
                 self._wakeup = loop.create_future()  # an Event costs 3 us more per single write (ADR 5)
                 await self._wakeup
-            batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
-            results = await self._commit(batch)
-            loop.call_soon(self._deliver_results, loop, list(zip(batch, results, strict=True)))
-            await asyncio.sleep(0)  # the first chunk runs now: the writes that it submits join the next batch
+            if self._retry_due:
+                completed = await self._commit_retries()
+            else:
+                batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
+                completed = await self._commit_new(batch)
+            self._in_flight = []
+            if completed:
+                loop.call_soon(self._deliver_results, loop, completed)
+                await asyncio.sleep(0)  # the first chunk runs now: the writes that it submits join the next batch
 
     def _deliver_results(self, loop: asyncio.AbstractEventLoop, completed: Sequence[_Completed]) -> None:
         chunk = -(-len(completed) // -(-len(completed) // RESULT_CHUNK))  # fewest chunks, all of about the same size
@@ -154,31 +177,63 @@ class Committer:
         if not self._pending:
             self._idle.set()
 
-    async def _commit(self, batch: Sequence[_Queued]) -> list[WriteResult | StoreError]:
-        attempts = 0
-        while True:
-            try:
-                return list(await self._store.commit([write for write, _, _ in batch]))
-            except StoreError as error:
-                refused = error
-            except Exception as error:
-                refused = StoreError(f"the store raised {type(error).__name__}: {error}")
-            if not refused.retryable:
-                return await self._bisect(batch, refused)
-            attempts += 1
-            LOGGER.warning("Store unavailable, retrying %d writes (attempt %d): %s", len(batch), attempts, refused)
-            if attempts >= self._retry.max_attempts and not all(wait_for_store for _, _, wait_for_store in batch):
-                return await self._fail_callers(batch, refused)
-            await sleep_on(self._clock, self._retry.delay_after(min(attempts, 32), random.random()))
+    async def _commit_new(self, batch: list[QueuedWrite]) -> list[_Completed]:
+        """Commit new writes. Return those that have a result; the others wait in the retry queue."""
+        if self._retries:
+            batch = self._retries.hold_back(batch)
+        self._in_flight = batch
+        try:
+            return await self._commit(batch) if batch else []
+        except StoreError as error:
+            given_up = self._retries.add(batch)
+            self._on_unavailable(error)
+            return [(queued, error) for queued in given_up]
 
-    async def _bisect(self, batch: Sequence[_Queued], refused: StoreError) -> list[WriteResult | StoreError]:
+    async def _commit_retries(self) -> list[_Completed]:
+        """Commit the next batch of the retry queue. Return the writes that have a result."""
+        self._retry_due = False
+        if not self._retries:
+            return []  # their callers have given up
+        batch = self._in_flight = self._retries.take()
+        try:
+            completed = await self._commit(batch)
+        except StoreError as error:
+            given_up = self._retries.on_failed(batch)
+            self._on_unavailable(error)
+            return [(queued, error) for queued in given_up]
+        self._retries.on_committed()
+        self._retry_due = len(self._retries) > 0
+        return completed
+
+    def _on_unavailable(self, error: StoreError) -> None:
+        """Plan the next attempt of the writes that wait for one, unless an earlier one is planned."""
+        waiting = len(self._retries)
+        LOGGER.warning("Store unavailable, retrying %d writes (attempt %d): %s", waiting, self._retries.attempts, error)
+        retry_at = self._clock.now() + self._retries.delay(random.random())
+        if not waiting or self._retry_due or (self._retry_timer is not None and self._retry_at <= retry_at):
+            return
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+        self._retry_at = retry_at
+        self._retry_timer = self._clock.call_at(retry_at, self._on_retry_due)
+
+    def _on_retry_due(self) -> None:
+        self._retry_timer = None
+        self._retry_due = True
+        if self._wakeup is not None and not self._wakeup.done():
+            self._wakeup.set_result(None)
+
+    async def _commit(self, batch: list[QueuedWrite]) -> list[_Completed]:
+        """Return all writes with their results. Raises a `StoreError` if the store may accept the batch later."""
+        try:
+            return list(zip(batch, await self._store.commit([write for write, _, _ in batch]), strict=True))
+        except StoreError as error:
+            refused = error
+        except Exception as error:
+            refused = StoreError(f"the store raised {type(error).__name__}: {error}")
+        if refused.retryable:
+            raise refused
         if len(batch) == 1:
-            return [refused]
+            return [(batch[0], refused)]
         middle = len(batch) // 2
-        return await self._commit(batch[:middle]) + await self._commit(batch[middle:])
-
-    async def _fail_callers(self, batch: Sequence[_Queued], refused: StoreError) -> list[WriteResult | StoreError]:
-        """Return the error for the writes of callers; retry those with `wait_for_store`."""
-        waiting = [queued for queued in batch if queued[2]]
-        results = iter(await self._commit(waiting) if waiting else ())
-        return [next(results) if wait_for_store else refused for _, _, wait_for_store in batch]
+        return [*await self._commit(batch[:middle]), *await self._commit(batch[middle:])]

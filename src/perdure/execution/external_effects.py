@@ -23,8 +23,8 @@ import msgspec
 from perdure.codec import Codec
 from perdure.codec.failures import error_to_record
 from perdure.errors import InvalidPayload, QueueFull, RunConflict, RunNotFound, RunTerminated, StoreError
-from perdure.execution.committer import WriteCallback
 from perdure.execution.local_worker import LocalWorker
+from perdure.execution.retry_queue import WriteCallback
 from perdure.execution.store_session import StoreSession
 from perdure.execution.store_writes import build_end_run, cancel_message, publish_event, raise_for_delivery
 from perdure.model.records import ErrorRecord, RunRecord, RunResult

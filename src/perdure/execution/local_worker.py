@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from perdure.errors import StoreError
-from perdure.execution.committer import WriteCallback
+from perdure.execution.retry_queue import WriteCallback
 from perdure.model.records import RunRecord
 from perdure.stores.results import WriteResult
 from perdure.workflows.definition import Workflow

@@ -62,8 +62,9 @@ class PeriodicTask:
             self._triggered.clear()
             self._set_timer(None)
             self.ticking = True
+            now = self._clock.now()
             try:
-                next_at = await self._tick(self._clock.now())
+                next_at = await self._tick(now)
             except StoreError as error:
                 LOGGER.warning("Periodic task %s failed, will retry: %s", self.name, error)
                 next_at = self._clock.now() + self._interval
@@ -72,6 +73,8 @@ class PeriodicTask:
                 next_at = self._clock.now() + self._interval
             finally:
                 self.ticking = False
+            if next_at is not None:  # a clock that was corrected backwards during the tick must not extend the pause
+                next_at = min(next_at, self._clock.now() + max(0.0, next_at - now))
             if next_at is not None and (self._due_at is None or next_at < self._due_at):
                 self._set_timer(next_at)  # unless `trigger` set an earlier time during the tick
 

@@ -7,17 +7,17 @@ import logging
 from functools import partial
 from typing import Any
 
-from perdure.clock import sleep_on
+from perdure.clock import sleep_on, wait_within
 from perdure.errors import StoreError
 from perdure.execution.catalog import Catalog
 from perdure.execution.claimer import Claimer
-from perdure.execution.committer import WriteCallback
 from perdure.execution.coordinator import Coordinator
 from perdure.execution.finalizer import RunFinalizer
 from perdure.execution.maintenance import BroadcastResumer, RetentionPruner, SlowStepRecorder
 from perdure.execution.membership import MembershipProtocol
 from perdure.execution.periodic import PeriodicTask
-from perdure.execution.store_session import CLOSE_TIMEOUT_SECONDS, StoreSession, retry_store_call
+from perdure.execution.retry_queue import WriteCallback
+from perdure.execution.store_session import StoreSession
 from perdure.model.records import RunRecord, Takeover
 from perdure.stores.results import Created, WriteResult
 from perdure.workflows.definition import Workflow
@@ -25,6 +25,10 @@ from perdure.workflows.tokens import KEY_REFRESH_SECONDS, KEYS
 
 LOGGER = logging.getLogger("perdure.execution")
 DRAIN_POLL_SECONDS = 0.02
+# Time for the parts of a shutdown after the grace period. With the closing of the store they are less than 5 seconds.
+RELEASE_TIMEOUT_SECONDS = 1.5
+STOP_TIMEOUT_SECONDS = 0.5
+LEAVE_TIMEOUT_SECONDS = 1.5
 FINALIZE_DELAY_SECONDS = 0.1
 MAX_OBSERVED = 10_000
 # Holds that other code may resolve. Each such run gets another attempt when a worker joins.
@@ -80,9 +84,9 @@ class WorkerRuntime:
 
     # --- start and stop
 
-    async def start(self) -> None:
-        """Join as a worker and start to claim runs."""
-        await self._join(retry_forever=False)
+    async def start(self, *, retry_forever: bool = False) -> None:
+        """Join as a worker and start to claim runs. With `retry_forever`, wait for an unavailable store."""
+        await self._join(retry_forever=retry_forever)
         for task in self._periodic_tasks:
             task.start()
             task.trigger()
@@ -92,35 +96,33 @@ class WorkerRuntime:
 
         Returns the takeover and the number of runs claimed meanwhile, by this call or by the periodic task.
         """
-        now = self._session.clock.now()
-        before = self._claimer.claimed
-        takeover = await self._member.take_over(now)
-        await self._retry_held_runs()
-        await self._claimer.tick(now)
+        session, before = self._session, self._claimer.claimed
+        now = await session.read(session.clock.synchronize)
+        takeover = await session.read(lambda: self._member.take_over(now))
+        await self._retry_held_runs(retry_forever=False)
+        await session.read(lambda: self._claimer.tick(now))
         return takeover, self._claimer.claimed - before
 
     async def stop(self, grace: float) -> None:
-        """Claim no more runs, wait up to `grace` seconds for executing steps, release all runs, and leave."""
+        """Claim no more runs, wait up to `grace` seconds for executing steps, release all runs, and leave.
+
+        Takes no longer than the grace and the timeouts above, also if the store does not respond. Time that the steps
+        do not need is available for the release.
+        """
         clock = self._session.clock
         self._unsubscribe()
         deadline = clock.now() + grace
-        await self._stop_accepting()
+        announcing = asyncio.ensure_future(self._stop_accepting())
         while not self.coordinator.drain() and clock.now() < deadline:
             await sleep_on(clock, DRAIN_POLL_SECONDS)
         self.coordinator.release_all()
-        await self._session.committer.wait_idle(CLOSE_TIMEOUT_SECONDS)
-        await self._stop_tasks()
+        left = max(0.0, deadline - clock.now())
+        await self._session.committer.wait_idle(left + RELEASE_TIMEOUT_SECONDS)
+        await wait_within(clock, STOP_TIMEOUT_SECONDS, self._stop_tasks())
         self.coordinator.discard_all()
         self.coordinator.executor.close()
-        try:
-            await self._member.leave()
-        except StoreError as error:
-            LOGGER.warning(
-                "Could not deregister worker %s; its runs will be taken over when the lease expires: %s",
-                self._member.id,
-                error,
-                extra={"worker": self._member.id},
-            )
+        left = max(0.0, deadline - clock.now())
+        await self._leave(announcing, left + LEAVE_TIMEOUT_SECONDS)
 
     async def abort(self) -> None:
         """Stop as in a crash: without a write to the store."""
@@ -217,11 +219,10 @@ class WorkerRuntime:
 
     async def _join(self, *, retry_forever: bool) -> None:
         session = self._session
-        retry = session.config.store_retry
-        await retry_store_call(self._member.join, session.clock, retry, retry_forever=retry_forever)
+        await session.read(self._member.join, retry_forever=retry_forever)
         self.coordinator.worker = self._member.id
-        await self._read_keys(session.clock.now())
-        await self._retry_held_runs()
+        await session.read(lambda: self._read_keys(session.clock.now()), retry_forever=retry_forever)
+        await self._retry_held_runs(retry_forever=retry_forever)
 
     def _may_act(self, now: float) -> bool:
         """Return whether the lease is valid, so that effects of a committed turn may start.
@@ -235,6 +236,25 @@ class WorkerRuntime:
         self._renew_task.trigger()
         return False
 
+    async def _leave(self, announcing: asyncio.Future[None], seconds: float) -> None:
+        """Deregister this worker, after its announcement; give up after `seconds`."""
+
+        async def leave() -> None:
+            await announcing
+            await self._member.leave()
+
+        try:
+            cause = None if await wait_within(self._session.clock, seconds, leave()) else "the store does not respond"
+        except StoreError as error:
+            cause = str(error)
+        if cause is not None:
+            LOGGER.warning(
+                "Could not deregister worker %s; its runs will be taken over when the lease expires: %s",
+                self._member.id,
+                cause,
+                extra={"worker": self._member.id},
+            )
+
     async def _stop_accepting(self) -> None:
         try:
             await self._member.stop_accepting()
@@ -246,19 +266,16 @@ class WorkerRuntime:
                 extra={"worker": self._member.id},
             )
 
-    async def _retry_held_runs(self) -> None:
+    async def _retry_held_runs(self, *, retry_forever: bool) -> None:
         """Make runs due that are held because of their code: this process may have other code."""
         session = self._session
         for kind in RETRIED_HOLDS:
             retry_held = partial(session.store.retry_held, self._catalog.workflow_versions(), kind, session.clock.now())
-            await retry_store_call(retry_held, session.clock, session.config.store_retry)
+            await session.read(retry_held, retry_forever=retry_forever)
 
     async def _read_keys(self, now: float) -> float | None:
         """Read the keys that sign the tokens of deferreds. A new key signs after all workers had time to read it."""
-        session = self._session
-        retry = session.config.store_retry
-        keys = await retry_store_call(lambda: session.store.keys(KEYS, now), session.clock, retry)
-        self.coordinator.keys = tuple(keys)
+        self.coordinator.keys = tuple(await self._session.store.keys(KEYS, now))
         return now + KEY_REFRESH_SECONDS
 
     def _on_fenced(self) -> None:
@@ -275,8 +292,7 @@ class WorkerRuntime:
         self._claim_task.trigger()
 
     async def _stop_tasks(self) -> None:
-        for task in self._periodic_tasks:
-            await task.stop()
         if self._rejoin_task is not None:
             self._rejoin_task.cancel()
+        await asyncio.gather(*(task.stop() for task in self._periodic_tasks))
         await self.coordinator.loader.stop()

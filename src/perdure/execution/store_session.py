@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import os
 import random
+import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from perdure.clock import Clock, OffsetClock, Timer, sleep_on
+from perdure.clock import Clock, StoreClock, Timer, sleep_on, wait_within
 from perdure.codec import JSON, Codec
 from perdure.config import EngineConfig
 from perdure.errors import StoreError
@@ -19,35 +23,38 @@ from perdure.stores.protocol import Store
 
 LOGGER = logging.getLogger("perdure.execution")
 T = TypeVar("T")
-CLOSE_TIMEOUT_SECONDS = 5.0  # how long a shutdown waits for the results of submitted writes
+WRITES_TIMEOUT_SECONDS = 3.0  # how long a shutdown waits for the results of submitted writes
+CLOSE_TIMEOUT_SECONDS = 1.0  # how long a shutdown waits for connections that do not respond
 
 
 class StoreSession:
     """A store as one process uses it. Created in a running event loop, and used from that loop only."""
 
     def __init__(self, store: Store, clock: Clock, config: EngineConfig, codec: Codec = JSON) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.thread = threading.get_ident()
+        self.process = os.getpid()
         self.store = store
         self.config = config
         self.codec = codec
-        self.clock = clock
+        self.clock = StoreClock(clock, store.now)
         self.waiters = RunWaiters()
-        self.committer = Committer(store, clock, config.store_retry)
+        self.committer = Committer(store, self.clock, config.store_retry)
         # Topic and id of the events whose fan-out a caller in this process executes; `BroadcastResumer` skips them.
         self.active_broadcasts: set[tuple[str, str]] = set()
         self._listeners: tuple[ChangeCallback, ...] = ()
         self._unsubscribe: Callable[[], None] | None = None
         self._sweep_timer: Timer | None = None
+        self._synchronizing: asyncio.Task[None] | None = None
 
     async def open(self, *, retry_forever: bool) -> None:
         """Open the store, set the clock to the store's time, and start the committer and the sweep."""
         await self.read(lambda: self.store.open(shards=self.config.shards), retry_forever=retry_forever)
         try:
-            offset = await self.store.now() - self.clock.now()
+            await self.clock.synchronize()
         except BaseException:
             await self.store.close()
             raise
-        if abs(offset) > 0.001:
-            self.clock = OffsetClock(self.clock, offset)
         self.committer.start()
         self._unsubscribe = self.store.on_change(self._on_change_hint)
         self._sweep()
@@ -68,11 +75,14 @@ class StoreSession:
         """
         return await retry_store_call(call, self.clock, self.config.store_retry, retry_forever=retry_forever)
 
-    async def close(self) -> None:
-        """Wait for the results of submitted writes, then close the store."""
-        await self.committer.wait_idle(CLOSE_TIMEOUT_SECONDS)
+    async def close(self, writes_timeout: float = WRITES_TIMEOUT_SECONDS) -> None:
+        """Wait for the results of submitted writes, then close the store. Callers without a result get an error."""
+        if not await self.committer.wait_idle(writes_timeout):
+            error = StoreError("closed before the store confirmed the write; repeat the call", retryable=True)
+            self.committer.reject_callers(error)
         await self.abandon()
-        await self.store.close()
+        if not await wait_within(self.clock, CLOSE_TIMEOUT_SECONDS, self.store.close()):
+            LOGGER.warning("Connections to the store do not respond; closed them without waiting")
 
     async def abandon(self) -> None:
         """Stop at once, as in a crash: queued writes are lost, and the store stays open."""
@@ -81,6 +91,8 @@ class StoreSession:
             self._unsubscribe = None
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
+        if self._synchronizing is not None:
+            self._synchronizing.cancel()
         await self.committer.stop()
 
     def _on_change_hint(self, run_ids: frozenset[str] | None) -> None:
@@ -93,6 +105,18 @@ class StoreSession:
         self.waiters.notify(None)
         sweep_at = self.clock.now() + self.config.seconds("sweep_interval")
         self._sweep_timer = self.clock.call_at(sweep_at, self._sweep)
+        self._synchronize_if_needed()
+
+    def _synchronize_if_needed(self) -> None:
+        """Measure the store's time, unless a worker in this process did so when it renewed its lease."""
+        synchronized_at = self.clock.synchronized_at or 0.0
+        is_due = self.clock.now() - synchronized_at > self.config.seconds("lease") / 2
+        if is_due and (self._synchronizing is None or self._synchronizing.done()):
+            self._synchronizing = asyncio.get_running_loop().create_task(self._synchronize())
+
+    async def _synchronize(self) -> None:
+        with contextlib.suppress(StoreError):  # the next sweep tries again
+            await self.clock.synchronize()
 
 
 async def retry_store_call(

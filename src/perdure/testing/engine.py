@@ -86,7 +86,8 @@ class TestEngine(WatchedEngine):
             self._home = asyncio.get_running_loop()
             if self._refuse_blocking:
                 self._guard.enter_context(blocking_refused())
-        await super().open()
+        if self._runtime is None:
+            await super().open()
 
     async def shutdown(self, grace: float | timedelta | None = None) -> None:
         """Drop all runs without waiting for them, and stop all mocks."""

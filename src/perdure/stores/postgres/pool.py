@@ -119,13 +119,16 @@ class ConnectionPool:
         if self._closed:
             return
         self._closed = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.target.timeout):
-                for _ in range(self.target.connections):
-                    await self._free.acquire()
-        for connection in self.in_use:
-            connection.terminate()
-        await asyncio.gather(*map(close_connection, self._idle))
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.target.timeout):
+                    for _ in range(self.target.connections):
+                        await self._free.acquire()
+            await asyncio.gather(*map(close_connection, self._idle))
+        finally:  # also if the caller stops waiting for a server that does not respond
+            for connection in (*self.in_use, *self._idle):
+                if not connection.is_closed():
+                    connection.terminate()
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:

@@ -81,8 +81,10 @@ class PostgresStore:
         connection = await pool.connect()
         try:
             await schema.prepare(connection, self._target, shards)
-        finally:
-            await close_connection(connection)
+        except BaseException:
+            connection.terminate()  # without waiting: the server may not respond
+            raise
+        await close_connection(connection)
 
     async def close(self) -> None:
         if self._opened == 0:
@@ -91,10 +93,12 @@ class PostgresStore:
         if self._opened == 0:
             listener, self._listener = self._listener, None
             pool, self._pool = self._pool, None
-            if listener is not None:
-                await listener.stop()
-            if pool is not None:
-                await pool.close()
+            try:
+                if listener is not None:
+                    await listener.stop()
+            finally:  # also if the caller stops waiting for a server that does not respond
+                if pool is not None:
+                    await pool.close()
 
     async def now(self) -> float:
         return await worker_queries.now(self._open)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import apsw
 
-from perdure.clock import SYSTEM_CLOCK, Clock
+from perdure.clock import WALL_CLOCK, Clock
 from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
 from perdure.model.records import (
@@ -55,7 +55,7 @@ class SqliteStore:
         self,
         path: str,
         *,
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Clock = WALL_CLOCK,
         synchronous: str = "full",
         busy_timeout: float = 5.0,
         commit_on_loop: bool = False,
