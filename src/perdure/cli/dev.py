@@ -58,12 +58,13 @@ def dev(
         if not json:
             watched = ", ".join(map(str, folders))
             print_out(literal(f"Store {redact_password(url)}. Watching {watched}. Press Ctrl+C to stop."))
-        asyncio.run(_dev(url, worker_command(parsed, url, pool, concurrency), folders, json=json))
+        asyncio.run(_dev(url, worker_command(parsed, pool, concurrency), folders, json=json))
 
 
-def worker_command(target: Target, url: str, pool: str | None, concurrency: int | None) -> list[str]:
+def worker_command(target: Target, pool: str | None, concurrency: int | None) -> list[str]:
+    """Return the command of the worker, without the store: other users of the machine can read command lines."""
     program = [sys.executable, "-m", "perdure.cli"]
-    command = [*program, "worker", target.text, "--store", url, "--grace", "2", "--refuse-blocking"]
+    command = [*program, "worker", target.text, "--grace", "2", "--refuse-blocking"]
     if pool is not None:
         command += ["--pool", pool]
     if concurrency is not None:
@@ -77,13 +78,16 @@ def worker_command(target: Target, url: str, pool: str | None, concurrency: int 
 class WorkerProcess:
     """The worker's process. It exits when the code cannot be imported; the next change of a file starts it again."""
 
-    def __init__(self, command: list[str], *, json: bool) -> None:
+    def __init__(self, command: list[str], url: str, *, json: bool) -> None:
         self._command = command
+        self._environment = {**os.environ, "PERDURE_STORE": url}
         self._stdout = sys.stderr if json else None  # the code's own output must not mix with JSON
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        self._process = subprocess.Popen(self._command, stdout=self._stdout, stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            self._command, stdout=self._stdout, stdin=subprocess.DEVNULL, env=self._environment
+        )
 
     def ended(self) -> int | None:
         """Return the exit code, once, if the process ended without `stop`."""
@@ -125,7 +129,7 @@ async def _dev(url: str, command: list[str], folders: list[Path], *, json: bool)
 
     from perdure.client.client import Client
 
-    worker, reporter, stop = WorkerProcess(command, json=json), DevReporter(json=json), stop_event()
+    worker, reporter, stop = WorkerProcess(command, url, json=json), DevReporter(json=json), stop_event()
     async with Client(url) as client:
         worker.start()
         jobs = (stop.wait(), report_runs(client, reporter), _reload_on_change(worker, folders, reporter))
