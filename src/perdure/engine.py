@@ -55,9 +55,9 @@ class Engine(Client):
 
     async def shutdown(self, grace: float | timedelta | None = None) -> None:
         """Stop claiming runs, let steps finish within `grace`, release all runs and close the store."""
+        seconds = self._session.config.seconds("grace") if grace is None else check_seconds("grace", grace)
         runtime = self._detach()
         if runtime is not None:
-            seconds = self._session.config.seconds("grace") if grace is None else check_seconds("grace", grace)
             await runtime.stop(seconds)
         await super().shutdown()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from perdure.client.client import Client
-from perdure.client.run_export import parse_snapshot
+from perdure.client.run_export import check_payloads, parse_snapshot
 from perdure.errors import RunConflict
 from perdure.model.ids import new_token, shard_of
 from perdure.model.records import Hold, RunRecord, RunStatus, Wait, WorkerRecord
@@ -25,6 +25,7 @@ async def import_run(client: Client, data: object, *, run_id: str | None = None)
     snapshot = parse_snapshot(data)
     session = client._session
     config, now = session.config, session.clock.now()
+    check_payloads(snapshot, config.max_payload_bytes)
     new_id = snapshot.record.id if run_id is None else check_name("a run's id", run_id)
     worker = WorkerRecord(
         id=f"import-{new_token()}", pool="import", workflows=(), lease_until=now + LEASE_SECONDS, started_at=now

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from perdure.clock import Clock, OffsetClock, Timer, sleep_on
-from perdure.codec import JSON, Codec
+from perdure.codec import Codec, JsonCodec
 from perdure.config import EngineConfig
 from perdure.errors import StoreError
 from perdure.execution.committer import Committer
@@ -25,10 +25,10 @@ CLOSE_TIMEOUT_SECONDS = 5.0  # how long a shutdown waits for the results of subm
 class StoreSession:
     """A store as one process uses it. Created in a running event loop, and used from that loop only."""
 
-    def __init__(self, store: Store, clock: Clock, config: EngineConfig, codec: Codec = JSON) -> None:
+    def __init__(self, store: Store, clock: Clock, config: EngineConfig) -> None:
         self.store = store
         self.config = config
-        self.codec = codec
+        self.codec: Codec = JsonCodec(config.max_payload_bytes)
         self.clock = clock
         self.waiters = RunWaiters()
         self.committer = Committer(store, clock, config.store_retry)
