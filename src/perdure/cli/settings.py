@@ -14,6 +14,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 from perdure.cli.session import UsageError
 
@@ -68,7 +69,7 @@ def existing_store(url: str) -> str:
 def _file_of(url: str) -> Path | None:
     scheme, _, rest = url.partition(":///")
     name = rest.partition("?")[0]
-    return Path(name) if scheme == "sqlite" and name else None
+    return Path(unquote(name)) if scheme == "sqlite" and name else None
 
 
 def _anchored(url: str, folder: Path) -> str:
@@ -77,7 +78,7 @@ def _anchored(url: str, folder: Path) -> str:
     if path is None or path.is_absolute():
         return url
     _, mark, options = url.partition("?")
-    return f"sqlite:///{folder / path}{mark}{options}"
+    return f"sqlite:///{quote(str(folder / path))}{mark}{options}"
 
 
 def _read(file: Path) -> dict[str, object] | None:
