@@ -163,7 +163,7 @@ def literal(text: object) -> Any:
     """Return user text as is: square brackets in it are not markup."""
     from rich.text import Text
 
-    return Text(str(text))
+    return Text(printable(str(text)))
 
 
 def printable(text: str) -> str:

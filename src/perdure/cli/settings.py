@@ -57,13 +57,20 @@ def store_url(given: str | None) -> str:
 def existing_store(url: str) -> str:
     """Return the URL; raise `UsageError` if it is a SQLite file that does not exist. Reading must not create one."""
     path = _file_of(url)
-    if path is not None and not path.exists():
+    if path is not None and not _exists(path):
         raise UsageError(
             f"there is no file {path}",
             f"name the store with --store or PERDURE_STORE; `perdure migrate --store {url}` creates an empty one",
             code=3,
         )
     return url
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # no file can have this name
+        return False
 
 
 def _file_of(url: str) -> Path | None:

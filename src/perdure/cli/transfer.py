@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from perdure.cli import options
-from perdure.cli.output import counted, literal, print_json, print_out
+from perdure.cli.output import counted, literal, print_json, print_out, printable
 from perdure.cli.session import UsageError, error_reporting, with_client
 from perdure.cli.settings import existing_store, store_url
 
@@ -35,7 +35,7 @@ def export(
         except OSError as error:
             raise UsageError(f"{output} cannot be written: {error.strerror}", "use another path") from None
         if json:
-            print_json({"run": id, "file": str(output), "entries": len(data["entries"])})
+            print_json({"run": id, "file": printable(str(output)), "entries": len(data["entries"])})
         else:
             print_out(literal(f"Exported run {id} to {output} ({counted(len(data['entries']), 'history row')})"))
 

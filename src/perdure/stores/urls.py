@@ -19,6 +19,7 @@ _SHOWN_OPTIONS = (
     *("target_session_attrs", "socket_timeout", "socket_connect_timeout", "client_name", "max_connections"),
 )
 _SECRET_OPTION = re.compile(r"pass|pwd|secret|token|key|auth", re.IGNORECASE)
+_SECRET_ASSIGNMENT = re.compile(rf"[?&][^=&]*({_SECRET_OPTION.pattern})[^=&]*=", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _OPTION = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*=.*", re.DOTALL)
 _HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::(\d*))?")
@@ -59,9 +60,10 @@ def redact_password(url: str) -> str:
         server, question, query = rest.partition("?")
         login, at, host = server.rpartition("@")
     else:
-        # The last @ most likely ends the login. Without one, all that follows the user may be the password.
+        # The last @ most likely ends the login. Without one, all that follows the user may be the password; and so may
+        # all that follows an option that is one.
         login, at, end = rest.rpartition("@")
-        if not at:
+        if not at or _SECRET_ASSIGNMENT.search(login):
             return f"{scheme}{separator}{_user_of(rest)}:{HIDDEN}"
         host, question, query = end.partition("?")
     shown_query = "&".join(map(_redact_option, query.split("&"))) if query else ""
