@@ -6,11 +6,15 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from perdure.errors import InvalidArgument
-from perdure.model.validation import check_count, check_seconds
+from perdure.model.validation import check_count, check_seconds, describe_value
 from perdure.retry import Retry
 
 Duration = float | timedelta
 DAY = 86_400.0
+COUNTS = (
+    *("shards", "resident_runs", "max_concurrent_steps", "max_recoveries", "max_pending_events"),
+    "max_payload_bytes",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +30,7 @@ class EngineConfig:
     max_recoveries       recoveries after which a run is held as a poison run
     event_retention      retention of unconsumed topic events, and of the ids of consumed events
     max_pending_events   maximum number of unread events in a mailbox or topic; more are rejected
+    max_payload_bytes    maximum size of one encoded value (argument, result, event, ...); larger ones are rejected
     run_retention        retention of ended runs
     store_retry          delays while the store is unavailable; a caller gives up after its attempts, a run does not
     grace                how long `shutdown` waits for running steps
@@ -40,6 +45,7 @@ class EngineConfig:
     max_recoveries: int = 10
     event_retention: Duration = 7 * DAY
     max_pending_events: int = 10_000
+    max_payload_bytes: int = 64 * 2**20
     run_retention: Duration = 30 * DAY
     store_retry: Retry = field(default_factory=lambda: Retry(max_attempts=12, initial=0.05, max_delay=5.0))
     grace: Duration = 10.0
@@ -49,10 +55,10 @@ class EngineConfig:
             self._set_seconds(duration, zero=False)
         for duration in ("timer_resolution", "event_retention", "run_retention", "grace"):
             self._set_seconds(duration, zero=True)
-        for count in ("shards", "resident_runs", "max_concurrent_steps", "max_recoveries", "max_pending_events"):
+        for count in COUNTS:
             check_count(f"EngineConfig.{count}", getattr(self, count))
         if not isinstance(self.store_retry, Retry):
-            raise InvalidArgument(f"EngineConfig.store_retry must be a Retry, not {self.store_retry!r}")
+            raise InvalidArgument(f"EngineConfig.store_retry must be a Retry, not {describe_value(self.store_retry)}")
 
     def _set_seconds(self, name: str, *, zero: bool) -> None:
         object.__setattr__(self, name, check_seconds(f"EngineConfig.{name}", getattr(self, name), zero=zero))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from perdure.errors import CriticalError, InvalidArgument
-from perdure.model.validation import check_count, check_seconds
+from perdure.model.validation import check_count, check_number, check_seconds
 
 RetryOn = type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
 
@@ -33,10 +33,8 @@ class Retry:
         check_count("Retry.max_attempts", self.max_attempts)
         check_seconds("Retry.initial", self.initial)
         check_seconds("Retry.max_delay", self.max_delay)
-        if not self.factor >= 1.0:
-            raise InvalidArgument(f"Retry.factor must be at least 1, not {self.factor}")
-        if not 0.0 <= self.jitter <= 1.0:
-            raise InvalidArgument(f"Retry.jitter must be between 0 and 1, not {self.jitter}")
+        check_number("Retry.factor", self.factor, 1.0)
+        check_number("Retry.jitter", self.jitter, 0.0, 1.0)
         types = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
         if not all(callable(kind) for kind in types):
             raise InvalidArgument("Retry.retry_on must be an exception type, a tuple of them, or a predicate")

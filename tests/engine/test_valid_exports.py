@@ -33,7 +33,7 @@ async def test_run_is_imported_before_and_after_rewind_fork_and_cancel(h):
     engine = await h.engine(rich_run, rich_child)
     await engine.start(rich_run, Order("1"), id="rich")
     await engine.send("rich", Paid("ada"))
-    copies = []
+    copies: list[str] = []
 
     async def copy(run_id: str) -> None:
         copies.append(await import_run(engine, await engine.export_history(run_id), run_id=f"copy-{len(copies)}"))

@@ -20,6 +20,7 @@ from perdure.client.views import DeadLetterView, RunDescription, dead_letter_vie
 from perdure.clock import to_datetime
 from perdure.model.queries import RunQuery
 from perdure.model.records import RunRecord, RunStatus, WorkerRecord
+from perdure.model.validation import check_text
 
 PAGE = 500
 OVERDUE_AFTER_SECONDS = 60.0  # work that is due at once and older than this is reported
@@ -96,8 +97,8 @@ async def workers_of(client: Client) -> list[WorkerView]:
 
 async def find_dead_letter(client: Client, dead_letter_id: str) -> DeadLetterView | None:
     """Return one dead letter; None if it does not exist."""
-    session = client._session
-    dead_letter = await session.read(partial(session.store.dead_letter, dead_letter_id))
+    session, checked_id = client._session, check_text("a dead letter's id", dead_letter_id)
+    dead_letter = await session.read(partial(session.store.dead_letter, checked_id))
     return None if dead_letter is None else dead_letter_view(dead_letter, session.codec)
 
 

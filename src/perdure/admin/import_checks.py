@@ -18,13 +18,13 @@ from perdure.codec import Codec
 from perdure.errors import InvalidArgument, InvalidPayload
 from perdure.model.locations import scope_of
 from perdure.model.records import Entry, EntryStatus, Message, RunRecord, RunResult, RunStatus
-from perdure.model.validation import check_name, check_seconds
+from perdure.model.validation import check_name, check_seconds, check_tags
 from perdure.runner.compensations import CompensationRecord
 from perdure.runner.function_names import has_valid_form
 from perdure.runner.runner import Runner, RunStart
 from perdure.stores.results import Snapshot
 from perdure.workflows.context import Context, RunInfo
-from perdure.workflows.definition import Workflow, WorkflowOptions, check_tags
+from perdure.workflows.definition import Workflow, WorkflowOptions
 from perdure.workflows.events import POLICIES
 
 MAX_COUNT = 2**30  # of generations and attempts; a store adds to them

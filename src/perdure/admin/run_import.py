@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from perdure.admin.import_checks import MAX_TIME, check_snapshot
 from perdure.client.client import Client
 from perdure.client.rewind import CHILD_REQUESTS, as_detached_child
-from perdure.client.run_export import parse_snapshot
+from perdure.client.run_export import check_payloads, parse_snapshot
 from perdure.errors import RunConflict, StoreError
 from perdure.model.ids import new_token, shard_of
 from perdure.model.records import Hold, Message, RunRecord, RunStatus, Wait, WorkerRecord
@@ -31,6 +31,7 @@ async def import_run(client: Client, data: object, *, run_id: str | None = None)
     snapshot = _detach(exported)
     check_snapshot(snapshot, session.codec)
     config, now = session.config, session.clock.now()
+    check_payloads(snapshot, config.max_payload_bytes)
     worker = WorkerRecord(
         id=f"import-{new_token()}", pool="import", workflows=(), lease_until=now + LEASE_SECONDS, started_at=now
     )

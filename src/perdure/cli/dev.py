@@ -61,12 +61,13 @@ def dev(
             watched = ", ".join(map(str, folders))
             print_out(literal(f"Store {redact_password(url)}. Watching {watched}. Press Ctrl+C to stop."))
         linter = [*PROGRAM, "lint", parsed.text] if lint else None
-        worker = WorkerProcess(worker_command(parsed, url, pool, concurrency), linter, json=json)
+        worker = WorkerProcess(worker_command(parsed, pool, concurrency), url, linter, json=json)
         asyncio.run(_dev(url, worker, folders, json=json))
 
 
-def worker_command(target: Target, url: str, pool: str | None, concurrency: int | None) -> list[str]:
-    command = [*PROGRAM, "worker", target.text, "--store", url, "--grace", "2", "--refuse-blocking"]
+def worker_command(target: Target, pool: str | None, concurrency: int | None) -> list[str]:
+    """Return the command of the worker, without the store: other users of the machine can read command lines."""
+    command = [*PROGRAM, "worker", target.text, "--grace", "2", "--refuse-blocking"]
     if pool is not None:
         command += ["--pool", pool]
     if concurrency is not None:
@@ -83,16 +84,19 @@ class WorkerProcess:
     `linter` is a command whose findings are printed to stderr before each start. The worker reports import errors.
     """
 
-    def __init__(self, command: list[str], linter: list[str] | None = None, *, json: bool) -> None:
+    def __init__(self, command: list[str], url: str, linter: list[str] | None = None, *, json: bool) -> None:
         self._command = command
         self._linter = linter
+        self._environment = {**os.environ, "PERDURE_STORE": url}
         self._stdout = sys.stderr if json else None  # the code's own output must not mix with JSON
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         if self._linter is not None:
             subprocess.run(self._linter, stdout=sys.stderr, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
-        self._process = subprocess.Popen(self._command, stdout=self._stdout, stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            self._command, stdout=self._stdout, stdin=subprocess.DEVNULL, env=self._environment
+        )
 
     def ended(self) -> int | None:
         """Return the exit code, once, if the process ended without `stop`."""

@@ -73,6 +73,7 @@ def _print(out: Console, what: RenderableType) -> None:
 
 
 def errors_to(kind: str, message: str, advice: str, run_id: str | None, *, json: bool) -> None:
+    message, advice = printable(message), printable(advice)
     if json:
         import msgspec
 
@@ -162,7 +163,12 @@ def literal(text: object) -> Any:
     """Return user text as is: square brackets in it are not markup."""
     from rich.text import Text
 
-    return Text(str(text))
+    return Text(printable(str(text)))
+
+
+def printable(text: str) -> str:
+    """Return text with bytes of the command line that are not UTF-8 written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def now() -> datetime:

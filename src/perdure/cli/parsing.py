@@ -38,12 +38,15 @@ def json_value(text: str) -> Any:
     """Parse JSON from the command line or, for `-`, from stdin."""
     import msgspec
 
-    source = sys.stdin.read() if text == "-" else text
+    source = sys.stdin.buffer.read() if text == "-" else text.encode("utf-8", "surrogateescape")
     try:
         return msgspec.json.decode(source)
-    except msgspec.DecodeError as error:
-        advice = """quote it for the shell: '{"id": 42}' or '"text"'"""
-        raise UsageError(f"{source[:40]} is not valid JSON: {error}", advice) from None
+    except RecursionError:
+        reason = "it nests too deep"
+    except (msgspec.DecodeError, UnicodeError) as error:
+        reason = str(error)
+    advice = """quote it for the shell: '{"id": 42}' or '"text"'"""
+    raise UsageError(f"{source[:40].decode('utf-8', 'replace')} is not valid JSON: {reason}", advice)
 
 
 def _by_parameter(workflow: str, names: list[str], value: Any) -> dict[str, Any]:
@@ -102,9 +105,9 @@ def tags_of(given: Sequence[str] | None) -> dict[str, str] | None:
 def duration(text: str) -> timedelta:
     """Parse `90s`, `2h`, `7d`, `1h30m`, or a number of seconds."""
     found = _LENGTH.findall(text)
-    if found and _LENGTH.sub("", text).strip() == "":
-        return sum((timedelta(**{_UNITS[unit]: float(number)}) for number, unit in found), timedelta(0))
     try:
+        if found and _LENGTH.sub("", text).strip() == "":
+            return sum((timedelta(**{_UNITS[unit]: float(number)}) for number, unit in found), timedelta(0))
         return timedelta(seconds=float(text))
     except (ValueError, OverflowError):
         raise UsageError(f"{text!r} is not a duration", "use 90s, 30m, 2h or 7d") from None
@@ -112,10 +115,10 @@ def duration(text: str) -> timedelta:
 
 def time_of(text: str) -> datetime:
     """Parse a time: a duration before now, or ISO 8601 (UTC if it has no zone)."""
-    if _LENGTH.match(text) and _LENGTH.sub("", text).strip() == "":
-        return now() - duration(text)
     try:
+        if _LENGTH.match(text) and _LENGTH.sub("", text).strip() == "":
+            return now() - duration(text)
         at = datetime.fromisoformat(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise UsageError(f"{text!r} is not a time", "use 2h, 7d, or 2026-01-31T12:00Z") from None
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)

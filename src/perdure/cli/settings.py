@@ -14,6 +14,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 from perdure.cli.session import UsageError
 
@@ -56,7 +57,7 @@ def store_url(given: str | None) -> str:
 def existing_store(url: str) -> str:
     """Return the URL; raise `UsageError` if it is a SQLite file that does not exist. Reading must not create one."""
     path = _file_of(url)
-    if path is not None and not path.exists():
+    if path is not None and not _exists(path):
         raise UsageError(
             f"there is no file {path}",
             f"name the store with --store or PERDURE_STORE; `perdure migrate --store {url}` creates an empty one",
@@ -65,10 +66,17 @@ def existing_store(url: str) -> str:
     return url
 
 
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # no file can have this name
+        return False
+
+
 def _file_of(url: str) -> Path | None:
     scheme, _, rest = url.partition(":///")
     name = rest.partition("?")[0]
-    return Path(name) if scheme == "sqlite" and name else None
+    return Path(unquote(name)) if scheme == "sqlite" and name else None
 
 
 def _anchored(url: str, folder: Path) -> str:
@@ -77,7 +85,7 @@ def _anchored(url: str, folder: Path) -> str:
     if path is None or path.is_absolute():
         return url
     _, mark, options = url.partition("?")
-    return f"sqlite:///{folder / path}{mark}{options}"
+    return f"sqlite:///{quote(str(folder / path))}{mark}{options}"
 
 
 def _read(file: Path) -> dict[str, object] | None:

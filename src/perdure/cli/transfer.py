@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from perdure.cli import options
-from perdure.cli.output import counted, literal, print_json, print_out
+from perdure.cli.output import counted, literal, print_json, print_out, printable
 from perdure.cli.session import UsageError, error_reporting, with_client
 from perdure.cli.settings import existing_store, store_url
 
@@ -30,9 +30,12 @@ def export(
             return
         import msgspec
 
-        output.write_bytes(msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
+        try:
+            output.write_bytes(msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
+        except OSError as error:
+            raise UsageError(f"{output} cannot be written: {error.strerror}", "use another path") from None
         if json:
-            print_json({"run": id, "file": str(output), "entries": len(data["entries"])})
+            print_json({"run": id, "file": printable(str(output)), "entries": len(data["entries"])})
         else:
             print_out(literal(f"Exported run {id} to {output} ({counted(len(data['entries']), 'history row')})"))
 
@@ -68,7 +71,8 @@ def _read(file: Path) -> Any:
         return msgspec.json.decode(text)
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}", code=3) from None
-    except msgspec.DecodeError as error:
-        raise UsageError(
-            f"{file} is not valid JSON: {error}", "use a file written by perdure export ID -o FILE"
-        ) from None
+    except RecursionError:
+        reason = "it nests too deep"
+    except (msgspec.DecodeError, UnicodeError) as error:
+        reason = str(error)
+    raise UsageError(f"{file} is not valid JSON: {reason}", "use a file written by perdure export ID -o FILE")

@@ -24,7 +24,7 @@ from perdure.clock import SYSTEM_CLOCK, Clock
 from perdure.config import EngineConfig
 from perdure.model.queries import RunQuery
 from perdure.model.records import RunStatus
-from perdure.model.validation import check_name
+from perdure.model.validation import check_name, check_seconds
 from perdure.stores.protocol import Store
 from perdure.workflows.context import Context
 from perdure.workflows.definition import BoundWorkflow, Workflow
@@ -81,6 +81,8 @@ class Client:
 
     async def shutdown(self, grace: float | timedelta | None = None) -> None:
         """Close the store; `async with` calls it."""
+        if grace is not None:
+            check_seconds("grace", grace)
         await self._session.close()
 
     # --- start

@@ -8,7 +8,7 @@ from perdure.errors import RunConflict, StoreError
 from perdure.execution.store_writes import build_end_run, cancel_message, raise_for_delivery
 from perdure.model.ids import new_run_id, new_token, shard_of
 from perdure.model.records import Message
-from perdure.model.validation import check_name
+from perdure.model.validation import check_name, check_text
 from perdure.stores.results import AlreadyStarted, Committed, IdTaken, MessageDelivered, WriteResult
 
 MAX_REWIND_ATTEMPTS = 20  # a busy run may commit a turn between the read and the write of a rewind
@@ -21,6 +21,7 @@ class ControlClient:
         self._session = session
 
     async def cancel(self, run_id: str) -> bool:
+        run_id = check_name("a run's id", run_id)
         message_id, now = f"cancel/{new_token()}", self._session.clock.now()
         result = await self._end(run_id, only_if_not_started=True)
         if isinstance(result, AlreadyStarted):
@@ -29,13 +30,16 @@ class ControlClient:
         return isinstance(result, Committed)
 
     async def terminate(self, run_id: str) -> bool:
-        return isinstance(await self._end(run_id, only_if_not_started=False), Committed)
+        result = await self._end(check_name("a run's id", run_id), only_if_not_started=False)
+        return isinstance(result, Committed)
 
     async def resume(self, run_id: str) -> None:
+        run_id = check_name("a run's id", run_id)
         message = Message(id=f"resume/{new_token()}", kind="resume", sent_at=self._session.clock.now())
         raise_for_delivery(run_id, await self._session.deliver(run_id, message))
 
     async def rewind(self, run_id: str, location: str) -> None:
+        run_id, location = check_name("a run's id", run_id), check_text("a location", location)
         session, turn_id = self._session, new_token()
         for _ in range(MAX_REWIND_ATTEMPTS):
             snapshot = await session.load_snapshot(run_id)
@@ -51,9 +55,10 @@ class ControlClient:
 
     async def fork(self, run_id: str, location: str, new_id: str | None) -> str:
         """Return the id of the new run."""
-        session = self._session
+        session, location = self._session, check_text("a location", location)
+        chosen_id = None if new_id is None else check_name("a run's id", new_id)
         snapshot, now = await session.load_snapshot(run_id), session.clock.now()
-        fork_id = new_run_id(now) if new_id is None else check_name("a run's id", new_id)
+        fork_id = chosen_id or new_run_id(now)
         shard = shard_of(fork_id, session.config.shards)
         write = plan_fork(snapshot, location, run_id=fork_id, created_by=new_token(), shard=shard, now=now)
         if isinstance(await session.committer.write(write), IdTaken):
@@ -62,7 +67,6 @@ class ControlClient:
         return fork_id
 
     async def _end(self, run_id: str, *, only_if_not_started: bool) -> WriteResult:
-        check_name("a run's id", run_id)
         session, now = self._session, self._session.clock.now()
         write = build_end_run(run_id, new_token(), now, session.config, only_if_not_started=only_if_not_started)
         result = await session.committer.write(write)

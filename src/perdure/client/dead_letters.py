@@ -9,8 +9,9 @@ from perdure.client.views import DeadLetterView, dead_letter_view
 from perdure.errors import WorkflowMisuse
 from perdure.execution.store_writes import build_publish, fan_out_all, raise_for_delivery
 from perdure.model.ids import new_token
+from perdure.model.queries import MAX_LIMIT
 from perdure.model.records import DeadLetter
-from perdure.model.validation import check_count, check_name
+from perdure.model.validation import check_count, check_name, check_text
 from perdure.stores.results import DeadLetterMissing
 from perdure.stores.writes import DeliverMessage, PublishEvent, ReplayDeadLetter
 from perdure.workflows.events import EventOptions, build_message, build_topic_event, event_name
@@ -25,12 +26,15 @@ class DeadLetterClient:
     async def dead_letters(self, event: Any, kind: str | None, limit: int, after: str | None) -> list[DeadLetterView]:
         session = self._session
         name = None if event is None else event_name(event)
-        check_count("limit", limit)
+        kind = None if kind is None else check_name("a dead letter's kind", kind)
+        after = None if after is None else check_text("after", after)
+        check_count("limit", limit, maximum=MAX_LIMIT)
         page = await session.read(lambda: session.store.dead_letters(limit, after, kind=kind, event=name))
         return [dead_letter_view(dead_letter, session.codec) for dead_letter in page]
 
     async def replay(self, dead_letter_id: str, to: str | None) -> bool:
-        session = self._session
+        session, dead_letter_id = self._session, check_text("a dead letter's id", dead_letter_id)
+        to = None if to is None else check_name("a run's id", to)
         dead_letter = await session.read(lambda: session.store.dead_letter(dead_letter_id))
         if dead_letter is None:
             return False
@@ -47,7 +51,7 @@ class DeadLetterClient:
         return True
 
     async def remove(self, dead_letter_id: str) -> bool:
-        session = self._session
+        session, dead_letter_id = self._session, check_text("a dead letter's id", dead_letter_id)
         return await session.read(lambda: session.store.remove_dead_letter(dead_letter_id))
 
     def _build_replay(self, dead_letter: DeadLetter, to: str | None) -> DeliverMessage | PublishEvent:
@@ -66,7 +70,6 @@ class DeadLetterClient:
         if to is None:
             event = build_topic_event(options, dead_letter.value, event_id=event_id, id=id, sent_at=now)
             return build_publish(event, config, now)
-        check_name("a run's id", to)
         message = build_message(options, dead_letter.value, event_id=event_id, id=id, sent_at=now)
         return DeliverMessage(run_id=to, message=message, now=now, limit=config.max_pending_events)
 

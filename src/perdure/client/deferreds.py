@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from perdure.client.session import ClientSession
+from perdure.codec.failures import error_to_record_lossy
 from perdure.errors import InvalidArgument, InvalidToken
-from perdure.execution.external_effects import error_to_record_lossy
 from perdure.model.records import Message, RunResult, RunStatus, SigningKey
-from perdure.model.validation import check_name
+from perdure.model.validation import check_name, describe_value
 from perdure.stores.results import MessageDelivered, RunMissing
 from perdure.workflows.tokens import KEY_ACTIVATION_DELAY_SECONDS, KEYS, make_token, read_token
 
@@ -29,15 +29,15 @@ class DeferredClient:
         if isinstance(error, str):
             error = Exception(error)
         elif not isinstance(error, BaseException):
-            raise InvalidArgument(f"a deferred fails with an exception or a text, not with {error!r}")
+            raise InvalidArgument(f"a deferred fails with an exception or a text, not with {describe_value(error)}")
         record = error_to_record_lossy(error, self._session.codec)
         return await self._complete(token, RunResult(RunStatus.FAILED, error=record))
 
     async def deferred_token(self, run_id: str, name: str) -> str:
-        check_name("a deferred's name", name)
+        name = check_name("a deferred's name", name)
         record = await self._session.get_run(run_id)
         first_executed_at = record.created_at if record.first_executed_at is None else record.first_executed_at
-        return make_token(await self._keys(), run_id, record.epoch, name, at=first_executed_at)
+        return make_token(await self._keys(), record.id, record.epoch, name, at=first_executed_at)
 
     async def rotate_keys(self) -> None:
         session = self._session

@@ -31,12 +31,13 @@ class MessageClient:
         self, run_id: str, event: Any, timeout: float | timedelta | None, payload: Any, event_id: str | None
     ) -> Any:
         seconds = None if timeout is None else check_seconds("timeout", timeout)
+        run_id = check_name("a run's id", run_id)
         sent_id = await self._send(run_id, event, payload, event_id, wants_reply=True)
         return await self._wait_for_reply(run_id, sent_id, seconds)
 
     async def broadcast(self, event: Any, event_id: str | None) -> int:
         if isinstance(event, str):
-            raise InvalidArgument(f"broadcast takes an event; use emit({event!r}, value) to send a value to a topic")
+            raise InvalidArgument("broadcast takes an event; use emit(topic, value) to send a value to a topic")
         return await self._publish(event, None, event_id)
 
     async def emit(self, topic: str, payload: Any, event_id: str | None) -> int:
@@ -47,6 +48,7 @@ class MessageClient:
         options, body = encode_event(event, payload, session.codec)
         name, now = _check_event_id(event_id), session.clock.now()
         message = build_message(options, body, event_id=name, sent_at=now, wants_reply=wants_reply)
+        run_id = check_name("a run's id", run_id)
         raise_for_delivery(run_id, await session.deliver(run_id, message, session.config.max_pending_events))
         return name
 

@@ -20,10 +20,10 @@ from perdure.client.views import (
     published_values,
     waiting_reasons,
 )
-from perdure.errors import RunCancelled, RunFailed
+from perdure.errors import InvalidArgument, RunCancelled, RunFailed
 from perdure.model.queries import RunQuery
 from perdure.model.records import RunRecord, RunStatus
-from perdure.model.validation import check_name, check_seconds
+from perdure.model.validation import check_name, check_seconds, describe_value
 from perdure.workflows.definition import REGISTRY, Workflow
 from perdure.workflows.types import Complete
 
@@ -91,22 +91,21 @@ class QueryClient:
     async def describe(self, run_id: str) -> RunDescription:
         record = await self._session.get_run(run_id)
         reasons = waiting_reasons(record, await self._has_live_worker(record))
-        return describe_run(record, self._session.codec, reasons, await self._published_values(run_id))
+        return describe_run(record, self._session.codec, reasons, await self._published_values(record.id))
 
     async def published(self, run_id: str) -> dict[str, Any]:
-        await self._session.get_run(run_id)
-        return await self._published_values(run_id)
+        return await self._published_values((await self._session.get_run(run_id)).id)
 
     async def history(self, run_id: str) -> list[HistoryEntry]:
         session = self._session
-        await session.get_run(run_id)
-        return build_history(await session.read(lambda: session.store.history(run_id)), session.codec)
+        record = await session.get_run(run_id)
+        return build_history(await session.read(lambda: session.store.history(record.id)), session.codec)
 
     async def export_history(self, run_id: str) -> dict[str, Any]:
         return export_snapshot(await self._session.load_snapshot(run_id))
 
     async def watch(self, run_id: str) -> AsyncIterator[HistoryEntry]:
-        session, position = self._session, 0
+        run_id, session, position = check_name("a run's id", run_id), self._session, 0
         clock, waiters = session.clock, session.waiters
         since = clock.now()
         while True:
@@ -124,6 +123,8 @@ class QueryClient:
                 waiters.remove(run_id, change, end=False)
 
     async def runs(self, query: RunQuery | None) -> RunList:
+        if query is not None and not isinstance(query, RunQuery):
+            raise InvalidArgument(f"runs takes a RunQuery, not {describe_value(query)}")
         session = self._session
         page = await session.read(lambda: session.store.runs(query or RunQuery()))
         return RunList(tuple(describe_run(record, session.codec) for record in page.runs), page.next)

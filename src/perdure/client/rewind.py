@@ -42,6 +42,7 @@ CHILD_REQUESTS = ("stop", "watch")  # pending requests to children, which belong
 NOTE = "compensation"
 UNORDERED_KINDS = (NOTE, "rewind")  # not in call order, so a run cannot be rewound to them
 PINS = ("version", "removed")
+MAX_DIGITS = 20  # of an iteration; Python refuses to convert more than 4,300
 
 
 class _Undoing(Struct):
@@ -383,7 +384,8 @@ class _HistoryIndex:
         for path in _paths_above(location):
             segment = location[len(path) + 1 :].partition("/")[0]
             entry = self.latest.get(path)
-            if entry is not None and entry.kind == "loop" and segment.startswith("~") and segment[1:].isdecimal():
+            is_iteration = segment.startswith("~") and segment[1:].isdecimal() and len(segment) <= MAX_DIGITS
+            if entry is not None and entry.kind == "loop" and is_iteration:
                 yield path, int(segment[1:])
 
     def is_whole(self, loop: str, iteration: int) -> bool:

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
+from perdure.codec.codec import check_encoded
 from perdure.errors import InvalidArgument
 from perdure.model.records import Entry, Message, RunRecord
 from perdure.stores.results import Snapshot
@@ -54,10 +55,19 @@ def parse_snapshot(data: object) -> Snapshot:
         record = _struct({**run, "created_by": ""}, RunRecord)
         entries = tuple(_struct(each, Entry) for each in data["entries"])
         inbox = tuple(_struct(each, Message) for each in data["inbox"])
-    except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
+    except (msgspec.ValidationError, AttributeError, TypeError, ValueError, RecursionError, OverflowError) as error:
         raise InvalidArgument(f"this is not an exported run: {error}") from None
     numbered = tuple(replace(message, number=number) for number, message in enumerate(inbox, 1))
     return Snapshot(record, len(entries), entries, numbered)
+
+
+def check_payloads(snapshot: Snapshot, max_bytes: int) -> None:
+    """Raise `InvalidPayload` if a payload of an export is larger than `max_bytes`, or nests too deep."""
+    structs = (("the run", snapshot.record), *((each.location, each) for each in snapshot.entries))
+    for owner, struct in (*structs, *((f"message {each.id}", each) for each in snapshot.inbox)):
+        for name in PAYLOADS:
+            if (data := getattr(struct, name, None)) is not None:
+                check_encoded(data, max_bytes, f"{name} of {owner} in the export")
 
 
 def _plain(struct: Struct) -> dict[str, Any]:

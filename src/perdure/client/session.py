@@ -21,7 +21,7 @@ from perdure.execution.local_worker import LocalWorker, NullLocalWorker
 from perdure.execution.store_session import WRITES_TIMEOUT_SECONDS, StoreSession
 from perdure.execution.waiters import ChangeFuture, RunWaiters
 from perdure.model.records import Message, RunRecord
-from perdure.model.validation import check_name
+from perdure.model.validation import check_name, describe_value
 from perdure.runner.event_loop import WorkflowLoop
 from perdure.stores.protocol import Store
 from perdure.stores.results import Snapshot, WriteResult
@@ -63,7 +63,7 @@ class ClientSession:
 
     def __init__(self, url: str | Store, config: EngineConfig | None, clock: Clock, *, client_name: str) -> None:
         if config is not None and not isinstance(config, EngineConfig):
-            raise InvalidArgument(f"config must be an EngineConfig, not {config!r}")
+            raise InvalidArgument(f"config must be an EngineConfig, not {describe_value(config)}")
         self.config = config or EngineConfig()
         self.process_clock = clock  # `clock` is the store's time
         self.wait_for_store = False  # whether `open` retries forever
@@ -156,8 +156,8 @@ class ClientSession:
 
     async def find_run(self, run_id: str) -> RunRecord | None:
         """Return the record of a run; None if there is no such run."""
-        check_name("a run's id", run_id)
-        return (await self.read(lambda: self.store.records([run_id])))[0]
+        name = check_name("a run's id", run_id)
+        return (await self.read(lambda: self.store.records([name])))[0]
 
     async def get_run(self, run_id: str) -> RunRecord:
         """Return the record of a run; `RunNotFound` if there is no such run."""
@@ -168,17 +168,17 @@ class ClientSession:
 
     async def load_snapshot(self, run_id: str) -> Snapshot:
         """Return a run with its history and inbox; `RunNotFound` if there is no such run."""
-        check_name("a run's id", run_id)
-        snapshot = (await self.read(lambda: self.store.load([run_id])))[0]
+        name = check_name("a run's id", run_id)
+        snapshot = (await self.read(lambda: self.store.load([name])))[0]
         if snapshot is None:
-            raise RunNotFound(run_id)
+            raise RunNotFound(name)
         return snapshot
 
     async def deliver(self, run_id: str, message: Message, limit: int | None = None) -> WriteResult:
         """Put a message into a run's inbox and notify the local worker."""
-        check_name("a run's id", run_id)
-        write = DeliverMessage(run_id=run_id, message=message, now=self.clock.now(), limit=limit)
-        return await self.committer.write(write, on_result=lambda result: self.local_worker.run_has_messages(run_id))
+        name = check_name("a run's id", run_id)
+        write = DeliverMessage(run_id=name, message=message, now=self.clock.now(), limit=limit)
+        return await self.committer.write(write, on_result=lambda result: self.local_worker.run_has_messages(name))
 
     # --- waiting
 

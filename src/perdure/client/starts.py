@@ -65,7 +65,9 @@ class StartClient:
     async def _build_request(self, wf: Any, args: tuple[Any, ...], given: dict[str, Any]) -> StartRequest:
         session = self._session
         codec, config = session.codec, session.config
-        if isinstance(wf, str) and REGISTRY.latest(check_name("a workflow's name", wf)) is None:
+        if isinstance(wf, str):
+            wf = check_name("a workflow's name", wf)
+        if isinstance(wf, str) and REGISTRY.latest(wf) is None:
             options, workers = start_options(given), await session.read(session.store.workers)
             now = session.clock.now()
             return build_start_request_by_name(wf, args, options, workers, codec=codec, config=config, now=now)

@@ -20,7 +20,7 @@ class StreamClient:
         self._session = session
 
     async def read_stream(self, run_id: str, name: str, start: int, *, details: bool) -> AsyncIterator[Any]:
-        check_name("a stream's name", name)
+        run_id, name = check_name("a run's id", run_id), check_name("a stream's name", name)
         offset = check_count("start", start, minimum=0)
         session = self._session
         clock, waiters = session.clock, session.waiters

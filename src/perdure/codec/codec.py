@@ -27,8 +27,9 @@ import dataclasses
 import hashlib
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -89,10 +90,11 @@ class _MsgspecCodec:
 
     name = ""
 
-    def __init__(self, encoder: Any, canonical: Any) -> None:
+    def __init__(self, encoder: Any, canonical: Any, max_bytes: int, plans: dict[Any, _Plan]) -> None:
         self._write: Callable[[Any], bytes] = encoder.encode
         self.canonical: Callable[[Any], bytes] = canonical.encode
-        self._plans: dict[Any, _Plan] = {}
+        self._max_bytes = max_bytes
+        self._plans = plans  # shared by all codecs of a class: building a plan is expensive
 
     def encode(self, value: Any, annotation: Any = Any, *, what: str = "value") -> bytes:
         try:
@@ -101,8 +103,11 @@ class _MsgspecCodec:
             plan = self._plan(annotation, what)
         try:
             data = self._write(value if plan.converter is None else plan.converter.convert(value, "", True))
+            size = len(data)
+            if size > self._max_bytes:
+                raise Mismatch("", _too_large_message(size, self._max_bytes))
             # `find` instead of `in`: `in` first tries the operand as an integer, which costs 1 % of a step.
-            if data.find(b"null") >= 0 or (len(data) > MAX_DEPTH and not plan.bounded):
+            if data.find(b"null") >= 0 or (size > MAX_DEPTH and not plan.bounded):
                 self._check_limits(value, data)
             if plan.unchecked or type(value) is plan.exact_type:
                 return data
@@ -241,13 +246,20 @@ class _MsgspecCodec:
 
 
 class JsonCodec(_MsgspecCodec):
-    """JSON codec: readable where it is stored. Rejects nan and infinity; integers have up to 4,300 digits."""
+    """JSON codec: readable where it is stored. Rejects nan and infinity; integers have up to 4,300 digits.
+
+    A value of more than `max_bytes` when encoded is rejected.
+    """
 
     name = "json"
+    _shared_plans: ClassVar[dict[Any, _Plan]] = {}
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = sys.maxsize) -> None:
         super().__init__(
-            msgspec.json.Encoder(enc_hook=to_plain), msgspec.json.Encoder(enc_hook=to_plain, order="deterministic")
+            msgspec.json.Encoder(enc_hook=to_plain),
+            msgspec.json.Encoder(enc_hook=to_plain, order="deterministic"),
+            max_bytes,
+            self._shared_plans,
         )
 
     def _decoder(self, annotation: Any) -> Callable[[bytes], Any]:
@@ -262,7 +274,7 @@ class JsonCodec(_MsgspecCodec):
 
     def _leaf_fault(self, value: Any) -> str | None:
         if isinstance(value, float) and not math.isfinite(value):
-            return f"{value} cannot be encoded as JSON; use None, text or the MessagePack codec"
+            return f"{value} cannot be encoded as JSON; use None, or text such as '{value}'"
         return super()._leaf_fault(value)
 
 
@@ -270,11 +282,14 @@ class MsgpackCodec(_MsgspecCodec):
     """MessagePack codec: smaller than JSON, supports nan and infinity; integers have at most 64 bits."""
 
     name = "msgpack"
+    _shared_plans: ClassVar[dict[Any, _Plan]] = {}
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = sys.maxsize) -> None:
         super().__init__(
             msgspec.msgpack.Encoder(enc_hook=to_plain),
             msgspec.msgpack.Encoder(enc_hook=to_plain, order="deterministic"),
+            max_bytes,
+            self._shared_plans,
         )
 
     def _decoder(self, annotation: Any) -> Callable[[bytes], Any]:
@@ -332,6 +347,21 @@ def _nests_too_deep(text: bytes) -> bool:
     for _ in range(MAX_DEPTH):
         brackets = brackets.replace(b"[]", b"")
     return bool(brackets)
+
+
+def check_encoded(data: bytes, max_bytes: int, what: str) -> None:
+    """Raise `InvalidPayload` for an encoded payload from outside that is too large, or JSON that nests too deep."""
+    if len(data) > max_bytes:
+        raise InvalidPayload(_format_message(what, "", _too_large_message(len(data), max_bytes)))
+    if _nests_too_deep(data):
+        raise InvalidPayload(_format_message(what, "", f"nests deeper than {MAX_DEPTH} levels"))
+
+
+def _too_large_message(size: int, max_bytes: int) -> str:
+    return (
+        f"has {size:,} bytes when encoded; EngineConfig.max_payload_bytes is {max_bytes:,}. Store large values "
+        "elsewhere and pass a reference, or raise the limit"
+    )
 
 
 def _format_message(what: str, path: str, reason: str) -> str:

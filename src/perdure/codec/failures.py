@@ -17,6 +17,7 @@ from perdure.errors import PerdureError, RecordedError, StepFailed, StepInterrup
 from perdure.model.records import ErrorRecord
 
 MAX_TRACEBACK = 16_000
+MAX_MESSAGE = 64_000
 INTERRUPTED = "StepInterrupted"
 
 
@@ -30,23 +31,29 @@ def error_to_record(
     """Return the record of an error. Fields are recorded only for types in `raises`, to reconstruct them."""
     kind = type(error)
     fields = encode_exception(codec, error) if raises and isinstance(error, raises) else None
-    trace = "".join(traceback.format_exception(error))
-    if len(trace) > MAX_TRACEBACK:
-        trace = trace[: MAX_TRACEBACK // 2] + "\n  ...\n" + trace[-MAX_TRACEBACK // 2 :]
     return ErrorRecord(
         type=kind.__name__,
         message=message_of(error),
-        traceback=trace.encode("utf-8", "replace").decode("utf-8"),
+        traceback=_traceback_of(error),
         location=location,
         qualified=f"{kind.__module__}:{kind.__qualname__}",
         fields=fields,
     )
 
 
-def message_of(error: BaseException) -> str:
-    """Return str(error), or a replacement if __str__ raises. Characters that cannot be encoded are replaced.
+def error_to_record_lossy(error: BaseException, codec: Codec, location: str | None = None) -> ErrorRecord:
+    """Return the record of an error that restores its type, or only its message if its fields cannot be encoded."""
+    try:
+        return error_to_record(error, codec, raises=(type(error),), location=location)
+    except Exception:  # also what a property of the error raises
+        return error_to_record(error, codec, location=location)
 
-    The message of an exception group with a `WorkflowMisuse` inside starts with the message of the misuse: "unhandled
+
+def message_of(error: BaseException) -> str:
+    """Return str(error), or a replacement if __str__ raises.
+
+    Characters that cannot be encoded are replaced, and a message of more than `MAX_MESSAGE` characters is cut. The
+    message of an exception group with a `WorkflowMisuse` inside starts with the message of the misuse: "unhandled
     errors in a TaskGroup" does not say what to change.
     """
     misuse = next(_misuses_in(error), None) if isinstance(error, BaseExceptionGroup) else None
@@ -63,9 +70,21 @@ def _misuses_in(group: BaseExceptionGroup[BaseException]) -> Iterator[WorkflowMi
 
 def _text_of(error: BaseException) -> str:
     try:
-        return str(error).encode("utf-8", "replace").decode("utf-8")
+        return _cut(str(error), MAX_MESSAGE).encode("utf-8", "replace").decode("utf-8")
     except Exception:
         return f"<{type(error).__name__} that cannot be printed>"
+
+
+def _traceback_of(error: BaseException) -> str:
+    try:
+        return _cut("".join(traceback.format_exception(error)), MAX_TRACEBACK).encode("utf-8", "replace").decode()
+    except Exception:  # nested too deep, or a part of it cannot be printed
+        return ""
+
+
+def _cut(text: str, max_length: int) -> str:
+    """Return text without its middle if it is too long."""
+    return text if len(text) <= max_length else f"{text[: max_length // 2]}\n  ...\n{text[-max_length // 2 :]}"
 
 
 def step_error_from_record(

@@ -7,6 +7,7 @@ from typing import Any
 
 from perdure.errors import InvalidArgument
 from perdure.model.shards import WorkflowVersions
+from perdure.model.validation import describe_value
 from perdure.workflows.definition import REGISTRY, Workflow
 
 
@@ -17,9 +18,13 @@ class Catalog:
         self._open = workflows is None
         self._own: dict[tuple[str, int], Workflow[Any, Any]] = {}
         self._versions: tuple[int, WorkflowVersions] | None = None  # with the registry revision they were read at
+        if workflows is not None and not isinstance(workflows, Iterable):
+            raise InvalidArgument(f"workflows must be a list of @workflow functions, not {describe_value(workflows)}")
         for workflow in workflows or ():
             if not isinstance(workflow, Workflow):
-                raise InvalidArgument(f"workflows must be a list of @workflow functions, not {workflow!r}")
+                raise InvalidArgument(
+                    f"workflows must be a list of @workflow functions, not {describe_value(workflow)}"
+                )
             key = (workflow.name, workflow.version)
             if self._own.get(key, workflow).origin != workflow.origin:
                 raise InvalidArgument(f"workflow {workflow.name!r} version {workflow.version} is in the list twice")

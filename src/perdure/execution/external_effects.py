@@ -20,14 +20,14 @@ from typing import Any
 
 import msgspec
 
-from perdure.codec import Codec
-from perdure.codec.failures import error_to_record
-from perdure.errors import InvalidPayload, QueueFull, RunConflict, RunNotFound, RunTerminated, StoreError
+from perdure.codec import JSON
+from perdure.codec.failures import error_to_record_lossy
+from perdure.errors import QueueFull, RunConflict, RunNotFound, RunTerminated, StoreError
 from perdure.execution.local_worker import LocalWorker
 from perdure.execution.retry_queue import WriteCallback
 from perdure.execution.store_session import StoreSession
 from perdure.execution.store_writes import build_end_run, cancel_message, publish_event, raise_for_delivery
-from perdure.model.records import ErrorRecord, RunRecord, RunResult
+from perdure.model.records import RunRecord, RunResult
 from perdure.model.turns import (
     AwaitingResult,
     BroadcastEvent,
@@ -262,7 +262,7 @@ class ExternalEffects:
     def _build_start_value(self, child_start: ChildStart, result: WriteResult, *, created: bool) -> EffectValue:
         work = child_start.work
         if work.target is None:
-            return self._session.codec.encode({"id": work.run_id, "created": created})
+            return JSON.encode({"id": work.run_id, "created": created})  # no value of a user: it has no limit
         end = self._observed_end(work.run_id, result)
         return AwaitingResult(child_start.effect.location, end, created=created) if isinstance(end, tuple) else end
 
@@ -348,11 +348,3 @@ def _build_outcome(effect: ExternalEffect, value: EffectValue) -> EffectOutcome:
 
 def _notify_of_child(local_worker: LocalWorker, run_id: str, result: WriteResult | StoreError) -> None:
     local_worker.run_has_messages(run_id)
-
-
-def error_to_record_lossy(error: BaseException, codec: Codec, location: str | None = None) -> ErrorRecord:
-    """Return the record of an error that restores its type, or only its message if its fields cannot be encoded."""
-    try:
-        return error_to_record(error, codec, raises=(type(error),), location=location)
-    except InvalidPayload:
-        return error_to_record(error, codec, location=location)

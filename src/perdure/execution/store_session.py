@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from perdure.clock import Clock, StoreClock, Timer, sleep_on, wait_within
-from perdure.codec import JSON, Codec
+from perdure.codec import Codec, JsonCodec
 from perdure.config import EngineConfig
 from perdure.errors import StoreError
 from perdure.execution.committer import Committer
@@ -30,13 +30,13 @@ CLOSE_TIMEOUT_SECONDS = 1.0  # how long a shutdown waits for connections that do
 class StoreSession:
     """A store as one process uses it. Created in a running event loop, and used from that loop only."""
 
-    def __init__(self, store: Store, clock: Clock, config: EngineConfig, codec: Codec = JSON) -> None:
+    def __init__(self, store: Store, clock: Clock, config: EngineConfig) -> None:
         self.loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
         self.process = os.getpid()
         self.store = store
         self.config = config
-        self.codec = codec
+        self.codec: Codec = JsonCodec(config.max_payload_bytes)
         self.clock = StoreClock(clock, store.now)
         self.waiters = RunWaiters()
         self.committer = Committer(store, self.clock, config.store_retry)

@@ -10,7 +10,7 @@ import os
 import zlib
 
 from perdure.errors import InvalidArgument
-from perdure.model.validation import MAX_NAME
+from perdure.model.validation import MAX_NAME, describe_value
 
 MAX_READABLE_KEY = 128
 _VERSION_AND_VARIANT = 7 << 76 | 2 << 62
@@ -32,7 +32,11 @@ def new_token() -> str:
 def keyed_run_id(workflow: str, key: object) -> str:
     """Return the run id of an idempotency key: readable if the key is short and printable, hashed otherwise."""
     if not isinstance(key, str):
-        raise InvalidArgument(f"the idempotency_key of workflow {workflow!r} returned {key!r}; it must return a string")
+        returned = describe_value(key)
+        raise InvalidArgument(
+            f"the idempotency_key of workflow {workflow!r} returned {returned}; it must return a string"
+        )
+    key = str.__str__(key)  # the text of a member of a string enum
     name = workflow.replace("%", "%25").replace(":", "%3A")  # Escaped, so that two workflows cannot share an id.
     if key and len(key) <= MAX_READABLE_KEY and key.isprintable() and len(name) + len(key) < MAX_NAME:
         return f"{name}:{key}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from msgspec import Struct
@@ -10,6 +10,10 @@ from msgspec.structs import force_setattr
 
 from perdure.errors import InvalidArgument
 from perdure.model.records import RunStatus
+from perdure.model.validation import check_count, check_name, check_tags, check_text, check_time, describe_value
+
+MAX_LIMIT = 1_000_000  # runs of one page
+STATUSES = frozenset(RunStatus)
 
 
 class RunQuery(Struct, frozen=True, kw_only=True):
@@ -32,17 +36,29 @@ class RunQuery(Struct, frozen=True, kw_only=True):
         if isinstance(self.status, str):
             force_setattr(self, "status", _parse_status(self.status))
         elif self.status is not None:
-            force_setattr(self, "status", tuple(_parse_status(each) for each in self.status))
+            force_setattr(self, "status", _parse_statuses(self.status))
+        if self.tags is not None:
+            force_setattr(self, "tags", check_tags(self.tags))
+        for name in ("workflow", "parent", "id_prefix"):
+            text = getattr(self, name)
+            if text is not None and text != "":
+                force_setattr(self, name, check_name(f"RunQuery.{name}", text))
         for name in ("created_after", "created_before"):
             time = getattr(self, name)
-            if isinstance(time, datetime):
-                if time.tzinfo is None:
-                    raise InvalidArgument(f"RunQuery.{name} must be an aware datetime (with a timezone), not {time!r}")
-                force_setattr(self, name, time.timestamp())
+            if time is not None:
+                force_setattr(self, name, check_time(f"RunQuery.{name}", time))
+        check_count("RunQuery.limit", self.limit, minimum=0, maximum=MAX_LIMIT)  # stores refuse 0
+        if self.after is not None and self.after != "":  # stores refuse what is not a cursor
+            force_setattr(self, "after", check_text("RunQuery.after", self.after))
 
 
-def _parse_status(name: str) -> RunStatus:
-    try:
-        return RunStatus(name)
-    except ValueError:
-        raise InvalidArgument(f"{name!r} is not a run status; use one of {', '.join(RunStatus)}") from None
+def _parse_statuses(names: object) -> tuple[RunStatus, ...]:
+    if not isinstance(names, Iterable):
+        raise InvalidArgument(f"RunQuery.status must be a run status or several, not {describe_value(names)}")
+    return tuple(_parse_status(each) for each in names)
+
+
+def _parse_status(name: object) -> RunStatus:
+    if not isinstance(name, str) or name not in STATUSES:
+        raise InvalidArgument(f"{describe_value(name)} is not a run status; use one of {', '.join(RunStatus)}")
+    return RunStatus(name)

@@ -1,42 +1,76 @@
-"""Validation of names, ids, durations and counts, with error messages for invalid ones.
+"""Validation of names, ids, tags, durations and counts, with error messages for invalid ones.
 
-Pure checks, called before anything is stored. This module knows only `perdure.errors`.
+Pure checks, called before anything is stored. Callers use the returned value: a subclass of str or an enum member is
+returned as its plain text, so that every store gets the same type. This module knows only `perdure.errors`.
 """
 
 from __future__ import annotations
 
 import math
-from datetime import timedelta
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from enum import Enum
 
 from perdure.errors import InvalidArgument
 
 MAX_NAME = 512
+MAX_TEXT = 65_536  # characters of a location or a dead letter's id, which contain several names
 MAX_SECONDS = 1000 * 365 * 86_400.0  # A thousand years. Every store can hold such a timestamp.
+MAX_COUNT = 2**63 - 1  # the largest integer of every store
 
 
 def check_name(what: str, name: object) -> str:
     """Return a valid name. Raises `InvalidArgument` if it is not a string, empty, too long or not printable."""
-    if not isinstance(name, str):
-        raise InvalidArgument(f"{what} must be a string, not {type(name).__name__}")
-    if not name:
+    return _check_printable(what, name, MAX_NAME)
+
+
+def check_text(what: str, text: object) -> str:
+    """Return a valid id or location that perdure built from names. Raises `InvalidArgument` as `check_name` does."""
+    return _check_printable(what, text, MAX_TEXT)
+
+
+def _check_printable(what: str, given: object, max_length: int) -> str:
+    text = given if type(given) is str else _plain_text(what, given)
+    if not text:
         raise InvalidArgument(f"{what} is empty; it must have at least one character")
-    if len(name) > MAX_NAME:
+    if len(text) > max_length:
         raise InvalidArgument(
-            f"{what} has {len(name)} characters; {MAX_NAME} is the maximum (it starts with {name[:40]!r})"
+            f"{what} has {len(text)} characters; {max_length} is the maximum (it starts with {text[:40]!r})"
         )
-    if not name.isprintable() and any(not c.isprintable() for c in name):
-        raise InvalidArgument(f"{what} {name[:80]!r} has control or unprintable characters; remove them")
-    return name
+    if not text.isprintable():
+        raise InvalidArgument(f"{what} {text[:80]!r} has control or unprintable characters; remove them")
+    return text
+
+
+def _plain_text(what: str, given: object) -> str:
+    """Return the text of a str, of a subclass of str, or of an enum member whose value is one."""
+    if isinstance(given, Enum) and not isinstance(given, str):
+        given = given.value
+    if not isinstance(given, str):
+        raise InvalidArgument(f"{what} must be a string, not {type(given).__name__}")
+    return str.__str__(given)
+
+
+def check_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
+    """Return validated tags: a dict of strings. A tag's value may be empty."""
+    if tags is None:
+        return {}
+    if not isinstance(tags, Mapping):
+        raise InvalidArgument(f"tags must be a dict of strings, not {type(tags).__name__}")
+    checked: dict[str, str] = {}
+    for given, value in tags.items():
+        key = check_name("a tag's key", given)
+        text = value if type(value) is str else _plain_text(f"tag {key!r}", value)
+        checked[key] = check_name(f"the value of tag {key!r}", text) if text else text
+    return checked
 
 
 def check_seconds(what: str, duration: object, *, zero: bool = True) -> float:
     """Return a duration in seconds. Raises `InvalidArgument` if it is negative, not a number or too long."""
     if isinstance(duration, timedelta):
         seconds = duration.total_seconds()
-    elif isinstance(duration, (int, float)) and not isinstance(duration, bool):
-        seconds = float(duration)
     else:
-        raise InvalidArgument(f"{what} must be seconds or a timedelta, not {type(duration).__name__}")
+        seconds = _to_float(f"{what} must be seconds or a timedelta", duration)
     if math.isnan(seconds) or seconds < 0 or (seconds == 0 and not zero):
         raise InvalidArgument(f"{what} must be {'zero or more' if zero else 'more than zero'} seconds, not {seconds}")
     if seconds > MAX_SECONDS:
@@ -44,10 +78,48 @@ def check_seconds(what: str, duration: object, *, zero: bool = True) -> float:
     return seconds
 
 
-def check_count(what: str, count: object, *, minimum: int = 1) -> int:
-    """Return a whole number of at least `minimum`. Raises `InvalidArgument` otherwise."""
+def check_number(what: str, number: object, minimum: float, maximum: float = math.inf) -> float:
+    """Return a finite number between `minimum` and `maximum`. Raises `InvalidArgument` otherwise."""
+    value = _to_float(f"{what} must be a number", number)
+    if not minimum <= value <= maximum or not math.isfinite(value):
+        bounds = f"at least {minimum:g}" if maximum == math.inf else f"between {minimum:g} and {maximum:g}"
+        raise InvalidArgument(f"{what} must be {bounds}, not {value}")
+    return value
+
+
+def check_time(what: str, time: object) -> float:
+    """Return a time in seconds since the epoch, from an aware datetime or a number. Raises `InvalidArgument`."""
+    if not isinstance(time, datetime):
+        return check_number(what, time, -MAX_SECONDS, 10 * MAX_SECONDS)
+    if time.utcoffset() is None:
+        raise InvalidArgument(f"{what} must be an aware datetime (with a timezone), not {time!r}")
+    return time.timestamp()
+
+
+def check_count(what: str, count: object, *, minimum: int = 1, maximum: int = MAX_COUNT) -> int:
+    """Return a whole number from `minimum` to `maximum`. Raises `InvalidArgument` otherwise."""
     if not isinstance(count, int) or isinstance(count, bool):
-        raise InvalidArgument(f"{what} must be a whole number, not {count!r}")
+        raise InvalidArgument(f"{what} must be a whole number, not {describe_value(count)}")
     if count < minimum:
-        raise InvalidArgument(f"{what} must be at least {minimum}, not {count}")
-    return count
+        raise InvalidArgument(f"{what} must be at least {minimum}, not {describe_value(count)}")
+    if count > maximum:
+        raise InvalidArgument(f"{what} must be at most {maximum}, not {describe_value(count)}")
+    return int(count)
+
+
+def describe_value(value: object) -> str:
+    """Return a value for an error message: its repr, cut to 200 characters, or its type if it has no repr."""
+    try:
+        text = repr(value)
+    except Exception:  # Python refuses the repr of an integer of more than 4,300 digits
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _to_float(expected: str, number: object) -> float:
+    if not isinstance(number, (int, float)) or isinstance(number, bool):
+        raise InvalidArgument(f"{expected}, not {type(number).__name__}")
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf

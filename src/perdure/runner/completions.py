@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import msgspec
 
-from perdure.codec.failures import error_to_record
+from perdure.codec import Codec
+from perdure.codec.failures import error_to_record_lossy
 from perdure.errors import InvalidPayload
 from perdure.model.records import Entry, EntryStatus, ErrorRecord, Hold, Message, RunResult, StreamItem
 from perdure.runner.event_loop import MAX_CALLBACKS
@@ -141,8 +142,7 @@ class CompletionApplier:
             result = msgspec.json.decode(messages[0].body or b"{}", type=RunResult)
             self._complete_deferred(pending, result.result, result.error, now)
         elif command.wants is not None and command.wants.empty_on_timeout:
-            values = [codec.decode(message.body or b"null") for message in messages]
-            self.complete(pending, now, codec.encode(values))
+            self.complete(pending, now, _encode_batch(codec, messages))
         else:
             self.complete(pending, now, messages[0].body)
 
@@ -157,7 +157,7 @@ class CompletionApplier:
                 command.read(pending.to_entry(SUCCEEDED, value=value))
                 error = None
             except InvalidPayload as mismatch:
-                error = error_to_record(mismatch, self._state.start.codec, raises=(InvalidPayload,))
+                error = error_to_record_lossy(mismatch, self._state.start.codec)
         self.complete(pending, now, value, error)
 
     def time_out(self, pending: PendingEntry, now: float) -> None:
@@ -170,3 +170,14 @@ class CompletionApplier:
         else:
             error = ErrorRecord("TimeoutError", "no event came in time", qualified="builtins:TimeoutError")
             self.complete(pending, now, None, error)
+
+
+def _encode_batch(codec: Codec, messages: list[Message]) -> bytes | None:
+    """Return the values of a batch for people to read, or None if together they exceed a limit of one value.
+
+    The workflow gets them from the messages in the entry's detail.
+    """
+    try:
+        return codec.encode([codec.decode(message.body or b"null") for message in messages])
+    except InvalidPayload:
+        return None

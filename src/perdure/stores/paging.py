@@ -10,6 +10,7 @@ import msgspec
 from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
 from perdure.model.records import RunStatus
+from perdure.model.validation import check_name, check_time, describe_value
 
 Key = tuple[float, str]
 """Runs are listed by (created_at, id), newest first."""
@@ -25,10 +26,12 @@ def cursor_after(created_at: float, run_id: str) -> str:
 def key_of(cursor: str) -> Key:
     """Return the key in a cursor. Raises `StoreError` for a string that `cursor_after` did not make."""
     try:
-        return _decoder.decode(base64.b64decode(cursor.encode("ascii"), altchars=b"-_", validate=True))
-    except (ValueError, AttributeError) as error:
+        created_at, run_id = _decoder.decode(base64.b64decode(cursor.encode("ascii"), altchars=b"-_", validate=True))
+        return check_time("the time in it", created_at), check_name("the id in it", run_id)
+    except (ValueError, AttributeError, RecursionError) as error:
+        shown = describe_value(cursor)
         raise StoreError(
-            f"{cursor!r} is not a cursor of a page; use the `next` of the previous page, unchanged"
+            f"{shown} is not a cursor of a page; use the `next` of the previous page, unchanged"
         ) from error
 
 

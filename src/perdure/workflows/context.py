@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from perdure.clock import to_datetime
 from perdure.errors import InvalidArgument, WorkflowMisuse
-from perdure.model.validation import check_count, check_name, check_seconds
+from perdure.model.validation import check_count, check_name, check_seconds, describe_value
 from perdure.retry import Retry
 from perdure.workflows.branches import BranchHost, collect_branches, join, map_items, race
 from perdure.workflows.children import Child, ChildHost, run_child, start_child
@@ -145,8 +145,10 @@ class Context:
 
     def sleep_until(self, when: datetime) -> Coroutine[None, None, None]:
         """Sleep durably until an aware datetime. Returns immediately if the time has passed."""
-        if not isinstance(when, datetime) or when.tzinfo is None:
-            raise InvalidArgument(f"sleep_until must be given an aware datetime (with a timezone), not {when!r}")
+        if not isinstance(when, datetime) or when.utcoffset() is None:
+            raise InvalidArgument(
+                f"sleep_until must be given an aware datetime (with a timezone), not {describe_value(when)}"
+            )
         return CommandCall("sleep", lambda: self._run.sleep_until(when.timestamp()), self._run.next_number())
 
     # --- events and deferreds

@@ -18,7 +18,7 @@ from msgspec import Struct
 from perdure.codec.annotations import enclosing_names, return_type
 from perdure.codec.parameters import Parameters
 from perdure.errors import InvalidArgument, WorkflowMisuse
-from perdure.model.validation import check_count, check_name, check_seconds
+from perdure.model.validation import check_count, check_name, check_seconds, check_tags
 from perdure.retry import Retry
 from perdure.workflows.context import Context
 from perdure.workflows.registry import Registry
@@ -27,6 +27,8 @@ from perdure.workflows.steps import Raises
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+
+MAX_VERSION = 2**31 - 1  # the largest that every store holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ def workflow(
 def workflow(fn: Any = None, /, *, name: str | None = None, version: int = 1, **options: Any) -> Any:
     """Define a workflow from an `async def` whose first parameter is the Context; the others are the payload."""
     settings = _workflow_options(options)
-    check_count("a workflow's version", version)
+    check_count("a workflow's version", version, maximum=MAX_VERSION)
 
     def decorate(fn: Any) -> Workflow[Any, Any]:
         _check_workflow_function(fn)
@@ -166,24 +168,9 @@ def _workflow_options(options: dict[str, Any]) -> WorkflowOptions:
     if "raises" in options and not isinstance(options["raises"], tuple):
         options["raises"] = (options["raises"],)
     if "pool" in options:
-        check_name("a workflow's pool", options["pool"])
+        options["pool"] = check_name("a workflow's pool", options["pool"])
     options["tags"] = check_tags(options.get("tags"))
     return WorkflowOptions(**options)
-
-
-def check_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
-    """Return validated tags: a dict of strings."""
-    if tags is None:
-        return {}
-    if not isinstance(tags, Mapping):
-        raise InvalidArgument(f"tags must be a dict of strings, not {type(tags).__name__}")
-    for key, value in tags.items():
-        check_name("a tag's key", key)
-        if not isinstance(value, str):
-            raise InvalidArgument(f"tag {key!r} must be a string, not {type(value).__name__}")
-        if value:
-            check_name(f"the value of tag {key!r}", value)
-    return dict(tags)
 
 
 def _check_workflow_function(fn: Any) -> None:

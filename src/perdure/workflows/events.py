@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from perdure.codec import Codec
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.records import Message, TopicEvent
-from perdure.model.validation import check_name, check_seconds
+from perdure.model.validation import check_name, check_seconds, describe_value
 
 Delivery = Literal["after_wait", "after_create", "all", "first"]
 OnTargetTerminated = Literal["discard", "broadcast", "dead_letter"]
@@ -106,7 +106,8 @@ def event_name(event_type: Any) -> str:
         return check_name("an event's name", event_type)
     options = event_options(event_type)
     if options is None:
-        raise WorkflowMisuse(f"an event must be given as its @event class or its name, not as {event_type!r}")
+        given = describe_value(event_type)
+        raise WorkflowMisuse(f"an event must be given as its @event class or its name, not as {given}")
     return options.name
 
 
@@ -117,7 +118,7 @@ def encode_event(event: Any, payload: Any, codec: Codec) -> tuple[EventOptions, 
     """
     if isinstance(event, str):
         options = EventOptions(check_name("an event's name", event))
-        return options, codec.encode(payload, what=f"event {event!r}")
+        return options, codec.encode(payload, what=f"event {options.name!r}")
     found = event_options(type(event))
     if found is None:
         raise WorkflowMisuse(_not_an_event_message(event))

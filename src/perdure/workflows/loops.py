@@ -106,7 +106,7 @@ async def loop(
     keep: int,
 ) -> Any:
     """Run a loop until its body returns `Break`, and return its value. See `Context.loop`."""
-    check_name("a loop's name", name)
+    name = check_name("a loop's name", name)
     check_count("commit_every", commit_every)
     check_count("prune_every", prune_every)
     check_count("keep", keep, minimum=0)

@@ -141,14 +141,14 @@ def received_messages(entry: Entry) -> list[Message]:
 
 def send(run: OutputHost, run_id: str, event: Any, payload: Any, event_id: str | None) -> Coroutine[None, None, None]:
     """Return a durable call that sends an event to a run. Idempotent: the id is derived from the entry."""
-    check_name("a run's id", run_id)
+    receiver = check_name("a run's id", run_id)
     options, body = encode_event(event, payload, run.codec)
     chosen_id = None if event_id is None else check_name("an event's id", event_id)
 
     def build_action(target: str) -> ExternalAction:
         event_id, id = _event_ids(run, chosen_id, target)
         return SendEvent(
-            run_id, build_message(options, body, event_id=event_id, id=id, sent_at=run.now(), sender=run.id)
+            receiver, build_message(options, body, event_id=event_id, id=id, sent_at=run.now(), sender=run.id)
         )
 
     return _external_call(run, "send", options.name, build_action, None)

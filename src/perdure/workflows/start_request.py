@@ -18,8 +18,8 @@ from perdure.errors import InvalidArgument, InvalidPayload, RunConflict, Workflo
 from perdure.model.ids import keyed_run_id, new_run_id, new_token, shard_of
 from perdure.model.records import RunRecord, WorkerRecord
 from perdure.model.turns import StartChild
-from perdure.model.validation import check_name, check_seconds
-from perdure.workflows.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow, check_tags
+from perdure.model.validation import check_name, check_seconds, check_tags, describe_value
+from perdure.workflows.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow
 
 
 class StartRequest(Struct, frozen=True):
@@ -34,11 +34,12 @@ def find_workflow(target: Workflow[Any, Any] | str | Any) -> Workflow[Any, Any]:
     if isinstance(target, Workflow):
         return target
     if isinstance(target, str):
-        found = REGISTRY.latest(check_name("a workflow's name", target))
+        name = check_name("a workflow's name", target)
+        found = REGISTRY.latest(name)
         if found is None:
-            raise WorkflowMisuse(f"no workflow named {target!r} is imported in this process")
+            raise WorkflowMisuse(f"no workflow named {name!r} is imported in this process")
         return found
-    raise WorkflowMisuse(f"start must be given a @workflow function or its name, not {target!r}")
+    raise WorkflowMisuse(f"start must be given a @workflow function or its name, not {describe_value(target)}")
 
 
 def start_options(given: Mapping[str, Any]) -> StartOptions:
@@ -76,7 +77,7 @@ def build_start_request(
     retention = settings.retention if options.retention is None else check_seconds("retention", options.retention)
     run_id = _run_id(workflow, args, kwargs, options.id, now)
     record = _new_record(workflow, run_id, payload, config, now, delay)
-    tags = {**settings.tags, **check_tags(options.tags)}
+    tags = {**settings.tags, **_check_tags(options.tags, codec)}
     return StartRequest(workflow, replace(record, created_by=new_token(), tags=tags, retention=retention))
 
 
@@ -120,7 +121,7 @@ def build_start_request_by_name(
         seed=random.getrandbits(31),
         pool=pool,
         shard=shard_of(run_id, config.shards),
-        tags=check_tags(options.tags),
+        tags=_check_tags(options.tags, codec),
         updated_at=now,
         wake_at=now + (0.0 if options.delay is None else check_seconds("delay", options.delay)),
         retention=None if options.retention is None else check_seconds("retention", options.retention),
@@ -158,6 +159,14 @@ def _new_record(
         deadline_at=None if settings.timeout is None else starts_at + settings.timeout,
         retention=settings.retention,
     )
+
+
+def _check_tags(tags: Mapping[str, str] | None, codec: Codec) -> dict[str, str]:
+    """Return the validated tags of one start. `InvalidPayload` if all of them together are too large."""
+    checked = check_tags(tags)
+    if checked:
+        codec.encode(checked, what="tags")
+    return checked
 
 
 def claimed_at_creation(record: RunRecord, owner: str) -> RunRecord:

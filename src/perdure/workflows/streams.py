@@ -18,7 +18,8 @@ from perdure.workflows.messages import OutputHost
 
 def publish(run: OutputHost, key: str, value: Any) -> Coroutine[None, None, None]:
     """Return a durable call that publishes a value under a key."""
-    if check_name("a published key", key).startswith("~"):
+    key = check_name("a published key", key)
+    if key.startswith("~"):
         raise InvalidArgument(f"a published key must not start with a tilde: {key!r}")
     encoded = run.codec.encode(value, what=f"published value {key!r}")
 

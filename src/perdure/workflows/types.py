@@ -32,7 +32,7 @@ class WorkQueue:
     partition_key: Callable[..., str] | None = None
 
     def __post_init__(self) -> None:
-        check_name("a queue's name", self.name)
+        object.__setattr__(self, "name", check_name("a queue's name", self.name))
         for limit in ("concurrency", "worker_concurrency"):
             if getattr(self, limit) is not None:
                 check_count(f"WorkQueue.{limit}", getattr(self, limit))

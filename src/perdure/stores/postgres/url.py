@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from msgspec import Struct
 
 from perdure.errors import StoreError
+from perdure.stores.urls import find_mistake
 
 Number = TypeVar("Number", int, float)
 
@@ -27,6 +28,9 @@ class PostgresUrl(Struct, frozen=True):
         """The schema's name as a quoted SQL identifier."""
         return '"' + self.schema.replace('"', '""') + '"'
 
+    def __repr__(self) -> str:
+        return f"<{self.name}>"  # the default would show the password
+
     @property
     def name(self) -> str:
         """The store's name in error messages, without the password."""
@@ -41,8 +45,10 @@ _OWN_OPTIONS = ("schema", "connections", "statement_cache_size", "listen", "time
 def parse_url(url: str) -> PostgresUrl:
     """Parse a URL: take the options of perdure out of it and leave the others to asyncpg.
 
-    Raises `StoreError` if an option of perdure is invalid.
+    Raises `StoreError` if the URL or an option of perdure is invalid; no message quotes the password.
     """
+    if (mistake := find_mistake(url)) is not None:
+        raise StoreError(mistake)
     server, _, query = url.partition("?")
     given = parse_qsl(query, keep_blank_values=True)
     own = {name: value for name, value in given if name in _OWN_OPTIONS}

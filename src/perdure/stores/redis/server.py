@@ -23,6 +23,7 @@ from redis.backoff import NoBackoff
 
 from perdure.errors import StoreError
 from perdure.stores.redis.connections import ScriptConnectionPool, propagate_cancellation
+from perdure.stores.urls import find_mistake, redact_password
 
 Call = Callable[..., Awaitable[Any]]
 
@@ -86,6 +87,9 @@ class RedisUrl(Struct, frozen=True):
     relaxed: bool = False
     partitions: int | None = None
 
+    def __repr__(self) -> str:
+        return f"<{redact_password(self.url)}>"
+
 
 def parse_url(url: str) -> RedisUrl:
     """Parse redis://[user:password@]host[:port][/db][?prefix=name&durability=relaxed&partitions=n].
@@ -93,6 +97,8 @@ def parse_url(url: str) -> RedisUrl:
     Also rediss:// for TLS, and redis+unix://[user:password@]/path/of/the/socket[?db=n&...] for a server on this host.
     Raises `StoreError` for anything else, without the password in its message.
     """
+    if (mistake := find_mistake(url)) is not None:
+        raise StoreError(mistake)
     parts = urlsplit(url)
     if parts.scheme == SOCKET_SCHEME:
         if parts.hostname or len(parts.path) < 2:

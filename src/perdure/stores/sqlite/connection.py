@@ -65,6 +65,7 @@ class ConnectionThread:
 
     `poll` is called about every `interval` seconds, whenever the connection is free. `on_rollback` is called when a
     transaction was rolled back. `commit_on_loop` allows commits, and so waiting for the disk, in the caller's thread.
+    `close` closes the connection at the end.
     """
 
     def __init__(
@@ -76,8 +77,10 @@ class ConnectionThread:
         interval: float | None = None,
         on_rollback: Callable[[], None] = lambda: None,
         commit_on_loop: bool = False,
+        close: Job[None] | None = None,
     ) -> None:
         self._connect = connect
+        self._close = close or close_cleanly
         self._poll_job = poll
         self._interval = interval if poll else None
         self._on_rollback = on_rollback
@@ -237,7 +240,7 @@ class ConnectionThread:
             deliveries = self._execute_with_open_commit(_WAKE_UP)
             if self._connection is not None:
                 with contextlib.suppress(apsw.Error):
-                    close_cleanly(self._connection)
+                    self._close(self._connection)
         for deliver in deliveries:
             deliver()
 

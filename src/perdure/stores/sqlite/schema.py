@@ -21,6 +21,7 @@ APPLICATION_ID = 0x50_44_55_32  # "PDU2": marks a file as a store of perdure
 _OLD_APPLICATION_IDS = (0x50_44_55_52,)  # "PDUR": stores of unreleased versions with other table and column names
 SAFE_TO_SHARE = (3, 51, 3)  # in earlier versions, two connections that write and checkpoint can corrupt a WAL file
 SYNCHRONOUS = ("full", "normal", "off")
+PRIVATE = 0o600  # mode of new files: payloads may be personal data, and the keys of tokens are secrets
 
 
 def connect(path: str, *, synchronous: str, busy_timeout: float, read_only: bool = False) -> apsw.Connection:
@@ -41,6 +42,13 @@ def connect(path: str, *, synchronous: str, busy_timeout: float, read_only: bool
 
 def check_path(path: str) -> None:
     """Refuse a path that cannot be a database file, with clearer errors than SQLite's. Create a missing file."""
+    try:
+        _check_path(path)
+    except (OSError, ValueError) as error:  # a name that is too long, a directory that cannot be read, ...
+        raise StoreError(f"{path!r} cannot be used as a path ({error}); use another one") from error
+
+
+def _check_path(path: str) -> None:
     file = Path(path)
     folder = file.parent
     if file.is_dir():
@@ -57,13 +65,60 @@ def check_path(path: str) -> None:
         # Not opened as a test: closing the file would drop the locks of this process's connections to it.
         return
     try:
-        file.touch(exist_ok=False)
+        os.close(open_private(path, os.O_CREAT | os.O_EXCL | os.O_RDWR))
     except FileExistsError:
         return  # another process created it first
     except OSError as error:
         raise StoreError(
             f"cannot create {path!r} ({error.strerror}); change its permissions, or use another path"
         ) from error
+
+
+def open_private(path: str, flags: int) -> int:
+    """Open a file and return its descriptor. A new file has the mode 0600, whatever the umask.
+
+    SQLite gives its other files (-wal, -shm, -journal) the mode of the database. An existing file keeps its mode.
+    """
+    existed = Path(path).exists()
+    descriptor = os.open(path, flags | getattr(os, "O_CLOEXEC", 0), PRIVATE)
+    if not existed and hasattr(os, "fchmod"):
+        os.fchmod(descriptor, PRIVATE)  # the umask may have removed bits
+    return descriptor
+
+
+class FileIdentity:
+    """Which file a path named when the store was opened. A path that names another file, or none, is an error.
+
+    SQLite would not notice: it continues to write to the file that it has open, and its commits would be lost.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        status = Path(path).stat()
+        self._device, self._inode = status.st_dev, status.st_ino
+        self.loss = ""  # what happened to the file, for the error message
+
+    def is_lost(self) -> bool:
+        """Return whether the path names another file or none, now or at an earlier call. Takes about 2 us."""
+        if self.loss:
+            return True
+        try:
+            status = os.stat(self._path)  # noqa: PTH116 - a Path would take twice as long
+        except (FileNotFoundError, NotADirectoryError):
+            self.loss = self._describe("was deleted or moved")
+        except OSError:
+            return False  # unknown, for example a network file system that does not respond
+        else:
+            if status.st_ino == self._inode and status.st_dev == self._device:
+                return False
+            self.loss = self._describe("was replaced by another file")
+        return True
+
+    def _describe(self, change: str) -> str:
+        return (
+            f"{self._path!r} {change} while the store was open, and nothing more can be stored in it; restart the "
+            "program, which then uses the file that it finds there"
+        )
 
 
 def prepare(connection: apsw.Connection, path: str, shards: int) -> None:
@@ -185,7 +240,7 @@ class ExclusiveLock:
             import fcntl
         except ImportError as error:
             raise StoreError(f"{advice} (this system has no file locks to exclude other processes)") from error
-        file = Path(f"{self._path}-sole-use").open("ab")  # noqa: SIM115 - held until release
+        file = os.fdopen(open_private(f"{self._path}-sole-use", os.O_CREAT | os.O_RDWR), "ab")  # held until release
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

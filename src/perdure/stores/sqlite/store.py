@@ -36,9 +36,9 @@ from perdure.stores.protocol import Claim
 from perdure.stores.results import ClaimedRun, RunPage, Snapshot, StoredEntry, UnfinalizedRun, WriteResult
 from perdure.stores.sqlite import batch as batch_writer
 from perdure.stores.sqlite import maintenance, queries, schema, streams, workers
-from perdure.stores.sqlite.connection import ConnectionThread, Job, T
+from perdure.stores.sqlite.connection import ConnectionThread, Job, T, close_cleanly
 from perdure.stores.sqlite.run_state_cache import RunStateCache
-from perdure.stores.writes import Write
+from perdure.stores.writes import CommitTurn, Write
 
 POLL_INTERVAL_SECONDS = 0.02  # between two checks for commits of other processes
 
@@ -69,6 +69,7 @@ class SqliteStore:
         self._connect = partial(schema.connect, self._path, synchronous=synchronous.lower(), busy_timeout=busy_timeout)
         self._commit_on_loop = commit_on_loop
         self._exclusive_lock = schema.ExclusiveLock(self._path)
+        self._file: schema.FileIdentity | None = None  # while the store is open
         self._listeners = ChangeListeners()
         self._opened = 0
         self._writer: ConnectionThread | None = None
@@ -91,6 +92,7 @@ class SqliteStore:
     def _start(self) -> None:
         schema.check_path(self._path)
         self._exclusive_lock.take_if_needed()
+        self._file = schema.FileIdentity(self._path)
         self._writer = ConnectionThread(
             "perdure-sqlite-writer",
             self._connect,
@@ -98,8 +100,11 @@ class SqliteStore:
             interval=POLL_INTERVAL_SECONDS,
             on_rollback=self._run_states.clear,
             commit_on_loop=self._commit_on_loop,
+            close=self._close_connection,
         )
-        self._reader = ConnectionThread("perdure-sqlite-reader", partial(self._connect, read_only=True))
+        self._reader = ConnectionThread(
+            "perdure-sqlite-reader", partial(self._connect, read_only=True), close=self._close_connection
+        )
         self._writer.start()
         self._reader.start()
 
@@ -120,6 +125,13 @@ class SqliteStore:
                     await thread.stop()
             self._exclusive_lock.release()
 
+    def _close_connection(self, connection: apsw.Connection) -> None:
+        """Close a connection. If the file is lost, leave the log alone: it may belong to the file that is there now."""
+        if self._file is None or self._file.is_lost():
+            connection.close(force=True)
+        else:
+            close_cleanly(connection)
+
     async def now(self) -> float:
         return self._clock.now()
 
@@ -127,8 +139,11 @@ class SqliteStore:
         return self._listeners.subscribe(callback)
 
     def _poll(self, connection: apsw.Connection) -> None:
-        """Notify listeners if another connection has committed. Its commits change `data_version`, own ones do not."""
-        if not self._listeners:
+        """Notify listeners if another connection has committed. Its commits change `data_version`, own ones do not.
+
+        Also check whether the file is lost, for turns, which do not check it themselves.
+        """
+        if not self._listeners or (self._file is not None and self._file.is_lost()):
             return
         before, self._data_version = self._data_version, connection.execute("PRAGMA data_version").get
         if before != self._data_version:
@@ -142,6 +157,9 @@ class SqliteStore:
         def job(connection: apsw.Connection) -> tuple[list[WriteResult], frozenset[str]]:
             return batch_writer.write(connection, batch, self._run_states)
 
+        # A single turn is the hot path, where `stat` would cost 2 % of a step. There `_poll` notices the loss.
+        if len(batch) != 1 or type(batch[0]) is not CommitTurn or (self._file is not None and self._file.loss):
+            self._check_file()
         results, changed = await self._thread(self._writer).transact(job, size=len(batch))
         self._notify(changed)
         return results
@@ -259,10 +277,17 @@ class SqliteStore:
             self._run_states.clear()
             return job(connection)
 
+        self._check_file()
         return await self._thread(self._writer).call(clear_and_execute)
 
     async def _read(self, job: Job[T]) -> T:
+        self._check_file()
         return await self._thread(self._reader).call(job)
+
+    def _check_file(self) -> None:
+        """Raise `StoreError` if the file was deleted or replaced: writes would be lost, or go to another file's log."""
+        if self._file is not None and self._file.is_lost():
+            raise StoreError(self._file.loss)
 
     def _thread(self, thread: ConnectionThread | None) -> ConnectionThread:
         if thread is None:
