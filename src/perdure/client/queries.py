@@ -108,19 +108,21 @@ class QueryClient:
         session, position = self._session, 0
         clock, waiters = session.clock, session.waiters
         since = clock.now()
-        while True:
-            change = waiters.wait(run_id, end=False)
-            try:
-                record = await session.get_run(run_id, retry_forever=True)
-                for row in await session.read(partial(session.store.history, run_id, position), retry_forever=True):
-                    position = max(position, row.position)
-                    yield entry_view(row.entry, session.codec)
-                    since = clock.now()
-                if record.status.terminal:
-                    return
-                await session.wait_for_change(run_id, "change", change, since)
-            finally:
-                waiters.remove(run_id, change, end=False)
+        with session.follow(run_id) as follower:
+            while True:
+                change = waiters.wait(run_id, end=False)
+                try:
+                    follower.follow_if_remote()
+                    record = await session.get_run(run_id, retry_forever=True)
+                    for row in await session.read(partial(session.store.history, run_id, position), retry_forever=True):
+                        position = max(position, row.position)
+                        yield entry_view(row.entry, session.codec)
+                        since = clock.now()
+                    if record.status.terminal:
+                        return
+                    await session.wait_for_change(run_id, "change", change, since)
+                finally:
+                    waiters.remove(run_id, change, end=False)
 
     async def runs(self, query: RunQuery | None) -> RunList:
         session = self._session
