@@ -10,4 +10,5 @@ MODULES = {
     "evicted": "suspended_memory",
     "events": "events",
     "fleet": "multiple_workers",
+    "follow": "follow",
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from perdure.client.session import ClientSession
+from perdure.client.session import ClientSession, RunFollower
 from perdure.errors import InvalidArgument, RunTerminated
 from perdure.execution.store_writes import publish_event, raise_for_delivery
 from perdure.model.ids import new_token
@@ -32,8 +32,10 @@ class MessageClient:
     ) -> Any:
         seconds = None if timeout is None else check_seconds("timeout", timeout)
         run_id = check_name("a run's id", run_id)
-        sent_id = await self._send(run_id, event, payload, event_id, wants_reply=True)
-        return await self._wait_for_reply(run_id, sent_id, seconds)
+        with self._session.follow(run_id) as follower:
+            follower.follow_if_remote()  # before the request: the run may reply at once
+            sent_id = await self._send(run_id, event, payload, event_id, wants_reply=True)
+            return await self._wait_for_reply(run_id, sent_id, seconds, follower)
 
     async def broadcast(self, event: Any, event_id: str | None) -> int:
         if isinstance(event, str):
@@ -62,7 +64,7 @@ class MessageClient:
             session.local_worker.runs_may_be_due()
         return woken
 
-    async def _wait_for_reply(self, run_id: str, event_id: str, timeout: float | None) -> Any:
+    async def _wait_for_reply(self, run_id: str, event_id: str, timeout: float | None, follower: RunFollower) -> Any:
         """Return the value that the run publishes under the request's own key."""
         session, key = self._session, REPLY + event_id
         clock, waiters = session.clock, session.waiters
@@ -71,6 +73,7 @@ class MessageClient:
         while True:
             change = waiters.wait(run_id, end=False)
             try:
+                follower.follow_if_remote()
                 # Read the record first: a run that replies and ends in one commit must not look as if it never replied.
                 record = await session.get_run(run_id)
                 values = await session.read(lambda: session.store.published(run_id))

@@ -108,19 +108,21 @@ class QueryClient:
         run_id, session, position = check_name("a run's id", run_id), self._session, 0
         clock, waiters = session.clock, session.waiters
         since = clock.now()
-        while True:
-            change = waiters.wait(run_id, end=False)
-            try:
-                record = await session.get_run(run_id)
-                for row in await session.read(partial(session.store.history, run_id, position)):
-                    position = max(position, row.position)
-                    yield entry_view(row.entry, session.codec)
-                    since = clock.now()
-                if record.status.terminal:
-                    return
-                await session.wait_for_change(run_id, "change", change, since)
-            finally:
-                waiters.remove(run_id, change, end=False)
+        with session.follow(run_id) as follower:
+            while True:
+                change = waiters.wait(run_id, end=False)
+                try:
+                    follower.follow_if_remote()
+                    record = await session.get_run(run_id)
+                    for row in await session.read(partial(session.store.history, run_id, position)):
+                        position = max(position, row.position)
+                        yield entry_view(row.entry, session.codec)
+                        since = clock.now()
+                    if record.status.terminal:
+                        return
+                    await session.wait_for_change(run_id, "change", change, since)
+                finally:
+                    waiters.remove(run_id, change, end=False)
 
     async def runs(self, query: RunQuery | None) -> RunList:
         if query is not None and not isinstance(query, RunQuery):

@@ -9,7 +9,8 @@ import os
 import threading
 from asyncio import _get_running_loop  # None if no event loop runs in this thread, also after a fork
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Literal, Protocol, TypeVar
+from functools import partial
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 from perdure.client.store_urls import open_store
 from perdure.clock import Clock
@@ -52,6 +53,33 @@ class DirectWait:
 
     def wait(self, run_id: str, awaited: Awaited, change: Change) -> Change:
         return change
+
+
+class RunFollower:
+    """Follows a run for one caller while another process executes it. A context manager.
+
+    The store then notifies the session's waiters after every commit to the run, best effort. A run that this process
+    executes needs no follower: its worker notifies the waiters.
+    """
+
+    def __init__(self, store_session: StoreSession, run_id: str, is_executing: Callable[[str], bool]) -> None:
+        self._store_session = store_session
+        self._run_id = check_name("a run's id", run_id)
+        self._is_executing = is_executing
+        self._unfollow: Callable[[], None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._unfollow is not None:
+            self._unfollow()
+
+    def follow_if_remote(self) -> None:
+        """Follow the run from now on if it does not execute here. Call it before each read of the run."""
+        if self._unfollow is None and not self._is_executing(self._run_id):
+            notify = partial(self._store_session.waiters.notify, (self._run_id,), ended=False)
+            self._unfollow = self._store_session.store.follow(self._run_id, notify)
 
 
 class ClientSession:
@@ -182,6 +210,10 @@ class ClientSession:
 
     # --- waiting
 
+    def follow(self, run_id: str) -> RunFollower:
+        """Return a follower of the run for one caller, as a context manager."""
+        return RunFollower(self.store_session, run_id, lambda run_id: self.local_worker.is_executing(run_id))
+
     def wait_for_end(self, run_id: str, change: ChangeFuture, deadline: float | None) -> Change:
         """Wait for a change hint, at most until the deadline; every sweep sets one.
 
@@ -194,8 +226,8 @@ class ClientSession:
     ) -> Change:
         """Wait for a change hint, or until it is time to poll a run that another process may execute.
 
-        Stores send no hint for each step and each published value: hints go to every process, and few of them follow
-        the run. So the poll interval grows with the time `since` the caller last saw a change.
+        The caller's `RunFollower` gets a notification of each commit, which may be lost. So the caller polls too, at an
+        interval that grows with the time `since` it last saw a change.
         """
         clock = self.clock
         if self.wait_strategy.polls and not self.local_worker.is_executing(run_id):

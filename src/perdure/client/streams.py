@@ -25,18 +25,20 @@ class StreamClient:
         session = self._session
         clock, waiters = session.clock, session.waiters
         since = clock.now()
-        while True:
-            change = waiters.wait(run_id, end=False)
-            try:
-                record = await session.get_run(run_id)
-                while page := await session.read(partial(session.store.stream, run_id, name, offset, PAGE)):
-                    for item in page:
-                        offset = item.offset + 1
-                        view = stream_item_view(item, session.codec)
-                        yield view if details else view.value
-                        since = clock.now()
-                if record.status.terminal:
-                    return
-                await session.wait_for_change(run_id, "change", change, since)
-            finally:
-                waiters.remove(run_id, change, end=False)
+        with session.follow(run_id) as follower:
+            while True:
+                change = waiters.wait(run_id, end=False)
+                try:
+                    follower.follow_if_remote()
+                    record = await session.get_run(run_id)
+                    while page := await session.read(partial(session.store.stream, run_id, name, offset, PAGE)):
+                        for item in page:
+                            offset = item.offset + 1
+                            view = stream_item_view(item, session.codec)
+                            yield view if details else view.value
+                            since = clock.now()
+                    if record.status.terminal:
+                        return
+                    await session.wait_for_change(run_id, "change", change, since)
+                finally:
+                    waiters.remove(run_id, change, end=False)

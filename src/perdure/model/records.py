@@ -266,4 +266,5 @@ class Takeover(Struct, frozen=True):
 
 
 ChangeCallback = Callable[[frozenset[str] | None], None]
+ProgressCallback = Callable[[], None]
 """Callback for change hints: ids of runs that became due, got messages or ended; None: any run may have changed."""

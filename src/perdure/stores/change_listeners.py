@@ -24,7 +24,7 @@ class ChangeListeners:
         """Add a listener. Return a function that removes it; calling that twice does no harm."""
         key = object()
         with self._lock:
-            self._listeners[key] = (_running_loop(), callback)
+            self._listeners[key] = (running_loop(), callback)
 
         def unsubscribe() -> None:
             with self._lock:
@@ -36,7 +36,7 @@ class ChangeListeners:
         """Notify all listeners that these runs changed; None: any run may have. Callable from any thread."""
         with self._lock:
             listeners = list(self._listeners.values())
-        current = _running_loop()
+        current = running_loop()
         for loop, callback in listeners:
             if loop is None:
                 callback(run_ids)
@@ -51,7 +51,8 @@ def _call_on_loop(loop: asyncio.AbstractEventLoop, callback: ChangeCallback, run
         loop.call_soon_threadsafe(callback, run_ids)
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop of this thread; None outside of one."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

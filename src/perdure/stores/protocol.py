@@ -55,6 +55,7 @@ from perdure.model.records import (
     ChangeCallback,
     DeadLetter,
     Message,
+    ProgressCallback,
     PublishedValue,
     RunRecord,
     SigningKey,
@@ -102,6 +103,13 @@ class Store(Protocol):
 
         A change hint is best effort: it may come late, twice or never. The callback runs on the event loop on which it
         was subscribed.
+        """
+
+    def follow(self, run_id: str, callback: ProgressCallback) -> Callable[[], None]:
+        """Call `callback` after commits to this run, by any process. Return a function that ends this.
+
+        Best effort, as a change hint. Change hints do not cover all commits: a turn that only adds entries, or writes
+        output, is notified to followers alone. So a store without followers sends nothing for it.
         """
 
     # commit and load

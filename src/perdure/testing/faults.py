@@ -13,6 +13,7 @@ from perdure.model.records import (
     ChangeCallback,
     DeadLetter,
     Message,
+    ProgressCallback,
     PublishedValue,
     RunRecord,
     SigningKey,
@@ -150,6 +151,9 @@ class FaultyStore:
 
     def on_change(self, callback: ChangeCallback) -> Callable[[], None]:
         return self.inner.on_change(callback)
+
+    def follow(self, run_id: str, callback: ProgressCallback) -> Callable[[], None]:
+        return self.inner.follow(run_id, callback)
 
     async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
         return await self._forward("load", lambda: self.inner.load(ids))

@@ -20,6 +20,7 @@ from perdure.testing.contract.dead_letters import DeadLetterCases, KeyCases, Rep
 from perdure.testing.contract.end_run import EndRunCases
 from perdure.testing.contract.fan_out import FanOutCases, ReleaseCases
 from perdure.testing.contract.finalization import FinalizationCases, ObserverCases
+from perdure.testing.contract.followers import FollowerCases
 from perdure.testing.contract.history import HistoryCases
 from perdure.testing.contract.inbox import InboxCases
 from perdure.testing.contract.queries import ChangeHintCases, QueryCases, ValueCases
@@ -54,6 +55,7 @@ class StoreContract(
     WorkerCases,
     QueryCases,
     ChangeHintCases,
+    FollowerCases,
     ValueCases,
 ):
     """All cases of the contract."""

@@ -80,7 +80,7 @@ def test_subscriber_passes_on_published_messages_only():
     async def main() -> None:
         received: list[bytes] = []
         nothing: Any = None
-        connection = SubscriberConnection(nothing, nothing, received.append)
+        connection = SubscriberConnection(nothing, nothing, lambda channel, data: received.append(data))
         connection.data_received(b"*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$2\r\nh")
         await connection.subscribed
         connection.data_received(b"i\r\n>2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n")

@@ -15,6 +15,7 @@ import pytest
 from perdure.errors import StoreError
 from perdure.model.records import RunStatus
 from perdure.model.turns import TurnExtras
+from perdure.stores.followed_runs import FollowedRuns
 from perdure.stores.redis import server as redis_server
 from perdure.stores.redis.partitions import gather_calls
 from perdure.stores.redis.server import parse_url
@@ -278,7 +279,9 @@ async def wait_until_only_listener(server: Server, store: RedisStore) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_only_listener_publishes_no_hints(own_server: Server) -> None:
+def test_only_listener_publishes_no_hints(own_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FollowedRuns, "join", lambda followed: None)  # a message of followers, not a hint
+
     async def scenario() -> None:
         async with opened(own_server.url) as store:
             await wait_until_only_listener(own_server, store)

@@ -21,6 +21,7 @@ from perdure.model.records import (
     ChangeCallback,
     DeadLetter,
     Message,
+    ProgressCallback,
     PublishedValue,
     RunRecord,
     RunStatus,
@@ -31,6 +32,7 @@ from perdure.model.records import (
 )
 from perdure.stores import semantics as rules
 from perdure.stores.change_listeners import ChangeListeners
+from perdure.stores.followed_runs import FollowedRuns
 from perdure.stores.memory.state import MemoryState
 from perdure.stores.memory.writes import apply
 from perdure.stores.paging import Key, check_limit, created_between, cursor_after, key_of, statuses_of
@@ -46,6 +48,7 @@ class MemoryStore:
         self._clock = clock
         self._lock = threading.RLock()
         self._listeners = ChangeListeners()
+        self._followed_runs = FollowedRuns("memory")  # no other process has this store
         self._opened = 0
         self._shards: int | None = None
         self._state = MemoryState()
@@ -74,6 +77,9 @@ class MemoryStore:
     def on_change(self, callback: ChangeCallback) -> Callable[[], None]:
         return self._listeners.subscribe(callback)
 
+    def follow(self, run_id: str, callback: ProgressCallback) -> Callable[[], None]:
+        return self._followed_runs.follow(run_id, callback)
+
     # commit and load
 
     async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
@@ -82,6 +88,8 @@ class MemoryStore:
             results = [apply(self._state, write) for write in batch]
             changed = self._runs.take_changed()
         self._notify(changed)
+        if self._followed_runs:
+            self._followed_runs.on_committed(map(rules.run_of, batch))
         return results
 
     async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:

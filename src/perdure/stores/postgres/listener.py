@@ -9,6 +9,8 @@ is slow in real time, whatever clock an engine uses.
 A process that is the only listener sends nothing, which saves a tenth of the time of a short run. Every listener holds
 a shared advisory lock of the schema, so that listeners can be counted. When it holds the lock, a listener announces
 itself. So a later listener is heard by the earlier ones, and an earlier listener is counted by the later ones.
+
+Messages of followers (`followed_runs`) have a channel of their own. They are sent and lost in the same way.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from perdure.clock import SYSTEM_CLOCK, sleep_on
 from perdure.errors import StoreError
 from perdure.model.ids import new_token
 from perdure.stores.change_listeners import ChangeListeners
+from perdure.stores.followed_runs import FollowedRuns, decode_message
 from perdure.stores.postgres.errors import translate_errors
 from perdure.stores.postgres.pool import Connection, ConnectionPool, close_connection
 
@@ -104,7 +107,10 @@ class NotificationListener:
         self._unsent: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending = False
+        self._sending_to_followers = False
         self._receives = False
+        self._follow_channel = self._channel + "_follow"
+        self.followed_runs = FollowedRuns(self._sender, self._wake_follow_sender, self._has_others)
 
     async def start(self) -> None:
         """Open the first connection, so that no notification is missed after this returns."""
@@ -116,16 +122,25 @@ class NotificationListener:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.followed_runs.close()
         await self._close_connection()
 
     def notify(self, changed: frozenset[str]) -> None:
         """Notify other processes soon. Does nothing if this process is the only listener."""
-        if self._receives and self._listening is not None and self._listening.is_only_listener:
+        if self._is_only_listener:
             return
         self._unsent |= changed
         if not self._sending:
             self._sending = True
             self._spawn(self._send())
+
+    @property
+    def _is_only_listener(self) -> bool:
+        return self._receives and self._listening is not None and self._listening.is_only_listener
+
+    def _has_others(self) -> bool:
+        """Return whether this process listens and other processes may do so too."""
+        return self._listening is not None and not self._is_only_listener
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -155,6 +170,7 @@ class NotificationListener:
                 except StoreError:
                     await sleep_on(SYSTEM_CLOCK, RECONNECT_DELAY_SECONDS)
             self._change_listeners.notify(None)  # any run may have changed while the connection was broken
+            self.followed_runs.announce()
 
     async def _listen(self) -> _ListenConnection:
         connection = await self._pool.connect()
@@ -162,6 +178,7 @@ class NotificationListener:
         try:
             with translate_errors():
                 await connection.add_listener(self._channel, self._on_notification)
+                await connection.add_listener(self._follow_channel, self._on_follow_message)
                 await listening.announce(self._channel, self._payload(_ANNOUNCEMENT))
         except BaseException:
             connection.terminate()
@@ -185,9 +202,14 @@ class NotificationListener:
 
         It may have read its runs before a change that this process, as the only listener, did not send.
         """
+        self.followed_runs.announce()
         if self._listening is not None and self._listening.is_only_listener:
             self._listening.is_only_listener = False
             self._spawn(self._notify(None))
+
+    def _on_follow_message(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+        if (message := decode_message(str(payload))) is not None:
+            self.followed_runs.on_message(message)
 
     async def _close_connection(self) -> None:
         listening, self._listening = self._listening, None
@@ -208,6 +230,20 @@ class NotificationListener:
     async def _notify(self, changed: tuple[str, ...] | None) -> None:
         with contextlib.suppress(StoreError):
             await self._pool.fetch(_NOTIFY, self._channel, self._payload(changed))
+
+    def _wake_follow_sender(self) -> None:
+        if not self._sending_to_followers:
+            self._sending_to_followers = True
+            self._spawn(self._send_to_followers())
+
+    async def _send_to_followers(self) -> None:
+        try:
+            while messages := self.followed_runs.take_messages(MAX_PAYLOAD_BYTES):
+                for message in messages:
+                    with contextlib.suppress(StoreError):
+                        await self._pool.fetch(_NOTIFY, self._follow_channel, message.decode())
+        finally:
+            self._sending_to_followers = False
 
     def _payload(self, changed: tuple[str, ...] | None) -> str:
         encoded = msgspec.json.encode((self._sender, changed))

@@ -16,6 +16,7 @@ from perdure.model.records import (
     ChangeCallback,
     DeadLetter,
     Message,
+    ProgressCallback,
     PublishedValue,
     RunRecord,
     SigningKey,
@@ -106,6 +107,11 @@ class PostgresStore:
     def on_change(self, callback: ChangeCallback) -> Callable[[], None]:
         return self._change_listeners.subscribe(callback)
 
+    def follow(self, run_id: str, callback: ProgressCallback) -> Callable[[], None]:
+        if self._listener is None:
+            return lambda: None  # the store is closed
+        return self._listener.followed_runs.follow(run_id, callback)
+
     # commit and load
 
     async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
@@ -114,13 +120,13 @@ class PostgresStore:
             return []
         fast = fast_path.call(batch[0]) if len(batch) == 1 else None
         if fast is not None and await self._open.value(sql(fast.statement, self._target), *fast.arguments):
-            self._notify(fast.changed)
+            self._on_committed(batch, fast.changed)
             return [fast.result]
         with translate_errors():
             statement, arguments = batches.call(batch)
         found = await self._open.fetch(sql(statement, self._target), *arguments)
         outcome = batches.read_results(statement, batch, found)
-        self._notify(outcome.changed)
+        self._on_committed(batch, outcome.changed)
         if outcome.ids_taken:
             await self._load_taken_ids(batch, outcome.results, outcome.ids_taken)
         if outcome.unobserved:
@@ -265,6 +271,12 @@ class PostgresStore:
                 f"the store {self._target.name} is not open; open it first (an Engine or a Client opens its store)"
             )
         return self._pool
+
+    def _on_committed(self, batch: Sequence[Write], changed: frozenset[str]) -> None:
+        self._notify(changed)
+        if self._listener is not None and self._listener.followed_runs:
+            run_ids = map(semantics.run_of, batch)
+            self._listener.followed_runs.on_committed(each for each in run_ids if each not in changed)
 
     def _notify(self, changed: frozenset[str]) -> None:
         if changed:

@@ -21,6 +21,7 @@ from perdure.model.records import (
     ChangeCallback,
     DeadLetter,
     Message,
+    ProgressCallback,
     PublishedValue,
     RunRecord,
     SigningKey,
@@ -100,9 +101,18 @@ class RedisStore:
     def on_change(self, callback: ChangeCallback) -> Callable[[], None]:
         return self._change_listeners.subscribe(callback)
 
+    def follow(self, run_id: str, callback: ProgressCallback) -> Callable[[], None]:
+        return self._listener.followed_runs.follow(run_id, callback)
+
     # commit and load
 
     async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
+        results = await self._commit(batch)
+        if self._listener.followed_runs:
+            self._listener.followed_runs.on_committed(map(semantics.run_of, batch))
+        return results
+
+    async def _commit(self, batch: Sequence[Write]) -> list[WriteResult]:
         semantics.check_batch(batch)
         if len(batch) == 1 and (result := await self._commit_on_fast_path(batch[0])) is not None:
             return [result]

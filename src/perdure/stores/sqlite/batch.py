@@ -413,8 +413,6 @@ class BatchWriter:
         self._pending[PUT_VALUE] += [value_row(run.pk, value) for value in extras.published]
         self._pending[ADD_ITEM] += [item_row(run.pk, item) for item in extras.streamed]
         self._pending[ADD_DEAD_LETTER] += map(rows.dead_letter_row, extras.dead_letters)
-        if extras.published or extras.streamed:
-            self.changed.add(turn.run_id)
         if not _is_alone(turn):
             return run
         self._flush()
@@ -565,7 +563,6 @@ class BatchWriter:
             return refused
         if write.items:
             self._pending[ADD_ITEM] += appended_rows(self._connection, run.pk, write)
-            self.changed.add(write.run_id)
         return Committed()
 
     def _is_live(self, worker: str) -> bool:

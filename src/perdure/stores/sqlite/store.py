@@ -2,7 +2,7 @@
 
 A writer thread and a reader thread have a connection each. The file is in WAL mode, so neither waits for the other. The
 caller's thread may write the rows of a batch; `connection.py` says which thread commits. The store notices commits of
-other processes by polling `PRAGMA data_version`.
+other processes by their datagrams (`peer_sockets.py`), and in any case by polling `PRAGMA data_version`.
 
 `synchronous="full"` makes every commit durable against power loss, "normal" only against a crash of the process.
 "off" may lose commits, or the file, in a crash of the machine.
@@ -23,6 +23,7 @@ from perdure.model.records import (
     ChangeCallback,
     DeadLetter,
     Message,
+    ProgressCallback,
     PublishedValue,
     RunRecord,
     SigningKey,
@@ -32,11 +33,13 @@ from perdure.model.records import (
 )
 from perdure.stores import semantics as rules
 from perdure.stores.change_listeners import ChangeListeners
+from perdure.stores.followed_runs import FollowedRuns, decode_message, encode_change_hint
 from perdure.stores.protocol import Claim
 from perdure.stores.results import ClaimedRun, RunPage, Snapshot, StoredEntry, UnfinalizedRun, WriteResult
 from perdure.stores.sqlite import batch as batch_writer
 from perdure.stores.sqlite import maintenance, queries, schema, streams, workers
 from perdure.stores.sqlite.connection import ConnectionThread, Job, T, close_cleanly
+from perdure.stores.sqlite.peer_sockets import MAX_DATAGRAM_BYTES, PeerSockets
 from perdure.stores.sqlite.run_state_cache import RunStateCache
 from perdure.stores.writes import CommitTurn, Write
 
@@ -71,6 +74,8 @@ class SqliteStore:
         self._exclusive_lock = schema.ExclusiveLock(self._path)
         self._file: schema.FileIdentity | None = None  # while the store is open
         self._listeners = ChangeListeners()
+        self._sockets = PeerSockets(self._path, self._on_datagram)
+        self._followed_runs = FollowedRuns(self._sockets.name, self._send_messages, self._sockets.has_peers)
         self._opened = 0
         self._writer: ConnectionThread | None = None
         self._reader: ConnectionThread | None = None
@@ -85,6 +90,8 @@ class SqliteStore:
             if self._writer is None:
                 self._start()
             await self._write(partial(self._prepare, shards=shards))
+            self._sockets.open()
+            self._followed_runs.join()
         except BaseException:
             await self.close()
             raise
@@ -118,6 +125,8 @@ class SqliteStore:
             return
         self._opened -= 1
         if self._opened == 0:
+            self._followed_runs.close()
+            self._sockets.close()
             reader, self._reader = self._reader, None
             writer, self._writer = self._writer, None
             for thread in (reader, writer):
@@ -137,6 +146,9 @@ class SqliteStore:
 
     def on_change(self, callback: ChangeCallback) -> Callable[[], None]:
         return self._listeners.subscribe(callback)
+
+    def follow(self, run_id: str, callback: ProgressCallback) -> Callable[[], None]:
+        return self._followed_runs.follow(run_id, callback)
 
     def _poll(self, connection: apsw.Connection) -> None:
         """Notify listeners if another connection has committed. Its commits change `data_version`, own ones do not.
@@ -162,6 +174,8 @@ class SqliteStore:
             self._check_file()
         results, changed = await self._thread(self._writer).transact(job, size=len(batch))
         self._notify(changed)
+        if self._followed_runs:
+            self._followed_runs.on_committed(map(rules.run_of, batch))
         return results
 
     async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
@@ -297,3 +311,21 @@ class SqliteStore:
     def _notify(self, changed: frozenset[str]) -> None:
         if changed:
             self._listeners.notify(changed)
+            if self._sockets.has_peers():
+                self._sockets.send(encode_change_hint(self._sockets.name, changed, MAX_DATAGRAM_BYTES))
+
+    # other processes
+
+    def _send_messages(self) -> None:
+        for message in self._followed_runs.take_messages(MAX_DATAGRAM_BYTES):
+            self._sockets.send(message)
+
+    def _on_datagram(self, datagram: bytes) -> None:
+        message = decode_message(datagram)
+        if message is None:
+            return
+        self._sockets.add_peer(message.sender)
+        if message.kind == "changed":
+            self._listeners.notify(None if message.run_ids is None else frozenset(message.run_ids))
+        else:
+            self._followed_runs.on_message(message)

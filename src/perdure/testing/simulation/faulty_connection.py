@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from perdure.errors import StoreError
-from perdure.model.records import ChangeCallback
+from perdure.model.records import ChangeCallback, ProgressCallback
 from perdure.stores.protocol import Claim, Store
 from perdure.stores.results import ClaimedRun, WriteResult
 from perdure.stores.writes import Write
@@ -101,25 +102,36 @@ class FaultyConnection(FaultyStore):
         self._hints_until[kind] = self.process.loop.current_time + seconds
 
     def on_change(self, callback: ChangeCallback) -> Callable[[], None]:
-        process, rng = (
-            self.process,
-            seeded_random(self._seed, self.process.name, "hints", self.process.count("listeners")),
-        )
+        return self._listen("hints", self.process.count("listeners"), callback, self.inner.on_change)
+
+    def follow(self, run_id: str, callback: ProgressCallback) -> Callable[[], None]:
+        return self._listen("progress", self.process.count("followers"), callback, partial(self.inner.follow, run_id))
+
+    def _listen(
+        self,
+        kind: str,
+        number: int,
+        callback: Callable[..., None],
+        subscribe: Callable[[Callable[..., None]], Callable[[], None]],
+    ) -> Callable[[], None]:
+        """Subscribe a callback whose calls are delayed, lost or doubled as planned."""
+        process = self.process
+        rng = seeded_random(self._seed, process.name, kind, number)
         listening = [True]
 
-        def deliver(run_ids: frozenset[str] | None) -> None:
+        def deliver(*given: object) -> None:
             if listening[0] and not process.dead.is_set():
-                callback(run_ids)
+                callback(*given)
 
-        def on_change_hint(run_ids: frozenset[str] | None) -> None:
+        def on_hint(*given: object) -> None:
             now, until = process.loop.current_time, self._hints_until
             if process.frozen or until["hints lost"] > now:
                 return
             delay = rng.choice((0.0, 0.001, 0.01)) + (rng.uniform(0.5, 3.0) if until["hints late"] > now else 0.0)
             for _ in range(2 if until["hints doubled"] > now else 1):
-                process.loop.call_later(delay, deliver, run_ids)
+                process.loop.call_later(delay, deliver, *given)
 
-        unsubscribe_inner = self.inner.on_change(on_change_hint)
+        unsubscribe_inner = subscribe(on_hint)
 
         def unsubscribe() -> None:
             listening[0] = False
