@@ -62,7 +62,8 @@ def dev(
 
 
 def worker_command(target: Target, url: str, pool: str | None, concurrency: int | None) -> list[str]:
-    program = [sys.executable, "-m", "perdure.cli"]
+    # -B: Python matches bytecode with a file by size and whole seconds, so a quick second edit could be ignored.
+    program = [sys.executable, "-B", "-m", "perdure.cli"]
     command = [*program, "worker", target.text, "--store", url, "--grace", "2", "--refuse-blocking"]
     if pool is not None:
         command += ["--pool", pool]
