@@ -277,7 +277,7 @@ FLOW_OF_MUTANT: dict[str, str] = {
     "retry_without_compensation": "sim.again",
     "ignore_limits": "sim.hasty",
     "drop_version_pins": "sim.gated",
-    "fail_instead_of_hold": "sim.patient",
+    "fail_instead_of_hold": "sim.holding",
     "continue_in_the_old_version": "sim.grown",
     "prune_before_retention": "sim.brief",
 }
