@@ -58,7 +58,7 @@ class LazyClock:
                 timer.fire()
 
 
-class StepBody(Protocol):
+class RunningBody(Protocol):
     """The identity of a running step body."""
 
     @property
@@ -78,7 +78,7 @@ class RealWaits:
     def __init__(
         self,
         settle: Callable[[], Awaitable[None]],
-        bodies: Callable[[], Sequence[StepBody]],
+        bodies: Callable[[], Sequence[RunningBody]],
         given_up: set[tuple[str, int]] | None = None,
     ) -> None:
         self._settle = settle
@@ -104,7 +104,7 @@ class TimeSkipper:
     """Moves a virtual clock. `settle` waits until only time can change anything; `bodies` returns the running steps."""
 
     def __init__(
-        self, clock: VirtualClock, settle: Callable[[], Awaitable[None]], bodies: Callable[[], Sequence[StepBody]]
+        self, clock: VirtualClock, settle: Callable[[], Awaitable[None]], bodies: Callable[[], Sequence[RunningBody]]
     ) -> None:
         self.lazy_clock = LazyClock(clock)
         self._clock = clock
