@@ -40,6 +40,7 @@ THREE_ATTEMPTS = Retry(max_attempts=3, initial=0.3, jitter=0.0)
 # --- steps
 
 
+@step(name="sim.undo")  # a step, because a record may name only steps and functions of the workflow's own module
 async def undo(done: list[Any]) -> None:
     ExternalState.current().undone(done)
     await sleep_on(ExternalState.current().process, 0.01)
