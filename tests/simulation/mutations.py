@@ -282,3 +282,6 @@ FLOW_OF_MUTANT: dict[str, str] = {
     "prune_before_retention": "sim.brief",
 }
 """The workflow that detects a mutation of a single workflow option."""
+
+PAUSES_OF_MUTANT: dict[str, int] = {"skip_the_owner_check": 6}
+"""How many pauses a seed has that detects a mutation of what happens after a pause."""

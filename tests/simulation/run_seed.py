@@ -9,7 +9,7 @@ from typing import Any
 
 from perdure import Client, EngineConfig, Retry
 from perdure.testing.simulation.event_loop import SimulatedLoop, Spinning
-from perdure.testing.simulation.fault_plan import FAULT_PHASE_SECONDS, Plan, draw_plan
+from perdure.testing.simulation.fault_plan import FAULT_PHASE_SECONDS, Fault, Plan, draw_plan
 from perdure.testing.simulation.randomness import seeded, seeded_random
 from perdure.testing.simulation.simulation import Deploy, MakeStore, Simulation
 from tests.simulation.external_state import ExternalState
@@ -66,6 +66,13 @@ def simulate(
     finally:
         gc.enable()
         logging.disable(logging.NOTSET)
+
+
+def draw_pauses(seed: int, pauses: int) -> Plan:
+    """Return a random plan of pauses, each longer than a lease."""
+    rng, workers = seeded_random(seed, "pauses"), WORKERS[: 2 + seed % 2]
+    times = [round(rng.uniform(0.0, FAULT_PHASE_SECONDS), 3) for _ in range(pauses)]
+    return Plan(tuple(Fault("paused", rng.choice(workers), at=at, amount=4.0) for at in times))
 
 
 async def _simulate(

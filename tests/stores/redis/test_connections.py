@@ -239,7 +239,7 @@ class ClosingPool(ChangingPool):
 @in_event_loop
 async def test_connection_lost_while_it_is_opened_is_an_error() -> None:
     pool = ScriptConnectionPool(ClosingPool.from_url(shared_url()), 4, 30.0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(failures.ConnectionError, match="as soon as it was opened"):
             await pool.execute("ECHO", "lost")
 
