@@ -43,11 +43,12 @@ coverage: $(VENV)/dev
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
-#   make test-long  what takes too long for `make test`: all repetitions of tests marked `long`, tests/chaos, 2,000 seeds
+#   make test-long  what takes too long for `make test`: all repetitions of tests marked `long`, tests/chaos, 2,200 seeds
 test-long: chaos
 	PERDURE_TEST_LONG=1 $(BIN)/python -m pytest -m long -n $(WORKERS) --dist worksteal
 	$(BIN)/python -m tests.simulation --seeds 1000 --store memory
 	$(BIN)/python -m tests.simulation --seeds 1000 --store sqlite
+	$(BIN)/python -m tests.simulation --seeds 200 --store postgres
 
 #   make chaos   real workers killed, paused and disconnected, real servers restarted (minutes)
 chaos: $(VENV)/dev
@@ -73,11 +74,11 @@ bench-compare: $(VENV)/dev
 	$(BIN)/python -m benchmarks.compare_commits $(BASE) $(if $(ONLY),--only $(ONLY)) $(if $(STORES),--stores $(STORES)) \
 	  $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SCALE),--scale $(SCALE)) $(if $(LIMIT),--limit $(LIMIT))
 
-#   make simulate  simulate workers, clients and faults: SEEDS=10000 STORE=sqlite START=500 (first seed)
+#   make simulate  simulate workers, clients and faults: SEEDS=10000 STORE=sqlite|postgres START=500 (first seed)
 SEEDS := 1000
 START := 0
 STORE := memory
-simulate: $(VENV)/core
+simulate: $(VENV)/$(if $(filter postgres,$(STORE)),dev,core)
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --start $(START) --store $(STORE)
 
 #   make clean   remove .venv, caches and build products

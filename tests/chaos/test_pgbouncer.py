@@ -21,7 +21,7 @@ from perdure.stores.protocol import Store
 from perdure.testing import StoreContract
 from perdure.testing.contract.builders import run, worker
 from tests.chaos.store_servers import Place
-from tests.chaos.worker_fleet import Fleet
+from tests.chaos.worker_group import WorkerGroup
 from tests.chaos.workflows import plan
 from tests.servers.pgbouncer import PgBouncer, version
 from tests.servers.postgres import Server, with_schema
@@ -74,16 +74,16 @@ class TestThroughPgBouncer(StoreContract):
 def test_workers_without_notifications_finish_all_runs(pooler: PgBouncer, tmp_path: Path) -> None:
     async def main(url: str) -> None:
         async with Client(url, config=EngineConfig(sweep_interval=0.5)) as client:
-            fleet = Fleet(tmp_path, Place(url, url), client, "worker", LEASE)
+            group = WorkerGroup(tmp_path, Place(url, url), client, "worker", LEASE)
 
             async def kill_one() -> None:
-                await fleet.kill(fleet.living()[0])
+                await group.kill(group.living()[0])
 
             try:
-                await asyncio.gather(*(fleet.start() for _ in range(WORKERS)))
-                await fleet.carry(plan(range(RUNS), str(fleet.log)), kill_one)
+                await asyncio.gather(*(group.start() for _ in range(WORKERS)))
+                await group.carry(plan(range(RUNS), str(group.log)), kill_one)
             finally:
-                fleet.close()
+                group.close()
 
     asyncio.run(main(new_schema(pooler) + OPTIONS))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from perdure import Client, EngineConfig
 from tests.chaos.store_servers import Place
-from tests.chaos.worker_fleet import Fleet
+from tests.chaos.worker_group import WorkerGroup
 from tests.chaos.workflows import plan
 from tests.servers.postgres import Server, Standby, primary_and_standby, url_of, with_schema
 
@@ -28,30 +28,30 @@ def test_workers_continue_after_the_standby_is_promoted(
     async def main(primary: Server, standby: Standby) -> float:
         url = with_schema(url_of(primary, standby), "chaos")
         async with Client(url, config=EngineConfig(sweep_interval=1.0)) as client:
-            fleet = Fleet(tmp_path, Place(url, url), client, "worker", LEASE)
+            group = WorkerGroup(tmp_path, Place(url, url), client, "worker", LEASE)
             try:
-                await asyncio.gather(*(fleet.start() for _ in range(WORKERS)))
-                return await lose_the_primary(fleet, primary, standby)
+                await asyncio.gather(*(group.start() for _ in range(WORKERS)))
+                return await lose_the_primary(group, primary, standby)
             finally:
-                fleet.close()
+                group.close()
 
     with primary_and_standby() as servers:
         seconds = asyncio.run(main(*servers))
     record_property("from the promotion to the next effect", round(seconds, 2))
 
 
-async def lose_the_primary(fleet: Fleet, primary: Server, standby: Standby) -> float:
+async def lose_the_primary(group: WorkerGroup, primary: Server, standby: Standby) -> float:
     took: list[float] = []
 
     async def trouble() -> None:
         await asyncio.to_thread(primary.stop, primary.at_once)
         await asyncio.sleep(OUTAGE_SECONDS)
-        await fleet.kill(fleet.living()[0])
-        seen = len(fleet.effects())
+        await group.kill(group.living()[0])
+        seen = len(group.effects())
         began = time.monotonic()
         await standby.promote()
-        await fleet.until(lambda: len(fleet.effects()) > seen, "the workers continue")
+        await group.until(lambda: len(group.effects()) > seen, "the workers continue")
         took.append(time.monotonic() - began)
 
-    await fleet.carry(plan(range(RUNS), str(fleet.log)), trouble)
+    await group.carry(plan(range(RUNS), str(group.log)), trouble)
     return took[0]

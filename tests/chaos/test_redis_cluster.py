@@ -7,7 +7,7 @@ from pathlib import Path
 
 from perdure import Client, EngineConfig
 from tests.chaos.store_servers import Place
-from tests.chaos.worker_fleet import Fleet
+from tests.chaos.worker_group import WorkerGroup
 from tests.chaos.workflows import plan
 from tests.servers.redis import Cluster, with_options
 
@@ -19,18 +19,18 @@ RUNS = 300
 def test_all_kinds_of_runs_finish_on_a_redis_cluster(tmp_path: Path) -> None:
     async def main(url: str) -> None:
         async with Client(url, config=EngineConfig(sweep_interval=1.0)) as client:
-            fleet = Fleet(tmp_path, Place(url, url), client, "worker", LEASE)
+            group = WorkerGroup(tmp_path, Place(url, url), client, "worker", LEASE)
 
             async def kill_two() -> None:
                 for _ in range(2):
-                    await fleet.kill(fleet.living()[0])
-                    await fleet.start()
+                    await group.kill(group.living()[0])
+                    await group.start()
 
             try:
-                await asyncio.gather(*(fleet.start() for _ in range(WORKERS)))
-                await fleet.carry(plan(range(RUNS), str(fleet.log)), kill_two)
+                await asyncio.gather(*(group.start() for _ in range(WORKERS)))
+                await group.carry(plan(range(RUNS), str(group.log)), kill_two)
             finally:
-                fleet.close()
+                group.close()
 
     cluster = Cluster(tmp_path / "cluster")
     try:

@@ -1,5 +1,7 @@
 """Command check: incompatible runs are found before a deploy, with a suggested fix."""
 
+import zlib
+
 import pytest
 
 from perdure.admin.compatibility import suggest_fix
@@ -29,8 +31,10 @@ def changed(shop, *replacements):
     for old, new in replacements:
         assert old in code
         code = code.replace(old, new)
-    (shop.folder / "changed.py").write_text(code)
-    return "changed.py"
+    # A name for each content: Python matches bytecode by name, size and whole seconds.
+    name = f"changed_{zlib.crc32(code.encode()):08x}.py"
+    (shop.folder / name).write_text(code)
+    return name
 
 
 def test_unchanged_code_is_compatible(open_runs):

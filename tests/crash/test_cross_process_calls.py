@@ -15,7 +15,7 @@ import pytest
 
 from perdure import Client, Context, Engine, EngineConfig, workflow
 from tests.crash.process_harness import STORES, Scenario, scenario
-from tests.crash.programs.request_worker import Ask, answering, staying
+from tests.crash.programs.request_worker import WordRequest, replying, staying
 from tests.crash.store_readers import TIMEOUT_SECONDS
 
 HOUR = 3600.0
@@ -51,11 +51,11 @@ def call(here: Scenario, calls: Callable[[Client], Awaitable[None]], *, executes
 
 async def talk(here: Scenario, worker: subprocess.Popen[bytes], caller: Client) -> None:
     log = str(here.log)
-    assert await caller.execute(answering, log, 0) == worker.pid
-    run = await caller.start(answering, log, 2, id="talk")
+    assert await caller.execute(replying, log, 0) == worker.pid
+    run = await caller.start(replying, log, 2, id="talk")
     words, entries = caller.read_stream("talk", "words"), caller.watch("talk")
     for n, word in enumerate(("one", "two")):
-        assert await caller.request("talk", Ask(word)) == f"{word}!"
+        assert await caller.request("talk", WordRequest(word)) == f"{word}!"
         assert await anext(words) == word, "while the run continues"
         while (await anext(entries)).location != ("words" if n == 0 else "words#1"):
             pass  # it must arrive while the run is still open

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from perdure import Client
+from tests.crash.effect_log import Effect
 from tests.crash.process_harness import STORES, Scenario, scenario
 from tests.crash.programs.worker import STEPS, chain, gated, gated_in_a_thread
 
@@ -37,6 +38,11 @@ def joined(here: Scenario, worker: subprocess.Popen[bytes]) -> bool:
 def worker_id(here: Scenario, worker: subprocess.Popen[bytes]) -> str:
     [found] = [row.id for row in here.book.workers() if row.pid == worker.pid]
     return found
+
+
+def at_gate(here: Scenario) -> list[Effect]:
+    """The steps that have begun to wait for the gate."""
+    return [line for line in here.effects("begun") if line.location == "until_open"]
 
 
 def start_runs(here: Scenario, workflow: Any, *args: Any, ids: list[str]) -> None:
@@ -64,16 +70,17 @@ def pause(here: Scenario, worker: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.parametrize("kind", STORES)
 def test_runs_of_a_killed_worker_continue_on_the_other_and_execute_once(kind: str, tmp_path: Path) -> None:
-    ids = [f"run-{number}" for number in range(30)]
+    ids, gate = [f"run-{number}" for number in range(30)], tmp_path / "gate"
     with scenario(tmp_path, kind) as here:
         first, second = (start_worker(here, concurrency=10) for _ in range(2))
-        start_runs(here, chain, str(here.log), 0.05, ids=ids)
+        start_runs(here, chain, str(here.log), 0.05, str(gate), ids=ids)
         pids = {first.pid, second.pid}
-        here.until(lambda: Counter(line.pid for line in here.effects()).keys() == pids, "both work")
+        here.until(lambda: {line.pid for line in at_gate(here)} == pids, "both work")
         here.until(lambda: len(here.effects("done")) >= 40, "they get on")
         here.kill(first)
         recorded = here.recorded()  # before counting: the other worker continues meanwhile
         killed_at = len(here.effects())
+        gate.touch()
         here.until(lambda: len(here.results()) == len(ids), "the other one does the rest")
         here.kill(second)
 
@@ -105,12 +112,13 @@ def _check_repetitions(here: Scenario, killed: int, survivor: int, recorded: fro
 
 @pytest.mark.parametrize("kind", STORES)
 def test_sigterm_finishes_steps_within_the_grace_and_releases_runs(kind: str, tmp_path: Path) -> None:
-    ids = [f"run-{number}" for number in range(20)]
+    ids, gate = [f"run-{number}" for number in range(20)], tmp_path / "gate"
     with scenario(tmp_path, kind) as here:
         worker = start_worker(here)
-        start_runs(here, chain, str(here.log), 0.1, ids=ids)
-        here.until(lambda: len(here.effects("done")) >= 30, "it gets on")
+        start_runs(here, chain, str(here.log), 0.1, str(gate), ids=ids)
+        here.until(lambda: len(at_gate(here)) == len(ids), "all runs are in the middle of a step")
         worker.send_signal(signal.SIGTERM)
+        gate.touch()
         here.until_ended(worker)
 
         assert not here.all_succeeded(), "the signal came in the middle"

@@ -77,7 +77,7 @@ def test_commit_that_the_standby_lacks_is_never_acknowledged() -> None:
     """A cancelled wait for the standby leaves the commit on the primary: a retry must wait again."""
 
     async def test(primary: Server, standby: Standby) -> None:
-        store = await opened(url_of(primary, standby) + "&timeout=1")
+        store = await patiently(partial(opened, url_of(primary, standby) + "&timeout=1"))
         await asyncio.to_thread(standby.stop)
         write = turn(0, entry("s", 0), id="r0")
         for _ in range(3):

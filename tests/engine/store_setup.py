@@ -69,7 +69,7 @@ class Stage:
     async def observe(self, id: str, observer: str, target: str = "0/child") -> None:
         await self.store.commit([ObserveRunEnd(run_id=id, observer=observer, target=target)])
 
-    async def mail(self, id: str, message: Message) -> None:
+    async def deliver(self, id: str, message: Message) -> None:
         await self.store.commit([DeliverMessage(run_id=id, message=message, now=self.clock.now())])
 
     def record(self, id: str, **fields: Any) -> RunRecord:

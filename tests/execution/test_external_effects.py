@@ -115,7 +115,7 @@ async def test_send_fails_with_the_errors_of_the_client(h):
     await stage.run("ended")
     await stage.end("ended")
     await stage.run("full")
-    await stage.mail("full", paid("before"))
+    await stage.deliver("full", paid("before"))
     assert isinstance(await effects.failure(h, SendEvent("missing", paid())), RunNotFound)
     error = await effects.failure(h, SendEvent("ended", paid()))
     assert isinstance(error, RunTerminated)

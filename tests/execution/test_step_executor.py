@@ -261,7 +261,7 @@ async def test_heartbeat_raises_in_a_cancelled_body(h):
     wf = workflow_of(beating)
     engine = await h.engine(wf)
     assert await h.run_to_end(await engine.start(wf)) == ["TimeoutError/1"]
-    for _ in range(1000):
+    for _ in range(12_000):
         if stopped:
             break
         time.sleep(0.005)  # the harness does not wait for a parked thread

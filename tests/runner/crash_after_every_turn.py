@@ -59,7 +59,7 @@ def check_replay(play: Play) -> None:
     if play.turn.wake_at is not None and play.turn.wake_at <= play.now:
         return  # The run continues at once, and so does a replay.
     cold = play.replayed_by(play.definition, run_attempt=1)
-    cold.mail, cold.waiting_for = play.mail, list(play.waiting_for)
+    cold.message_count, cold.waiting_for = play.message_count, list(play.waiting_for)
     written = len(cold.rows)
     cold.begin()
     warm_state, cold_state = visible(play), visible(cold)

@@ -204,7 +204,7 @@ def test_results_of_a_thousand_children_are_applied_in_few_turns():
     assert len(play.turn.waits) == 1_000
     ended = [
         MessageReceived(
-            play.letter(
+            play.add_message(
                 "child",
                 run_id,
                 target=target,

@@ -42,7 +42,7 @@ async def reviewed(ctx: Context) -> Any:
 def completion(play: Play, name: str, value: Any, **fields: Any) -> MessageReceived:
     body = msgspec.json.encode(RunResult(result=msgspec.json.encode(value)))
     return MessageReceived(
-        play.letter("deferred", name, body=body, **{"id": f"deferred/{play.epoch}/{name}", **fields})
+        play.add_message("deferred", name, body=body, **{"id": f"deferred/{play.epoch}/{name}", **fields})
     )
 
 
@@ -306,7 +306,7 @@ async def _await(deferred: Any) -> Any:
 
 def test_cancelled_await_consumes_no_completion():
     play = Play(reviewed).begin()
-    cancel, done = play.letter("cancel"), completion(play, "review", {"stars": 1})
+    cancel, done = play.add_message("cancel"), completion(play, "review", {"stars": 1})
     turn = play.advance(MessageReceived(cancel), done)
     assert play.was_cancelled
     assert turn.consumed == (1,)

@@ -121,8 +121,8 @@ def test_receive_subscribes_in_the_turn_that_suspends_and_unsubscribes_in_the_tu
 
 def test_receive_completed_in_the_turn_of_its_request_never_subscribes():
     play = Play(three_in_a_row)
-    play.letter("event", "b", 1)
-    play.letter("event", "a", 2)
+    play.add_message("event", "b", 1)
+    play.add_message("event", "a", 2)
     play.begin()
     assert play.turn.consumed == (1, 2)
     assert [each.target for each in subscribed(play)] == ["0/a,b#2"]
@@ -136,7 +136,7 @@ def test_receive_requested_and_completed_in_one_turn_has_no_other_effects():
         return got
 
     play = Play(both)
-    play.letter("event", "a", 1)
+    play.add_message("event", "a", 1)
     assert play.begin().turn.extras is None
 
 
@@ -168,7 +168,8 @@ def test_oldest_open_receive_of_a_name_gets_the_message():
     play.send("a", "first")
     play = crashed(play)
     play.advance(
-        MessageReceived(play.letter("event", "a", "second")), MessageReceived(play.letter("event", "a", "third"))
+        MessageReceived(play.add_message("event", "a", "second")),
+        MessageReceived(play.add_message("event", "a", "third")),
     )
     assert play.notes == [[0, "first"], [1, "second"], [2, "third"]]
 
@@ -193,7 +194,7 @@ def test_race_of_two_receives_is_won_by_the_event_sent_first(when):
     play = Play(raced).begin()
     if when == "meanwhile":
         play.complete()
-    first, second = play.letter("event", "b", 1), play.letter("event", "a", 2)
+    first, second = play.add_message("event", "b", 1), play.add_message("event", "a", 2)
     play.advance(MessageReceived(first), MessageReceived(second))
     if when == "before":
         play.complete()
@@ -261,7 +262,7 @@ def test_message_after_the_timeout_stays_in_the_mailbox(seed):
 
 def test_receive_with_zero_timeout_returns_a_pending_message():
     play = Play(in_time, 0.0)
-    play.letter("event", "a", 1)
+    play.add_message("event", "a", 1)
     assert play.begin().value == 1
 
 
@@ -304,8 +305,8 @@ def test_assignment_completes_its_target_receive():
 
 def test_mailbox_has_priority_over_topics():
     play = Play(three_in_a_row).begin()
-    topic = play.letter("assignment", "a", "topic", target="0/a,b")
-    direct = play.letter("event", "a", "mail")
+    topic = play.add_message("assignment", "a", "topic", target="0/a,b")
+    direct = play.add_message("event", "a", "mail")
     turn = play.advance(MessageReceived(topic), MessageReceived(direct))
     assert (turn.consumed, returned(play)) == ((2,), [1]), "the mailbox completed the receive"
     assert subscribed(play) == [Subscription("0/a,b#1", ("a", "b"))]
@@ -328,7 +329,7 @@ def test_assignment_without_an_open_receive_is_released(how):
     if how == "timed out":
         play.advance(now=1_005.0)
     target = {"another generation": "3/race/event/a", "nothing there": "0/b"}.get(how, "0/race/event/a")
-    number = play.mail + 1
+    number = play.message_count + 1
     turn = play.post("assignment", "a", 1, target=target)
     assert (turn.consumed, returned(play)) == ((), [number])
     assert play.inbox == {}
@@ -340,7 +341,7 @@ def test_assignment_in_the_turn_that_cancels_the_receive_is_released_in_that_tur
         await ctx.receive("end")
 
     play = Play(giving_up).begin()
-    stop, late = play.letter("event", "stop"), play.letter("assignment", "a", 1, target="0/race/event/a")
+    stop, late = play.add_message("event", "stop"), play.add_message("assignment", "a", 1, target="0/race/event/a")
     turn = play.advance(MessageReceived(stop), MessageReceived(late))
     assert (turn.consumed, returned(play)) == ((1,), [2])
 
@@ -354,7 +355,7 @@ def test_assignment_in_the_last_turn_of_the_run_is_released():
         return await ctx.receive("stop")
 
     play = Play(ends).begin()
-    stop, late = play.letter("event", "stop", 1), play.letter("assignment", "a", 1, target="0/other/a")
+    stop, late = play.add_message("event", "stop", 1), play.add_message("assignment", "a", 1, target="0/other/a")
     play.advance(MessageReceived(stop), MessageReceived(late))
     assert play.value == 1
     assert (play.turn.consumed, returned(play)) == ((1,), [2])
@@ -363,7 +364,7 @@ def test_assignment_in_the_last_turn_of_the_run_is_released():
 
 def test_assignment_for_a_crashed_run_completes_the_receive_after_loading():
     play = Play(three_in_a_row).begin()
-    play.letter("assignment", "a", "topic", target="0/a,b")
+    play.add_message("assignment", "a", "topic", target="0/a,b")
     cold = crashed(play)
     assert cold.turn.consumed == (1,)
 
@@ -416,7 +417,7 @@ def test_assignment_of_the_wrong_type_becomes_a_dead_letter_and_the_receive_subs
 def test_message_of_the_wrong_type_is_skipped_for_a_matching_one():
     play = Play(one_of_two)
     for value in ({"cents": None}, {"cents": 7}):
-        play.letter("event", "Paid", value)
+        play.add_message("event", "Paid", value)
     play.begin()
     assert play.value == ["Paid", {"cents": 7}]
     assert play.turn.consumed == (1, 2)
@@ -436,7 +437,7 @@ def test_losing_receive_of_a_race_consumes_no_message(seed):
     winner, value, rest = play.value
     got = ([value] if winner != "limit" else []) + rest
     assert sorted(got + [JSON.decode(message.body or b"") for message in play.inbox.values()]) == sorted(
-        [1, 2][: play.mail]
+        [1, 2][: play.message_count]
     )
 
 
@@ -509,7 +510,7 @@ def test_batch_skips_messages_of_the_wrong_type():
 
     play = Play(typed)
     for value in ({"cents": 1}, {"cents": "x"}, {"cents": 3}):
-        play.letter("event", "Paid", value)
+        play.add_message("event", "Paid", value)
     play.begin()
     assert (play.value, sorted(play.turn.consumed), len(letters(play))) == ([1, 3], [1, 2, 3], 1)
 
@@ -612,4 +613,4 @@ def test_every_event_is_received_once_or_still_in_the_mailbox(seed):
     events = [("ab"[number % 2], number) for number in range(6)]
     play = run_with_crashes(mixture, seed=seed, events=events)
     left = [JSON.decode(message.body or b"") for message in play.inbox.values()]
-    assert sorted(play.value + left) == list(range(play.mail))
+    assert sorted(play.value + left) == list(range(play.message_count))

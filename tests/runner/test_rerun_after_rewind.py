@@ -70,7 +70,7 @@ def rewound(play: Play, location: str, fn: Any = trip, **options: Any) -> Play:
     again = Play(fn, rows=rows, now=play.now, generation=play.facts.generation + 1, **options)
     for message in cut.returned:
         again.inbox[message.number] = message
-        again.mail = max(again.mail, message.number)
+        again.message_count = max(again.message_count, message.number)
     return again
 
 
@@ -93,7 +93,7 @@ def crash(play: Play) -> Play:
         inbox=list(play.inbox.values()),
         waits=play.suspended_for,
     )
-    cold.mail = play.mail
+    cold.message_count = play.message_count
     play.close()
     return cold.begin()
 
@@ -370,7 +370,7 @@ def test_several_inputs_of_one_turn_are_applied_after_the_rerun():
     play = rewound(failed_trip(), "fetch").begin()
     done = play.outcome_of_body("book")
     play.running.clear()
-    event = play.letter("event", "go", 1)
+    event = play.add_message("event", "go", 1)
     play.advance(MessageReceived(event), done)
     assert play.attempts == {"book#1": 1}
     play.complete()

@@ -211,7 +211,7 @@ def test_messages_for_a_held_run_wait_until_it_is_resumed():
 
     BROKEN.add("b")
     play = until_held(Play(has_messages, suspend_on_failure=True).begin())
-    play.letter("event", "a", 1)
+    play.add_message("event", "a", 1)
     BROKEN.clear()
     cold = play.crash()
     apply_event(cold, lambda cold: cold.resume())

@@ -99,7 +99,7 @@ class Play:
         self.suspended_for = waits
         self.cancelled: list[str] = []
         self.notes: list[Any] = []
-        self.mail = 0
+        self.message_count = 0
         self.turn = Turn()
         self.runner = Runner(
             RunStart(
@@ -121,7 +121,7 @@ class Play:
     # --- driving
 
     def begin(self) -> Play:
-        """The first turn, with the mail that is there."""
+        """The first turn, with the messages that are there."""
         self.advance(*(MessageReceived(message) for message in self.inbox.values()))
         return self
 
@@ -203,14 +203,14 @@ class Play:
     # --- messages and external effects
 
     def post(self, kind: str, name: str = "", value: Any = None, *, now: float | None = None, **fields: Any) -> Turn:
-        """Mail arrives."""
-        return self.advance(MessageReceived(self.letter(kind, name, value, **fields)), now=now)
+        """A message arrives."""
+        return self.advance(MessageReceived(self.add_message(kind, name, value, **fields)), now=now)
 
-    def letter(self, kind: str, name: str = "", value: Any = None, **fields: Any) -> Message:
-        """Mail that is in the inbox and that the run has not seen."""
-        self.mail += 1
-        id = fields.get("id", f"m{self.mail}")
-        known: dict[str, Any] = {"id": id, "event_id": id, "number": self.mail, "sent_at": self.now}
+    def add_message(self, kind: str, name: str = "", value: Any = None, **fields: Any) -> Message:
+        """Return a new message that is in the inbox and that the run has not seen."""
+        self.message_count += 1
+        id = fields.get("id", f"m{self.message_count}")
+        known: dict[str, Any] = {"id": id, "event_id": id, "number": self.message_count, "sent_at": self.now}
         body = fields.pop("body", None) or JSON.encode(value)
         message = Message(kind=kind, name=name, body=body, **(known | fields))
         self.inbox[message.number] = message
@@ -282,7 +282,7 @@ class Play:
     def crash(self) -> Play:
         """The same run after a crash: cold, with the same code, at the same time; its first turn not yet done."""
         cold = self.replayed_by(self.definition)
-        cold.mail = self.mail
+        cold.message_count = self.message_count
         cold.waiting_for = list(self.waiting_for)
         self.close()
         return cold

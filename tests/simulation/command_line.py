@@ -1,6 +1,7 @@
 """The command line of the simulator.
 
     python -m tests.simulation --seeds 200             seeds 0 to 199, with the memory store
+    python -m tests.simulation --store postgres        100 seeds, with a PostgreSQL server of its own
     python -m tests.simulation --seed 17 --trace       one seed, with its complete trace
     python -m tests.simulation --mutant NAME           the seed that detects a planted bug
 
@@ -17,11 +18,12 @@ from collections.abc import Iterator
 
 from perdure.testing.simulation.fault_plan import Plan, shrink
 from perdure.testing.simulation.simulation import MakeStore
-from tests.simulation.mutations import FLOW_OF_MUTANT, MUTANTS
-from tests.simulation.run_seed import SeedResult, simulate
+from tests.simulation.mutations import FLOW_OF_MUTANT, MUTANTS, PAUSES_OF_MUTANT
+from tests.simulation.run_seed import SeedResult, draw_pauses, simulate
 from tests.simulation.stores import memory, sqlite
 from tests.simulation.workflows import FLOWS
 
+STORES = ("memory", "sqlite", "postgres")
 TAIL = 60  # lines of the trace that a report contains
 
 
@@ -42,8 +44,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=100, help="number of seeds")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="simulate only this seed")
-    parser.add_argument("--store", choices=("memory", "sqlite"), default="memory")
+    parser.add_argument("--store", choices=STORES, default="memory")
     parser.add_argument("--flow", choices=sorted(FLOWS), help="use this workflow for all runs")
+    parser.add_argument(
+        "--unreadable-rows",
+        action="store_true",
+        help="let rows be unreadable for a while",
+    )
     parser.add_argument("--mutant", choices=sorted(MUTANTS), help="plant this bug, and check that a seed detects it")
     parser.add_argument("--trace", action="store_true", help="print the trace")
     parser.add_argument("--keep-going", action="store_true", help="continue after the first seed that fails")
@@ -55,7 +62,7 @@ def _simulate_all(options: argparse.Namespace, make_store: MakeStore) -> int:
     counts: Counter[str] = Counter()
     failed = 0
     for seed in seeds:
-        result = simulate(seed, make_store=make_store, only=options.flow)
+        result = simulate(seed, make_store=make_store, only=options.flow, unreadable_rows=options.unreadable_rows)
         counts.update(result.counts)
         if options.trace:
             _print("\n".join(result.trace))
@@ -70,9 +77,11 @@ def _simulate_all(options: argparse.Namespace, make_store: MakeStore) -> int:
 
 def _detect_mutant(options: argparse.Namespace) -> int:
     """Simulate seeds with a planted bug until one fails. Return the exit code: 0 if the bug is detected."""
+    pauses = PAUSES_OF_MUTANT.get(options.mutant)
     for seed in range(options.start, options.start + options.seeds):
+        plan = None if pauses is None else draw_pauses(seed, pauses)
         with MUTANTS[options.mutant]():
-            result = simulate(seed, only=FLOW_OF_MUTANT.get(options.mutant))
+            result = simulate(seed, plan, only=FLOW_OF_MUTANT.get(options.mutant))
         if result.violations:
             _print(f"{options.mutant}: caught by seed {seed}: {result.violations[0]}")
             return 0
@@ -105,8 +114,13 @@ def _report(result: SeedResult, options: argparse.Namespace, make_store: MakeSto
 def _store(name: str) -> Iterator[MakeStore]:
     if name == "memory":
         yield memory
-    else:
+    elif name == "sqlite":
         with sqlite() as make:
+            yield make
+    else:
+        from tests.simulation.postgres_store import postgres  # needs the development tools
+
+        with postgres() as make:
             yield make
 
 

@@ -25,8 +25,8 @@ class Short:
     n: str
 
 
-@event(name="sim.question")
-class Question:
+@event(name="sim.request")
+class Request:
     n: str
 
 
@@ -40,8 +40,8 @@ class Loud:
     n: str
 
 
-@event(name="sim.news", consume=False)
-class News:
+@event(name="sim.notice", consume=False)
+class Notice:
     n: str
 
 
@@ -51,7 +51,7 @@ class Passing:
 
 
 TARGETED: tuple[Any, ...] = (Plain, Passed, Precious, Short)
-BROADCAST: tuple[Any, ...] = (Shared, Loud, News, Passing)
+BROADCAST: tuple[Any, ...] = (Shared, Loud, Notice, Passing)
 ALL: tuple[Any, ...] = (*TARGETED, *BROADCAST)
-BY_NAME: dict[str, Any] = {f"sim.{kind.__name__.lower()}": kind for kind in (*ALL, Question)}
+BY_NAME: dict[str, Any] = {f"sim.{kind.__name__.lower()}": kind for kind in (*ALL, Request)}
 MAY_EXPIRE = ("sim.short", "sim.passing")

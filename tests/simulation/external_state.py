@@ -32,7 +32,7 @@ class ExternalState:
         return cls._current
 
     @classmethod
-    def saw(cls, run_id: str, number: str) -> str:
+    def record_received(cls, run_id: str, number: str) -> str:
         """Record that a workflow received this event. Every replay calls it again."""
         assert cls._current is not None
         cls._current.received.add((run_id, number))

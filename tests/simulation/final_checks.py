@@ -12,21 +12,25 @@ from perdure.testing.simulation.run_model import RunModel
 from perdure.testing.simulation.simulation import Simulation
 from tests.simulation.event_types import ALL, MAY_EXPIRE
 from tests.simulation.external_state import ExternalState
-from tests.simulation.random_clients import Seen, all_records
-from tests.simulation.random_programs import plain
+from tests.simulation.random_clients import Responses, all_records
+from tests.simulation.random_programs import IMPORTS, STEP_TIMEOUT, plain
 from tests.simulation.reference_model import LIMITED, depends_on_generation, expected_of_run
+from tests.simulation.stream_followers import check_follower
 from tests.simulation.workflows import AGAIN, MAX_SUSPEND
 
+FASTEST_CLOCK = 1.5  # the highest rate of a clock that drifts
+SLOWEST = 20.0  # seconds from the start of a step body to its timeout, by the slowest clock
 A_LONG_TIME = 400 * 86_400.0  # seconds, longer than any retention
 
 
-async def check_end(simulation: Simulation, state: ExternalState, seen: Seen, client: Client) -> None:
+async def check_end(simulation: Simulation, state: ExternalState, responses: Responses, client: Client) -> None:
     """Check all guarantees after all runs have ended."""
     models, pruned_runs = simulation.checker.models, list(simulation.checker.pruned_runs)
     lives = [*pruned_runs, *((models[each.id], each) for each in await all_records(client))]
-    family = Family(seen.forks, lives, {run.parent for run, _ in pruned_runs})
-    _check_events(simulation, state, seen, family, await _locate_events(simulation, family, client))
-    _check_seen(simulation, seen, family)
+    timed_out = _timed_out_by_pauses(simulation, [run for run, _ in lives])
+    family = Family(responses.forks, lives, {run.parent for run, _ in pruned_runs}, timed_out)
+    _check_events(simulation, state, responses, family, await _locate_events(simulation, family, client))
+    _check_responses(simulation, responses, family)
     for run, record in family.lives:
         _check_outcome(simulation, run, record, family)
         _check_limits(simulation, run, record)
@@ -34,6 +38,7 @@ async def check_end(simulation: Simulation, state: ExternalState, seen: Seen, cl
         _check_code(simulation, run, record)
     for run in models.values():
         await _check_streams(simulation, run)
+    await _check_followers(simulation, responses, family)
     await _check_nothing_is_left(simulation)
 
 
@@ -44,10 +49,11 @@ class Family:
     forks: dict[str, str]
     lives: list[tuple[RunModel, RunRecord]]
     lost_children: set[str | None]  # parents of pruned children
+    timed_out: set[str]  # runs with a step, or a descendant with a step, that timed out because its worker was paused
 
     def touched(self, run: RunModel) -> bool:
-        """Return whether a client changed the run, its parent or its original."""
-        if run.touched or (run.forked and run.id not in self.forks):
+        """Return whether a client or a timeout of a paused worker changed the run, its parent or its original."""
+        if run.touched or run.id in self.timed_out or run.id in IMPORTS or (run.forked and run.id not in self.forks):
             return True
         if run is not next(each for each, _ in self.lives if each.id == run.id):
             return True  # its id was used before: it may find children of the earlier run
@@ -55,6 +61,30 @@ class Family:
         if run.forked and origin in self.lost_children:
             return True  # it may have waited for a pruned child
         return origin is not None and any(self.touched(each) for each, _ in self.lives if each.id == origin)
+
+
+def _timed_out_by_pauses(simulation: Simulation, runs: list[RunModel]) -> set[str]:
+    """Return the runs whose outcome may be different because a worker was paused for longer than a step's timeout."""
+    parents = {run.id: run.parent for run in runs}
+    found = set()
+    for run in runs:
+        run_id: str | None = run.id
+        if any(_timed_out_by_pause(simulation, run, entry) for entry in run.recorded):
+            while run_id is not None and run_id not in found:
+                found.add(run_id)
+                run_id = parents.get(run_id)
+    return found
+
+
+def _timed_out_by_pause(simulation: Simulation, run: RunModel, step: Entry) -> bool:
+    """Return whether a step timed out, and a pause of its worker outlasted the timeout."""
+    if step.error is None or step.error.type != "TimeoutError" or step.kind != "step":
+        return False
+    limit = STEP_TIMEOUT / FASTEST_CLOCK
+    attempts = [body for body in simulation.bodies if (body.run_id, body.location) == (run.id, step.location)]
+    return any(
+        start <= body.at + SLOWEST and body.at + limit <= end for body in attempts for start, end in body.freezes
+    )
 
 
 class EventLocations:
@@ -80,9 +110,9 @@ async def _locate_events(simulation: Simulation, family: Family, client: Client)
     for kind in ALL:
         topic = await simulation.store.topic(f"sim.{kind.__name__.lower()}")
         locations.topics.update(_number(each.body) for each in topic)
-    for letter in await simulation.store.dead_letters(1_000):
-        if letter.value is not None and letter.kind == "event":
-            locations.dead_letters[_number(letter.value)] += 1
+    for dead_letter in await simulation.store.dead_letters(1_000):
+        if dead_letter.value is not None and dead_letter.kind == "event":
+            locations.dead_letters[_number(dead_letter.value)] += 1
     return locations
 
 
@@ -96,7 +126,7 @@ def _number(body: bytes | None) -> str:
 
 
 def _check_events(
-    simulation: Simulation, state: ExternalState, seen: Seen, family: Family, locations: EventLocations
+    simulation: Simulation, state: ExternalState, responses: Responses, family: Family, locations: EventLocations
 ) -> None:
     """Guarantee 4: each accepted event has exactly one location; rejected events have none."""
     accepted: dict[str, tuple[str, RunModel | None]] = {}
@@ -106,7 +136,7 @@ def _check_events(
             accepted[_number(message.body)] = (message.name, run)
     for event in simulation.checker.sent.values():
         accepted.setdefault(_number(event.body), (event.topic, None))
-    for number, response in seen.sent.items():
+    for number, response in responses.sent.items():
         if response != "unsure" and (number in accepted) != (response == "ok"):
             simulation.checker.report(f"the sender of {number} received {response}, which is wrong")
     rewound = {run.id for run in runs if run.rewound}
@@ -129,7 +159,7 @@ def _check_events(
                 simulation.checker.report(f"run {run.id} consumed {message.name} {message.id} without receiving it")
         twice = [number for number, count in Counter(_received_by(run)).items() if count > 1]
         if run.forked:  # a fork is a new run, which reads unconsumed topic events again
-            twice = [number for number in twice if accepted[number][0] != "sim.news"]
+            twice = [number for number in twice if accepted[number][0] != "sim.notice"]
         twice = [number for number in twice if number not in copied]
         if twice and not run.rewound:
             simulation.checker.report(f"run {run.id} received {twice} more than once")
@@ -147,7 +177,7 @@ def _received_by(run: RunModel) -> list[str]:
 
 def _unaccounted(number: str, name: str, target: RunModel | None, locations: EventLocations) -> str | None:
     received = locations.received.get(number, [])
-    if name == "sim.news":
+    if name == "sim.notice":
         return None if locations.topics[number] == 1 else "deleted, although other runs may read it"
     found = len(received) + locations.inboxes[number] + locations.topics[number] + locations.dead_letters[number]
     if found > 1:
@@ -157,27 +187,27 @@ def _unaccounted(number: str, name: str, target: RunModel | None, locations: Eve
         return f"received by {received}" if wrong_receiver else None
     if name in (*MAY_EXPIRE, "sim.loud") or number in locations.put_back:
         return None
-    if target is not None and name in ("sim.plain", "sim.question") and target.ending is not None:
+    if target is not None and name in ("sim.plain", "sim.request") and target.ending is not None:
         return None  # discarded, as its event type defines
     return "lost"
 
 
-def _check_seen(simulation: Simulation, seen: Seen, family: Family) -> None:
+def _check_responses(simulation: Simulation, responses: Responses, family: Family) -> None:
     """Guarantees 1 and 6: the responses that clients received remain true."""
     lives = Counter(run.id for run, _ in family.lives)
-    for run_id, count in Counter(seen.created).items():
+    for run_id, count in Counter(responses.created).items():
         if count > lives[run_id]:
             simulation.checker.report(f"{count} clients received created=True for {run_id}")
-    for life, status in seen.ends:
+    for life, status in responses.ends:
         for record in (record for run, record in family.lives if life.is_of(run) and record.status != status):
             simulation.checker.report(f"a client saw {life.id} {status}, but it is {record.status}")
-    for life, location, value in seen.records:
+    for life, location, value in responses.records:
         for run in (run for run, _ in family.lives if life.is_of(run) and location not in run.pruned):
             entry = run.entries.get(location)
             now = None if entry is None or entry.value is None else JSON.decode(entry.value)
             if entry is None or now != value:
                 simulation.checker.report(f"a client saw {location} of {life.id} as {value!r}, but it is {now!r}")
-    firsts = Counter((run_id, token) for run_id, token, first in seen.completed if first)
+    firsts = Counter((run_id, token) for run_id, token, first in responses.completed if first)
     for (run_id, token), count in firsts.items():
         if count > lives[run_id]:
             simulation.checker.report(f"{count} clients were the first to complete {token}")
@@ -267,6 +297,14 @@ async def _check_nothing_is_left(simulation: Simulation) -> None:
         left = [*await simulation.store.history(run_id), *await simulation.store.inbox(run_id)]
         if snapshot is not None or left:
             simulation.checker.report(f"run {run_id} exceeds its retention, but is still stored: {left}")
+
+
+async def _check_followers(simulation: Simulation, responses: Responses, family: Family) -> None:
+    lives = Counter(run.id for run, _ in family.lives)
+    for follower in responses.followers:
+        run = simulation.checker.models.get(follower.run_id)
+        if run is not None and not run.rewound and lives[run.id] == 1 and run.id not in simulation.damaged:
+            await check_follower(simulation, follower, run)
 
 
 async def _check_streams(simulation: Simulation, run: RunModel) -> None:

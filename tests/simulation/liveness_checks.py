@@ -18,6 +18,7 @@ from perdure.testing.simulation.simulation import Simulation
 from tests.simulation.event_types import ALL, BY_NAME, MAY_EXPIRE
 from tests.simulation.external_state import ExternalState
 from tests.simulation.random_clients import all_records
+from tests.simulation.random_programs import IMPORTS
 from tests.simulation.workflows import MAX_SUSPEND, code_of
 
 
@@ -136,12 +137,17 @@ async def nudge(
 
 
 async def _release(simulation: Simulation, state: ExternalState, client: Client, record: RunRecord, held: Hold) -> None:
-    """Resume a run that a failed step holds, after a repair. Nothing else may hold a run."""
+    """Resume a run that was imported, or that a failed step holds, after a repair. Nothing else may hold a run."""
+    imported = held.kind == "imported" and record.id in IMPORTS
+    damaged = held.kind == "internal_error" and record.id in simulation.damaged
+    if imported or damaged:
+        await client.resume(record.id)
+        return
     entry = simulation.checker.models[record.id].entries.get(held.location or "")
     failed = held.kind == "step_failed" and entry is not None and entry.detail == EXHAUSTED
     # After a rewind a step may run again at its old location; later entries depend on its success.
     again = entry is not None and entry.seq is not None
-    if not failed or not (record.workflow == "sim.patient" or again):
+    if not failed or not (record.workflow == "sim.holding" or again):
         simulation.checker.report(f"run {record.id} is held: {held}")
         await client.terminate(record.id)
     else:

@@ -277,8 +277,11 @@ FLOW_OF_MUTANT: dict[str, str] = {
     "retry_without_compensation": "sim.again",
     "ignore_limits": "sim.hasty",
     "drop_version_pins": "sim.gated",
-    "fail_instead_of_hold": "sim.patient",
+    "fail_instead_of_hold": "sim.holding",
     "continue_in_the_old_version": "sim.grown",
     "prune_before_retention": "sim.brief",
 }
 """The workflow that detects a mutation of a single workflow option."""
+
+PAUSES_OF_MUTANT: dict[str, int] = {"skip_the_owner_check": 6}
+"""How many pauses a seed has that detects a mutation of what happens after a pause."""

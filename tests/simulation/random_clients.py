@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from perdure import (
     Client,
     InvalidPayload,
@@ -15,20 +17,25 @@ from perdure import (
     RunFailed,
     RunNotFound,
     RunQuery,
+    RunStatus,
     RunTerminated,
     StoreError,
     WorkflowMisuse,
 )
 from perdure.admin.repair import prune
+from perdure.admin.run_import import import_run
 from perdure.client.views import RunDescription
 from perdure.stores.results import Snapshot
 from perdure.testing.simulation.run_model import RunModel
 from perdure.testing.simulation.simulation import Simulation
-from tests.simulation.event_types import BROADCAST, TARGETED, Question
+from tests.simulation.event_types import BROADCAST, TARGETED, Request
 from tests.simulation.fork_model import wrong_with_fork
-from tests.simulation.random_programs import FORKS, RUNS, Node
+from tests.simulation.random_programs import FORKS, IMPORTS, RUNS, Node
+from tests.simulation.stream_followers import STREAMS, Follower
 from tests.simulation.workflows import FLOWS, tree
 
+CLEANUP = ("~cancel", "~cleanup", "~exit", "~children", "~removed")  # locations
+OF_CHILDREN = ("child", "start_child", "result", "outcome", "watch", "stop")  # kinds of entries
 REFUSALS = (InvalidPayload, InvalidToken, RunConflict, RunNotFound, RunTerminated, WorkflowMisuse)
 
 
@@ -53,7 +60,7 @@ class Program:
 
 
 @dataclass
-class Seen:
+class Responses:
     """The responses of clients: `sent` by event number ("ok", "refused" or "unsure"), created runs, ends, records."""
 
     sent: dict[str, str] = field(default_factory=dict)
@@ -62,6 +69,8 @@ class Seen:
     records: list[tuple[Life, str, Any]] = field(default_factory=list)  # with a location and its value
     forks: dict[str, str] = field(default_factory=dict)  # the original run of each fork
     completed: list[tuple[str, str, bool]] = field(default_factory=list)  # run, token, whether it was first
+    followers: list[Follower] = field(default_factory=list)
+    failed_imports: list[str] = field(default_factory=list)  # ids
     violations: list[str] = field(default_factory=list)
     calls: int = 0
     refused: int = 0
@@ -70,16 +79,18 @@ class Seen:
 class Caller:
     """One client: a sequence of random calls with pauses between them."""
 
-    def __init__(self, simulation: Simulation, name: str, rng: random.Random, programs: dict[str, Program], seen: Seen):
+    def __init__(
+        self, simulation: Simulation, name: str, rng: random.Random, programs: dict[str, Program], responses: Responses
+    ):
         self._simulation = simulation
         self._name = name
         self._rng = rng
         self._programs = programs
-        self._seen = seen
+        self._responses = responses
         self._sent = 0
         self.client: Client = None  # type: ignore[assignment]
 
-    async def live(self, until: float) -> None:
+    async def run(self, until: float) -> None:
         self.client = await self._simulation.client(self._name)
         process: Any = self.client._session.process_clock
         while self._simulation.loop.current_time - self._simulation.began_at < until:
@@ -92,26 +103,28 @@ class Caller:
             (8, self._send),
             (6, self._broadcast),
             (5, self._complete),
-            (3, self._look),
+            (3, self._describe),
             (2, self._cancel),
             (1, self._terminate),
             (1, self._resume),
             (1, self._rewind),
             (1, self._fork),
+            (1, self._import),
+            (2, self._follow),
             (1, self._prune),
             (2, self._request),
             (2, self._refused),
         ]
         way = self._rng.choices([each for _, each in ways], [weight for weight, _ in ways])[0]
-        run_id = self._rng.choice(RUNS if way == self._start else [*RUNS, *RUNS, *FORKS])
+        run_id = self._rng.choice(RUNS if way == self._start else [*RUNS, *RUNS, *FORKS, *IMPORTS])
         self._simulation.trace(f"{self._name}{way.__name__.replace('_', ' ', 1)} {run_id}")
-        self._seen.calls += 1
+        self._responses.calls += 1
         try:
             response = await way(run_id)
         except REFUSALS as error:
-            self._seen.refused += 1
+            self._responses.refused += 1
             response = type(error).__name__
-        except (StoreError, TimeoutError) as error:
+        except (StoreError, TimeoutError, msgspec.ValidationError) as error:  # the last: an unreadable row
             response = f"{type(error).__name__} (outcome unknown)"
         if response is not None:
             self._simulation.trace(f"{self._name} receives: {response}")
@@ -122,7 +135,7 @@ class Caller:
         program = self._programs[run_id]
         run: Any = await self.client.start(FLOWS[program.flow], program.parts, id=run_id)
         if run.created:
-            self._seen.created.append(run_id)
+            self._responses.created.append(run_id)
         return f"created={run.created}"
 
     async def _send(self, run_id: str) -> None:
@@ -139,22 +152,22 @@ class Caller:
             return await self.client.request(run_id, event, timeout=1.0, event_id=event_id)
 
         number = self._next()
-        reply = await request(Question(number), f"id {number}")
+        reply = await request(Request(number), f"id {number}")
         if reply != f"re {number}":
-            self._seen.violations.append(f"{self._name} requested {number} and received {reply!r}")
+            self._responses.violations.append(f"{self._name} requested {number} and received {reply!r}")
         return str(reply)
 
     async def _sending(self, make: Callable[[str], Any], send: Callable[[Any, str], Awaitable[Any]]) -> None:
         number = self._next()
         event = make(number)
-        self._seen.sent[number] = "unsure"
+        self._responses.sent[number] = "unsure"
         try:
             for _ in range(self._rng.choice((1, 1, 2))):  # a repeated event id is delivered once
                 await send(event, f"id {number}")
-                self._seen.sent[number] = "ok"
+                self._responses.sent[number] = "ok"
         except (RunNotFound, RunTerminated):
-            if self._seen.sent[number] == "unsure":
-                self._seen.sent[number] = "refused"
+            if self._responses.sent[number] == "unsure":
+                self._responses.sent[number] = "refused"
             raise
 
     def _next(self) -> str:
@@ -164,10 +177,10 @@ class Caller:
     async def _complete(self, run_id: str) -> str:
         token = await self.client.deferred_token(run_id, f"d{self._rng.randrange(3)}")
         first = await self.client.complete(token, self._rng.randrange(100))
-        self._seen.completed.append((run_id, token, first))
+        self._responses.completed.append((run_id, token, first))
         return f"first={first}"
 
-    async def _look(self, run_id: str) -> str | None:
+    async def _describe(self, run_id: str) -> str | None:
         described = await self.client.describe(run_id)
         history = await self.client.history(run_id)
         again = await self.client.describe(run_id)
@@ -175,9 +188,9 @@ class Caller:
         if life == _life(again):
             for entry in history:
                 if entry.status != "pending":
-                    self._seen.records.append((life, entry.location, entry.value))
+                    self._responses.records.append((life, entry.location, entry.value))
         if described.status.terminal:
-            self._seen.ends.append((life, str(described.status)))
+            self._responses.ends.append((life, str(described.status)))
             await self._read_result(run_id, life, str(described.status))
         return str(described.status)
 
@@ -190,7 +203,7 @@ class Caller:
         except RunCancelled:
             result = "cancelled"
         if result != status and _life(await self.client.describe(run_id)) == life:
-            self._seen.violations.append(f"run {run_id} was {status}, and then {result}")
+            self._responses.violations.append(f"run {run_id} was {status}, and then {result}")
 
     async def _cancel(self, run_id: str) -> str:
         return str(await self.client.cancel(run_id))
@@ -213,10 +226,27 @@ class Caller:
         fork_id, simulation = self._rng.choice(FORKS), self._simulation
         with self._snapshots() as read:
             run = await self.client.fork(run_id, location, id=fork_id)
-        self._seen.forks[run.id] = run_id
+        self._responses.forks[run.id] = run_id
         for wrong in wrong_with_fork(read[-1], location, simulation.checker.creations[run.id]):
-            self._seen.violations.append(f"{run.id}, forked from {run_id} at {location}: {wrong}")
+            self._responses.violations.append(f"{run.id}, forked from {run_id} at {location}: {wrong}")
         return f"{fork_id} at {location}"
+
+    async def _import(self, run_id: str) -> str:
+        """Import a copy of an open run, as from another store: such a run has no children here."""
+        data, new_id = await self.client.export_history(run_id), self._rng.choice(IMPORTS)
+        if not _is_importable(data):
+            return "not imported"
+        try:
+            return f"imported as {await import_run(self.client, data, run_id=new_id)}"
+        except StoreError:
+            self._responses.failed_imports.append(new_id)
+            raise
+
+    async def _follow(self, run_id: str) -> None:
+        await self.client.describe(run_id)  # refused if the run does not exist
+        follower = Follower(run_id, self._rng.choice(STREAMS), self._rng.choice((0, 0, 1, 3)))
+        self._responses.followers.append(follower)
+        follower.begin(self.client)
 
     @contextmanager
     def _snapshots(self) -> Iterator[list[Snapshot]]:
@@ -250,6 +280,14 @@ class Caller:
                 await self.client.rewind(run_id, "no/such/place")
             case _:
                 await self.client.start(tree, object(), id="never")  # cannot be encoded
+
+
+def _is_importable(data: dict[str, Any]) -> bool:
+    """Return whether an exported run is open, without children, and has not begun to clean up."""
+    entries = [(entry["kind"], entry["location"]) for entry in data["entries"]]
+    cleans_up = any(location.startswith(CLEANUP) or "~rollback" in location for _, location in entries)
+    has_children = any(kind in OF_CHILDREN for kind, _ in entries)
+    return not (RunStatus(data["run"].get("status", "pending")).terminal or cleans_up or has_children)
 
 
 def _life(described: RunDescription) -> Life:

@@ -24,31 +24,34 @@ from perdure import (
 )
 from perdure.clock import sleep_on
 from perdure.testing.clock import START
-from tests.simulation.event_types import ALL, BROADCAST, TARGETED, Question
+from tests.simulation.event_types import ALL, BROADCAST, TARGETED, Request
 from tests.simulation.external_state import ExternalState
 
 Node = list[Any]
 
 RUNS = [f"r{n}" for n in range(6)]
 FORKS = [f"f{n}" for n in range(3)]
+IMPORTS = [f"i{n}" for n in range(2)]
 BEHAVIOURS = ("ok", "ok", "slow", "flaky", "fails", "hangs", "stubborn")
+STEP_TIMEOUT = 3.0  # seconds
 THREE_ATTEMPTS = Retry(max_attempts=3, initial=0.3, jitter=0.0)
 
 
 # --- steps
 
 
+@step(name="sim.undo")  # a step, because a record may name only steps and functions of the workflow's own module
 async def undo(done: list[Any]) -> None:
     ExternalState.current().undone(done)
     await sleep_on(ExternalState.current().process, 0.01)
 
 
-@step(name="sim.work", retry=THREE_ATTEMPTS, timeout=3.0)
+@step(name="sim.work", retry=THREE_ATTEMPTS, timeout=STEP_TIMEOUT)
 async def work(n: int, behaviour: str, after: str | None) -> list[Any]:
     return await _body(n, behaviour, after)
 
 
-@step(name="sim.undone", retry=THREE_ATTEMPTS, timeout=3.0, compensate=undo)
+@step(name="sim.undone", retry=THREE_ATTEMPTS, timeout=STEP_TIMEOUT, compensate=undo)
 async def undone_work(n: int, behaviour: str, after: str | None) -> list[Any]:
     return await _body(n, behaviour, after)
 
@@ -101,7 +104,7 @@ async def grow(ctx: Context, node: Node, after: str | None) -> Any:
             return await _grow_block(ctx, node, after)
         case "child" | "started" | "detached":
             return await _grow_child(ctx, node)
-        case "receive" | "batch" | "answer" | "send" | "broadcast" | "deferred":
+        case "receive" | "batch" | "reply" | "send" | "broadcast" | "deferred":
             return await _grow_messages(ctx, node)
         case _:
             return await _grow_leaf(ctx, node, after)
@@ -194,16 +197,18 @@ async def _grow_messages(ctx: Context, node: Node) -> Any:
             return await ctx.deferred(f"d{n % 3}", int)
         case "batch":
             events = await ctx.receive_batch(*wanted, max=3, timeout=float(n))
-            return len([ExternalState.saw(ctx.run_id, each.n) for each in events])
-        case "answer":
-            request = await ctx.receive_request(Question, timeout=float(n))
-            ExternalState.saw(ctx.run_id, request.value.n)
+            return len([ExternalState.record_received(ctx.run_id, each.n) for each in events])
+        case "reply":
+            request = await ctx.receive_request(Request, timeout=float(n))
+            ExternalState.record_received(ctx.run_id, request.value.n)
             await request.reply(f"re {request.value.n}")
-            return "answered"
+            return "replied"
         case "send" | "broadcast":
             return await _send(ctx, node)
     try:
-        return ExternalState.saw(ctx.run_id, (await ctx.receive(*wanted, timeout=None if n == 0 else float(n))).n)
+        return ExternalState.record_received(
+            ctx.run_id, (await ctx.receive(*wanted, timeout=None if n == 0 else float(n))).n
+        )
     except TimeoutError:
         return "nothing"
 
@@ -224,12 +229,12 @@ async def _send(ctx: Context, node: Node) -> None:
 
 LEAVES = (
     *("ok", "slow", "flaky", "fails", "hangs", "stubborn", "undone", "undone", "once", "wrote", "sleep", "show"),
-    *("stream", "chance", "register", "raise", "receive", "receive", "batch", "answer", "send", "broadcast"),
+    *("stream", "chance", "register", "raise", "receive", "receive", "batch", "reply", "send", "broadcast"),
     *("deferred", "deferred", "map", "until", "lately"),
 )
 BLOCKS = ("seq", "seq", "join", "race", "race", "scope", "gather", "within")
 FAMILY = ("child", "started", "detached")
-CHILDREN = ("sim.tree", "sim.tree", "sim.tree", "sim.again", "sim.hasty", "sim.restless", "sim.patient", "sim.brief")
+CHILDREN = ("sim.tree", "sim.tree", "sim.tree", "sim.again", "sim.hasty", "sim.restless", "sim.holding", "sim.brief")
 """The names of the workflows of children."""
 
 

@@ -26,7 +26,7 @@ def _expected_of_all(parts: list[Node], flow: str) -> Expected:
     value, first_flow = None, flow
     for number, part in enumerate(parts):
         outcome = expected(part, flow, first=number == 0)
-        if first_flow == "sim.patient" and outcome != expected(part, first_flow, first=number == 0):
+        if first_flow == "sim.holding" and outcome != expected(part, first_flow, first=number == 0):
             return None  # continued as sim.tree, and its steps may have been repaired before
         if outcome is not None and outcome[0] == "error" and flow == "sim.again":
             outcome = expected(part, flow, first=False)  # retried, as a new generation
@@ -49,9 +49,9 @@ def expected(node: Node, flow: str = "sim.tree", first: bool = True) -> Expected
         case "undone":
             return ("value", n)  # all its behaviours succeed
         case "fails" | "hangs":
-            return ("value", n) if flow == "sim.patient" else ("error", "StepFailed")  # held until it is repaired
+            return ("value", n) if flow == "sim.holding" else ("error", "StepFailed")  # held until it is repaired
         case "lately":
-            return ("value", n) if flow == "sim.patient" or not first else ("error", "StepFailed")
+            return ("value", n) if flow == "sim.holding" or not first else ("error", "StepFailed")
         case "sleep" | "until" | "show" | "stream" | "register" | "send" | "broadcast" | "detached":
             return ("value", None)
         case "raise":

@@ -3,19 +3,19 @@
 import asyncio
 import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from perdure import Client, EngineConfig, Retry
 from perdure.testing.simulation.event_loop import SimulatedLoop, Spinning
-from perdure.testing.simulation.fault_plan import FAULT_PHASE_SECONDS, Plan, draw_plan
+from perdure.testing.simulation.fault_plan import FAULT_PHASE_SECONDS, Fault, Plan, draw_plan
 from perdure.testing.simulation.randomness import seeded, seeded_random
 from perdure.testing.simulation.simulation import Deploy, MakeStore, Simulation
 from tests.simulation.external_state import ExternalState
 from tests.simulation.final_checks import check_end
 from tests.simulation.liveness_checks import check_quiet, nudge, on_its_way
-from tests.simulation.random_clients import Caller, Program, Seen, all_records
+from tests.simulation.random_clients import Caller, Program, Responses, all_records
 from tests.simulation.random_programs import RUNS, draw_trees
 from tests.simulation.stores import memory
 from tests.simulation.workflows import FLOWS, new_code, old_code
@@ -39,18 +39,28 @@ class SeedResult:
 
 
 def simulate(
-    seed: int, plan: Plan | None = None, make_store: MakeStore = memory, only: str | None = None
+    seed: int,
+    plan: Plan | None = None,
+    make_store: MakeStore = memory,
+    only: str | None = None,
+    *,
+    unreadable_rows: bool = False,
+    programs: Mapping[str, Program] | None = None,
 ) -> SeedResult:
-    """Simulate one seed, with its own fault plan or a given one; `only`: use this workflow for all runs."""
+    """Simulate one seed, with its own fault plan and programs or given ones; `only`: use this workflow for all runs.
+
+    `unreadable_rows` adds rows that cannot be decoded to the drawn faults. It is not the default: workers do not hold
+    such runs yet.
+    """
     if plan is None:
         rng = seeded_random(seed, "plan")
-        plan = draw_plan(rng, WORKERS[: 2 + seed % 2], CLIENTS)
+        plan = draw_plan(rng, WORKERS[: 2 + seed % 2], CLIENTS, RUNS if unreadable_rows else ())
     loop, lines = SimulatedLoop(), list[str]()
     logging.disable(logging.CRITICAL)  # all errors are planned
     gc.disable()  # the time of a collection would change the trace
     try:
         with seeded(seed), asyncio.Runner(loop_factory=lambda: loop) as runner:
-            return runner.run(_simulate(seed, plan, make_store, only, lines))
+            return runner.run(_simulate(seed, plan, make_store, only, programs, lines))
     except Spinning as error:
         return SeedResult(seed, plan, [str(error)], [*lines, f"VIOLATION: {error}"])
     finally:
@@ -58,31 +68,48 @@ def simulate(
         logging.disable(logging.NOTSET)
 
 
-async def _simulate(seed: int, plan: Plan, make_store: MakeStore, only: str | None, lines: list[str]) -> SeedResult:
+def draw_pauses(seed: int, pauses: int) -> Plan:
+    """Return a random plan of pauses, each longer than a lease."""
+    rng, workers = seeded_random(seed, "pauses"), WORKERS[: 2 + seed % 2]
+    times = [round(rng.uniform(0.0, FAULT_PHASE_SECONDS), 3) for _ in range(pauses)]
+    return Plan(tuple(Fault("paused", rng.choice(workers), at=at, amount=4.0) for at in times))
+
+
+async def _simulate(
+    seed: int,
+    plan: Plan,
+    make_store: MakeStore,
+    only: str | None,
+    programs: Mapping[str, Program] | None,
+    lines: list[str],
+) -> SeedResult:
     deploy = _deploy(seeded_random(seed, "deploy"), WORKERS[: 2 + seed % 2], only)
     simulation = Simulation(seed, plan, make_store, deploy, _config(seeded_random(seed, "config")))
     simulation.lines = lines
-    state, seen = ExternalState(simulation), Seen()
+    state, responses = ExternalState(simulation), Responses()
     rng = seeded_random(seed, "programs")
-    programs = {run_id: _program(rng, deploy, only) for run_id in RUNS}
-    callers = [Caller(simulation, name, seeded_random(seed, name), programs, seen) for name in CLIENTS]
+    programs = {run_id: _program(rng, deploy, only) for run_id in RUNS} | dict(programs or {})
+    callers = [Caller(simulation, name, seeded_random(seed, name), programs, responses) for name in CLIENTS]
     for name in WORKERS[: 2 + seed % 2]:
         simulation.start_worker(name)
+    simulation.damage_rows()
     try:
-        await asyncio.gather(*(caller.live(FAULT_PHASE_SECONDS) for caller in callers))
+        await asyncio.gather(*(caller.run(FAULT_PHASE_SECONDS) for caller in callers))
         await simulation.heal()
-        await _check_quiescent(simulation, state, seen, callers)
+        await _check_quiescent(simulation, state, responses, callers)
     except Exception as error:
         simulation.checker.report(f"{type(error).__name__}: {error}")
         if not isinstance(error, AssertionError):
             raise
     finally:
+        for follower in responses.followers:
+            await follower.stop()
         await simulation.close()
-    violations = [*simulation.checker.violations, *seen.violations]
-    return SeedResult(seed, plan, violations, simulation.lines, _counts(simulation, seen))
+    violations = [*simulation.checker.violations, *responses.violations]
+    return SeedResult(seed, plan, violations, simulation.lines, _counts(simulation, responses))
 
 
-def _counts(simulation: Simulation, seen: Seen) -> dict[str, int]:
+def _counts(simulation: Simulation, responses: Responses) -> dict[str, int]:
     """Return how often each kind of event happened, to show that the simulation covers it."""
     markers = {
         "deaths": " dies",
@@ -92,6 +119,8 @@ def _counts(simulation: Simulation, seen: Seen) -> dict[str, int]:
         "refused turns": "-> Superseded",
         "rewinds": "  RewindRun",
         "forks": ": forked",
+        "imports": " imported as ",
+        "wrong clocks": "the clock of ",
         "pruned runs": " is pruned",
         "lost results": " lost",
     }
@@ -99,15 +128,20 @@ def _counts(simulation: Simulation, seen: Seen) -> dict[str, int]:
     return {
         "runs": len(simulation.checker.models) + len(simulation.checker.pruned_runs),
         "bodies": len(simulation.bodies),
-        "calls": seen.calls,
-        "refused calls": seen.refused,
+        "calls": responses.calls,
+        "refused calls": responses.refused,
+        "followers": len(responses.followers),
         **counts,
     }
 
 
-async def _check_quiescent(simulation: Simulation, state: ExternalState, seen: Seen, callers: list[Caller]) -> None:
+async def _check_quiescent(
+    simulation: Simulation, state: ExternalState, responses: Responses, callers: list[Caller]
+) -> None:
     """After the fault phase every run ends or waits for external input. Send the input until all runs have ended."""
     client = callers[0].client
+    for run_id in responses.failed_imports:  # an import that failed between its commits leaves a run that is not held
+        await client.terminate(run_id)
     for round in range(ROUNDS):
         await _let_time_pass(client)
         if simulation.checker.violations:
@@ -118,7 +152,7 @@ async def _check_quiescent(simulation: Simulation, state: ExternalState, seen: S
         await nudge(simulation, state, client, open_runs, round)
     else:
         simulation.checker.report(f"runs that do not end: {sorted(record.id for record in open_runs)}")
-    await check_end(simulation, state, seen, client)
+    await check_end(simulation, state, responses, client)
 
 
 async def _let_time_pass(client: Client) -> None:

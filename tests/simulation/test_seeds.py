@@ -19,7 +19,9 @@ from perdure.testing.simulation.fault_plan import (
     shrink,
 )
 from perdure.testing.simulation.randomness import seeded_random
+from tests.servers.postgres import ENVIRONMENT, shared_url
 from tests.simulation.mutations import MUTANTS
+from tests.simulation.postgres_store import postgres
 from tests.simulation.reference_model import expected_of_run
 from tests.simulation.run_seed import CLIENTS, WORKERS, _deploy, _program, simulate
 from tests.simulation.stores import sqlite
@@ -30,11 +32,11 @@ SEEDS, SHARDS = 80, 4  # `make test-long` runs 1,000
 ENOUGH = 100  # seeds that must detect a mutant
 
 
-def run_simulator(*options: str) -> subprocess.CompletedProcess[str]:
+def run_simulator(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tests.simulation", *options],
         cwd=ROOT,
-        env={"PYTHONPATH": str(ROOT / "src"), "PYTHONHASHSEED": "0"},
+        env={"PYTHONPATH": str(ROOT / "src"), "PYTHONHASHSEED": "0", **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -50,6 +52,12 @@ def test_all_guarantees_hold_for_many_seeds(shard):
 
 def test_all_guarantees_hold_on_sqlite():
     result = run_simulator("--store", "sqlite", "--seeds", "10", "--start", "10000")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_all_guarantees_hold_on_postgres():
+    server = {ENVIRONMENT: shared_url()}
+    result = run_simulator("--store", "postgres", "--seeds", "3", "--start", "20000", **server)  # `test-long`: 200
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -73,6 +81,13 @@ def test_seed_determines_the_trace_in_every_process():
 def test_seed_determines_the_trace_on_sqlite():
     with sqlite() as make_store:
         assert simulate(3, make_store=make_store).trace == simulate(3, make_store=make_store).trace
+
+
+def test_seed_determines_the_trace_on_postgres():
+    with postgres() as make_store:
+        first, second = (simulate(3, make_store=make_store).trace for _ in range(2))
+    assert len(first) > 100
+    assert first == second
 
 
 def test_another_seed_gives_another_trace():
@@ -132,9 +147,9 @@ def test_the_model_says_what_a_tree_comes_to(trees, outcome):
         ("sim.tree", [["seq", 0, [["lately", 3, []]]]], ("error", "StepFailed")),
         ("sim.again", [["seq", 0, [["lately", 3, []]]]], ("value", [3])),
         ("sim.again", [["seq", 0, [["fails", 3, []]]]], ("error", "StepFailed")),
-        ("sim.patient", [["seq", 0, [["fails", 3, []]]]], ("value", [3])),
-        ("sim.patient", [["ok", 3, []], ["ok", 4, []]], ("value", 4)),
-        ("sim.patient", [["ok", 3, []], ["fails", 4, []]], None),  # it continues as sim.tree, repaired or not
+        ("sim.holding", [["seq", 0, [["fails", 3, []]]]], ("value", [3])),
+        ("sim.holding", [["ok", 3, []], ["ok", 4, []]], ("value", 4)),
+        ("sim.holding", [["ok", 3, []], ["fails", 4, []]], None),  # it continues as sim.tree, repaired or not
         ("sim.hasty", [["ok", 1, []]], None),
         ("sim.grown", [["ok", 1, []]], ("value", 1)),
         ("sim.grown", [["ok", 1, []], ["ok", 2, []]], ("value", ["version 2", 1, 2])),

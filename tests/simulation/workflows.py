@@ -35,7 +35,7 @@ async def left() -> None:
 
 
 tree = workflow(name="sim.tree")(grow_all)
-patient = workflow(name="sim.patient", suspend_on_failure=True)(grow_all)
+holding = workflow(name="sim.holding", suspend_on_failure=True)(grow_all)
 again = workflow(name="sim.again", retry=AGAIN)(grow_all)
 hasty = workflow(name="sim.hasty", timeout=TIMEOUT)(grow_all)
 restless = workflow(name="sim.restless", max_suspend=MAX_SUSPEND)(grow_all)
@@ -75,7 +75,7 @@ async def new_work() -> None:
 # The same name and version as `gated`, not registered: only workers that get it explicitly execute it.
 gated_by_version: Workflow[Any, Any] = Workflow(_gated, "sim.gated", 1, WorkflowOptions())
 
-STABLE: list[Workflow[Any, Any]] = [tree, patient, again, hasty, restless, brief, grown]
+STABLE: list[Workflow[Any, Any]] = [tree, holding, again, hasty, restless, brief, grown]
 FLOWS: dict[str, Workflow[Any, Any]] = {flow.name: flow for flow in [*STABLE, gated]}
 """The workflows that clients start, by name."""
 

@@ -414,9 +414,3 @@ def _with_sorted_observers(pending: UnfinalizedRun) -> UnfinalizedRun:
 @given(st.binary() | st.text().map(str.encode))
 def test_payloads_are_packed_and_unpacked(payload: bytes) -> None:
     assert unpack(pack(payload)) == payload
-
-
-# aliases until the store tests use the new names
-Ask = StoreCall
-Seen = ObservedRuns
-asks = calls

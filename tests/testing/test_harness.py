@@ -230,7 +230,7 @@ def test_periodic_task_and_committer_stop_although_a_driver_loses_the_cancel():
         task.start()
         task.trigger()
         await began.wait()
-        await asyncio.wait_for(task.stop(), 10)
+        await asyncio.wait_for(task.stop(), 60)
         began.clear()
         store = MemoryStore(clock)
 
@@ -243,6 +243,6 @@ def test_periodic_task_and_committer_stop_although_a_driver_loses_the_cancel():
         committer.start()
         committer.submit(ReleaseRun(run_id="r", worker="w", now=0.0), lambda answer: None)
         await began.wait()
-        await asyncio.wait_for(committer.stop(), 10)
+        await asyncio.wait_for(committer.stop(), 60)
 
     asyncio.run(main())

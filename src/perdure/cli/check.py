@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -43,6 +44,8 @@ def check(
 
     with error_reporting(json):
         url = existing_store(store_url(store))
+        # Python matches bytecode with a file by size and whole seconds: a later check could replay older code.
+        sys.dont_write_bytecode = True
         definitions = {(each.name, each.version): each for each in load(parse_target(target))}
         query = query_of(None, workflow, tag, prefix)
         with progress("replay") as more:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv"}
 STOP_TIMEOUT_SECONDS = 15.0
-PROGRAM = [sys.executable, "-m", "perdure.cli"]
+# -B: Python matches bytecode with a file by size and whole seconds, so a quick second edit could be ignored.
+PROGRAM = [sys.executable, "-B", "-m", "perdure.cli"]
 
 
 def dev(

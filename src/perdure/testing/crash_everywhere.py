@@ -140,20 +140,22 @@ async def crash_everywhere(
     starts; all runs must end. `drive` simulates external callers: it is called after the run has started, and again
     with the second engine. `check` is called when all runs have ended. `effects` returns the external effects of the
     steps as a new value; the value must be the same as without a crash. `every` takes a sample of a long workflow: 5
-    crashes at every fifth of these points. An odd number covers both sides of commits.
+    crashes at every fifth of these points. An odd number covers both sides of commits. A step body that waits for real
+    I/O gets real time, up to five seconds.
 
     Raises AssertionError with the crash, the broken guarantees and the steps that broke them.
     """
     skips = make_store is MemoryStore
     limit = within if within is not None else HORIZON if skips else DAY
     case = _Case(workflow, args, id, tuple(also), drive, check, effects, limit)
+    given_up: set[tuple[str, int]] = set()  # shared, so that a body without end costs real time only once
 
     async def execute(crash: Crash | None) -> _Trace:
         if begin is not None:
             begin()
         clock = VirtualClock()
         store = make_store(clock)
-        async with Harness(store, clock=clock, config=config, skips=skips) as harness:
+        async with Harness(store, clock=clock, config=config, skips=skips, given_up=given_up) as harness:
             again = (lambda: store) if reopen is None else (lambda: reopen(store, clock))
             try:
                 return await _execute(harness, case, crash, again)

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 
 from perdure.client.client import Client, Run
 from perdure.client.session import DirectWait
-from perdure.clock import Clock
+from perdure.clock import SYSTEM_CLOCK, Clock, sleep_on
 from perdure.config import EngineConfig
 from perdure.engine import Engine
 from perdure.execution.maintenance import RECORD_RUNNING_AFTER_SECONDS
@@ -29,14 +29,14 @@ from perdure.stores.protocol import Store
 from perdure.testing.clock import VirtualClock, drain_loop
 from perdure.testing.faults import FaultyStore
 from perdure.testing.step_interception import intercept_steps
-from perdure.testing.time_skipping import SWEEP_DISABLED_SECONDS, LazyClock
+from perdure.testing.time_skipping import REAL_POLL_SECONDS, SWEEP_DISABLED_SECONDS, LazyClock, RealWaits
 from perdure.workflows.definition import Workflow
 
 R = TypeVar("R")
 HOUR = 3600.0
 WAITED_FOR = ("claim", "finalize", "broadcast")
 HANG_TIMEOUT_SECONDS = 60.0  # real seconds that a thread may take before the harness reports that it hangs
-CANCEL_TIMEOUT_SECONDS = 2.0  # real seconds for work outside the store, such as cancelling a call to a server
+OUTSIDE_TIMEOUT_SECONDS = 2.0  # real seconds for work outside the store, such as cancelling a call to a server
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,9 @@ class Harness:
     """`async with Harness(store) as harness:`; engines that are open at the end are abandoned.
 
     The store outlives its engines; each engine uses it through its own `FaultyStore`. With `skips`, which requires an
-    in-memory store, time moves from wake-up to wake-up of runs, without sweeps and lease renewals.
+    in-memory store, time moves from wake-up to wake-up of runs, without sweeps and lease renewals. With `given_up`, a
+    step body that waits for real I/O gets real time before virtual time moves; the set collects the attempts that
+    reached the limit of real time (`RealWaits`).
     """
 
     def __init__(
@@ -138,10 +140,12 @@ class Harness:
         clock: VirtualClock | None = None,
         config: EngineConfig | None = None,
         skips: bool = False,
+        given_up: set[tuple[str, int]] | None = None,
     ) -> None:
         self.skips = skips
         self.clock = clock or VirtualClock()
-        self.clock.settle = self.settle
+        waits = None if given_up is None else RealWaits(self.settle, self._bodies_under_way, given_up)
+        self.clock.settle = self.settle if waits is None else waits.settle
         self.store: Store = MemoryStore(self.clock) if store is None else store
         self.config = without_sweeps(config or EngineConfig()) if skips else config or EngineConfig()
         self.executions: list[Execution] = []
@@ -239,16 +243,9 @@ class Harness:
         Raises AssertionError if the work takes longer than `within` virtual seconds.
         """
         task = self.background(work)
-        limit = self.clock.now() + within
-        await self.settle()
-        while not task.done():
-            if not await self.clock.move_to_next(limit):
-                await asyncio.wait({task}, timeout=CANCEL_TIMEOUT_SECONDS)
-                if task.done():
-                    break
-                task.cancel()
-                raise AssertionError(f"{work!r} was not done within {within:g} seconds of virtual time")
-        return task.result()
+        if await self._pass_time(task, task.done, within):
+            return task.result()
+        raise AssertionError(f"{work!r} was not done within {within:g} seconds of virtual time")
 
     async def run_to_end(self, run: Run[R], within: float = HOUR) -> R:
         """Drive a run to its end and return its result. Raises the errors of `run.result()`."""
@@ -257,13 +254,34 @@ class Harness:
     async def drive_until_crash(self, engine: WatchedEngine, work: Awaitable[R], within: float = HOUR) -> R | None:
         """Like `drive`, but return None when the planned crash of the engine has happened."""
         task = self.background(work)
+        if await self._pass_time(task, lambda: task.done() or engine.faults.crashed.is_set(), within):
+            return task.result() if task.done() else None
+        raise AssertionError(f"{work!r} was neither done nor interrupted within {within:g} virtual seconds")
+
+    async def _pass_time(self, task: asyncio.Future[R], is_done: Callable[[], bool], within: float) -> bool:
+        """Move time from timer to timer until `is_done`. Return False, and cancel the task, after `within` seconds."""
         limit = self.clock.now() + within
-        await self.settle()
-        while not task.done() and not engine.faults.crashed.is_set():
-            if not await self.clock.move_to_next(limit):
+        await self.clock.settle()
+        while not is_done():
+            if not (await self.clock.move_to_next(limit) or await self._wait_in_real_time(is_done, limit)):
                 task.cancel()
-                raise AssertionError(f"{work!r} was neither done nor interrupted within {within:g} virtual seconds")
-        return task.result() if task.done() else None
+                return False
+        return True
+
+    async def _wait_in_real_time(self, is_done: Callable[[], bool], limit: float) -> bool:
+        """Wait for work outside the store. Return False if it neither ends the wait nor sets a timer up to `limit`."""
+        for _ in range(int(OUTSIDE_TIMEOUT_SECONDS / REAL_POLL_SECONDS)):
+            await sleep_on(SYSTEM_CLOCK, REAL_POLL_SECONDS)
+            await self.clock.settle()
+            due = self.clock.next_due
+            if is_done() or (due is not None and due <= limit):
+                return True
+        return False
+
+    def _bodies_under_way(self) -> list[Attempt]:
+        """Return the running coroutine bodies of engines that have not crashed."""
+        engines = [each for each in self._open if isinstance(each, WatchedEngine)]
+        return [body for each in engines if not each.faults.crashed.is_set() for body in each.bodies_under_way]
 
     def background(self, work: Awaitable[R]) -> asyncio.Future[R]:
         """Start `work` without waiting for it. It is cancelled when the harness closes."""

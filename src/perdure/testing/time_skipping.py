@@ -1,15 +1,15 @@
-"""Time skipping of a `TestEngine`: while a caller waits, time moves from one wake-up to the next.
+"""Time skipping of the testing kit: while a caller waits, time moves from one wake-up to the next.
 
 There are two kinds of waits. A run that sleeps, retries or waits with a deadline has a timer on the virtual clock, and
 time moves to the next timer. A step body that waits for real I/O (a socket, a subprocess, a real `asyncio.sleep`) gets
-real time first, up to a limit.
+real time first, up to a limit (`RealWaits`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from perdure.clock import SYSTEM_CLOCK, Timer, sleep_on
@@ -58,17 +58,57 @@ class LazyClock:
                 timer.fire()
 
 
+class RunningBody(Protocol):
+    """The identity of a running step body."""
+
+    @property
+    def idempotency_key(self) -> str: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+
+class RealWaits:
+    """Gives real time to step bodies that wait for real I/O, up to a limit for each attempt.
+
+    `settle` waits until only time can change anything; `bodies` returns the running steps. `given_up` contains the
+    attempts that reached the limit: they wait for virtual time, or without end.
+    """
+
+    def __init__(
+        self,
+        settle: Callable[[], Awaitable[None]],
+        bodies: Callable[[], Sequence[RunningBody]],
+        given_up: set[tuple[str, int]] | None = None,
+    ) -> None:
+        self._settle = settle
+        self._bodies = bodies
+        self._given_up = set() if given_up is None else given_up
+
+    async def settle(self) -> None:
+        """Wait until only virtual time can change anything: also for the real I/O of step bodies."""
+        await self._settle()
+        polls = int(REAL_WAIT_SECONDS / REAL_POLL_SECONDS)
+        while (waiting := self._waiting()) and polls and _may_wait_for_io():
+            await sleep_on(SYSTEM_CLOCK, REAL_POLL_SECONDS)
+            await self._settle()
+            polls -= 1
+        if not polls:
+            self._given_up |= waiting
+
+    def _waiting(self) -> set[tuple[str, int]]:
+        return {(body.idempotency_key, body.attempt) for body in self._bodies()} - self._given_up
+
+
 class TimeSkipper:
     """Moves a virtual clock. `settle` waits until only time can change anything; `bodies` returns the running steps."""
 
     def __init__(
-        self, clock: VirtualClock, settle: Callable[[], Awaitable[None]], bodies: Callable[[], Sequence[object]]
+        self, clock: VirtualClock, settle: Callable[[], Awaitable[None]], bodies: Callable[[], Sequence[RunningBody]]
     ) -> None:
         self.lazy_clock = LazyClock(clock)
         self._clock = clock
-        self._settle = settle
-        self._bodies = bodies
-        self._given_up: list[object] = []
+        self._settled = RealWaits(settle, bodies).settle
         clock.settle = self._settled
 
     async def until(self, work: Awaitable[T]) -> T:
@@ -106,18 +146,6 @@ class TimeSkipper:
             return False
         self.lazy_clock.catch_up()
         return True
-
-    async def _settled(self) -> None:
-        await self._settle()
-        waiting = [body for body in self._bodies() if body not in self._given_up]
-        polls = int(REAL_WAIT_SECONDS / REAL_POLL_SECONDS)
-        while waiting and polls and _may_wait_for_io():
-            await sleep_on(SYSTEM_CLOCK, REAL_POLL_SECONDS)
-            await self._settle()
-            waiting = [body for body in self._bodies() if body not in self._given_up]
-            polls -= 1
-        if waiting and not polls:  # they wait for virtual time, or without end
-            self._given_up += waiting
 
     async def _wait_for_io(self, task: asyncio.Future[T]) -> bool:
         """Wait in real time for the test's own I/O. Return whether the task is done or a timer is due."""

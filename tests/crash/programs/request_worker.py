@@ -9,8 +9,8 @@ from perdure import Context, EngineConfig, Worker, event, step, workflow
 from tests.crash.effect_log import effect
 
 
-@event(name="across.ask")
-class Ask:
+@event(name="across.word")
+class WordRequest:
     word: str
 
 
@@ -20,13 +20,13 @@ async def who_works(log: str) -> int:
     return os.getpid()
 
 
-@workflow(name="across.answering")
-async def answering(ctx: Context, log: str, rounds: int) -> int:
+@workflow(name="across.replying")
+async def replying(ctx: Context, log: str, rounds: int) -> int:
     """Between two requests the run is suspended and does not change."""
     for _ in range(rounds):
-        ask = await ctx.receive_request(Ask)
-        await ctx.stream("words").write(ask.value.word)
-        await ask.reply(f"{ask.value.word}!")
+        request = await ctx.receive_request(WordRequest)
+        await ctx.stream("words").write(request.value.word)
+        await request.reply(f"{request.value.word}!")
     return await who_works(log)
 
 
@@ -45,7 +45,7 @@ async def staying(ctx: Context, log: str, gate: str) -> int:
 
 async def main(url: str, sweep: float, lease: float) -> None:
     config = EngineConfig(sweep_interval=sweep, lease=lease, grace=0.2)
-    await Worker(url, [answering, staying], config=config).run()
+    await Worker(url, [replying, staying], config=config).run()
 
 
 if __name__ == "__main__":

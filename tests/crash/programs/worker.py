@@ -10,6 +10,7 @@ from perdure import Context, EngineConfig, Worker, step, workflow
 from tests.crash.effect_log import effect
 
 STEPS = 8
+GATED = 3  # the number of steps before the gate
 
 
 @step
@@ -18,14 +19,6 @@ async def short(log: str, pause: float) -> int:
     await asyncio.sleep(pause)
     effect(log, "done")
     return os.getpid()
-
-
-@workflow
-async def chain(ctx: Context, log: str, pause: float) -> int:
-    """Sequential steps without waits, so that a run stays with its worker."""
-    for _ in range(STEPS):
-        await short(log, pause)
-    return STEPS
 
 
 @step
@@ -45,6 +38,14 @@ def until_open_in_a_thread(log: str, gate: str) -> int:
         time.sleep(0.01)
     effect(log, "done")
     return os.getpid()
+
+
+@workflow
+async def chain(ctx: Context, log: str, pause: float, gate: str) -> int:
+    """Sequential steps without waits, so that a run stays with its worker. One of them waits until the gate is open."""
+    for n in range(STEPS):
+        await (until_open(log, gate) if n == GATED else short(log, pause))
+    return STEPS
 
 
 @workflow

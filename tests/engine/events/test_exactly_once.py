@@ -63,25 +63,25 @@ async def at_once(h: Harness, scheduler: CallScheduler, *actions: Any) -> list[A
     return list(await h.drive(asyncio.gather(*tasks, return_exceptions=True)))
 
 
-async def a_letter(h: Harness) -> None:
+async def create_dead_letter(h: Harness) -> None:
     """Create a dead letter, and two runs that wait for nothing."""
     stage = Stage(h)
-    letter = DeadLetter(id="d", kind="event", at=1.0, reason="why", event_name="lost", event_id="e", value=b"7")
+    dead_letter = DeadLetter(id="d", kind="event", at=1.0, reason="why", event_name="lost", event_id="e", value=b"7")
     for id in ("a", "b"):
         await stage.run(id)
-    await stage.turn("a", extras=TurnExtras(dead_letters=(letter,)))
+    await stage.turn("a", extras=TurnExtras(dead_letters=(dead_letter,)))
 
 
 async def where_it_is(h: Harness, client: Any) -> list[str]:
     """Return every location that holds the event now."""
     found = [id for id in ("a", "b") for message in await h.store.inbox(id) if message.event_id == "e"]
     found += ["topic" for each in await h.store.topic("lost") if each.event_id == "e"]
-    return found + ["letter" for _ in await client.dead_letters()]
+    return found + ["dead letter" for _ in await client.dead_letters()]
 
 
 def test_concurrent_replays_of_a_dead_letter_one_wins(orders):
     async def scenario(h: Harness, scheduler: CallScheduler) -> tuple[Any, ...]:
-        await a_letter(h)
+        await create_dead_letter(h)
         one, other = [await h.client(config=LONG) for _ in range(2)]
         scheduler.hold("one", one, REPLAYING)
         scheduler.hold("the other", other, REPLAYING)
@@ -97,7 +97,7 @@ def test_concurrent_replays_of_a_dead_letter_one_wins(orders):
 
 def test_concurrent_replay_and_removal_of_a_dead_letter_one_wins(orders):
     async def scenario(h: Harness, scheduler: CallScheduler) -> tuple[Any, ...]:
-        await a_letter(h)
+        await create_dead_letter(h)
         one, other = [await h.client(config=LONG) for _ in range(2)]
         scheduler.hold("one", one, REPLAYING)
         scheduler.hold("the other", other, REPLAYING)
@@ -111,7 +111,7 @@ def test_concurrent_replay_and_removal_of_a_dead_letter_one_wins(orders):
 
 def test_dead_letter_replayed_to_an_ending_run_is_not_lost(orders):
     async def scenario(h: Harness, scheduler: CallScheduler) -> str:
-        await a_letter(h)
+        await create_dead_letter(h)
         one, other = [await h.client(config=LONG) for _ in range(2)]
         scheduler.hold("one", one, REPLAYING)
         scheduler.hold("the other", other, frozenset(("commit",)), answers=False)
@@ -140,7 +140,7 @@ def test_messages_of_a_run_rewound_during_finalization_are_not_duplicated(orders
         await stage.run("r")
         await stage.observe("r", "e")  # so that settling takes two commits
         message = Message(id="event/e", event_id="e", kind="event", name="lost", body=b"7", policy="broadcast")
-        await stage.mail("r", message)
+        await stage.deliver("r", message)
         engine = await h.engine(once_nothing, config=LONG)
         client: Any = await h.client(config=LONG)
         await stage.end("r")

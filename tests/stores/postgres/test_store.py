@@ -704,11 +704,11 @@ def test_store_continues_after_its_connections_are_terminated(postgres_url: str)
             write = turn(base, entry(f"s{base}", base))
             assert await with_retries(partial(store.commit, [write])) == [Committed()]
         assert [row.position for row in await store.history("r")] == [1, 2, 3]
-        while await asyncio.wait_for(notified.get(), 20) is not None:
+        while await asyncio.wait_for(notified.get(), 60) is not None:
             pass  # None: it listens again, and any run may have changed
         other = await opened(postgres_url)
         await other.commit([run("sent")])
-        while (ids := await asyncio.wait_for(notified.get(), 20)) is None or "sent" not in ids:
+        while (ids := await asyncio.wait_for(notified.get(), 60)) is None or "sent" not in ids:
             pass
         await other.close()
 
@@ -730,7 +730,7 @@ def test_dead_listening_connection_is_replaced(postgres_url: str, monkeypatch: p
         monkeypatch.setattr(asyncpg.Connection, "fetchval", time_out)
         reconnected = asyncio.Event()
         store.on_change(lambda ids: reconnected.set() if ids is None else None)
-        await asyncio.wait_for(reconnected.wait(), 20)
+        await asyncio.wait_for(reconnected.wait(), 60)
         assert listening_of(store)._connection is not dead
         assert dead.is_closed()
 
@@ -805,9 +805,9 @@ def test_notification_names_the_runs_unless_there_are_too_many(postgres_url: str
         notified: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
         store.on_change(notified.put_nowait)
         await other.commit([run("one"), run("two")])
-        assert await asyncio.wait_for(notified.get(), 20) == frozenset(("one", "two"))
+        assert await asyncio.wait_for(notified.get(), 60) == frozenset(("one", "two"))
         await other.commit([run(f"{n:0500d}") for n in range(100)])
-        assert await asyncio.wait_for(notified.get(), 20) is None
+        assert await asyncio.wait_for(notified.get(), 60) is None
         await other.close()
 
     on(postgres_url, test)
@@ -821,7 +821,7 @@ def test_own_changes_are_notified_once(postgres_url: str) -> None:
         store.on_change(notified.append)
         other.on_change(received.put_nowait)
         await store.commit([run("mine")])
-        while (ids := await asyncio.wait_for(received.get(), 20)) != frozenset(["mine"]):
+        while (ids := await asyncio.wait_for(received.get(), 60)) != frozenset(["mine"]):
             assert ids is None, "a new listener gets only None"
         await other.commit([run("theirs")])
         while frozenset(["theirs"]) not in notified:
@@ -838,7 +838,7 @@ def test_store_with_listen_no_notifies_without_listening(postgres_url: str) -> N
         received: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
         other.on_change(received.put_nowait)
         await store.commit([run("changed")])
-        assert await asyncio.wait_for(received.get(), 20) == frozenset(["changed"])
+        assert await asyncio.wait_for(received.get(), 60) == frozenset(["changed"])
         listening = (
             "SELECT application_name FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND application_name = 'deaf'"
         )
@@ -869,7 +869,7 @@ class NotificationRecorder:
         """Return the payloads since the last call."""
         await self._connection.execute(f"NOTIFY {self._channel}, 'now'")
         payloads = []
-        while (each := await asyncio.wait_for(self._payloads.get(), 20)) != "now":
+        while (each := await asyncio.wait_for(self._payloads.get(), 60)) != "now":
             payloads.append(each)
         return payloads
 
@@ -892,7 +892,7 @@ async def sent(store: PostgresStore) -> None:
 
 
 async def wait_until(store: PostgresStore, *, only_listener: bool) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while listening_of(store).is_only_listener is not only_listener:
             await asyncio.sleep(0.001)
 
@@ -928,10 +928,10 @@ def test_new_listener_is_notified_that_any_run_may_have_changed(postgres_url: st
         notified: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
         other.on_change(notified.put_nowait)
         await other.open(shards=16)
-        assert await asyncio.wait_for(notified.get(), 20) is None
+        assert await asyncio.wait_for(notified.get(), 60) is None
         third = await opened(postgres_url)
         await third.commit([run("next")])
-        assert await asyncio.wait_for(notified.get(), 20) == frozenset(["next"]), "only once"
+        assert await asyncio.wait_for(notified.get(), 60) == frozenset(["next"]), "only once"
         await third.close()
         await other.close()
 

@@ -68,7 +68,7 @@ async def _lose_a_primary(cluster: Cluster) -> None:
 
 async def _retry_until_available(call: Callable[[], Awaitable[list[WriteResult]]]) -> list[WriteResult]:
     """Retry the call, as the engine would, until the replica is promoted."""
-    for _ in range(200):
+    for _ in range(600):
         try:
             return await call()
         except StoreError as error:
@@ -140,7 +140,7 @@ def test_listener_on_another_node_gets_hints(cluster: Cluster) -> None:
         try:
             for n in range(20):  # on all nodes, also on that of `store`, where no other store listens
                 await store.commit([run(f"r{n}")])
-                assert await asyncio.wait_for(hints.get(), 10) == frozenset([f"r{n}"])
+                assert await asyncio.wait_for(hints.get(), 60) == frozenset([f"r{n}"])
         finally:
             await store.close()
             await other.close()

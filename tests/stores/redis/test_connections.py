@@ -6,13 +6,16 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from unittest import mock
 from urllib.parse import urlencode, urlsplit
 
 import pytest
 from redis import exceptions as failures
 from redis.asyncio import ConnectionPool
 
+from perdure.stores.redis import connections
 from perdure.stores.redis.connections import ScriptConnectionPool
+from perdure.testing import VirtualClock
 from tests.servers.redis import new_prefix, shared_url, with_options
 
 NO_CERTIFICATES = "aNULL:@SECLEVEL=0"
@@ -69,6 +72,13 @@ async def tls_proxy() -> AsyncIterator[str]:
         await asyncio.gather(*tasks)
 
 
+async def until_blocked(id: int) -> None:
+    """Wait until the server executes a blocking command of the connection with this id."""
+    async with open_pool() as (other, _):
+        while b" cmd=blpop " not in await other.execute("CLIENT", "LIST", "ID", id):
+            await asyncio.sleep(0)
+
+
 def in_event_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
     def run() -> None:
         asyncio.run(test())  # type: ignore[arg-type]
@@ -99,8 +109,9 @@ async def test_pool_opens_at_most_max_connections() -> None:
 @in_event_loop
 async def test_reply_of_a_cancelled_call_is_not_given_to_another_call() -> None:
     async with open_pool() as (pool, factory):
+        id = await pool.execute("CLIENT", "ID")
         waiting = asyncio.create_task(pool.execute("BLPOP", new_prefix(), 60))
-        await asyncio.sleep(0.05)  # the command is sent
+        await until_blocked(id)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -113,18 +124,25 @@ async def test_call_without_a_reply_times_out() -> None:
     async with open_pool(response_timeout=0.05) as (pool, _):
         with pytest.raises(failures.TimeoutError, match=r"no reply within 0\.05 seconds"):
             await pool.execute("BLPOP", new_prefix(), 60)
+        pool._response_timeout = 60.0  # the next call must not depend on the speed of the server
         assert await pool.execute("ECHO", "back") == b"back"
 
 
 @in_event_loop
 async def test_each_call_has_the_full_timeout() -> None:
-    async with open_pool(response_timeout=0.4) as (pool, factory):
-        assert await pool.execute("ECHO", "first") == b"first"
-        await asyncio.sleep(0.25)
-        assert await pool.execute("BLPOP", new_prefix(), "0.25") is None  # over 0.4 seconds after the first
-        with pytest.raises(failures.TimeoutError):
-            await pool.execute("BLPOP", new_prefix(), 60)
-        assert len(factory.opened) == 1
+    clock = VirtualClock()
+    with mock.patch.object(connections, "SYSTEM_CLOCK", clock):
+        async with open_pool(response_timeout=10.0) as (pool, factory):
+            id = await pool.execute("CLIENT", "ID")
+            await clock.advance(6.0)
+            waiting = asyncio.create_task(pool.execute("BLPOP", new_prefix(), 60))
+            await until_blocked(id)
+            await clock.advance(6.0)
+            assert not waiting.done(), "12 seconds after the first call, 6 after the second"
+            await clock.advance(5.0)
+            with pytest.raises(failures.TimeoutError):
+                await waiting
+            assert len(factory.opened) == 1
 
 
 @in_event_loop
@@ -133,7 +151,9 @@ async def test_killed_connection_is_not_used_again() -> None:
         id = await pool.execute("CLIENT", "ID")
         async with open_pool() as (other, _):
             await other.execute("CLIENT", "KILL", "ID", id)
-        await asyncio.sleep(0.05)  # the client notices
+        [idle] = pool._idle
+        while not idle.is_closed:
+            await asyncio.sleep(0)
         assert await pool.execute("ECHO", "again") == b"again"
         assert await pool.execute("CLIENT", "ID") != id
 
@@ -143,8 +163,8 @@ async def test_call_fails_when_its_connection_is_killed() -> None:
     async with open_pool() as (pool, factory):
         id = await pool.execute("CLIENT", "ID")
         waiting = asyncio.create_task(pool.execute("BLPOP", new_prefix(), 60))
+        await until_blocked(id)
         async with open_pool() as (other, _):
-            await asyncio.sleep(0.05)
             await other.execute("CLIENT", "KILL", "ID", id)
         with pytest.raises(failures.ConnectionError, match="lost"):
             await waiting
@@ -154,9 +174,9 @@ async def test_call_fails_when_its_connection_is_killed() -> None:
 @in_event_loop
 async def test_call_in_progress_at_close_leaves_no_connection() -> None:
     async with open_pool() as (pool, factory):
-        key = new_prefix()
+        key, id = new_prefix(), await pool.execute("CLIENT", "ID")
         waiting = asyncio.create_task(pool.execute("BLPOP", key, 60))
-        await asyncio.sleep(0.05)
+        await until_blocked(id)
         await pool.close()
         async with open_pool() as (other, _):
             await other.execute("LPUSH", key, "here")
@@ -219,7 +239,7 @@ class ClosingPool(ChangingPool):
 @in_event_loop
 async def test_connection_lost_while_it_is_opened_is_an_error() -> None:
     pool = ScriptConnectionPool(ClosingPool.from_url(shared_url()), 4, 30.0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(failures.ConnectionError, match="as soon as it was opened"):
             await pool.execute("ECHO", "lost")
 
@@ -227,16 +247,20 @@ async def test_connection_lost_while_it_is_opened_is_an_error() -> None:
 class UncancellablePool(ChangingPool):
     """Opening a connection ignores a cancellation."""
 
+    opening = asyncio.Event()
+
     async def change(self, connection) -> None:
+        self.opening.set()
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(60)
 
 
 @in_event_loop
 async def test_cancellation_lost_while_a_connection_is_opened_is_raised() -> None:
-    pool = ScriptConnectionPool(UncancellablePool.from_url(shared_url()), 4, 30.0)
+    factory = UncancellablePool.from_url(shared_url())
+    pool = ScriptConnectionPool(factory, 4, 30.0)
     waiting = asyncio.create_task(pool.execute("ECHO", "cancelled"))
-    await asyncio.sleep(0.05)  # the connection is being opened
+    await factory.opening.wait()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting

@@ -77,7 +77,7 @@ def apply(before: Sequence[Write | Claim], write: Write) -> tuple[list[WriteResu
 
 
 async def until(last: Any, queue: asyncio.Queue[Any]) -> AsyncIterator[Any]:
-    while (each := await asyncio.wait_for(queue.get(), 10)) != last:
+    while (each := await asyncio.wait_for(queue.get(), 60)) != last:
         yield each
 
 

@@ -17,17 +17,17 @@ from perdure.stores.results import WriteResult
 from perdure.stores.writes import CommitTurn, Write
 from perdure.testing.contract.builders import receive, run, worker
 from tests.servers.redis import prefix_of_its_own
-from tests.stores.test_model_equivalence import RUNS, Ask, Seen, _sorted, _state, asks
+from tests.stores.test_model_equivalence import RUNS, ObservedRuns, StoreCall, _sorted, _state, calls
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
-@given(script=st.lists(asks, max_size=12))
-def test_memory_and_redis_agree(partitions: int, script: list[Ask]) -> None:
+@given(script=st.lists(calls, max_size=12))
+def test_memory_and_redis_agree(partitions: int, script: list[StoreCall]) -> None:
     with prefix_of_its_own(partitions=partitions) as url:
         asyncio.run(_agree(url, script))
 
 
-async def _agree(url: str, script: list[Ask]) -> None:
+async def _agree(url: str, script: list[StoreCall]) -> None:
     memory, redis = MemoryStore(), RedisStore(url)
     try:
         for store in (memory, redis):
@@ -36,13 +36,13 @@ async def _agree(url: str, script: list[Ask]) -> None:
             await store.join(worker("b"))
             await store.commit([run(id, owner="a") for id in RUNS])
             await store.commit([receive(0, "t", id="s", turn_id="w0"), receive(0, "t", id="v", turn_id="w0")])
-        seen = Seen()
+        observed = ObservedRuns()
         for step in script:
             snapshots = await memory.load(RUNS)
-            seen.look(snapshots)
+            observed.update(snapshots)
             lasts = {each.record.id: each.record.last_message_no for each in snapshots if each is not None}
-            expected = await step(PossibleTurns(memory, lasts), seen)  # type: ignore[arg-type]
-            got = await step(PossibleTurns(redis, lasts), seen)  # type: ignore[arg-type]
+            expected = await step(PossibleTurns(memory, lasts), observed)  # type: ignore[arg-type]
+            got = await step(PossibleTurns(redis, lasts), observed)  # type: ignore[arg-type]
             assert _sorted(got) == _sorted(expected), step.__qualname__
             assert await _state(redis) == await _state(memory), step.__qualname__
     finally:

@@ -14,7 +14,11 @@ FAULT_PHASE_SECONDS = 12.0  # seconds of the fault phase
 AT_COMMITS = ("dies before", "dies after", "dies within", "result lost", "half done, result lost")
 AT_CALLS = ("error", "result lost at a call", "slow")
 AT_CLAIMS = ("claim lost",)
-IN_TIME = ("paused", "clock jumps", "hints lost", "hints doubled", "hints late", "leaves")
+IN_TIME = (
+    *("paused", "clock jumps", "clock drifts", "clock stands still"),
+    *("hints lost", "hints doubled", "hints late", "leaves"),
+)
+ROW_UNREADABLE = "row unreadable"  # only in plans that request it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +69,17 @@ class Plan:
         )
 
 
-def draw_plan(rng: random.Random, workers: Sequence[str], clients: Sequence[str]) -> Plan:
-    """Return a random plan of 0 to 12 faults. Clients get only faults of calls and commits."""
+def draw_plan(
+    rng: random.Random, workers: Sequence[str], clients: Sequence[str], unreadable: Sequence[str] = ()
+) -> Plan:
+    """Return a random plan of 0 to 12 faults. Clients get only faults of calls and commits.
+
+    With `unreadable`, the row of one of these runs cannot be read for a while, in half of the plans.
+    """
     faults = [_draw(rng, workers, clients) for _ in range(rng.choice((0, 1, 2, 3, 4, 6, 8, 12)))]
+    if unreadable and rng.random() < 0.5:
+        at = round(rng.uniform(0.0, FAULT_PHASE_SECONDS), 3)
+        faults.append(Fault(ROW_UNREADABLE, rng.choice(unreadable), at=at))
     return Plan(tuple(dict.fromkeys(faults)))
 
 
@@ -88,7 +100,12 @@ def _draw(rng: random.Random, workers: Sequence[str], clients: Sequence[str]) ->
 
 def _draw_in_time(rng: random.Random, worker: str) -> Fault:
     kind, at = rng.choice(IN_TIME), round(rng.uniform(0.0, FAULT_PHASE_SECONDS), 3)
-    amounts = {"paused": (0.5, 4.0, 8.0), "clock jumps": (-20.0, -2.0, 2.0, 20.0), "leaves": (0.0, 1.0)}
+    amounts = {
+        "paused": (0.5, 4.0, 8.0),
+        "clock jumps": (-20.0, -2.0, 2.0, 20.0),
+        "clock drifts": (0.5, 0.9, 1.1, 1.5),  # the rate, until the end of the fault phase
+        "leaves": (0.0, 1.0),
+    }
     return Fault(kind, worker, at=at, amount=rng.choice(amounts.get(kind, (1.0, 5.0))))
 
 

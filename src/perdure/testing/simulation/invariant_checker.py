@@ -61,6 +61,7 @@ class InvariantChecker(FaultyStore):
         self.creations: dict[str, CreateRun] = {}
         self._run_retention = run_retention
         self.fenced: set[str] = set()
+        self.unreadable: set[str] = set()  # runs whose rows cannot be decoded for a while
         self.sent: dict[tuple[str, str], TopicEvent] = {}
         self._trace = trace
 
@@ -273,6 +274,20 @@ class InvariantChecker(FaultyStore):
         if latest != run.entries:
             different = [each for each in {**latest, **run.entries} if latest.get(each) != run.entries.get(each)]
             self.report(f"run {run_id}: stored entries differ from the written ones: {sorted(different)}")
+
+    # --- reads
+
+    async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
+        self._check_readable(ids)
+        return await self.inner.load(ids)
+
+    async def records(self, ids: Sequence[str]) -> list[RunRecord | None]:
+        self._check_readable(ids)
+        return await self.inner.records(ids)
+
+    def _check_readable(self, ids: Sequence[str]) -> None:
+        if damaged := sorted(self.unreadable.intersection(ids)):
+            raise msgspec.ValidationError(f"the row of run {damaged[0]} cannot be decoded (planned)")
 
     # --- ownership
 

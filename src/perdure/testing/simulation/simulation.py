@@ -15,12 +15,13 @@ from perdure.client.client import Client
 from perdure.clock import Clock
 from perdure.config import EngineConfig
 from perdure.engine import Engine
+from perdure.errors import StoreError
 from perdure.model.records import EntryStatus
 from perdure.model.turns import RunStep
 from perdure.runner.attempt_tracker import EXHAUSTED
 from perdure.stores.protocol import Store
 from perdure.testing.simulation.event_loop import SimulatedLoop
-from perdure.testing.simulation.fault_plan import Fault, Plan
+from perdure.testing.simulation.fault_plan import ROW_UNREADABLE, Fault, Plan
 from perdure.testing.simulation.faulty_connection import FaultyConnection
 from perdure.testing.simulation.invariant_checker import InvariantChecker
 from perdure.testing.simulation.process import Process
@@ -31,6 +32,7 @@ from perdure.workflows.definition import Workflow
 MakeStore = Callable[[Clock], Store]
 Workflows = Sequence[Workflow[Any, Any]]
 RESTART_SECONDS = (0.0, 0.5, 2.0)  # seconds until a new process replaces a dead one
+REOPEN_SECONDS = 0.5  # seconds until a client opens again after an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class Body:
     location: str
     attempt: int
     key: str
+    at: float = 0.0
+    freezes: Sequence[tuple[float, float]] = field(default=(), compare=False)  # of its process, also later ones
 
 
 class SimulatedEngine(Engine):
@@ -112,6 +116,7 @@ class Simulation:
         self.store = make_store(Process("store", loop, self.trace, {}))
         self.checker = InvariantChecker(self.store, self.trace, config.seconds("run_retention"))
         self.bodies: list[Body] = []
+        self.damaged: set[str] = set()  # runs whose rows were unreadable for a while
         self.writings: dict[int, Process] = {}
         self._deploy = deploy
         self._config = config
@@ -137,21 +142,41 @@ class Simulation:
             self._tasks.append(self.loop.create_task(self._disturb(fault)))
 
     async def client(self, name: str) -> Client:
-        """Return an open client in its own process, which does not die."""
+        """Return an open client in its own process, which does not die. Opening it may take several attempts."""
         process, connection = self._process(name)
-        client = Client(connection, config=self._config, clock=process)
-        await client.open()
-        self._clients.append(client)
-        return client
+        while True:
+            client = Client(connection, config=self._config, clock=process)
+            try:
+                await client.open()
+            except StoreError as error:
+                self.trace(f"{name} cannot open its client: {error}")
+                await process.wait(REOPEN_SECONDS)
+            else:
+                self._clients.append(client)
+                return client
+
+    def damage_rows(self) -> None:
+        """Make rows unreadable as planned, until the end of the fault phase."""
+        for fault in self.plan.faults:
+            if fault.kind == ROW_UNREADABLE:
+                self._tasks.append(self.loop.create_task(self._damage_row(fault)))
+
+    async def _damage_row(self, fault: Fault) -> None:
+        await self._until(fault.at)
+        if not self._faults_ended.is_set():
+            self.trace(str(fault))
+            self.checker.unreadable.add(fault.process)
+            self.damaged.add(fault.process)
 
     async def heal(self) -> None:
         """End the fault phase: dead workers restart, frozen processes continue, clocks are correct."""
         self.trace("the fault phase ends")
         self._faults_ended.set()
+        self.checker.unreadable.clear()
         for connection in self._connections:
             connection.healed = True
             connection.process.thaw()
-            connection.process.skew = 0.0
+            connection.process.correct_clock()
 
     async def close(self) -> None:
         """Kill all processes."""
@@ -220,6 +245,12 @@ class Simulation:
                 process.freeze(fault.amount)
             case "clock jumps":
                 process.skew += fault.amount
+            case "clock drifts":
+                process.set_clock_rate(fault.amount)
+            case "clock stands still":
+                process.set_clock_rate(0.0)
+                await self._until(fault.at + fault.amount)
+                process.set_clock_rate(1.0)
             case "leaves":
                 self._leaving[fault.process].set()
             case _:
@@ -231,7 +262,8 @@ class Simulation:
         """Check that the recorded state permits the step attempt that a worker starts."""
         if run_id not in self.checker.models:
             return  # the run was stopped and deleted meanwhile
-        self.bodies.append(Body(process.name, run_id, step.location, step.attempt, step.idempotency_key))
+        now, key = self.loop.current_time, step.idempotency_key
+        self.bodies.append(Body(process.name, run_id, step.location, step.attempt, key, now, process.freezes))
         self.trace(f"{process.name} executes {step.idempotency_key} (attempt {step.attempt})")
         run, checker = self.checker.models[run_id], self.checker
         if run.owner != worker:

@@ -31,7 +31,7 @@ POLL = 0.02
 Process = subprocess.Popen[bytes]
 
 
-class Fleet:
+class WorkerGroup:
     """`client` connects the test to the store past the proxy."""
 
     def __init__(self, folder: Path, place: Place, client: Client, program: str, *args: object) -> None:
