@@ -4,50 +4,73 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from perdure.admin.import_checks import MAX_TIME, check_snapshot
 from perdure.client.client import Client
+from perdure.client.rewind import CHILD_REQUESTS, as_detached_child
 from perdure.client.run_export import parse_snapshot
-from perdure.errors import RunConflict
+from perdure.errors import RunConflict, StoreError
 from perdure.model.ids import new_token, shard_of
-from perdure.model.records import Hold, RunRecord, RunStatus, Wait, WorkerRecord
+from perdure.model.records import Hold, Message, RunRecord, RunStatus, Wait, WorkerRecord
 from perdure.model.validation import check_name
 from perdure.stores.results import Committed, IdTaken, Snapshot
 from perdure.stores.writes import CommitTurn, CreateRun, RunPatch
 
-LEASE_SECONDS = 60.0  # of the worker that owns the run during the import
+LEASE_SECONDS = 600.0  # of the worker that owns the run during the import; longer than any retry of its commit
 
 
 async def import_run(client: Client, data: object, *, run_id: str | None = None) -> str:
     """Create a run from an export, under its own id or `run_id`. Return its id.
 
     An ended run stays ended. An open run is held until you resume it, so that no step is executed twice by accident.
-    The imported run has no parent. Raises `RunConflict` if the id is taken.
+    The imported run has no parent and no children. It is created in this state by one commit. Raises `InvalidArgument`
+    if the data is not a run that a worker could load, `RunConflict` if the id is taken.
     """
-    snapshot = parse_snapshot(data)
+    exported = parse_snapshot(data)
     session = client._session
+    new_id = check_name("a run's id", exported.record.id if run_id is None else run_id)
+    snapshot = _detach(exported)
+    check_snapshot(snapshot, session.codec)
     config, now = session.config, session.clock.now()
-    new_id = snapshot.record.id if run_id is None else check_name("a run's id", run_id)
     worker = WorkerRecord(
         id=f"import-{new_token()}", pool="import", workflows=(), lease_until=now + LEASE_SECONDS, started_at=now
     )
+    record = _imported_record(snapshot.record, new_id, worker.id, shard_of(new_id, config.shards))
+    create = CreateRun(record, snapshot.entries, snapshot.inbox)
+    finish = _import_commit(snapshot, new_id, worker.id, now, config.seconds("run_retention"))
     await session.read(lambda: session.store.join(worker))
     try:
-        record = _imported_record(snapshot.record, new_id, worker.id, shard_of(new_id, config.shards))
-        if isinstance(await session.committer.write(CreateRun(record, snapshot.entries, snapshot.inbox)), IdTaken):
-            raise RunConflict(new_id, "a history of its own")
-        result = await session.committer.write(
-            _import_commit(snapshot, new_id, worker.id, now, config.seconds("run_retention"))
-        )
-        assert isinstance(result, Committed), result
+        # Not through the committer, which may split its batches: killed in between, the run would be executed.
+        created, finished = await session.read(lambda: session.store.commit([create, finish]))
     finally:
         await session.read(lambda: session.store.remove_worker(worker.id))
+    if isinstance(created, IdTaken):
+        raise RunConflict(new_id, "a history of its own")
+    if not isinstance(finished, Committed):
+        raise StoreError(f"run {new_id!r} was not imported, because its worker was fenced meanwhile; use another id")
     return new_id
+
+
+def _detach(snapshot: Snapshot) -> Snapshot:
+    """Return the part of an export that is independent of other runs and topics, which are not those of this store."""
+    entries = tuple(as_detached_child(entry) for entry in snapshot.entries if entry.kind not in CHILD_REQUESTS)
+    # An ended run needs none: unread messages would be published or dead-lettered in this store.
+    unread = () if snapshot.record.status.terminal else snapshot.inbox
+    own = [_as_targeted(message) for message in unread if message.kind not in ("child", "resume")]
+    inbox = tuple(replace(message, number=number) for number, message in enumerate(own, 1))
+    return Snapshot(snapshot.record, len(entries), entries, inbox)
+
+
+def _as_targeted(message: Message) -> Message:
+    """Return an event of a topic as one that was sent to the run; other messages unchanged."""
+    kind = "event" if message.kind == "assignment" else message.kind
+    return replace(message, kind=kind, target=None, offset=0)
 
 
 def _imported_record(record: RunRecord, run_id: str, owner: str, shard: int) -> RunRecord:
     """Return the record of the new run.
 
     The import's own worker owns it, so that no other worker executes it. The store takes `created_at` as the time of
-    the first execution.
+    the first execution. `wake_at` counts only if the worker was fenced: then no worker claims the run either.
     """
     return replace(
         record,
@@ -55,6 +78,7 @@ def _imported_record(record: RunRecord, run_id: str, owner: str, shard: int) -> 
         created_at=record.created_at if record.first_executed_at is None else record.first_executed_at,
         created_by=new_token(),
         owner=owner,
+        wake_at=MAX_TIME,
         shard=shard,
         parent=None,
         attached=False,

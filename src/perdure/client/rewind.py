@@ -38,6 +38,7 @@ RECEIVING_KINDS = (
     "deferred",
 )  # kinds whose detail is what they have consumed
 CHILDREN = ("child", "start_child")
+CHILD_REQUESTS = ("stop", "watch")  # pending requests to children, which belong to the run that has started them
 NOTE = "compensation"
 UNORDERED_KINDS = (NOTE, "rewind")  # not in call order, so a run cannot be rewound to them
 PINS = ("version", "removed")
@@ -82,18 +83,18 @@ def plan_fork(snapshot: Snapshot, location: str, *, run_id: str, created_by: str
     """
     cut = _cut(snapshot, location)
     omitted = {entry.location for entry in cut.dropped}
-    omitted.update(entry.location for entry in cut.kept if entry.kind in ("stop", "watch"))
+    omitted.update(entry.location for entry in cut.kept if entry.kind in CHILD_REQUESTS)
     rows = (*(row for row in snapshot.entries if row.location not in omitted), *cut.rewritten)
     unread = (message for message in snapshot.inbox if message.kind in ("event", "deferred"))
     messages = sorted([*_received_messages(cut.dropped), *unread], key=lambda message: message.number)
     return CreateRun(
         _fork_record(snapshot.record, run_id, created_by, shard, now),
-        entries=(*map(_as_detached_child, rows), _rewind_marker(cut, snapshot.record, now)),
+        entries=(*map(as_detached_child, rows), _rewind_marker(cut, snapshot.record, now)),
         inbox=tuple(replace(message, number=number) for number, message in enumerate(messages, start=1)),
     )
 
 
-def _as_detached_child(row: Entry) -> Entry:
+def as_detached_child(row: Entry) -> Entry:
     """Return the entry with its child detached: a fork may wait for the old run's children, but does not own them."""
     if row.kind not in CHILDREN or row.detail is None or b'"attached":true' not in row.detail:
         return row

@@ -42,15 +42,19 @@ def parse_snapshot(data: object) -> Snapshot:
     """Return the snapshot of an exported run; `InvalidArgument` if the data is not one."""
     if not isinstance(data, Mapping) or not isinstance(data.get("run"), Mapping):
         raise InvalidArgument("this is not an exported run: it must be an object with a `run`")
+    for name in ("entries", "inbox"):
+        if not isinstance(data.get(name), list) or not all(isinstance(each, Mapping) for each in data[name]):
+            raise InvalidArgument(f"this is not an exported run: `{name}` must be a list of objects")
     if data.get("perdure") != FORMAT:
         raise InvalidArgument(
             f"the export has format {data.get('perdure')!r}; this version of perdure reads format {FORMAT}"
         )
     try:
-        record = _struct({**data["run"], "created_by": ""}, RunRecord)
-        entries = tuple(_struct(each, Entry) for each in data.get("entries", ()))
-        inbox = tuple(_struct(each, Message) for each in data.get("inbox", ()))
-    except (msgspec.ValidationError, TypeError, ValueError) as error:
+        run = {name: value for name, value in data["run"].items() if name not in STORE_LOCAL_FIELDS}
+        record = _struct({**run, "created_by": ""}, RunRecord)
+        entries = tuple(_struct(each, Entry) for each in data["entries"])
+        inbox = tuple(_struct(each, Message) for each in data["inbox"])
+    except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"this is not an exported run: {error}") from None
     numbered = tuple(replace(message, number=number) for number, message in enumerate(inbox, 1))
     return Snapshot(record, len(entries), entries, numbered)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, Protocol, TypeVar, dataclass_transform, overload
+from typing import Any, Literal, Protocol, TypeVar, dataclass_transform, get_args, overload
 
 import msgspec
 from msgspec.structs import replace
@@ -29,6 +29,7 @@ from perdure.model.validation import check_name, check_seconds
 
 Delivery = Literal["after_wait", "after_create", "all", "first"]
 OnTargetTerminated = Literal["discard", "broadcast", "dead_letter"]
+POLICIES: tuple[OnTargetTerminated, ...] = get_args(OnTargetTerminated)
 C = TypeVar("C", bound=type)
 
 
@@ -75,7 +76,7 @@ def event(
     """Define an event type from a class. A plain class becomes a dataclass."""
     if delivery not in ("after_wait", "after_create", "all", "first"):
         raise InvalidArgument(f"delivery must be after_wait, after_create, all or first, not {delivery!r}")
-    if on_target_terminated not in ("discard", "broadcast", "dead_letter"):
+    if on_target_terminated not in POLICIES:
         raise InvalidArgument(
             f"on_target_terminated must be discard, broadcast or dead_letter, not {on_target_terminated!r}"
         )
