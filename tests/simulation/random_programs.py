@@ -38,6 +38,7 @@ THREE_ATTEMPTS = Retry(max_attempts=3, initial=0.3, jitter=0.0)
 # --- steps
 
 
+@step
 async def undo(done: list[Any]) -> None:
     ExternalState.current().undone(done)
     await sleep_on(ExternalState.current().process, 0.01)
