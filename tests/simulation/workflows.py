@@ -1,8 +1,8 @@
 """The workflows that execute trees: one for each workflow option, two versions of one, and changed code of one.
 
-`old_code` and `new_code` are the workflows of a worker before and after a deployment. The new code has a second version
-of `sim.grown`, to which the old one continues, and another function for `sim.gated`, which calls a version gate before
-its new step.
+`old_code` and `new_code` are the workflows of a worker before and after a deployment. Both have a second version of
+`sim.grown`, to which the first one continues. The new code has another function for `sim.gated`, which calls a version
+gate before its new step.
 """
 
 from typing import Any
@@ -81,7 +81,7 @@ FLOWS: dict[str, Workflow[Any, Any]] = {flow.name: flow for flow in [*STABLE, ga
 
 
 def old_code() -> list[Workflow[Any, Any]]:
-    return [*STABLE, gated]
+    return [*STABLE, gated, grown_again]
 
 
 def new_code() -> list[Workflow[Any, Any]]:
