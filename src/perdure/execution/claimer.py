@@ -9,6 +9,7 @@ are claimed by any worker: their assigned worker is full, paused, or does not kn
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from perdure.config import EngineConfig
@@ -65,6 +66,8 @@ class Claimer:
         if self._has_peers and now >= self._steal_at:
             self._steal_at = now + self._sweep
             await self._claim_pages(now, self._workflows(), None, due_by=now - STEAL_AFTER_SWEEPS * self._sweep)
+        if self.claimed > before:
+            await asyncio.sleep(0)  # the reads that claimed runs wait for go first
         # Change hints may be lost: read here which active runs of this worker have messages.
         self._coordinator.on_messages(await self._store.owned_with_messages(self._coordinator.worker))
         return await self._next_tick(now, has_claimed=self.claimed > before)
