@@ -148,6 +148,32 @@ def test_listener_on_another_node_gets_hints(cluster: Cluster) -> None:
     asyncio.run(scenario())
 
 
+def test_follower_on_another_node_is_notified(cluster: Cluster) -> None:
+    prefix = new_prefix()
+
+    async def scenario() -> None:
+        store, other = (RedisStore(with_options(node.url, prefix=prefix)) for node in cluster.nodes[:2])
+        await store.open(shards=SHARDS)
+        await other.open(shards=SHARDS)
+        try:
+            await store.join(worker("a"))
+            for n in range(5):  # on all nodes
+                await store.commit([run(f"r{n}", owner="a")])
+                notified = asyncio.Event()
+                unfollow = other.follow(f"r{n}", notified.set)
+                async with asyncio.timeout(10):
+                    while not store._listener.followed_runs.is_followed_elsewhere(f"r{n}"):
+                        await asyncio.sleep(0.001)
+                    await store.commit([turn(0, entry(), id=f"r{n}")])
+                    await notified.wait()
+                unfollow()
+        finally:
+            await store.close()
+            await other.close()
+
+    asyncio.run(scenario())
+
+
 def test_runs_are_distributed_over_the_primaries(cluster: Cluster) -> None:
     async def scenario() -> None:
         store = RedisStore(with_options(cluster.url, prefix="spread"))
