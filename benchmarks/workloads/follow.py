@@ -24,7 +24,6 @@ from benchmarks.harness import ROOT, Figure, Measures, Round, Setting, Sizes, Su
 from perdure import Client, Context, Engine, Worker, current_step, event, step, workflow
 
 STORES = {"sqlite": "SQLite", "postgres": "PostgreSQL", "redis": "Redis"}
-TURNS = 5
 
 
 @event(name="follow.number")
@@ -108,7 +107,7 @@ def writer(store: str, setting: Setting) -> Measures:
     kinds = ("alone", "open", "follow")
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     asyncio.run(_write(url, steps))  # warm-up
-    for _ in range(TURNS):
+    for _ in range(setting.sizes["turns"]):
         for kind in kinds:
             with contextlib.nullcontext() if kind == "alone" else _other_process(kind, url):
                 seconds[kind].append(asyncio.run(_write(url, steps)))
@@ -211,8 +210,8 @@ WORKLOAD = Workload(
     subjects=dict(_subjects()),
     needs={subject: (store,) for subject, _ in _subjects() if (store := subject.partition(",")[0]) != "sqlite"},
     figures=list(_figures()),
-    sizes={"items": 100, "silence_ms": 200, "requests": 200, "steps": 500},
-    quick={"items": 3, "silence_ms": 20, "requests": 5, "steps": 5},
+    sizes={"items": 100, "silence_ms": 200, "requests": 200, "steps": 500, "turns": 5},
+    quick={"items": 3, "silence_ms": 20, "requests": 5, "steps": 5, "turns": 1},
 )
 
 
