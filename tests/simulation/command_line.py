@@ -18,7 +18,9 @@ from collections.abc import Iterator
 
 from perdure.testing.simulation.fault_plan import Plan, shrink
 from perdure.testing.simulation.simulation import MakeStore
-from tests.simulation.mutations import FLOW_OF_MUTANT, MUTANTS, PAUSES_OF_MUTANT
+from tests.simulation.mutations import FLOW_OF_MUTANT, MUTANTS, PAUSES_OF_MUTANT, TREES_OF_MUTANT
+from tests.simulation.random_clients import Program
+from tests.simulation.random_programs import RUNS
 from tests.simulation.run_seed import SeedResult, draw_pauses, simulate
 from tests.simulation.stores import memory, sqlite
 from tests.simulation.workflows import FLOWS
@@ -77,11 +79,12 @@ def _simulate_all(options: argparse.Namespace, make_store: MakeStore) -> int:
 
 def _detect_mutant(options: argparse.Namespace) -> int:
     """Simulate seeds with a planted bug until one fails. Return the exit code: 0 if the bug is detected."""
-    pauses = PAUSES_OF_MUTANT.get(options.mutant)
+    pauses, trees = PAUSES_OF_MUTANT.get(options.mutant), TREES_OF_MUTANT.get(options.mutant)
+    programs = None if trees is None else dict.fromkeys(RUNS, Program("sim.tree", trees))
     for seed in range(options.start, options.start + options.seeds):
         plan = None if pauses is None else draw_pauses(seed, pauses)
         with MUTANTS[options.mutant]():
-            result = simulate(seed, plan, only=FLOW_OF_MUTANT.get(options.mutant))
+            result = simulate(seed, plan, only=FLOW_OF_MUTANT.get(options.mutant), programs=programs)
         if result.violations:
             _print(f"{options.mutant}: caught by seed {seed}: {result.violations[0]}")
             return 0

@@ -285,3 +285,8 @@ FLOW_OF_MUTANT: dict[str, str] = {
 
 PAUSES_OF_MUTANT: dict[str, int] = {"skip_the_owner_check": 6}
 """How many pauses a seed has that detects a mutation of what happens after a pause."""
+
+TREES_OF_MUTANT: dict[str, list[Any]] = {
+    "attach_children_to_forks": [["seq", 0, [["started", 0, [["seq", 0, [["ok", 1, []]]]]], ["receive", 0, []]]]],
+}
+"""What all runs execute in a seed that detects a mutation: a child, and a wait at which a client may fork the run."""

@@ -29,7 +29,7 @@ from tests.simulation.workflows import FLOWS
 
 ROOT = Path(__file__).parents[2]
 SEEDS, SHARDS = 80, 4  # `make test-long` runs 1,000
-ENOUGH = 100  # seeds that must detect a mutant
+ENOUGH = 200  # seeds that must detect a mutant
 
 
 def run_simulator(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
