@@ -22,6 +22,7 @@ from perdure.errors import WorkflowMisuse
 from perdure.model.records import Entry, EntryStatus
 from perdure.runner.entry_log import EntryLog
 from perdure.runner.history import History
+from perdure.runner.iterations import RunningIterations
 from perdure.workflows.rollback import ROLLBACK_SCOPES
 from perdure.workflows.steps import Step, StepCall, StepOptions, get_step_body
 
@@ -55,17 +56,17 @@ class CompensationRecord(Struct, frozen=True, omit_defaults=True):
 
 
 class Compensations:
-    """See the module's docstring. `iterations` are the paths of loop iterations that are running."""
+    """See the module's docstring."""
 
-    __slots__ = ("_codec", "_counted", "_done", "_log", "_registered", "iterations")
+    __slots__ = ("_codec", "_counted", "_done", "_iterations", "_log", "_registered")
 
-    def __init__(self, log: EntryLog, codec: Codec, history: History) -> None:
+    def __init__(self, log: EntryLog, codec: Codec, history: History, iterations: RunningIterations) -> None:
         self._log = log
         self._codec = codec
         self._counted = (0, 0)
         self._registered: dict[str, Compensation] = {}
         self._done: set[str] = set()  # keys of records that a rollback scope has executed
-        self.iterations: set[str] = set()
+        self._iterations = iterations
         if history.compensation_records:
             self._load(history)
 
@@ -73,7 +74,7 @@ class Compensations:
 
     def check(self, fn: Any, scope: str) -> None:
         """Raise `WorkflowMisuse` in a loop if a function has no import path."""
-        if self._in_loop(scope):
+        if self._iterations.contain(scope):
             import_path(fn)
 
     def on_step_completed(self, call: StepCall, entry: Entry) -> None:
@@ -102,12 +103,9 @@ class Compensations:
         scope = compensation.key.rpartition("/")[0]
         if compensation.record is not None:
             self._log.count_recorded(compensation.record)
-        elif self._in_loop(scope):
+        elif self._iterations.contain(scope):
             compensation.record = self._build_record(compensation)
             self._log.record(compensation.record)
-
-    def _in_loop(self, scope: str) -> bool:
-        return any(scope == path or scope.startswith(f"{path}/") for path in self.iterations)
 
     def _order(self) -> tuple[int, int]:
         seq, count = self._counted
