@@ -7,7 +7,7 @@
 # Python (after `make clean`).
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check chaos format coverage test-long bench bench-compare simulate clean
+.PHONY: help demo test check chaos format coverage test-long test-pythons bench bench-compare simulate clean
 .NOTPARALLEL:
 
 PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python)
@@ -50,6 +50,24 @@ test-long: chaos
 	$(BIN)/python -m tests.simulation --seeds 1000 --store sqlite
 	$(BIN)/python -m tests.simulation --seeds 200 --store postgres
 
+#   make test-pythons  the tests of runner and engine on Python 3.12 and 3.13; other versions: VERSIONS="3.12"
+VERSIONS := 3.12 3.13
+test-pythons:
+	@for version in $(VERSIONS); do \
+	  python=$$(command -v python$$version || ls -d $$HOME/.pyenv/versions/$$version.*/bin/python 2>/dev/null | tail -1); \
+	  if [ -z "$$python" ] || ! "$$python" -c 'import venv, ensurepip' 2>/dev/null; then \
+	    echo "make test-pythons needs Python $$version with its venv module; install it (looked for: python$$version, pyenv)" >&2; \
+	    exit 1; \
+	  fi; \
+	done
+	@for version in $(VERSIONS); do \
+	  python=$$(command -v python$$version || ls -d $$HOME/.pyenv/versions/$$version.*/bin/python 2>/dev/null | tail -1); \
+	  folder=$(VENV)-$$version; \
+	  { test -x $$folder/bin/pytest || { "$$python" -m venv $$folder && \
+	    $$folder/bin/python -m pip install -qq --disable-pip-version-check -e '.[dev]'; }; } && \
+	  $$folder/bin/python -m pytest -n $(WORKERS) --dist worksteal tests/runner tests/engine || exit 1; \
+	done
+
 #   make chaos   real workers killed, paused and disconnected, real servers restarted (minutes)
 chaos: $(VENV)/dev
 	$(call debian_package,pgbouncer,/usr/sbin/pgbouncer)
@@ -83,7 +101,7 @@ simulate: $(VENV)/$(if $(filter postgres,$(STORE)),dev,core)
 
 #   make clean   remove .venv, caches and build products
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov build dist
+	rm -rf $(VENV) $(VENV)-3.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov build dist
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # Install a Debian package if its program is missing and the user is root. Otherwise the tests fail and name the package.

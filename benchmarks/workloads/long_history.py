@@ -151,6 +151,7 @@ def _replay_alone(snapshot: Snapshot) -> float:
     runner = Runner(start)
     turn = runner.advance(now)
     seconds = perf_counter() - started_at
+    assert turn is not None
     assert len(turn.effects) == 1
     runner.close()
     return seconds

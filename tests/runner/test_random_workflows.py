@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perdure import Break, Context, Continue, JoinError, PerdureError, RaceError, step, workflow
@@ -123,6 +123,10 @@ def blocks(parts: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
 trees = st.recursive(leaves, blocks, max_leaves=6)
 
 
+LOOP_OF_CHILDREN = Node("loop", 2, (Node("seq", 0, (Node("step"), Node("child"))),))
+
+
+@example(tree=Node("join", 0, (LOOP_OF_CHILDREN,)), seed=0, cancel_at=13)  # the child's entry is pruned by the cancel
 @given(tree=trees, seed=st.integers(0, 2**32), cancel_at=st.none() | st.integers(0, 30))
 def test_random_program_replays_from_every_prefix_of_its_history(tree, seed, cancel_at):
     async def program(ctx):

@@ -508,8 +508,11 @@ def test_step_that_still_runs_in_this_process_is_not_interrupted():
     play.close()
     runner = Runner(start)
     turn = runner.advance(play.now)
+    assert turn is not None
     assert (turn.effects, turn.busy) == ((), True)
-    assert runner.advance(play.now, [execute(running)]).wake_at == BEGUN_AT + 10
+    turn = runner.advance(play.now, [execute(running)])
+    assert turn is not None
+    assert turn.wake_at == BEGUN_AT + 10
     runner.close()
 
 

@@ -134,6 +134,7 @@ class Play:
             turn = self.runner.advance(self.now, inputs)
         finally:
             _notes = before
+        assert turn is not None
         self.turn = turn
         if turn.extras is not None:
             self.extras.append(turn.extras)

@@ -122,7 +122,8 @@ def _replay(
         runner = Runner(start)
         try:
             # With the time of the first execution no timer fires, so that only recorded entries are replayed.
-            return runner.advance(start.first_executed_at).held
+            turn = runner.advance(start.first_executed_at)
+            return turn.held if turn is not None else None
         finally:
             runner.close()
     except InvalidPayload as error:

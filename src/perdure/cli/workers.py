@@ -79,6 +79,7 @@ def _work(
     import logging
 
     from perdure.config import EngineConfig
+    from perdure.execution.collector_settings import tune_collector
     from perdure.script import run_with_uvloop
     from perdure.worker import Worker
 
@@ -86,6 +87,7 @@ def _work(
 
     async def main() -> None:
         stop = stop_event()
+        tune_collector()  # all modules are imported by now
         await Worker(url, workflows, pool, concurrency, EngineConfig(grace=grace)).run_until(stop, on_started)
 
     run_with_uvloop(main())

@@ -13,13 +13,15 @@
     on_messages           a run has messages                                   fetch them, advance
     on_change_hint        the store reports a change, best effort              fetch messages now or after the commit
     _advance_if_active    a timer of an active run is due                      advance
+    _continue_turn        the next time slice has started                      continue a paused turn
     _on_commit_result     the store returned the result of a turn              start effects; or evict and load again
     on_run_terminated     a caller ended or rewound the run                    evict
     discard_all           the store fenced the worker, or the engine stops     evict all
 
 To advance a run is to run its workflow as far as its inputs allow (the runner decides), to submit the turn, and to
-start the effects of the turn after it is committed. Inputs that arrive during the commit wait for the next turn. Every
-transition is a plain callback of the event loop, never inside a task, because the runner drives tasks of its own.
+start the effects of the turn after it is committed. A turn that takes long is computed in several time slices. Inputs
+that arrive meanwhile or during the commit wait for the next turn. Every transition is a plain callback of the event
+loop, never inside a task, because the runner drives tasks of its own.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from perdure.execution.run_loader import RunLoader, inputs_to_retry, is_first_ex
 from perdure.execution.step_executor import StepExecutor
 from perdure.execution.store_session import StoreSession
 from perdure.execution.stream_writer import StreamWriter
+from perdure.execution.time_slices import TimeSlices
 from perdure.execution.turn_commit import build_hold_commit, build_turn_commit, ended_record, log_extra, next_turn
 from perdure.model.records import Hold, RunRecord, RunStatus, SigningKey
 from perdure.model.turns import AwaitingResult, Input, RecordRunningSteps, StepDone, Turn
@@ -86,6 +89,8 @@ class Coordinator:
         self._on_run_ended = on_run_ended
         self._may_act = may_act
         self._loop = asyncio.get_running_loop()
+        self.slices = TimeSlices(session.clock)
+        self.should_pause = self.slices.is_used_up
         # Claims of runs whose suspending turn is committed, but whose commit result has not arrived here yet.
         self._claimed_early: dict[str, tuple[ClaimedRun, float | None]] = {}
         steps, stream_writer = session.config.max_concurrent_steps, StreamWriter(session, lambda: self.worker)
@@ -196,7 +201,9 @@ class Coordinator:
         """Fetch the messages of those runs that are active here."""
         for run_id in run_ids:
             cached = self.cache.active(run_id)
-            if cached is not None:
+            if cached is not None and cached.turn_paused:
+                cached.fetch_after_turn = True  # the commit of the turn must not name messages that it has not seen
+            elif cached is not None:
                 self.loader.fetch_messages(cached)
 
     def on_change_hint(self, run_ids: Iterable[str]) -> None:
@@ -209,6 +216,8 @@ class Coordinator:
             cached = self.cache.active(run_id)
             if cached is not None and cached.committing:
                 cached.changed_while_committing = True
+            elif cached is not None and cached.turn_paused:
+                cached.fetch_after_turn = True
             elif cached is not None:
                 self.loader.fetch_messages(cached)
 
@@ -232,8 +241,8 @@ class Coordinator:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a read, a step or an external effect is in progress."""
-        return self.loader.is_busy or self._effects.is_busy
+        """Whether a read, a turn, a step or an external effect is in progress."""
+        return self.loader.is_busy or self._effects.is_busy or self.slices.is_busy
 
     def is_committing(self, run_id: str) -> bool:
         """Return whether a turn of this run is being committed."""
@@ -252,7 +261,8 @@ class Coordinator:
         """Start no more steps and release the runs that execute none; return True when no run is active."""
         self._admission.draining = True
         for cached in self.cache.all_active():
-            if not cached.committing and not self._effects.running_locations(cached.id):
+            in_turn = cached.committing or cached.turn_paused or cached.turn_queued
+            if not in_turn and not self._effects.running_locations(cached.id):
                 self._evict_and_release(cached)
         return not self.cache.all_active()
 
@@ -264,23 +274,50 @@ class Coordinator:
     # --- turns
 
     def _advance(self, cached: CachedRun) -> None:
-        if cached.committing or cached.fetching:
+        if cached.committing or cached.fetching or cached.turn_paused or cached.turn_queued:
+            return
+        now = self._clock.now()
+        if not self.slices.admits(now):
+            cached.turn_queued = True
+            self.slices.queue(partial(self._start_queued_turn, cached))
             return
         cached.single_input_mode = cached.single_input_mode and len(cached.inputs) > 0
         taken = cached.inputs[:1] if cached.single_input_mode else cached.inputs
         cached.inputs = cached.inputs[1:] if cached.single_input_mode else []
-        now = self._clock.now()
+        self._compute_turn(cached, now, taken)
+
+    def _start_queued_turn(self, cached: CachedRun) -> None:
+        cached.turn_queued = False
+        self._advance_if_active(cached)
+
+    def _continue_turn(self, cached: CachedRun, now: float, taken: Sequence[Input]) -> None:
+        """Continue a turn that was paused, unless the run was evicted meanwhile."""
+        cached.turn_paused = False
+        if self.cache.active(cached.id) is cached:
+            self._compute_turn(cached, now, taken, paused_before=True)
+
+    def _compute_turn(
+        self, cached: CachedRun, now: float, taken: Sequence[Input], *, paused_before: bool = False
+    ) -> None:
+        """Compute a turn that started at `now`, or its next part. Submit it when it is complete."""
         try:
-            turn = next_turn(cached, now, taken, self.worker)
+            turn = next_turn(cached, now, taken, self.worker, paused_before=paused_before)
         except BaseException:  # KeyboardInterrupt: drop the turn and release the run, so that it can be claimed again
             self._evict_and_release(cached)
             raise
+        if turn is None:
+            cached.turn_paused = True
+            self.slices.queue(partial(self._continue_turn, cached, now, taken))
+            return
         commit = build_turn_commit(cached, turn, self.worker, now, self._config)
         if commit is None:
             self._after_commit(cached, turn)
         else:
             cached.committing, cached.changed_while_committing = True, False
             self._committer.submit(commit, partial(self._on_commit_result, cached, turn, commit, tuple(taken)))
+        if cached.fetch_after_turn:
+            cached.fetch_after_turn = False
+            self.loader.fetch_messages(cached)
 
     def _advance_if_active(self, cached: CachedRun) -> None:
         if self.cache.active(cached.id) is cached:

@@ -26,6 +26,7 @@ class CachedRun:
         "committing",
         "deferred_inputs",
         "definition",
+        "fetch_after_turn",
         "fetching",
         "id",
         "inputs",
@@ -37,6 +38,8 @@ class CachedRun:
         "seen",
         "single_input_mode",
         "suspended_at",
+        "turn_paused",
+        "turn_queued",
         "turns",
         "wake_timer",
     )
@@ -50,6 +53,9 @@ class CachedRun:
         self.seen = 0  # number of the last message that was read
         self.active = True
         self.committing = False  # a turn is submitted and its result has not arrived
+        self.turn_queued = False  # its next turn starts in the next time slice
+        self.turn_paused = False  # its turn is computed in part and continues in the next time slice
+        self.fetch_after_turn = False  # messages arrived while the turn was paused
         # Set after a turn that the store cannot store: one input per turn finds the input that causes it.
         self.single_input_mode = False
         self.never_executed_elsewhere = False  # no other process has executed any part of the run

@@ -23,6 +23,7 @@ from perdure.execution.run_cache import CachedRun, RunCache
 from perdure.execution.store_session import StoreSession, retry_store_call
 from perdure.model.records import Message, SigningKey
 from perdure.model.turns import AwaitingResult, Input, MessageReceived, StepDone
+from perdure.runner.history import ROWS_PER_PART, History
 from perdure.runner.runner import Runner, RunStart
 from perdure.stores.results import Snapshot
 from perdure.workflows.context import RunInfo
@@ -30,12 +31,17 @@ from perdure.workflows.definition import REGISTRY, Workflow, WorkflowLookup
 
 LOGGER = logging.getLogger("perdure.execution")
 T = TypeVar("T")
+# Rows of histories that are handled in one iteration of the event loop; about 5 ms. A run counts as some rows itself.
+ROWS_PER_ITERATION, ROWS_PER_RUN = 2_000, 20
 
 
 class LoadHandler(Protocol):
     """What the loader needs of the coordinator. The loader calls it from the event loop, never from inside a task."""
 
     worker: str  # id of this worker
+
+    def should_pause(self) -> bool:
+        """Return whether a turn that is being computed must be paused."""
 
     @property
     def keys(self) -> tuple[SigningKey, ...]:
@@ -66,6 +72,7 @@ class RunLoader:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loading: set[str] = set()
+        self._arranged: dict[str, History] = {}  # long histories of runs that are being loaded
         self._load_again: set[str] = set()  # claimed while being loaded: the read may be from before the claim
 
     @property
@@ -102,7 +109,15 @@ class RunLoader:
     def attach(self, snapshot: Snapshot, definition: Workflow[Any, Any], *, never_executed: bool) -> None:
         """Build the run from its snapshot and add it to the cache. `never_executed`: no worker has executed it yet."""
         codec, handler = self._session.codec, self._handler
-        start = build_run_start(snapshot, definition, codec, handler.keys, workflows=handler.workflows)
+        start = build_run_start(
+            snapshot,
+            definition,
+            codec,
+            handler.keys,
+            workflows=handler.workflows,
+            arranged=self._arranged.pop(snapshot.record.id, None),
+            should_pause=handler.should_pause,
+        )
         cached = build_cached_run(snapshot, start)
         cached.never_executed_elsewhere = never_executed
         add_messages(cached, snapshot.inbox)
@@ -134,13 +149,37 @@ class RunLoader:
                     extra={"run_id": run_ids[0], "worker": self._handler.worker},
                 )
             return
+        rows = 0
         for run_id, snapshot in zip(run_ids, snapshots, strict=True):
+            if snapshot is not None:
+                rows += await self._arrange_if_long(snapshot)
             self._loop.call_soon(self._on_loaded, run_id, snapshot, claimed_at)
+            rows += ROWS_PER_RUN
+            if rows > ROWS_PER_ITERATION:
+                rows = 0
+                await asyncio.sleep(0)
+
+    async def _arrange_if_long(self, snapshot: Snapshot) -> int:
+        """Arrange a long history, with pauses for other work. Return the number of rows that are left to arrange."""
+        entries = snapshot.entries
+        if len(entries) <= ROWS_PER_PART:
+            return len(entries)
+        history = History()
+        for _ in history.arrange(entries):
+            await asyncio.sleep(0)
+        self._arranged[snapshot.record.id] = history
+        return 0
 
     def _on_loaded(self, run_id: str, snapshot: Snapshot | None, claimed_at: float | None) -> None:
         again = run_id in self._load_again
         self._loading.discard(run_id)
         self._load_again.discard(run_id)
+        try:
+            self._handle_loaded(run_id, snapshot, claimed_at, again=again)
+        finally:
+            self._arranged.pop(run_id, None)
+
+    def _handle_loaded(self, run_id: str, snapshot: Snapshot | None, claimed_at: float | None, *, again: bool) -> None:
         if self._cache.get(run_id) is not None:
             return
         if snapshot is not None and snapshot.record.owner == self._handler.worker:
@@ -164,8 +203,15 @@ class RunLoader:
         # The replay must not start what is executing here, nor what has ended and is among the inputs.
         ended = {given.location for given in inputs if isinstance(given, StepDone | AwaitingResult)}
         under_way = self._effects.running_locations(run_id) | ended
-        codec, workflows = self._session.codec, handler.workflows
-        start = build_run_start(snapshot, definition, codec, handler.keys, workflows=workflows, under_way=under_way)
+        start = build_run_start(
+            snapshot,
+            definition,
+            self._session.codec,
+            handler.keys,
+            workflows=handler.workflows,
+            under_way=under_way,
+            should_pause=handler.should_pause,
+        )
         cached = build_cached_run(snapshot, start)
         feed_inputs_singly(cached, inputs)
         self._cache.add(cached)
@@ -233,11 +279,14 @@ def build_run_start(
     workflows: WorkflowLookup = REGISTRY,
     strict: bool = False,
     under_way: frozenset[str] = frozenset(),
+    arranged: History | None = None,
+    should_pause: Callable[[], bool] | None = None,
 ) -> RunStart:
     """Return everything that a runner replays a run from.
 
-    `workflows`: those that the worker can execute. `under_way`: locations whose steps or external effects this process
-    executes already; the replay starts none of them again.
+    `workflows`: those that the worker can execute. `arranged`: the history of the snapshot, if it was arranged before.
+    `under_way`: locations whose steps or external effects this process executes already; the replay starts none of them
+    again.
     """
     record = snapshot.record
     return RunStart(
@@ -258,6 +307,8 @@ def build_run_start(
         codec=codec,
         strict=strict,
         under_way=under_way,
+        arranged=arranged,
+        should_pause=should_pause,
         run_attempt=record.run_attempt,
         epoch=record.epoch,
         keys=keys,

@@ -24,10 +24,15 @@ LOGGER = logging.getLogger("perdure.execution")
 _TURNS = itertools.count(1)  # unique per process; turn ids also contain the worker id, which is never used again
 
 
-def next_turn(cached: CachedRun, now: float, taken: Sequence[Input], worker: str) -> Turn:
-    """Run the workflow with these inputs and return its turn; an error of the runner is a turn that holds the run."""
+def next_turn(
+    cached: CachedRun, now: float, taken: Sequence[Input], worker: str, *, paused_before: bool = False
+) -> Turn | None:
+    """Run the workflow with these inputs and return its turn, or None if it was paused.
+
+    An error of the runner is a turn that holds the run.
+    """
     try:
-        return cached.runner.advance(now, taken)
+        return cached.runner.continue_turn() if paused_before else cached.runner.advance(now, taken)
     except InvalidPayload as mismatch:  # the recorded payload does not match the annotations of this code
         return Turn(held=Hold("diverged", str(mismatch), recorded="the payload", asked="one of another type"))
     except Exception as error:

@@ -6,8 +6,10 @@ in a set. For the same order on every replay and every version, the loop must kn
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from asyncio import tasks
+from asyncio import futures, tasks
+from collections.abc import Sequence
 from typing import Any
 
 from perdure.errors import WorkflowMisuse
@@ -16,6 +18,8 @@ from perdure.runner.tasks import WorkflowFuture, WorkflowTask
 TASKS_FILE = tasks.create_task.__code__.co_filename
 WAIT_FOR = tasks.wait_for.__code__
 WAIT = tasks._wait.__code__  # type: ignore[attr-defined]
+WRAP_FUTURE = futures.wrap_future.__code__
+WORKER_THREAD = "run_sync_in_worker_thread"  # the function of anyio that creates a future and starts a thread
 RELEASE = tasks._release_waiter if sys.version_info < (3, 12) else None  # type: ignore[attr-defined]  # resumes `wait_for`
 AS_COMPLETED = {tasks.as_completed.__code__: "fs"}
 if hasattr(tasks, "_AsCompletedIterator"):  # 3.13 and later
@@ -25,12 +29,16 @@ if hasattr(tasks, "_AsCompletedIterator"):  # 3.13 and later
 class AsCompletedBatch:
     """The tasks of one `as_completed` call while it creates them."""
 
-    __slots__ = ("expected", "first", "of", "started")
+    __slots__ = ("expected", "first", "index_by_id", "of", "started")
 
-    def __init__(self, of: Any, first: int, expected: int) -> None:
+    def __init__(self, of: Sequence[Any], first: int) -> None:
         self.of = of
         self.first = first
-        self.expected = expected
+        self.index_by_id: dict[int, int] = {}  # a coroutine that is given twice has its first index
+        for index, item in enumerate(of):
+            if not asyncio.isfuture(item):
+                self.index_by_id.setdefault(id(item), index)
+        self.expected = len(self.index_by_id)
         self.started: dict[int, Any] = {}
 
 

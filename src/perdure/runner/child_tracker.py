@@ -1,4 +1,8 @@
-"""ChildTracker: attached children that were started in a loop and may still be running.
+"""ChildTracker: whether a run may have children, and which of those that loops have started may still be running.
+
+A run that fails or is cancelled stops its attached children. It may have some if its history contains the entry of one.
+Live and on replay the same entries count, so that both request the stop or both do not. Entries of pruned iterations do
+not count, except those that are kept.
 
 When the iteration that started a child is pruned, the entry of the child stays: a rewind must find the child to stop
 it. From then on the run observes the end of the child, by an entry of kind "watch" below the child's own. The watch is
@@ -21,6 +25,7 @@ from perdure.runner.tasks import EntryFuture
 
 PENDING, SUCCEEDED = EntryStatus.PENDING, EntryStatus.SUCCEEDED
 WATCH = "watch"
+STARTS_CHILD = ("child", "start_child")
 CHILDREN = ("start_child", "result", "outcome")
 """The kinds of entries that record the start or the end of a child."""
 
@@ -28,7 +33,7 @@ CHILDREN = ("start_child", "result", "outcome")
 class ChildTracker:
     """See the module's docstring. `watches` are keyed by the location of the child's entry."""
 
-    __slots__ = ("_attempts", "_by_id", "_children", "_log", "_loop", "watches")
+    __slots__ = ("_attempts", "_by_id", "_children", "_log", "_loop", "_started_at", "watches")
 
     def __init__(self, log: EntryLog, attempts: AttemptTracker, loop: WorkflowLoop, history: History) -> None:
         self._log = log
@@ -37,6 +42,10 @@ class ChildTracker:
         self._children: dict[str, Entry] = {}  # the entries that started children, by location
         self._by_id: dict[str, str] = {}
         self.watches: dict[str, PendingEntry] = {}
+        self._started_at: dict[str, None] = {}  # locations of all entries in the history that start children
+        for entry in history.by_location.values():
+            if entry.kind in STARTS_CHILD:
+                self._started_at[entry.location] = None
         if history.iterations:
             self._load(history)
 
@@ -49,6 +58,15 @@ class ChildTracker:
             child = entry.location.rpartition("/")[0]
             if entry.kind == WATCH and child in self._children:
                 self._observe(child, PendingEntry.from_record(entry, EntryFuture(loop=self._loop), None, None))
+
+    @property
+    def may_exist(self) -> bool:
+        """Whether this generation of the run may have attached children."""
+        return bool(self._started_at)
+
+    def on_requested(self, location: str) -> None:
+        """Note that a child was requested at this location."""
+        self._started_at[location] = None
 
     def note(self, entry: Entry) -> None:
         """Note that a child was started, or that a task has received its result."""
@@ -70,9 +88,16 @@ class ChildTracker:
     def keep_after_pruning(self, loop: str, end: int) -> None:
         """Keep the children of pruned iterations of a loop (those before `end`) until their ends are known."""
         below = f"{loop}/~"
-        for location, child in self._children.items():
-            iteration = location.removeprefix(below).partition("/")[0]
-            if location.startswith(below) and int(iteration) < end:
+        pruned = [
+            location
+            for location in self._started_at
+            if location.startswith(below) and int(location.removeprefix(below).partition("/")[0]) < end
+        ]
+        for location in pruned:
+            child = self._children.get(location)
+            if child is None:
+                del self._started_at[location]
+            else:
                 self._log.record(child)
                 self._watch(location, _child_id(child))
 
@@ -121,6 +146,7 @@ class ChildTracker:
     def _delete_child(self, location: str) -> None:
         self._attempts.drop_effect(self.watches.pop(location))
         self._by_id.pop(_child_id(self._children.pop(location)), None)
+        self._started_at.pop(location, None)
         self._log.delete(location)
 
 

@@ -23,6 +23,7 @@ from perdure.model.records import Entry, EntryStatus
 from perdure.runner.entry_log import EntryLog
 from perdure.runner.function_names import RegisteredFunctions, WorkflowKey, has_valid_form, is_relative
 from perdure.runner.history import History
+from perdure.runner.iterations import RunningIterations
 from perdure.workflows.definition import Workflow
 from perdure.workflows.rollback import ROLLBACK_SCOPES
 from perdure.workflows.steps import Step, StepCall, StepOptions, get_step_body
@@ -70,18 +71,25 @@ class CompensationRecord(Struct, frozen=True, omit_defaults=True):
 
 
 class Compensations:
-    """See the module's docstring. `iterations` are the paths of loop iterations that are running."""
+    """See the module's docstring."""
 
-    __slots__ = ("_codec", "_counted", "_done", "_functions", "_log", "_registered", "iterations")
+    __slots__ = ("_codec", "_counted", "_done", "_functions", "_iterations", "_log", "_registered")
 
-    def __init__(self, log: EntryLog, codec: Codec, history: History, functions: RegisteredFunctions) -> None:
+    def __init__(
+        self,
+        log: EntryLog,
+        codec: Codec,
+        history: History,
+        functions: RegisteredFunctions,
+        iterations: RunningIterations,
+    ) -> None:
         self._log = log
         self._codec = codec
         self._functions = functions
         self._counted = (0, 0)
         self._registered: dict[str, Compensation] = {}
         self._done: set[str] = set()  # keys of records that a rollback scope has executed
-        self.iterations: set[str] = set()
+        self._iterations = iterations
         if history.compensation_records:
             self._load(history)
 
@@ -89,7 +97,7 @@ class Compensations:
 
     def check(self, fn: Any, scope: str) -> None:
         """Raise `WorkflowMisuse` in a loop if a function has no registered name."""
-        if self._in_loop(scope):
+        if self._iterations.contain(scope):
             self._functions.name_of(fn)
 
     def on_step_completed(self, call: StepCall, entry: Entry) -> None:
@@ -118,12 +126,9 @@ class Compensations:
         scope = compensation.key.rpartition("/")[0]
         if compensation.record is not None:
             self._log.count_recorded(compensation.record)
-        elif self._in_loop(scope):
+        elif self._iterations.contain(scope):
             compensation.record = self._build_record(compensation)
             self._log.record(compensation.record)
-
-    def _in_loop(self, scope: str) -> bool:
-        return any(scope == path or scope.startswith(f"{path}/") for path in self.iterations)
 
     def _order(self) -> tuple[int, int]:
         seq, count = self._counted

@@ -77,18 +77,24 @@ class CompletionApplier:
         self.apply(self._entries.log.record_external(location, kind, name, now))
 
     def drain(self) -> None:
-        """Run user code until every task waits; when the workflow function has ended, run its cleanup likewise."""
+        """Run user code until every task waits; when the workflow function has ended, run its cleanup likewise.
+
+        If `loop.paused` is set on return, the next call continues.
+        """
         state, loop = self._state, self._loop
-        try:
-            if not loop.drain():
+        if not state.cancelling_tasks:
+            try:
+                if not loop.drain():
+                    return
+            except SystemExit as exit:
+                state.exit = exit
+                loop.halted = True
+            if loop.spinning and not loop.stopped:
+                reason = f"the workflow ran {MAX_CALLBACKS:,} callbacks without waiting for anything durable"
+                self._entries.hold(Hold("livelock", reason, line=loop.waiting_line()))
+            if not loop.stopped or state.function_outcome is not None or not self._function_end.cancel_tasks():
                 return
-        except SystemExit as exit:
-            state.exit = exit
-            loop.halted = True
-        if loop.spinning and not loop.stopped:
-            reason = f"the workflow ran {MAX_CALLBACKS:,} callbacks without waiting for anything durable"
-            self._entries.hold(Hold("livelock", reason, line=loop.waiting_line()))
-        if loop.stopped and state.function_outcome is None and self._function_end.start_cleanup():
+        if self._function_end.start_cleanup():
             self.drain()  # once: the outcome of the function is set now
 
     def _publish(self, pending: PendingEntry, command: Command, now: float) -> None:
@@ -101,15 +107,19 @@ class CompletionApplier:
     # --- immediate results
 
     def complete_immediate(self, now: float) -> None:
-        """Complete every request whose result is known already, one at a time: known values first, then messages."""
+        """Complete every request whose result is known already, one at a time: known values first, then messages.
+
+        If `loop.paused` is set on return, the next call continues.
+        """
         state, entries, loop = self._state, self._entries, self._loop
-        while not loop.stopped and state.immediate_count < MAX_IMMEDIATE_PER_TURN:
+        while not loop.stopped and state.immediate_count < MAX_IMMEDIATE_PER_TURN and not loop.paused:
             known = entries.take_immediate()
             if known is not None:
                 state.immediate_count += 1
                 self._complete_known(*known, now)
             elif not self._complete_from_mailbox(now):
                 return
+            loop.pause_if_due()
 
     def _complete_known(self, pending: PendingEntry, value: bytes | None, now: float) -> None:
         command = pending.command

@@ -19,13 +19,16 @@ from perdure.codec.failures import error_to_record
 from perdure.errors import InvalidArgument, PerdureError, WorkflowMisuse
 from perdure.model.ids import keyed_run_id
 from perdure.model.locations import escape_segment
-from perdure.model.records import DeadLetter, ErrorRecord, SigningKey
+from perdure.model.records import DeadLetter, ErrorRecord, Hold, SigningKey
 from perdure.model.turns import Continued, StopChildren
 from perdure.model.validation import check_name
+from perdure.runner.child_tracker import STARTS_CHILD
 from perdure.runner.cleanup import roll_back, wait_shielded
 from perdure.runner.compensations import Compensation, Compensations
+from perdure.runner.event_loop import THREAD_WAIT
 from perdure.runner.eviction import log_unhandled
 from perdure.runner.scopes import Scope
+from perdure.runner.source_lines import caller_source_line
 from perdure.runner.state import RunnerState
 from perdure.runner.tasks import Closed, WorkflowTask
 from perdure.workflows.children import ChildSpec
@@ -78,9 +81,10 @@ class ContextApi:
 
     def issue(self, command: Command) -> Any:
         """Request anything that is neither a step nor a sleep; return what the task awaits."""
-        if command.kind in ("child", "start_child"):
-            self._state.may_have_children = True
-        return self._entries.issue(command)
+        issued = self._entries.issue(command)
+        if command.kind in STARTS_CHILD and (location := getattr(issued, "location", None)) is not None:
+            self._entries.children.on_requested(location)
+        return issued
 
     def record_note(self, kind: str, location: str, value: Any) -> None:
         """Record a value for people to read."""
@@ -253,22 +257,17 @@ class ContextApi:
     @contextlib.contextmanager
     def iteration(self, path: str) -> Iterator[None]:
         """Make requests of the current task part of an iteration, whose entries are pruned later."""
-        iterations = self._entries.compensations.iterations
-        iterations.add(path)
+        iterations = self._loop.iterations
+        iterations.enter(path)
         try:
             with self.inside(path):
                 yield
         finally:
-            iterations.discard(path)
+            iterations.leave(path)
 
-    def tasks_in_scope(self, path: str) -> list[WorkflowTask]:
-        """Return the running tasks that were started in a scope or below it."""
-        below = f"{path}/"
-        return [
-            task
-            for task in self._loop.live
-            if not task.done() and (task.parent.path == path or task.parent.path.startswith(below))
-        ]
+    def tasks_in_iteration(self, path: str) -> list[WorkflowTask]:
+        """Return the running tasks that were started in an iteration, or in a scope inside it."""
+        return self._loop.iterations.running_tasks(path)
 
     def prune(self, location: str, first: int, end: int) -> int:
         """Delete iterations `first` to `end` of a loop, up to one with a pending entry; return the first that stays.
@@ -276,11 +275,10 @@ class ContextApi:
         Entries of attached children that may be running, and of completed deferreds, outlive their iterations.
         """
         entries = self._entries
+        pending = entries.first_pending_iteration(location)
+        end = end if pending is None else max(first, min(pending, end))
         for iteration in range(first, end):
             path = f"{location}/~{iteration}"
-            if entries.has_pending_below(path):
-                end = iteration
-                break
             for deleted in (path, *entries.compensations.take_done_in(path)):
                 entries.log.delete(deleted)
             if entries.deferreds:
@@ -376,6 +374,10 @@ class ContextApi:
     def on_self_cancel(self) -> None:
         """Handle the cancellation of the running task, most often by itself."""
         self._entries.on_self_cancel()
+
+    def on_thread_wait(self) -> None:
+        """Hold the run: its code is about to wait for a thread."""
+        self._entries.hold(Hold("deadlock", THREAD_WAIT, line=caller_source_line()))
 
     def log_unretrieved_error(self, scope: str, message: str, error: BaseException | None) -> None:
         """Log an error that no code handles; not on replay, which raises the same errors again."""

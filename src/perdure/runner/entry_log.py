@@ -106,10 +106,10 @@ class EntryLog:
     def delete(self, path: str) -> None:
         """Delete everything at and below a path from the history."""
         self._extras.drop(path)
+        self._history.delete(path)
         below = f"{path}/"
-        for known in (self.changed, self._history.by_location):
-            for location in [each for each in known if each == path or each.startswith(below)]:
-                del known[location]
+        for location in [each for each in self.changed if each == path or each.startswith(below)]:
+            del self.changed[location]
 
     def new_unordered(
         self, location: str, kind: str, name: str, future: Future[Any], command: Command | None = None

@@ -101,7 +101,7 @@ class EntryTracker:
         self.timers = TimerQueue()
         self.log = EntryLog(history, loop, extras, info.generation)
         self.attempts = AttemptTracker(self.log, loop, self.timers)
-        self.compensations = Compensations(self.log, codec, history, functions)
+        self.compensations = Compensations(self.log, codec, history, functions, loop.iterations)
         self.children = ChildTracker(self.log, self.attempts, loop, history)
         self.pending: dict[str, PendingEntry] = {}
         self.immediate: dict[str, bytes | None] = {}
@@ -268,6 +268,7 @@ class EntryTracker:
             and not loop.ready
             and record.status is not PENDING
             and not _is_about_to_be_cancelled(loop)
+            and history.allows_fast_path
         ):
             # Fast path: every task waits and this entry is the next completion, so draining would lead just here.
             history.advance()
@@ -536,11 +537,17 @@ class EntryTracker:
             pending.error = error
             self.log.record(pending.to_entry(status, settled_at=self._loop.now))
 
-    def has_pending_below(self, path: str) -> bool:
-        """Return whether anything below a path is requested and not completed, stop requests included."""
-        below = f"{path}/"
-        return any(
-            location.startswith(below) for known in (self.pending, self.attempts.stop_requests) for location in known
+    def first_pending_iteration(self, loop: str) -> int | None:
+        """Return the first iteration of a loop in which anything is pending, stop requests included."""
+        below = f"{loop}/~"
+        return min(
+            (
+                int(location.removeprefix(below).partition("/")[0])
+                for known in (self.pending, self.attempts.stop_requests)
+                for location in known
+                if location.startswith(below)
+            ),
+            default=None,
         )
 
     def keep_deferreds(self, path: str) -> None:

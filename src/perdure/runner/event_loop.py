@@ -23,10 +23,14 @@ from perdure.runner.asyncio_internals import (
     RELEASE,
     WAIT,
     WAIT_FOR,
+    WORKER_THREAD,
+    WRAP_FUTURE,
     AsCompletedBatch,
     asyncio_caller,
     check_waited_for,
 )
+from perdure.runner.closing import close_suspended
+from perdure.runner.iterations import RunningIterations
 from perdure.runner.scopes import Scope
 from perdure.runner.source_lines import waiting_line
 from perdure.runner.tasks import (
@@ -42,8 +46,10 @@ from perdure.workflows.durable_call import DurableCall
 
 LOGGER = logging.getLogger("perdure.workflow")
 MAX_CALLBACKS = 100_000  # between two completions; a workflow that needs more is in a livelock
+CALLBACKS_PER_PAUSE_CHECK = 16  # a check reads the clock; most drains run fewer callbacks and make none
 MAX_CLOSED_CALLS = 100  # calls of an evicted run that raise; later ones never complete
 
+THREAD_WAIT = "workflow code waits for a thread: move it into a step"
 NO_TASK = "asyncio.Task(...) and eager tasks cannot be used in a workflow: use create_task"
 
 if TYPE_CHECKING:
@@ -75,6 +81,8 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
 
     `perdure_run` is the `ContextApi` of the run, by which durable calls find it. `open` is set while the run is
     advanced: calls at any other time are refused. `halted` stops the drain, `closing` is the mode of eviction.
+    `should_pause` is called now and then while a turn is computed. When it returns True, the drain stops and `paused`
+    is set. The next drain continues with the same callback, so that user code runs in the same order with any pauses.
     """
 
     perdure_run: Any  # set by ContextApi, replaced by eviction
@@ -83,12 +91,15 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         self.ready: deque[Any] = deque()
         self.timers: dict[str, WorkflowTimerHandle] = {}
         self.live: dict[WorkflowTask, None] = {}  # strong references, in order of creation
+        self.iterations = RunningIterations()
         self.now = now
         self.root = root
         self.main: WorkflowTask | None = None
         self.open = False
         self.halted = False
         self.closing = False
+        self.should_pause: Callable[[], bool] | None = None
+        self.paused = False
         self.callbacks = 0
         # Futures, tasks and calls hash by this number, the same on every replay. asyncio keeps them in sets, whose
         # order depends on the hashes; the multiplier spreads the seed over all bits.
@@ -103,17 +114,24 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
     def drain(self, *, to_the_end: bool = False) -> bool:
         """Run ready callbacks until none is left, the workflow function has ended, or the run was halted.
 
-        False if the run waits; True if it has ended, was halted, or has reached the limit of callbacks.
+        False if the run waits or the drain was paused; True if the run has ended, was halted, or has reached the limit
+        of callbacks.
         """
         outer = events._get_running_loop()
         hooks = sys.get_asyncgen_hooks()
         events._set_running_loop(self)
         sys.set_asyncgen_hooks(None, self.finalize)  # positional: by keyword the call costs twice as much
         ready, main = self.ready, self.main
+        until_check = CALLBACKS_PER_PAUSE_CHECK
         try:
             while ready and not self.halted and self.callbacks < MAX_CALLBACKS:
                 if main is not None and main.done() and not to_the_end:
                     break
+                if not until_check:
+                    until_check = CALLBACKS_PER_PAUSE_CHECK
+                    if self.pause_if_due():
+                        return False
+                until_check -= 1
                 self.callbacks += 1
                 handle = ready.popleft()
                 if not handle._cancelled:
@@ -122,6 +140,12 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
             events._set_running_loop(outer)
             sys.set_asyncgen_hooks(*hooks)
         return self.halted or self.callbacks >= MAX_CALLBACKS or (main is not None and main.done())
+
+    def pause_if_due(self) -> bool:
+        """Pause the turn if its time slice is used up. Return whether it is paused."""
+        if self.should_pause is not None and self.should_pause():
+            self.paused = True
+        return self.paused
 
     @property
     def stopped(self) -> bool:
@@ -171,16 +195,19 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
 
     def finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
         """Close an async generator that user code dropped unfinished; durable calls in its `finally` are refused."""
-        name = getattr(generator, "__name__", "?")
-        self.perdure_run.log_unretrieved_error("", f"async generator {name} was not closed; use aclosing()", None)
+        if not self.closing:  # a run that is evicted drops its generators, without a fault of user code
+            name = getattr(generator, "__name__", "?")
+            self.perdure_run.log_unretrieved_error("", f"async generator {name} was not closed; use aclosing()", None)
         outer, closing = events._get_running_loop(), self.closing
         events._set_running_loop(self)
         self.closing = True
         try:
-            generator.aclose().send(None)
+            close = generator.aclose()
+            close.send(None)
+            close_suspended(close, _log_close_error)  # its `finally` awaits something
         except BaseException as error:
             if not isinstance(error, (StopIteration, StopAsyncIteration, Closed)):
-                LOGGER.warning("Async generator raised %r while being closed", error)
+                _log_close_error(error)
         finally:
             self.closing = closing
             events._set_running_loop(outer)
@@ -243,6 +270,8 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         frame = sys._getframe(1)
         if frame.f_code is WAIT:
             check_waited_for(frame.f_locals["fs"])
+        elif frame.f_code is WRAP_FUTURE:
+            self._refuse_thread()
         future = WorkflowFuture(loop=self)
         self._inner_number += 1
         future.number = self._inner_number
@@ -311,10 +340,12 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
 
     def _track(self, task: WorkflowTask) -> None:
         self.live[task] = None
+        self.iterations.add_task(task)
         task.add_done_callback(self._untrack, context=VariableContext())
 
     def _untrack(self, task: Any) -> None:
         self.live.pop(task, None)
+        self.iterations.remove_task(task)
 
     def _as_completed_batch(self, frame: Any, coro: Any) -> tuple[AsCompletedBatch, int]:
         """Return the batch and index of a task that `as_completed` creates.
@@ -326,16 +357,16 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
             coro.close()
             raise WorkflowMisuse("as_completed in a workflow takes a list or tuple, whose order is known")
         if self._batch is None or self._batch.of is not awaitables:
-            waiting = {id(item) for item in awaitables if not asyncio.isfuture(item)}
-            self._batch = AsCompletedBatch(awaitables, self.number + 1, len(waiting))
+            self._batch = AsCompletedBatch(awaitables, self.number + 1)
             self.number += len(awaitables)
-        return self._batch, next(i for i, item in enumerate(awaitables) if item is coro)
+        return self._batch, self._batch.index_by_id[id(coro)]
 
     def _start_in_order(self, batch: AsCompletedBatch) -> None:
         self._batch = None
         for index in sorted(batch.started):
             task, handle = batch.started[index]
             self.live[task] = self.live.pop(task)
+            self.iterations.add_task(task)
             self.ready.append(handle)
 
     def _check_open(self, callback: Any) -> None:
@@ -358,7 +389,17 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
             raise Closed
 
     def get_debug(self) -> bool:
+        # Called whenever a future is created. The future of anyio's thread function is completed by a thread, which
+        # would be started next, and which nothing could stop.
+        if sys._getframe(1).f_code.co_name == WORKER_THREAD:
+            self._refuse_thread()
         return False
+
+    def _refuse_thread(self) -> None:
+        """Hold the run before its code starts or awaits a thread: no event of the run could resume it."""
+        if not self.closing:
+            self.perdure_run.on_thread_wait()
+            raise WorkflowMisuse(THREAD_WAIT)
 
     def is_running(self) -> bool:
         return True
@@ -378,6 +419,10 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         self.perdure_run.log_unretrieved_error(scope, str(context.get("message")), context.get("exception"))
 
     default_exception_handler = call_exception_handler
+
+
+def _log_close_error(error: BaseException) -> None:
+    LOGGER.warning("Async generator raised %r while being closed", error)
 
 
 async def _awaiting(work: Any) -> Any:

@@ -12,13 +12,13 @@ import sys
 from asyncio import events
 from typing import Any
 
+from perdure.runner.closing import close_suspended
 from perdure.runner.event_loop import WorkflowLoop
 from perdure.runner.pending import NeverCompletes
 from perdure.runner.tasks import Closed
 from perdure.workflows.context import RunInfo
 
 LOGGER = logging.getLogger("perdure.workflow")
-MAX_CLOSE_ATTEMPTS = 20  # a handler may await again after each GeneratorExit
 
 LIVE: set[WorkflowLoop] = set()
 """The loops of all runs in memory, kept until they are closed."""
@@ -51,6 +51,8 @@ def _close_tasks(loop: WorkflowLoop, run: RunInfo) -> None:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 # In the task's own context: a handler may reset a context variable that the task has set.
                 task.variables.run(_close_coroutine, task.get_coro(), task.get_name(), run)
+            elif not task.cancelled():
+                task.exception()  # marks it as retrieved: the run was halted before its code could do so
     finally:
         events._set_running_loop(outer)
         sys.set_asyncgen_hooks(*hooks)
@@ -94,25 +96,18 @@ def log_unhandled(run: RunInfo, scope: str, message: str, error: BaseException |
 
 def _close_coroutine(coro: Any, task: str, run: RunInfo) -> None:
     ids = {"run_id": run.id, "workflow": run.workflow}
-    for _ in range(MAX_CLOSE_ATTEMPTS):
-        try:
-            coro.close()
-        except Closed:
-            return
-        except BaseException as error:
-            if isinstance(error, RuntimeError) and "ignored GeneratorExit" in str(error):
-                continue  # a handler awaited something: close it again
-            LOGGER.warning(
-                "Run %s, task %s: exception handler raised %r during eviction; ignored", run.id, task, error, extra=ids
-            )
-            return
-        else:
-            return
-    UNCLOSABLE.append(coro)
-    LOGGER.error(
-        "Run %s, task %s keeps ignoring GeneratorExit and cannot be evicted; "
-        "it stays in memory until the process exits",
-        run.id,
-        task,
-        extra=ids,
-    )
+
+    def on_error(error: BaseException) -> None:
+        LOGGER.warning(
+            "Run %s, task %s: exception handler raised %r during eviction; ignored", run.id, task, error, extra=ids
+        )
+
+    if not close_suspended(coro, on_error):
+        UNCLOSABLE.append(coro)
+        LOGGER.error(
+            "Run %s, task %s keeps ignoring GeneratorExit and cannot be evicted; "
+            "it stays in memory until the process exits",
+            run.id,
+            task,
+            extra=ids,
+        )

@@ -28,18 +28,38 @@ class FunctionEnd:
         self._state = state
         self._api = api
 
-    def start_cleanup(self) -> bool:
-        """Keep the outcome of the function and cancel its tasks. Return whether there is a cleanup to run.
+    def cancel_tasks(self) -> bool:
+        """Keep the outcome of the function and cancel tasks that still run, with their steps.
 
-        Does nothing if the run is held: then the function has not ended.
+        False if the run is held: then the function has not ended.
         """
         state = self._state
-        loop, main = state.loop, state.main
-        if main is None or state.entries.held is not None:
+        entries, loop, main = state.entries, state.loop, state.main
+        if main is None or entries.held is not None:
             return False
-        outcome = state.function_outcome = self._outcome(main)
+        state.function_outcome = self._outcome(main)
         loop.halted = False
-        self._cancel_remaining_tasks()
+        entries.end()
+        for task in list(loop.live):
+            if not task.done() and task not in entries.cleanup_tasks:
+                task.cancel()
+        loop.callbacks = 0
+        state.cancelling_tasks = True
+        return True
+
+    def start_cleanup(self) -> bool:
+        """Run the handlers of the cancelled tasks, then start the cleanup. Return whether there is one to run.
+
+        The run does not wait for the handlers. If the loop is paused meanwhile, the next call continues.
+        """
+        state = self._state
+        loop, main, outcome = state.loop, state.main, state.function_outcome
+        assert main is not None
+        assert outcome is not None
+        self._run_cancel_handlers()
+        if loop.paused:
+            return False
+        state.cancelling_tasks = False
         if state.exit is not None and main.done() and not main.cancelled():
             main.exception()  # marks it as retrieved: asyncio would log it otherwise
         if self._create_cleanup_task(outcome):
@@ -57,16 +77,9 @@ class FunctionEnd:
             return state.continued
         return task_outcome(main, definition, codec, state.stop_reason)
 
-    def _cancel_remaining_tasks(self) -> None:
-        """Cancel tasks that still run, with their steps. Their handlers run, but the run does not wait for them."""
-        entries, loop = self._state.entries, self._state.loop
-        entries.end()
-        for task in list(loop.live):
-            if not task.done() and task not in entries.cleanup_tasks:
-                task.cancel()
-        loop.callbacks = 0
+    def _run_cancel_handlers(self) -> None:
         try:
-            loop.drain(to_the_end=True)
+            self._state.loop.drain(to_the_end=True)
         except SystemExit:
             info = self._state.info
             LOGGER.warning(

@@ -6,11 +6,13 @@ of earlier iterations is for people, and for a rewind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from perdure.model.locations import scope_of
 from perdure.model.records import Entry, EntryStatus
 
+ROWS_PER_PART = 1_000  # rows that are arranged without a pause
+FAST_PATH_LENGTH = 32  # completions that one call of user code may pass through without a check for a pause
 KINDS_KEPT_AFTER_PRUNING = ("start_child", "watch", "deferred")
 """Kinds of entries of which some stay when their iteration is pruned."""
 
@@ -27,6 +29,7 @@ class History:
     """
 
     __slots__ = (
+        "_below",
         "_completions",
         "_cursor",
         "_loops",
@@ -40,9 +43,9 @@ class History:
         "rewound",
     )
 
-    def __init__(self, rows: Sequence[Entry]) -> None:
-        # An entry is written again when it changes: the last row of a location counts.
-        self.by_location: dict[str, Entry] = {row.location: row for row in rows}
+    def __init__(self, rows: Sequence[Entry] = ()) -> None:
+        self.by_location: dict[str, Entry] = {}
+        self._below: dict[str, list[str]] | None = None  # locations by the paths above them; built when needed
         self._scopes: dict[str, dict[int, Entry]] = {}
         self._completions: list[Entry] = []
         self._cursor = 0
@@ -54,23 +57,50 @@ class History:
         self.rewound: dict[int, float] = {}
         self.first_executed_at: float | None = None
         if rows:
-            self._arrange()
+            for _ in self.arrange(rows):
+                pass
+
+    def arrange(self, rows: Sequence[Entry]) -> Iterator[None]:
+        """Arrange the rows of an empty history. Yields now and then, so that a caller can do other work in between."""
+        for part in _parts(rows):
+            # An entry is written again when it changes: the last row of a location counts.
+            self.by_location.update((row.location, row) for row in part)
+            yield
+        live = list(self.by_location.values())
+        for part in _parts(live):
+            self._arrange_marks(part)
+            yield
+        if self._loops:
+            for part in _parts(live):
+                self._find_iterations(part)
+                yield
+        for part in _parts(live):
+            self._arrange_entries(part)
+            yield
+        self._arrange()
 
     def _arrange(self) -> None:
-        live = list(self.by_location.values())
-        self.compensation_records = tuple(entry for entry in live if entry.kind == "compensation")
-        marks = [entry for entry in live if entry.kind == "rewind"]
-        self.rewound = {int(entry.name): entry.settled_at or 0.0 for entry in marks}
-        self.first_executed_at = min((entry.started_at for entry in marks), default=None)
-        self._loops = {entry.location: entry for entry in live if entry.kind == "loop"}
-        if self._loops:
-            self._find_iterations(live)
-            live = [entry for entry in live if not self.is_before_resume_point(entry.location)]
-        for entry in live:
+        """Put the completions in their order."""
+        self._completions.sort(key=_completion_order)
+
+    def _arrange_marks(self, entries: Sequence[Entry]) -> None:
+        marks = [entry for entry in entries if entry.kind in ("compensation", "rewind", "loop")]
+        self.compensation_records += tuple(entry for entry in marks if entry.kind == "compensation")
+        self._loops.update((entry.location, entry) for entry in marks if entry.kind == "loop")
+        for entry in marks:
+            if entry.kind == "rewind":
+                self.rewound[int(entry.name)] = entry.settled_at or 0.0
+                earlier = self.first_executed_at
+                self.first_executed_at = entry.started_at if earlier is None else min(earlier, entry.started_at)
+
+    def _arrange_entries(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if self._loops and self.is_before_resume_point(entry.location):
+                continue
             if entry.ordinal >= 0:
                 self._scopes.setdefault(scope_of(entry.location), {})[entry.ordinal] = entry
-        self._completions = [entry for entry in live if entry.seq is not None]
-        self._completions.sort(key=lambda entry: entry.seq or 0)
+            if entry.seq is not None:
+                self._completions.append(entry)
 
     def _find_iterations(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
@@ -111,9 +141,26 @@ class History:
         """The recorded completion to apply next."""
         return self._completions[self._cursor] if self._cursor < len(self._completions) else None
 
+    @property
+    def allows_fast_path(self) -> bool:
+        """Whether the next completion may be applied inside the call that requests it.
+
+        Now and then it is not: then the task waits, and the replay can be paused.
+        """
+        return self._cursor % FAST_PATH_LENGTH != 0
+
     def advance(self) -> None:
         """Move to the next completion."""
         self._cursor += 1
+
+    def delete(self, path: str) -> None:
+        """Remove the entries at and below a path. The cost does not depend on the number of other entries."""
+        if not self.by_location:
+            return
+        if self._below is None:
+            self._below = _locations_below_paths(self.by_location)
+        for location in (path, *self._below.pop(path, ())):
+            self.by_location.pop(location, None)
 
     def first_unrequested(self) -> Entry | None:
         """Return the earliest recorded entry that the replay has not requested."""
@@ -127,6 +174,26 @@ class History:
             if entry is not None and entry.status is EntryStatus.CANCELLED:
                 return entry
         return None
+
+
+def _parts(rows: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    for start in range(0, len(rows), ROWS_PER_PART):
+        yield rows[start : start + ROWS_PER_PART]
+
+
+def _completion_order(entry: Entry) -> int:
+    return entry.seq or 0
+
+
+def _locations_below_paths(locations: Iterable[str]) -> dict[str, list[str]]:
+    """Return the locations below each path."""
+    below: dict[str, list[str]] = {}
+    for location in locations:
+        at = location.find("/")
+        while at >= 0:
+            below.setdefault(location[:at], []).append(location)
+            at = location.find("/", at + 1)
+    return below
 
 
 def _iterations_around(location: str, loops: Mapping[str, Entry]) -> Iterator[tuple[str, int, str]]:

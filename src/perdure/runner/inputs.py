@@ -26,7 +26,7 @@ CANCEL = "~cancel"
 class InputApplier:
     """See the module's docstring."""
 
-    __slots__ = ("_attempts", "_completions", "_entries", "_loop", "_mailbox", "_state")
+    __slots__ = ("_attempts", "_completions", "_entries", "_loop", "_mailbox", "_state", "left")
 
     def __init__(self, state: RunnerState, completions: CompletionApplier) -> None:
         self._state = state
@@ -35,24 +35,35 @@ class InputApplier:
         self._attempts = state.entries.attempts
         self._loop = state.loop
         self._mailbox = state.mailbox
+        self.left: Sequence[Input] = ()
 
     def apply_all(self, inputs: Sequence[Input], now: float) -> None:
-        """Apply all inputs of a turn, and after each of them the immediate results that follow from it."""
+        """Apply all inputs of a turn, and after each of them the immediate results that follow from it.
+
+        If `loop.paused` is set on return, `left` are the inputs for the call that continues.
+        """
         entries, loop, completions = self._entries, self._loop, self._completions
         if entries.immediate or entries.waiting:
             completions.complete_immediate(max(now, loop.now))
+            if loop.paused:
+                self.left = inputs
+                return
         for number, given in enumerate(inputs, 1):
             at = now if now > loop.now else loop.now
             if type(given) is StepDone:
                 self.apply_step_result(given, at)
             else:
                 self.apply(given, at)
-            if entries.immediate or entries.waiting:
+            if (entries.immediate or entries.waiting) and not loop.paused:
                 # Events of one turn are available together: a batch receive gets all of them, and an event of the
                 # mailbox is preferred to one of a topic. So the last of several events triggers the receives.
                 if _is_event(given) and _is_event(*inputs[number : number + 1]):
                     continue
                 completions.complete_immediate(max(now, loop.now))
+            if loop.paused or (number < len(inputs) and loop.pause_if_due()):
+                self.left = inputs[number:]
+                return
+        self.left = ()
 
     def apply(self, given: Input, now: float) -> None:
         """Apply one input."""
@@ -223,27 +234,32 @@ class InputApplier:
     # --- time
 
     def fire_due(self, now: float) -> None:
-        """Fire sleeps, timers and retries that are due, earliest first; then apply the run's own limits."""
+        """Fire sleeps, timers and retries that are due, earliest first; then apply the run's own limits.
+
+        If `loop.paused` is set on return, the next call continues.
+        """
         entries, loop = self._entries, self._loop
         timers = entries.timers
         postponed: list[PendingEntry] = []
-        while not loop.stopped and (location := timers.pop_due(now)) is not None:
+        while not loop.stopped and not loop.paused and (location := timers.pop_due(now)) is not None:
             pending = entries.pending.get(location)
             if pending is None:
                 self._completions.apply_external(location, "timer", "timer", now)
             elif pending.target in entries.extras.subscribed:
                 # A receive that subscribes with this turn does not time out before its topics were read once.
                 postponed.append(pending)
+                continue
             elif pending.call is not None:
                 self._attempts.schedule(pending)
             else:
                 self._completions.time_out(pending, now)
-            if entries.immediate or entries.waiting:
+            if (entries.immediate or entries.waiting) and not loop.paused:
                 self._completions.complete_immediate(now)
+            loop.pause_if_due()
         for pending in postponed:
             if pending.due_at is not None and entries.pending.get(pending.location) is pending:
                 timers.set(pending.location, pending.due_at)
-        limit = limits.next_limit(self._state) if self._state.limited else None
+        limit = limits.next_limit(self._state) if self._state.limited and not loop.paused else None
         if limit is not None and limit[0] <= now and not loop.stopped:
             self._cancel_function(limit[1], now)
 

@@ -13,9 +13,9 @@ _INSIDE = (f"{Path(__file__).resolve().parents[1]}{os.sep}", f"{Path(asyncio.__f
 
 
 def caller_source_line() -> str | None:
-    """Return the innermost line on the stack that is neither perdure's nor asyncio's."""
+    """Return the innermost line on the stack that is neither perdure's nor asyncio's nor anyio's."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
+    while frame is not None and (frame.f_code.co_filename.startswith(_INSIDE) or _is_of_anyio(frame)):
         frame = frame.f_back
     return None if frame is None else _line(frame)
 
@@ -29,6 +29,10 @@ def waiting_line(coro: Any) -> str | None:
             found = _line(frame)
         coro = getattr(coro, "cr_await", None) or getattr(coro, "ag_await", None) or getattr(coro, "gi_yieldfrom", None)
     return found
+
+
+def _is_of_anyio(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "anyio"
 
 
 def _line(frame: FrameType) -> str:

@@ -6,7 +6,7 @@ therefore freed by reference counting, and the garbage collector has nothing to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Context as VariableContext
 from typing import Any
 
@@ -45,6 +45,8 @@ class RunStart(Struct, frozen=True):
     run_attempt: int = 1
     epoch: int = 0
     keys: tuple[SigningKey, ...] = ()
+    arranged: History | None = None  # the history, if it was arranged before
+    should_pause: Callable[[], bool] | None = None  # whether a turn that is being computed must be paused now
     waits: tuple[Wait, ...] = ()  # of the last suspension: other runs are observed already and need no second request
     workflows: WorkflowLookup = REGISTRY  # those that the worker can execute
 
@@ -54,12 +56,14 @@ class RunnerState:
 
     `main` is the task of the workflow function, None before the first turn. `exit` is a `SystemExit` that user code
     raised, `continued` what `continue_as` was called with, `stop_reason` why the function was cancelled.
-    `function_outcome` is set when the function has ended; the run itself ends after its cleanup. `rerun_pending` is a
+    `function_outcome` is set when the function has ended; the run itself ends after its cleanup. `cancelling_tasks` is
+    set while the remaining tasks of an ended function run their handlers. `rerun_pending` is a
     step of the recorded history that runs again after a rewind: the replay waits for it. `immediate_count` counts the
     immediate results of the present turn.
     """
 
     __slots__ = (
+        "cancelling_tasks",
         "context",
         "continued",
         "entries",
@@ -73,7 +77,6 @@ class RunnerState:
         "loop",
         "mailbox",
         "main",
-        "may_have_children",
         "replaying",
         "rerun_pending",
         "start",
@@ -85,8 +88,9 @@ class RunnerState:
     def __init__(self, start: RunStart) -> None:
         self.start = start
         self.info = info = start.facts
-        self.history = history = History(start.history)
+        self.history = history = History(start.history) if start.arranged is None else start.arranged
         self.loop = WorkflowLoop(start.seed, _first_time(start, history), Scope("", history.scope("")))
+        self.loop.should_pause = start.should_pause
         self.extras = TurnExtrasBuilder()
         strict = start.strict or start.definition.settings.strict
         functions = RegisteredFunctions(start.definition, start.workflows)
@@ -98,14 +102,19 @@ class RunnerState:
         self.context: Context | None = None
         self.main: WorkflowTask | None = None
         self.replaying = len(start.history) > 0
-        self.may_have_children = start.epoch > 0  # earlier generations may have left attached children
         self.limited = start.deadline_at is not None or start.definition.settings.max_suspend is not None
         self.continued: Continued | None = None
         self.exit: SystemExit | None = None
         self.stop_reason: str | None = None
         self.function_outcome: Outcome | None = None
+        self.cancelling_tasks = False
         self.rerun_pending: PendingEntry | None = None
         self.immediate_count = 0
+
+    @property
+    def may_have_children(self) -> bool:
+        """Whether the run may have attached children; earlier generations may have left some."""
+        return self.start.epoch > 0 or self.entries.children.may_exist
 
 
 def _first_time(start: RunStart, history: History) -> float:

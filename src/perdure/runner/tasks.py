@@ -32,6 +32,8 @@ class LoopOwner(Protocol):
 
     def on_self_cancel(self) -> None: ...
 
+    def on_thread_wait(self) -> None: ...
+
 
 class WorkflowFuture(asyncio.Future[Any]):
     """A future that hashes by its creation number, so that sets of futures have the same order on every replay."""

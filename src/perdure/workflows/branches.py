@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any, Protocol
 
 from perdure.errors import InvalidArgument, JoinError, RaceError
@@ -49,16 +50,19 @@ async def race(run: BranchHost, work: Mapping[Branch, Awaitable[Any]], name: str
     if not work:
         raise InvalidArgument("a race must have at least one branch")
     path, tasks = _start(run, work, name)
-    waiting = dict(tasks)
+    waiting, ended = dict(tasks), EndedBranches()
+    for branch, task in tasks.items():
+        ended.add(branch, task)
     try:
         while waiting:
-            await asyncio.wait(waiting.values(), return_when=asyncio.FIRST_COMPLETED)
-            for branch, task in list(waiting.items()):
-                if task.done():
-                    del waiting[branch]
-                    if _task_error(task) is None:
-                        run.record_note("race", path, branch)
-                        return branch, task.result()
+            branches = await ended.wait()
+            if any(_task_error(tasks[branch]) is None for branch in branches):
+                # Of several branches that have succeeded by now, the first by position wins.
+                branch = next(each for each, task in waiting.items() if task.done() and _task_error(task) is None)
+                run.record_note("race", path, branch)
+                return branch, waiting.pop(branch).result()
+            for branch in branches:
+                del waiting[branch]
     finally:
         for task in waiting.values():
             task.cancel()
@@ -74,26 +78,25 @@ async def map_items(
     """
     check_count("concurrency", concurrency)
     path = run.open_scope_for_branches(check_name("the name of a map", name))
-    waiting = list(enumerate(items))
-    results: dict[int, Any] = {}
-    running: dict[int, asyncio.Task[Any]] = {}
+    waiting = iter(enumerate(list(items)))
+    results: dict[Branch, Any] = {}
+    running: Tasks = {}
+    ended = EndedBranches()
     try:
-        while waiting or running:
-            while waiting and len(running) < concurrency:
-                index, item = waiting.pop(0)
+        while True:
+            for index, item in islice(waiting, concurrency - len(running)):
                 running[index] = run.start_branch(path, index, fn(item))
-            await asyncio.wait(running.values(), return_when=asyncio.FIRST_COMPLETED)
-            for index, task in list(running.items()):
-                if task.done():
-                    del running[index]
-                    results[index] = task.result()
+                ended.add(index, running[index])
+            if not running:
+                return [results[index] for index in range(len(results))]
+            for branch in await ended.wait():
+                results[branch] = running.pop(branch).result()
     except BaseException:
         for task in running.values():
             task.cancel()
         if running:
             await asyncio.wait(running.values())
         raise
-    return [results[index] for index in sorted(results)]
 
 
 def collect_branches(args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[Branch, Awaitable[Any]]:
@@ -110,6 +113,40 @@ def collect_branches(args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[Br
 def _start(run: BranchHost, work: Mapping[Branch, Awaitable[Any]], name: str) -> tuple[str, Tasks]:
     path = run.open_scope_for_branches(check_name("the name of a join or race", name))
     return path, {branch: run.start_branch(path, branch, awaitable) for branch, awaitable in work.items()}
+
+
+class EndedBranches:
+    """Collects branches as they end. The end of a branch costs the same with one branch or a thousand.
+
+    `asyncio.wait` with FIRST_COMPLETED adds and removes a callback per running task each time it is called.
+    """
+
+    __slots__ = ("_branches", "_count", "_ended", "_waiter")
+
+    def __init__(self) -> None:
+        self._branches: dict[asyncio.Task[Any], tuple[int, Branch]] = {}  # with their positions in order of start
+        self._count = 0
+        self._ended: list[tuple[int, Branch]] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    def add(self, branch: Branch, task: asyncio.Task[Any]) -> None:
+        """Collect the branch that this task runs when it ends."""
+        self._branches[task] = (self._count, branch)
+        self._count += 1
+        task.add_done_callback(self._on_end)
+
+    async def wait(self) -> list[Branch]:
+        """Wait until a branch has ended. Return all that have ended since the last call, in order of start."""
+        if not self._ended:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        ended, self._ended = sorted(self._ended), []
+        return [branch for _, branch in ended]
+
+    def _on_end(self, task: asyncio.Task[Any]) -> None:
+        self._ended.append(self._branches.pop(task))
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 async def _wait_all(tasks: Tasks) -> None:

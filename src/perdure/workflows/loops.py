@@ -65,7 +65,7 @@ class LoopHost(Protocol):
 
     def iteration(self, path: str) -> AbstractContextManager[None]: ...
 
-    def tasks_in_scope(self, path: str) -> list[Any]: ...
+    def tasks_in_iteration(self, path: str) -> list[Any]: ...
 
     def prune(self, location: str, first: int, end: int) -> int: ...
 
@@ -157,7 +157,7 @@ async def _run_iteration(
         try:
             return await body(ctx, state, name)
         finally:
-            while tasks := run.tasks_in_scope(path):
+            while tasks := run.tasks_in_iteration(path):
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
