@@ -9,13 +9,14 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from perdure.errors import InvalidArgument
-from perdure.model.records import RunStatus
+from perdure.model.records import HOLD_KINDS, RunStatus
 
 
 class RunQuery(Struct, frozen=True, kw_only=True):
     """Filters for listing runs, newest first. `after` is the `next` cursor of the previous page.
 
-    Statuses may be given by name, and times as aware datetimes; they are converted to statuses and seconds.
+    Statuses may be given by name, and times as aware datetimes; they are converted to statuses and seconds. `held`
+    selects held runs: True all of them, a kind of hold those of that kind.
     """
 
     status: RunStatus | str | tuple[RunStatus | str, ...] | None = None
@@ -25,6 +26,7 @@ class RunQuery(Struct, frozen=True, kw_only=True):
     id_prefix: str | None = None
     created_after: datetime | float | None = None  # Inclusive.
     created_before: datetime | float | None = None  # Exclusive.
+    held: bool | str | None = None
     limit: int = 100
     after: str | None = None
 
@@ -39,6 +41,8 @@ class RunQuery(Struct, frozen=True, kw_only=True):
                 if time.tzinfo is None:
                     raise InvalidArgument(f"RunQuery.{name} must be an aware datetime (with a timezone), not {time!r}")
                 force_setattr(self, name, time.timestamp())
+        if self.held not in (None, True, *HOLD_KINDS):
+            raise InvalidArgument(f"RunQuery.held must be True or one of {', '.join(HOLD_KINDS)}, not {self.held!r}")
 
 
 def _parse_status(name: str) -> RunStatus:

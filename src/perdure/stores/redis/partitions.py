@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from perdure.errors import StoreError
@@ -32,6 +32,7 @@ from perdure.stores.redis.server import RedisServer
 
 MAX_CONCURRENT_CALLS = 16  # to different partitions
 FORMAT = 3  # of the keys and fields; a store with another number is refused
+UPGRADE_PAGE_SIZE = 500  # runs per call of an upgrade
 
 
 class PartitionMessage(NamedTuple):
@@ -61,7 +62,9 @@ class Partitions:
         Raises `StoreError` if the keys are not those of a perdure store, have another format, or other shards.
         """
         wanted = self._server.address.partitions or (shards if self._server.is_cluster else 1)
-        stored_format, stored_shards, count = await self.execute(0, "initialize", FORMAT, shards, wanted)
+        stored_format, stored_shards, count, upgrades = await self.execute(
+            0, "initialize", FORMAT, shards, wanted, len(UPGRADES)
+        )
         if stored_format is None or stored_shards is None or not stored_format.isdigit():
             raise StoreError(f"{self._server.name}: keys with this prefix are not perdure's; use another prefix")
         if int(stored_format) != FORMAT or count is None:
@@ -76,6 +79,14 @@ class Partitions:
             )
         self._shards, self.count = shards, int(count)
         self.publisher = build_publisher(self._prefix, self.publisher.name, cluster=self._server.is_cluster)
+        await self._upgrade(int(upgrades or 0))
+
+    async def _upgrade(self, applied: int) -> None:
+        """Apply the upgrades that the store does not have. Each is idempotent: several processes may apply it."""
+        for number, upgrade in enumerate(UPGRADES[applied:], applied + 1):
+            for partition in range(self.count):
+                await upgrade(self, partition)
+            await self.execute(0, "record_upgrades", number)
 
     def of(self, name: str) -> int:
         """Return the partition of a run id or a topic name."""
@@ -215,3 +226,20 @@ class refuse_invalid_text:  # noqa: N801  # a class, because a generator-based c
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, UnicodeEncodeError):
             raise StoreError(f"a name or text cannot be stored: {error}") from error
+
+
+async def _index_held_runs(partitions: Partitions, number: int) -> None:
+    """Upgrade 1: build the index `held-runs` of a partition."""
+    before, last_id = "+inf", ""
+    while True:
+        (page,) = await partitions.read(number, "pages", ["status:suspended"], before, last_id, UPGRADE_PAGE_SIZE)
+        runs = list(iter_pairs(page))
+        if runs:
+            await partitions.execute(number, "index_held", [id.decode() for id, _ in runs])
+            before, last_id = runs[-1][1].decode(), runs[-1][0].decode()
+        if len(runs) < UPGRADE_PAGE_SIZE:
+            return
+
+
+UPGRADES: tuple[Callable[[Partitions, int], Awaitable[None]], ...] = (_index_held_runs,)
+"""What changes stores that were created by an earlier version of the same format, per partition, in order."""

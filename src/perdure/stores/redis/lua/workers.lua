@@ -122,12 +122,25 @@ commands.delete_outgoing = function(numbers)
   return call('HDEL', key('outbox'), unpack(numbers))
 end
 
--- Record the layout of a new store; return the recorded layout.
-commands.initialize = function(format, shards, partitions)
+-- Record the layout of a new store; return the recorded layout. A store without `upgrades` has none of them.
+commands.initialize = function(format, shards, partitions, upgrades)
   if call('EXISTS', key('meta')) == 0 then
-    call('HSET', key('meta'), 'format', format, 'shards', shards, 'partitions', partitions)
+    call('HSET', key('meta'), 'format', format, 'shards', shards, 'partitions', partitions, 'upgrades', upgrades)
   end
-  return call('HMGET', key('meta'), 'format', 'shards', 'partitions')
+  return call('HMGET', key('meta'), 'format', 'shards', 'partitions', 'upgrades')
+end
+
+-- Upgrade 1: add those of these runs that are held to the index `held-runs`.
+commands.index_held = function(ids)
+  for _, id in ipairs(ids) do
+    local row = run_rows.read(id)
+    if row then run_rows.index_hold(row) end
+  end
+  return #ids
+end
+
+commands.record_upgrades = function(upgrades)
+  return call('HSET', key('meta'), 'upgrades', upgrades)
 end
 
 local command = cmsgpack.unpack(ARGV[1])
