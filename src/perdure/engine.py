@@ -50,7 +50,12 @@ class Engine(Client):
         await super().open()
         if self._runtime is None:
             runtime = self._build_runtime()
-            await runtime.start()
+            try:
+                await runtime.start()
+            except WorkflowMisuse:  # a workflow is defined twice
+                await runtime.abort()
+                await super().shutdown()
+                raise
             self._attach(runtime)
 
     async def shutdown(self, grace: float | timedelta | None = None) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from typing import Any
 
 from perdure.clock import sleep_on
 from perdure.errors import StoreError
+from perdure.execution.ambiguous_workflows import AmbiguousWorkflows
 from perdure.execution.catalog import Catalog
 from perdure.execution.claimer import Claimer
 from perdure.execution.committer import WriteCallback
 from perdure.execution.coordinator import Coordinator
 from perdure.execution.finalizer import RunFinalizer
+from perdure.execution.held_run_retrier import HeldRunRetrier
 from perdure.execution.maintenance import BroadcastResumer, RetentionPruner, SlowStepRecorder
 from perdure.execution.membership import MembershipProtocol
 from perdure.execution.periodic import PeriodicTask
@@ -27,8 +28,6 @@ LOGGER = logging.getLogger("perdure.execution")
 DRAIN_POLL_SECONDS = 0.02
 FINALIZE_DELAY_SECONDS = 0.1
 MAX_OBSERVED = 10_000
-# Holds that other code may resolve. Each such run gets another attempt when a worker joins.
-RETRIED_HOLDS = ("diverged", "deadlock", "livelock", "internal_error")
 
 
 class WorkerRuntime:
@@ -52,7 +51,17 @@ class WorkerRuntime:
             may_act=self._may_act,
             concurrency=concurrency,
         )
-        self._claimer = Claimer(session.store, self.coordinator, member, config, pool, catalog.workflow_versions)
+        self._ambiguous = AmbiguousWorkflows(session.store, catalog, pool)
+        self._claimer = Claimer(
+            session.store,
+            self.coordinator,
+            member,
+            config,
+            pool,
+            catalog.workflow_versions,
+            on_unclaimed=self._ambiguous.report,
+        )
+        self._held_retrier = HeldRunRetrier(session, self.coordinator, pool, catalog.workflow_versions, catalog.find)
         self._observed: set[str] = set()  # runs that a run in this process observes
         interval = config.seconds("sweep_interval")
         lease = config.seconds("lease")
@@ -63,11 +72,13 @@ class WorkerRuntime:
         finalizer = RunFinalizer(session, self, self._broadcast_task.trigger)
         self._finalize_task = PeriodicTask("finalize", finalizer.tick, clock, interval)
         self._renew_task = PeriodicTask("lease", member.renew, clock, lease / 10)
+        self._held_task = PeriodicTask("held", self._held_retrier.tick, clock, interval)
         self._periodic_tasks = [
             self._claim_task,
             self._finalize_task,
             self._broadcast_task,
             self._renew_task,
+            self._held_task,
             PeriodicTask("takeover", member.take_over_expired, clock, min(interval, lease / 3)),
             PeriodicTask("slow_steps", SlowStepRecorder(self.coordinator).tick, clock, interval),
             PeriodicTask("retention", RetentionPruner(session.store, config).tick, clock, interval),
@@ -76,13 +87,19 @@ class WorkerRuntime:
         self._rejoin_task: asyncio.Task[None] | None = None
         self._unsubscribe = session.on_change(self._on_change_hint)
         session.waiters.is_committing = self.coordinator.is_committing
-        member.subscribe(on_fenced=self._on_fenced, on_runs_available=self._claim_task.trigger)
+        member.subscribe(
+            on_fenced=self._on_fenced,
+            on_runs_available=self._claim_task.trigger,
+            on_members_changed=self._on_members_changed,
+        )
 
     # --- start and stop
 
     async def start(self) -> None:
-        """Join as a worker and start to claim runs."""
+        """Join as a worker and start to claim runs. Raises `WorkflowMisuse` if a run needs one of two definitions."""
+        await self._session.read(self._ambiguous.refuse)
         await self._join(retry_forever=False)
+        await self._held_retrier.tick(self._session.clock.now())
         for task in self._periodic_tasks:
             task.start()
             task.trigger()
@@ -95,7 +112,8 @@ class WorkerRuntime:
         now = self._session.clock.now()
         before = self._claimer.claimed
         takeover = await self._member.take_over(now)
-        await self._retry_held_runs()
+        self._held_retrier.on_members_changed()
+        await self._held_retrier.tick(now)
         await self._claimer.tick(now)
         return takeover, self._claimer.claimed - before
 
@@ -212,6 +230,8 @@ class WorkerRuntime:
     def _on_slot_freed(self) -> None:
         if self._claimer.at_capacity:
             self._claim_task.trigger()
+        if self._held_retrier.at_capacity:
+            self._held_task.trigger()
 
     # --- membership
 
@@ -221,7 +241,7 @@ class WorkerRuntime:
         await retry_store_call(self._member.join, session.clock, retry, retry_forever=retry_forever)
         self.coordinator.worker = self._member.id
         await self._read_keys(session.clock.now())
-        await self._retry_held_runs()
+        self._on_members_changed()
 
     def _may_act(self, now: float) -> bool:
         """Return whether the lease is valid, so that effects of a committed turn may start.
@@ -246,12 +266,10 @@ class WorkerRuntime:
                 extra={"worker": self._member.id},
             )
 
-    async def _retry_held_runs(self) -> None:
-        """Make runs due that are held because of their code: this process may have other code."""
-        session = self._session
-        for kind in RETRIED_HOLDS:
-            retry_held = partial(session.store.retry_held, self._catalog.workflow_versions(), kind, session.clock.now())
-            await retry_store_call(retry_held, session.clock, session.config.store_retry)
+    def _on_members_changed(self) -> None:
+        """Retry held runs: the code of this process, or of a worker that has joined, may be able to continue them."""
+        self._held_retrier.on_members_changed()
+        self._held_task.trigger()
 
     async def _read_keys(self, now: float) -> float | None:
         """Read the keys that sign the tokens of deferreds. A new key signs after all workers had time to read it."""

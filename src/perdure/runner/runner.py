@@ -57,6 +57,7 @@ class Runner:
         loop.open = True
         loop.callbacks = 0
         state.immediate_count = 0
+        state.inputs = inputs
         try:
             if state.main is None:
                 self._start_function()
