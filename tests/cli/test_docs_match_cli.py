@@ -24,7 +24,7 @@ SECTIONS = {
 }
 
 
-SHAPES = ("run", "reason", "entry", "error", "dead letter", "worker", "finding", "incompatible run")
+SHAPES = ("run", "hold", "reason", "entry", "error", "dead letter", "worker", "finding", "incompatible run")
 PROGRAM: Any = typer.main.get_command(app)
 
 

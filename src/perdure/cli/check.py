@@ -35,11 +35,11 @@ def check(
     Lists incompatible runs with location, line and the call that makes the change safe. Exits with 1 if there are any.
     """
     from perdure.admin.compatibility import check_compatibility
-    from perdure.cli.target import load, parse_target
+    from perdure.cli.target import load_unambiguous, parse_target
 
     with error_reporting(json):
         url = existing_store(store_url(store))
-        definitions = {(each.name, each.version): each for each in load(parse_target(target))}
+        definitions = {(each.name, each.version): each for each in load_unambiguous(parse_target(target))}
         query = query_of(None, workflow, tag, prefix)
         with progress("replay") as more:
             found = with_client(url, lambda client: check_compatibility(client, definitions, query, more))
