@@ -25,6 +25,7 @@ if _TYPE_CHECKING:  # for type checkers and editors; tests compare it with _EXPO
     from perdure.errors import RunCancelled as RunCancelled
     from perdure.errors import RunConflict as RunConflict
     from perdure.errors import RunFailed as RunFailed
+    from perdure.errors import RunHeld as RunHeld
     from perdure.errors import RunNotFound as RunNotFound
     from perdure.errors import RunTerminated as RunTerminated
     from perdure.errors import StepFailed as StepFailed
@@ -66,6 +67,7 @@ _EXPORTS = {
     "RunCancelled": "perdure.errors",
     "RunConflict": "perdure.errors",
     "RunFailed": "perdure.errors",
+    "RunHeld": "perdure.errors",
     "RunNotFound": "perdure.errors",
     "RunTerminated": "perdure.errors",
     "StepFailed": "perdure.errors",

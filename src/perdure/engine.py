@@ -48,10 +48,13 @@ class Engine(Client):
     async def open(self) -> None:
         """Open the store and start to execute runs; `async with` calls it."""
         await super().open()
+        runtime: WorkerRuntime | None = None
         try:
             runtime = self._build_runtime()
             await runtime.start(retry_forever=self._session.wait_for_store)
         except BaseException:
+            if runtime is not None:
+                await runtime.abort()
             await self._session.close()
             raise
         self._attach(runtime)

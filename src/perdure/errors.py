@@ -9,6 +9,7 @@
     ├── RunConflict             the id belongs to a run of another workflow or payload
     ├── RunFailed               the awaited run failed
     ├── RunCancelled            the awaited run was cancelled
+    ├── RunHeld                 the awaited run is held, and the caller does not wait for such a run
     ├── StepFailed              all attempts of a step failed
     │   └── StepInterrupted     a crash interrupted an at-most-once step
     ├── CriticalError           raised by a step body to fail without a retry
@@ -87,11 +88,29 @@ class RunFailed(PerdureError):
 
 
 class RunCancelled(PerdureError):
-    """The run was cancelled or terminated."""
+    """The run was cancelled or terminated. `reason` is that of the caller that cancelled it, if there was one."""
 
-    def __init__(self, run_id: str) -> None:
-        super().__init__(f"run {run_id!r} was cancelled")
+    def __init__(self, run_id: str, reason: str | None = None) -> None:
+        super().__init__(f"run {run_id!r} was cancelled" + (f": {reason}" if reason else ""))
         self.run_id = run_id
+        self.reason = reason
+
+
+class RunHeld(PerdureError):
+    """The run is held: it does not continue until a person, or compatible code, resumes it.
+
+    `kind` and `reason` say why, `location` and `line` where, if that is known.
+    """
+
+    def __init__(
+        self, run_id: str, kind: str, reason: str, location: str | None = None, line: str | None = None
+    ) -> None:
+        super().__init__(f"run {run_id!r} is held ({kind}): {reason}")
+        self.run_id = run_id
+        self.kind = kind
+        self.reason = reason
+        self.location = location
+        self.line = line
 
 
 class StepFailed(PerdureError):

@@ -21,7 +21,8 @@ from perdure.workflows.definition import Workflow
 class Worker:
     """Executes runs. Use `await Worker(url).run()` until SIGTERM or SIGINT, or `async with Worker(url):`.
 
-    You may start it before its store: opening retries until the store is available.
+    You may start it before its store: opening retries until the store is available. It raises `WorkflowMisuse` if it
+    would have to choose between two definitions of one workflow name and version.
     """
 
     def __init__(
@@ -41,8 +42,13 @@ class Worker:
         self._engine._session.client_name = "Worker"
 
     async def __aenter__(self) -> Self:
-        await self._engine.open()
+        await self._open()
         return self
+
+    async def _open(self) -> None:
+        """Open the engine. Unlike an engine, a worker gets no `start(workflow)` that could name a definition."""
+        self._engine._catalog.refuse_ambiguous()
+        await self._engine.open()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -72,7 +78,7 @@ class Worker:
 
         `on_started` is called when the worker starts to execute runs.
         """
-        opening = asyncio.ensure_future(self._engine.open())
+        opening = asyncio.ensure_future(self._open())
         stopping = asyncio.ensure_future(stop.wait())
         try:
             await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)

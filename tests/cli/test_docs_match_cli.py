@@ -24,7 +24,10 @@ SECTIONS = {
 }
 
 
-SHAPES = ("run", "reason", "entry", "error", "dead letter", "worker", "finding", "lint finding", "incompatible run")
+SHAPES = (
+    *("run", "hold", "reason", "entry", "error", "dead letter", "worker", "finding", "lint finding"),
+    "incompatible run",
+)
 PROGRAM: Any = typer.main.get_command(app)
 
 

@@ -57,7 +57,8 @@ async def test_a_run_of_an_ambiguous_name_waits_and_is_not_failed(h):
     client = await h.client()
     run = await client.start(one, id="t")
     defined_in("shop.returns", "two")
-    await h.engine()
+    with pytest.raises(WorkflowMisuse, match=r"shop.orders.twice and shop.returns.twice.*run 't' needs it"):
+        await h.engine()
     await h.clock.advance(60)
     assert await run.status() is RunStatus.PENDING
     await h.engine(one)

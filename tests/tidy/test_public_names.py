@@ -41,6 +41,7 @@ PUBLIC = {
     "RunConflict",
     "RunFailed",
     "RunCancelled",
+    "RunHeld",
     "StepFailed",
     "StepInterrupted",
     "CriticalError",

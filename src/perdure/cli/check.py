@@ -40,13 +40,13 @@ def check(
     """
     from perdure.admin.compatibility import check_compatibility
     from perdure.admin.lint import lint as find
-    from perdure.cli.target import load, parse_target
+    from perdure.cli.target import load_unambiguous, parse_target
 
     with error_reporting(json):
         url = existing_store(store_url(store))
         # Python matches bytecode with a file by size and whole seconds: a later check could replay older code.
         sys.dont_write_bytecode = True
-        definitions = {(each.name, each.version): each for each in load(parse_target(target))}
+        definitions = {(each.name, each.version): each for each in load_unambiguous(parse_target(target))}
         query = query_of(None, workflow, tag, prefix)
         with progress("replay") as more:
             found = with_client(url, lambda client: check_compatibility(client, definitions, query, more))

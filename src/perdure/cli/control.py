@@ -1,4 +1,4 @@
-"""Commands cancel, terminate, resume, rewind, fork.
+"""Commands cancel, terminate, pause, resume, rewind, fork.
 
 A command that would change more than one run lists them and asks for confirmation.
 """
@@ -6,7 +6,7 @@ A command that would change more than one run lists them and asks for confirmati
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from perdure.model.queries import RunQuery
 
     ApplyToRun = Callable[[Client, str], Awaitable[None]]
+    ApplyWithReason = Callable[[Client, str, str | None], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ def build_command(action: Action, help: str) -> Callable[..., None]:
     def command(
         ids: options.RunIds = None,
         status: options.Status = None,
+        held: options.Held = False,
         workflow: options.Workflow = None,
         tag: options.Tags = None,
         prefix: options.Prefix = None,
@@ -62,8 +64,32 @@ def build_command(action: Action, help: str) -> Callable[..., None]:
         json: options.Json = False,
     ) -> None:
         with error_reporting(json):
-            selected = _select(action, ids, status, workflow, tag, prefix)
+            selected = _select(action, ids, status, workflow, tag, prefix, held=held)
             _apply_to(selected, action, store, yes=yes, json=json)
+
+    command.__doc__ = f"{help}\n\nTakes run ids, or filters that select {action.selectable} runs."
+    return command
+
+
+def build_command_with_reason(action: Action, apply: ApplyWithReason, help: str) -> Callable[..., None]:
+    """Build the command of an action that takes a reason: `apply` gets it."""
+
+    def command(
+        ids: options.RunIds = None,
+        reason: options.Reason = None,
+        status: options.Status = None,
+        held: options.Held = False,
+        workflow: options.Workflow = None,
+        tag: options.Tags = None,
+        prefix: options.Prefix = None,
+        yes: options.Yes = False,
+        store: options.Store = None,
+        json: options.Json = False,
+    ) -> None:
+        with error_reporting(json):
+            selected = _select(action, ids, status, workflow, tag, prefix, held=held)
+            with_reason = replace(action, apply=lambda client, run_id: apply(client, run_id, reason))
+            _apply_to(selected, with_reason, store, yes=yes, json=json)
 
     command.__doc__ = f"{help}\n\nTakes run ids, or filters that select {action.selectable} runs."
     return command
@@ -102,9 +128,13 @@ def fork(
 # --- actions on one run ---------------------------------------------------------------------------------------
 
 
-async def _cancel(client: Client, run_id: str) -> None:
-    if not await client.cancel(run_id):
+async def _cancel(client: Client, run_id: str, reason: str | None = None) -> None:
+    if not await client.cancel(run_id, reason):
         await _raise_for_refusal(client, run_id)
+
+
+async def _pause(client: Client, run_id: str, reason: str | None = None) -> None:
+    await client.pause(run_id, reason)
 
 
 async def _terminate(client: Client, run_id: str) -> None:
@@ -118,9 +148,15 @@ async def _resume(client: Client, run_id: str) -> None:
 
 CANCEL = Action("cancel", "Cancellation requested for {}", _cancel, "open")
 TERMINATE = Action("terminate", "Terminated {}", _terminate, "open")
+PAUSE = Action("pause", "Pause requested for {}", _pause, "open")
 RESUME = Action("resume", "Resumed {}", _resume, "suspended", (RunStatus.SUSPENDED,))
 
-cancel = build_command(CANCEL, "Request cancellation: it is raised in the workflow, and compensations run.")
+cancel = build_command_with_reason(
+    CANCEL, _cancel, "Request cancellation: it is raised in the workflow, and compensations run."
+)
+pause = build_command_with_reason(
+    PAUSE, _pause, "Hold runs until they are resumed. Steps that execute finish; no other step starts."
+)
 terminate = build_command(TERMINATE, "End runs at once, without compensation.")
 resume = build_command(RESUME, "Resume suspended runs now. A held run gets another attempt.")
 
@@ -145,16 +181,17 @@ def _select(
     workflow: str | None,
     tag: Sequence[str] | None,
     prefix: str | None,
+    *,
+    held: bool,
 ) -> list[str] | RunQuery:
+    filters = "use ids, or --workflow, --tag, --prefix, --status and --held"
     if ids:
-        if workflow or tag or prefix or status:
-            raise UsageError(
-                "ids and filters cannot be combined", "use ids, or --workflow, --tag, --prefix and --status"
-            )
+        if workflow or tag or prefix or status or held:
+            raise UsageError("ids and filters cannot be combined", filters)
         return list(dict.fromkeys(ids))
-    if not (workflow or tag or prefix or status):
-        raise UsageError("no run is given", "use ids, or --workflow, --tag, --prefix and --status")
-    return query_of(status or action.status, workflow, tag, prefix)
+    if not (workflow or tag or prefix or status or held):
+        raise UsageError("no run is given", filters)
+    return query_of(status or action.status, workflow, tag, prefix, held=held)
 
 
 def _apply_to(selected: list[str] | RunQuery, action: Action, store: str | None, *, yes: bool, json: bool) -> None:

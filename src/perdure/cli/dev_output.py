@@ -53,11 +53,11 @@ class DevReporter:
         else:
             from rich.text import Text
 
-            from perdure.cli.output import STATUS_COLOURS
+            from perdure.cli.output import STATUS_COLOURS, state_of
             from perdure.cli.runs import outcome_of
 
             more = "; ".join(map(str, run.waiting_for)) or outcome_of(run)
-            status = (run.status.value, STATUS_COLOURS[run.status])
+            status = (state_of(run), STATUS_COLOURS[state_of(run)])
             print_out(Text.assemble((f"{run.id}  ", "bold"), status, f"  {more}" if more else ""))
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from perdure.admin.health_check import Finding, HealthReport, WorkerView
     from perdure.admin.lint import LintFinding
     from perdure.client.views import DeadLetterView, HistoryEntry, Reason, RunDescription, RunList
-    from perdure.model.records import ErrorRecord
+    from perdure.model.records import ErrorRecord, Hold
 
 Shape = dict[str, Any]
 
@@ -24,7 +24,9 @@ Shape = dict[str, Any]
 RUN = (
     *("id", "workflow", "version", "status", "input", "result", "error", "parent", "tags"),
     *("created_at", "updated_at", "ended_at", "generation", "recoveries", "owner", "waiting_for", "drift", "published"),
+    *("held", "cancel_reason", "cancel_pending"),
 )
+HOLD = ("kind", "reason", "location", "line", "recorded", "asked")
 REASON = ("kind", "text", "location", "name", "until")
 ENTRY = (
     *("location", "kind", "name", "status", "value", "error", "attempts", "seq"),
@@ -46,7 +48,12 @@ INCOMPATIBLE_RUN = (
 
 def run_shape(run: RunDescription) -> Shape:
     reasons = [reason_shape(reason) for reason in run.waiting_for]
-    return _shape(run, RUN, error=error_shape(run.error), waiting_for=reasons)
+    held = None if run.held is None else hold_shape(run.held)
+    return _shape(run, RUN, error=error_shape(run.error), waiting_for=reasons, held=held)
+
+
+def hold_shape(hold: Hold) -> Shape:
+    return _shape(hold, HOLD)
 
 
 def lint_shape(finding: LintFinding) -> Shape:

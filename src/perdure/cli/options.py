@@ -58,6 +58,11 @@ Status = Annotated[
         help="Only runs in this status: pending, running, suspended, succeeded, failed, cancelled; may be repeated.",
     ),
 ]
+Held = Annotated[bool, typer.Option("--held", help="Only held runs.")]
+Reason = Annotated[
+    str | None,
+    typer.Option("--reason", metavar="TEXT", help="Why; shown with the run and in its history.", show_default=False),
+]
 Workflow = Annotated[
     str | None, typer.Option("--workflow", "-w", metavar="NAME", help="Only runs of this workflow.", show_default=False)
 ]

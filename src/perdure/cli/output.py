@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from perdure.admin.health_check import Progress
+    from perdure.client.views import RunDescription
 
 STATUS_COLOURS = {
     "pending": "cyan",
     "running": "blue",
     "suspended": "yellow",
+    "held": "red",
     "succeeded": "green",
     "failed": "red",
     "cancelled": "magenta",
@@ -152,6 +154,11 @@ def coloured(status: str, colours: dict[str, str] = STATUS_COLOURS) -> Any:
     from rich.text import Text
 
     return Text(status, style=colours.get(status, ""))
+
+
+def state_of(run: RunDescription) -> str:
+    """Return the status of a run as people see it: a held run is `held`, not `suspended`."""
+    return "held" if run.held is not None else run.status.value
 
 
 def counted(count: int, what: str) -> str:

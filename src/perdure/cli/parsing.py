@@ -73,6 +73,7 @@ def query_of(
     *,
     limit: int = 100,
     after: str | None = None,
+    held: bool = False,
 ) -> RunQuery:
     """Build the query for these filter options."""
     from perdure.model.queries import RunQuery
@@ -87,6 +88,7 @@ def query_of(
         created_before=None if until is None else time_of(until),
         limit=limit,
         after=after,
+        held=held or None,
     )
 
 

@@ -19,6 +19,7 @@ from perdure.cli.output import (
     print_json,
     print_out,
     short,
+    state_of,
     table_of,
 )
 from perdure.cli.parsing import query_of
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 def ls(
     status: options.Status = None,
+    held: options.Held = False,
     workflow: options.Workflow = None,
     tag: options.Tags = None,
     prefix: options.Prefix = None,
@@ -48,7 +50,7 @@ def ls(
 ) -> None:
     """List runs, newest first, in pages."""
     with error_reporting(json):
-        query = query_of(status, workflow, tag, prefix, parent, since, until, limit=limit, after=after)
+        query = query_of(status, workflow, tag, prefix, parent, since, until, limit=limit, after=after, held=held)
         page = with_client(existing_store(store_url(store)), lambda client: client.runs(query))
         if json:
             from perdure.cli.json_output import page_shape
@@ -144,7 +146,13 @@ def print_runs(page: RunList | Sequence[RunDescription], emit: Callable[[Any], N
     """Print runs as a table, with the option for the next page."""
     runs = list(page)
     rows = [
-        (literal(each.id), literal(_name(each)), coloured(each.status), age(each.created_at), literal(outcome_of(each)))
+        (
+            literal(each.id),
+            literal(_name(each)),
+            coloured(state_of(each)),
+            age(each.created_at),
+            literal(outcome_of(each)),
+        )
         for each in runs
     ]
     if not rows:
@@ -161,7 +169,9 @@ def _name(run: RunDescription) -> str:
 
 
 def outcome_of(run: RunDescription) -> str:
-    """Return the outcome of a run on one line."""
+    """Return the outcome of a run, or why it is held, on one line."""
+    if run.held is not None:
+        return f"{run.held.kind}: {run.held.reason}".splitlines()[0]
     if run.error is not None:
         return f"{run.error.type}: {run.error.message}".splitlines()[0]
     if run.status == "succeeded":

@@ -25,6 +25,7 @@ from perdure.errors import (
     RunCancelled,
     RunConflict,
     RunFailed,
+    RunHeld,
     RunNotFound,
     RunTerminated,
     StoreError,
@@ -183,7 +184,7 @@ def advice_for(error: BaseException) -> str:
             return f"perdure ls --prefix {str(run_id)[:8]}"
         case RunTerminated():
             return f"perdure show {run_id}   (perdure rewind {run_id} LOCATION continues it from there)"
-        case RunConflict() | RunFailed() | RunCancelled():
+        case RunConflict() | RunFailed() | RunCancelled() | RunHeld():
             return f"perdure show {run_id}"
         case InvalidToken():
             return "the token is the `.token` of the workflow's deferred; copy all of it"

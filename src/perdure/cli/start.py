@@ -128,7 +128,7 @@ def _start_by_name(name: str, payload: str | None, given: StartOptions) -> Begin
 async def _start(client: Client, begin: Begin, wait: bool) -> tuple[bool, RunDescription]:
     run = await begin(client)
     if wait:
-        await run.result()
+        await run.result(raise_if_held=True)
     return run.created, await run.describe()
 
 

@@ -66,12 +66,33 @@ def load(target: Target) -> list[Workflow[Any, Any]]:
     return found
 
 
+def load_unambiguous(target: Target) -> list[Workflow[Any, Any]]:
+    """Import the code and return its workflows. Raises `UsageError` if two have the same name and version."""
+    found: dict[tuple[str, int], Workflow[Any, Any]] = {}
+    for each in load(target):
+        _refuse_two(found.setdefault((each.name, each.version), each), each)
+    return list(found.values())
+
+
+def _refuse_two(one: Workflow[Any, Any], other: Workflow[Any, Any]) -> None:
+    if one.origin != other.origin:
+        origins = f"{'.'.join(one.origin)} and {'.'.join(other.origin)}"
+        raise UsageError(
+            f"workflow {one.name!r} version {one.version} is defined in {origins}",
+            "rename one, or use a list of workflows: module:attribute",
+        )
+
+
 def by_name(workflows: Iterable[Workflow[Any, Any]], name: str) -> Workflow[Any, Any]:
     """Return the highest version of the workflow with this name."""
     defined = list(workflows)
     matching = [each for each in defined if each.name == name]
     if matching:
-        return max(matching, key=lambda each: each.version)
+        latest = max(matching, key=lambda each: each.version)
+        for each in matching:
+            if each.version == latest.version:
+                _refuse_two(latest, each)
+        return latest
     names = ", ".join(sorted({each.name for each in defined}))
     raise UsageError(f"no workflow is named {name!r}", f"the code defines {names}", code=3)
 
@@ -115,7 +136,7 @@ def _workflows(target: Target, module: ModuleType) -> list[Workflow[Any, Any]]:
     from perdure.workflows.definition import REGISTRY, Workflow
 
     if target.attribute is None:
-        return list(REGISTRY.unambiguous().values())
+        return REGISTRY.all()
     if not hasattr(module, target.attribute):
         raise UsageError(
             f"{target.module} has no {target.attribute}", "use a list of workflows, a workflow, or no attribute"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from perdure.cli.output import ENTRY_COLOURS, STATUS_COLOURS, age, length, now, short, table_of
+from perdure.cli.output import ENTRY_COLOURS, STATUS_COLOURS, age, length, now, short, state_of, table_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -54,7 +54,7 @@ def draw_head(run: RunDescription) -> Table:
     head = Table.grid(padding=(0, 2))
     head.add_column(style="bold", no_wrap=True)
     head.add_column(overflow="fold")
-    status = Text(run.status.value, style=f"bold {STATUS_COLOURS[run.status]}")
+    status = Text(state_of(run), style=f"bold {STATUS_COLOURS[state_of(run)]}")
     head.add_row("run", Text(run.id, style="bold"))
     head.add_row("workflow", Text(f"{run.workflow} v{run.version}"))
     head.add_row("status", status)
@@ -159,6 +159,11 @@ def _facts(run: RunDescription) -> Iterator[tuple[str, str]]:
     yield "created", f"{run.created_at:%Y-%m-%d %H:%M:%S} UTC, {age(run.created_at)}"
     if run.ended_at is not None:
         yield "ended", f"{age(run.ended_at)}, after {length(run.ended_at - run.created_at)}"
+    if run.cancel_pending or run.cancel_reason is not None:
+        reason = "" if run.cancel_reason is None else f": {run.cancel_reason}"
+        yield "cancel", f"{'pending' if run.cancel_pending else 'requested'}{reason}"
+    if run.held is not None and run.held.line is not None:
+        yield "held at", run.held.line
     if run.owner is not None:
         yield "owner", run.owner
     if run.generation:

@@ -42,11 +42,11 @@ def worker(
     json: options.Json = False,
 ) -> None:
     """Execute runs until SIGTERM or SIGINT; then finish running steps and release the runs."""
-    from perdure.cli.target import load, parse_target
+    from perdure.cli.target import load_unambiguous, parse_target
 
     with error_reporting(json):
         url = store_url(store)
-        workflows = load(parse_target(target))
+        workflows = load_unambiguous(parse_target(target))
         name = pool or find_settings().pool or "default"
         with _guard(refuse_blocking):
             _work(

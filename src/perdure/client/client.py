@@ -157,12 +157,13 @@ class Client:
         """Return the latest outcome of a run without waiting; None if the run executes or does not exist."""
         return await self._queries.poll(run_id)
 
-    async def result(self, run_id: str, timeout: float | timedelta | None = None) -> Any:
+    async def result(self, run_id: str, timeout: float | timedelta | None = None, raise_if_held: bool = False) -> Any:
         """Wait for the end of a run and return its value.
 
-        Raises `RunFailed`, `RunCancelled` or `RunNotFound`, and `TimeoutError` after `timeout`.
+        Raises `RunFailed`, `RunCancelled` or `RunNotFound`, and `TimeoutError` after `timeout`. A held run is waited
+        for; with `raise_if_held` the call raises `RunHeld` with the reason.
         """
-        return await self._queries.result(run_id, timeout)
+        return await self._queries.result(run_id, timeout, raise_if_held=raise_if_held)
 
     async def describe(self, run_id: str) -> RunDescription:
         """Return everything about a run but its history, with the reasons why it waits. Raises `RunNotFound`."""
@@ -185,7 +186,7 @@ class Client:
         return self._queries.watch(run_id)
 
     async def runs(self, query: RunQuery | None = None) -> RunList:
-        """Return a page of runs, newest first, by status, workflow, tag, parent, time or id prefix."""
+        """Return a page of runs, newest first, by status, workflow, tag, parent, time, id prefix or hold."""
         return await self._queries.runs(query)
 
     def read_stream(self, run_id: str, name: str, start: int = 0, *, details: bool = False) -> AsyncIterator[Any]:
@@ -198,13 +199,24 @@ class Client:
 
     # --- control
 
-    async def cancel(self, run_id: str) -> bool:
-        """Request cancellation: it is raised in the run's workflow. False if the run has ended or does not exist."""
-        return await self._control.cancel(run_id)
+    async def cancel(self, run_id: str, reason: str | None = None) -> bool:
+        """Request cancellation: it is raised in the run's workflow. False if the run has ended or does not exist.
+
+        The reason is in the history, in `describe` and in the exceptions. A held run processes the request when it is
+        resumed; until then `describe` shows it as pending.
+        """
+        return await self._control.cancel(run_id, reason)
 
     async def terminate(self, run_id: str) -> bool:
         """End a run at once, without compensations. False if the run has ended or does not exist."""
         return await self._control.terminate(run_id)
+
+    async def pause(self, run_id: str, reason: str | None = None) -> None:
+        """Hold a run until `resume`. Steps that execute finish first; no other step starts.
+
+        The run is held when its worker has processed the request. Raises `RunNotFound` or `RunTerminated`.
+        """
+        await self._control.pause(run_id, reason)
 
     async def resume(self, run_id: str) -> None:
         """Resume a suspended run now, or retry a held one. Raises `RunNotFound` or `RunTerminated`."""
@@ -316,18 +328,20 @@ class Run(Generic[R_co]):
         """Return the status of the run. Raises `RunNotFound`."""
         return (await self._client.describe(self.id)).status
 
-    async def result(self, timeout: float | timedelta | None = None) -> R_co:
+    async def result(self, timeout: float | timedelta | None = None, raise_if_held: bool = False) -> R_co:
         """Wait for the end of the run and return its value; see `Client.result`."""
-        result: R_co = await self._client._queries.result(self.id, timeout, self._definition)
+        result: R_co = await self._client._queries.result(
+            self.id, timeout, self._definition, raise_if_held=raise_if_held
+        )
         return result
 
     async def describe(self) -> RunDescription:
         """Return everything about the run but its history; see `Client.describe`."""
         return await self._client.describe(self.id)
 
-    async def cancel(self) -> bool:
+    async def cancel(self, reason: str | None = None) -> bool:
         """Request cancellation of the run; see `Client.cancel`."""
-        return await self._client.cancel(self.id)
+        return await self._client.cancel(self.id, reason)
 
     async def send(self, event: Any, payload: Any = None, *, event_id: str | None = None) -> None:
         """Put an event into the run's mailbox; see `Client.send`."""

@@ -20,14 +20,27 @@ class ControlClient:
     def __init__(self, session: ClientSession) -> None:
         self._session = session
 
-    async def cancel(self, run_id: str) -> bool:
+    async def cancel(self, run_id: str, reason: str | None) -> bool:
         run_id = check_name("a run's id", run_id)
-        message_id, now = f"cancel/{new_token()}", self._session.clock.now()
+        message = cancel_message(f"cancel/{new_token()}", self._session.clock.now(), self._encode_reason(reason))
+        if reason is not None and not await self._deliver_cancel(run_id, message):  # keeps the reason in the run
+            return False
         result = await self._end(run_id, only_if_not_started=True)
         if isinstance(result, AlreadyStarted):
-            result = await self._session.deliver(run_id, cancel_message(message_id, now))
-            return isinstance(result, MessageDelivered)
-        return isinstance(result, Committed)
+            return reason is not None or await self._deliver_cancel(run_id, message)
+        return isinstance(result, Committed) or reason is not None
+
+    async def _deliver_cancel(self, run_id: str, message: Message) -> bool:
+        return isinstance(await self._session.deliver(run_id, message), MessageDelivered)
+
+    async def pause(self, run_id: str, reason: str | None) -> None:
+        run_id = check_name("a run's id", run_id)
+        now, body = self._session.clock.now(), self._encode_reason(reason)
+        message = Message(id=f"pause/{new_token()}", kind="pause", body=body, sent_at=now)
+        raise_for_delivery(run_id, await self._session.deliver(run_id, message))
+
+    def _encode_reason(self, reason: str | None) -> bytes | None:
+        return None if reason is None else self._session.codec.encode(check_name("a reason", reason))
 
     async def terminate(self, run_id: str) -> bool:
         result = await self._end(check_name("a run's id", run_id), only_if_not_started=False)

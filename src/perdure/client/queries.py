@@ -10,19 +10,22 @@ from typing import Any
 from perdure.client.run_export import export_snapshot
 from perdure.client.session import ClientSession
 from perdure.client.views import (
+    CancelRequest,
     HistoryEntry,
     RunDescription,
     RunList,
     Suspended,
     build_history,
+    cancel_reason_of,
     describe_run,
     entry_view,
+    find_cancel,
     published_values,
     waiting_reasons,
 )
-from perdure.errors import InvalidArgument, RunCancelled, RunFailed
+from perdure.errors import InvalidArgument, RunCancelled, RunFailed, RunHeld
 from perdure.model.queries import RunQuery
-from perdure.model.records import RunRecord, RunStatus
+from perdure.model.records import Hold, RunRecord, RunStatus
 from perdure.model.validation import check_name, check_seconds, describe_value
 from perdure.workflows.definition import REGISTRY, Workflow
 from perdure.workflows.types import Complete
@@ -44,34 +47,49 @@ class QueryClient:
             return None
         if record.status.terminal:
             value = None if record.result is None else self._decode_result(record, None)
-            return Complete(record.status, value, record.error)
+            return Complete(record.status, value, None if record.status is RunStatus.CANCELLED else record.error)
         if record.status is RunStatus.SUSPENDED:
             return Suspended(waiting_reasons(record, await self._has_live_worker(record)))
         return None
 
     async def result(
-        self, run_id: str, timeout: float | timedelta | None, definition: Workflow[Any, Any] | None = None
+        self,
+        run_id: str,
+        timeout: float | timedelta | None,
+        definition: Workflow[Any, Any] | None = None,
+        *,
+        raise_if_held: bool = False,
     ) -> Any:
         """Wait for the end of a run and return its value, decoded as `definition` declares it."""
         seconds = None if timeout is None else check_seconds("timeout", timeout)
-        record = await self.wait_for_end(check_name("a run's id", run_id), seconds)
+        record = await self.wait_for_end(check_name("a run's id", run_id), seconds, raise_if_held=raise_if_held)
         return self.value_or_error(record, definition)
 
-    async def wait_for_end(self, run_id: str, timeout: float | None = None) -> RunRecord:
-        """Return the record of a run after its end; `TimeoutError` after `timeout` seconds."""
+    async def wait_for_end(
+        self, run_id: str, timeout: float | None = None, *, raise_if_held: bool = False
+    ) -> RunRecord:
+        """Return the record of a run after its end.
+
+        Raises `TimeoutError` after `timeout` seconds and, with `raise_if_held`, `RunHeld` when the run is held.
+        """
         session = self._session
         clock, waiters = session.clock, session.waiters
         deadline = None if timeout is None else clock.now() + timeout
         while True:
             change = waiters.wait(run_id, end=True)
+            hold: Hold | None = None
             try:
                 # While writes are retried, the read raises if the store is unavailable.
                 if not session.local_worker.is_executing(run_id) or session.committer.is_retrying:
                     record = await session.get_run(run_id)
                     if record.status.terminal:
                         return record
+                    hold = record.current_hold
+                if hold is not None and raise_if_held:
+                    raise RunHeld(run_id, hold.kind, hold.reason, hold.location, hold.line)
                 if deadline is not None and clock.now() >= deadline:
-                    raise TimeoutError(f"run {run_id!r} has not ended within {timeout} seconds; it continues to run")
+                    state = "it continues to run" if hold is None else f"it is held ({hold.kind}): {hold.reason}"
+                    raise TimeoutError(f"run {run_id!r} has not ended within {timeout} seconds; {state}")
                 ended = await session.wait_for_end(run_id, change, deadline)
                 if ended is not None:
                     return ended
@@ -81,7 +99,7 @@ class QueryClient:
     def value_or_error(self, record: RunRecord, definition: Workflow[Any, Any] | None) -> Any:
         """Return the value of an ended run; raise `RunFailed` or `RunCancelled` if it has none."""
         if record.status is RunStatus.CANCELLED:
-            raise RunCancelled(record.id)
+            raise RunCancelled(record.id, cancel_reason_of(record))
         if record.status is RunStatus.FAILED:
             assert record.error is not None
             error = record.error
@@ -91,7 +109,19 @@ class QueryClient:
     async def describe(self, run_id: str) -> RunDescription:
         record = await self._session.get_run(run_id)
         reasons = waiting_reasons(record, await self._has_live_worker(record))
-        return describe_run(record, self._session.codec, reasons, await self._published_values(record.id))
+        published, cancel = await self._published_values(record.id), await self._find_cancel(record)
+        return describe_run(record, self._session.codec, reasons, published, cancel)
+
+    async def _find_cancel(self, record: RunRecord) -> CancelRequest | None:
+        """Return the cancel of a run, if its record does not show it. Without a message nothing is read."""
+        ended = record.status.terminal
+        has_none = record.last_message_no == 0 or record.status in (RunStatus.SUCCEEDED, RunStatus.FAILED)
+        if has_none or record.error is not None:
+            return None
+        session = self._session
+        inbox = await session.read(lambda: session.store.inbox(record.id))
+        history = () if ended else await session.read(lambda: session.store.history(record.id))
+        return find_cancel(record, inbox, history, session.codec)
 
     async def published(self, run_id: str) -> dict[str, Any]:
         return await self._published_values((await self._session.get_run(run_id)).id)

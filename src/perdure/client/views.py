@@ -14,6 +14,8 @@ from perdure.model.records import (
     Entry,
     EntryStatus,
     ErrorRecord,
+    Hold,
+    Message,
     PublishedValue,
     RunRecord,
     RunStatus,
@@ -66,6 +68,9 @@ class RunDescription:
     waiting_for: tuple[Reason, ...] = ()
     drift: tuple[str, ...] = ()  # locations whose arguments in a replay differ from the recorded ones
     published: Mapping[str, Any] = field(default_factory=dict)
+    held: Hold | None = None  # why the run is held: kind, reason, location, line
+    cancel_reason: str | None = None
+    cancel_pending: bool = False  # a cancel was requested and is not processed yet, for example because the run is held
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +140,22 @@ class RecoveryReport:
     runs_claimed: int
 
 
+@dataclass(frozen=True, slots=True)
+class CancelRequest:
+    """A cancel of a run: its reason, and whether it is still to be processed."""
+
+    reason: str | None = None
+    pending: bool = False
+
+
 def describe_run(
-    record: RunRecord, codec: Codec, reasons: Sequence[Reason] = (), published: Mapping[str, Any] | None = None
+    record: RunRecord,
+    codec: Codec,
+    reasons: Sequence[Reason] = (),
+    published: Mapping[str, Any] | None = None,
+    cancel: CancelRequest | None = None,
 ) -> RunDescription:
+    cancel = cancel or CancelRequest(cancel_reason_of(record))
     return RunDescription(
         id=record.id,
         workflow=record.workflow,
@@ -145,7 +163,7 @@ def describe_run(
         status=record.status,
         input=codec.decode(record.input),
         result=None if record.result is None else codec.decode(record.result),
-        error=record.error,
+        error=None if record.status is RunStatus.CANCELLED else record.error,
         parent=record.parent,
         tags=dict(record.tags),
         created_at=to_datetime(record.created_at),
@@ -157,7 +175,33 @@ def describe_run(
         waiting_for=tuple(reasons),
         drift=record.drift,
         published=published or {},
+        held=record.current_hold,
+        cancel_reason=cancel.reason,
+        cancel_pending=cancel.pending,
     )
+
+
+def cancel_reason_of(record: RunRecord) -> str | None:
+    """Return why a run that ended as cancelled was cancelled, if a reason was given."""
+    cancelled = record.status is RunStatus.CANCELLED and record.error is not None
+    return record.error.message if cancelled and record.error is not None else None
+
+
+def find_cancel(
+    record: RunRecord, inbox: Sequence[Message], history: Sequence[StoredEntry], codec: Codec
+) -> CancelRequest | None:
+    """Return the cancel of a run: in its inbox, if it waits or came before the first execution, or in its history."""
+    for message in inbox:
+        if message.kind == "cancel":
+            return CancelRequest(_text(message.body, codec), pending=not record.status.terminal)
+    for row in history:
+        if row.entry.kind == "cancel" and row.entry.name == "cancel":
+            return CancelRequest(_text(row.entry.value, codec))
+    return None
+
+
+def _text(encoded: bytes | None, codec: Codec) -> str | None:
+    return None if encoded is None else str(codec.decode(encoded))
 
 
 def published_values(values: Iterable[PublishedValue], codec: Codec, now: float) -> dict[str, Any]:
@@ -170,7 +214,7 @@ def waiting_reasons(record: RunRecord, served: bool) -> tuple[Reason, ...]:
     """Return the reasons why a run waits. `served`: whether a live worker has its workflow."""
     if record.status.terminal:
         return ()
-    reasons = [_reason(wait) for wait in record.waits] if record.status is RunStatus.SUSPENDED else []
+    reasons = [_reason(wait, record.held) for wait in record.waits] if record.status is RunStatus.SUSPENDED else []
     if not served and record.owner is None and record.held is None:
         name = f"{record.workflow} v{record.version}"
         reasons.append(Reason("no_worker", f"no live worker has workflow {name}", name=name))
@@ -180,7 +224,10 @@ def waiting_reasons(record: RunRecord, served: bool) -> tuple[Reason, ...]:
     return tuple(reasons)
 
 
-def _reason(wait: Wait) -> Reason:
+def _reason(wait: Wait, held: Hold | None) -> Reason:
+    if wait.kind == "held" and held is not None:
+        at = f" (at {held.line})" if held.line is not None and held.line not in held.reason else ""
+        return Reason("held", f"held: {held.reason}{at}", held.location, held.reason)
     until = to_datetime_or_none(wait.until)
     match wait.kind:
         case "timer":

@@ -52,6 +52,7 @@ class Membership:
         self._workflows = workflows
         self._on_fenced: Callable[[], None] = lambda: None
         self._on_runs_available: Callable[[], None] = lambda: None
+        self._on_members_changed: Callable[[], None] = lambda: None
         self._others: tuple[WorkerRecord, ...] = ()  # the other live workers of this pool, as of the last read
         self._refreshed_at = 0.0
         self._may_fence_at = 0.0
@@ -62,14 +63,22 @@ class Membership:
         self._host = node_identity()
         self.id = _new_id()
 
-    def subscribe(self, *, on_fenced: Callable[[], None], on_runs_available: Callable[[], None]) -> None:
+    def subscribe(
+        self,
+        *,
+        on_fenced: Callable[[], None],
+        on_runs_available: Callable[[], None],
+        on_members_changed: Callable[[], None],
+    ) -> None:
         """Set the callbacks.
 
         `on_fenced`: the store has fenced this worker. `on_runs_available`: runs of other workers were released, or the
-        lease of this worker is valid again, so that it may act on its own runs.
+        lease of this worker is valid again, so that it may act on its own runs. `on_members_changed`: a worker of the
+        pool has joined or left, or has other workflows.
         """
         self._on_fenced = on_fenced
         self._on_runs_available = on_runs_available
+        self._on_members_changed = on_members_changed
 
     async def join(self) -> None:
         """Become a member with a new id."""
@@ -139,7 +148,7 @@ class Membership:
                 runs,
                 len(fenced),
                 ", ".join(fenced_ids),
-                extra={"worker": self.id},
+                extra={"worker": self.id, "fenced_workers": sorted(fenced_ids), "runs": runs},
             )
         return Takeover(len(fenced), runs)
 
@@ -180,6 +189,7 @@ class Membership:
         if {(other.id, other.workflows) for other in self._others} == before:
             return False
         self._assignments = None
+        self._on_members_changed()
         return True
 
     # --- leaving

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from perdure.errors import InvalidArgument
+from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.shards import WorkflowVersions
 from perdure.model.validation import describe_value
 from perdure.workflows.definition import REGISTRY, Workflow
@@ -27,7 +27,10 @@ class Catalog:
                 )
             key = (workflow.name, workflow.version)
             if self._own.get(key, workflow).origin != workflow.origin:
-                raise InvalidArgument(f"workflow {workflow.name!r} version {workflow.version} is in the list twice")
+                origins = " and ".join(".".join(each.origin) for each in (self._own[key], workflow))
+                raise InvalidArgument(
+                    f"workflow {workflow.name!r} version {workflow.version} is in the list twice: {origins}; name one"
+                )
             self._own[key] = workflow
 
     def add_started(self, workflow: Workflow[Any, Any]) -> bool:
@@ -55,10 +58,19 @@ class Catalog:
     def workflow_versions(self) -> WorkflowVersions:
         """Return name and version of all workflows that this engine can execute.
 
-        A name that two modules define is left out until one of the two is started through this engine.
+        A name that two modules define is left out until one of the two is started through this engine: see `ambiguous`.
         """
         if not self._open:
             return tuple(self._own)
         if self._versions is None or self._versions[0] != REGISTRY.revision:
             self._versions = (REGISTRY.revision, tuple({**REGISTRY.unambiguous(), **self._own}))
         return self._versions[1]
+
+    def ambiguous(self) -> list[tuple[str, int]]:
+        """Return name and version of the workflows that this engine cannot execute, because it would have to choose."""
+        return [pair for pair in REGISTRY.ambiguous() if pair not in self._own] if self._open else []
+
+    def refuse_ambiguous(self) -> None:
+        """Raise `WorkflowMisuse` if this engine would have to choose between definitions."""
+        for pair in self.ambiguous():
+            raise WorkflowMisuse(REGISTRY.describe_ambiguity(*pair))

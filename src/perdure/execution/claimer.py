@@ -10,7 +10,7 @@ are claimed by any worker: their assigned worker is full, paused, or does not kn
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from perdure.config import EngineConfig
 from perdure.errors import StoreError
@@ -28,7 +28,10 @@ MAX_RECHECK_SECONDS = 1.0
 
 
 class Claimer:
-    """Claims due runs. `workflows` returns what this process can execute now."""
+    """Claims due runs. `workflows` returns what this process can execute now.
+
+    `on_unclaimed` is called when a run is due and this worker, which has free slots, did not claim it.
+    """
 
     def __init__(
         self,
@@ -38,12 +41,14 @@ class Claimer:
         config: EngineConfig,
         pool: str,
         workflows: Callable[[], WorkflowVersions],
+        on_unclaimed: Callable[[], Awaitable[None]],
     ) -> None:
         self._store = store
         self._coordinator = coordinator
         self._member = member
         self._pool = pool
         self._workflows = workflows
+        self._on_unclaimed = on_unclaimed
         self._sweep = config.seconds("sweep_interval")
         self._resolution = config.seconds("timer_resolution")
         self._steal_at = 0.0
@@ -111,6 +116,7 @@ class Claimer:
             return sweep_at  # the coordinator triggers this task when a slot is free
         if has_claimed:
             return now  # claim again: the skipped rows are unlocked by now
+        await self._on_unclaimed()
         if not self._has_peers:
             return sweep_at  # only a workflow that this process does not have remains
         if await self._member.refresh_members(now):

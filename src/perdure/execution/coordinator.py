@@ -38,17 +38,19 @@ from perdure.errors import StoreError
 from perdure.execution.admission import NotAdmitted, RunAdmission
 from perdure.execution.effect_runner import EffectRunner
 from perdure.execution.external_effects import ExternalEffects
+from perdure.execution.hold_fingerprints import HoldFingerprints
 from perdure.execution.local_worker import LocalWorker
 from perdure.execution.quarantine import Quarantine
 from perdure.execution.run_cache import CachedRun, RunCache
 from perdure.execution.run_loader import RunLoader, inputs_to_retry, is_first_execution
+from perdure.execution.run_log import log_dead_letters, log_extra, log_failed, log_held
 from perdure.execution.step_executor import StepExecutor
 from perdure.execution.store_session import StoreSession
 from perdure.execution.stream_writer import StreamWriter
 from perdure.execution.time_slices import TimeSlices
-from perdure.execution.turn_commit import build_hold_commit, build_turn_commit, ended_record, log_extra, next_turn
+from perdure.execution.turn_commit import build_hold_commit, build_turn_commit, ended_record, next_turn
 from perdure.model.records import Hold, RunRecord, RunStatus, SigningKey
-from perdure.model.turns import AwaitingResult, Input, RecordRunningSteps, StepDone, Turn
+from perdure.model.turns import AwaitingResult, Failed, Input, RecordRunningSteps, StepDone, Turn
 from perdure.stores.results import ClaimedRun, Committed, Snapshot, WriteResult
 from perdure.stores.writes import CommitTurn, ReleaseRun
 from perdure.workflows.definition import Workflow, WorkflowLookup
@@ -80,6 +82,7 @@ class Coordinator:
         self.workflows = workflows
         self.rejected_turns = 0  # turns that the store rejected because this worker no longer owned the run
         self.cache = RunCache(session.config.resident_runs)
+        self.fingerprints = HoldFingerprints()
         self._clock = session.clock
         self._codec = session.codec
         self._config = session.config
@@ -309,6 +312,8 @@ class Coordinator:
             cached.turn_paused = True
             self.slices.queue(partial(self._continue_turn, cached, now, taken))
             return
+        if turn.held is not None:
+            turn = replace(turn, held=self.fingerprints.add_to(turn.held, cached))
         commit = build_turn_commit(cached, turn, self.worker, now, self._config)
         if commit is None:
             self._after_commit(cached, turn)
@@ -342,8 +347,10 @@ class Coordinator:
             cached.position += len(commit.entries) or 1  # a turn without entries takes a position too
             if self._waiters.change_waiters:
                 self._waiters.notify((cached.id,), ended=False)
-            if commit.extras is not None and commit.extras.released_assignments:
-                self._on_due_at(self._clock.now())  # the released event is assigned to the next subscriber, now due
+            if commit.extras is not None:
+                if commit.extras.released_assignments:
+                    self._on_due_at(self._clock.now())  # the released event is assigned to the next subscriber, now due
+                log_dead_letters(cached.record, commit.extras.dead_letters, self.worker)
             self._on_committed(cached, turn, commit, result)
             if cached.changed_while_committing and turn.outcome is None:
                 # Most often the change hint was about the turn itself, so the claimer checks after a short delay.
@@ -362,14 +369,16 @@ class Coordinator:
         """Continue after a committed turn: the run ended or is held, continues, or suspends."""
         if turn.outcome is not None or turn.held is not None:
             self._evict(cached)
+            self._log_stop(cached.record, turn, commit)
             if commit.continue_as is not None and commit.patch is not None:
                 self._on_due_at(commit.patch.wake_at)
             elif turn.outcome is not None and commit.patch is not None:
                 record = ended_record(cached.record, commit.patch)
                 self._waiters.notify_ended(record)
                 self._on_run_ended(record, result.has_messages or cached.seen > 0)
-            elif result.has_messages:
-                self._on_due_at(self._clock.now())
+            else:
+                self._waiters.notify((cached.id,))
+                self._on_due_at(self._clock.now() if result.has_messages else None)
         elif commit.patch is None:  # the run continues
             if result.has_messages:  # a timeout that is due must not fire before these messages are read
                 self.loader.fetch_messages(cached)
@@ -382,6 +391,14 @@ class Coordinator:
             self.cache.suspend(cached)
             self._admission.on_run_stopped(cached.id)
             self._on_due_at(self._clock.now() if result.has_messages else turn.wake_at)
+
+    def _log_stop(self, record: RunRecord, turn: Turn, commit: CommitTurn) -> None:
+        """Log a turn that holds the run or that ends a generation of it as failed."""
+        if turn.held is not None:
+            log_held(record, turn.held, self.worker)
+        elif isinstance(turn.outcome, Failed):
+            wake_at = commit.patch.wake_at if commit.patch is not None else None
+            log_failed(record, turn.outcome.error, self.worker, None if wake_at is None else wake_at - commit.now)
 
     def _after_commit(self, cached: CachedRun, turn: Turn) -> None:
         """Start the effects of a turn that is durable or needed no write, and continue with inputs that arrived."""
@@ -417,8 +434,10 @@ class Coordinator:
         self.loader.reload_with_inputs(cached.id, cached.definition, waiting)
 
     def _hold(self, record: RunRecord, position: int, seen: int, hold: Hold) -> None:
-        LOGGER.error("Run %s held: %s", record.id, hold.reason, extra=log_extra(record, self.worker))
+        log_held(record, hold, self.worker)
         write = build_hold_commit(record.id, position, seen, hold, self.worker, self._clock.now())
+        if write.extras is not None:
+            log_dead_letters(record, write.extras.dead_letters, self.worker)
         self._committer.submit(write, lambda result: self._waiters.notify((record.id,)))
 
     def _evict(self, cached: CachedRun) -> None:

@@ -24,6 +24,7 @@ import msgspec
 from perdure.config import EngineConfig
 from perdure.errors import StoreError
 from perdure.execution.local_worker import LocalWorker
+from perdure.execution.run_log import log_dead_letters
 from perdure.execution.store_session import StoreSession
 from perdure.execution.store_writes import build_end_run, build_publish
 from perdure.model.records import DeadLetter, Message, RunRecord, RunResult, TopicEvent
@@ -76,7 +77,11 @@ class RunFinalizer:
         for run_id in {observer.run_id: None for plan in plans for observer in plan.notified}:
             self._local_worker.run_has_messages(run_id)
         for first in range(0, len(plans), FINALIZE_CHUNK):
-            await write_all([plan.build_finalize_run() for plan in plans[first : first + FINALIZE_CHUNK]])
+            chunk = plans[first : first + FINALIZE_CHUNK]
+            results = await write_all([plan.build_finalize_run() for plan in chunk])
+            for plan, result in zip(chunk, results, strict=True):
+                if isinstance(result, Committed):
+                    log_dead_letters(plan.record, plan.dead_letters)
         self._notify_of_events(plans)
 
     def _notify_of_events(self, plans: list[FinalizationPlan]) -> None:
@@ -114,13 +119,13 @@ class FinalizationPlan:
     def __init__(self, pending: UnfinalizedRun, now: float, config: EngineConfig) -> None:
         self.record = pending.record
         self.notified: list[Observer] = []
+        self.dead_letters: list[DeadLetter] = []
         self.returned: list[int] = []  # numbers of assignments that return to their topics
         self.redirected: list[RedirectedEvent] = []  # events that move to their topics
         self._now = now
         self._orphans = pending.orphaned_children
         self._observers = pending.observers
         self._consumed: list[int] = []
-        self._dead_letters: list[DeadLetter] = []
         self.deliveries: list[Write] = [self._build_delivery(observer) for observer in pending.observers]
         for message in pending.messages:
             self._plan_message(message, config)
@@ -147,7 +152,7 @@ class FinalizationPlan:
             consumed=tuple(self._consumed),
             returned=tuple(self.returned),
             redirected=tuple(self.redirected),
-            dead_letters=tuple(self._dead_letters),
+            dead_letters=tuple(self.dead_letters),
             orphaned_children=self._orphans,
         )
 
@@ -177,7 +182,7 @@ class FinalizationPlan:
             self.redirected.append(RedirectedEvent(message.number, publish, if_full))
         else:
             self._consumed.append(message.number)
-            self._dead_letters.append(self._build_dead_letter(message, UNREAD))
+            self.dead_letters.append(self._build_dead_letter(message, UNREAD))
 
     def _build_topic_event(self, message: Message) -> TopicEvent:
         return TopicEvent(

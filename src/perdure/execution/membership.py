@@ -18,8 +18,14 @@ class MembershipProtocol(Protocol):
     id: str
     lease_until: float  # of the latest renewal that the store has confirmed
 
-    def subscribe(self, *, on_fenced: Callable[[], None], on_runs_available: Callable[[], None]) -> None:
-        """Set the callbacks: the store has fenced this worker; there may be more runs to claim."""
+    def subscribe(
+        self,
+        *,
+        on_fenced: Callable[[], None],
+        on_runs_available: Callable[[], None],
+        on_members_changed: Callable[[], None],
+    ) -> None:
+        """Set the callbacks: the store has fenced this worker; there may be more runs to claim; members changed."""
 
     async def join(self) -> None: ...
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from typing import Any
 
 from perdure.clock import sleep_on, wait_within
 from perdure.errors import StoreError
+from perdure.execution.ambiguous_workflows import AmbiguousWorkflows
 from perdure.execution.catalog import Catalog
 from perdure.execution.claimer import Claimer
 from perdure.execution.coordinator import Coordinator
 from perdure.execution.finalizer import RunFinalizer
+from perdure.execution.held_run_retrier import HeldRunRetrier
 from perdure.execution.maintenance import BroadcastResumer, RetentionPruner, SlowStepRecorder
 from perdure.execution.membership import MembershipProtocol
 from perdure.execution.periodic import PeriodicTask
@@ -31,8 +32,6 @@ STOP_TIMEOUT_SECONDS = 0.5
 LEAVE_TIMEOUT_SECONDS = 1.5
 FINALIZE_DELAY_SECONDS = 0.1
 MAX_OBSERVED = 10_000
-# Holds that other code may resolve. Each such run gets another attempt when a worker joins.
-RETRIED_HOLDS = ("diverged", "deadlock", "livelock", "internal_error")
 
 
 class WorkerRuntime:
@@ -56,7 +55,17 @@ class WorkerRuntime:
             may_act=self._may_act,
             concurrency=concurrency,
         )
-        self._claimer = Claimer(session.store, self.coordinator, member, config, pool, catalog.workflow_versions)
+        self._ambiguous = AmbiguousWorkflows(session.store, catalog, pool)
+        self._claimer = Claimer(
+            session.store,
+            self.coordinator,
+            member,
+            config,
+            pool,
+            catalog.workflow_versions,
+            on_unclaimed=self._ambiguous.report,
+        )
+        self._held_retrier = HeldRunRetrier(session, self.coordinator, pool, catalog.workflow_versions, catalog.find)
         self._observed: set[str] = set()  # runs that a run in this process observes
         interval = config.seconds("sweep_interval")
         lease = config.seconds("lease")
@@ -67,11 +76,13 @@ class WorkerRuntime:
         finalizer = RunFinalizer(session, self, self._broadcast_task.trigger)
         self._finalize_task = PeriodicTask("finalize", finalizer.tick, clock, interval)
         self._renew_task = PeriodicTask("lease", member.renew, clock, lease / 10)
+        self._held_task = PeriodicTask("held", self._held_retrier.tick, clock, interval)
         self._periodic_tasks = [
             self._claim_task,
             self._finalize_task,
             self._broadcast_task,
             self._renew_task,
+            self._held_task,
             PeriodicTask("takeover", member.take_over_expired, clock, min(interval, lease / 3)),
             PeriodicTask("slow_steps", SlowStepRecorder(self.coordinator).tick, clock, interval),
             PeriodicTask("retention", RetentionPruner(session.store, config).tick, clock, interval),
@@ -80,13 +91,23 @@ class WorkerRuntime:
         self._rejoin_task: asyncio.Task[None] | None = None
         self._unsubscribe = session.on_change(self._on_change_hint)
         session.waiters.is_committing = self.coordinator.is_committing
-        member.subscribe(on_fenced=self._on_fenced, on_runs_available=self._claim_task.trigger)
+        member.subscribe(
+            on_fenced=self._on_fenced,
+            on_runs_available=self._claim_task.trigger,
+            on_members_changed=self._on_members_changed,
+        )
 
     # --- start and stop
 
     async def start(self, *, retry_forever: bool = False) -> None:
-        """Join as a worker and start to claim runs. With `retry_forever`, wait for an unavailable store."""
+        """Join as a worker and start to claim runs. With `retry_forever`, wait for an unavailable store.
+
+        Raises `WorkflowMisuse` if a run needs one of two definitions of a workflow.
+        """
+        session = self._session
+        await session.read(self._ambiguous.refuse, retry_forever=retry_forever)
         await self._join(retry_forever=retry_forever)
+        await session.read(lambda: self._held_retrier.tick(session.clock.now()), retry_forever=retry_forever)
         for task in self._periodic_tasks:
             task.start()
             task.trigger()
@@ -99,7 +120,8 @@ class WorkerRuntime:
         session, before = self._session, self._claimer.claimed
         now = await session.read(session.clock.synchronize)
         takeover = await session.read(lambda: self._member.take_over(now))
-        await self._retry_held_runs(retry_forever=False)
+        self._held_retrier.on_members_changed()
+        await session.read(lambda: self._held_retrier.tick(now))
         await session.read(lambda: self._claimer.tick(now))
         return takeover, self._claimer.claimed - before
 
@@ -214,6 +236,8 @@ class WorkerRuntime:
     def _on_slot_freed(self) -> None:
         if self._claimer.at_capacity:
             self._claim_task.trigger()
+        if self._held_retrier.at_capacity:
+            self._held_task.trigger()
 
     # --- membership
 
@@ -222,7 +246,7 @@ class WorkerRuntime:
         await session.read(self._member.join, retry_forever=retry_forever)
         self.coordinator.worker = self._member.id
         await session.read(lambda: self._read_keys(session.clock.now()), retry_forever=retry_forever)
-        await self._retry_held_runs(retry_forever=retry_forever)
+        self._on_members_changed()
 
     def _may_act(self, now: float) -> bool:
         """Return whether the lease is valid, so that effects of a committed turn may start.
@@ -266,12 +290,10 @@ class WorkerRuntime:
                 extra={"worker": self._member.id},
             )
 
-    async def _retry_held_runs(self, *, retry_forever: bool) -> None:
-        """Make runs due that are held because of their code: this process may have other code."""
-        session = self._session
-        for kind in RETRIED_HOLDS:
-            retry_held = partial(session.store.retry_held, self._catalog.workflow_versions(), kind, session.clock.now())
-            await session.read(retry_held, retry_forever=retry_forever)
+    def _on_members_changed(self) -> None:
+        """Retry held runs: the code of this process, or of a worker that has joined, may be able to continue them."""
+        self._held_retrier.on_members_changed()
+        self._held_task.trigger()
 
     async def _read_keys(self, now: float) -> float | None:
         """Read the keys that sign the tokens of deferreds. A new key signs after all workers had time to read it."""

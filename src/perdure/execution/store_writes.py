@@ -79,6 +79,6 @@ def build_end_run(run_id: str, turn_id: str, now: float, config: EngineConfig, *
     )
 
 
-def cancel_message(message_id: str, now: float) -> Message:
+def cancel_message(message_id: str, now: float, reason: bytes | None = None) -> Message:
     """Return the message that raises cancellation in a workflow. A second one in the same generation has no effect."""
-    return Message(id=message_id, kind="cancel", sent_at=now)
+    return Message(id=message_id, kind="cancel", body=reason, sent_at=now)

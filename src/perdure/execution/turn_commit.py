@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from perdure.config import EngineConfig
 from perdure.errors import InvalidPayload
 from perdure.execution.run_cache import CachedRun
-from perdure.model.records import DeadLetter, Hold, RunRecord, RunStatus, Wait
+from perdure.execution.run_log import log_extra
+from perdure.model.records import DeadLetter, ErrorRecord, Hold, RunRecord, RunStatus, Wait
 from perdure.model.turns import Cancelled, Continued, Failed, Input, Succeeded, Turn, TurnExtras
 from perdure.stores.writes import CommitTurn, ContinueAs, RunPatch
 
@@ -39,11 +40,6 @@ def next_turn(
         extra = log_extra(cached.record, worker)
         LOGGER.exception("Run %s: internal error while advancing; run is held", cached.id, extra=extra)
         return Turn(held=Hold("internal_error", f"{type(error).__name__}: {error}"))
-
-
-def log_extra(record: RunRecord, worker: str) -> dict[str, str]:
-    """Return the fields of a log record about a run."""
-    return {"run_id": record.id, "workflow": record.workflow, "worker": worker}
 
 
 def build_turn_commit(
@@ -170,6 +166,7 @@ def _patch(
                 return RunPatch(status=RunStatus.SUCCEEDED, result=value, **ended)  # type: ignore[arg-type]
             case Failed(error):
                 return RunPatch(status=RunStatus.FAILED, error=error, **ended)  # type: ignore[arg-type]
-            case Cancelled():
-                return RunPatch(status=RunStatus.CANCELLED, **ended)  # type: ignore[arg-type]
+            case Cancelled(reason):
+                given = None if reason is None else ErrorRecord("RunCancelled", reason)
+                return RunPatch(status=RunStatus.CANCELLED, error=given, **ended)  # type: ignore[arg-type]
     return RunPatch(status=RunStatus.SUSPENDED, wake_at=turn.wake_at, waits=turn.waits, drift=turn.drift, recoveries=0)

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from perdure.errors import InvalidArgument
-from perdure.model.records import RunStatus
+from perdure.model.records import HOLD_KINDS, RunStatus
 from perdure.model.validation import check_count, check_name, check_tags, check_text, check_time, describe_value
 
 MAX_LIMIT = 1_000_000  # runs of one page
@@ -19,7 +19,8 @@ STATUSES = frozenset(RunStatus)
 class RunQuery(Struct, frozen=True, kw_only=True):
     """Filters for listing runs, newest first. `after` is the `next` cursor of the previous page.
 
-    Statuses may be given by name, and times as aware datetimes; they are converted to statuses and seconds.
+    Statuses may be given by name, and times as aware datetimes; they are converted to statuses and seconds. `held`
+    selects held runs: True all of them, a kind of hold those of that kind.
     """
 
     status: RunStatus | str | tuple[RunStatus | str, ...] | None = None
@@ -29,6 +30,7 @@ class RunQuery(Struct, frozen=True, kw_only=True):
     id_prefix: str | None = None
     created_after: datetime | float | None = None  # Inclusive.
     created_before: datetime | float | None = None  # Exclusive.
+    held: bool | str | None = None
     limit: int = 100
     after: str | None = None
 
@@ -50,6 +52,9 @@ class RunQuery(Struct, frozen=True, kw_only=True):
         check_count("RunQuery.limit", self.limit, minimum=0, maximum=MAX_LIMIT)  # stores refuse 0
         if self.after is not None and self.after != "":  # stores refuse what is not a cursor
             force_setattr(self, "after", check_text("RunQuery.after", self.after))
+        if self.held is not None and self.held is not True and self.held not in HOLD_KINDS:
+            kinds = ", ".join(HOLD_KINDS)
+            raise InvalidArgument(f"RunQuery.held must be True or one of {kinds}, not {describe_value(self.held)}")
 
 
 def _parse_statuses(names: object) -> tuple[RunStatus, ...]:

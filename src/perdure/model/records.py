@@ -88,15 +88,28 @@ class Wait(Struct, frozen=True, gc=False, omit_defaults=True):
     until: float | None = None
 
 
-class Hold(Struct, frozen=True, omit_defaults=True):
-    """Why a run is held: it stays suspended until a person, or a worker with compatible code, resumes it."""
+CODE_HOLD_KINDS = ("diverged", "deadlock", "livelock")
+"""Kinds of holds that the code of the workflow causes. The same code would hold the run again."""
+HOLD_KINDS = (
+    *CODE_HOLD_KINDS,
+    *("poison", "step_failed", "paused", "sealed", "unstorable", "imported", "internal_error"),
+)
 
-    kind: str  # "diverged", "deadlock", "livelock", "internal_error", "poison", "step_failed"
+
+class Hold(Struct, frozen=True, omit_defaults=True):
+    """Why a run is held: it stays suspended until a person, or a worker with compatible code, resumes it.
+
+    `line` is the line of user code that caused it. `fingerprints` are those of the code that could not continue the
+    run from its present history, latest last; such code does not try it again.
+    """
+
+    kind: str  # one of HOLD_KINDS
     reason: str
     location: str | None = None
     recorded: str | None = None
     asked: str | None = None
     line: str | None = None
+    fingerprints: tuple[str, ...] = ()
 
 
 class RunRecord(Struct, frozen=True, gc=False, kw_only=True):
@@ -137,11 +150,17 @@ class RunRecord(Struct, frozen=True, gc=False, kw_only=True):
     last_message_no: int = 0
     fence: int = 0  # The store rejects turns computed from an earlier position.
 
+    @property
+    def current_hold(self) -> Hold | None:
+        """Why the run is held now. `held` is also set while a held run is executed again, until its next suspension."""
+        return self.held if self.status is RunStatus.SUSPENDED else None
+
 
 class Message(Struct, frozen=True, gc=False, kw_only=True):
     """One external input of a run, numbered in the order in which the store accepted it. By `kind`:
 
-    cancel, resume   from a person or a parent run
+    cancel, resume   from a person or a parent run; the body of a cancel is its reason, encoded
+    pause            from a person; its body is the reason, encoded
     event            a targeted event; `name` is its event type, `policy` applies if the run ends without reading it
     assignment       a topic event assigned to the receive at `target`; `offset` is its offset in the topic
     child            the run awaited at `target` has ended; `name` is its id, `body` a `RunResult`

@@ -153,6 +153,8 @@ class Failed(Struct, frozen=True):
 class Cancelled(Struct, frozen=True):
     """The workflow ended after it was cancelled. Its own result or error is discarded."""
 
+    reason: str | None = None
+
 
 class Continued(Struct, frozen=True):
     """The run continues as new: same id, empty history except for `carried` (compensation records carried over)."""

@@ -17,6 +17,7 @@ from perdure.codec import Codec
 from perdure.codec.failures import error_to_record_lossy
 from perdure.errors import InvalidPayload
 from perdure.model.records import Entry, EntryStatus, ErrorRecord, Hold, Message, RunResult, StreamItem
+from perdure.model.turns import Input, MessageReceived
 from perdure.runner.event_loop import MAX_CALLBACKS
 from perdure.runner.function_end import FunctionEnd
 from perdure.runner.pending import PendingEntry
@@ -66,15 +67,21 @@ class CompletionApplier:
             if not self._loop.fire(location):
                 entries.diverge(location, "a timer that fired", "no such timer", self._loop.waiting_line())
         elif entry.kind == "cancel":
-            self._state.stop_reason = entry.name
-            assert self._state.main is not None
-            self._state.main.cancel()
+            self._cancel_main(entry)
         elif location not in self._state.versions.removed:
             entries.diverge(location, f"{entry.kind} {entry.name!r}", "nothing", self._loop.waiting_line())
 
-    def apply_external(self, location: str, kind: str, name: str, now: float) -> None:
+    def _cancel_main(self, entry: Entry) -> None:
+        state = self._state
+        assert state.main is not None
+        state.stop_reason = entry.name
+        if entry.value is not None:
+            state.cancel_reason = str(state.start.codec.decode(entry.value))
+        state.main.cancel(state.cancel_reason)
+
+    def apply_external(self, location: str, kind: str, name: str, now: float, value: bytes | None = None) -> None:
         """Record and apply something that no call requested: a fired timer, a cancel."""
-        self.apply(self._entries.log.record_external(location, kind, name, now))
+        self.apply(self._entries.log.record_external(location, kind, name, now, value))
 
     def drain(self) -> None:
         """Run user code until every task waits; when the workflow function has ended, run its cleanup likewise.
@@ -89,13 +96,28 @@ class CompletionApplier:
             except SystemExit as exit:
                 state.exit = exit
                 loop.halted = True
-            if loop.spinning and not loop.stopped:
-                reason = f"the workflow ran {MAX_CALLBACKS:,} callbacks without waiting for anything durable"
-                self._entries.hold(Hold("livelock", reason, line=loop.waiting_line()))
+            if loop.spinning and not loop.stopped and self._stop_spinning():
+                return
             if not loop.stopped or state.function_outcome is not None or not self._function_end.cancel_tasks():
                 return
         if self._function_end.start_cleanup():
             self.drain()  # once: the outcome of the function is set now
+
+    def _stop_spinning(self) -> bool:
+        """Stop a workflow that spins. True if the next completion is a cancel, which stops it.
+
+        A function that spins after it was cancelled is ended; one that was not cancelled holds the run.
+        """
+        state, loop = self._state, self._loop
+        if state.stop_reason is not None:
+            loop.halted = True
+            return False
+        following = state.history.next_completion
+        if following.kind == "cancel" if following is not None else any(map(_is_cancel, state.inputs)):
+            return True
+        reason = f"the workflow ran {MAX_CALLBACKS:,} callbacks without waiting for anything durable"
+        self._entries.hold(Hold("livelock", reason, line=loop.waiting_line()))
+        return False
 
     def _publish(self, pending: PendingEntry, command: Command, now: float) -> None:
         published = command.publishes
@@ -191,3 +213,7 @@ def _encode_batch(codec: Codec, messages: list[Message]) -> bytes | None:
         return codec.encode([codec.decode(message.body or b"null") for message in messages])
     except InvalidPayload:
         return None
+
+
+def _is_cancel(given: Input) -> bool:
+    return isinstance(given, MessageReceived) and given.message.kind == "cancel"

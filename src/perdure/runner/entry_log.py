@@ -81,7 +81,7 @@ class EntryLog:
                 settled_at=now,
             )
 
-    def record_external(self, location: str, kind: str, name: str, now: float) -> Entry:
+    def record_external(self, location: str, kind: str, name: str, now: float, value: bytes | None = None) -> Entry:
         """Record and return the completion of something that no call requested: a fired timer, a cancel."""
         entry = Entry(
             location=location,
@@ -90,6 +90,7 @@ class EntryLog:
             status=SUCCEEDED,
             call_seq=self.next_call_seq(),
             seq=self.seq + 1,
+            value=value,
             generation=self._generation,
             started_at=now,
             settled_at=now,

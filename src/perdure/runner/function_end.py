@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from contextvars import Context as VariableContext
 
-from perdure.model.turns import Continued, Failed, Outcome, Succeeded
+from perdure.model.turns import Cancelled, Continued, Failed, Outcome, Succeeded
 from perdure.runner.cleanup import run_cleanup
 from perdure.runner.context_api import ContextApi
 from perdure.runner.outcomes import failure_outcome, task_outcome
@@ -60,6 +60,9 @@ class FunctionEnd:
         if loop.paused:
             return False
         state.cancelling_tasks = False
+        if loop.spinning:  # tasks that ignore their cancellation do not delay the cleanup
+            loop.ready.clear()
+            loop.callbacks = 0
         if state.exit is not None and main.done() and not main.cancelled():
             main.exception()  # marks it as retrieved: asyncio would log it otherwise
         if self._create_cleanup_task(outcome):
@@ -75,6 +78,8 @@ class FunctionEnd:
             return failure_outcome(state.exit, definition, codec)
         if state.continued is not None and state.stop_reason is None:
             return state.continued
+        if state.stop_reason == "cancel":
+            return Cancelled(state.cancel_reason)
         return task_outcome(main, definition, codec, state.stop_reason)
 
     def _run_cancel_handlers(self) -> None:

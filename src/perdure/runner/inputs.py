@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from perdure.model.records import Message, RunResult
+from perdure.model.records import ErrorRecord, Message, RunResult
 from perdure.model.turns import AwaitingResult, Input, MessageReceived, RecordRunningSteps, StartChild, StepDone
 from perdure.runner import limits
 from perdure.runner.completions import CompletionApplier
@@ -94,8 +94,10 @@ class InputApplier:
             self._apply_effect_result(pending, done, now)
         elif done.error is None:
             self._completions.complete(pending, now, done.value)
-        elif not self._schedule_retry(pending, done, now) and not self._hold_on_exhausted(pending, done):
-            self._completions.complete(pending, now, None, done.error)
+        elif not self._schedule_retry(pending, done, now):
+            self._log_failed_attempt(pending, done.attempt, done.error)
+            if not self._hold_on_exhausted(pending, done):
+                self._completions.complete(pending, now, None, done.error)
 
     def _apply_effect_result(self, pending: PendingEntry, done: StepDone, now: float) -> None:
         if done.error is None and done.value is not None and pending.kind in ("child", "result", "outcome"):
@@ -155,7 +157,30 @@ class InputApplier:
             )
             return False
         self._attempts.schedule_retry(pending, due_at, done.error)
+        if done.error is not None:
+            self._log_failed_attempt(pending, done.attempt, done.error, retry_in=due_at - now)
         return True
+
+    def _log_failed_attempt(
+        self, pending: PendingEntry, attempt: int, error: ErrorRecord, retry_in: float | None = None
+    ) -> None:
+        """Log that an attempt of a step failed; without `retry_in` the step has no attempts left."""
+        info, location = self._state.info, pending.location
+        extra = {
+            "run_id": info.id,
+            "workflow": info.workflow,
+            "step": pending.name,
+            "location": location,
+            "attempt": attempt,
+            "error_type": error.type,
+            "retry_in": retry_in,
+        }
+        if retry_in is None:
+            text = "Run %s: step %s failed after attempt %d: %s: %s; no attempts left"
+            LOGGER.error(text, info.id, location, attempt, error.type, error.message, extra=extra)
+        else:
+            text = "Run %s: step %s failed (attempt %d): %s: %s; retrying in %.3g seconds"
+            LOGGER.warning(text, info.id, location, attempt, error.type, error.message, retry_in, extra=extra)
 
     def _hold_on_exhausted(self, pending: PendingEntry, done: StepDone) -> bool:
         """Hold the run for a step without attempts left. False if the step fails instead.
@@ -188,17 +213,28 @@ class InputApplier:
         match message.kind:
             case "cancel":
                 mailbox.discard(message)
+                self._end_pause()
                 if not self._loop.stopped:
-                    self._cancel_function("cancel", now)
+                    self._cancel_function("cancel", now, message.body)
             case "resume":
                 mailbox.discard(message)
+                self._end_pause()
                 self._resume(now)
+            case "pause":
+                self._end_pause()
+                self._state.pause = message
             case "child":
                 self._apply_child_result(message, now)
             case "deferred" if not message.id.startswith(f"deferred/{self._state.start.epoch}/"):
                 mailbox.discard(message)  # addressed to an earlier generation
             case "event" | "assignment" | "deferred":
                 mailbox.add(message)
+
+    def _end_pause(self) -> None:
+        """Drop a request to hold the run that was not carried out yet."""
+        if self._state.pause is not None:
+            self._mailbox.discard(self._state.pause)
+            self._state.pause = None
 
     def _resume(self, now: float) -> None:
         """Make waiting retries due now, and give steps that hold the run their attempts back."""
@@ -226,10 +262,13 @@ class InputApplier:
             if not pending.awaited:
                 self._completions.complete(pending, now)
 
-    def _cancel_function(self, reason: str, now: float) -> None:
-        """Raise cancellation in the workflow function, once: for a caller's cancel or an exceeded limit."""
+    def _cancel_function(self, reason: str, now: float, text: bytes | None = None) -> None:
+        """Raise cancellation in the workflow function, once: for a caller's cancel or an exceeded limit.
+
+        `text` is the reason that the caller gave, encoded.
+        """
         if self._state.stop_reason is None and self._state.function_outcome is None:
-            self._completions.apply_external(CANCEL, "cancel", reason, now)
+            self._completions.apply_external(CANCEL, "cancel", reason, now, text)
 
     # --- time
 

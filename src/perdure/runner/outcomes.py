@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from perdure.codec import Codec
 from perdure.codec.failures import error_to_record
 from perdure.errors import InvalidPayload, StepFailed, WorkflowMisuse
-from perdure.model.turns import Cancelled, Failed, Outcome, Succeeded
+from perdure.model.turns import Failed, Outcome, Succeeded
 from perdure.workflows.definition import Workflow
 
 LOGGER = logging.getLogger("perdure.workflow")
@@ -23,9 +23,7 @@ _FOREIGN = ("is bound to a different event loop", "attached to a different loop"
 def task_outcome(
     task: asyncio.Task[Any], definition: Workflow[Any, Any], codec: Codec, stop_reason: str | None
 ) -> Outcome:
-    """Return the outcome of a finished main task. A stop reason decides, whatever the function returned or raised."""
-    if stop_reason == "cancel":
-        return Cancelled()
+    """Return the outcome of a finished main task. A limit decides, whatever the function returned or raised."""
     if stop_reason is not None:
         limit = "timeout" if stop_reason == "timeout" else "max_suspend"
         # Not retryable: the limit is one of the whole run, across its generations.

@@ -62,6 +62,7 @@ class Runner:
         """
         self.state.loop.callbacks = 0
         self.state.immediate_count = 0
+        self.state.inputs = inputs
         self._now = now
         return self._compute(inputs)
 

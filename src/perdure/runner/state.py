@@ -13,8 +13,8 @@ from typing import Any
 from msgspec import Struct
 
 from perdure.codec import JSON, Codec
-from perdure.model.records import Entry, SigningKey, Wait
-from perdure.model.turns import Continued, Outcome
+from perdure.model.records import Entry, Message, SigningKey, Wait
+from perdure.model.turns import Continued, Input, Outcome
 from perdure.runner.entry_tracker import EntryTracker
 from perdure.runner.event_loop import WorkflowLoop
 from perdure.runner.function_names import RegisteredFunctions
@@ -55,7 +55,9 @@ class RunnerState:
     """Entry tracker, mailbox, loop, history and flags of one run in memory.
 
     `main` is the task of the workflow function, None before the first turn. `exit` is a `SystemExit` that user code
-    raised, `continued` what `continue_as` was called with, `stop_reason` why the function was cancelled.
+    raised, `continued` what `continue_as` was called with, `stop_reason` why the function was cancelled, and
+    `cancel_reason` the text that a caller gave with its cancel. `inputs` are those of the present turn. `pause` is a
+    request to hold the run, which is consumed by the turn that does so: when no step or external effect is running.
     `function_outcome` is set when the function has ended; the run itself ends after its cleanup. `cancelling_tasks` is
     set while the remaining tasks of an ended function run their handlers. `rerun_pending` is a
     step of the recorded history that runs again after a rewind: the replay waits for it. `immediate_count` counts the
@@ -63,6 +65,7 @@ class RunnerState:
     """
 
     __slots__ = (
+        "cancel_reason",
         "cancelling_tasks",
         "context",
         "continued",
@@ -73,10 +76,13 @@ class RunnerState:
         "history",
         "immediate_count",
         "info",
+        "inputs",
         "limited",
         "loop",
         "mailbox",
         "main",
+        "may_have_children",
+        "pause",
         "replaying",
         "rerun_pending",
         "start",
@@ -106,6 +112,9 @@ class RunnerState:
         self.continued: Continued | None = None
         self.exit: SystemExit | None = None
         self.stop_reason: str | None = None
+        self.cancel_reason: str | None = None
+        self.inputs: Sequence[Input] = ()
+        self.pause: Message | None = None
         self.function_outcome: Outcome | None = None
         self.cancelling_tasks = False
         self.rerun_pending: PendingEntry | None = None

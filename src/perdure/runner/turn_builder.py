@@ -6,7 +6,7 @@ not started again, and a step that is requested and cancelled in one turn never 
 
 from __future__ import annotations
 
-from perdure.model.records import Hold, Wait
+from perdure.model.records import Hold, Message, Wait
 from perdure.model.turns import CancelStep, Effect, ExternalEffect, RunStep, Turn
 from perdure.runner import limits
 from perdure.runner.completions import MAX_IMMEDIATE_PER_TURN
@@ -34,13 +34,17 @@ class TurnBuilder:
         state, entries, attempts = self._state, self._entries, self._attempts
         if entries.held is not None:
             return Turn(held=entries.held)
-        outcome, more = None, False
+        outcome, more, held = None, False, None
         if state.function_outcome is not None and state.loop.stopped and state.rerun_pending is None:
             if not attempts.stop_requests:
                 outcome = state.function_outcome
         else:
             more = state.immediate_count >= MAX_IMMEDIATE_PER_TURN
-        effects = self._take_effects() if outcome is None else ()
+        effects: tuple[Effect, ...] = ()
+        if state.pause is not None and outcome is None:
+            held, more = self._hold_of_pause(state.pause), False
+        elif outcome is None:
+            effects = self._take_effects()
         if attempts.dropped:
             effects = (*(CancelStep(location) for location in attempts.take_dropped()), *effects)
         if self._mailbox.assigned:
@@ -59,7 +63,7 @@ class TurnBuilder:
         pins = self._versions.take_pins()
         if outcome is not None:
             return Turn(changed, pins, consumed, effects, outcome=outcome, drift=drift, extras=extras)
-        wake_at, waits, held = self._wake_at(), tuple(self._waits()), self._hold_of_exhausted_step()
+        wake_at, waits, held = self._wake_at(), tuple(self._waits()), held or self._hold_of_exhausted_step()
         if held is None and wake_at is None and not waits:
             held = Hold("deadlock", "nothing can wake this run", line=state.loop.waiting_line())
         return Turn(changed, pins, consumed, effects, False, waits, wake_at, None, held, drift, False, extras)
@@ -119,6 +123,14 @@ class TurnBuilder:
             else:
                 waits.append(Wait("timer", location, None, due_at))
         return waits
+
+    def _hold_of_pause(self, pause: Message) -> Hold | None:
+        """Return the hold of a paused run and consume the request; None while a step or effect is running."""
+        if self._attempts.running_count:
+            return None
+        self._mailbox.discard(pause)
+        text = None if pause.body is None else self._state.start.codec.decode(pause.body)
+        return Hold("paused", "paused" if text is None else f"paused: {text}")
 
     def _hold_of_exhausted_step(self) -> Hold | None:
         """Return why the run is held if a step without attempts left holds it."""

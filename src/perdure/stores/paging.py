@@ -9,7 +9,7 @@ import msgspec
 
 from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
-from perdure.model.records import RunStatus
+from perdure.model.records import RunRecord, RunStatus
 from perdure.model.validation import check_name, check_time, describe_value
 
 Key = tuple[float, str]
@@ -53,3 +53,9 @@ def statuses_of(query: RunQuery) -> tuple[RunStatus, ...] | None:
 def created_between(query: RunQuery) -> tuple[float | None, float | None]:
     """Return the query's time range in seconds: start (inclusive) and end (exclusive)."""
     return cast("float | None", query.created_after), cast("float | None", query.created_before)
+
+
+def matches_hold(query: RunQuery, record: RunRecord) -> bool:
+    """Return whether the run is held as the query requests."""
+    hold = record.current_hold
+    return query.held is None or (hold is not None and query.held in (True, hold.kind))

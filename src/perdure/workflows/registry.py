@@ -40,10 +40,7 @@ class Registry(Generic[D]):
         """Return the definition of this name and version, or None. Raises `WorkflowMisuse` if there are several."""
         by_origin = self._definitions.get((name, version), {})
         if len(by_origin) > 1:
-            origins = " and ".join(f"{module}.{qualname}" for module, qualname in by_origin)
-            raise WorkflowMisuse(
-                f"workflow {name!r} version {version} is defined in {origins}; name one in Engine(workflows=[...])"
-            )
+            raise WorkflowMisuse(self.describe_ambiguity(name, version))
         return next(iter(by_origin.values()), None)
 
     def latest(self, name: str) -> D | None:
@@ -56,3 +53,16 @@ class Registry(Generic[D]):
         return {
             key: next(iter(by_origin.values())) for key, by_origin in self._definitions.items() if len(by_origin) == 1
         }
+
+    def all(self) -> list[D]:
+        """Return all definitions, also several of one name and version."""
+        return [definition for by_origin in self._definitions.values() for definition in by_origin.values()]
+
+    def ambiguous(self) -> list[tuple[str, int]]:
+        """Return name and version of all workflows that are defined more than once."""
+        return [key for key, by_origin in self._definitions.items() if len(by_origin) > 1]
+
+    def describe_ambiguity(self, name: str, version: int) -> str:
+        """Return which definitions of this name and version there are, and what to do."""
+        origins = " and ".join(f"{module}.{qualname}" for module, qualname in self._definitions[name, version])
+        return f"workflow {name!r} version {version} is defined in {origins}; name one in Engine(workflows=[...])"

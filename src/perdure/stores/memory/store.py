@@ -35,7 +35,7 @@ from perdure.stores.change_listeners import ChangeListeners
 from perdure.stores.followed_runs import FollowedRuns
 from perdure.stores.memory.state import MemoryState
 from perdure.stores.memory.writes import apply
-from perdure.stores.paging import Key, check_limit, created_between, cursor_after, key_of, statuses_of
+from perdure.stores.paging import Key, check_limit, created_between, cursor_after, key_of, matches_hold, statuses_of
 from perdure.stores.protocol import Claim
 from perdure.stores.results import ClaimedRun, RunPage, Snapshot, StoredEntry, UnfinalizedRun, WriteResult
 from perdure.stores.writes import Write
@@ -306,5 +306,6 @@ def _matches(query: RunQuery, record: RunRecord) -> bool:
         and (query.id_prefix is None or record.id.startswith(query.id_prefix))
         and (since is None or record.created_at >= since)
         and (until is None or record.created_at < until)
+        and matches_hold(query, record)
         and all(record.tags.get(key) == value for key, value in (query.tags or {}).items())
     )

@@ -228,6 +228,10 @@ def conditions(query: RunQuery) -> tuple[str, list[Any]]:
         terms.append(text.format(*numbers))
         values.extend(arguments)
 
+    if query.held is not None:
+        terms.append("r.held_kind IS NOT NULL AND r.status = 'suspended'")
+    if isinstance(query.held, str):
+        term("r.held_kind = {}", query.held)
     statuses = statuses_of(query)
     if statuses is not None:
         term("r.status = ANY ({}::text[])", [*statuses])

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
 from perdure.model.records import DeadLetter, Message, RunRecord, RunStatus
-from perdure.stores.paging import check_limit, created_between, cursor_after, key_of, statuses_of
+from perdure.stores.paging import check_limit, created_between, cursor_after, key_of, matches_hold, statuses_of
 from perdure.stores.redis import encoding
 from perdure.stores.redis.partitions import Partitions, gather_calls
 from perdure.stores.results import RunPage, UnfinalizedRun
@@ -84,6 +84,8 @@ def _choose_indexes(query: RunQuery) -> list[str]:
     """Return the indexes that hold the fewest runs that do not match."""
     if query.parent is not None:
         return [f"children:{query.parent}"]
+    if query.held is not None:
+        return ["held-runs:"]
     statuses = statuses_of(query)
     return [f"status:{status}" for status in dict.fromkeys(RunStatus if statuses is None else statuses)]
 
@@ -95,6 +97,7 @@ def _matches(query: RunQuery, record: RunRecord) -> bool:
         and query.workflow in (None, record.workflow)
         and query.parent in (None, record.parent)
         and (query.id_prefix is None or record.id.startswith(query.id_prefix))
+        and matches_hold(query, record)
         and all(record.tags.get(key) == value for key, value in (query.tags or {}).items())
     )
 

@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from perdure.stores.redis.encoding import iter_pairs
+
+PAGE_SIZE = 500  # runs per call of an upgrade
+
 
 class UpgradedPartitions(Protocol):
     """The part of `Partitions` that upgrades use."""
@@ -18,12 +22,27 @@ class UpgradedPartitions(Protocol):
 
     async def execute(self, number: int, *command: Any) -> Any: ...
 
+    async def read(self, number: int, *query: Any) -> Any: ...
+
     async def command(self, number: int, command: str, key: str, *arguments: str | bytes | int) -> Any: ...
+
+
+async def index_held_runs(partitions: UpgradedPartitions, number: int) -> None:
+    """Build the index `held-runs` of a partition."""
+    before, last_id = "+inf", ""
+    while True:
+        (page,) = await partitions.read(number, "pages", ["status:suspended"], before, last_id, PAGE_SIZE)
+        runs = list(iter_pairs(page))
+        if runs:
+            await partitions.execute(number, "index_held", [id.decode() for id, _ in runs])
+            before, last_id = runs[-1][1].decode(), runs[-1][0].decode()
+        if len(runs) < PAGE_SIZE:
+            return
 
 
 OLDEST_FORMAT = 3  # there is no upgrade from earlier formats, which were never released
 Upgrade = Callable[[UpgradedPartitions, int], Awaitable[None]]
-UPGRADES: tuple[Upgrade, ...] = ()
+UPGRADES: tuple[Upgrade, ...] = (index_held_runs,)
 """The first brings a partition from `OLDEST_FORMAT` to the next format, and so on."""
 
 

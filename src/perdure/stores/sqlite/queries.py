@@ -174,6 +174,10 @@ def runs(connection: apsw.Connection, query: RunQuery) -> RunPage:
 def conditions(query: RunQuery) -> tuple[str, list[rows.Stored]]:
     """Return the terms of a WHERE clause for the query, and their values."""
     terms: list[tuple[str, list[rows.Stored]]] = [("TRUE", [])]
+    if query.held is not None:  # the plus sign keeps SQLite from using the index of all suspended runs
+        terms.append(("held IS NOT NULL AND +status = 'suspended'", []))
+    if isinstance(query.held, str):
+        terms.append(("json_extract(held, '$.kind') = ?", [query.held]))
     statuses = statuses_of(query)
     if statuses is not None:
         terms.append((f"status IN ({','.join('?' * len(statuses))})", list(statuses)))

@@ -7,9 +7,10 @@ import asyncio
 from msgspec.structs import replace
 
 from perdure.model.queries import RunQuery
-from perdure.model.records import EntryStatus, ErrorRecord, RunStatus
+from perdure.model.records import EntryStatus, ErrorRecord, Hold, RunStatus
 from perdure.stores.protocol import Store
-from perdure.stores.writes import EndRun
+from perdure.stores.results import Committed, Superseded
+from perdure.stores.writes import EndRun, RunPatch
 from perdure.testing.contract.builders import (
     SHARDS,
     ContractCase,
@@ -54,6 +55,42 @@ class QueryCases(ContractCase):
         assert [row.id for row in page.runs] == ["c", "b", "a"]
         assert page.next is None
         assert page.runs[0] == await record(store, "c")
+
+    @case
+    async def test_held_runs_are_selected_by_kind_while_they_are_suspended(self, store: Store) -> None:
+        for n, kind in enumerate(("diverged", "paused", "diverged", None, "diverged")):
+            held = None if kind is None else Hold(kind, "why", fingerprints=("abc",))
+            await store.commit([run(f"r{n}", created_at=float(n), owner="a")])
+            await store.commit([turn(0, id=f"r{n}", patch=suspended(500.0 + n, held=held))])
+        page = await store.runs(RunQuery(held=True, limit=3))
+        assert [row.id for row in page.runs] == ["r4", "r2", "r1"]
+        assert page.runs[0].held == Hold("diverged", "why", fingerprints=("abc",))
+        rest = await store.runs(RunQuery(held=True, limit=3, after=page.next))
+        assert ([row.id for row in rest.runs], rest.next) == (["r0"], None)
+        assert [row.id for row in (await store.runs(RunQuery(held="paused"))).runs] == ["r1"]
+        assert [row.id for row in (await store.runs(RunQuery(held="diverged", id_prefix="r2"))).runs] == ["r2"]
+        assert (await store.runs(RunQuery(held="poison"))).runs == ()
+        assert (await store.runs(RunQuery(held=True, status="running"))).runs == ()
+        assert await claim_ids(store, claim(now=502.0)) == ["r0", "r1", "r2"]  # executed again: no longer held
+        await store.commit([EndRun(run_id="r4", turn_id="end", now=503.0)])
+        assert (await store.runs(RunQuery(held=True))).runs == ()
+        assert await store.release_runs("a", 504.0, recovered=True) == ["r0", "r1", "r2"]
+        assert (await store.runs(RunQuery(held=True))).runs == ()
+
+    @case
+    async def test_a_turn_can_make_its_worker_the_owner_of_a_held_run(self, store: Store) -> None:
+        held = Hold("diverged", "why")
+        await store.commit([run(owner="a"), turn(0, patch=suspended(held=held))])
+        taken, late = (
+            turn(1, worker=worker, owned=False, patch=RunPatch(status=RunStatus.RUNNING, owner=worker, held=held))
+            for worker in ("b", "a")
+        )
+        assert await store.commit([taken, late]) == [Committed(), Superseded()]
+        row = await record(store)
+        assert (row.owner, row.status, row.held, row.wake_at) == ("b", RunStatus.RUNNING, held, None)
+        assert (await store.runs(RunQuery(held=True))).runs == ()
+        assert await store.owned("b") == ["r"]
+        assert await store.retry_held([("flow", 1)], "diverged", 20.0) == 0
 
     @case
     async def test_an_empty_store_has_an_empty_page(self, store: Store) -> None:

@@ -2,7 +2,7 @@
 --
 -- Keys: run:<id> (hash: the row), observers:<id> (sorted set of {run, target}). Indexes, all sorted sets of run ids:
 -- status:<status>, children:<parent>, open-children:<parent>, and for the next action: due:<queue>, owned:<worker>,
--- owned-with-messages:<worker>, held:<kind, workflow, version>, unfinalized, prunable.
+-- owned-with-messages:<worker>, held:<kind, workflow, version>, unfinalized, prunable; for queries: held-runs.
 -- A run is in exactly one of due, owned, unfinalized and prunable, or in none while it waits for a message. Rows are
 -- changed only by this module, so that row and indexes always agree.
 
@@ -116,6 +116,11 @@ local function by_parent(row)
   end
 end
 
+-- A run that is executed again after a hold keeps `held_kind` until its next suspension.
+local function by_hold(row)
+  if row.held_kind ~= '' and row.status == 'suspended' then return key('held-runs'), row.created_at end
+end
+
 local function move(id, old, old_score, new, new_score)
   if old == new and old_score == new_score then return end
   if old and old ~= new then
@@ -136,6 +141,7 @@ function run_rows.insert(id, flat)
   move(id, nil, nil, by_status(row))
   move(id, nil, nil, by_next_action(row))
   move(id, nil, nil, by_parent(row))
+  move(id, nil, nil, by_hold(row))
   if row.parent ~= '' then call('ZADD', key('children', row.parent), row.created_at, id) end
 end
 
@@ -163,11 +169,18 @@ function run_rows.change(row, fields)
   local action, action_score = by_next_action(row)
   local cause, cause_score = by_wake_cause(row)
   local parent, parent_score = by_parent(row)
+  local hold, hold_score = by_hold(row)
   if not write_changes(row, fields) then return end
   move(row.id, status, created_at, by_status(row))
   move(row.id, action, action_score, by_next_action(row))
   move(row.id, cause, cause_score, by_wake_cause(row))
   move(row.id, parent, parent_score, by_parent(row))
+  move(row.id, hold, hold_score, by_hold(row))
+end
+
+-- Add a run to the index `held-runs` if it is held. For stores that were created before the index.
+function run_rows.index_hold(row)
+  move(row.id, nil, nil, by_hold(row))
 end
 
 -- Mark an ended run as finalized, with a row from `read_end`: it can be pruned now.

@@ -130,6 +130,15 @@ commands.initialize = function(format, shards, partitions)
   return call('HMGET', key('meta'), 'format', 'shards', 'partitions')
 end
 
+-- Add those of these runs that are held to the index `held-runs`.
+commands.index_held = function(ids)
+  for _, id in ipairs(ids) do
+    local row = run_rows.read(id)
+    if row then run_rows.index_hold(row) end
+  end
+  return #ids
+end
+
 -- Record that all partitions have at least this format.
 commands.raise_format = function(format)
   local stored = tonumber(call('HGET', key('meta'), 'format'))

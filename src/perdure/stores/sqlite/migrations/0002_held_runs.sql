@@ -1,0 +1,3 @@
+-- Held runs, newest first, for queries. `runs_held` finds those of a workflow and version.
+
+CREATE INDEX runs_held_newest ON runs (created_at, id) WHERE held IS NOT NULL;
