@@ -84,7 +84,7 @@ def _check_overdue(simulation: Simulation, record: RunRecord) -> None:
 async def _check_replay(simulation: Simulation, record: RunRecord) -> None:
     """The replay of a suspended run without new input has no writes and no effects."""
     snapshot = (await simulation.store.load([record.id]))[0]
-    if snapshot is None or any(True for _ in snapshot.inbox):
+    if not isinstance(snapshot, Snapshot) or any(True for _ in snapshot.inbox):
         return
     turn: Any = await _run_outside_task(simulation, lambda: _replay(snapshot, record.updated_at))
     if turn is None or (turn.wake_at is not None and turn.wake_at <= record.updated_at):

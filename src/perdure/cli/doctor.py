@@ -15,7 +15,7 @@ from perdure.cli.settings import existing_store, store_url
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from perdure.admin.health_check import Finding, HealthReport
+    from perdure.admin.findings import Finding, HealthReport
     from perdure.client.client import Client
 
 PROGRESS_REASONS = {

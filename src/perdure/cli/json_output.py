@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perdure.admin.compatibility import CompatibilityReport, IncompatibleRun
-    from perdure.admin.health_check import Finding, HealthReport, WorkerView
+    from perdure.admin.findings import Finding, HealthReport
+    from perdure.admin.store_views import WorkerView
     from perdure.client.views import DeadLetterView, HistoryEntry, Reason, RunDescription, RunList
     from perdure.model.records import ErrorRecord
 
@@ -24,6 +25,7 @@ RUN = (
     *("id", "workflow", "version", "status", "input", "result", "error", "parent", "tags"),
     *("created_at", "updated_at", "ended_at", "generation", "recoveries", "owner", "waiting_for", "drift", "published"),
 )
+UNREADABLE_RUN = ("id", "reason")
 REASON = ("kind", "text", "location", "name", "until")
 ENTRY = (
     *("location", "kind", "name", "status", "value", "error", "attempts", "seq"),
@@ -48,7 +50,8 @@ def run_shape(run: RunDescription) -> Shape:
 
 
 def page_shape(page: RunList) -> Shape:
-    return {"runs": [run_shape(run) for run in page], "next": page.next}
+    unreadable = [_shape(mark, UNREADABLE_RUN) for mark in page.unreadable]
+    return {"runs": [run_shape(run) for run in page], "next": page.next, "unreadable": unreadable}
 
 
 def reason_shape(reason: Reason) -> Shape:

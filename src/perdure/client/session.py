@@ -12,7 +12,7 @@ from perdure.client.store_urls import open_store
 from perdure.clock import Clock
 from perdure.codec import Codec
 from perdure.config import EngineConfig
-from perdure.errors import InvalidArgument, RunNotFound, WorkflowMisuse
+from perdure.errors import InvalidArgument, RunNotFound, StoreError, WorkflowMisuse
 from perdure.execution.committer import Committer
 from perdure.execution.local_worker import LocalWorker, NullLocalWorker
 from perdure.execution.store_session import StoreSession
@@ -20,7 +20,7 @@ from perdure.execution.waiters import ChangeFuture, RunWaiters
 from perdure.model.records import Message, RunRecord
 from perdure.model.validation import check_name
 from perdure.stores.protocol import Store
-from perdure.stores.results import Snapshot, WriteResult
+from perdure.stores.results import Snapshot, UnreadableRun, WriteResult
 from perdure.stores.writes import DeliverMessage
 
 MIN_POLL_INTERVAL_SECONDS = 0.02
@@ -133,7 +133,10 @@ class ClientSession:
     async def find_run(self, run_id: str, *, retry_forever: bool = False) -> RunRecord | None:
         """Return the record of a run; None if there is no such run."""
         check_name("a run's id", run_id)
-        return (await self.read(lambda: self.store.records([run_id]), retry_forever=retry_forever))[0]
+        found = (await self.read(lambda: self.store.records([run_id]), retry_forever=retry_forever))[0]
+        if isinstance(found, UnreadableRun):
+            raise StoreError(str(found))
+        return found
 
     async def get_run(self, run_id: str, *, retry_forever: bool = False) -> RunRecord:
         """Return the record of a run; `RunNotFound` if there is no such run."""
@@ -148,6 +151,8 @@ class ClientSession:
         snapshot = (await self.read(lambda: self.store.load([run_id])))[0]
         if snapshot is None:
             raise RunNotFound(run_id)
+        if isinstance(snapshot, UnreadableRun):
+            raise StoreError(str(snapshot))
         return snapshot
 
     async def deliver(self, run_id: str, message: Message, limit: int | None = None) -> WriteResult:

@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from perdure.config import EngineConfig
-from perdure.errors import StoreError
 from perdure.execution.coordinator import Coordinator
 from perdure.execution.membership import MembershipProtocol
 from perdure.model.shards import WorkflowVersions
 from perdure.stores.protocol import Claim, Store
-from perdure.stores.results import ClaimedRun
 
 PAGE = 500
 STEAL_AFTER_SWEEPS = 2
@@ -60,11 +58,15 @@ class Claimer:
             await self._reconcile()
         self.at_capacity = False
         before = self.claimed
-        for workflows, shards in self._member.assignments(self._workflows()):
-            await self._claim_pages(now, workflows, shards)
-        if self._has_peers and now >= self._steal_at:
-            self._steal_at = now + self._sweep
-            await self._claim_pages(now, self._workflows(), None, due_by=now - STEAL_AFTER_SWEEPS * self._sweep)
+        try:
+            for workflows, shards in self._member.assignments(self._workflows()):
+                await self._claim_pages(now, workflows, shards)
+            if self._has_peers and now >= self._steal_at:
+                self._steal_at = now + self._sweep
+                await self._claim_pages(now, self._workflows(), None, due_by=now - STEAL_AFTER_SWEEPS * self._sweep)
+        except Exception:
+            self.needs_reconcile = True  # runs may be claimed that the coordinator did not get
+            raise
         # Change hints may be lost: read here which active runs of this worker have messages.
         self._coordinator.on_messages(await self._store.owned_with_messages(self._coordinator.worker))
         return await self._next_tick(now, has_claimed=self.claimed > before)
@@ -80,7 +82,7 @@ class Claimer:
         may_be_more = shards is None or len(shards) > 0
         while may_be_more and (free_slots := self._coordinator.free_slots) > 0:
             limit = min(PAGE, free_slots)
-            page = await self._claim(
+            page = await self._store.claim(
                 Claim(
                     worker=self._coordinator.worker,
                     now=now,
@@ -115,13 +117,6 @@ class Claimer:
         pause = self._recheck_seconds
         self._recheck_seconds = min(2 * self._recheck_seconds, MAX_RECHECK_SECONDS)
         return min(sweep_at, now + pause)
-
-    async def _claim(self, claim: Claim) -> list[ClaimedRun]:
-        try:
-            return await self._store.claim(claim)
-        except StoreError:
-            self.needs_reconcile = True  # the store may have executed the claim
-            raise
 
     async def _reconcile(self) -> None:
         """Load the runs that this worker owns in the store and that are not in memory."""

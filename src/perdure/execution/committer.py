@@ -22,6 +22,7 @@ from functools import partial
 
 from perdure.clock import Clock, sleep_on
 from perdure.errors import StoreError
+from perdure.execution.periodic import is_cancelled_from_outside
 from perdure.retry import Retry
 from perdure.stores.protocol import Store
 from perdure.stores.results import WriteResult
@@ -82,14 +83,16 @@ class Committer:
         done: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
 
         def complete(result: WriteResult | StoreError) -> None:
-            if on_result is not None:
-                on_result(result)
-            if done.done():
-                return
-            if isinstance(result, StoreError):
-                done.set_exception(result)
-            else:
-                done.set_result(result)
+            try:
+                if on_result is not None:
+                    on_result(result)
+            finally:  # a callback that raises must not leave the caller waiting
+                if done.done():
+                    pass
+                elif isinstance(result, StoreError):
+                    done.set_exception(result)
+                else:
+                    done.set_result(result)
 
         self.submit(write, complete, wait_for_store=wait_for_store)
         return done
@@ -158,11 +161,15 @@ class Committer:
         attempts = 0
         while True:
             try:
-                return list(await self._store.commit([write for write, _, _ in batch]))
+                return self._check_results(batch, await self._store.commit([write for write, _, _ in batch]))
             except StoreError as error:
                 refused = error
             except Exception as error:
                 refused = StoreError(f"the store raised {type(error).__name__}: {error}")
+            except asyncio.CancelledError as error:
+                if is_cancelled_from_outside(error):
+                    raise
+                refused = StoreError("the store cancelled the call; it may have been executed", retryable=True)
             if not refused.retryable:
                 return await self._bisect(batch, refused)
             attempts += 1
@@ -170,6 +177,14 @@ class Committer:
             if attempts >= self._retry.max_attempts and not all(wait_for_store for _, _, wait_for_store in batch):
                 return await self._fail_callers(batch, refused)
             await sleep_on(self._clock, self._retry.delay_after(min(attempts, 32), random.random()))
+
+    def _check_results(
+        self, batch: Sequence[_Queued], results: Sequence[WriteResult]
+    ) -> list[WriteResult | StoreError]:
+        """Return the results; raise if the store returned another number: the committer must not end with an error."""
+        if len(results) != len(batch):
+            raise StoreError(f"the store returned {len(results)} results for {len(batch)} writes", retryable=True)
+        return list(results)
 
     async def _bisect(self, batch: Sequence[_Queued], refused: StoreError) -> list[WriteResult | StoreError]:
         if len(batch) == 1:

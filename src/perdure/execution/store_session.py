@@ -84,15 +84,17 @@ class StoreSession:
         await self.committer.stop()
 
     def _on_change_hint(self, run_ids: frozenset[str] | None) -> None:
-        self.waiters.on_change_hint(run_ids)
-        for listener in self._listeners:
-            listener(run_ids)
+        for listener in (self.waiters.on_change_hint, *self._listeners):
+            try:
+                listener(run_ids)
+            except Exception:  # one listener must not keep the hint from the others; the sweep repeats it
+                LOGGER.exception("Listener for change hints raised")
 
     def _sweep(self) -> None:
         """Wake all waiters, so that they read the store again: change hints are best effort and may be lost."""
-        self.waiters.notify(None)
         sweep_at = self.clock.now() + self.config.seconds("sweep_interval")
-        self._sweep_timer = self.clock.call_at(sweep_at, self._sweep)
+        self._sweep_timer = self.clock.call_at(sweep_at, self._sweep)  # first: the sweep continues whatever is raised
+        self.waiters.notify(None)
 
 
 async def retry_store_call(

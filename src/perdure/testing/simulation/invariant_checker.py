@@ -72,9 +72,9 @@ class InvariantChecker(FaultyStore):
 
     async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
         touched = list(dict.fromkeys(run_id for write in batch if (run_id := _run_of(write)) is not None))
-        before = dict(zip(touched, await self.inner.load(touched), strict=True))
+        before = await self._snapshots(touched)
         results = await self.inner.commit(batch)
-        after = dict(zip(touched, await self.inner.load(touched), strict=True))
+        after = await self._snapshots(touched)
         inboxes = {id: {each.number: each for each in found.inbox} for id, found in before.items() if found is not None}
         for write, result in zip(batch, results, strict=True):
             self._trace(f"  {_describe_write(write)} -> {_describe_result(result)}")
@@ -85,6 +85,10 @@ class InvariantChecker(FaultyStore):
         for run_id in touched:
             self._compare(run_id, after[run_id])
         return results
+
+    async def _snapshots(self, ids: list[str]) -> dict[str, Snapshot | None]:
+        found = zip(ids, await self.inner.load(ids), strict=True)
+        return {id: snapshot if isinstance(snapshot, Snapshot) else None for id, snapshot in found}
 
     def _apply(self, write: Write, result: WriteResult, inboxes: dict[str, dict[int, Message]]) -> None:
         match write, result:

@@ -82,7 +82,7 @@ reads.unfinalized = function(limit, page)
   local found = {}
   for i, id in ipairs(call('ZRANGE', key('unfinalized'), 0, limit - 1)) do
     local run, observers = call('HGETALL', RUN .. id), call('ZRANGE', key('observers', id), 0, page - 1)
-    found[i] = {run, observers, call('HGETALL', key('inbox', id))}
+    found[i] = {id, run, observers, call('HGETALL', key('inbox', id))}
   end
   return found
 end
