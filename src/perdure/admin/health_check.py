@@ -15,6 +15,7 @@ from functools import partial
 from perdure.admin.findings import Findings, HealthReport
 from perdure.admin.run_progress import (
     STALLED_AFTER_SECONDS,
+    TIMER_TOLERANCE_SECONDS,
     StoreState,
     damage_of,
     find_wait_cycles,
@@ -36,6 +37,8 @@ LOAD_PAGE = 50  # runs with their histories
 OVERDUE_AFTER_SECONDS = 60.0  # work that is due at once and older than this is reported
 MAX_CLOCK_SKEW_SECONDS = 1.0
 LARGE_PAYLOAD_BYTES = 1_000_000  # payloads from this size on are reported
+SHOWN_RUNS = 5  # of a finding about many
+CHECKED_WAKE_UPS = 100  # runs per pool that must be found by the search for due runs
 WARN_AT = 0.8  # fraction of a limit
 
 
@@ -54,6 +57,7 @@ async def check_health(client: Client, *, deep: bool = False, progress: Progress
             check.add_unreadable(page.unreadable)
             check.check_rows(page.runs)
     await check.check_wait_cycles()
+    await check.check_due_index()
     check.add_aggregates()
     await check.check_finalization()
     await check.check_clocks()
@@ -72,10 +76,13 @@ class _HealthCheck:
         self._client = client
         self._session = client._session
         self._limit = client._session.config.max_pending_events
-        self._dead_owners: Counter[str] = Counter()  # runs per worker that is not alive
+        self._dead_owners: dict[str, list[str]] = {}  # runs by worker that is not alive
         self._without_worker: Counter[str] = Counter()
         self._overdue: list[RunRecord] = []
         self._future = 0
+        self._earliest: dict[
+            str, list[tuple[float, str]]
+        ] = {}  # times and ids of the runs of a pool that are due first
         self._waits: dict[str, frozenset[str]] = {}  # awaited runs of those that wait for runs only
 
     # --- runs
@@ -129,6 +136,18 @@ class _HealthCheck:
                 text = f"Run {names} waits for itself" if len(group) == 1 else f"Runs {names} wait for each other"
                 advice = f"end one of them: perdure terminate {group[0]}"
                 self.findings.add("wait_cycle", "error", text, advice, group[0])
+
+    async def check_due_index(self) -> None:
+        """Find runs that are due before every run that the store's search for due runs finds."""
+        for pool, earliest in self._earliest.items():
+            next_wake = await self._session.read(partial(self._session.store.next_wake, pool))
+            for wake_at, run_id in sorted(earliest)[:CHECKED_WAKE_UPS]:
+                if next_wake is not None and next_wake <= wake_at + TIMER_TOLERANCE_SECONDS:
+                    break
+                record = await self._read_again(run_id)
+                if record is not None and record.owner is None and record.wake_at == wake_at:  # not claimed meanwhile
+                    text = f"Run {run_id} ({record.workflow}) has a due time, but no search for due runs finds it"
+                    self.findings.add("lost_wake_up", "error", text, "resume it", run_id, "resume")
 
     async def _progress_reasons(self, page: Sequence[RunRecord]) -> list[str]:
         waiting = [each for each in page if each.owner is None and each.wake_at is None and each.held is None]
@@ -186,7 +205,7 @@ class _HealthCheck:
 
     def _count(self, record: RunRecord, reason: str) -> None:
         if reason == "no owner" and record.owner is not None:
-            self._dead_owners[record.owner] += 1
+            self._dead_owners.setdefault(record.owner, []).append(record.id)
             self.progress_reasons["nothing"] += 1
             return
         self.progress_reasons[reason] += 1
@@ -195,6 +214,11 @@ class _HealthCheck:
         if awaited := waits_for_runs_only(record):
             self._waits[record.id] = awaited
         now = self.state.now
+        if record.owner is None and record.wake_at is not None:
+            earliest = self._earliest.setdefault(record.pool, [])
+            earliest.append((record.wake_at, record.id))
+            if len(earliest) > 10 * CHECKED_WAKE_UPS:
+                self._earliest[record.pool] = sorted(earliest)[:CHECKED_WAKE_UPS]
         if record.created_at > now + MAX_CLOCK_SKEW_SECONDS:
             self._future += 1
         if reason == "due" and record.wake_at is not None and record.wake_at <= now:
@@ -292,9 +316,9 @@ class _HealthCheck:
         now, add = self.state.now, self.findings.add
         for worker in self.state.workers.values():
             if not self.state.is_alive(worker.id):
-                self._add_dead_worker(worker, self._dead_owners.pop(worker.id, 0))
-        for owner, count in self._dead_owners.items():
-            text = f"{_runs(count)} owned by unknown worker {owner}"
+                self._add_dead_worker(worker, len(self._dead_owners.pop(worker.id, ())))
+        for owner, ids in self._dead_owners.items():
+            text = f"{_runs(len(ids))} owned by unknown worker {owner}: {', '.join(ids[:SHOWN_RUNS])}"
             add("orphaned_runs", "error", text, "release them to other workers", owner, "release_runs")
         for name, count in sorted(self._without_worker.items()):
             text = f"{_runs(count)} due, but no live worker has {name}"

@@ -336,6 +336,8 @@ class Coordinator:
         try:
             self._on_commit_result(cached, turn, commit, taken, result)
         except Exception as error:
+            if isinstance(result, Committed):
+                cached.position = max(cached.position, commit.base + (len(commit.entries) or 1))
             self.on_run_failed(cached, error)
 
     def _on_commit_result(

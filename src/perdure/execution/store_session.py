@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
@@ -12,6 +13,7 @@ from perdure.codec import JSON, Codec
 from perdure.config import EngineConfig
 from perdure.errors import StoreError
 from perdure.execution.committer import Committer
+from perdure.execution.periodic import is_cancelled_from_outside
 from perdure.execution.waiters import RunWaiters
 from perdure.model.records import ChangeCallback
 from perdure.retry import Retry
@@ -109,9 +111,12 @@ async def retry_store_call(
     while True:
         try:
             return await call()
-        except StoreError as error:
-            attempts += 1
-            if not error.retryable or (attempts >= retry.max_attempts and not retry_forever):
+        except (StoreError, asyncio.CancelledError) as error:
+            if is_cancelled_from_outside(error):
                 raise
-            LOGGER.warning("Store unavailable, retrying read (attempt %d): %s", attempts, error)
+            attempts += 1
+            failed = error if isinstance(error, StoreError) else StoreError("the store cancelled it", retryable=True)
+            if not failed.retryable or (attempts >= retry.max_attempts and not retry_forever):
+                raise failed from error.__cause__
+            LOGGER.warning("Store unavailable, retrying read (attempt %d): %s", attempts, failed)
         await sleep_on(clock, retry.delay_after(min(attempts, 32), random.random()))

@@ -328,7 +328,10 @@ class RedisStore:
     async def _add_key(self, name: str, now: float, *, only_if_none: bool) -> list[SigningKey]:
         blob = encoding.encode_signing_key(now, secrets.token_bytes(32))
         keys = await self._partitions.execute(0, "add_key", name, blob, only_if_none)
-        return [encoding.decode_signing_key(number, blob) for number, blob in enumerate(keys, 1)]
+        try:
+            return [encoding.decode_signing_key(number, blob) for number, blob in enumerate(keys, 1)]
+        except ValueError as error:
+            raise StoreError(f"a signing key of {name!r} cannot be read ({error}); restore it from a backup") from error
 
     # ended runs, children, topics and outputs
 
