@@ -326,5 +326,6 @@ async def test_load_during_the_reload_of_an_unstorable_turn_keeps_its_steps(h):
     await h.settle()
     reload_may_return.set()
     await h.settle()
+    assert [location for location, _ in h.executed("r")].count("slow") == 1, "it was executing all the time"
     gate.set()
     assert await h.drive(run.result(), within=60) == 1
