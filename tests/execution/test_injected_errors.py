@@ -70,7 +70,7 @@ RUN_SITES = {
     "next_turn": (coordinator_module, "next_turn"),
     "build_turn_commit": (coordinator_module, "build_turn_commit"),
     "start_effects": (EffectRunner, "start"),
-    "on_commit_result": (Coordinator, "_on_commit_result"),
+    "on_commit_result": (Coordinator, "_handle_commit_result"),
     "on_committed": (Coordinator, "_on_committed"),
     "after_commit": (Coordinator, "_after_commit"),
 }

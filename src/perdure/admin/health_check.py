@@ -161,7 +161,7 @@ class _HealthCheck:
                 self.state,
                 awaited,
                 frozenset(message.name for message in inboxes.get(each.id, ()) if message.kind == "event"),
-                unhandled_kinds(inboxes.get(each.id, ())),
+                unhandled_kinds(each, inboxes.get(each.id, ())),
             )
             for each in page
         ]

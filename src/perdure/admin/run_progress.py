@@ -71,9 +71,20 @@ def progress_reason(
     return "no notification of the end of a child" if children else "no reason to continue"
 
 
-def unhandled_kinds(inbox: Iterable[Message]) -> frozenset[str]:
-    """Return the kinds of messages that a turn of the run would handle, whatever the run waits for."""
-    return frozenset(message.kind for message in inbox if message.kind != "event")
+def unhandled_kinds(record: RunRecord, inbox: Iterable[Message]) -> frozenset[str]:
+    """Return the kinds of messages, other than events, that the next turn of the run would handle.
+
+    A result of a child or a deferred that the run does not await yet stays unread.
+    """
+    locations = {wait.location for wait in record.waits}
+    deferreds = {f"deferred/{record.epoch}/{wait.name}" for wait in record.waits if wait.kind == "deferred"}
+    return frozenset(
+        message.kind
+        for message in inbox
+        if message.kind in ("cancel", "resume")
+        or (message.kind == "deferred" and message.id in deferreds)
+        or (message.kind == "assignment" and _location_of(message.target or "") in locations)
+    )
 
 
 def lost_subscriptions(record: RunRecord, subscribed: frozenset[str], inbox: Iterable[Message]) -> list[Wait]:

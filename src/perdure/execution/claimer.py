@@ -65,7 +65,7 @@ class Claimer:
                 self._steal_at = now + self._sweep
                 await self._claim_pages(now, self._workflows(), None, due_by=now - STEAL_AFTER_SWEEPS * self._sweep)
         except Exception:
-            self.needs_reconcile = True  # runs may be claimed that the coordinator did not get
+            self._on_claim_lost()
             raise
         # Change hints may be lost: read here which active runs of this worker have messages.
         self._coordinator.on_messages(await self._store.owned_with_messages(self._coordinator.worker))
@@ -117,6 +117,10 @@ class Claimer:
         pause = self._recheck_seconds
         self._recheck_seconds = min(2 * self._recheck_seconds, MAX_RECHECK_SECONDS)
         return min(sweep_at, now + pause)
+
+    def _on_claim_lost(self) -> None:
+        """Note that runs may be claimed that the coordinator did not get."""
+        self.needs_reconcile = True
 
     async def _reconcile(self) -> None:
         """Load the runs that this worker owns in the store and that are not in memory."""

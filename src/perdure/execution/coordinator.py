@@ -314,7 +314,7 @@ class Coordinator:
                 self._after_commit(cached, turn)
             else:
                 cached.committing, cached.changed_while_committing = True, False
-                self._committer.submit(commit, partial(self._on_turn_result, cached, turn, commit, tuple(taken)))
+                self._committer.submit(commit, partial(self._on_commit_result, cached, turn, commit, tuple(taken)))
         except Exception as error:
             self.on_run_failed(cached, error)
         except BaseException:  # KeyboardInterrupt: drop the turn and release the run, so that it can be claimed again
@@ -325,7 +325,7 @@ class Coordinator:
         if self.cache.active(cached.id) is cached:
             self._advance(cached)
 
-    def _on_turn_result(
+    def _on_commit_result(
         self,
         cached: CachedRun,
         turn: Turn,
@@ -334,13 +334,13 @@ class Coordinator:
         result: WriteResult | StoreError,
     ) -> None:
         try:
-            self._on_commit_result(cached, turn, commit, taken, result)
+            self._handle_commit_result(cached, turn, commit, taken, result)
         except Exception as error:
             if isinstance(result, Committed):
                 cached.position = max(cached.position, commit.base + (len(commit.entries) or 1))
             self.on_run_failed(cached, error)
 
-    def _on_commit_result(
+    def _handle_commit_result(
         self,
         cached: CachedRun,
         turn: Turn,
