@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import apsw
 
 from perdure.model.records import WorkerRecord
-from perdure.stores.results import Snapshot, WriteResult
+from perdure.stores.results import Snapshot, UnreadableRun, WriteResult
 from perdure.stores.sqlite.store import SqliteStore
 from perdure.stores.writes import Write
 
@@ -69,7 +69,7 @@ class CountingSqliteStore(SqliteStore):
             self.recording.batches.append(tuple(batch))
         return await super().commit(batch)
 
-    async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
+    async def load(self, ids: Sequence[str]) -> list[Snapshot | UnreadableRun | None]:
         self.calls["load"] += 1
         return await super().load(ids)
 

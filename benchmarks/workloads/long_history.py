@@ -123,7 +123,7 @@ async def _load(store: Store) -> tuple[float, Snapshot]:
     snapshot = (await store.load([RUN]))[0]
     seconds = perf_counter() - started_at
     await store.close()
-    assert snapshot is not None
+    assert isinstance(snapshot, Snapshot)
     return seconds, snapshot
 
 

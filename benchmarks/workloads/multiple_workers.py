@@ -31,7 +31,7 @@ from benchmarks.harness import ROOT, Figure, Measures, Round, Setting, Workload
 from benchmarks.raw_servers import RecordingPostgresStore, RecordingRedisStore, write_raw_postgres, write_raw_redis
 from benchmarks.recording_stores import RecordingMixin
 from perdure import Client, Context, Engine, EngineConfig, Worker, event, step, workflow
-from perdure.admin.health_check import workers_of
+from perdure.admin.store_views import workers_of
 from perdure.model.queries import RunQuery
 from perdure.stores.protocol import Store
 from perdure.stores.writes import Write

@@ -4,16 +4,11 @@ import apsw
 import pytest
 
 from perdure import Context, EngineConfig, workflow
-from perdure.admin.health_check import (
-    Finding,
-    Prunable,
-    StoreState,
-    check_health,
-    progress_reason,
-    prunable,
-    workers_of,
-)
+from perdure.admin.findings import Finding
+from perdure.admin.health_check import check_health
 from perdure.admin.repair import prune, repair
+from perdure.admin.run_progress import StoreState, progress_reason
+from perdure.admin.store_views import Prunable, prunable, workers_of
 from perdure.cli.json_output import FINDING
 from perdure.model.records import (
     Entry,
@@ -102,7 +97,14 @@ async def suspended(client, run_id: str, *waits: Wait, **fields) -> None:
     await store.join(maker)
     record = row(run_id, owner=maker.id, **fields)
     patch = RunPatch(status=RunStatus.SUSPENDED, waits=waits)
-    turn = CommitTurn(run_id=run_id, base=0, turn_id="t", worker=maker.id, owned=True, now=now, patch=patch)
+    extras = TurnExtras(
+        subscribe=tuple(
+            Subscription(f"0/{wait.location}", (wait.name or "",)) for wait in waits if wait.kind == "event"
+        )
+    )
+    turn = CommitTurn(
+        run_id=run_id, base=0, turn_id="t", worker=maker.id, owned=True, now=now, patch=patch, extras=extras
+    )
     await committed(client, CreateRun(record), turn)
     await store.remove_worker(maker.id)
 
@@ -151,7 +153,7 @@ async def test_runs_of_dead_workers_are_found_and_released(h):
     for name in ("w1", "w2"):
         await store.join(worker(name, now + 10))
     for name in ("a", "b"):
-        await committed(client, CreateRun(row(name, owner="w1")))
+        await committed(client, CreateRun(row(name, owner="w1", created_at=now)))
     assert await kinds(client) == set()
     await h.clock.advance(20)
     assert await kinds(client) == {("expired_lease", "error"), ("dead_worker", "warning")}
@@ -192,7 +194,7 @@ async def test_repair_does_not_remove_a_worker_that_renewed_its_lease(h):
     client = await h.client()
     store, now = client._session.store, client._session.clock.now()
     await store.join(worker("w1", now + 10))
-    await committed(client, CreateRun(row("a", owner="w1")))
+    await committed(client, CreateRun(row("a", owner="w1", created_at=now)))
     await h.clock.advance(20)
     found = await check_health(client)
     await store.renew(worker("w1", client._session.clock.now() + 10))
@@ -239,7 +241,7 @@ async def test_unfinished_broadcasts_are_found_and_finished(h):
     maker = WorkerRecord(id="maker", pool="x", workflows=(), lease_until=now + 600, started_at=now)
     await store.join(maker)
     for name in ("a", "b", "c"):
-        extras = TurnExtras(subscribe=(Subscription("0:e", ("news",)),))
+        extras = TurnExtras(subscribe=(Subscription("0/e", ("news",)),))
         patch = RunPatch(status=RunStatus.SUSPENDED, waits=(Wait("event", "e", "news"),))
         turn = CommitTurn(
             run_id=name, base=0, turn_id="t", worker="maker", owned=True, now=now, patch=patch, extras=extras
@@ -275,7 +277,7 @@ async def test_deep_check_finds_large_values_in_histories(h):
     store, now = client._session.store, client._session.clock.now()
     await store.join(worker("w1", now + 10))
     large = Entry("load", "step", "load", EntryStatus.SUCCEEDED, 1, 0, 1, b'"' + b"x" * 1_000_000 + b'"')
-    await committed(client, CreateRun(row("r", owner="w1"), (large,)))
+    await committed(client, CreateRun(row("r", owner="w1", created_at=now), (large,)))
     assert await kinds(client) == set()
     [finding] = (await check_health(client, deep=True)).findings
     assert (finding.kind, finding.subject) == ("large_payload", "r")

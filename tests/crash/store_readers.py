@@ -221,12 +221,13 @@ class RedisReader:
         return True
 
     def _snapshots(self) -> list[Snapshot]:
-        async def all_of(store: RedisStore) -> list[Snapshot | None]:
+        async def all_of(store: RedisStore) -> list[Snapshot]:
             page = await store.runs(RunQuery(limit=1000))
             assert page.next is None
-            return await store.load(sorted(record.id for record in page.runs))
+            found = await store.load(sorted(record.id for record in page.runs))
+            return [each for each in found if isinstance(each, Snapshot)]
 
-        return [each for each in self._read(all_of) if each is not None]
+        return list(self._read(all_of))
 
     def _read(self, call: Callable[[RedisStore], Awaitable[T]]) -> T:
         async def main() -> T:

@@ -5,6 +5,7 @@ from typing import Any
 from perdure.model.records import Message, RunRecord, RunResult, RunStatus, Subscription, WorkerRecord
 from perdure.model.turns import TurnExtras
 from perdure.stores.protocol import Store
+from perdure.stores.results import Snapshot
 from perdure.stores.writes import CommitTurn, CreateRun, DeliverMessage, ObserveRunEnd, RunPatch
 from perdure.testing import Harness, VirtualClock
 
@@ -51,7 +52,7 @@ class Stage:
 
     async def turn(self, id: str, **fields: Any) -> None:
         (snapshot,) = await self.store.load([id])
-        assert snapshot is not None
+        assert isinstance(snapshot, Snapshot)
         base = snapshot.position
         turn = CommitTurn(
             run_id=id,
@@ -87,7 +88,7 @@ class Stage:
 
     async def row(self, id: str) -> RunRecord:
         (found,) = await self.store.records([id])
-        assert found is not None
+        assert isinstance(found, RunRecord)
         return found
 
     async def inbox(self, id: str) -> list[tuple[str, str, bytes | None]]:

@@ -19,6 +19,7 @@ import pytest
 from perdure import RunStatus, RunTerminated
 from perdure.admin.run_import import import_run
 from perdure.errors import InvalidArgument
+from perdure.model.records import RunRecord
 from perdure.testing import Harness
 from tests.engine.rich_run import CALLED, Order, export_of_rich_run, rich_child, rich_run
 from tests.engine.store_matrix import on_every_store
@@ -193,7 +194,7 @@ async def use(h: Harness, engine: Any, accepted: list[str]) -> None:
 async def stranded_state(h: Harness, engine: Any, run_id: str) -> Any:
     """Return what is wrong with a run after its cancel; None if it has ended, is held, or has no worker."""
     [record] = await h.store.records([run_id])
-    assert record is not None
+    assert isinstance(record, RunRecord)
     described = await engine.describe(run_id)
     await engine.history(run_id)
     await engine.export_history(run_id)

@@ -69,5 +69,5 @@ async def resume_all(h: Harness, engine: Any, copies: list[str]) -> None:
     await h.settle()
     for run_id in copies:
         [record] = await h.store.records([run_id])
-        assert record is not None
+        assert isinstance(record, RunRecord)
         assert record.held is None, (run_id, record.held)

@@ -19,6 +19,7 @@ from perdure.execution import coordinator, turn_commit
 from perdure.execution.claimer import Claimer
 from perdure.execution.committer import Committer
 from perdure.execution.finalizer import FinalizationPlan
+from perdure.execution.stray_runs import StrayRunFinder
 from perdure.model.records import Message, RunStatus
 from perdure.model.turns import RunStep
 from perdure.runner import function_end, limits
@@ -165,13 +166,18 @@ def treat_lost_result_as_failure() -> Any:
     return mock.patch.object(Committer, "_commit", commit_once)
 
 
-def ignore_lost_claims() -> Any:
-    """Do not look up the claimed runs after the result of a claim was lost."""
+@contextlib.contextmanager
+def ignore_lost_claims() -> Iterator[None]:
+    """Do not look up the claimed runs after the result of a claim was lost, neither at once nor later."""
 
-    async def claim(self: Any, claim: Any) -> Any:
-        return await self._store.claim(claim)
+    async def find_none(self: Any, now: float) -> None:
+        return None
 
-    return mock.patch.object(Claimer, "_claim", claim)
+    with (
+        mock.patch.object(Claimer, "_on_claim_lost"),
+        mock.patch.object(StrayRunFinder, "tick", find_none),
+    ):
+        yield
 
 
 def never_fence_expired_workers() -> Any:

@@ -100,13 +100,13 @@ def test_redis_store_without_the_index_is_upgraded_when_it_is_opened(partitions:
         before = sorted(await held_ids(store))
         for number in range(partitions):  # as a store of an earlier version
             await store._partitions.command(number, "DEL", "held-runs:")
-        await store._partitions.command(0, "HDEL", "meta:", "upgrades")
+        await store._partitions.command(0, "HSET", "meta:", "format", "3")
         assert await held_ids(store) == []
         await store.close()
         store = RedisStore(url)
         await store.open(shards=16)
         assert sorted(await held_ids(store)) == before
-        assert await store._partitions.command(0, "HGET", "meta:", "upgrades") == b"1"
+        assert await store._partitions.command(0, "HGET", "meta:", "format") == b"4"
         await store.close()
 
     with prefix_of_its_own(partitions=partitions) as url:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from perdure.admin.health_check import Progress, records_of
+from perdure.admin.store_views import Progress, records_of
 from perdure.client.client import Client
 from perdure.codec import Codec
 from perdure.errors import InvalidPayload
@@ -71,7 +71,7 @@ async def check_compatibility(
         known = [record.id for record in page if record.workflow in names]
         unknown_workflows.update(record.workflow for record in page if record.workflow not in names)
         for snapshot in await session.read(partial(session.store.load, known)) if known else ():
-            if snapshot is None or snapshot.record.status.terminal:
+            if not isinstance(snapshot, Snapshot) or snapshot.record.status.terminal:
                 continue
             found = await _run_outside_task(partial(find_incompatibility, snapshot, definitions, session.codec, keys))
             incompatible.extend([] if found is None else [found])

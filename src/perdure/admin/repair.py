@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from perdure.admin.health_check import Finding
+from perdure.admin.findings import Finding
 from perdure.client.client import Client
 from perdure.errors import PerdureError
 from perdure.execution.finalizer import RunFinalizer
 from perdure.execution.local_worker import NullLocalWorker
 from perdure.execution.maintenance import BroadcastResumer
+from perdure.stores.results import Committed
+from perdure.stores.writes import ReleaseRun, RewindRun
 
 PAGE = 500
 BULK_ACTIONS = ("finalize", "fan_out")  # one execution repairs all findings of the kind
@@ -51,6 +53,10 @@ async def _repair_one(client: Client, action: str, subject: str) -> str:
         case "cancel":
             await client.cancel(subject)
             return f"requested cancellation of run {subject}, because its parent has ended"
+        case "subscribe":
+            return await _subscribe(client, subject)
+        case "release_run":
+            return await _release_run(client, subject)
         case "finalize":
             return await _finalize_runs(client)
         case _:
@@ -79,6 +85,31 @@ async def _release_runs(client: Client, worker_id: str) -> int:
     while page := await session.read(release):
         released += len(page)
     return released
+
+
+async def _subscribe(client: Client, run_id: str) -> str:
+    """Rewind the run without dropping an entry: its open receives subscribe again in the next generation."""
+    session = client._session
+    snapshot = await session.load_snapshot(run_id)
+    base, now = snapshot.position, session.clock.now()
+    deadline_at = snapshot.record.deadline_at
+    write = RewindRun(
+        run_id=run_id, base=base, turn_id=f"subscribe/{run_id}/{base}", now=now, dropped=(), deadline_at=deadline_at
+    )
+    if not isinstance(await session.committer.write(write), Committed):
+        return f"run {run_id} has continued and was not changed"
+    return f"run {run_id} will subscribe again"
+
+
+async def _release_run(client: Client, run_id: str) -> str:
+    """Release a run that its worker does not execute. If the worker does, the store rejects its next turn."""
+    session = client._session
+    record = await session.get_run(run_id)
+    if record.owner is None:
+        return f"run {run_id} was already released"
+    write = ReleaseRun(run_id=run_id, worker=record.owner, now=session.clock.now())
+    released = isinstance(await session.committer.write(write), Committed)
+    return f"released run {run_id} of worker {record.owner}" if released else f"run {run_id} was not changed"
 
 
 async def _finalize_runs(client: Client) -> str:

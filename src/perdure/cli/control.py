@@ -29,7 +29,7 @@ from perdure.errors import PerdureError
 from perdure.model.records import RunStatus
 
 if TYPE_CHECKING:
-    from perdure.admin.health_check import Progress
+    from perdure.admin.store_views import Progress
     from perdure.client.client import Client
     from perdure.client.views import RunDescription
     from perdure.model.queries import RunQuery
@@ -214,7 +214,7 @@ def _apply_to(selected: list[str] | RunQuery, action: Action, store: str | None,
 
 
 async def _open_runs(client: Client, query: RunQuery) -> list[str]:
-    from perdure.admin.health_check import records_of
+    from perdure.admin.store_views import records_of
 
     return [record.id async for page in records_of(client, query) for record in page if not record.status.terminal]
 

@@ -13,7 +13,7 @@ from perdure.cli.session import NOT_FOUND, CommandError, UsageError, confirm_or_
 from perdure.cli.settings import existing_store, store_url
 
 if TYPE_CHECKING:
-    from perdure.admin.health_check import Progress
+    from perdure.admin.store_views import Progress
     from perdure.client.client import Client
     from perdure.client.views import DeadLetterView
 
@@ -146,14 +146,14 @@ async def _remove(client: Client, ids: list[str], more: Progress) -> list[str]:
 
 async def _first(client: Client, ids: list[str]) -> list[DeadLetterView]:
     """Return the dead letters that are shown before the confirmation; unknown ids are left out."""
-    from perdure.admin.health_check import find_dead_letter
+    from perdure.admin.store_views import find_dead_letter
 
     found = [await find_dead_letter(client, dead_letter_id) for dead_letter_id in ids[:SHOWN]]
     return [letter for letter in found if letter is not None]
 
 
 async def _find(client: Client, dead_letter_id: str) -> DeadLetterView:
-    from perdure.admin.health_check import find_dead_letter
+    from perdure.admin.store_views import find_dead_letter
 
     letter = await find_dead_letter(client, dead_letter_id)
     if letter is None:

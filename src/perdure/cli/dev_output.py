@@ -84,7 +84,7 @@ async def report_runs(client: Client, reporter: DevReporter) -> None:
 
 async def _recent_runs(client: Client, since: datetime) -> list[RunDescription]:
     """Return open runs and recently created ones: a short run may start and end between two polls."""
-    from perdure.admin.health_check import OPEN
+    from perdure.admin.store_views import OPEN
     from perdure.model.queries import RunQuery
 
     queries = (RunQuery(status=OPEN, limit=MAX_FOLLOWED_RUNS), RunQuery(created_after=since, limit=MAX_FOLLOWED_RUNS))

@@ -15,7 +15,7 @@ from perdure.cli.settings import existing_store, store_url
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from perdure.admin.health_check import Finding, HealthReport
+    from perdure.admin.findings import Finding, HealthReport
     from perdure.client.client import Client
 
 PROGRESS_REASONS = {
@@ -34,7 +34,7 @@ def doctor(
         bool, typer.Option("--repair", help="Repair what can be repaired, and print what was done.")
     ] = False,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Also read the history of every open run, to find large values.")
+        bool, typer.Option("--deep", help="Also read all histories of open runs, and all ended runs.")
     ] = False,
     yes: options.Yes = False,
     store: options.Store = None,

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perdure.admin.compatibility import CompatibilityReport, IncompatibleRun
-    from perdure.admin.health_check import Finding, HealthReport, WorkerView
+    from perdure.admin.findings import Finding, HealthReport
     from perdure.admin.lint import LintFinding
+    from perdure.admin.store_views import WorkerView
     from perdure.client.views import DeadLetterView, HistoryEntry, Reason, RunDescription, RunList
     from perdure.model.records import ErrorRecord, Hold
 
@@ -27,6 +28,7 @@ RUN = (
     *("held", "cancel_reason", "cancel_pending"),
 )
 HOLD = ("kind", "reason", "location", "line", "recorded", "asked")
+UNREADABLE_RUN = ("id", "reason")
 REASON = ("kind", "text", "location", "name", "until")
 ENTRY = (
     *("location", "kind", "name", "status", "value", "error", "attempts", "seq"),
@@ -61,7 +63,8 @@ def lint_shape(finding: LintFinding) -> Shape:
 
 
 def page_shape(page: RunList) -> Shape:
-    return {"runs": [run_shape(run) for run in page], "next": page.next}
+    unreadable = [_shape(mark, UNREADABLE_RUN) for mark in page.unreadable]
+    return {"runs": [run_shape(run) for run in page], "next": page.next, "unreadable": unreadable}
 
 
 def reason_shape(reason: Reason) -> Shape:

@@ -10,7 +10,7 @@ from perdure.cli.session import confirm_or_exit, error_reporting, with_client
 from perdure.cli.settings import existing_store, store_url
 
 if TYPE_CHECKING:
-    from perdure.admin.health_check import Progress, Prunable
+    from perdure.admin.store_views import Progress, Prunable
     from perdure.client.client import Client
 
 PAGE_SIZE = 500
@@ -57,7 +57,7 @@ def _show_and_confirm(due: Prunable) -> None:
 
 
 async def _due(client: Client, more: Progress) -> Prunable:
-    from perdure.admin.health_check import prunable
+    from perdure.admin.store_views import prunable
 
     return await prunable(client, first=SHOWN, progress=more)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from perdure.admin.health_check import Progress
+    from perdure.admin.store_views import Progress
     from perdure.client.views import RunDescription
 
 STATUS_COLOURS = {

@@ -145,6 +145,8 @@ async def _read(client: Client, run_id: str) -> tuple[RunDescription, list[Histo
 def print_runs(page: RunList | Sequence[RunDescription], emit: Callable[[Any], None] = print_out) -> None:
     """Print runs as a table, with the option for the next page."""
     runs = list(page)
+    for mark in getattr(page, "unreadable", ()):
+        print_err(literal(f"Skipped: {mark}"))
     rows = [
         (
             literal(each.id),

@@ -110,7 +110,7 @@ def _start_by_name(name: str, payload: str | None, given: StartOptions) -> Begin
         )
 
     async def begin(client: Client) -> Run[Any]:
-        from perdure.admin.health_check import published_workflows
+        from perdure.admin.store_views import published_workflows
 
         known = await published_workflows(client)
         if name not in known:

@@ -110,7 +110,7 @@ def _announce(workflows: list[Workflow[Any, Any]], pool: str, url: str, *, json:
 
 def workers(store: options.Store = None, json: options.Json = False) -> None:
     """List workers: their workflows, the number of their runs, and whether they are alive."""
-    from perdure.admin.health_check import workers_of
+    from perdure.admin.store_views import workers_of
 
     with error_reporting(json):
         found = with_client(existing_store(store_url(store)), workers_of)

@@ -23,10 +23,11 @@ from perdure.client.views import (
     published_values,
     waiting_reasons,
 )
-from perdure.errors import InvalidArgument, RunCancelled, RunFailed, RunHeld
+from perdure.errors import InvalidArgument, InvalidPayload, RunCancelled, RunFailed, RunHeld
 from perdure.model.queries import RunQuery
 from perdure.model.records import Hold, RunRecord, RunStatus
 from perdure.model.validation import check_name, check_seconds, describe_value
+from perdure.stores.results import UnreadableRun
 from perdure.workflows.definition import REGISTRY, Workflow
 from perdure.workflows.types import Complete
 
@@ -159,7 +160,14 @@ class QueryClient:
             raise InvalidArgument(f"runs takes a RunQuery, not {describe_value(query)}")
         session = self._session
         page = await session.read(lambda: session.store.runs(query or RunQuery()))
-        return RunList(tuple(describe_run(record, session.codec) for record in page.runs), page.next)
+        described: list[RunDescription] = []
+        unreadable = list(page.unreadable)
+        for record in page.runs:
+            try:
+                described.append(describe_run(record, session.codec))
+            except (InvalidPayload, ValueError, OverflowError) as error:  # a payload or a time
+                unreadable.append(UnreadableRun(record.id, str(error)))
+        return RunList(tuple(described), page.next, tuple(unreadable))
 
     async def _published_values(self, run_id: str) -> dict[str, Any]:
         session = self._session

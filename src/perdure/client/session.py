@@ -16,7 +16,7 @@ from perdure.client.store_urls import open_store
 from perdure.clock import Clock
 from perdure.codec import Codec
 from perdure.config import EngineConfig
-from perdure.errors import InvalidArgument, RunNotFound, WorkflowMisuse
+from perdure.errors import InvalidArgument, RunNotFound, StoreError, WorkflowMisuse
 from perdure.execution.committer import Committer
 from perdure.execution.local_worker import LocalWorker, NullLocalWorker
 from perdure.execution.store_session import WRITES_TIMEOUT_SECONDS, StoreSession
@@ -25,7 +25,7 @@ from perdure.model.records import Message, RunRecord
 from perdure.model.validation import check_name, describe_value
 from perdure.runner.event_loop import WorkflowLoop
 from perdure.stores.protocol import Store
-from perdure.stores.results import Snapshot, WriteResult
+from perdure.stores.results import Snapshot, UnreadableRun, WriteResult
 from perdure.stores.writes import DeliverMessage
 
 MIN_POLL_INTERVAL_SECONDS = 0.02
@@ -185,7 +185,10 @@ class ClientSession:
     async def find_run(self, run_id: str) -> RunRecord | None:
         """Return the record of a run; None if there is no such run."""
         name = check_name("a run's id", run_id)
-        return (await self.read(lambda: self.store.records([name])))[0]
+        found = (await self.read(lambda: self.store.records([name])))[0]
+        if isinstance(found, UnreadableRun):
+            raise StoreError(str(found))
+        return found
 
     async def get_run(self, run_id: str) -> RunRecord:
         """Return the record of a run; `RunNotFound` if there is no such run."""
@@ -200,6 +203,8 @@ class ClientSession:
         snapshot = (await self.read(lambda: self.store.load([name])))[0]
         if snapshot is None:
             raise RunNotFound(name)
+        if isinstance(snapshot, UnreadableRun):
+            raise StoreError(str(snapshot))
         return snapshot
 
     async def deliver(self, run_id: str, message: Message, limit: int | None = None) -> WriteResult:

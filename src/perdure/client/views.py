@@ -22,7 +22,7 @@ from perdure.model.records import (
     StreamItem,
     Wait,
 )
-from perdure.stores.results import StoredEntry
+from perdure.stores.results import StoredEntry, UnreadableRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,14 @@ class HistoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class RunList:
-    """A page of runs, newest first. Pass `next` as `after` to get the next page; it is None on the last page."""
+    """A page of runs, newest first. Pass `next` as `after` to get the next page; it is None on the last page.
+
+    `unreadable` are marks (`id`, `reason`) of runs in the page that cannot be read.
+    """
 
     runs: tuple[RunDescription, ...]
     next: str | None
+    unreadable: tuple[UnreadableRun, ...] = ()
 
     def __iter__(self) -> Iterator[RunDescription]:
         return iter(self.runs)

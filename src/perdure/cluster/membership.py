@@ -138,10 +138,11 @@ class Membership:
         self._update_members([worker for worker in known if worker.id not in fenced_ids], now)
         runs = 0
         for worker in fenced:
-            while page := await self._store.release_runs(worker.id, now, recovered=True, limit=RELEASE_PAGE):
-                runs += len(page)
-                self._on_runs_available()  # claim the first pages while the next are released
-            await self._store.remove_worker(worker.id)
+            try:
+                runs += await self._release_all(worker.id, now)
+            except Exception as error:  # the runs of other workers do not depend on this one; it stays fenced
+                extra = {"worker": worker.id}
+                LOGGER.error("Takeover from worker %s failed, will retry: %r", worker.id, error, extra=extra)
         if fenced:
             LOGGER.warning(
                 "Took over %d runs from %d dead workers: %s",
@@ -151,6 +152,15 @@ class Membership:
                 extra={"worker": self.id, "fenced_workers": sorted(fenced_ids), "runs": runs},
             )
         return Takeover(len(fenced), runs)
+
+    async def _release_all(self, worker_id: str, now: float) -> int:
+        """Release the runs of a fenced worker and remove it; return the number of runs."""
+        runs = 0
+        while page := await self._store.release_runs(worker_id, now, recovered=True, limit=RELEASE_PAGE):
+            runs += len(page)
+            self._on_runs_available()  # claim the first pages while the next are released
+        await self._store.remove_worker(worker_id)
+        return runs
 
     async def _fence_if_dead(self, worker: WorkerRecord, now: float) -> bool:
         """Return whether the worker is fenced, by an earlier takeover or by this call."""

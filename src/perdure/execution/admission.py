@@ -79,6 +79,10 @@ class RunAdmission:
             self._quarantine.on_healthy_run()
         return definition
 
+    def keeps(self, run_id: str) -> bool:
+        """Return whether this run is the suspect that waits for its quarantine."""
+        return self._quarantine.suspect == run_id
+
     def on_run_stopped(self, run_id: str) -> None:
         """Free the slot of a run that no longer executes here, and start or end a quarantine that waits for it."""
         if self._quarantine.suspect == run_id and not self._loader.is_loading(run_id):

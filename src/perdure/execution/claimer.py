@@ -13,12 +13,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from perdure.config import EngineConfig
-from perdure.errors import StoreError
 from perdure.execution.coordinator import Coordinator
 from perdure.execution.membership import MembershipProtocol
 from perdure.model.shards import WorkflowVersions
 from perdure.stores.protocol import Claim, Store
-from perdure.stores.results import ClaimedRun
 
 PAGE = 500
 STEAL_AFTER_SWEEPS = 2
@@ -66,11 +64,15 @@ class Claimer:
             await self._reconcile()
         self.at_capacity = False
         before = self.claimed
-        for workflows, shards in self._member.assignments(self._workflows()):
-            await self._claim_pages(now, workflows, shards)
-        if self._has_peers and now >= self._steal_at:
-            self._steal_at = now + self._sweep
-            await self._claim_pages(now, self._workflows(), None, due_by=now - STEAL_AFTER_SWEEPS * self._sweep)
+        try:
+            for workflows, shards in self._member.assignments(self._workflows()):
+                await self._claim_pages(now, workflows, shards)
+            if self._has_peers and now >= self._steal_at:
+                self._steal_at = now + self._sweep
+                await self._claim_pages(now, self._workflows(), None, due_by=now - STEAL_AFTER_SWEEPS * self._sweep)
+        except Exception:
+            self._on_claim_lost()
+            raise
         if self.claimed > before:
             await asyncio.sleep(0)  # the reads that claimed runs wait for go first
         # Change hints may be lost: read here which active runs of this worker have messages.
@@ -88,7 +90,7 @@ class Claimer:
         may_be_more = shards is None or len(shards) > 0
         while may_be_more and (free_slots := self._coordinator.free_slots) > 0:
             limit = min(PAGE, free_slots)
-            page = await self._claim(
+            page = await self._store.claim(
                 Claim(
                     worker=self._coordinator.worker,
                     now=now,
@@ -125,12 +127,9 @@ class Claimer:
         self._recheck_seconds = min(2 * self._recheck_seconds, MAX_RECHECK_SECONDS)
         return min(sweep_at, now + pause)
 
-    async def _claim(self, claim: Claim) -> list[ClaimedRun]:
-        try:
-            return await self._store.claim(claim)
-        except StoreError:
-            self.needs_reconcile = True  # the store may have executed the claim
-            raise
+    def _on_claim_lost(self) -> None:
+        """Note that runs may be claimed that the coordinator did not get."""
+        self.needs_reconcile = True
 
     async def _reconcile(self) -> None:
         """Load the runs that this worker owns in the store and that are not in memory."""

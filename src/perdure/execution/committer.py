@@ -23,6 +23,7 @@ from functools import partial
 
 from perdure.clock import Clock, Timer
 from perdure.errors import StoreError
+from perdure.execution.periodic import is_cancelled_from_outside
 from perdure.execution.retry_queue import QueuedWrite, RetryQueue, WriteCallback
 from perdure.retry import Retry
 from perdure.stores.protocol import Store
@@ -92,14 +93,16 @@ class Committer:
         done: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
 
         def complete(result: WriteResult | StoreError) -> None:
-            if on_result is not None:
-                on_result(result)
-            if done.done():
-                return
-            if isinstance(result, StoreError):
-                done.set_exception(result)
-            else:
-                done.set_result(result)
+            try:
+                if on_result is not None:
+                    on_result(result)
+            finally:  # a callback that raises must not leave the caller waiting
+                if done.done():
+                    pass
+                elif isinstance(result, StoreError):
+                    done.set_exception(result)
+                else:
+                    done.set_result(result)
 
         self.submit(write, complete, wait_for_store=wait_for_store)
         return done
@@ -226,11 +229,18 @@ class Committer:
     async def _commit(self, batch: list[QueuedWrite]) -> list[_Completed]:
         """Return all writes with their results. Raises a `StoreError` if the store may accept the batch later."""
         try:
-            return list(zip(batch, await self._store.commit([write for write, _, _ in batch]), strict=True))
+            results = await self._store.commit([write for write, _, _ in batch])
+            if len(results) != len(batch):  # the committer must not end with an error
+                raise StoreError(f"the store returned {len(results)} results for {len(batch)} writes", retryable=True)
+            return list(zip(batch, results, strict=True))
         except StoreError as error:
             refused = error
         except Exception as error:
             refused = StoreError(f"the store raised {type(error).__name__}: {error}")
+        except asyncio.CancelledError as error:
+            if is_cancelled_from_outside(error):
+                raise
+            refused = StoreError("the store cancelled the call; it may have been executed", retryable=True)
         if refused.retryable:
             raise refused
         if len(batch) == 1:

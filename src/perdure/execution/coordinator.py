@@ -6,6 +6,8 @@
     on_runs_found         the store names this worker as owner of runs         load those that are not in memory
     on_run_loaded         the loader read a run that this worker owns          attach; or release, hold, quarantine
     on_run_not_owned      the loader read a run that this worker does not own  free its slot
+    on_load_failed        a run cannot be read or attached                     hold it (`RunFaults`)
+    on_run_failed         handling a run raised outside of its own code        evict, hold it
     on_run_ready          a run was attached, or its messages were read        advance
     on_step_completed     an attempt of a step ended                           advance
     on_effects_completed  external effects of the run were executed            advance
@@ -28,7 +30,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,6 +44,7 @@ from perdure.execution.hold_fingerprints import HoldFingerprints
 from perdure.execution.local_worker import LocalWorker
 from perdure.execution.quarantine import Quarantine
 from perdure.execution.run_cache import CachedRun, RunCache
+from perdure.execution.run_faults import RunFaults
 from perdure.execution.run_loader import RunLoader, inputs_to_retry, is_first_execution
 from perdure.execution.run_log import log_dead_letters, log_extra, log_failed, log_held
 from perdure.execution.step_executor import StepExecutor
@@ -96,6 +99,7 @@ class Coordinator:
         self.should_pause = self.slices.is_used_up
         # Claims of runs whose suspending turn is committed, but whose commit result has not arrived here yet.
         self._claimed_early: dict[str, tuple[ClaimedRun, float | None]] = {}
+        self._faults = RunFaults(session, lambda: self.worker, lambda run_id: self.on_runs_found([run_id]))
         steps, stream_writer = session.config.max_concurrent_steps, StreamWriter(session, lambda: self.worker)
         self.executor = StepExecutor(session.clock, session.codec, steps, self.on_step_completed, stream_writer)
         self.external_effects = ExternalEffects(session, local_worker, self.on_effects_completed)
@@ -117,7 +121,9 @@ class Coordinator:
         """Attach a run that was created here, without loading what was just written."""
         cached = self.cache.get(record.id)
         if cached is None:
-            self.loader.attach(Snapshot(record, 0, (), ()), definition, never_executed=True)
+            if self.loader.is_loading(record.id):
+                self._effects.cancel_all(record.id)  # of an earlier run with this id
+            self._attach(Snapshot(record, 0, (), ()), definition, never_executed=True)
         elif not cached.active:
             self.on_runs_found((record.id,))  # the cached run was pruned, and its id is used again
 
@@ -145,15 +151,17 @@ class Coordinator:
                 # The turn that suspends the run is committed and the run is due again, but the commit result is still
                 # on its way. The claim takes effect when that result arrives.
                 self._claimed_early[run.id] = (run, at)
-        self.on_runs_found(missing, at)
+        self.on_runs_found(missing, at, {run.id: run.position for run in runs})
 
-    def on_runs_found(self, run_ids: Sequence[str], claimed_at: float | None = None) -> None:
+    def on_runs_found(
+        self, run_ids: Sequence[str], claimed_at: float | None = None, positions: Mapping[str, int] | None = None
+    ) -> None:
         """Load runs that this worker owns in the store and that are not active in memory."""
         for run_id in run_ids:
             cached = self.cache.get(run_id)
             if cached is not None and not cached.active:
                 self._evict(cached)  # the result of the claim was lost: nothing else would activate this copy
-        self.loader.load([run_id for run_id in run_ids if self.cache.get(run_id) is None], claimed_at)
+        self.loader.load([run_id for run_id in run_ids if self.cache.get(run_id) is None], claimed_at, positions)
 
     def on_run_loaded(self, snapshot: Snapshot, claimed_at: float | None) -> None:
         """Attach a loaded run; or release it, hold it as poison, or keep it in quarantine."""
@@ -161,7 +169,7 @@ class Coordinator:
         match self._admission.decide(record):
             case Workflow() as definition:
                 never_executed = claimed_at is not None and is_first_execution(snapshot, claimed_at)
-                self.loader.attach(snapshot, definition, never_executed=never_executed)
+                self._attach(snapshot, definition, never_executed=never_executed)
             case Hold() as hold:
                 self._hold(record, snapshot.position, record.last_message_no, hold)
             case NotAdmitted.RELEASE:
@@ -175,6 +183,32 @@ class Coordinator:
 
     def on_run_not_owned(self, run_id: str) -> None:
         self._admission.on_run_stopped(run_id)
+
+    def on_load_failed(self, run_id: str, cause: Exception | str, position: int | None) -> None:
+        """Hold a run that cannot be read or attached.
+
+        The hold needs the position of the run. If it is unknown, the run is released: the next claim returns it.
+        """
+        if position is None:
+            self._release(run_id)
+        else:
+            self._faults.hold(run_id, position, cause)
+        if (cached := self.cache.get(run_id)) is not None:
+            self._evict(cached)
+        else:
+            self._admission.on_run_stopped(run_id)
+
+    def on_run_failed(self, cached: CachedRun, error: Exception) -> None:
+        """Hold a run of this worker that raised outside of its own code."""
+        workflow = cached.record.workflow
+        self._faults.hold(cached.id, cached.position, error, seen=cached.seen, workflow=workflow)
+        self._evict(cached)
+
+    def _attach(self, snapshot: Snapshot, definition: Workflow[Any, Any], *, never_executed: bool) -> None:
+        try:
+            self.loader.attach(snapshot, definition, never_executed=never_executed)
+        except Exception as error:
+            self.on_load_failed(snapshot.record.id, error, snapshot.position)
 
     def on_run_ready(self, cached: CachedRun) -> None:
         self._advance(cached)
@@ -252,6 +286,10 @@ class Coordinator:
         cached = self.cache.active(run_id)
         return cached is not None and cached.committing
 
+    def has_run(self, run_id: str) -> bool:
+        """Return whether this run is active here, is being loaded, or waits in quarantine."""
+        return self.cache.active(run_id) is not None or self.loader.is_loading(run_id) or self._admission.keeps(run_id)
+
     def discard_all(self) -> None:
         """Evict all runs and cancel all steps, without a write to the store."""
         self._claimed_early.clear()
@@ -305,30 +343,47 @@ class Coordinator:
         """Compute a turn that started at `now`, or its next part. Submit it when it is complete."""
         try:
             turn = next_turn(cached, now, taken, self.worker, paused_before=paused_before)
+            if turn is None:
+                cached.turn_paused = True
+                self.slices.queue(partial(self._continue_turn, cached, now, taken))
+                return
+            if turn.held is not None:
+                turn = replace(turn, held=self.fingerprints.add_to(turn.held, cached))
+            commit = build_turn_commit(cached, turn, self.worker, now, self._config)
+            if commit is None:
+                self._after_commit(cached, turn)
+            else:
+                cached.committing, cached.changed_while_committing = True, False
+                self._committer.submit(commit, partial(self._on_commit_result, cached, turn, commit, tuple(taken)))
+            if cached.fetch_after_turn:
+                cached.fetch_after_turn = False
+                self.loader.fetch_messages(cached)
+        except Exception as error:
+            self.on_run_failed(cached, error)
         except BaseException:  # KeyboardInterrupt: drop the turn and release the run, so that it can be claimed again
             self._evict_and_release(cached)
             raise
-        if turn is None:
-            cached.turn_paused = True
-            self.slices.queue(partial(self._continue_turn, cached, now, taken))
-            return
-        if turn.held is not None:
-            turn = replace(turn, held=self.fingerprints.add_to(turn.held, cached))
-        commit = build_turn_commit(cached, turn, self.worker, now, self._config)
-        if commit is None:
-            self._after_commit(cached, turn)
-        else:
-            cached.committing, cached.changed_while_committing = True, False
-            self._committer.submit(commit, partial(self._on_commit_result, cached, turn, commit, tuple(taken)))
-        if cached.fetch_after_turn:
-            cached.fetch_after_turn = False
-            self.loader.fetch_messages(cached)
 
     def _advance_if_active(self, cached: CachedRun) -> None:
         if self.cache.active(cached.id) is cached:
             self._advance(cached)
 
     def _on_commit_result(
+        self,
+        cached: CachedRun,
+        turn: Turn,
+        commit: CommitTurn,
+        taken: tuple[Input, ...],
+        result: WriteResult | StoreError,
+    ) -> None:
+        try:
+            self._handle_commit_result(cached, turn, commit, taken, result)
+        except Exception as error:
+            if isinstance(result, Committed):
+                cached.position = max(cached.position, commit.base + (len(commit.entries) or 1))
+            self.on_run_failed(cached, error)
+
+    def _handle_commit_result(
         self,
         cached: CachedRun,
         turn: Turn,

@@ -24,6 +24,7 @@ from perdure.codec import JSON
 from perdure.codec.failures import error_to_record_lossy
 from perdure.errors import QueueFull, RunConflict, RunNotFound, RunTerminated, StoreError
 from perdure.execution.local_worker import LocalWorker
+from perdure.execution.periodic import is_cancelled_from_outside
 from perdure.execution.retry_queue import WriteCallback
 from perdure.execution.store_session import StoreSession
 from perdure.execution.store_writes import build_end_run, cancel_message, publish_event, raise_for_delivery
@@ -125,7 +126,9 @@ class ExternalEffects:
     ) -> None:
         try:
             outcome = _build_outcome(effect, await execution)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if is_cancelled_from_outside(error):
+                raise
             outcome = self._failure(record, effect, error)
         self._complete(record.id, outcome, asyncio.current_task())
 
@@ -148,7 +151,7 @@ class ExternalEffects:
 
     # --- completion
 
-    def _failure(self, record: RunRecord, effect: ExternalEffect, error: Exception) -> StepDone:
+    def _failure(self, record: RunRecord, effect: ExternalEffect, error: BaseException) -> StepDone:
         if not isinstance(error, RunNotFound | RunTerminated | RunConflict | QueueFull):  # errors the workflow expects
             extra = {"run_id": record.id, "workflow": record.workflow}
             LOGGER.error(
@@ -226,6 +229,19 @@ class ExternalEffects:
         self._session.committer.submit(CreateRun(record, observer=observer), on_result, wait_for_store=True)
 
     def _on_child_created(
+        self,
+        child_start: ChildStart,
+        request: StartRequest,
+        notify_worker: WriteCallback,
+        result: WriteResult | StoreError,
+    ) -> None:
+        try:
+            self._continue_child_start(child_start, request, notify_worker, result)
+        except Exception as error:
+            outcome = self._failure(child_start.parent, child_start.effect, error)
+            self._complete(child_start.parent.id, outcome, child_start)
+
+    def _continue_child_start(
         self,
         child_start: ChildStart,
         request: StartRequest,

@@ -63,10 +63,7 @@ class RunFinalizer:
         return now + self._session.config.seconds("sweep_interval")
 
     async def _finalize(self, page: list[UnfinalizedRun], now: float) -> None:
-        for pending in page:
-            if pending.orphaned_children:
-                await self._end_children(pending.record, now)
-        plans = [FinalizationPlan(pending, now, self._session.config) for pending in page]
+        plans = [plan for pending in page if (plan := await self._plan(pending, now)) is not None]
         write_all = self._session.committer.write_all
         results = await write_all([write for plan in plans for write in plan.deliveries])
         first = 0
@@ -83,6 +80,18 @@ class RunFinalizer:
                 if isinstance(result, Committed):
                     log_dead_letters(plan.record, plan.dead_letters)
         self._notify_of_events(plans)
+
+    async def _plan(self, pending: UnfinalizedRun, now: float) -> FinalizationPlan | None:
+        """End the children of a terminated run and plan the rest; return None if that fails, for this run only."""
+        try:
+            if pending.orphaned_children:
+                await self._end_children(pending.record, now)
+            return FinalizationPlan(pending, now, self._session.config)
+        except Exception as error:
+            run_id, workflow = pending.record.id, pending.record.workflow
+            extra = {"run_id": run_id, "workflow": workflow}
+            LOGGER.warning("Run %s: finalization failed and will be retried: %r", run_id, error, extra=extra)
+            return None
 
     def _notify_of_events(self, plans: list[FinalizationPlan]) -> None:
         if any(plan.returned or plan.redirected for plan in plans):

@@ -18,7 +18,7 @@ from perdure.model.ids import new_token
 from perdure.model.queries import RunQuery
 from perdure.model.records import CODE_HOLD_KINDS, RunRecord, RunStatus
 from perdure.model.shards import WorkflowVersions
-from perdure.stores.results import Committed, Snapshot
+from perdure.stores.results import Committed, Snapshot, UnreadableRun
 from perdure.stores.writes import CommitTurn, RunPatch, Write
 
 PAGE = 100
@@ -99,10 +99,12 @@ class HeldRunRetrier:
         ]
         self._coordinator.on_runs_found(claimed)
 
-    def _build_claims(self, snapshots: Iterable[Snapshot | None], now: float) -> Iterable[Write]:
+    def _build_claims(self, snapshots: Iterable[Snapshot | UnreadableRun | None], now: float) -> Iterable[Write]:
         """Yield a turn for each run that is still held. It changes nothing but the owner."""
         for snapshot in snapshots:
-            if snapshot is None or (held := snapshot.record.current_hold) is None or snapshot.record.owner is not None:
+            if not isinstance(snapshot, Snapshot):
+                continue
+            if (held := snapshot.record.current_hold) is None or snapshot.record.owner is not None:
                 continue
             record = snapshot.record
             yield CommitTurn(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from perdure.config import EngineConfig
 from perdure.execution.coordinator import Coordinator
 from perdure.execution.store_session import StoreSession
 from perdure.execution.store_writes import raise_for_publish
+from perdure.model.records import TopicEvent
 from perdure.stores.protocol import Store
 from perdure.stores.writes import FanOut
 
+LOGGER = logging.getLogger("perdure.execution")
 RECORD_RUNNING_AFTER_SECONDS = 1.0
 PRUNE_INTERVAL_SECONDS = 60.0
 PRUNE_PAGE = 500
@@ -62,11 +65,18 @@ class BroadcastResumer:
         session = self._session
         for event in await session.store.unfinished_broadcasts():
             # A publisher in this process completes its own fan-out, because it returns the number of receivers.
-            more = (event.topic, event.id) not in session.active_broadcasts
-            while more:
-                write = FanOut(topic=event.topic, offset=event.offset, now=session.clock.now())
-                published = raise_for_publish(event.topic, await session.committer.write(write))
-                more = published.more
-                if published.woken:
-                    self._runs_may_be_due()
+            if (event.topic, event.id) not in session.active_broadcasts:
+                try:
+                    await self._fan_out(event)
+                except Exception as error:  # the events of other topics do not depend on this one
+                    LOGGER.warning("Fan-out of event %s failed, will retry: %r", event.id, error)
         return now + session.config.seconds("sweep_interval")
+
+    async def _fan_out(self, event: TopicEvent) -> None:
+        session, more = self._session, True
+        while more:
+            write = FanOut(topic=event.topic, offset=event.offset, now=session.clock.now())
+            published = raise_for_publish(event.topic, await session.committer.write(write))
+            more = published.more
+            if published.woken:
+                self._runs_may_be_due()

@@ -17,7 +17,8 @@ Tick = Callable[[float], Awaitable[float | None]]  # receives the current time, 
 class PeriodicTask:
     """Calls `tick(now)` again and again: at the time that the last call returned, or earlier if triggered.
 
-    A failed tick is logged and repeated after `interval` seconds, so an unavailable store ends no periodic task.
+    A failed tick is logged, counted in `failures`, and repeated after `interval` seconds. So neither an unavailable
+    store nor a defect ends a periodic task.
     """
 
     def __init__(self, name: str, tick: Tick, clock: Clock, interval: float) -> None:
@@ -31,6 +32,7 @@ class PeriodicTask:
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
         self.ticking = False
+        self.failures = 0
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"perdure-{self.name}")
@@ -65,18 +67,25 @@ class PeriodicTask:
             now = self._clock.now()
             try:
                 next_at = await self._tick(now)
-            except StoreError as error:
-                LOGGER.warning("Periodic task %s failed, will retry: %s", self.name, error)
-                next_at = self._clock.now() + self._interval
-            except Exception:
-                LOGGER.exception("Periodic task %s raised; will retry", self.name)
-                next_at = self._clock.now() + self._interval
+            except (Exception, asyncio.CancelledError) as error:
+                if is_cancelled_from_outside(error):
+                    raise
+                next_at = self._on_failure(error)
             finally:
                 self.ticking = False
             if next_at is not None:  # a clock that was corrected backwards during the tick must not extend the pause
                 next_at = min(next_at, self._clock.now() + max(0.0, next_at - now))
             if next_at is not None and (self._due_at is None or next_at < self._due_at):
                 self._set_timer(next_at)  # unless `trigger` set an earlier time during the tick
+
+    def _on_failure(self, error: BaseException) -> float:
+        """Log and count a failed tick; return when to repeat it."""
+        self.failures += 1
+        if isinstance(error, StoreError):
+            LOGGER.warning("Periodic task %s failed, will retry: %s", self.name, error)
+        else:
+            LOGGER.error("Periodic task %s raised, will retry: %r", self.name, error, exc_info=error)
+        return self._clock.now() + self._interval
 
     def _set_timer(self, at: float | None) -> None:
         if self._timer is not None:
@@ -90,3 +99,12 @@ class PeriodicTask:
         self._due_at = None
         self._timer = None
         self._triggered.set()
+
+
+def is_cancelled_from_outside(error: BaseException) -> bool:
+    """Return whether the current task is being cancelled, so that it must end.
+
+    A `CancelledError` may also come from something that the task awaits. Then the task has no request to end.
+    """
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling() > 0)

@@ -11,8 +11,7 @@ its own and cannot run inside one.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from perdure.codec import Codec
@@ -25,11 +24,10 @@ from perdure.model.records import Message, SigningKey
 from perdure.model.turns import AwaitingResult, Input, MessageReceived, StepDone
 from perdure.runner.history import ROWS_PER_PART, History
 from perdure.runner.runner import Runner, RunStart
-from perdure.stores.results import Snapshot
+from perdure.stores.results import Snapshot, UnreadableRun
 from perdure.workflows.context import RunInfo
 from perdure.workflows.definition import REGISTRY, Workflow, WorkflowLookup
 
-LOGGER = logging.getLogger("perdure.execution")
 T = TypeVar("T")
 # Rows of histories that are handled in one iteration of the event loop; about 5 ms. A run counts as some rows itself.
 ROWS_PER_ITERATION, ROWS_PER_RUN = 2_000, 20
@@ -60,6 +58,12 @@ class LoadHandler(Protocol):
     def on_run_ready(self, cached: CachedRun) -> None:
         """Handle a run that was attached to the cache, or whose new messages were read."""
 
+    def on_load_failed(self, run_id: str, cause: Exception | str, position: int | None) -> None:
+        """Handle a run that cannot be read or attached; `position` is the last one of its history, if known."""
+
+    def on_run_failed(self, cached: CachedRun, error: Exception) -> None:
+        """Handle a run of the cache whose messages cannot be read."""
+
 
 class RunLoader:
     """Loads runs for one coordinator."""
@@ -73,6 +77,7 @@ class RunLoader:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loading: set[str] = set()
         self._arranged: dict[str, History] = {}  # long histories of runs that are being loaded
+        self._positions: dict[str, int] = {}  # of claimed runs that are being loaded
         self._load_again: set[str] = set()  # claimed while being loaded: the read may be from before the claim
 
     @property
@@ -96,11 +101,16 @@ class RunLoader:
 
     # --- runs
 
-    def load(self, run_ids: Sequence[str], claimed_at: float | None = None) -> None:
+    def load(
+        self, run_ids: Sequence[str], claimed_at: float | None = None, positions: Mapping[str, int] | None = None
+    ) -> None:
         """Load runs in one store call; a run that is being loaded already is loaded again if the first read misses it.
 
-        `claimed_at` is the time of the claim that this load follows, if there was one.
+        `claimed_at` is the time of the claim that this load follows, if there was one, and `positions` are the last
+        positions of the claimed runs: a run that cannot be read is held there.
         """
+        if positions:
+            self._positions.update((run_id, positions[run_id]) for run_id in run_ids)
         self._load_again.update(run_id for run_id in run_ids if run_id in self._loading)
         missing = [run_id for run_id in run_ids if run_id not in self._loading]
         if missing:
@@ -125,7 +135,11 @@ class RunLoader:
         self._handler.on_run_ready(cached)
 
     def reload_with_inputs(self, run_id: str, definition: Workflow[Any, Any], inputs: list[Input]) -> None:
-        """Replay a run from its history, then give it these inputs one by one. Its steps continue meanwhile."""
+        """Replay a run from its history, then give it these inputs one by one. Its steps continue meanwhile.
+
+        The run counts as being loaded, so that no other load attaches it without the inputs.
+        """
+        self._loading.add(run_id)
         self._spawn(self._reload(run_id, definition, inputs))
 
     def _start_load(self, run_ids: list[str], claimed_at: float | None) -> None:
@@ -135,23 +149,16 @@ class RunLoader:
     async def _load(self, run_ids: list[str], claimed_at: float | None) -> None:
         try:
             snapshots = await self._read(lambda: self._session.store.load(run_ids))
-        except StoreError as error:
-            self._loading.difference_update(run_ids)
+        except Exception as error:
             if len(run_ids) > 1:  # one run cannot be read: find it, and load the others
                 for run_id in run_ids:
                     self._start_load([run_id], claimed_at)
             else:
-                LOGGER.error(
-                    "Run %s could not be loaded; it stays claimed by worker %s: %s",
-                    run_ids[0],
-                    self._handler.worker,
-                    error,
-                    extra={"run_id": run_ids[0], "worker": self._handler.worker},
-                )
+                self._loop.call_soon(self._on_load_failed, run_ids[0], error, None)
             return
         rows = 0
         for run_id, snapshot in zip(run_ids, snapshots, strict=True):
-            if snapshot is not None:
+            if isinstance(snapshot, Snapshot):
                 rows += await self._arrange_if_long(snapshot)
             self._loop.call_soon(self._on_loaded, run_id, snapshot, claimed_at)
             rows += ROWS_PER_RUN
@@ -165,57 +172,105 @@ class RunLoader:
         if len(entries) <= ROWS_PER_PART:
             return len(entries)
         history = History()
-        for _ in history.arrange(entries):
-            await asyncio.sleep(0)
+        try:
+            for _ in history.arrange(entries):
+                await asyncio.sleep(0)
+        except Exception:
+            return len(entries)  # attaching the run raises the same error and holds the run
         self._arranged[snapshot.record.id] = history
         return 0
 
-    def _on_loaded(self, run_id: str, snapshot: Snapshot | None, claimed_at: float | None) -> None:
-        again = run_id in self._load_again
-        self._loading.discard(run_id)
-        self._load_again.discard(run_id)
+    def _on_loaded(self, run_id: str, snapshot: Snapshot | UnreadableRun | None, claimed_at: float | None) -> None:
         try:
-            self._handle_loaded(run_id, snapshot, claimed_at, again=again)
+            if isinstance(snapshot, UnreadableRun):
+                self._on_load_failed(run_id, str(snapshot), snapshot.position)
+            else:
+                self._handle_loaded(run_id, snapshot, claimed_at)
         finally:
             self._arranged.pop(run_id, None)
 
-    def _handle_loaded(self, run_id: str, snapshot: Snapshot | None, claimed_at: float | None, *, again: bool) -> None:
+    def _handle_loaded(self, run_id: str, snapshot: Snapshot | None, claimed_at: float | None) -> None:
+        again = self._end_load(run_id)
         if self._cache.get(run_id) is not None:
             return
         if snapshot is not None and snapshot.record.owner == self._handler.worker:
-            self._handler.on_run_loaded(snapshot, claimed_at)
+            try:
+                self._handler.on_run_loaded(snapshot, claimed_at)
+            except Exception as error:
+                self._handler.on_load_failed(run_id, error, snapshot.position)
             return
         if again:  # this worker claimed the run after the read
             self._start_load([run_id], None)
         self._handler.on_run_not_owned(run_id)
 
+    def _on_load_failed(self, run_id: str, cause: Exception | str, position: int | None) -> None:
+        position = self._positions.get(run_id) if position is None else position
+        self._end_load(run_id)
+        if self._cache.get(run_id) is None:
+            self._handler.on_load_failed(run_id, cause, position)
+
+    def _end_load(self, run_id: str) -> bool:
+        """Mark a run as loaded; return whether it was to be loaded again meanwhile."""
+        again = run_id in self._load_again
+        self._loading.discard(run_id)
+        self._load_again.discard(run_id)
+        self._positions.pop(run_id, None)
+        return again
+
     async def _reload(self, run_id: str, definition: Workflow[Any, Any], inputs: list[Input]) -> None:
-        snapshot = (await self._read(lambda: self._session.store.load([run_id])))[0]
+        try:
+            snapshot = (await self._read(lambda: self._session.store.load([run_id])))[0]
+        except Exception as error:
+            self._loop.call_soon(self._on_reload_failed, run_id, error, None)
+            return
         self._loop.call_soon(self._on_reloaded, run_id, snapshot, definition, inputs)
 
     def _on_reloaded(
-        self, run_id: str, snapshot: Snapshot | None, definition: Workflow[Any, Any], inputs: list[Input]
+        self,
+        run_id: str,
+        snapshot: Snapshot | UnreadableRun | None,
+        definition: Workflow[Any, Any],
+        inputs: list[Input],
     ) -> None:
-        handler = self._handler
-        if snapshot is None or snapshot.record.owner != handler.worker or self._cache.get(run_id) is not None:
-            self._effects.cancel_all(run_id)
+        if isinstance(snapshot, UnreadableRun):
+            self._on_reload_failed(run_id, str(snapshot), snapshot.position)
             return
+        again = self._end_load(run_id)
+        if self._cache.get(run_id) is not None:
+            return  # a new run with this id was created here: the steps in this process are its own
+        if snapshot is None or snapshot.record.owner != self._handler.worker:
+            self._effects.cancel_all(run_id)
+            if again:  # this worker claimed the run after the read
+                self._start_load([run_id], None)
+            self._handler.on_run_not_owned(run_id)
+            return
+        try:
+            self._attach_with_inputs(snapshot, definition, inputs)
+        except Exception as error:
+            self._effects.cancel_all(run_id)
+            self._handler.on_load_failed(run_id, error, snapshot.position)
+
+    def _attach_with_inputs(self, snapshot: Snapshot, definition: Workflow[Any, Any], inputs: list[Input]) -> None:
         # The replay must not start what is executing here, nor what has ended and is among the inputs.
         ended = {given.location for given in inputs if isinstance(given, StepDone | AwaitingResult)}
-        under_way = self._effects.running_locations(run_id) | ended
+        under_way = self._effects.running_locations(snapshot.record.id) | ended
         start = build_run_start(
             snapshot,
             definition,
             self._session.codec,
-            handler.keys,
-            workflows=handler.workflows,
+            self._handler.keys,
+            workflows=self._handler.workflows,
             under_way=under_way,
-            should_pause=handler.should_pause,
+            should_pause=self._handler.should_pause,
         )
         cached = build_cached_run(snapshot, start)
         feed_inputs_singly(cached, inputs)
         self._cache.add(cached)
-        handler.on_run_ready(cached)
+        self._handler.on_run_ready(cached)
+
+    def _on_reload_failed(self, run_id: str, cause: Exception | str, position: int | None) -> None:
+        self._effects.cancel_all(run_id)
+        self._on_load_failed(run_id, cause, position)
 
     # --- messages
 
@@ -235,17 +290,17 @@ class RunLoader:
         self._spawn(self._fetch_messages(cached))
 
     async def _fetch_messages(self, cached: CachedRun) -> None:
-        messages: Sequence[Message] = ()
         try:
             messages = await self._read(lambda: self._session.store.inbox(cached.id, cached.seen))
-        except StoreError as error:
-            LOGGER.error(
-                "Run %s: reading its inbox failed: %s",
-                cached.id,
-                error,
-                extra={"run_id": cached.id, "workflow": cached.record.workflow, "worker": self._handler.worker},
-            )
+        except Exception as error:
+            self._loop.call_soon(self._on_read_failed, cached, error)
+            return
         self._loop.call_soon(self._on_messages_read, cached, messages)
+
+    def _on_read_failed(self, cached: CachedRun, error: Exception) -> None:
+        cached.fetching = False
+        if self._cache.active(cached.id) is cached:
+            self._handler.on_run_failed(cached, error)
 
     def _on_messages_read(self, cached: CachedRun, messages: Sequence[Message]) -> None:
         cached.fetching = False

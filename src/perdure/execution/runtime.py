@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any
 
 from perdure.clock import sleep_on, wait_within
@@ -18,7 +19,8 @@ from perdure.execution.maintenance import BroadcastResumer, RetentionPruner, Slo
 from perdure.execution.membership import MembershipProtocol
 from perdure.execution.periodic import PeriodicTask
 from perdure.execution.retry_queue import WriteCallback
-from perdure.execution.store_session import StoreSession
+from perdure.execution.store_session import StoreSession, retry_store_call
+from perdure.execution.stray_runs import StrayRunFinder
 from perdure.model.records import RunRecord, Takeover
 from perdure.stores.results import Created, WriteResult
 from perdure.workflows.definition import Workflow
@@ -87,6 +89,7 @@ class WorkerRuntime:
             PeriodicTask("slow_steps", SlowStepRecorder(self.coordinator).tick, clock, interval),
             PeriodicTask("retention", RetentionPruner(session.store, config).tick, clock, interval),
             PeriodicTask("keys", self._read_keys, clock, interval),
+            PeriodicTask("stray_runs", StrayRunFinder(session.store, self.coordinator).tick, clock, interval),
         ]
         self._rejoin_task: asyncio.Task[None] | None = None
         self._unsubscribe = session.on_change(self._on_change_hint)
@@ -152,6 +155,11 @@ class WorkerRuntime:
         await self._stop_tasks()
         self.coordinator.discard_all()
         self.coordinator.executor.close()
+
+    @property
+    def task_failures(self) -> dict[str, int]:
+        """The number of failed ticks per periodic task."""
+        return {task.name: task.failures for task in self._periodic_tasks}
 
     @property
     def is_idle(self) -> bool:
@@ -307,11 +315,24 @@ class WorkerRuntime:
             self._rejoin_task = asyncio.get_running_loop().create_task(self._rejoin())
 
     async def _rejoin(self) -> None:
+        fenced_id = self._member.id
         try:
             await self._join(retry_forever=True)
+        except Exception:
+            LOGGER.exception("Worker %s could not rejoin, will retry", fenced_id, extra={"worker": fenced_id})
+            self._renew_task.trigger(self._session.clock.now() + self._session.config.seconds("lease") / 10)
+            return
         finally:
             self._rejoin_task = None
         self._claim_task.trigger()
+        await self._release_runs_of(fenced_id)
+
+    async def _release_runs_of(self, fenced_id: str) -> None:
+        """Release runs under the fenced id of this worker: no takeover finds them if its row is missing."""
+        session = self._session
+        release = partial(session.store.release_runs, fenced_id, session.clock.now(), recovered=True)
+        while await retry_store_call(release, session.clock, session.config.store_retry):
+            self._claim_task.trigger()
 
     async def _stop_tasks(self) -> None:
         if self._rejoin_task is not None:

@@ -19,6 +19,7 @@ from perdure.codec.failures import error_to_record
 from perdure.errors import InvalidPayload
 from perdure.execution.stream_writer import StreamBuffer, StreamWriter
 from perdure.execution.thread_pool import StepThreadPool
+from perdure.model.records import ErrorRecord
 from perdure.model.turns import RunStep, StepDone
 from perdure.workflows.step_context import CurrentStep, _current_step
 from perdure.workflows.steps import StepCall
@@ -192,7 +193,25 @@ class StepExecutor:
         if attempt.ended:
             return
         self._finish(attempt)
-        self._on_completed(attempt.run_id, self._build_result(attempt, value, error))
+        try:
+            done = self._build_result(attempt, value, error)
+        except Exception as raised:  # the codec, or a method of the user's exception: the run must get a result
+            done = self._build_defect(attempt, raised)
+        self._on_completed(attempt.run_id, done)
+
+    def _build_defect(self, attempt: Attempt, raised: Exception) -> StepDone:
+        extra = {"run_id": attempt.run_id, "workflow": attempt.workflow}
+        LOGGER.error(
+            "Run %s: result of step %s cannot be recorded",
+            attempt.run_id,
+            attempt.location,
+            exc_info=raised,
+            extra=extra,
+        )
+        message = f"the result of step {attempt.location} cannot be recorded: {type(raised).__name__}"
+        return StepDone(
+            attempt.location, attempt.step.attempt, error=ErrorRecord(type(raised).__name__, message), retryable=False
+        )
 
     def _build_result(self, attempt: Attempt, value: Any, error: BaseException | None) -> StepDone:
         step, name = attempt.step.call.step, attempt.step.location
@@ -256,4 +275,14 @@ class StepExecutor:
             attempt.timer.cancel()
         self._slots_taken -= 1
         if self._queued and self._slots_taken < self._limit:
-            self._start(self._queued.popleft(), self._clock.now())
+            self._start_queued(self._queued.popleft())
+
+    def _start_queued(self, attempt: Attempt) -> None:
+        """Start a queued attempt. An error, such as no further thread, belongs to its run and not to the one before."""
+        try:
+            self._start(attempt, self._clock.now())
+        except Exception as error:
+            self._slots_taken -= 1
+            self._remove(attempt)
+            failure = self._build_failure(attempt, error, retryable=True)
+            self._loop.call_soon(self._on_completed, attempt.run_id, failure)

@@ -16,6 +16,7 @@ from perdure.codec import Codec, JsonCodec
 from perdure.config import EngineConfig
 from perdure.errors import StoreError
 from perdure.execution.committer import Committer
+from perdure.execution.periodic import is_cancelled_from_outside
 from perdure.execution.waiters import RunWaiters
 from perdure.model.records import ChangeCallback
 from perdure.retry import Retry
@@ -96,16 +97,18 @@ class StoreSession:
         await self.committer.stop()
 
     def _on_change_hint(self, run_ids: frozenset[str] | None) -> None:
-        self.waiters.on_change_hint(run_ids)
-        for listener in self._listeners:
-            listener(run_ids)
+        for listener in (self.waiters.on_change_hint, *self._listeners):
+            try:
+                listener(run_ids)
+            except Exception:  # one listener must not keep the hint from the others; the sweep repeats it
+                LOGGER.exception("Listener for change hints raised")
 
     def _sweep(self) -> None:
         """Wake all waiters, so that they read the store again: change hints are best effort and may be lost."""
-        self.waiters.notify(None)
         sweep_at = self.clock.now() + self.config.seconds("sweep_interval")
-        self._sweep_timer = self.clock.call_at(sweep_at, self._sweep)
+        self._sweep_timer = self.clock.call_at(sweep_at, self._sweep)  # first: the sweep continues whatever is raised
         self._synchronize_if_needed()
+        self.waiters.notify(None)
 
     def _synchronize_if_needed(self) -> None:
         """Measure the store's time, unless a worker in this process did so when it renewed its lease."""
@@ -131,9 +134,12 @@ async def retry_store_call(
     while True:
         try:
             return await call()
-        except StoreError as error:
-            attempts += 1
-            if not error.retryable or (attempts >= retry.max_attempts and not retry_forever):
+        except (StoreError, asyncio.CancelledError) as error:
+            if is_cancelled_from_outside(error):
                 raise
-            LOGGER.warning("Store unavailable, retrying read (attempt %d): %s", attempts, error)
+            attempts += 1
+            failed = error if isinstance(error, StoreError) else StoreError("the store cancelled it", retryable=True)
+            if not failed.retryable or (attempts >= retry.max_attempts and not retry_forever):
+                raise failed from error.__cause__
+            LOGGER.warning("Store unavailable, retrying read (attempt %d): %s", attempts, failed)
         await sleep_on(clock, retry.delay_after(min(attempts, 32), random.random()))

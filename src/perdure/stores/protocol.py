@@ -23,6 +23,9 @@ restarted or ended from outside; the rows up to it may be deleted. A position is
 
 Guarantees of every store
 
+- **Unreadable rows.** Reads of several rows decode row by row, so that a row that cannot be decoded affects no other.
+  `load` and `records` return an `UnreadableRun` for it, `runs` lists it in `RunPage.unreadable`, and all other lists
+  skip and log it. Reads within one run raise a `StoreError` that is not retryable.
 - **One write, one run.** A `Write` changes one run (or one topic) and is all or nothing. Its changes to topics and dead
   letters are part of it.
 - **One batch, one commit.** A batch is one round trip and one durable commit; its writes apply in order. If `commit`
@@ -63,7 +66,15 @@ from perdure.model.records import (
     TopicEvent,
     WorkerRecord,
 )
-from perdure.stores.results import ClaimedRun, RunPage, Snapshot, StoredEntry, UnfinalizedRun, WriteResult
+from perdure.stores.results import (
+    ClaimedRun,
+    RunPage,
+    Snapshot,
+    StoredEntry,
+    UnfinalizedRun,
+    UnreadableRun,
+    WriteResult,
+)
 from perdure.stores.writes import Write
 
 
@@ -121,13 +132,13 @@ class Store(Protocol):
         writes raise a `StoreError` that is not retryable.
         """
 
-    async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
+    async def load(self, ids: Sequence[str]) -> Sequence[Snapshot | UnreadableRun | None]:
         """Return the runs with their histories and inboxes, in the order of `ids`, in one query.
 
         Each snapshot is consistent in itself. An unknown id gives None.
         """
 
-    async def records(self, ids: Sequence[str]) -> list[RunRecord | None]:
+    async def records(self, ids: Sequence[str]) -> Sequence[RunRecord | UnreadableRun | None]:
         """Return the runs' rows alone, in the order of `ids`. An unknown id gives None."""
 
     async def inbox(self, run_id: str, after: int = 0) -> list[Message]:
@@ -223,6 +234,9 @@ class Store(Protocol):
 
     async def topic(self, name: str, limit: int = 100, after: int = 0) -> list[TopicEvent]:
         """Return the events stored in a topic, queued or assigned, in order of offset."""
+
+    async def subscribed(self, ids: Sequence[str]) -> list[frozenset[str]]:
+        """Return the targets of the runs' open receives that have a subscription, in the order of `ids`."""
 
     async def published(self, run_id: str) -> list[PublishedValue]:
         """Return the run's published values by key. Expired values are included until they are pruned."""

@@ -114,6 +114,20 @@ class Snapshot(Struct, frozen=True):
     inbox: tuple[Message, ...]
 
 
+class UnreadableRun(Struct, frozen=True):
+    """The mark of a stored run that cannot be decoded: its rows are damaged, or another version wrote them.
+
+    `position` is the last position of its history, None if that cannot be read either.
+    """
+
+    id: str
+    reason: str
+    position: int | None = None
+
+    def __str__(self) -> str:
+        return f"run {self.id!r} cannot be read ({self.reason}); see `perdure doctor`"
+
+
 class UnfinalizedRun(Struct, frozen=True):
     """An ended run and what is pending for its finalization; observers and unread events in pages.
 
@@ -138,10 +152,14 @@ class ClaimedRun(Struct, frozen=True):
 
 
 class RunPage(Struct, frozen=True):
-    """One page of a query. `next` is the cursor of the next page, None at the end."""
+    """One page of a query. `next` is the cursor of the next page, None at the end.
+
+    `unreadable` are the marks of runs in the page that cannot be decoded.
+    """
 
     runs: tuple[RunRecord, ...]
     next: str | None = None
+    unreadable: tuple[UnreadableRun, ...] = ()
 
 
 class StoredEntry(Struct, frozen=True):

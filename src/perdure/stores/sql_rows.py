@@ -6,11 +6,13 @@ text, NULL if empty. A row may have more columns than a function here reads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
+from perdure.errors import StoreError
 from perdure.model.records import (
     DeadLetter,
     Entry,
@@ -25,8 +27,12 @@ from perdure.model.records import (
     Wait,
     WorkerRecord,
 )
+from perdure.stores.paging import cursor_after
+from perdure.stores.results import RunPage, Snapshot, UnreadableRun
 
+LOGGER = logging.getLogger("perdure.stores")
 Row = Sequence[Any]
+T = TypeVar("T")
 
 _encode = msgspec.json.Encoder().encode
 _errors = msgspec.json.Decoder(ErrorRecord)
@@ -229,14 +235,127 @@ def worker_row(worker: WorkerRecord) -> Row:
 
 
 def worker_of_row(row: Row) -> WorkerRecord:
+    """Return the worker of a row. One whose workflows cannot be decoded has none, until it renews its lease."""
     id, pool, workflows, lease_until, started_at, host, pid, fenced = row
+    try:
+        pairs = _workflows.decode(workflows)
+    except msgspec.DecodeError as error:
+        LOGGER.warning("Worker %s: its workflows cannot be read (%s)", id, error, extra={"worker": id})
+        pairs = ()
     return WorkerRecord(
         id=id,
         pool=pool,
-        workflows=_workflows.decode(workflows),
+        workflows=pairs,
         lease_until=lease_until,
         started_at=started_at,
         host=host,
         pid=pid,
         fenced=bool(fenced),
     )
+
+
+# --- rows that cannot be decoded ------------------------------------------------------------------------------------
+
+
+def snapshot_of_rows(
+    row: Row, position: int, entries: Sequence[Row], messages: Sequence[Row]
+) -> Snapshot | UnreadableRun:
+    """Return the run of these rows, or a mark that says which row cannot be decoded."""
+    try:
+        return Snapshot(
+            run_of_row(row), position, tuple(map(entry_of_row, entries)), tuple(map(message_of_row, messages))
+        )
+    except Exception as error:
+        damage = _find_damaged_column(row) or _find_damaged_row(entries, messages) or _describe(error)
+        return UnreadableRun(row[0], damage, position)
+
+
+def run_or_mark(row: Row) -> RunRecord | UnreadableRun:
+    """Return the run of a row, or a mark that says which column cannot be decoded."""
+    try:
+        return run_of_row(row)
+    except Exception as error:
+        return UnreadableRun(row[0], _find_damaged_column(row) or _describe(error))
+
+
+def run_or_error(row: Row) -> RunRecord:
+    """Return the run of a row; raise `StoreError` if it cannot be decoded."""
+    found = run_or_mark(row)
+    if isinstance(found, UnreadableRun):
+        raise StoreError(str(found))
+    return found
+
+
+def page_of_rows(rows: Sequence[Row], limit: int) -> RunPage:
+    """Return the page of these rows of runs; a row beyond `limit` shows that there is a next page."""
+    found = [run_or_mark(row) for row in rows[:limit]]
+    return RunPage(
+        tuple(each for each in found if isinstance(each, RunRecord)),
+        cursor_after(rows[limit - 1][4], rows[limit - 1][0]) if len(rows) > limit else None,
+        tuple(each for each in found if isinstance(each, UnreadableRun)),
+    )
+
+
+def decode_all(what: str, decode: Callable[[Row], T], rows: Iterable[Row]) -> list[T]:
+    """Return the decoded rows; raise a `StoreError` that names the first one that cannot be decoded."""
+    decoded: list[T] = []
+    for row in rows:
+        try:
+            decoded.append(decode(row))
+        except Exception as error:
+            raise StoreError(f"{what}: {row[0]!r} cannot be read ({_describe(error)}); see `perdure doctor`") from error
+    return decoded
+
+
+def decode_readable(what: str, decode: Callable[[Row], T], rows: Iterable[Row]) -> list[T]:
+    """Return the decoded rows without those that cannot be decoded, which are logged."""
+    decoded: list[T] = []
+    for row in rows:
+        try:
+            decoded.append(decode(row))
+        except Exception as error:
+            LOGGER.error("Stored %s %r cannot be read and is skipped: %s", what, row[0], _describe(error))
+    return decoded
+
+
+def _find_damaged_column(row: Row) -> str | None:
+    """Return which column of a run's row cannot be decoded, and why."""
+    for column, value in zip(RUN_COLUMNS.split(", "), row, strict=False):
+        decode = _RUN_DECODERS.get(column)
+        if decode is None or not value:
+            continue
+        try:
+            decode(value)
+        except Exception as error:
+            return f"column {column}: {_describe(error)}"
+    return None
+
+
+def _find_damaged_row(entries: Sequence[Row], messages: Sequence[Row]) -> str | None:
+    """Return which entry or message of a run cannot be decoded, and why."""
+    decoders: tuple[tuple[str, Callable[[Row], object], Sequence[Row]], ...] = (
+        ("entry", entry_of_row, entries),
+        ("message", message_of_row, messages),
+    )
+    for what, decode, rows in decoders:
+        for row in rows:
+            try:
+                decode(row)
+            except Exception as error:
+                return f"{what} {row[0]!r}: {_describe(error)}"
+    return None
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+_RUN_DECODERS: dict[str, Callable[[Any], object]] = {
+    "seed": int,
+    "status": RunStatus,
+    "error": _errors.decode,
+    "tags": _tags.decode,
+    "waits": _waits.decode,
+    "held": _held.decode,
+    "drift": _drift.decode,
+}

@@ -251,7 +251,7 @@ async def _open_runs(store: Store) -> list[str]:
 async def _all_runs(store: Store) -> Mapping[str, Snapshot]:
     page = await store.runs(RunQuery(limit=MANY))
     snapshots = await store.load([record.id for record in page.runs])
-    return {snapshot.record.id: snapshot for snapshot in snapshots if snapshot is not None}
+    return {snapshot.record.id: snapshot for snapshot in snapshots if isinstance(snapshot, Snapshot)}
 
 
 # --- guarantees -----------------------------------------------------------------------------------------------------

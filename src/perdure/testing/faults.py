@@ -22,7 +22,15 @@ from perdure.model.records import (
     WorkerRecord,
 )
 from perdure.stores.protocol import Claim, Store
-from perdure.stores.results import ClaimedRun, RunPage, Snapshot, StoredEntry, UnfinalizedRun, WriteResult
+from perdure.stores.results import (
+    ClaimedRun,
+    RunPage,
+    Snapshot,
+    StoredEntry,
+    UnfinalizedRun,
+    UnreadableRun,
+    WriteResult,
+)
 from perdure.stores.writes import Write
 
 T = TypeVar("T")
@@ -155,10 +163,10 @@ class FaultyStore:
     def follow(self, run_id: str, callback: ProgressCallback) -> Callable[[], None]:
         return self.inner.follow(run_id, callback)
 
-    async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
+    async def load(self, ids: Sequence[str]) -> Sequence[Snapshot | UnreadableRun | None]:
         return await self._forward("load", lambda: self.inner.load(ids))
 
-    async def records(self, ids: Sequence[str]) -> list[RunRecord | None]:
+    async def records(self, ids: Sequence[str]) -> Sequence[RunRecord | UnreadableRun | None]:
         return await self._forward("records", lambda: self.inner.records(ids))
 
     async def inbox(self, run_id: str, after: int = 0) -> list[Message]:
@@ -225,6 +233,9 @@ class FaultyStore:
 
     async def topic(self, name: str, limit: int = 100, after: int = 0) -> list[TopicEvent]:
         return await self._forward("topic", lambda: self.inner.topic(name, limit, after))
+
+    async def subscribed(self, ids: Sequence[str]) -> list[frozenset[str]]:
+        return await self._forward("subscribed", lambda: self.inner.subscribed(ids))
 
     async def published(self, run_id: str) -> list[PublishedValue]:
         return await self._forward("published", lambda: self.inner.published(run_id))

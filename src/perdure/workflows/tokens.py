@@ -13,7 +13,7 @@ import binascii
 import hmac
 from collections.abc import Iterable, Sequence
 
-from perdure.errors import InvalidArgument, InvalidToken
+from perdure.errors import InvalidArgument, InvalidToken, StoreError
 from perdure.model.records import SigningKey
 
 KEYS = "deferred"
@@ -38,6 +38,8 @@ def make_token(keys: Sequence[SigningKey], run_id: str, epoch: int, name: str, *
     replay after a rotation therefore returns the token that was issued before it.
     """
     key = _select_key(keys, at)
+    if key.number < 0 or epoch < 0:
+        raise StoreError(f"signing key {key.number} or epoch {epoch} of run {run_id!r} is damaged; restore the store")
     encoded_id, encoded_name = run_id.encode(), name.encode()
     header = _encode_number(key.number) + _encode_number(epoch) + _encode_number(len(encoded_id))
     payload = header + encoded_id + encoded_name

@@ -14,7 +14,7 @@ import pytest
 from perdure import Context, EngineConfig, workflow
 from perdure.model.records import DeadLetter, Message
 from perdure.model.turns import TurnExtras
-from perdure.stores.results import Committed
+from perdure.stores.results import Committed, Snapshot
 from perdure.stores.writes import RewindRun
 from perdure.testing import Harness, VirtualClock
 from tests.engine.interleaving import CallScheduler, Choose, in_every_order
@@ -160,5 +160,5 @@ def test_messages_of_a_run_rewound_during_finalization_are_not_duplicated(orders
 
 async def rewinding(h: Harness, run_id: str) -> RewindRun:
     (snapshot,) = await h.store.load([run_id])
-    assert snapshot is not None
+    assert isinstance(snapshot, Snapshot)
     return RewindRun(run_id=run_id, base=snapshot.position, turn_id="back", now=h.clock.now(), dropped=())

@@ -261,6 +261,10 @@ class MemoryStore:
         with self._lock:
             return self._state.topics.events(name, check_limit(limit), after)
 
+    async def subscribed(self, ids: Sequence[str]) -> list[frozenset[str]]:
+        with self._lock:
+            return [frozenset(run.subscriptions) if (run := self._runs.get(id)) else frozenset() for id in ids]
+
     async def published(self, run_id: str) -> list[PublishedValue]:
         with self._lock:
             run = self._runs.get(run_id)

@@ -160,17 +160,21 @@ class NotificationListener:
             )
 
     async def _keep_listening(self, connection: _ListenConnection) -> None:
+        listening: _ListenConnection | None = connection
         while True:
-            await connection.wait_until_broken()
-            await self._close_connection()
-            while True:
-                try:
-                    connection = await self._listen()
-                    break
-                except StoreError:
-                    await sleep_on(SYSTEM_CLOCK, RECONNECT_DELAY_SECONDS)
-            self._change_listeners.notify(None)  # any run may have changed while the connection was broken
-            self.followed_runs.announce()
+            try:
+                if listening is not None:
+                    await listening.wait_until_broken()
+                    await self._close_connection()
+                listening = await self._listen()
+                self._change_listeners.notify(None)  # any run may have changed while the connection was broken
+                self.followed_runs.announce()
+            except Exception as error:
+                if not isinstance(error, StoreError):
+                    LOGGER.exception("Listener of %s raised; listening again", self._pool.target.name)
+                await self._close_connection()
+                listening = None
+                await sleep_on(SYSTEM_CLOCK, RECONNECT_DELAY_SECONDS)
 
     async def _listen(self) -> _ListenConnection:
         connection = await self._pool.connect()

@@ -12,9 +12,9 @@ from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
 from perdure.model.records import DeadLetter, Message, PublishedValue, RunRecord, StreamItem, TopicEvent, WorkerRecord
 from perdure.stores import sql_rows as rows
-from perdure.stores.paging import check_limit, created_between, cursor_after, key_of, statuses_of
+from perdure.stores.paging import check_limit, created_between, key_of, statuses_of
 from perdure.stores.postgres.pool import ConnectionPool, sql
-from perdure.stores.results import RunPage, Snapshot, StoredEntry, UnfinalizedRun
+from perdure.stores.results import RunPage, Snapshot, StoredEntry, UnfinalizedRun, UnreadableRun
 from perdure.stores.writes import Observer
 
 FINALIZATION_PAGE = 500  # of observers and of messages per run
@@ -88,6 +88,8 @@ UNFINISHED = f"""
 TOPIC = f"""
     SELECT {_EVENT} FROM {{schema}}.topics t JOIN {{schema}}.topic_events e ON e.topic_pk = t.pk
     WHERE t.name = $1 AND e.event_offset > $2 AND e.deleted_at IS NULL ORDER BY e.event_offset LIMIT $3"""
+SUBSCRIBED = """
+    SELECT r.id, s.target FROM {schema}.subscriptions s JOIN {schema}.runs r ON r.pk = s.run_pk WHERE r.id = ANY ($1)"""
 PUBLISHED = """
     SELECT p.key, p.value, p.expires_at FROM {schema}.published p
     WHERE p.run_pk = (SELECT r.pk FROM {schema}.runs r WHERE r.id = $1) ORDER BY p.key"""
@@ -106,24 +108,20 @@ DEAD_LETTER_PK = "SELECT d.pk FROM {schema}.dead_letters d WHERE d.id = $1"
 # --- runs with their history and inbox ------------------------------------------------------------------------------
 
 
-async def records(pool: ConnectionPool, ids: Sequence[str]) -> list[RunRecord | None]:
-    found = {row[0]: rows.run_of_row(row) for row in await pool.fetch(sql(RECORDS, pool.target), list(ids))}
+async def records(pool: ConnectionPool, ids: Sequence[str]) -> list[RunRecord | UnreadableRun | None]:
+    found = {row[0]: rows.run_or_mark(row) for row in await pool.fetch(sql(RECORDS, pool.target), list(ids))}
     return [found.get(id) for id in ids]
 
 
-async def load(pool: ConnectionPool, ids: Sequence[str]) -> list[Snapshot | None]:
+async def load(pool: ConnectionPool, ids: Sequence[str]) -> list[Snapshot | UnreadableRun | None]:
     found = {row[0]: _snapshot(row) for row in await pool.fetch(sql(LOAD, pool.target), list(ids))}
     return [found.get(id) for id in ids]
 
 
-def _snapshot(row: rows.Row) -> Snapshot:
+def _snapshot(row: rows.Row) -> Snapshot | UnreadableRun:
     entries = row[_RUN_WIDTH + 1 : _RUN_WIDTH + 1 + _ENTRY_WIDTH]
-    return Snapshot(
-        record=rows.run_of_row(row),
-        position=row[_RUN_WIDTH],
-        entries=tuple(map(rows.entry_of_row, _transposed(entries))),
-        inbox=tuple(map(rows.message_of_row, _transposed(row[_RUN_WIDTH + 1 + _ENTRY_WIDTH :]))),
-    )
+    messages = row[_RUN_WIDTH + 1 + _ENTRY_WIDTH :]
+    return rows.snapshot_of_rows(row, row[_RUN_WIDTH], _transposed(entries), _transposed(messages))
 
 
 def _transposed(columns: rows.Row) -> list[rows.Row]:
@@ -132,17 +130,22 @@ def _transposed(columns: rows.Row) -> list[rows.Row]:
 
 
 async def inbox(pool: ConnectionPool, run_id: str, after: int) -> list[Message]:
-    return [rows.message_of_row(row) for row in await pool.fetch(sql(INBOX, pool.target), run_id, after)]
+    found = await pool.fetch(sql(INBOX, pool.target), run_id, after)
+    return rows.decode_all(f"message of run {run_id!r}", rows.message_of_row, found)
 
 
 async def history(pool: ConnectionPool, run_id: str, after: int) -> list[StoredEntry]:
     found = await pool.fetch(sql(HISTORY, pool.target), run_id, after)
-    return [StoredEntry(row[0], rows.entry_of_row(row[1:])) for row in found]
+    return rows.decode_all(f"entry of run {run_id!r}", _stored_entry, found)
+
+
+def _stored_entry(row: rows.Row) -> StoredEntry:
+    return StoredEntry(row[0], rows.entry_of_row(row[1:]))
 
 
 async def unfinalized(pool: ConnectionPool, limit: int) -> list[UnfinalizedRun]:
     found = await pool.fetch(sql(UNFINALIZED, pool.target), check_limit(limit), FINALIZATION_PAGE)
-    return [_unfinalized_run(row) for row in found]
+    return rows.decode_readable("run", _unfinalized_run, found)
 
 
 def _unfinalized_run(row: rows.Row) -> UnfinalizedRun:
@@ -164,12 +167,20 @@ async def open_children(pool: ConnectionPool, run_id: str, limit: int, after: st
 
 
 async def unfinished(pool: ConnectionPool, limit: int) -> list[TopicEvent]:
-    return [rows.event_of_row(row) for row in await pool.fetch(sql(UNFINISHED, pool.target), check_limit(limit))]
+    found = await pool.fetch(sql(UNFINISHED, pool.target), check_limit(limit))
+    return rows.decode_readable("event", rows.event_of_row, found)
 
 
 async def topic(pool: ConnectionPool, name: str, limit: int, after: int) -> list[TopicEvent]:
     found = await pool.fetch(sql(TOPIC, pool.target), name, after, check_limit(limit))
-    return [rows.event_of_row(row) for row in found]
+    return rows.decode_readable("event", rows.event_of_row, found)
+
+
+async def subscribed(pool: ConnectionPool, ids: Sequence[str]) -> list[frozenset[str]]:
+    targets: dict[str, set[str]] = {id: set() for id in ids}
+    for id, target in await pool.fetch(sql(SUBSCRIBED, pool.target), list(ids)):
+        targets[id].add(target)
+    return [frozenset(targets[id]) for id in ids]
 
 
 async def published(pool: ConnectionPool, run_id: str) -> list[PublishedValue]:
@@ -185,7 +196,7 @@ async def stream(pool: ConnectionPool, run_id: str, name: str, start: int, limit
 
 
 async def workers(pool: ConnectionPool) -> list[WorkerRecord]:
-    return [rows.worker_of_row(row) for row in await pool.fetch(sql(WORKERS, pool.target))]
+    return rows.decode_readable("worker", rows.worker_of_row, await pool.fetch(sql(WORKERS, pool.target)))
 
 
 async def dead_letters(
@@ -196,7 +207,7 @@ async def dead_letters(
     if pk is None:
         raise StoreError(f"dead letter {after!r}, the end of the previous page, is missing; start with the first page")
     found = await pool.fetch(sql(DEAD_LETTERS, pool.target), pk, kind, event, check_limit(limit))
-    return [rows.dead_letter_of_row(row) for row in found]
+    return rows.decode_readable("dead letter", rows.dead_letter_of_row, found)
 
 
 async def dead_letter(pool: ConnectionPool, dead_letter_id: str) -> DeadLetter | None:
@@ -212,10 +223,7 @@ async def runs(pool: ConnectionPool, query: RunQuery) -> RunPage:
     limit = check_limit(query.limit)
     where, values = conditions(query)
     text = f"SELECT {_RUN} FROM {{schema}}.runs r WHERE {where} ORDER BY r.created_at DESC, r.id DESC LIMIT {limit + 1}"
-    found = [rows.run_of_row(row) for row in await pool.fetch(sql(text, pool.target), *values)]
-    page = tuple(found[:limit])
-    more = len(found) > limit
-    return RunPage(page, cursor_after(page[-1].created_at, page[-1].id) if more else None)
+    return rows.page_of_rows(await pool.fetch(sql(text, pool.target), *values), limit)
 
 
 def conditions(query: RunQuery) -> tuple[str, list[Any]]:

@@ -43,6 +43,7 @@ from perdure.stores.results import (
     Snapshot,
     StoredEntry,
     UnfinalizedRun,
+    UnreadableRun,
     WriteResult,
 )
 from perdure.stores.writes import CreateRun, ObserveRunEnd, Write
@@ -142,6 +143,8 @@ class PostgresStore:
         for at, record in zip(writes, records, strict=True):
             if record is None:
                 raise StoreError("a run with the id of a new one was pruned meanwhile; retry the write", retryable=True)
+            if isinstance(record, UnreadableRun):
+                raise StoreError(str(record))
             results[at] = IdTaken(record)
 
     async def _observe_created_before(
@@ -164,10 +167,10 @@ class PostgresStore:
             if isinstance(result, AlreadyEnded):
                 results[at] = result
 
-    async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
+    async def load(self, ids: Sequence[str]) -> list[Snapshot | UnreadableRun | None]:
         return await queries.load(self._open, ids)
 
-    async def records(self, ids: Sequence[str]) -> list[RunRecord | None]:
+    async def records(self, ids: Sequence[str]) -> list[RunRecord | UnreadableRun | None]:
         return await queries.records(self._open, ids)
 
     async def inbox(self, run_id: str, after: int = 0) -> list[Message]:
@@ -244,6 +247,9 @@ class PostgresStore:
 
     async def topic(self, name: str, limit: int = 100, after: int = 0) -> list[TopicEvent]:
         return await queries.topic(self._open, name, limit, after)
+
+    async def subscribed(self, ids: Sequence[str]) -> list[frozenset[str]]:
+        return await queries.subscribed(self._open, ids)
 
     async def published(self, run_id: str) -> list[PublishedValue]:
         return await queries.published(self._open, run_id)

@@ -9,8 +9,9 @@ bytes as text.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -32,6 +33,9 @@ from perdure.model.records import (
     Wait,
     WorkerRecord,
 )
+
+LOGGER = logging.getLogger("perdure.stores")
+T = TypeVar("T")
 
 encode = msgspec.msgpack.Encoder().encode
 EMPTY = encode(())
@@ -192,6 +196,53 @@ def decode_run(pairs: Pairs) -> RunRecord:
     )
 
 
+def find_damaged_field(pairs: Pairs) -> str | None:
+    """Return which field of a run's hash cannot be decoded, and why."""
+    if not pairs:
+        return "its fields are missing"
+    row = dict(iter_pairs(pairs))
+    for field, decode in _DECODERS.items():
+        if field not in row and field not in _REQUIRED:
+            continue
+        try:
+            decode(row[field])
+        except Exception as error:
+            return f"field {field.decode()}: {describe_error(error)}"
+    return None
+
+
+def describe_error(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+_REQUIRED = (b"id", b"workflow", b"version", b"input", b"created_at", b"created_by", b"seed", b"shard", b"status")
+_DECODERS: dict[bytes, Callable[[bytes], object]] = {
+    **dict.fromkeys((b"id", b"workflow", b"created_by", b"pool", b"original_workflow", b"parent", b"owner"), _text),
+    **dict.fromkeys((b"version", b"seed", b"shard", b"generation", b"epoch", b"run_attempt", b"recoveries"), int),
+    **dict.fromkeys((b"last_message_no", b"fence", b"skipped"), int),
+    b"created_at": float,
+    b"updated_at": float,
+    **dict.fromkeys((b"first_executed_at", b"ended_at", b"wake_at", b"deadline_at", b"retention"), _decode_time),
+    b"input": bytes,
+    b"status": lambda value: RunStatus(value.decode()),
+    b"tags": _tags.decode,
+    b"drift": _names.decode,
+    b"turn_state": lambda value: _decode_turn_state(value),
+}
+
+
+def decode_readable(what: str, decode: Callable[[Any], T], stored: Iterable[Any]) -> list[T]:
+    """Return the decoded values without those that cannot be decoded, which are logged."""
+    decoded: list[T] = []
+    for value in stored:
+        try:
+            decoded.append(decode(value))
+        except Exception as error:
+            first = value[0] if isinstance(value, list) else value
+            LOGGER.error("Stored %s %r cannot be read and is skipped: %s", what, first, describe_error(error))
+    return decoded
+
+
 def decode_position(pairs: Pairs, history: Pairs) -> int:
     """Return the last position of the history, computed as `run_rows.position` in Lua does."""
     skipped = next((int(value) for field, value in iter_pairs(pairs) if field == b"skipped"), 0)
@@ -313,8 +364,13 @@ def decode_observer(member: bytes) -> list[Any]:
     return _header.decode(member)
 
 
-def decode_worker(blob: bytes, fenced: bool) -> WorkerRecord:
-    return msgspec.structs.replace(_worker.decode(blob), fenced=fenced)
+def decode_worker(id: bytes, blob: bytes, fenced: bool) -> WorkerRecord:
+    """Return a worker. One that cannot be decoded has no lease, until it renews its lease."""
+    try:
+        return msgspec.structs.replace(_worker.decode(blob), fenced=fenced)
+    except msgspec.DecodeError as error:
+        LOGGER.warning("Worker %s: its record cannot be read (%s)", id.decode(), error, extra={"worker": id.decode()})
+        return WorkerRecord(id=id.decode(), pool="", workflows=(), lease_until=0.0, started_at=0.0, fenced=fenced)
 
 
 def encode_signing_key(created_at: float, secret: bytes) -> Raw:

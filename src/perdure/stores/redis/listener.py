@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from perdure.stores.followed_runs import FollowedRuns, decode_message
 from perdure.stores.redis.connections import RedisProtocol
 from perdure.stores.redis.server import RedisServer
 
+LOGGER = logging.getLogger("perdure.stores")
 RECONNECT_SECONDS = 0.5
 SUBSCRIBE_TIMEOUT_SECONDS = 5.0  # opening a store waits this long for its subscription, then continues without it
 CANCEL_RETRY_SECONDS = 0.1
@@ -86,8 +88,12 @@ class Listener:
         client = self._server.build_single_client()
         try:
             while True:
-                with contextlib.suppress(RedisError, OSError):
+                try:
                     await self._follow(client)
+                except (RedisError, OSError):
+                    pass  # the server is unavailable
+                except Exception:
+                    LOGGER.exception("Listener of %s raised; listening again", self._server.name)
                 self._tried.set()
                 await sleep_on(SYSTEM_CLOCK, RECONNECT_SECONDS)
         finally:

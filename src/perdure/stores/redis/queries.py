@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
 from perdure.model.records import DeadLetter, Message, RunRecord, RunStatus
-from perdure.stores.paging import check_limit, created_between, cursor_after, key_of, matches_hold, statuses_of
+from perdure.stores.paging import Key, check_limit, created_between, cursor_after, key_of, matches_hold, statuses_of
 from perdure.stores.redis import encoding
 from perdure.stores.redis.partitions import Partitions, gather_calls
-from perdure.stores.results import RunPage, UnfinalizedRun
+from perdure.stores.results import RunPage, UnfinalizedRun, UnreadableRun
 from perdure.stores.writes import Observer
 
 PAGE_SIZE = 200  # ids per partition and call while a list is searched
 FINALIZATION_PAGE_SIZE = 500  # observers, and messages, of an ended run that are returned at a time
 
 
-async def records(partitions: Partitions, ids: list[str]) -> list[RunRecord | None]:
+async def records(partitions: Partitions, ids: list[str]) -> list[RunRecord | UnreadableRun | None]:
     found = await gather_calls(partitions.command(partitions.of(id), "HGETALL", f"run:{id}") for id in ids)
-    return [encoding.decode_run(flatten(pairs)) if pairs else None for pairs in found]
+    return [_run_or_mark(id, flatten(pairs)) if pairs else None for id, pairs in zip(ids, found, strict=True)]
+
+
+def _run_or_mark(id: str, pairs: list[bytes]) -> RunRecord | UnreadableRun:
+    try:
+        return encoding.decode_run(pairs)
+    except Exception as error:
+        return UnreadableRun(id, encoding.find_damaged_field(pairs) or encoding.describe_error(error))
+
+
+async def subscribed(partitions: Partitions, ids: Sequence[str]) -> list[frozenset[str]]:
+    found = await gather_calls(partitions.command(partitions.of(id), "HKEYS", f"subscriptions:{id}") for id in ids)
+    return [frozenset(target.decode() for target in targets) for targets in found]
 
 
 def flatten(pairs: object) -> list[bytes]:
@@ -35,16 +47,27 @@ def flatten(pairs: object) -> list[bytes]:
 
 async def runs(partitions: Partitions, query: RunQuery) -> RunPage:
     limit = check_limit(query.limit)
-    page: list[RunRecord] = []
-    async for record in _newest_first(partitions, query):
+    page: list[tuple[Key, RunRecord | UnreadableRun]] = []
+    following: str | None = None
+    async for found in _newest_first(partitions, query):
         if len(page) == limit:
-            return RunPage(tuple(page), cursor_after(page[-1].created_at, page[-1].id))
-        page.append(record)
-    return RunPage(tuple(page))
+            following = cursor_after(*page[-1][0])
+            break
+        page.append(found)
+    return RunPage(
+        tuple(each for _, each in page if isinstance(each, RunRecord)),
+        following,
+        tuple(each for _, each in page if isinstance(each, UnreadableRun)),
+    )
 
 
-async def _newest_first(partitions: Partitions, query: RunQuery) -> AsyncIterator[RunRecord]:
-    """Yield the runs that match the query. Each page is merged from all partitions."""
+async def _newest_first(
+    partitions: Partitions, query: RunQuery
+) -> AsyncIterator[tuple[Key, RunRecord | UnreadableRun]]:
+    """Yield the runs that match the query, with their keys. Each page is merged from all partitions.
+
+    A run that cannot be decoded matches if it is in the index that is searched.
+    """
     since, until = created_between(query)
     before, last_id = ("+inf", "") if until is None else (f"({until!r}", "")
     if query.after is not None:
@@ -54,13 +77,13 @@ async def _newest_first(partitions: Partitions, query: RunQuery) -> AsyncIterato
     size = min(PAGE_SIZE, query.limit + 1)
     while True:
         keys = await _read_page(partitions, query, before, last_id, size)
-        for record in await records(partitions, [id for _, id in keys]):
+        for key, record in zip(keys, await records(partitions, [id for _, id in keys]), strict=True):
             if record is None:
                 continue  # it was pruned meanwhile
-            if since is not None and record.created_at < since:
+            if since is not None and key[0] < since:
                 return
-            if _matches(query, record):
-                yield record
+            if isinstance(record, UnreadableRun) or _matches(query, record):
+                yield key, record
         if len(keys) < size:
             return
         before, last_id = repr(keys[-1][0]), keys[-1][1]
@@ -107,11 +130,12 @@ def _matches(query: RunQuery, record: RunRecord) -> bool:
 
 async def unfinalized(partitions: Partitions, limit: int) -> list[UnfinalizedRun]:
     pages = await partitions.read_all("unfinalized", limit, FINALIZATION_PAGE_SIZE)
-    found = [_decode_unfinalized(*fields) for page in pages for fields in page]
+    found = encoding.decode_readable("run", _decode_unfinalized, (fields for page in pages for fields in page))
     return sorted(found, key=lambda run: (run.record.ended_at or 0.0, run.record.id))[:limit]
 
 
-def _decode_unfinalized(run: list[bytes], observers: list[bytes], inbox: list[bytes]) -> UnfinalizedRun:
+def _decode_unfinalized(fields: tuple[bytes, list[bytes], list[bytes], list[bytes]]) -> UnfinalizedRun:
+    _, run, observers, inbox = fields
     unread: list[Message] = [
         message for message in encoding.decode_inbox(inbox) if message.kind in ("event", "assignment")
     ]
@@ -143,7 +167,7 @@ async def dead_letters(
     while len(found) < limit:
         pages = await partitions.read_all("dead_letters", f"{last:.0f}", PAGE_SIZE)
         in_order = sorted((float(score), blob) for page in pages for score, blob in page)[:PAGE_SIZE]
-        decoded = [encoding.decode_dead_letter(blob) for _, blob in in_order]
+        decoded = encoding.decode_readable("dead letter", encoding.decode_dead_letter, (blob for _, blob in in_order))
         found += [each for each in decoded if kind in (None, each.kind) and event in (None, each.event_name)]
         if len(in_order) < PAGE_SIZE:
             break
@@ -188,4 +212,4 @@ async def _without_open_parent(partitions: Partitions, page: list[tuple[bytes, b
 
 
 def _is_terminal(status: bytes) -> bool:
-    return RunStatus(status.decode()).terminal
+    return status.decode(errors="replace") in ("succeeded", "failed", "cancelled")  # a damaged one counts as open

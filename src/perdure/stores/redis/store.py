@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from perdure.clock import Clock
+from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
 from perdure.model.records import (
     ChangeCallback,
@@ -53,6 +54,7 @@ from perdure.stores.results import (
     Snapshot,
     StoredEntry,
     UnfinalizedRun,
+    UnreadableRun,
     WriteResult,
 )
 from perdure.stores.writes import CommitTurn, ReplayDeadLetter, Write
@@ -183,28 +185,37 @@ class RedisStore:
                 unread = await self.inbox(write.run_id, write.seen)
                 results[index] = Committed(has_messages=bool(unread))
 
-    async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
+    async def load(self, ids: Sequence[str]) -> list[Snapshot | UnreadableRun | None]:
         by_partition: dict[int, list[str]] = {}
         for id in dict.fromkeys(ids):
             by_partition.setdefault(self._partitions.of(id), []).append(id)
         pages = await gather_calls(
             self._partitions.read(number, "load", wanted) for number, wanted in by_partition.items()
         )
-        found: dict[str, Snapshot | None] = {}
+        found: dict[str, Snapshot | UnreadableRun | None] = {}
         for wanted, page in zip(by_partition.values(), pages, strict=True):
-            found.update(zip(wanted, map(_decode_snapshot, page), strict=True))
+            found.update(zip(wanted, map(_snapshot_or_mark, wanted, page), strict=True))
         return [found[id] for id in ids]
 
-    async def records(self, ids: Sequence[str]) -> list[RunRecord | None]:
+    async def records(self, ids: Sequence[str]) -> list[RunRecord | UnreadableRun | None]:
         return await queries.records(self._partitions, list(ids))
 
     async def inbox(self, run_id: str, after: int = 0) -> list[Message]:
         found = await self._partitions.command(self._partitions.of(run_id), "HGETALL", f"inbox:{run_id}")
-        return encoding.decode_inbox(queries.flatten(found), after)
+        try:
+            return encoding.decode_inbox(queries.flatten(found), after)
+        except Exception as error:
+            damage = encoding.describe_error(error)
+            raise StoreError(f"a message of run {run_id!r} cannot be read ({damage}); see `perdure doctor`") from error
 
     async def history(self, run_id: str, after: int = 0) -> list[StoredEntry]:
         found = await self._partitions.read(self._partitions.of(run_id), "history", run_id, after)
-        return [StoredEntry(position, entry) for position, entry in encoding.decode_history(found) if position > after]
+        try:
+            entries = encoding.decode_history(found)
+        except Exception as error:
+            damage = encoding.describe_error(error)
+            raise StoreError(f"an entry of run {run_id!r} cannot be read ({damage}); see `perdure doctor`") from error
+        return [StoredEntry(position, entry) for position, entry in entries if position > after]
 
     # due and claim
 
@@ -273,7 +284,7 @@ class RedisStore:
     async def workers(self) -> list[WorkerRecord]:
         found = queries.flatten(await self._partitions.command(0, "HGETALL", "workers:"))
         fenced = set(await self._partitions.command(0, "ZRANGE", "fenced:", 0, -1))
-        known = [encoding.decode_worker(blob, id in fenced) for id, blob in encoding.iter_pairs(found)]
+        known = [encoding.decode_worker(id, blob, id in fenced) for id, blob in encoding.iter_pairs(found)]
         return sorted(known, key=lambda worker: worker.id)
 
     async def fence_worker(self, worker_id: str, unless_renewed_after: float | None = None) -> bool:
@@ -327,7 +338,10 @@ class RedisStore:
     async def _add_key(self, name: str, now: float, *, only_if_none: bool) -> list[SigningKey]:
         blob = encoding.encode_signing_key(now, secrets.token_bytes(32))
         keys = await self._partitions.execute(0, "add_key", name, blob, only_if_none)
-        return [encoding.decode_signing_key(number, blob) for number, blob in enumerate(keys, 1)]
+        try:
+            return [encoding.decode_signing_key(number, blob) for number, blob in enumerate(keys, 1)]
+        except ValueError as error:
+            raise StoreError(f"a signing key of {name!r} cannot be read ({error}); restore it from a backup") from error
 
     # ended runs, children, topics and outputs
 
@@ -340,16 +354,16 @@ class RedisStore:
     async def unfinished_broadcasts(self, limit: int = 100) -> list[TopicEvent]:
         """Also deliver messages between partitions that processes left in outboxes when they died."""
         await self._partitions.sweep()
-        found = [
-            encoding.decode_event(event)
-            for page in await self._partitions.read_all("unfinished_broadcasts", limit)
-            for event in page
-        ]
+        pages = await self._partitions.read_all("unfinished_broadcasts", limit)
+        found = encoding.decode_readable("event", encoding.decode_event, (event for page in pages for event in page))
         return sorted(found, key=lambda event: (event.topic, event.offset))[:limit]
 
     async def topic(self, name: str, limit: int = 100, after: int = 0) -> list[TopicEvent]:
         found = await self._partitions.read(self._partitions.of(name), "topic", name, after, check_limit(limit))
-        return [encoding.decode_event(event) for event in found]
+        return encoding.decode_readable("event", encoding.decode_event, found)
+
+    async def subscribed(self, ids: Sequence[str]) -> list[frozenset[str]]:
+        return await queries.subscribed(self._partitions, ids)
 
     async def published(self, run_id: str) -> list[PublishedValue]:
         found = await self._partitions.command(self._partitions.of(run_id), "HVALS", f"published:{run_id}")
@@ -394,10 +408,22 @@ def _split_batch(batch: Sequence[Write]) -> Iterator[list[int]]:
         yield part
 
 
-def _decode_snapshot(found: Any) -> Snapshot | None:
+def _snapshot_or_mark(id: str, found: Any) -> Snapshot | UnreadableRun | None:
+    """Return a run, or a mark if it cannot be decoded."""
     if not found:
         return None
     run, entries, inbox = found
+    try:
+        return _decode_snapshot(run, entries, inbox)
+    except Exception as error:
+        damage = encoding.find_damaged_field(run) or encoding.describe_error(error)
+    try:
+        return UnreadableRun(id, damage, encoding.decode_position(run, entries))
+    except ValueError:
+        return UnreadableRun(id, damage)
+
+
+def _decode_snapshot(run: list[bytes], entries: list[bytes], inbox: list[bytes]) -> Snapshot:
     history = tuple(entry for _, entry in encoding.decode_history(entries))
     return Snapshot(
         encoding.decode_run(run), encoding.decode_position(run, entries), history, tuple(encoding.decode_inbox(inbox))

@@ -335,7 +335,7 @@ class BatchWriter:
             if new.owner is None:
                 self.changed.add(record.id)
             return Created(owned=new.owner is not None)
-        stored = sql_rows.run_of_row(self._connection.execute(RUN, (record.id,)).get)
+        stored = sql_rows.run_or_error(self._connection.execute(RUN, (record.id,)).get)
         if stored.created_by != record.created_by:
             return IdTaken(stored)
         if write.observer is not None:
@@ -521,7 +521,7 @@ class BatchWriter:
 
     def _observe(self, write: ObserveRunEnd, run: CachedRunState) -> WriteResult:
         if run.status.terminal:
-            return rules.already_ended(sql_rows.run_of_row(self._connection.execute(RUN, (write.run_id,)).get))
+            return rules.already_ended(sql_rows.run_or_error(self._connection.execute(RUN, (write.run_id,)).get))
         self._pending[finalization.ADD_OBSERVER].append((run.pk, write.observer, write.target))
         if not run.has_observers:
             self._pending[finalization.SET_HAS_OBSERVERS].append((run.pk,))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import queue
 import threading
@@ -29,6 +30,7 @@ from perdure.clock import SYSTEM_CLOCK
 from perdure.errors import StoreError
 from perdure.stores.sqlite.errors import as_store_error
 
+LOGGER = logging.getLogger("perdure.stores")
 T = TypeVar("T")
 Connect = Callable[[], apsw.Connection]
 Job = Callable[[apsw.Connection], T]
@@ -283,8 +285,11 @@ class ConnectionThread:
         try:
             self._polled_at = SYSTEM_CLOCK.now()
             if self._connection is not None:
-                with contextlib.suppress(apsw.Error):
-                    self._poll_job(self._connection)
+                self._poll_job(self._connection)
+        except apsw.Error:
+            pass  # the file is locked or was changed: the next poll repeats it
+        except Exception:
+            LOGGER.exception("Check for commits of other processes raised; it is repeated")
         finally:
             self._in_use.release()
 

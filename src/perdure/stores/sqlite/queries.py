@@ -12,8 +12,8 @@ from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
 from perdure.model.records import DeadLetter, Message, RunRecord, TopicEvent, WorkerRecord
 from perdure.stores import sql_rows
-from perdure.stores.paging import check_limit, created_between, cursor_after, key_of, statuses_of
-from perdure.stores.results import RunPage, Snapshot, StoredEntry, UnfinalizedRun
+from perdure.stores.paging import check_limit, created_between, key_of, statuses_of
+from perdure.stores.results import RunPage, Snapshot, StoredEntry, UnfinalizedRun, UnreadableRun
 from perdure.stores.sqlite import rows
 from perdure.stores.sqlite.batch import RUN
 from perdure.stores.sqlite.topics import EVENT_COLUMNS
@@ -33,7 +33,9 @@ INBOX_AFTER = f"""
 HISTORY = f"""
     SELECT position, {sql_rows.ENTRY_COLUMNS} FROM entries
     WHERE run_pk = (SELECT pk FROM runs WHERE id = ?) AND position > ? AND kind <> 'marker' ORDER BY position"""
+SUBSCRIBED = "SELECT target FROM subscriptions WHERE run_pk = (SELECT pk FROM runs WHERE id = ?)"
 WORKERS = f"SELECT {sql_rows.WORKER_COLUMNS} FROM workers ORDER BY id"
+VALID_TAGS = "CASE WHEN json_valid(tags) THEN tags END"  # one row that is not JSON must not fail the query
 DEAD_LETTER = f"SELECT {sql_rows.DEAD_LETTER_COLUMNS} FROM dead_letters WHERE id = ?"
 UNFINALIZED = f"""
     SELECT {sql_rows.RUN_COLUMNS}, pk, orphaned_children FROM runs
@@ -60,39 +62,45 @@ def reading(connection: apsw.Connection, read: Callable[[], T]) -> T:
         connection.execute("ROLLBACK")
 
 
-def load(connection: apsw.Connection, ids: Sequence[str]) -> list[Snapshot | None]:
+def load(connection: apsw.Connection, ids: Sequence[str]) -> list[Snapshot | UnreadableRun | None]:
     return reading(connection, lambda: [_snapshot(connection, id) for id in ids])
 
 
-def _snapshot(connection: apsw.Connection, id: str) -> Snapshot | None:
+def _snapshot(connection: apsw.Connection, id: str) -> Snapshot | UnreadableRun | None:
     row = connection.execute(RUN_AND_PK, (id,)).fetchone()
     if row is None:
         return None
-    record, where = sql_rows.run_of_row(row), (row[-1],)
-    return Snapshot(
-        record=record,
-        position=max(connection.execute(POSITION, where).get or 0, record.fence),
-        entries=tuple(map(sql_rows.entry_of_row, connection.execute(ENTRIES, where))),
-        inbox=tuple(map(sql_rows.message_of_row, connection.execute(INBOX, where))),
-    )
+    *_, fence, pk = row
+    position = max(connection.execute(POSITION, (pk,)).get or 0, fence)
+    entries, unread = [*connection.execute(ENTRIES, (pk,))], [*connection.execute(INBOX, (pk,))]
+    return sql_rows.snapshot_of_rows(row, position, entries, unread)
 
 
-def records(connection: apsw.Connection, ids: Sequence[str]) -> list[RunRecord | None]:
-    found = {row[0]: sql_rows.run_of_row(row) for row in connection.executemany(RUN, [(id,) for id in ids])}
+def records(connection: apsw.Connection, ids: Sequence[str]) -> list[RunRecord | UnreadableRun | None]:
+    found = {row[0]: sql_rows.run_or_mark(row) for row in connection.executemany(RUN, [(id,) for id in ids])}
     return [found.get(id) for id in ids]
 
 
 def inbox(connection: apsw.Connection, run_id: str, after: int) -> list[Message]:
-    return [sql_rows.message_of_row(row) for row in connection.execute(INBOX_AFTER, (run_id, after))]
+    found = connection.execute(INBOX_AFTER, (run_id, after))
+    return sql_rows.decode_all(f"message of run {run_id!r}", sql_rows.message_of_row, found)
 
 
 def history(connection: apsw.Connection, run_id: str, after: int) -> list[StoredEntry]:
     found = connection.execute(HISTORY, (run_id, after))
-    return [StoredEntry(position, sql_rows.entry_of_row(tuple(entry))) for position, *entry in found]
+    return sql_rows.decode_all(f"entry of run {run_id!r}", _stored_entry, found)
+
+
+def _stored_entry(row: sql_rows.Row) -> StoredEntry:
+    return StoredEntry(row[0], sql_rows.entry_of_row(row[1:]))
+
+
+def subscribed(connection: apsw.Connection, ids: Sequence[str]) -> list[frozenset[str]]:
+    return [frozenset(target for (target,) in connection.execute(SUBSCRIBED, (id,))) for id in ids]
 
 
 def workers(connection: apsw.Connection) -> list[WorkerRecord]:
-    return [sql_rows.worker_of_row(row) for row in connection.execute(WORKERS)]
+    return sql_rows.decode_readable("worker", sql_rows.worker_of_row, connection.execute(WORKERS))
 
 
 def dead_letters(
@@ -108,7 +116,7 @@ def dead_letters(
     found = connection.execute(
         dead_letters_query(kind is not None, event is not None), (pk, *values, check_limit(limit))
     )
-    return [sql_rows.dead_letter_of_row(row) for row in found]
+    return sql_rows.decode_readable("dead letter", sql_rows.dead_letter_of_row, found)
 
 
 def dead_letters_query(of_kind: bool, of_event: bool) -> str:
@@ -129,7 +137,8 @@ def unfinalized(connection: apsw.Connection, limit: int) -> list[UnfinalizedRun]
     where = (check_limit(limit),)
 
     def read() -> list[UnfinalizedRun]:
-        return [_unfinalized_run(connection, row) for row in connection.execute(UNFINALIZED, where)]
+        found = [*connection.execute(UNFINALIZED, where)]
+        return sql_rows.decode_readable("run", lambda row: _unfinalized_run(connection, row), found)
 
     return reading(connection, read)
 
@@ -150,11 +159,13 @@ def open_children(connection: apsw.Connection, run_id: str, limit: int, after: s
 
 
 def unfinished_broadcasts(connection: apsw.Connection, limit: int) -> list[TopicEvent]:
-    return [sql_rows.event_of_row(row) for row in connection.execute(UNFINISHED_BROADCASTS, (check_limit(limit),))]
+    found = connection.execute(UNFINISHED_BROADCASTS, (check_limit(limit),))
+    return sql_rows.decode_readable("event", sql_rows.event_of_row, found)
 
 
 def topic(connection: apsw.Connection, name: str, limit: int, after: int) -> list[TopicEvent]:
-    return [sql_rows.event_of_row(row) for row in connection.execute(TOPIC, (name, after, check_limit(limit)))]
+    found = connection.execute(TOPIC, (name, after, check_limit(limit)))
+    return sql_rows.decode_readable("event", sql_rows.event_of_row, found)
 
 
 # --- pages of runs -------------------------------------------------------------------------------------------------
@@ -165,10 +176,7 @@ def runs(connection: apsw.Connection, query: RunQuery) -> RunPage:
     limit = check_limit(query.limit)
     where, values = conditions(query)
     sql = f"SELECT {sql_rows.RUN_COLUMNS} FROM runs WHERE {where} ORDER BY created_at DESC, id DESC LIMIT ?"
-    found = [sql_rows.run_of_row(row) for row in connection.execute(sql, (*values, limit + 1))]
-    page = tuple(found[:limit])
-    more = len(found) > limit
-    return RunPage(page, cursor_after(page[-1].created_at, page[-1].id) if more else None)
+    return sql_rows.page_of_rows([*connection.execute(sql, (*values, limit + 1))], limit)
 
 
 def conditions(query: RunQuery) -> tuple[str, list[rows.Stored]]:
@@ -193,7 +201,7 @@ def conditions(query: RunQuery) -> tuple[str, list[rows.Stored]]:
     if until is not None:
         terms.append(("created_at < ?", [until]))
     for key, value in (query.tags or {}).items():
-        terms.append(("EXISTS (SELECT 1 FROM json_each(tags) WHERE key = ? AND value = ?)", [key, value]))
+        terms.append((f"EXISTS (SELECT 1 FROM json_each({VALID_TAGS}) WHERE key = ? AND value = ?)", [key, value]))
     if query.after is not None:
         terms.append(("(created_at, id) < (?, ?)", [*key_of(query.after)]))
     return " AND ".join(term for term, _ in terms), [value for _, values in terms for value in values]

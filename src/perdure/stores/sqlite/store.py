@@ -35,7 +35,15 @@ from perdure.stores import semantics as rules
 from perdure.stores.change_listeners import ChangeListeners
 from perdure.stores.followed_runs import FollowedRuns, decode_message, encode_change_hint
 from perdure.stores.protocol import Claim
-from perdure.stores.results import ClaimedRun, RunPage, Snapshot, StoredEntry, UnfinalizedRun, WriteResult
+from perdure.stores.results import (
+    ClaimedRun,
+    RunPage,
+    Snapshot,
+    StoredEntry,
+    UnfinalizedRun,
+    UnreadableRun,
+    WriteResult,
+)
 from perdure.stores.sqlite import batch as batch_writer
 from perdure.stores.sqlite import maintenance, queries, schema, streams, workers
 from perdure.stores.sqlite.connection import ConnectionThread, Job, T, close_cleanly
@@ -178,10 +186,10 @@ class SqliteStore:
             self._followed_runs.on_committed(map(rules.run_of, batch))
         return results
 
-    async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
+    async def load(self, ids: Sequence[str]) -> list[Snapshot | UnreadableRun | None]:
         return await self._read(lambda connection: queries.load(connection, ids))
 
-    async def records(self, ids: Sequence[str]) -> list[RunRecord | None]:
+    async def records(self, ids: Sequence[str]) -> list[RunRecord | UnreadableRun | None]:
         return await self._read(lambda connection: queries.records(connection, ids))
 
     async def inbox(self, run_id: str, after: int = 0) -> list[Message]:
@@ -264,6 +272,9 @@ class SqliteStore:
 
     async def topic(self, name: str, limit: int = 100, after: int = 0) -> list[TopicEvent]:
         return await self._read(lambda connection: queries.topic(connection, name, limit, after))
+
+    async def subscribed(self, ids: Sequence[str]) -> list[frozenset[str]]:
+        return await self._read(lambda connection: queries.subscribed(connection, ids))
 
     async def published(self, run_id: str) -> list[PublishedValue]:
         return await self._read(lambda connection: streams.published(connection, run_id))

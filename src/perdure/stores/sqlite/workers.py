@@ -40,7 +40,8 @@ NEXT_WORKFLOW = """
 OWNED_WITH_MESSAGES = "SELECT id FROM runs WHERE owner = ? AND has_new_messages = 1 ORDER BY id LIMIT ?"
 RETRY_HELD = """
     UPDATE runs SET wake_at = ?
-    WHERE workflow = ? AND version = ? AND held IS NOT NULL AND json_extract(held, '$.kind') = ? AND owner IS NULL
+    WHERE workflow = ? AND version = ? AND held IS NOT NULL AND owner IS NULL
+          AND CASE WHEN json_valid(held) THEN json_extract(held, '$.kind') = ? END
           AND ended_at IS NULL AND (wake_at IS NULL OR wake_at > ?)
     RETURNING id"""
 OWNED = "SELECT id, pk, first_executed_at IS NOT NULL OR generation > 0 FROM runs WHERE owner = ? LIMIT ?"

@@ -196,7 +196,7 @@ def succeeded(at: float = 110.0, **fields: Any) -> RunPatch:
 async def load(store: Store, id: str = "r") -> Snapshot:
     """Load a run, which must exist."""
     (snapshot,) = await store.load([id])
-    assert snapshot is not None, f"run {id!r} is missing"
+    assert isinstance(snapshot, Snapshot), f"run {id!r} is missing"
     return snapshot
 
 
@@ -208,7 +208,7 @@ async def claim_ids(store: Store, claim: Claim) -> list[str]:
 async def record(store: Store, id: str = "r") -> RunRecord:
     """Return the row of a run, which must exist."""
     (found,) = await store.records([id])
-    assert found is not None, f"run {id!r} is missing"
+    assert isinstance(found, RunRecord), f"run {id!r} is missing"
     return found
 
 

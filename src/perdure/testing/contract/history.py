@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.model.records import RunStatus
 from perdure.model.turns import TurnExtras
 from perdure.stores.protocol import Store
-from perdure.stores.results import AlreadyEnded, Committed, RunMissing, Superseded
+from perdure.stores.results import AlreadyEnded, Committed, RunMissing, Snapshot, Superseded
 from perdure.stores.writes import (
     CommitTurn,
     ContinueAs,
@@ -233,6 +233,7 @@ class HistoryCases(ContractCase):
     async def test_runs_are_loaded_in_the_order_of_the_ids(self, store: Store) -> None:
         await store.commit([run("r1"), run("r2")])
         snapshots = await store.load(["r2", "missing", "r1", "r2"])
-        assert [snapshot and snapshot.record.id for snapshot in snapshots] == ["r2", None, "r1", "r2"]
+        found = [snapshot.record.id if isinstance(snapshot, Snapshot) else snapshot for snapshot in snapshots]
+        assert found == ["r2", None, "r1", "r2"]
         records = await store.records(["r2", "missing", "r1", "r2"])
         assert [row and row.id for row in records] == ["r2", None, "r1", "r2"]

@@ -30,6 +30,7 @@ from perdure.stores.results import (
     EventPublished,
     MessageDelivered,
     Snapshot,
+    UnreadableRun,
     WriteResult,
 )
 from perdure.stores.writes import (
@@ -73,9 +74,9 @@ class InvariantChecker(FaultyStore):
 
     async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
         touched = list(dict.fromkeys(run_id for write in batch if (run_id := _run_of(write)) is not None))
-        before = dict(zip(touched, await self.inner.load(touched), strict=True))
+        before = await self._snapshots(touched)
         results = await self.inner.commit(batch)
-        after = dict(zip(touched, await self.inner.load(touched), strict=True))
+        after = await self._snapshots(touched)
         inboxes = {id: {each.number: each for each in found.inbox} for id, found in before.items() if found is not None}
         for write, result in zip(batch, results, strict=True):
             self._trace(f"  {_describe_write(write)} -> {_describe_result(result)}")
@@ -86,6 +87,10 @@ class InvariantChecker(FaultyStore):
         for run_id in touched:
             self._compare(run_id, after[run_id])
         return results
+
+    async def _snapshots(self, ids: list[str]) -> dict[str, Snapshot | None]:
+        found = zip(ids, await self.inner.load(ids), strict=True)
+        return {id: snapshot if isinstance(snapshot, Snapshot) else None for id, snapshot in found}
 
     def _apply(self, write: Write, result: WriteResult, inboxes: dict[str, dict[int, Message]]) -> None:
         match write, result:
@@ -277,11 +282,11 @@ class InvariantChecker(FaultyStore):
 
     # --- reads
 
-    async def load(self, ids: Sequence[str]) -> list[Snapshot | None]:
+    async def load(self, ids: Sequence[str]) -> Sequence[Snapshot | UnreadableRun | None]:
         self._check_readable(ids)
         return await self.inner.load(ids)
 
-    async def records(self, ids: Sequence[str]) -> list[RunRecord | None]:
+    async def records(self, ids: Sequence[str]) -> Sequence[RunRecord | UnreadableRun | None]:
         self._check_readable(ids)
         return await self.inner.records(ids)
 

@@ -65,8 +65,18 @@ reads.outbox = function()
   return call('HGETALL', key('outbox'))
 end
 
+-- Return when the first due run of a pool is due. A head whose queue is missing counts for nothing.
 reads.next_wake = function(pool)
-  return call('ZRANGE', key('heads', pool), 0, 0, 'WITHSCORES')[2] or ''
+  for _, queue in ipairs(call('ZRANGE', key('heads', pool), 0, 0)) do
+    local first = call('ZRANGE', key('due', pool, queue), 0, 0, 'WITHSCORES')
+    if first[2] then return first[2] end
+  end
+  local earliest
+  for _, queue in ipairs(call('ZRANGE', key('heads', pool), 1, -1)) do
+    local first = call('ZRANGE', key('due', pool, queue), 0, 0, 'WITHSCORES')
+    if first[2] and (not earliest or tonumber(first[2]) < tonumber(earliest)) then earliest = first[2] end
+  end
+  return earliest or ''
 end
 
 reads.prunable = function(now, offset, limit)
@@ -82,7 +92,7 @@ reads.unfinalized = function(limit, page)
   local found = {}
   for i, id in ipairs(call('ZRANGE', key('unfinalized'), 0, limit - 1)) do
     local run, observers = call('HGETALL', RUN .. id), call('ZRANGE', key('observers', id), 0, page - 1)
-    found[i] = {run, observers, call('HGETALL', key('inbox', id))}
+    found[i] = {id, run, observers, call('HGETALL', key('inbox', id))}
   end
   return found
 end

@@ -76,7 +76,13 @@ function run_rows.count_skipped(id, position)
 end
 
 function run_rows.has_started(row)
-  return row.first_executed_at ~= '' or tonumber(row.generation) > 0
+  return row.first_executed_at ~= '' or (tonumber(row.generation) or 0) > 0
+end
+
+-- Return whether a worker can own the run: its row exists, agrees with the due queue, and its numbers can be read.
+function run_rows.is_claimable(row)
+  if not row or row.owner ~= '' or row.wake_at == '' or TERMINAL[row.status] then return false end
+  return tonumber(row.last_message_no) and tonumber(row.skipped) and tonumber(row.wake_at) and tonumber(row.created_at)
 end
 
 -- Indexes. Each function returns the key of the index that has the run, and its score; nothing if none has it.
@@ -201,7 +207,7 @@ function run_rows.release(row, now, recovered)
   run_rows.change(row, {
     owner = '', has_new_messages = '0', wake_at = now, updated_at = now,
     status = run_rows.has_started(row) and 'running' or 'pending',
-    recoveries = tonumber(row.recoveries) + (recovered and 1 or 0),
+    recoveries = (tonumber(row.recoveries) or 0) + (recovered and 1 or 0),
   })
   mark_changed(row.id)
 end

@@ -21,13 +21,18 @@ end
 commands.claim = function(worker, now, due_by, wanted, pool, shards, limit)
   if not is_alive(worker) then return {} end
   local claimed = {}
-  for i, due in ipairs(due_queues.earliest(due_by, wanted, pool, shards, limit)) do
+  for _, due in ipairs(due_queues.earliest(due_by, wanted, pool, shards, limit)) do
     local row = run_rows.read(due[1])
-    run_rows.change(row, {
-      owner = worker, status = 'running', wake_at = '', has_new_messages = '0', updated_at = now,
-      first_executed_at = row.first_executed_at == '' and now or row.first_executed_at,
-    })
-    claimed[i] = {row.id, tonumber(row.last_message_no), run_rows.position(row), string.format('%.17g', due[2])}
+    if not run_rows.is_claimable(row) then
+      due_queues.remove(due[1], due[3])
+    else
+      run_rows.change(row, {
+        owner = worker, status = 'running', wake_at = '', has_new_messages = '0', updated_at = now,
+        first_executed_at = row.first_executed_at == '' and now or row.first_executed_at,
+      })
+      local position = run_rows.position(row)
+      claimed[#claimed + 1] = {row.id, tonumber(row.last_message_no), position, string.format('%.17g', due[2])}
+    end
   end
   return claimed
 end
@@ -38,7 +43,7 @@ commands.retry_held = function(wanted, kind, now)
   for _, pair in ipairs(wanted) do
     for _, id in ipairs(call('ZRANGE', key('held', kind, pair), 0, -1)) do
       local row = run_rows.read(id)
-      if row.wake_at == '' or tonumber(row.wake_at) > tonumber(now) then
+      if row and (row.wake_at == '' or (tonumber(row.wake_at) or math.huge) > tonumber(now)) then
         run_rows.change(row, {wake_at = now})
         mark_changed(id)
         woken = woken + 1
@@ -53,7 +58,11 @@ end
 commands.release_runs = function(worker, now, recovered, limit, fenced)
   if fenced then fence(worker) end
   local released = call('ZRANGE', key('owned', worker), 0, limit - 1)
-  for _, id in ipairs(released) do run_rows.release(run_rows.read(id), now, recovered) end
+  for _, id in ipairs(released) do
+    local row = run_rows.read(id)
+    if row then run_rows.release(row, now, recovered) end
+    call('ZREM', key('owned', worker), id) -- also if its row is missing or names another owner
+  end
   return released
 end
 
