@@ -136,6 +136,9 @@ RUN = {
     ],
     "drift": [],
     "published": {},
+    "held": None,
+    "cancel_reason": None,
+    "cancel_pending": False,
 }
 ENTRY = {
     "location": "charge",
