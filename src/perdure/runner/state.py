@@ -81,7 +81,6 @@ class RunnerState:
         "loop",
         "mailbox",
         "main",
-        "may_have_children",
         "pause",
         "replaying",
         "rerun_pending",
