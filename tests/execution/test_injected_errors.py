@@ -90,8 +90,9 @@ def test_error_at_a_run_holds_that_run_and_no_other(site, start, store_kind, tmp
                 await h.drive(other.start(injected.options(id=run_id)))
             await h.settle()
             await h.crash(other)
-        raise_for(monkeypatch, *RUN_SITES[site], run_id="bad")
         engine = await h.engine(injected) if start == "claimed" else other
+        await h.clock.advance(60)  # the dead worker is fenced: a later change of workers would retry the held run
+        raise_for(monkeypatch, *RUN_SITES[site], run_id="bad")
         if start == "created":
             for run_id in ("bad", *GOOD):
                 await h.drive(engine.start(injected.options(id=run_id)))
@@ -120,6 +121,7 @@ async def test_load_that_raises_for_one_run_holds_it_and_loads_the_others(h):
         await h.drive(other.start(injected.options(id=run_id)))
     await h.crash(other)
     engine = await h.engine(injected)
+    await h.clock.advance(60)  # the dead worker is fenced: a later change of workers would retry the held run
     load = engine.faults.inner.load
 
     async def raising(ids):
@@ -131,6 +133,7 @@ async def test_load_that_raises_for_one_run_holds_it_and_loads_the_others(h):
     for run_id in ("bad", *GOOD):
         await h.drive(engine.send(run_id, "go", "now"))
     assert [await h.drive(engine.result(run_id)) for run_id in GOOD] == [6] * 3
+    await h.clock.advance(120)
     assert await hold_of(h, "bad") == "internal_error"
     engine.faults.load = load
     await h.drive(engine.resume("bad"))
