@@ -210,7 +210,7 @@ def drop_dead_letters() -> Any:
 
 def attach_children_to_forks() -> Any:
     """Attach the children of the original run to a fork."""
-    return mock.patch.object(rewind, "_as_detached_child", lambda row: row)
+    return mock.patch.object(rewind, "as_detached_child", lambda row: row)
 
 
 def retry_without_compensation() -> Any:
