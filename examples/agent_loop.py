@@ -85,7 +85,8 @@ async def use_tool(ctx: Context, call: ToolCall) -> str:
         await ctx.publish("needs_approval", f"{call.tool}({call.argument})")
         if not (await ctx.receive(Approval)).approved:
             return "the user did not approve"
-    return await TOOLS[call.tool](call.argument)
+    tool = TOOLS[call.tool]
+    return await tool(call.argument)
 
 
 # --- program ---------------------------------------------------------------------------------------------------------

@@ -195,6 +195,7 @@ async def test_hold_of_another_format_is_replaced_and_the_run_can_be_resumed(h, 
     await h.crash(engine)
     await damage_run(h.store, "r", "held", '{"note": 1}')
     other = await h.engine(receives)
+    await h.clock.advance(60)  # the dead worker is fenced: a later change of workers would retry the held run
     await h.drive(other.send("r", "go", "now"))
     assert ("unreadable", "r") in await errors(h, other)
     await h.drive(other.resume("r"))

@@ -47,7 +47,7 @@ VALID = {
     "name": "x",
     "file": "list.json",
 }
-FLAGS = ("json", "yes", "trace", "wait", "repair", "deep", "refuse_blocking")
+FLAGS = ("json", "yes", "trace", "wait", "repair", "deep", "refuse_blocking", "lint")
 LONG_RUNNING = ("dev", "demo")  # tested by their own files; their options are those of `worker`
 
 

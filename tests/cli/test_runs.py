@@ -175,7 +175,7 @@ def test_json_of_a_failed_run(stocked):
 
 def test_json_of_ls(stocked):
     page = shape_of(stocked.json("ls", "--limit", "1", "--prefix", "waits"))
-    assert page == {"runs": [{**RUN, "waiting_for": []}], "next": None}
+    assert page == {"runs": [{**RUN, "waiting_for": []}], "next": None, "unreadable": []}
 
 
 def test_json_of_workers(made):

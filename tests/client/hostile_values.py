@@ -83,6 +83,7 @@ QUERY_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "id_prefix": tuple(each for each in NAMES if each != ""),
     "created_after": TIMES,
     "created_before": TIMES,
+    "held": (False, 1, "", "unknown", b"paused", [], ["paused"], float("nan"), object()),
     "limit": LIMITS,
     "after": CURSORS,
 }

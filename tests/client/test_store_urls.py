@@ -115,7 +115,8 @@ def test_error_of_an_invalid_url_shows_no_password(url, words):
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
-        ("postgresql://ada:secret@db:5432/x?a=b", "postgresql://ada:***@db:5432/x?a=b"),
+        ("postgresql://ada:secret@db:5432/x?schema=b", "postgresql://ada:***@db:5432/x?schema=b"),
+        ("postgresql://ada:secret@db:5432/x?a=b", "postgresql://ada:***@db:5432/x?a=***"),
         ("postgresql://ada:s:e/c@ret@db/x", "postgresql://ada:***@db/x"),
         (
             "postgresql://ada@/x?host=/run&password=secret&schema=s",

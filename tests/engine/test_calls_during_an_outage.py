@@ -72,7 +72,7 @@ async def read_all(items: AsyncIterator[Any]) -> None:
 
 CALLS: dict[str, Callable[[Client], Awaitable[object]]] = {
     "start": lambda client: client.start(counting, 1),
-    "start by name": lambda client: client.start("of_no_worker", 1),
+    "start by name": lambda client: client.start("outage.unknown", 1),
     "execute": lambda client: client.execute(counting, 1),
     "status": lambda client: client.status("w"),
     "poll": lambda client: client.poll("w"),

@@ -6,6 +6,7 @@ import sys
 from types import ModuleType
 
 import pytest
+from anyio import to_thread
 
 from tests.runner.turn_driver import Play, note
 
@@ -81,8 +82,6 @@ def test_to_thread_is_refused_as_misuse():
 
 
 def test_real_anyio_holds_the_run():
-    to_thread = pytest.importorskip("anyio.to_thread", reason="anyio is not a dependency")
-
     async def program(ctx):
         await to_thread.run_sync(print)
 

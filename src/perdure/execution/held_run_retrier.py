@@ -7,13 +7,11 @@ again. A run that an internal error holds becomes due for any worker.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
-from typing import TypeVar
+from collections.abc import Callable, Iterable
 
 from perdure.execution.admission import FindWorkflow
 from perdure.execution.coordinator import Coordinator
-from perdure.execution.store_session import StoreSession, retry_store_call
+from perdure.execution.store_session import StoreSession
 from perdure.model.ids import new_token
 from perdure.model.queries import RunQuery
 from perdure.model.records import CODE_HOLD_KINDS, RunRecord, RunStatus
@@ -22,7 +20,6 @@ from perdure.stores.results import Committed, Snapshot, UnreadableRun
 from perdure.stores.writes import CommitTurn, RunPatch, Write
 
 PAGE = 100
-T = TypeVar("T")
 
 
 class HeldRunRetrier:
@@ -49,12 +46,15 @@ class HeldRunRetrier:
         self._pending = True
 
     async def tick(self, now: float) -> float | None:
-        """Retry held runs if the live workers have changed since the last time, as far as there are free slots."""
+        """Retry held runs if the live workers have changed since the last time, as far as there are free slots.
+
+        Raises `StoreError` if the store is unavailable: the next tick continues.
+        """
         if not self._pending or self._coordinator.draining:
             return None
         self._pending = self.at_capacity = False  # a change from here on causes another pass
         try:
-            await self._read(partial(self._session.store.retry_held, self._workflows(), "internal_error", now))
+            await self._session.store.retry_held(self._workflows(), "internal_error", now)
             for kind in CODE_HOLD_KINDS:
                 await self._retry_kind(kind, now)
         except BaseException:
@@ -67,7 +67,7 @@ class HeldRunRetrier:
         after: str | None = None
         while not self.at_capacity:
             query = RunQuery(held=kind, limit=PAGE, after=after)
-            page = await self._read(partial(self._session.store.runs, query))
+            page = await self._session.store.runs(query)
             found = [record.id for record in page.runs if self._can_try(record)]
             free_slots = self._coordinator.free_slots
             self.at_capacity = len(found) > free_slots
@@ -89,7 +89,7 @@ class HeldRunRetrier:
         """Make this worker the owner of held runs and load them. A run that has changed meanwhile is left alone."""
         if not run_ids:
             return
-        snapshots = await self._read(partial(self._session.store.load, run_ids))
+        snapshots = await self._session.store.load(run_ids)
         writes = list(self._build_claims(snapshots, now))
         results = await self._session.committer.write_all(writes)
         claimed = [
@@ -124,6 +124,3 @@ class HeldRunRetrier:
                 ),
                 seen=record.last_message_no,
             )
-
-    async def _read(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await retry_store_call(call, self._session.clock, self._session.config.store_retry)

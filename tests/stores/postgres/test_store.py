@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import asyncpg
 import pytest
@@ -537,7 +537,7 @@ def test_migration_waits_for_the_migration_lock(postgres_url: str) -> None:
 
 def test_two_schemas_in_one_database_are_isolated(postgres_url: str) -> None:
     async def test(store: PostgresStore) -> None:
-        with_other = with_schema(shared_url(), "t_a_schema_with_'strange\" name")
+        with_other = with_schema(shared_url(), quote("t_a_schema_with_'strange\" name"))
         other = await opened(with_other)
         try:
             assert await other.records(["r"]) == [None]

@@ -44,7 +44,7 @@ def umask(mask: int) -> Iterator[None]:
 
 
 def modes(folder: Path) -> dict[str, int]:
-    return {file.name: stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()}
+    return {file.name: stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir() if file.is_file()}
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077, 0o277])
@@ -53,6 +53,7 @@ def test_new_files_are_private_whatever_the_umask(tmp_path, mask):
         async with Engine(f"sqlite:///{tmp_path}/shop.db") as engine:
             assert await engine.execute(works, 0) == 1
             assert modes(tmp_path) == dict.fromkeys(("shop.db", "shop.db-wal", "shop.db-shm"), PRIVATE)
+            assert stat.S_IMODE((tmp_path / "shop.db-peers").stat().st_mode) == 0o700
 
     with umask(mask):
         asyncio.run(main())
@@ -202,8 +203,9 @@ def test_log_of_a_replacement_is_not_deleted_when_the_old_store_closes(tmp_path)
         old = Client(f"sqlite:///{file}")
         await old.open()
         await old.start(works, 1, id="old")
-        for name in tmp_path.iterdir():
-            name.unlink()
+        for path in tmp_path.iterdir():
+            if path.is_file():
+                path.unlink()
         async with Client(f"sqlite:///{file}") as new:
             await new.start(works, 1, id="new")
             await old.shutdown()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -298,12 +300,17 @@ def test_process_of_another_user_is_found_by_polling() -> None:
         asyncio.run(main(Path(folder)))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write into any directory")
-def test_directory_of_another_user_is_not_used(path: str) -> None:
+def test_directory_of_another_user_is_not_used(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(f"{path}-peers")
     folder.mkdir()
     folder.chmod(0o500)
+    if os.geteuid() == 0:  # root may write into any directory
+        monkeypatch.setattr(peer_sockets, "_bind", refuse_to_bind)
     check_polling(path)
+
+
+def refuse_to_bind(created: socket.socket, path: Path) -> None:
+    raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
 
 def test_process_that_does_not_read_blocks_no_sender(path: str, no_polls: None) -> None:

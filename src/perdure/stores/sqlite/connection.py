@@ -96,7 +96,7 @@ class ConnectionThread:
         self._in_use = threading.Lock()  # held by the thread that uses the connection
         self._open_commit: _PendingJob | None = None  # the commit of a transaction that a caller has left to the thread
         self._wal_pages = 0
-        self._polled_at = 0.0
+        self._polled_at = SYSTEM_CLOCK.now()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:

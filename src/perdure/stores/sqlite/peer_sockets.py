@@ -159,6 +159,7 @@ def _bind(created: socket.socket, path: Path) -> None:
     for attempt in range(1, BIND_ATTEMPTS + 1):
         with contextlib.suppress(FileExistsError):
             path.parent.mkdir(mode=0o700)
+            path.parent.chmod(0o700)  # whatever the umask
         try:
             created.bind(str(path))
         except FileNotFoundError:
