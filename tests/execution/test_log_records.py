@@ -54,6 +54,6 @@ async def test_fenced_worker_and_takeover_are_warnings_with_the_worker(h, caplog
     frozen.faults.unblock()
     await h.settle()
     (fenced,) = records(caplog, "perdure.cluster", f"Worker {old} was fenced")
-    (takeover,) = records(caplog, "perdure.cluster", "Took over 0 runs from 1 dead workers")
+    (takeover,) = records(caplog, "perdure.cluster", "Took over 0 runs from 1 dead worker: ")
     assert (fenced.levelno, vars(fenced)["worker"]) == (logging.WARNING, old)
     assert (takeover.levelno, vars(takeover)["worker"]) == (logging.WARNING, other.worker)

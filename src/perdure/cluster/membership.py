@@ -145,9 +145,11 @@ class Membership:
                 LOGGER.error("Takeover from worker %s failed, will retry: %r", worker.id, error, extra=extra)
         if fenced:
             LOGGER.warning(
-                "Took over %d runs from %d dead workers: %s",
+                "Took over %d %s from %d dead %s: %s",
                 runs,
+                "run" if runs == 1 else "runs",
                 len(fenced),
+                "worker" if len(fenced) == 1 else "workers",
                 ", ".join(fenced_ids),
                 extra={"worker": self.id, "fenced_workers": sorted(fenced_ids), "runs": runs},
             )
