@@ -141,7 +141,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.system", lambda command: CALLED.append(f"FOREIGN {command}"))
 
 
-COUNTS = {"memory": (150, 8_000), "sqlite": (50, 1_000), "postgres": (20, 400), "redis": (20, 400)}
+COUNTS = {"memory": (150, 8_000), "sqlite": (60, 1_000), "postgres": (40, 400), "redis": (40, 400)}
 
 
 @pytest.mark.long
