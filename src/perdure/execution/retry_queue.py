@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from perdure.errors import StoreError
 from perdure.retry import Retry
 from perdure.stores.results import WriteResult
-from perdure.stores.writes import CreateRun, FanOut, PublishEvent, ReplayDeadLetter, Write
+from perdure.stores.writes import Write, subject_of
 
 WriteCallback = Callable[[WriteResult | StoreError], None]  # called once with the result of a write
 # A write, its callback, and how many more attempts its caller waits for; None for a write that waits for the store. A
@@ -44,10 +44,10 @@ class RetryQueue:
 
     def hold_back(self, writes: Sequence[QueuedWrite]) -> list[QueuedWrite]:
         """Return the writes that need not wait. Add the others to the batch that has their run or topic."""
-        batches = {key_of(queued[0]): batch for batch in self._batches for queued in batch}
+        batches = {subject_of(queued[0]): batch for batch in self._batches for queued in batch}
         free: list[QueuedWrite] = []
         for queued in writes:
-            batch = batches.get(key_of(queued[0]))
+            batch = batches.get(subject_of(queued[0]))
             (free if batch is None else batch).append(queued)
         return free
 
@@ -112,24 +112,9 @@ def _count_attempt(batch: Sequence[QueuedWrite]) -> tuple[list[QueuedWrite], lis
 
 def _split(batch: Sequence[QueuedWrite]) -> tuple[list[QueuedWrite], list[QueuedWrite]]:
     """Return two halves. All writes with the same key are in the same half."""
-    keys = list(dict.fromkeys(key_of(queued[0]) for queued in batch))
+    keys = list(dict.fromkeys(subject_of(queued[0]) for queued in batch))
     first = set(keys[: (len(keys) + 1) // 2])
     return (
-        [queued for queued in batch if key_of(queued[0]) in first],
-        [queued for queued in batch if key_of(queued[0]) not in first],
+        [queued for queued in batch if subject_of(queued[0]) in first],
+        [queued for queued in batch if subject_of(queued[0]) not in first],
     )
-
-
-def key_of(write: Write) -> str:
-    """Return the run id or topic name whose writes stay in order."""
-    match write:
-        case CreateRun():
-            return write.record.id
-        case PublishEvent():
-            return write.event.topic
-        case FanOut():
-            return write.topic
-        case ReplayDeadLetter():
-            return key_of(write.send)
-        case _:
-            return write.run_id

@@ -312,3 +312,18 @@ Write = (
     | AppendStream
     | SupersedeStream
 )
+
+
+def subject_of(write: Write) -> str:
+    """Return the run id or topic name that a write concerns: its writes stay in order, in one partition."""
+    match write:
+        case CreateRun():
+            return write.record.id
+        case PublishEvent():
+            return write.event.topic
+        case FanOut():
+            return write.topic
+        case ReplayDeadLetter():
+            return subject_of(write.send)
+        case _:
+            return write.run_id

@@ -43,7 +43,6 @@ from perdure.stores.redis.write_encoding import (
     decode_result,
     encode_write,
     has_effects_elsewhere,
-    partition_key,
     replay_name,
 )
 from perdure.stores.results import (
@@ -57,7 +56,7 @@ from perdure.stores.results import (
     UnreadableRun,
     WriteResult,
 )
-from perdure.stores.writes import CommitTurn, ReplayDeadLetter, Write
+from perdure.stores.writes import CommitTurn, ReplayDeadLetter, Write, subject_of
 
 
 class RedisStore:
@@ -121,7 +120,7 @@ class RedisStore:
         with refuse_invalid_text():  # everything is encoded before anything is sent
             arrays = [encode_write(write, self._partitions.of) for write in batch]
             is_split = self._partitions.count > 1
-            numbers = [self._partitions.of(partition_key(write)) for write in batch] if is_split else []
+            numbers = [self._partitions.of(subject_of(write)) for write in batch] if is_split else []
         if numbers:
             return await self._commit_in_partitions(batch, arrays, numbers)
         return [decode_result(given) for given in await self._partitions.write(0, arrays)] if arrays else []
@@ -158,7 +157,7 @@ class RedisStore:
 
     async def _replay_dead_letter(self, write: ReplayDeadLetter, array: Array) -> WriteResult:
         """Replay a dead letter, which may be in another partition than the run or topic that its event is sent to."""
-        target = self._partitions.of(partition_key(write))
+        target = self._partitions.of(subject_of(write))
         result = await self._send_dead_letter(write, array, target)
         if result is None:  # an earlier attempt may have left it in an outbox
             await self._partitions.sweep()

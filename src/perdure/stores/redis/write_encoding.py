@@ -59,26 +59,12 @@ from perdure.stores.writes import (
     RunPatch,
     SupersedeStream,
     Write,
+    subject_of,
 )
 
 Array = tuple[Any, ...]
 PartitionOf = Callable[[str], int]
 """Returns the partition of a run id or a topic name."""
-
-
-def partition_key(write: Write) -> str:
-    """Return the run id or topic name that decides the partition of a write."""
-    match write:
-        case CreateRun():
-            return write.record.id
-        case PublishEvent():
-            return write.event.topic
-        case FanOut():
-            return write.topic
-        case ReplayDeadLetter():
-            return partition_key(write.send)
-        case _:
-            return write.run_id
 
 
 def has_effects_elsewhere(write: Write) -> bool:
@@ -147,7 +133,7 @@ def encode_write(write: Write, partition_of: PartitionOf) -> Array:
         case ReplayDeadLetter():
             sending = (
                 encode_time(write.send.now),
-                partition_of(partition_key(write)),
+                partition_of(subject_of(write)),
                 encode_write(write.send, partition_of),
             )
             return ("replay", write.dead_letter_id, replay_name(write), *sending)
