@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure import Client, EngineConfig, StoreError
+from perdure import Client, Context, Engine, EngineConfig, StoreError, workflow
 from perdure.model.queries import RunQuery
 from perdure.stores.postgres.store import PostgresStore
 from perdure.stores.protocol import Store
@@ -30,6 +30,13 @@ OPTIONS = "&statement_cache_size=0&listen=no"
 LEASE = 3.0
 WORKERS = 3
 RUNS = 150
+
+
+@workflow(name="pgbouncer.counts")
+async def counts(ctx: Context) -> None:
+    for n in range(3):
+        await ctx.stream("numbers").write(n)
+        await ctx.sleep(0.2)
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +74,10 @@ class TestThroughPgBouncer(StoreContract):
     async def again(self, store: Store) -> Store:
         return PostgresStore(self._url)
 
-    # With `listen=no` a store receives no notifications: sweeps find changes, as the workers below show.
+    # With `listen=no` a store receives no notifications: sweeps and polls find changes, as the tests below show.
     test_a_change_through_another_handle_notifies_listeners = None  # type: ignore[assignment]
+    test_a_follower_is_notified_of_every_commit_through_another_handle = None  # type: ignore[assignment]
+    test_a_follower_is_not_notified_of_other_runs = None  # type: ignore[assignment]
 
 
 def test_workers_without_notifications_finish_all_runs(pooler: PgBouncer, tmp_path: Path) -> None:
@@ -86,6 +95,16 @@ def test_workers_without_notifications_finish_all_runs(pooler: PgBouncer, tmp_pa
                 group.close()
 
     asyncio.run(main(new_schema(pooler) + OPTIONS))
+
+
+def test_reader_without_notifications_follows_a_stream(pooler: PgBouncer) -> None:
+    async def main(url: str) -> list[int]:
+        config = EngineConfig(sweep_interval=0.5)
+        async with Engine(url, [counts], config=config) as engine, Client(url, config=config) as reader:
+            run = await engine.start(counts)
+            return [item async for item in reader.read_stream(run.id, "numbers")]
+
+    assert asyncio.run(main(new_schema(pooler) + OPTIONS)) == [0, 1, 2]
 
 
 async def store_concurrently(url: str) -> int:

@@ -597,10 +597,16 @@ def test_record_of_a_fork_is_new_but_replays_like_the_old_one():
 
 def test_fork_gets_the_messages_of_the_dropped_part_and_the_unread_ones():
     unread = (message(3), message(5, "assignment"), message(6, "cancel"), message(7, "deferred"), message(8, "child"))
-    made = fork("receive", receive("receive", 1, message(4), message(2, "assignment", offset=3)), inbox=unread)
-    expected = [(1, "m2", "event"), (2, "m3", "event"), (3, "m4", "event"), (4, "m7", "deferred")]
-    assert [(each.number, each.id, each.kind) for each in made.inbox] == expected
+    made = fork(
+        "receive",
+        receive("receive", 1, message(4), message(2, "assignment", offset=3)),
+        inbox=unread,
+        last_message_no=8,
+    )
+    expected = [("m2", "event"), ("m3", "event"), ("m4", "event"), ("m7", "deferred")]
+    assert [(each.id, each.kind) for each in made.inbox] == expected
     assert made.inbox[0].offset == 0
+    assert made.received == 8
 
 
 def test_fork_stops_no_children():

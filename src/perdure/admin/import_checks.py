@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from perdure.client.rewind import received_messages
 from perdure.codec import Codec
 from perdure.errors import InvalidArgument, InvalidPayload
 from perdure.model.locations import scope_of
@@ -147,6 +148,17 @@ def _check_inbox(inbox: Iterable[Message], codec: Codec) -> None:
             _check_result(what, message.body)
         else:
             _check_payload(f"the body of {what}", message.body, codec)
+
+
+def last_message_no(snapshot: Snapshot) -> int:
+    """Return the highest number of a message that the history names; `InvalidArgument` if it cannot be read."""
+    try:
+        received = [message.number for message in received_messages(snapshot.entries)]
+    except msgspec.DecodeError as error:
+        raise InvalidArgument(f"the export has received messages that cannot be read: {error}") from None
+    highest = max(received, default=0)
+    _check_number("the number of a received message", highest, 0, MAX_SEQUENCE)
+    return highest
 
 
 def _check_result(what: str, body: bytes | None) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from perdure.admin.import_checks import MAX_TIME, check_snapshot
+from perdure.admin.import_checks import MAX_TIME, check_snapshot, last_message_no
 from perdure.client.client import Client
-from perdure.client.rewind import CHILD_REQUESTS, as_detached_child
+from perdure.client.rewind import CHILD_REQUESTS, as_detached_child, as_targeted
 from perdure.client.run_export import check_payloads, parse_snapshot
 from perdure.errors import RunConflict, StoreError
 from perdure.model.ids import new_token, shard_of
-from perdure.model.records import Hold, Message, RunRecord, RunStatus, Wait, WorkerRecord
+from perdure.model.records import Hold, RunRecord, RunStatus, Wait, WorkerRecord
 from perdure.model.validation import check_name
 from perdure.stores.results import Committed, IdTaken, Snapshot
 from perdure.stores.writes import CommitTurn, CreateRun, RunPatch
@@ -36,8 +36,8 @@ async def import_run(client: Client, data: object, *, run_id: str | None = None)
         id=f"import-{new_token()}", pool="import", workflows=(), lease_until=now + LEASE_SECONDS, started_at=now
     )
     record = _imported_record(snapshot.record, new_id, worker.id, shard_of(new_id, config.shards))
-    create = CreateRun(record, snapshot.entries, snapshot.inbox)
-    finish = _import_commit(snapshot, new_id, worker.id, now, config.seconds("run_retention"))
+    create = CreateRun(record, snapshot.entries, snapshot.inbox, received=last_message_no(snapshot))
+    finish = _import_commit(create, snapshot, worker.id, now, config.seconds("run_retention"))
     await session.read(lambda: session.store.join(worker))
     try:
         # Not through the committer, which may split its batches: killed in between, the run would be executed.
@@ -56,15 +56,9 @@ def _detach(snapshot: Snapshot) -> Snapshot:
     entries = tuple(as_detached_child(entry) for entry in snapshot.entries if entry.kind not in CHILD_REQUESTS)
     # An ended run needs none: unread messages would be published or dead-lettered in this store.
     unread = () if snapshot.record.status.terminal else snapshot.inbox
-    own = [_as_targeted(message) for message in unread if message.kind not in ("child", "resume")]
-    inbox = tuple(replace(message, number=number) for number, message in enumerate(own, 1))
+    own = (as_targeted(message) for message in unread if message.kind not in ("child", "resume"))
+    inbox = tuple(replace(message, target=None, offset=0) for message in own)
     return Snapshot(snapshot.record, len(entries), entries, inbox)
-
-
-def _as_targeted(message: Message) -> Message:
-    """Return an event of a topic as one that was sent to the run; other messages unchanged."""
-    kind = "event" if message.kind == "assignment" else message.kind
-    return replace(message, kind=kind, target=None, offset=0)
 
 
 def _imported_record(record: RunRecord, run_id: str, owner: str, shard: int) -> RunRecord:
@@ -88,8 +82,8 @@ def _imported_record(record: RunRecord, run_id: str, owner: str, shard: int) -> 
     )
 
 
-def _import_commit(snapshot: Snapshot, run_id: str, worker: str, now: float, retention: float) -> CommitTurn:
-    record = snapshot.record
+def _import_commit(create: CreateRun, snapshot: Snapshot, worker: str, now: float, retention: float) -> CommitTurn:
+    run_id, record = create.record.id, snapshot.record
     if record.status.terminal:
         kept_for = retention if record.retention is None else record.retention
         patch = RunPatch(
@@ -112,5 +106,5 @@ def _import_commit(snapshot: Snapshot, run_id: str, worker: str, now: float, ret
         owned=True,
         now=now,
         patch=patch,
-        seen=len(snapshot.inbox),
+        seen=create.last_message_no,
     )

@@ -71,7 +71,7 @@ def plan_rewind(snapshot: Snapshot, location: str, *, now: float, turn_id: str) 
         now=now,
         dropped=tuple(entry.location for entry in cut.dropped),
         entries=(*cut.rewritten, *_stop_entries(snapshot, cut.dropped, now), _rewind_marker(cut, snapshot.record, now)),
-        returned=tuple(_received_messages(cut.dropped)),
+        returned=tuple(_messages_to_return(snapshot, cut.dropped)),
         deadline_at=_renewed_deadline(snapshot.record, now),
     )
 
@@ -87,11 +87,12 @@ def plan_fork(snapshot: Snapshot, location: str, *, run_id: str, created_by: str
     omitted.update(entry.location for entry in cut.kept if entry.kind in CHILD_REQUESTS)
     rows = (*(row for row in snapshot.entries if row.location not in omitted), *cut.rewritten)
     unread = (message for message in snapshot.inbox if message.kind in ("event", "deferred"))
-    messages = sorted([*_received_messages(cut.dropped), *unread], key=lambda message: message.number)
+    messages = sorted([*_messages_to_return(snapshot, cut.dropped), *unread], key=lambda message: message.number)
     return CreateRun(
         _fork_record(snapshot.record, run_id, created_by, shard, now),
         entries=(*map(as_detached_child, rows), _rewind_marker(cut, snapshot.record, now)),
-        inbox=tuple(replace(message, number=number) for number, message in enumerate(messages, start=1)),
+        inbox=tuple(messages),
+        received=snapshot.record.last_message_no,
     )
 
 
@@ -313,20 +314,34 @@ def _compensated_steps(dropped: Iterable[Entry]) -> Iterator[str]:
 # --- messages and children of the dropped part ---------------------------------------------------------------------
 
 
-def _received_messages(dropped: Iterable[Entry]) -> list[Message]:
-    """Return the messages that these entries consumed, in order of arrival.
+def _messages_to_return(snapshot: Snapshot, dropped: Iterable[Entry]) -> list[Message]:
+    """Return the messages that these entries consumed, in order of arrival, each id once.
 
-    An event from a topic goes to the run's own inbox: the topic has deleted it.
+    An event from a topic goes to the run's own inbox: the topic has deleted it. A fork accepts an id that its original
+    has received; then the later message counts.
     """
-    found: dict[int, Message] = {}
-    for entry in dropped:
+    unread = {message.id for message in snapshot.inbox}
+    latest = {
+        message.id: message
+        for message in sorted(received_messages(dropped), key=lambda message: message.number)
+        if message.id not in unread
+    }
+    found = sorted(latest.values(), key=lambda message: message.number)
+    return [as_targeted(message) for message in found if message.kind in ("event", "deferred", "assignment")]
+
+
+def received_messages(entries: Iterable[Entry]) -> Iterator[Message]:
+    """Yield the messages that these entries consumed."""
+    for entry in entries:
         if entry.kind in RECEIVING_KINDS and entry.status in (SUCCEEDED, FAILED) and entry.detail is not None:
-            for message in msgspec.json.decode(entry.detail, type=list[Message]):
-                if message.kind == "assignment":
-                    found[message.number] = replace(message, kind="event", target=None, offset=0)
-                elif message.kind in ("event", "deferred"):
-                    found[message.number] = message
-    return [found[number] for number in sorted(found)]
+            yield from msgspec.json.decode(entry.detail, type=list[Message])
+
+
+def as_targeted(message: Message) -> Message:
+    """Return an event of a topic as one that was sent to the run; other messages unchanged."""
+    if message.kind != "assignment":
+        return message
+    return replace(message, kind="event", target=None, offset=0)
 
 
 def _stop_entries(snapshot: Snapshot, dropped: Iterable[Entry], now: float) -> list[Entry]:

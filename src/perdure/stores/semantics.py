@@ -109,7 +109,12 @@ def qualifies_for_fast_path(write: Write) -> bool:
                 return True
             return write.patch.status.terminal and not write.seen and not write.observed
         case CreateRun():
-            return write.record.owner is not None and not write.entries and not write.inbox and write.observer is None
+            return (
+                write.record.owner is not None
+                and not write.entries
+                and not write.last_message_no
+                and write.observer is None
+            )
         case _:
             return False
 
@@ -292,7 +297,7 @@ def is_dropped(location: str, dropped: Sequence[str]) -> bool:
 def initial_record(record: RunRecord, alive: bool, last_message_no: int = 0) -> RunRecord:
     """Return the row of a new run: claimed by its owner if that worker is alive, else without an owner and due.
 
-    `last_message_no` is the number of messages that a fork starts with.
+    `last_message_no` is the number of the last message that a fork has, or has received.
     """
     owned = record.owner is not None and alive
     wake_at = record.created_at if record.wake_at is None else record.wake_at

@@ -35,8 +35,9 @@ class CreateRun(Struct, frozen=True, gc=False):
 
     The store derives status, owner and times of the new run. A `record.owner` that is a live worker owns the run from
     the start, which counts as its first execution; `record.wake_at` is then ignored. Otherwise the run has no owner and
-    is due at `record.wake_at` (None: at `created_at`). A fork has a history and an inbox; their positions and numbers
-    start at 1. `observer` is added as by `ObserveRunEnd`.
+    is due at `record.wake_at` (None: at `created_at`). A fork has a history, whose positions start at 1, and an inbox,
+    whose numbers start after `received`: the history names the messages up to that number, and a rewind returns them
+    under their numbers. `observer` is added as by `ObserveRunEnd`.
 
     Idempotent by `created_by`.
     Results: `Created`; `IdTaken` (not observed); `AlreadyEnded` if a repeated call observes a run that has ended.
@@ -45,7 +46,13 @@ class CreateRun(Struct, frozen=True, gc=False):
     record: RunRecord
     entries: tuple[Entry, ...] = ()
     inbox: tuple[Message, ...] = ()
+    received: int = 0
     observer: Observer | None = None
+
+    @property
+    def last_message_no(self) -> int:
+        """The number of the last message that the new run has, or has received."""
+        return self.received + len(self.inbox)
 
 
 class RunPatch(Struct, frozen=True, gc=False, kw_only=True):

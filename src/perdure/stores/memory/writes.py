@@ -81,7 +81,7 @@ def _create(state: MemoryState, write: CreateRun) -> WriteResult:
     if run is not None and write.observer is not None and run.record.status.terminal:
         return rules.already_ended(run.record)
     if run is None:
-        run = state.runs.add(rules.initial_record(record, state.alive(record.owner), len(write.inbox)))
+        run = state.runs.add(rules.initial_record(record, state.alive(record.owner), write.last_message_no))
         _set_initial_history(run, write)
         if run.record.owner is None:
             state.runs.changed.add(record.id)
@@ -95,7 +95,7 @@ def _set_initial_history(run: MemoryRun, write: CreateRun) -> None:
     if write.entries:
         run.append(0, None, write.entries)
         run.position = len(write.entries)
-    for number, message in enumerate(write.inbox, 1):
+    for number, message in enumerate(write.inbox, write.received + 1):
         run.inbox[number] = replace(message, number=number)
         run.numbers[message.id] = number
 

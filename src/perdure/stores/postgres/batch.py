@@ -117,7 +117,7 @@ class _BatchPlan:
         key = semantics.run_of(write)
         self._topics.update(_topics_of(write))
         self._assigns_events = self._assigns_events or _touches_topics(write)
-        if isinstance(write, CreateRun) and key not in self._seen and not (write.entries or write.inbox):
+        if isinstance(write, CreateRun) and key not in self._seen and not (write.entries or write.last_message_no):
             self._creates.append(new_run(at, write))
         elif isinstance(write, DeliverMessage) and (
             self._is_only_write(write.run_id) or self._gets_only_messages(write.run_id)

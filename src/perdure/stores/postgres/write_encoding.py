@@ -43,7 +43,7 @@ def as_json(write: Write) -> Json:
         case CommitTurn():
             return _turn(write)
         case CreateRun():
-            history = _non_empty(entries=_entries(write.entries), inbox=_messages(write.inbox))
+            history = _non_empty(entries=_entries(write.entries), inbox=_messages(write.inbox), received=write.received)
             return {"kind": "create", **new_run(0, write), **history}
         case DeliverMessage():
             return _tagged("message", write, message=_message(write.message))

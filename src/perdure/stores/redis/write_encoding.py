@@ -156,7 +156,7 @@ def _encode_create(write: CreateRun, partition_of: PartitionOf) -> Array:
     due_at = created_at if record.wake_at is None else encode_time(record.wake_at)
     head = (record.id, record.created_by, record.owner or "", created_at, due_at)
     observer = [] if write.observer is None else [write.observer.run_id, write.observer.target]
-    return ("create", *head, encode_new_run(record, as_lua_string), entries, messages, observer)
+    return ("create", *head, encode_new_run(record, as_lua_string), entries, messages, observer, write.received)
 
 
 def _encode_turn(turn: CommitTurn, partition_of: PartitionOf) -> Array:

@@ -179,7 +179,7 @@ def _is_alone(write: Write) -> bool:
         extras = write.extras
         return extras is not None and bool(extras.subscribe or extras.unsubscribe or extras.released_assignments)
     if isinstance(write, CreateRun):
-        return bool(write.entries or write.inbox)
+        return bool(write.entries or write.last_message_no)
     if isinstance(write, FinalizeRun):
         return not rules.only_marks_notified(write)
     return isinstance(write, (PublishEvent, FanOut, RewindRun, ReplayDeadLetter))
@@ -320,9 +320,9 @@ class BatchWriter:
         run = self._states.get(record.id)
         if run is None:
             owner_is_live = record.owner is not None and self._is_live(record.owner)
-            new = rules.initial_record(record, owner_is_live, last_message_no=len(write.inbox))
+            new = rules.initial_record(record, owner_is_live, last_message_no=write.last_message_no)
             add = ADD_RUN if write.observer is None else ADD_RUN_WITH_OBSERVER
-            if write.entries or write.inbox:
+            if write.entries or write.last_message_no:
                 self._fork(write, add, new)
             else:
                 self._pending[add].append(rows.run_row(new))
@@ -350,8 +350,8 @@ class BatchWriter:
         self._connection.execute(add, rows.run_row(new))
         pk = self._connection.last_insert_rowid()
         self._add_entries(pk, 1, None, write.entries)
-        messages = [rows.message_row(pk, number, message) for number, message in enumerate(write.inbox, 1)]
-        self._pending[ADD_MESSAGE] += messages
+        for number, message in enumerate(write.inbox, write.received + 1):
+            self._pending[ADD_MESSAGE].append(rows.message_row(pk, number, message))
 
     # turns
 

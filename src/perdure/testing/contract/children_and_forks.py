@@ -83,6 +83,18 @@ class ForkCases(ContractCase):
         assert (await load(store)).position == 2
 
     @case
+    async def test_inbox_of_a_fork_is_numbered_after_what_its_history_received(self, store: Store) -> None:
+        with_inbox = replace(run(owner="a"), entries=(entry("a"),), inbox=(deliver("m").message,), received=4)
+        without = replace(run("s", owner="a"), entries=(entry("a"),), received=4)
+        await store.commit([with_inbox, without])
+        assert [message.number for message in (await load(store)).inbox] == [5]
+        assert await store.commit([deliver("m"), deliver("n"), deliver("n", id="s")]) == [
+            MessageDelivered(5, fresh=False, owner="a"),
+            MessageDelivered(6, fresh=True, owner="a"),
+            MessageDelivered(5, fresh=True, owner="a"),
+        ]
+
+    @case
     async def test_a_fork_is_due_and_claimed_like_any_run(self, store: Store) -> None:
         await store.commit([replace(run(), entries=(entry("a"), entry("b", 1)), inbox=(deliver("m").message,))])
         (claimed,) = await store.claim(claim("b"))

@@ -20,13 +20,14 @@ local function created_before(id, owner, observer)
 end
 
 function run_writes.create(write)
-  local _, id, created_by, owner, created_at, wake_at, fields, entries, messages, observer = unpack(write)
+  local _, id, created_by, owner, created_at, wake_at, fields, entries, messages, observer, received = unpack(write)
   local by = call('HGET', RUN .. id, 'created_by')
   if by and by ~= created_by then return {'exists', call('HGETALL', RUN .. id)} end
   if by then return created_before(id, owner, observer) end
   set_all(ENTRIES .. id, entries)
   local pending_events = 0
-  for number, given in ipairs(messages) do
+  for i, given in ipairs(messages) do
+    local number = received + i
     local message_id, kind, value, topic, partition, offset = unpack(given)
     call('HSET', key('inbox', id), number, value)
     call('HSET', key('message-numbers', id), message_id, number)
@@ -37,7 +38,9 @@ function run_writes.create(write)
     end
   end
   extend(fields, 'id', id, 'created_by', created_by, 'created_at', created_at)
-  if #messages > 0 then extend(fields, 'last_message_no', #messages, 'pending_events', pending_events) end
+  if received + #messages > 0 then
+    extend(fields, 'last_message_no', received + #messages, 'pending_events', pending_events)
+  end
   if #observer > 0 then
     call('ZADD', key('observers', id), 1, cmsgpack.pack(observer))
     extend(fields, 'last_observer_no', '1')
