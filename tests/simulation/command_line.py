@@ -48,11 +48,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="simulate only this seed")
     parser.add_argument("--store", choices=STORES, default="memory")
     parser.add_argument("--flow", choices=sorted(FLOWS), help="use this workflow for all runs")
-    parser.add_argument(
-        "--unreadable-rows",
-        action="store_true",
-        help="let rows be unreadable for a while",
-    )
     parser.add_argument("--mutant", choices=sorted(MUTANTS), help="plant this bug, and check that a seed detects it")
     parser.add_argument("--trace", action="store_true", help="print the trace")
     parser.add_argument("--keep-going", action="store_true", help="continue after the first seed that fails")
@@ -64,7 +59,7 @@ def _simulate_all(options: argparse.Namespace, make_store: MakeStore) -> int:
     counts: Counter[str] = Counter()
     failed = 0
     for seed in seeds:
-        result = simulate(seed, make_store=make_store, only=options.flow, unreadable_rows=options.unreadable_rows)
+        result = simulate(seed, make_store=make_store, only=options.flow)
         counts.update(result.counts)
         if options.trace:
             _print("\n".join(result.trace))

@@ -44,17 +44,12 @@ def simulate(
     make_store: MakeStore = memory,
     only: str | None = None,
     *,
-    unreadable_rows: bool = False,
     programs: Mapping[str, Program] | None = None,
 ) -> SeedResult:
-    """Simulate one seed, with its own fault plan and programs or given ones; `only`: use this workflow for all runs.
-
-    `unreadable_rows` adds rows that cannot be decoded to the drawn faults. It is not the default: workers do not hold
-    such runs yet.
-    """
+    """Simulate one seed, with its own fault plan and programs or given ones; `only`: use this workflow for all runs."""
     if plan is None:
         rng = seeded_random(seed, "plan")
-        plan = draw_plan(rng, WORKERS[: 2 + seed % 2], CLIENTS, RUNS if unreadable_rows else ())
+        plan = draw_plan(rng, WORKERS[: 2 + seed % 2], CLIENTS, RUNS)
     loop, lines = SimulatedLoop(), list[str]()
     logging.disable(logging.CRITICAL)  # all errors are planned
     gc.disable()  # the time of a collection would change the trace
@@ -121,6 +116,7 @@ def _counts(simulation: Simulation, responses: Responses) -> dict[str, int]:
         "forks": ": forked",
         "imports": " imported as ",
         "wrong clocks": "the clock of ",
+        "unreadable rows": "row unreadable",
         "pruned runs": " is pruned",
         "lost results": " lost",
     }
@@ -140,8 +136,6 @@ async def _check_quiescent(
 ) -> None:
     """After the fault phase every run ends or waits for external input. Send the input until all runs have ended."""
     client = callers[0].client
-    for run_id in responses.failed_imports:  # an import that failed between its commits leaves a run that is not held
-        await client.terminate(run_id)
     for round in range(ROUNDS):
         await _let_time_pass(client)
         if simulation.checker.violations:

@@ -13,6 +13,7 @@ from perdure.testing.simulation.fault_plan import (
     AT_CLAIMS,
     AT_COMMITS,
     IN_TIME,
+    ROW_UNREADABLE,
     Fault,
     Plan,
     draw_plan,
@@ -23,7 +24,7 @@ from tests.servers.postgres import ENVIRONMENT, shared_url
 from tests.simulation.mutations import MUTANTS
 from tests.simulation.postgres_store import postgres
 from tests.simulation.reference_model import expected_of_run
-from tests.simulation.run_seed import CLIENTS, WORKERS, _deploy, _program, simulate
+from tests.simulation.run_seed import CLIENTS, RUNS, WORKERS, _deploy, _program, simulate
 from tests.simulation.stores import sqlite
 from tests.simulation.workflows import FLOWS
 
@@ -119,9 +120,9 @@ def test_fault_plan_is_shrunk_to_the_faults_it_needs():
 
 
 def test_random_plans_contain_every_kind_of_fault():
-    drawn = [draw_plan(random.Random(seed), WORKERS, CLIENTS) for seed in range(200)]
+    drawn = [draw_plan(random.Random(seed), WORKERS, CLIENTS, RUNS) for seed in range(200)]
     kinds = {fault.kind for plan in drawn for fault in plan.faults}
-    assert kinds == {*AT_COMMITS, *AT_CALLS, *AT_CLAIMS, *IN_TIME}
+    assert kinds == {*AT_COMMITS, *AT_CALLS, *AT_CLAIMS, *IN_TIME, ROW_UNREADABLE}
 
 
 @pytest.mark.parametrize(

@@ -106,10 +106,11 @@ def test_all_guarantees_hold_with_wrong_clocks(kind):
         assert result.violations == []
 
 
-def test_store_whose_rows_are_unreadable_reports_it():
-    """Workers do not hold such runs yet: the simulation only shows that the fault has its effect."""
+def test_all_guarantees_hold_with_unreadable_rows():
     plan = Plan(tuple(Fault("row unreadable", run_id, at=0.0) for run_id in RUNS))
-    assert at("row unreadable", simulate(1, plan).trace)
+    result = simulate(1, plan)
+    assert at("row unreadable", result.trace)
+    assert result.violations == []
 
 
 def test_imports_and_followers_are_drawn():
@@ -119,3 +120,4 @@ def test_imports_and_followers_are_drawn():
             counts[what] = counts.get(what, 0) + n
     assert counts["imports"]
     assert counts["followers"]
+    assert counts["unreadable rows"]

@@ -18,7 +18,7 @@ IN_TIME = (
     *("paused", "clock jumps", "clock drifts", "clock stands still"),
     *("hints lost", "hints doubled", "hints late", "leaves"),
 )
-ROW_UNREADABLE = "row unreadable"  # only in plans that request it
+ROW_UNREADABLE = "row unreadable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +69,15 @@ class Plan:
         )
 
 
-def draw_plan(
-    rng: random.Random, workers: Sequence[str], clients: Sequence[str], unreadable: Sequence[str] = ()
-) -> Plan:
+def draw_plan(rng: random.Random, workers: Sequence[str], clients: Sequence[str], runs: Sequence[str]) -> Plan:
     """Return a random plan of 0 to 12 faults. Clients get only faults of calls and commits.
 
-    With `unreadable`, the row of one of these runs cannot be read for a while, in half of the plans.
+    In half of the plans the row of one of these runs cannot be read for a while.
     """
     faults = [_draw(rng, workers, clients) for _ in range(rng.choice((0, 1, 2, 3, 4, 6, 8, 12)))]
-    if unreadable and rng.random() < 0.5:
+    if rng.random() < 0.5:
         at = round(rng.uniform(0.0, FAULT_PHASE_SECONDS), 3)
-        faults.append(Fault(ROW_UNREADABLE, rng.choice(unreadable), at=at))
+        faults.append(Fault(ROW_UNREADABLE, rng.choice(runs), at=at))
     return Plan(tuple(dict.fromkeys(faults)))
 
 
