@@ -2,7 +2,9 @@
 
 map           ctx.map over many items, live and on replay, over asyncio.gather with a semaphore; processor time
 long history  the longest stall of the event loop while a run with a long history is loaded and replayed
-many runs     the longest stall with many concurrent runs, with the collector settings of `perdure worker` and without
+many runs     the longest stall with many concurrent runs
+
+Both stalls are measured without the collector settings of `perdure worker`, and with them.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from perdure import Context, Engine, step, workflow
 from perdure.execution.collector_settings import tune_collector
 from perdure.stores.memory.store import MemoryStore
 
+CALLS_PER_ITERATION = 50
 BLOCKED = asyncio.Event()
 
 
@@ -31,19 +34,21 @@ async def block() -> None:
 
 
 @workflow
-async def map_items(ctx: Context, items: int, concurrency: int) -> int:
-    return len(await ctx.map(visit, range(items), concurrency=concurrency))
+async def map_items(ctx: Context, items: int, concurrency: int) -> None:
+    await ctx.map(visit, range(items), concurrency=concurrency)
+    await block()
 
 
 @workflow
-async def gather_items(ctx: Context, items: int, concurrency: int) -> int:
+async def gather_items(ctx: Context, items: int, concurrency: int) -> None:
     semaphore = asyncio.Semaphore(concurrency)
 
     async def one(number: int) -> int:
         async with semaphore:
             return await visit(number)
 
-    return len(await asyncio.gather(*(one(number) for number in range(items))))
+    await asyncio.gather(*(one(number) for number in range(items)))
+    await block()
 
 
 @workflow
@@ -94,16 +99,24 @@ class StallMeter:
 
 
 async def measure_map(items: int, concurrency: int) -> None:
-    """Print the processor time of map over that of gather: the best of three, in turns."""
-    best: dict[str, float] = {}
-    async with Engine(MemoryStore(), workflows=[map_items, gather_items]) as engine:
-        for _ in range(3):
-            for fn in (gather_items, map_items):
+    """Print the processor time of map over that of gather, live and on replay: the best of three, in turns."""
+    live: dict[str, float] = {}
+    replayed: dict[str, float] = {}
+    for _ in range(3):
+        for fn in (gather_items, map_items):
+            store = MemoryStore()
+            for best in (live, replayed):  # the second engine loads the run and replays it
                 started_at = process_time()
-                await engine.execute(fn, items, concurrency)
+                engine = Engine(store, workflows=[fn])
+                await engine.open()
+                await engine.start(fn, items, concurrency, id="items")
+                await BLOCKED.wait()
                 best[fn.name] = min(process_time() - started_at, best.get(fn.name, 1e9))
-    ratio = best["map_items"] / best["gather_items"]
-    print(f"{items:,} items, concurrency {concurrency:,}: map {best['map_items']:.2f} s, {ratio:.2f} of gather")
+                await engine.shutdown(grace=0)
+                BLOCKED.clear()
+    for what, best in (("", live), (" on replay", replayed)):
+        ratio = best["map_items"] / best["gather_items"]
+        print(f"{items:,} items, concurrency {concurrency:,}{what}: {best['map_items']:.2f} s, {ratio:.2f} of gather")
 
 
 async def measure_long_history(steps: int) -> None:
@@ -126,10 +139,17 @@ async def measure_long_history(steps: int) -> None:
 
 
 async def measure_many_runs(runs: int, rounds: int) -> None:
-    """Print the longest stall with concurrent runs."""
+    """Print the longest stall with concurrent runs.
+
+    The callers start a few runs per iteration of the event loop: calls that a program makes at once are its own stall.
+    """
     async with Engine(MemoryStore(), workflows=[ten_steps]) as engine, StallMeter() as meter:
         for _ in range(rounds):
-            await asyncio.gather(*(engine.execute(ten_steps) for _ in range(runs)))
+            async with asyncio.TaskGroup() as callers:
+                for n in range(runs):
+                    callers.create_task(engine.execute(ten_steps))
+                    if n % CALLS_PER_ITERATION == 0:
+                        await asyncio.sleep(0)
     print(f"{runs:,} concurrent runs: {_describe(meter)}")
 
 
@@ -137,16 +157,20 @@ def _describe(meter: StallMeter) -> str:
     return f"longest stall {1e3 * meter.longest_s:.0f} ms, longest collection {1e3 * meter.longest_collection_s:.0f} ms"
 
 
+async def measure_all(scale: float) -> None:
+    """Measure everything, at sizes that are this share of the full ones."""
+    await measure_map(int(10_000 * scale), int(1_000 * scale))
+    for settings in ("default collector settings", "collector settings of `perdure worker`"):
+        print(f"{settings}:")
+        await measure_long_history(max(1, int(100 * scale)) * 1_000)
+        await measure_many_runs(int(1_000 * scale), rounds=5)
+        tune_collector()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stalls", description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="sizes as a share of the full ones: 0.1")
-    scale = parser.parse_args().scale
-    asyncio.run(measure_map(int(10_000 * scale), int(1_000 * scale)))
-    asyncio.run(measure_long_history(max(1, int(100 * scale)) * 1_000))
-    asyncio.run(measure_many_runs(int(1_000 * scale), rounds=5))
-    tune_collector()
-    print("with the collector settings of `perdure worker`:")
-    asyncio.run(measure_many_runs(int(1_000 * scale), rounds=5))
+    asyncio.run(measure_all(parser.parse_args().scale))
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from perdure import Client, RunNotFound
+from perdure import Client, RunNotFound, StoreError
 from perdure.client.views import stream_item_view
 from perdure.codec import JSON
 from perdure.testing.simulation.run_model import RunModel
 from perdure.testing.simulation.simulation import Simulation
 
+RESUME_SECONDS = 0.5
 STREAMS = ("log", "steps")  # written by workflows and by steps
 
 
@@ -31,12 +32,16 @@ class Follower:
         self.task = asyncio.get_running_loop().create_task(self._read(client))
 
     async def _read(self, client: Client) -> None:
-        try:
-            async for item in client.read_stream(self.run_id, self.stream, self.start, details=True):
-                self.items.append((item.offset, item.value))
-            self.outcome = "ended"
-        except RunNotFound:
-            self.outcome = "run not found"
+        while self.outcome == "reads":
+            start = self.items[-1][0] + 1 if self.items else self.start
+            try:
+                async for item in client.read_stream(self.run_id, self.stream, start, details=True):
+                    self.items.append((item.offset, item.value))
+                self.outcome = "ended"
+            except RunNotFound:
+                self.outcome = "run not found"
+            except StoreError:  # after the attempts of the client: a reader resumes where it was
+                await asyncio.sleep(RESUME_SECONDS)
 
     async def stop(self) -> None:
         if self.task is not None:

@@ -11,7 +11,7 @@ import gc
 
 # Objects created before the youngest generation is collected, and collections of a generation before the next older one
 # is collected. Cycles of user code are found by the first two; a full collection is rare.
-THRESHOLDS = (5_000, 10, 1_000)
+THRESHOLDS = (2_000, 5, 1_000)
 
 
 def tune_collector() -> None:
