@@ -137,7 +137,7 @@ class TurnBuilder:
         for location, pending in self._attempts.exhausted.items():
             error = pending.error
             reason = f"step {location} failed" + (f": {error.type}: {error.message}" if error is not None else "")
-            return Hold("step_failed", f"{reason}; fix the cause, then resume the run", location)
+            return Hold("step_failed", reason, location)
         return None
 
 
