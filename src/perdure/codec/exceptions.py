@@ -145,7 +145,7 @@ class _ExceptionEncoder:
 
     def _encode(self, parts: dict[str, Any]) -> bytes:
         plain = tuple(name for name in parts if name in self._plain)
-        record = {"parts": parts, "plain": plain} if plain else {"parts": parts}
+        record = {"parts": parts, "plain": list(plain)} if plain else {"parts": parts}
         annotation = _exception_type(self._kind, self._count, tuple(parts), plain)
         return self._codec.encode(record, annotation, what=self._kind.__name__)
 
