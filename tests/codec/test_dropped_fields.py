@@ -89,7 +89,7 @@ def through(codec: Any, error: Exception) -> tuple[ErrorRecord, Any]:
     assert isinstance(back, type(error))
     again = error_to_record(back, codec, raises=(type(error),))
     assert (again.type, again.message, again.qualified) == (record.type, record.message, record.qualified)
-    assert (read_fields(again, codec), again.dropped) == (read_fields(record, codec), record.dropped)
+    assert read_fields(again, codec) == read_fields(record, codec)
     return record, back
 
 
@@ -168,7 +168,7 @@ def test_field_that_nests_too_deep_or_refers_to_itself_is_dropped(codec):
     vars(error).update(deep=nested(200), cycle=cycle, fine=nested(10), text="\ud800")
     record, back = through(codec, error)
     assert record.dropped == ("deep", "cycle", "text")
-    assert list(back.__dict__) == ["fine", "__dropped__"]
+    assert list(vars(back)) == ["fine"]
 
 
 @both

@@ -20,8 +20,7 @@ from perdure.codec.parameters import build_typed_dict
 from perdure.errors import InvalidPayload
 
 ARGS, FIELDS = "args.", "fields."  # prefixes of the parts of an encoded exception
-DROPPED = "__dropped__"  # attribute of a reconstructed exception that lacks fields: their names
-MESSAGE = "__message__"
+MESSAGE = "__message__"  # slot of a class that `_class_with_message` returns
 
 _ARGUMENTS: Any = BaseException.__dict__["args"]  # not `error.args`: a class may define a property of that name
 _OPAQUE = (UnicodeError, BaseExceptionGroup)  # invalid values of their attributes make Python crash, or are refused
@@ -38,7 +37,7 @@ def encode_exception(codec: Codec, error: BaseException) -> tuple[bytes, tuple[s
     except InvalidPayload:
         encoder.drop_what_does_not_fit()
         data = encoder.encode()
-    return data, (*vars(error).get(DROPPED, ()), *encoder.dropped)
+    return data, tuple(encoder.dropped)
 
 
 def decode_exception(codec: Codec, data: bytes, cls: type[BaseException]) -> BaseException:
@@ -66,8 +65,9 @@ def decode_with_message(codec: Codec, data: bytes, cls: type[BaseException], mes
 
     For a class that derives its text from a field that is not recorded (`self.response.status_code`).
     """
-    error = decode_exception(codec, data, _class_with_message(cast(Any, cls)))
-    vars(error)[MESSAGE] = message
+    named = _class_with_message(cast(Any, cls))
+    error = decode_exception(codec, data, named)
+    vars(named)[MESSAGE].__set__(error, message)
     return error
 
 
@@ -181,11 +181,12 @@ def _new_instance(cls: type[BaseException], args: tuple[Any, ...]) -> BaseExcept
 
 @functools.lru_cache(maxsize=1024)
 def _class_with_message(cls: type[BaseException]) -> type[BaseException]:
-    """Return a subclass with the name of `cls` whose text is the attribute `MESSAGE`."""
+    """Return a subclass with the name of `cls` whose text is its slot `MESSAGE`."""
     namespace = {
+        "__slots__": (MESSAGE,),
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
-        "__str__": lambda error: vars(error).get(MESSAGE, ""),
+        "__str__": lambda error: getattr(error, MESSAGE),
     }
     return type(cls.__name__, (cls,), namespace)
 

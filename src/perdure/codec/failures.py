@@ -15,7 +15,6 @@ from typing import Any
 
 from perdure.codec import Codec
 from perdure.codec.exceptions import (
-    DROPPED,
     decode_exception,
     decode_fields,
     decode_with_message,
@@ -202,8 +201,6 @@ def _decode_error(record: ErrorRecord, fields: bytes, codec: Codec, kind: type[B
     if _text_of(error) != record.message:
         with contextlib.suppress(Exception):  # what a metaclass or __init_subclass__ raises
             error = decode_with_message(codec, fields, kind, record.message)
-    if record.dropped:
-        vars(error)[DROPPED] = record.dropped
     return error
 
 
