@@ -119,6 +119,8 @@ class StepFailed(PerdureError):
     `type` and `message` describe the last error; `cause` is that error, reconstructed.
     """
 
+    cause: BaseException | None = None  # not recorded when a `StepFailed` is itself the recorded error of a run
+
     def __init__(
         self, location: str, attempts: int, type: str, message: str, cause: BaseException | None = None
     ) -> None:

@@ -170,6 +170,8 @@ def test_json_of_a_failed_run(stocked):
         "traceback": "TRACEBACK",
         "location": "charge",
         "cause": None,
+        "fields": {},
+        "dropped": [],
     }
 
 

@@ -14,7 +14,6 @@ from perdure import (
     CriticalError,
     EngineConfig,
     Retry,
-    RollbackError,
     RunFailed,
     StepFailed,
     WorkflowMisuse,
@@ -119,10 +118,6 @@ async def test_errors_that_are_not_retried(h):
     async def critical() -> None:
         raise CriticalError("no")
 
-    @step
-    async def rollback() -> None:
-        raise RollbackError("no")
-
     @step(retry=None)
     async def once() -> None:
         raise ValueError("no")
@@ -135,11 +130,10 @@ async def test_errors_that_are_not_retried(h):
     async def predicate() -> None:
         raise ValueError("no")
 
-    wf = workflow_of(critical, rollback, once, other_error, predicate)
+    wf = workflow_of(critical, once, other_error, predicate)
     engine = await h.engine(wf)
     assert await h.run_to_end(await engine.start(wf)) == [
         "CriticalError/1",
-        "RollbackError/1",
         "ValueError/1",
         "ValueError/1",
         "ValueError/1",

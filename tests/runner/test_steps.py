@@ -188,11 +188,16 @@ def test_resume_ends_the_retry_delay():
     play.close()
 
 
-@pytest.mark.parametrize("error", [CriticalError("stop"), RollbackError("back")])
-def test_critical_errors_are_not_retried(error):
-    play = play_of(always(error), retry=FIXED)
+def test_critical_errors_are_not_retried():
+    play = play_of(always(CriticalError("stop")), retry=FIXED)
     play.complete("charge")
-    assert f"after 1 attempt: {type(error).__name__}" in play.value
+    assert "after 1 attempt: CriticalError" in play.value
+
+
+def test_rollback_errors_are_not_retried_and_no_step_failed():
+    play = play_of(always(RollbackError("back")), retry=FIXED)
+    play.complete("charge")
+    assert play.value == "RollbackError: back"
 
 
 def test_errors_outside_of_the_retry_policy_are_not_retried():

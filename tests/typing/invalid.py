@@ -63,3 +63,24 @@ async def of_the_engine(engine: Engine, order: Order) -> None:
 def of_scripts(order: Order) -> None:
     perdure.run(checkout, 3)  # type: ignore[arg-type]
     perdure.run(checkout)  # type: ignore[arg-type]
+
+
+@workflow(raises=[KeyError])  # type: ignore[call-overload]
+async def raises_a_list(ctx: Context) -> None: ...
+
+
+@workflow(raises=KeyError("x"))  # type: ignore[call-overload]
+async def raises_an_instance(ctx: Context) -> None: ...
+
+
+@workflow(raises=(KeyError, int))  # type: ignore[arg-type]
+async def raises_a_number(ctx: Context) -> None: ...
+
+
+@step(raises=KeyboardInterrupt)  # type: ignore[arg-type]
+async def raises_an_interrupt(order: Order) -> None: ...
+
+
+async def of_errors(ctx: Context) -> None:
+    await ctx.deferred("review", int, raises="KeyError")  # type: ignore[call-overload]
+    charge.options(raises=[KeyError])  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from perdure import (
 )
 from perdure.client.views import HistoryEntry, RunDescription, Suspended
 from perdure.workflows.messages import Request
-from perdure.workflows.types import Complete
+from perdure.workflows.types import Complete, ErrorView
 
 
 class Order:
@@ -208,3 +208,29 @@ async def receives(ctx: Context) -> None:
     assert_type(received.value, Paid | Shipped | Order)
     assert_type(await ctx.receive("plain", Paid), Any)
     assert_type(await ctx.broadcast(Paid(cents=7)), int)
+
+
+# --- errors
+
+
+@workflow(raises=KeyError)
+async def fails_with_one(ctx: Context, order: Order) -> str:
+    return await charge.options(raises=LookupError)(order)
+
+
+@workflow(raises=(KeyError, ValueError))
+async def fails_with_either(ctx: Context) -> None:
+    assert_type(await ctx.deferred("review", int, raises=ValueError), int)
+    assert_type(await ctx.deferred("other", int, raises=(KeyError, ValueError)), int)
+
+
+async def of_errors(engine: Engine, order: Order) -> None:
+    assert_type(await engine.execute(fails_with_one, order), str)
+    outcome = await engine.poll("x")
+    if isinstance(outcome, Complete) and outcome.error is not None:
+        assert_type(outcome.error, ErrorView)
+        assert_type(outcome.error.type, str)
+        assert_type(outcome.error.fields["code"], Any)
+        assert_type(outcome.error.dropped, tuple[str, ...])
+    for entry in await engine.history("x"):
+        assert_type(entry.error, ErrorView | None)

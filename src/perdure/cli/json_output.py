@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from perdure.admin.lint import LintFinding
     from perdure.admin.store_views import WorkerView
     from perdure.client.views import DeadLetterView, HistoryEntry, Reason, RunDescription, RunList
-    from perdure.model.records import ErrorRecord, Hold
+    from perdure.model.records import Hold
+    from perdure.workflows.types import ErrorView
 
 Shape = dict[str, Any]
 
@@ -34,7 +35,7 @@ ENTRY = (
     *("location", "kind", "name", "status", "value", "error", "attempts", "seq"),
     *("started_at", "settled_at"),
 )
-ERROR = ("type", "message", "traceback", "location", "cause")
+ERROR = ("type", "message", "traceback", "location", "cause", "fields", "dropped")
 DEAD_LETTER = (
     *("id", "kind", "reason", "event_id", "event_name", "value", "original_target"),
     *("target_status", "target_ended_at", "sent_at"),
@@ -75,7 +76,7 @@ def entry_shape(entry: HistoryEntry) -> Shape:
     return _shape(entry, ENTRY, error=error_shape(entry.error))
 
 
-def error_shape(error: ErrorRecord | None) -> Shape | None:
+def error_shape(error: ErrorView | None) -> Shape | None:
     return None if error is None else _shape(error, ERROR, cause=error_shape(error.cause))
 
 

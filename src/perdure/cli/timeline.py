@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from perdure.client.views import HistoryEntry, RunDescription
-    from perdure.model.records import ErrorRecord
+    from perdure.workflows.types import ErrorView
 
 BAR = 24
 MARKS = {"succeeded": "✓", "failed": "✗", "cancelled": "~", "pending": "…"}
@@ -79,12 +79,14 @@ def draw_history(run: RunDescription, history: Sequence[HistoryEntry]) -> Table:
     return table_of(("location", "kind", "attempts", "took", "timeline", "value"), rows, right=("attempts", "took"))
 
 
-def draw_error(location: str | None, error: ErrorRecord, *, trace: bool) -> Iterator[RenderableType]:
+def draw_error(location: str | None, error: ErrorView, *, trace: bool) -> Iterator[RenderableType]:
     from rich.padding import Padding
     from rich.text import Text
 
     where = "" if location is None else f" at {location}"
     yield Text.assemble(("✗ ", "red"), (error.type, "bold red"), f"{where}: {error.message}")
+    if error.dropped:
+        yield Text(f"  not recorded: {', '.join(error.dropped)}", style="bright_black")
     lines = error.traceback.rstrip().splitlines()
     if trace and lines:
         yield Padding(Text("\n".join(lines), style="dim"), (0, 0, 0, 2))
@@ -174,7 +176,7 @@ def _facts(run: RunDescription) -> Iterator[tuple[str, str]]:
         yield "published", f"{key} = {short(value)}"
 
 
-def _errors(run: RunDescription, history: Sequence[HistoryEntry]) -> Iterator[tuple[str | None, ErrorRecord]]:
+def _errors(run: RunDescription, history: Sequence[HistoryEntry]) -> Iterator[tuple[str | None, ErrorView]]:
     for entry in history:
         if entry.error is not None:
             yield entry.location, entry.error

@@ -23,13 +23,15 @@ from perdure.client.views import (
     published_values,
     waiting_reasons,
 )
+from perdure.codec.failures import reconstruct_error
 from perdure.errors import InvalidArgument, InvalidPayload, RunCancelled, RunFailed, RunHeld
 from perdure.model.queries import RunQuery
 from perdure.model.records import Hold, RunRecord, RunStatus
 from perdure.model.validation import check_name, check_seconds, describe_value
 from perdure.stores.results import UnreadableRun
 from perdure.workflows.definition import REGISTRY, Workflow
-from perdure.workflows.types import Complete
+from perdure.workflows.steps import Raises
+from perdure.workflows.types import Complete, error_view
 
 
 class QueryClient:
@@ -48,7 +50,8 @@ class QueryClient:
             return None
         if record.status.terminal:
             value = None if record.result is None else self._decode_result(record, None)
-            return Complete(record.status, value, None if record.status is RunStatus.CANCELLED else record.error)
+            error = None if record.status is RunStatus.CANCELLED else record.error
+            return Complete(record.status, value, error_view(error, self._session.codec, self._raises(record, None)))
         if record.status is RunStatus.SUSPENDED:
             return Suspended(waiting_reasons(record, await self._has_live_worker(record)))
         return None
@@ -98,13 +101,17 @@ class QueryClient:
                 waiters.remove(run_id, change, end=True)
 
     def value_or_error(self, record: RunRecord, definition: Workflow[Any, Any] | None) -> Any:
-        """Return the value of an ended run; raise `RunFailed` or `RunCancelled` if it has none."""
+        """Return the value of an ended run; raise `RunFailed` or `RunCancelled` if it has none.
+
+        The cause of `RunFailed` is the error of the run if its workflow, as this process knows it, declares the type.
+        """
         if record.status is RunStatus.CANCELLED:
             raise RunCancelled(record.id, cancel_reason_of(record))
         if record.status is RunStatus.FAILED:
             assert record.error is not None
             error = record.error
-            raise RunFailed(record.id, error.type, error.message, error.traceback, error.location)
+            cause = reconstruct_error(error, self._session.codec, self._raises(record, definition))
+            raise RunFailed(record.id, error.type, error.message, error.traceback, error.location) from cause
         return self._decode_result(record, definition)
 
     async def describe(self, run_id: str) -> RunDescription:
@@ -186,7 +193,17 @@ class QueryClient:
 
     def _decode_result(self, record: RunRecord, definition: Workflow[Any, Any] | None) -> Any:
         assert record.result is not None
-        if definition is None or (definition.name, definition.version) != (record.workflow, record.version):
-            definition = REGISTRY.unambiguous().get((record.workflow, record.version))
+        definition = self._find_definition(record, definition)
         annotation = Any if definition is None else definition.returns
         return self._session.codec.decode(record.result, annotation, what=f"result of run {record.id!r}")
+
+    def _raises(self, record: RunRecord, definition: Workflow[Any, Any] | None) -> Raises:
+        """Return the types of errors that the workflow of a run declares; none if this process does not know it."""
+        definition = self._find_definition(record, definition)
+        return () if definition is None else definition.settings.raises
+
+    def _find_definition(self, record: RunRecord, definition: Workflow[Any, Any] | None) -> Workflow[Any, Any] | None:
+        """Return the definition of a run: the given one, unless the run has continued as another workflow."""
+        if definition is None or (definition.name, definition.version) != (record.workflow, record.version):
+            return REGISTRY.unambiguous().get((record.workflow, record.version))
+        return definition

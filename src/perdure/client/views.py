@@ -13,7 +13,6 @@ from perdure.model.records import (
     DeadLetter,
     Entry,
     EntryStatus,
-    ErrorRecord,
     Hold,
     Message,
     PublishedValue,
@@ -23,6 +22,7 @@ from perdure.model.records import (
     Wait,
 )
 from perdure.stores.results import StoredEntry, UnreadableRun
+from perdure.workflows.types import ErrorView, error_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class RunDescription:
     status: RunStatus
     input: Any
     result: Any
-    error: ErrorRecord | None
+    error: ErrorView | None
     parent: str | None
     tags: Mapping[str, str]
     created_at: datetime
@@ -82,7 +82,7 @@ class HistoryEntry:
     name: str
     status: EntryStatus
     value: Any
-    error: ErrorRecord | None
+    error: ErrorView | None
     attempts: int
     seq: int | None
     started_at: datetime
@@ -167,7 +167,7 @@ def describe_run(
         status=record.status,
         input=codec.decode(record.input),
         result=None if record.result is None else codec.decode(record.result),
-        error=None if record.status is RunStatus.CANCELLED else record.error,
+        error=None if record.status is RunStatus.CANCELLED else error_view(record.error, codec),
         parent=record.parent,
         tags=dict(record.tags),
         created_at=to_datetime(record.created_at),
@@ -270,7 +270,7 @@ def entry_view(entry: Entry, codec: Codec) -> HistoryEntry:
         name=entry.name,
         status=entry.status,
         value=None if entry.value is None else codec.decode(entry.value),
-        error=entry.error,
+        error=error_view(entry.error, codec),
         attempts=entry.attempts,
         seq=entry.seq,
         started_at=to_datetime(entry.started_at),

@@ -7,13 +7,29 @@ every replay. This module knows no run and no store.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import sys
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
 from perdure.codec import Codec
-from perdure.codec.exceptions import decode_exception, encode_exception
-from perdure.errors import PerdureError, RecordedError, StepFailed, StepInterrupted, WorkflowMisuse
+from perdure.codec.exceptions import (
+    decode_exception,
+    decode_fields,
+    decode_with_message,
+    encode_exception,
+    fields_of,
+)
+from perdure.errors import (
+    InvalidPayload,
+    PerdureError,
+    RecordedError,
+    RollbackError,
+    StepFailed,
+    StepInterrupted,
+    WorkflowMisuse,
+)
 from perdure.model.records import ErrorRecord
 
 MAX_TRACEBACK = 16_000
@@ -28,9 +44,16 @@ def error_to_record(
     raises: tuple[type[BaseException], ...] = (),
     location: str | None = None,
 ) -> ErrorRecord:
-    """Return the record of an error. Fields are recorded only for types in `raises`, to reconstruct them."""
-    kind = type(error)
-    fields = encode_exception(codec, error) if raises and isinstance(error, raises) else None
+    """Return the record of an error. Fields are recorded for types in `raises` and for `RollbackError`.
+
+    The record names the fields that cannot be encoded. It never raises, whatever the methods of the error do.
+    """
+    kind, fields = type(error), None
+    dropped: tuple[str, ...] = ()
+    is_rollback = isinstance(error, RollbackError)
+    if is_rollback or (raises and isinstance(error, raises)):
+        with contextlib.suppress(Exception):  # what a property or a method of the error raises
+            fields, dropped = encode_exception(codec, error)
     return ErrorRecord(
         type=kind.__name__,
         message=message_of(error),
@@ -38,15 +61,14 @@ def error_to_record(
         location=location,
         qualified=f"{kind.__module__}:{kind.__qualname__}",
         fields=fields,
+        dropped=dropped,
+        rollback=is_rollback,
     )
 
 
 def error_to_record_lossy(error: BaseException, codec: Codec, location: str | None = None) -> ErrorRecord:
-    """Return the record of an error that restores its type, or only its message if its fields cannot be encoded."""
-    try:
-        return error_to_record(error, codec, raises=(type(error),), location=location)
-    except Exception:  # also what a property of the error raises
-        return error_to_record(error, codec, location=location)
+    """Return the record of an error with its fields, whatever its type."""
+    return error_to_record(error, codec, raises=(type(error),), location=location)
 
 
 def message_of(error: BaseException) -> str:
@@ -95,12 +117,18 @@ def step_error_from_record(
     attempts: int,
     raises: tuple[type[BaseException], ...],
 ) -> BaseException:
-    """Return the exception that a workflow sees for a failed step: its own type if in `raises`, else `StepFailed`."""
+    """Return the exception that a workflow sees for a failed step.
+
+    It is the original one for types in `raises`, a `RollbackError` for one, and `StepFailed` for all others. Records of
+    earlier versions do not mark a `RollbackError`; their workflows have seen `StepFailed`.
+    """
     if record.type == INTERRUPTED and not record.qualified:
         return StepInterrupted(location, attempts)
-    original = _reconstruct(record, codec, raises)
+    original = reconstruct_error(record, codec, (*raises, RollbackError) if record.rollback else raises)
     if original is not None and not isinstance(original, StopIteration):  # Cannot be raised into a coroutine.
         return original
+    if record.rollback:  # of a class that this code does not have
+        return RollbackError(record.message)
     cause = _reconstruct_builtin(record)
     failed = StepFailed(location, attempts, record.type, record.message, cause)
     failed.__cause__ = cause
@@ -120,35 +148,72 @@ def error_from_record(
     kinds = (*raises, PerdureError)
     if isinstance(local_type, type) and issubclass(local_type, Exception):
         kinds = (local_type, *kinds)
-    original = _reconstruct(record, codec, kinds)
+    original = reconstruct_error(record, codec, kinds)
     if original is not None and not isinstance(original, StopIteration):
         return original
     builtin = _reconstruct_builtin(record)
     return RecordedError(record.type, record.message) if isinstance(builtin, StopIteration) else builtin
 
 
-def _reconstruct(record: ErrorRecord, codec: Codec, raises: tuple[type[BaseException], ...]) -> BaseException | None:
+def read_fields(record: ErrorRecord, codec: Codec, raises: tuple[type[BaseException], ...] = ()) -> dict[str, Any]:
+    """Return the recorded fields of an error: typed if its type is in `raises`, else plain data; {} if it has none."""
+    original = reconstruct_error(record, codec, raises)
+    if original is not None:
+        return fields_of(original)
+    try:
+        return {} if record.fields is None else decode_fields(codec, record.fields)
+    except InvalidPayload:
+        return {}
+
+
+def reconstruct_error(
+    record: ErrorRecord, codec: Codec, raises: tuple[type[BaseException], ...]
+) -> BaseException | None:
     """Return the error with its original type, or None if its type is not in `raises` or its fields do not match."""
-    if record.fields is None:
+    kind = None if record.fields is None else _find_type(record.qualified, raises)
+    if record.fields is None or kind is None:
         return None
-    for kind in _with_subclasses(raises):
-        if f"{kind.__module__}:{kind.__qualname__}" == record.qualified:
-            try:
-                return decode_exception(codec, record.fields, kind)
-            except Exception:  # a __new__ of the type, or a built-in one that needs other arguments, may raise anything
-                return None
-    return None
+    try:
+        return _decode_error(record, record.fields, codec, kind)
+    except Exception:  # a __new__ of the type, or a built-in one that needs other arguments, may raise anything
+        return None
 
 
-def _with_subclasses(kinds: tuple[type[BaseException], ...]) -> list[type[BaseException]]:
-    found: list[type[BaseException]] = []
+def _find_type(qualified: str, kinds: tuple[type[BaseException], ...]) -> type[BaseException] | None:
+    """Return the type with this module and name among these types and their subclasses, or None.
+
+    The module of a program that is started as a script is `__main__`; other processes import it under its own name.
+    """
+    module, _, name = qualified.partition(":")
+    of_script = None
+    for kind in _with_subclasses(kinds):
+        if kind.__qualname__ == name:
+            if kind.__module__ == module:
+                return kind
+            if of_script is None and "__main__" in (kind.__module__, module):
+                of_script = kind
+    return of_script
+
+
+def _decode_error(record: ErrorRecord, fields: bytes, codec: Codec, kind: type[BaseException]) -> BaseException:
+    """Return the recorded error as an instance of `kind`, with the recorded message."""
+    error = decode_exception(codec, fields, kind)
+    if _text_of(error) != record.message:
+        with contextlib.suppress(Exception):  # what a metaclass or __init_subclass__ raises
+            error = decode_with_message(codec, fields, kind, record.message)
+    return error
+
+
+def _with_subclasses(kinds: tuple[type[BaseException], ...]) -> Iterator[type[BaseException]]:
+    """Yield these classes and all their subclasses, each before its own subclasses."""
+    seen: set[Any] = set()
     queue = list(kinds)
     while queue:
         kind = queue.pop()
-        if kind not in found:
-            found.append(kind)
+        if kind not in seen:
+            seen.add(kind)
+            yield kind
             queue.extend(kind.__subclasses__())
-    return found
 
 
 def _reconstruct_builtin(record: ErrorRecord) -> BaseException:

@@ -232,10 +232,7 @@ class StepExecutor:
 
     def _build_failure(self, attempt: Attempt, error: BaseException, *, retryable: bool) -> StepDone:
         location, raises = attempt.step.location, attempt.step.call.step.settings.raises
-        try:
-            record = error_to_record(error, self._codec, raises=raises, location=location)
-        except InvalidPayload as refused:  # an error of `raises` with fields that cannot be encoded
-            record, retryable = error_to_record(refused, self._codec, location=location), False
+        record = error_to_record(error, self._codec, raises=raises, location=location)
         return StepDone(location, attempt.step.attempt, error=record, retryable=retryable)
 
     def _on_timeout(self, attempt: Attempt) -> None:

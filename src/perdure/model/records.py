@@ -39,7 +39,10 @@ class EntryStatus(StrEnum):
 
 
 class ErrorRecord(Struct, frozen=True, gc=False, omit_defaults=True):
-    """An exception as data. `fields` is set when the original type can be reconstructed (`raises`)."""
+    """An exception as data. `fields` is set when the original type can be reconstructed (`raises`).
+
+    `dropped` names the fields that could not be encoded. `rollback`: the error is a `RollbackError`.
+    """
 
     type: str
     message: str
@@ -48,6 +51,8 @@ class ErrorRecord(Struct, frozen=True, gc=False, omit_defaults=True):
     qualified: str = ""
     fields: bytes | None = None
     cause: ErrorRecord | None = None
+    dropped: tuple[str, ...] = ()
+    rollback: bool = False
 
 
 # --- a run and its history --------------------------------------------------------------------------------------

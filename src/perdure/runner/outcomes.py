@@ -47,10 +47,7 @@ def failure_outcome(error: BaseException, definition: Workflow[Any, Any], codec:
     """Return the outcome of a function that raised."""
     location = error.location if isinstance(error, StepFailed) else None
     retry = definition.settings.retry
-    try:
-        record = error_to_record(error, codec, raises=definition.settings.raises, location=location)
-    except InvalidPayload as refused:  # a typed error whose fields cannot be encoded
-        record = error_to_record(refused, codec)
+    record = error_to_record(error, codec, raises=definition.settings.raises, location=location)
     try:
         retryable = retry is not None and isinstance(error, Exception) and retry.should_retry(error)
     except Exception:

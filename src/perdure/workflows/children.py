@@ -22,7 +22,7 @@ from perdure.model.turns import ExternalAction, ObserveRun, StartChild
 from perdure.model.validation import MAX_NAME
 from perdure.workflows.commands import Command
 from perdure.workflows.durable_call import CommandCall
-from perdure.workflows.types import Complete
+from perdure.workflows.types import Complete, error_view
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -87,7 +87,7 @@ class Child(Generic[R_co]):
                     name=name,
                     segment=run.escape(name),
                     read=lambda entry: read(run, self._definition, entry),
-                    fail=lambda entry: _read_failure(run, self.id, entry),
+                    fail=lambda entry: _read_failure(run, self._definition, self.id, entry),
                     effect=lambda target: ObserveRun(self.id, target),
                     describe=lambda action: msgspec.json.encode({"id": self.id}),
                 )
@@ -110,7 +110,7 @@ def run_child(run: ChildHost, target: Any, args: tuple[Any, ...], kwargs: Mappin
                 name=spec.definition.name,
                 segment=run.escape(spec.definition.name),
                 read=lambda entry: _read_value(run, spec.definition, entry),
-                fail=lambda entry: _read_failure(run, _recorded_id(entry), entry),
+                fail=lambda entry: _read_failure(run, spec.definition, _recorded_id(entry), entry),
                 effect=lambda target: _start_effect(run, spec, target, attached=True, observed=True),
                 describe=encode_child_detail,
             )
@@ -182,17 +182,23 @@ def _read_outcome(run: ChildHost, definition: Any, entry: Entry) -> Complete[Any
     detail = msgspec.json.decode(entry.detail or b"{}")
     status = RunStatus(detail.get("status", RunStatus.SUCCEEDED))
     error = msgspec.convert(detail["error"], ErrorRecord) if detail.get("error") else None
-    return Complete(status, _read_value(run, definition, entry), error)
+    return Complete(
+        status, _read_value(run, definition, entry), error_view(error, run.codec, definition.settings.raises)
+    )
 
 
-def _read_failure(run: ChildHost, id: str, entry: Entry) -> BaseException:
-    """Return `ChildFailed` with the error of the child. An error of starting or finding the child is returned as is."""
+def _read_failure(run: ChildHost, definition: Any, id: str, entry: Entry) -> BaseException:
+    """Return `ChildFailed` with the error of the child as its cause, of its original type if the workflow declares it.
+
+    An error of starting or finding the child is returned as is.
+    """
     error = entry.error
     assert error is not None
     if "status" not in msgspec.json.decode(entry.detail or b"{}"):
         return error_from_record(error, run.codec)
     failed = ChildFailed(id, error.type, error.message, error.location)
-    failed.__cause__ = None if error.type == CANCELLED else error_from_record(error, run.codec)
+    if error.type != CANCELLED:
+        failed.__cause__ = error_from_record(error, run.codec, definition.settings.raises)
     return failed
 
 

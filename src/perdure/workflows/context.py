@@ -28,7 +28,7 @@ from perdure.workflows.durable_call import CommandCall
 from perdure.workflows.loops import Break, Continue, LoopHost, loop
 from perdure.workflows.messages import ReceiveHost, Request, broadcast, receive, receive_batch, receive_request, send
 from perdure.workflows.rollback import RollbackHost, RollbackScope
-from perdure.workflows.steps import UNSET, Step, StepOptions, Unset, check_step_options, get_step_body
+from perdure.workflows.steps import UNSET, Raises, Step, StepOptions, Unset, check_step_options, get_step_body
 from perdure.workflows.streams import Stream, publish
 
 P = ParamSpec("P")
@@ -229,9 +229,9 @@ class Context:
         return broadcast(self._run, event, payload, event_id)
 
     @overload
-    def deferred(self, name: str, kind: type[T], *, raises: Any = ()) -> Deferred[T]: ...
+    def deferred(self, name: str, kind: type[T], *, raises: type[Exception] | Raises = ()) -> Deferred[T]: ...
     @overload
-    def deferred(self, name: str, kind: Any = Any, *, raises: Any = ()) -> Deferred[Any]: ...
+    def deferred(self, name: str, kind: Any = Any, *, raises: type[Exception] | Raises = ()) -> Deferred[Any]: ...
     def deferred(self, name: str, kind: Any = Any, *, raises: Any = ()) -> Any:
         """Return an awaitable value that a caller completes with its `.token`.
 

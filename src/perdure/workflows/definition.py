@@ -22,7 +22,7 @@ from perdure.model.validation import check_count, check_name, check_seconds, che
 from perdure.retry import Retry
 from perdure.workflows.context import Context
 from perdure.workflows.registry import Registry
-from perdure.workflows.steps import Raises
+from perdure.workflows.steps import Raises, check_raises
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -165,8 +165,8 @@ def _workflow_options(options: dict[str, Any]) -> WorkflowOptions:
             options[duration] = check_seconds(
                 f"a workflow's {duration}", options[duration], zero=duration == "retention"
             )
-    if "raises" in options and not isinstance(options["raises"], tuple):
-        options["raises"] = (options["raises"],)
+    if "raises" in options:
+        options["raises"] = check_raises(options["raises"])
     if "pool" in options:
         options["pool"] = check_name("a workflow's pool", options["pool"])
     options["tags"] = check_tags(options.get("tags"))

@@ -173,10 +173,7 @@ def check_step_options(options: StepOptions) -> StepOptions:
     """Return validated options in canonical form. Raises `InvalidArgument` for an invalid option."""
     if options.retry is not None and not isinstance(options.retry, Retry):
         raise InvalidArgument(f"retry must be a Retry or None, not {options.retry!r}")
-    raises = options.raises if isinstance(options.raises, tuple) else (options.raises,)
-    for kind in raises:
-        if not (isinstance(kind, type) and issubclass(kind, Exception)):
-            raise InvalidArgument(f"raises must be an exception type or a tuple of them, not {kind!r}")
+    raises = check_raises(options.raises)
     if options.compensate is not None and not callable(options.compensate):
         raise InvalidArgument(f"compensate must be a function of the step's result, not {options.compensate!r}")
     if options.pool is not None:  # Rejected, because ignoring it would be misleading.
@@ -184,6 +181,15 @@ def check_step_options(options: StepOptions) -> StepOptions:
     timeout = None if options.timeout is None else check_seconds("a step's timeout", options.timeout, zero=False)
     key = None if options.key is None else check_name("a step's key", options.key)
     return replace(options, raises=raises, timeout=timeout, key=key)
+
+
+def check_raises(raises: object) -> Raises:
+    """Return the option `raises` as a tuple. Raises `InvalidArgument` for anything but subclasses of `Exception`."""
+    kinds = raises if isinstance(raises, tuple) else (raises,)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise InvalidArgument(f"raises must be an exception type or a tuple of them, not {kind!r}")
+    return kinds
 
 
 class StepDecorator(Protocol):

@@ -1,15 +1,51 @@
-"""Values of the public API: the outcome of a run, and a work queue. Pure data."""
+"""Values of the public API: the outcome of a run, a recorded error, and a work queue. Pure data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
+from perdure.codec import Codec
+from perdure.codec.failures import read_fields
 from perdure.model.records import ErrorRecord, RunStatus
 from perdure.model.validation import check_count, check_name
 
 R_co = TypeVar("R_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorView:
+    """A recorded error of a run or an entry, as data.
+
+    `fields` are the attributes of an exception whose type is declared in `raises`; `dropped` names those that could not
+    be encoded.
+    """
+
+    type: str
+    message: str
+    traceback: str = ""
+    location: str | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+    cause: ErrorView | None = None
+
+
+def error_view(
+    record: ErrorRecord | None, codec: Codec, raises: tuple[type[BaseException], ...] = ()
+) -> ErrorView | None:
+    """Return the view of an error, if there is one. Fields of a type in `raises` are typed, others are plain data."""
+    if record is None:
+        return None
+    return ErrorView(
+        record.type,
+        record.message,
+        record.traceback,
+        record.location,
+        read_fields(record, codec, raises),
+        record.dropped,
+        error_view(record.cause, codec),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +54,7 @@ class Complete(Generic[R_co]):
 
     status: RunStatus
     value: R_co | None = None
-    error: ErrorRecord | None = None
+    error: ErrorView | None = None
 
 
 @dataclass(frozen=True, slots=True)

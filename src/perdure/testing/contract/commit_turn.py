@@ -71,11 +71,14 @@ class CommitTurnCases(ContractCase):
     @case
     async def test_a_patch_replaces_all_its_fields_of_the_row(self, store: Store) -> None:
         await store.commit([run(owner="a")])
-        error = ErrorRecord("E", "bad", "trace", "charge", "m.E", b"\x00{}", ErrorRecord("Cause", "worse"))
+        cause = ErrorRecord("Cause", "worse", rollback=True)
+        error = ErrorRecord("E", "bad", "trace", "charge", "m.E", b"\x00{}", cause, ("response", "_request"))
         held = Hold("diverged", "why", "charge", "step a", "step b", "flow.py:3")
         waits = (Wait("timer", "nap", None, 500.0), Wait("event", name="approved"))
         patch = suspended(500.0, waits=waits, held=held, drift=("a", "b"), recoveries=2, error=error)
-        await store.commit([turn(0, entry(), patch=patch)])
+        failed = entry(status=EntryStatus.FAILED, value=None, error=error)
+        await store.commit([turn(0, failed, patch=patch)])
+        assert (await load(store)).entries == (failed,)
         row = await record(store)
         assert (row.status, row.owner, row.wake_at, row.updated_at) == (RunStatus.SUSPENDED, None, 500.0, 110.0)
         assert (row.waits, row.held, row.drift, row.recoveries, row.error) == (waits, held, ("a", "b"), 2, error)
