@@ -158,9 +158,9 @@ class CompletionApplier:
         if receiver is None:
             return False
         messages = mailbox.take_for(receiver, now)
-        if messages:  # otherwise the message was expired or invalid, and the next one may be for another receive
+        self._state.immediate_count += 1
+        if messages:  # otherwise the message was expired, invalid or rejected: the next may be for another receive
             entries.close_receive(receiver)
-            self._state.immediate_count += 1
             self._complete_receive(receiver, messages, now)
         return True
 

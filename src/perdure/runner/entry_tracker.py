@@ -200,7 +200,14 @@ class EntryTracker:
         """Request an entry that is neither a step nor a sleep; return what the task awaits."""
         if command.fixed_location:
             return self._request_at_fixed_location(command)
-        return self.request(command.kind, command.name, command.segment, due_at=command.due_at, command=command)
+        return self.request(
+            command.kind,
+            command.name,
+            command.segment,
+            due_at=command.due_at,
+            command=command,
+            detail=command.detail,
+        )
 
     def _request_at_fixed_location(self, command: Command) -> Any:
         """Request an entry outside of the order of any scope; its location alone finds its record."""
@@ -221,9 +228,13 @@ class EntryTracker:
 
     def has_recorded_sleep(self, until: float) -> bool:
         """Return whether the next recorded entry is this sleep. After a rewind its time may be in the past."""
-        scope = self._loop.scope()
-        record = scope.recorded.get(scope.ordinal)
+        record = self.next_recorded()
         return record is not None and record.kind == "sleep" and record.due_at in (until, None)
+
+    def next_recorded(self) -> Entry | None:
+        """Return the recorded entry that the next request of the current scope must match; None if it is new."""
+        scope = self._loop.scope()
+        return scope.recorded.get(scope.ordinal)
 
     def can_request(self) -> bool:
         """Return whether the running task may request entries: not if the run has ended, except for its cleanup.
