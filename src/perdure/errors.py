@@ -217,7 +217,7 @@ class InvalidToken(PerdureError):
 
 
 class QueueFull(PerdureError):
-    """A mailbox or topic has reached its limit of pending events."""
+    """A topic has reached its limit of pending events, or a mailbox that of pending events of this name."""
 
 
 class RecordedError(PerdureError):

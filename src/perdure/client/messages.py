@@ -51,7 +51,8 @@ class MessageClient:
         name, now = _check_event_id(event_id), session.clock.now()
         message = build_message(options, body, event_id=name, sent_at=now, wants_reply=wants_reply)
         run_id = check_name("a run's id", run_id)
-        raise_for_delivery(run_id, await session.deliver(run_id, message, session.config.max_pending_events))
+        result = await session.deliver(run_id, message, session.config.max_pending_events)
+        raise_for_delivery(run_id, result, message.name)
         return name
 
     async def _publish(self, event: Any, payload: Any, event_id: str | None) -> int:
