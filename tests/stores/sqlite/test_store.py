@@ -113,7 +113,7 @@ def plans(connection: apsw.Connection, sql: str) -> list[str]:
         batch.TURN_AT,
         batch.UNREAD,
         batch.FIRST_UNREAD_OF_NAME,
-    batch.UNREAD_OF_NAME,
+        batch.UNREAD_OF_NAME,
         finalization.MESSAGE_NUMBER,
         finalization.DEAD_LETTER_EXISTS,
         finalization.REMOVE_DEAD_LETTER,
