@@ -21,11 +21,13 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextvars import Context as VariableContext
+from heapq import heappop, heappush
 
 from perdure.codec import Codec
 from perdure.errors import InvalidPayload
 from perdure.model.records import DeadLetter, ErrorRecord, Message
 from perdure.runner.acceptance import find_rejection
+from perdure.runner.open_receives import OpenReceives
 from perdure.runner.pending import PendingEntry
 from perdure.runner.turn_extras import TurnExtrasBuilder
 from perdure.workflows.commands import ReceiveFilter
@@ -35,6 +37,9 @@ from perdure.workflows.replies import build_rejection, describe_rejection, rejec
 
 LOGGER = logging.getLogger("perdure.workflow")
 DROP_MARKERS_EVERY = 64  # messages; Redis reads all entries of the run to drop some
+_Head = tuple[int, int, str]
+"""A message that may have an open receive: its number, its kind, and its event name, target or deferred."""
+EVENT, ASSIGNED, DEFERRED = range(3)
 NO_ENTRIES = "~rejected"
 """A location without entries: dropping it only deletes the markers of turns without entries."""
 
@@ -45,7 +50,18 @@ class Mailbox:
     `assigned` are events that topics have assigned to open receives, by target.
     """
 
-    __slots__ = ("_by_name", "_codec", "_deferreds", "_extras", "_info", "_variables", "assigned", "consumed")
+    __slots__ = (
+        "_blocked",
+        "_by_name",
+        "_codec",
+        "_deferreds",
+        "_extras",
+        "_heads",
+        "_info",
+        "_variables",
+        "assigned",
+        "consumed",
+    )
 
     def __init__(self, info: RunInfo, codec: Codec, extras: TurnExtrasBuilder, variables: VariableContext) -> None:
         self._info = info
@@ -55,16 +71,23 @@ class Mailbox:
         self._by_name: dict[str, deque[Message]] = {}
         self.assigned: dict[str, Message] = {}
         self._deferreds: dict[str, Message] = {}
+        self._heads: list[_Head] = []  # a heap of messages that may have an open receive
+        self._blocked: list[_Head] = []  # assigned events whose receive has messages in the mailbox
         self.consumed: list[int] = []
 
     def add(self, message: Message) -> None:
         """Keep a message until a receive takes it."""
         if message.kind == "event":
-            self._by_name.setdefault(message.name, deque()).append(message)
+            queue = self._by_name.setdefault(message.name, deque())
+            queue.append(message)
+            if len(queue) == 1:
+                heappush(self._heads, (message.number, EVENT, message.name))
         elif message.kind == "assignment" and message.target is not None:
             self.assigned[message.target] = message
+            heappush(self._heads, (message.number, ASSIGNED, message.target))
         elif message.kind == "deferred":
             self._deferreds[message.name] = message
+            heappush(self._heads, (message.number, DEFERRED, message.name))
 
     def discard(self, message: Message) -> None:
         """Consume a message that no receive takes."""
@@ -80,28 +103,52 @@ class Mailbox:
         self.consumed.clear()
         return consumed
 
-    def next_receiver(self, receives: Iterable[PendingEntry]) -> PendingEntry | None:
-        """Return the first of the open receives that waits for the earliest message."""
-        if not (self._by_name or self.assigned or self._deferreds):
-            return None
-        chosen, earliest = None, 0
-        for pending in receives:
-            number = self._earliest_for(pending)
-            if number is not None and (chosen is None or number < earliest):
-                chosen, earliest = pending, number
-        return chosen
+    def next_receiver(self, receives: OpenReceives) -> PendingEntry | None:
+        """Return the first of the open receives that waits for the earliest message.
 
-    def _earliest_for(self, pending: PendingEntry) -> int | None:
+        A message that no receive waits for leaves the heap, and returns when a receive for it is opened.
+        """
+        for pending in receives.take_opened():
+            self._offer(pending)
+        heads = self._heads
+        while heads:
+            receiver = self._receiver_of(heads[0], receives)
+            if receiver is not None:
+                return receiver
+            heappop(heads)
+        return None
+
+    def _offer(self, pending: PendingEntry) -> None:
+        """Add the messages to the heap that a receive which was just opened may get."""
         command = pending.command
         assert command is not None
         if command.deferred is not None:
-            completion = self._deferreds.get(command.deferred)
-            return None if completion is None else completion.number
-        wanted = command.wants.types if command.wants is not None else ()
-        found = [self._by_name[name][0].number for name in wanted if name in self._by_name]
-        if not found and pending.target in self.assigned:
-            found = [self.assigned[pending.target].number]
-        return min(found, default=None)
+            if (completion := self._deferreds.get(command.deferred)) is not None:
+                heappush(self._heads, (completion.number, DEFERRED, command.deferred))
+            return
+        for name in command.wants.types if command.wants is not None and self._by_name else ():
+            if (queue := self._by_name.get(name)) is not None:
+                heappush(self._heads, (queue[0].number, EVENT, name))
+        if self.assigned and (assigned := self.assigned.get(pending.target)) is not None:
+            heappush(self._heads, (assigned.number, ASSIGNED, pending.target))
+
+    def _receiver_of(self, head: _Head, receives: OpenReceives) -> PendingEntry | None:
+        """Return the receive that a message is for. None if the message was taken, or none waits for it."""
+        number, kind, key = head
+        if kind == EVENT:
+            queue = self._by_name.get(key)
+            return receives.first_for_event(key) if queue is not None and queue[0].number == number else None
+        found = self.assigned.get(key) if kind == ASSIGNED else self._deferreds.get(key)
+        if found is None or found.number != number:
+            return None
+        if kind == DEFERRED:
+            return receives.first_for_deferred(key)
+        receive = receives.at(key)
+        wants = receive.command.wants if receive is not None and receive.command is not None else None
+        if wants is not None and any(name in self._by_name for name in wants.types):
+            self._blocked.append(head)  # the mailbox comes first
+            return None
+        return receive
 
     def take_for(self, pending: PendingEntry, now: float) -> list[Message]:
         """Remove and return the messages that an open receive gets."""
@@ -135,8 +182,12 @@ class Mailbox:
             return None
         queue = min(queues, key=lambda queue: queue[0].number)
         message = queue.popleft()
-        if not queue:
+        if queue:
+            heappush(self._heads, (queue[0].number, EVENT, message.name))
+        else:
             del self._by_name[message.name]
+            while self._blocked:
+                heappush(self._heads, self._blocked.pop())
         return message
 
     def _next_assigned(self, pending: PendingEntry, wants: ReceiveFilter, now: float) -> list[Message]:

@@ -20,13 +20,23 @@ end
 -- counters change with each event, and the field `counted_events` is their sum, until no event is unread. Workers of an
 -- earlier version do not change them: if the sum is not `pending_events`, the next send counts again.
 
--- Messages of earlier versions have their names only in the part that Python reads.
+-- Return the name of a message of an earlier version, which has it only in the part that Python reads: a map whose
+-- field `name` precedes the body, which Lua cannot read.
+local function name_in_body(blob)
+  local offset, field, value = 1, nil, nil
+  while offset > 0 do
+    offset, field = cmsgpack.unpack_one(blob, offset)
+    offset, value = cmsgpack.unpack_one(blob, offset)
+    if field == 'name' then return value end
+  end
+end
+
 local function event_name(value)
   local header = read_header(value)
   if header[3] then return header[3] end
   local length = struct.unpack('>I4', value)
-  local readable, message = pcall(cmsgpack.unpack, string.sub(value, 5 + length))
-  return readable and type(message) == 'table' and message.name or ''
+  local readable, name = pcall(name_in_body, string.sub(value, 5 + length))
+  return readable and name or ''
 end
 
 local function count_by_name(row)
