@@ -21,6 +21,7 @@ if _TYPE_CHECKING:  # for type checkers and editors; tests compare it with _EXPO
     from perdure.errors import PerdureError as PerdureError
     from perdure.errors import QueueFull as QueueFull
     from perdure.errors import RaceError as RaceError
+    from perdure.errors import RequestRejected as RequestRejected
     from perdure.errors import RollbackError as RollbackError
     from perdure.errors import RunCancelled as RunCancelled
     from perdure.errors import RunConflict as RunConflict
@@ -63,6 +64,7 @@ _EXPORTS = {
     "PerdureError": "perdure.errors",
     "QueueFull": "perdure.errors",
     "RaceError": "perdure.errors",
+    "RequestRejected": "perdure.errors",
     "RollbackError": "perdure.errors",
     "RunCancelled": "perdure.errors",
     "RunConflict": "perdure.errors",

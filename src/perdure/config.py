@@ -29,7 +29,7 @@ class EngineConfig:
     max_concurrent_steps maximum number of step bodies that execute concurrently in this process
     max_recoveries       recoveries after which a run is held as a poison run
     event_retention      retention of unconsumed topic events, and of the ids of consumed events
-    max_pending_events   maximum number of unread events in a mailbox or topic; more are rejected
+    max_pending_events   maximum number of unread events of a name in a mailbox, or in a topic; more are rejected
     max_payload_bytes    maximum size of one encoded value (argument, result, event, ...); larger ones are rejected
     run_retention        retention of ended runs
     store_retry          delays while the store is unavailable; a caller gives up after its attempts, a run does not

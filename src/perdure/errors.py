@@ -10,6 +10,7 @@
     ├── RunFailed               the awaited run failed
     ├── RunCancelled            the awaited run was cancelled
     ├── RunHeld                 the awaited run is held, and the caller does not wait for such a run
+    ├── RequestRejected         the run rejected a request
     ├── StepFailed              all attempts of a step failed
     │   └── StepInterrupted     a crash interrupted an at-most-once step
     ├── CriticalError           raised by a step body to fail without a retry
@@ -113,6 +114,20 @@ class RunHeld(PerdureError):
         self.line = line
 
 
+class RequestRejected(PerdureError):
+    """The run rejected a request. `type` and `message` describe the error that it rejected the request with.
+
+    `type` is "RequestRejected" if the run gave a text instead of an exception.
+    """
+
+    def __init__(self, run_id: str, type: str, message: str) -> None:
+        reason = message if type == "RequestRejected" else f"{type}: {message}"
+        super().__init__(f"run {run_id!r} rejected the request: {reason}")
+        self.run_id = run_id
+        self.type = type
+        self.message = message
+
+
 class StepFailed(PerdureError):
     """All attempts of a step failed.
 
@@ -204,7 +219,7 @@ class InvalidToken(PerdureError):
 
 
 class QueueFull(PerdureError):
-    """A mailbox or topic has reached its limit of pending events."""
+    """A topic has reached its limit of pending events, or a mailbox that of pending events of this name."""
 
 
 class RecordedError(PerdureError):

@@ -26,7 +26,7 @@ SECTIONS = {
 
 SHAPES = (
     *("run", "hold", "reason", "entry", "error", "dead letter", "worker", "finding", "lint finding"),
-    "incompatible run",
+    *("incompatible run", "rejected request"),
 )
 PROGRAM: Any = typer.main.get_command(app)
 

@@ -156,7 +156,8 @@ ENTRY = {
 
 def test_json_of_show(stocked):
     shown = shape_of(stocked.json("show", "waits"))
-    assert list(shown) == ["run", "history"]
+    assert list(shown) == ["run", "history", "rejected_requests"]
+    assert shown["rejected_requests"] == []
     assert shown["run"] == RUN
     assert shown["history"][0] == ENTRY
     assert list(shown["run"]) == list(RUN), "fields are in this order"

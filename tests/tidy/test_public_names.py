@@ -42,6 +42,7 @@ PUBLIC = {
     "RunFailed",
     "RunCancelled",
     "RunHeld",
+    "RequestRejected",
     "StepFailed",
     "StepInterrupted",
     "CriticalError",

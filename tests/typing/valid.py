@@ -206,6 +206,10 @@ async def receives(ctx: Context) -> None:
     received = await ctx.receive_request(Paid, Shipped, Order)
     assert_type(received, Request[Paid | Shipped | Order])
     assert_type(received.value, Paid | Shipped | Order)
+    checked = await ctx.receive_request(Paid, accept=lambda paid: paid.cents > 0, timeout=1)
+    assert_type(checked, Request[Paid])
+    assert_type(await checked.fail(ValueError("no")), None)
+    assert_type(await checked.fail("no"), None)
     assert_type(await ctx.receive("plain", Paid), Any)
     assert_type(await ctx.broadcast(Paid(cents=7)), int)
 

@@ -303,9 +303,12 @@ class _HealthCheck:
             self.findings.add("orphan_child", "warning", text, "cancel it", record.id, "cancel")
 
     async def _check_mailbox(self, record: RunRecord) -> None:
-        unread = sum(message.kind in ("event", "assignment") for message in await self._inbox(record.id))
-        if unread >= WARN_AT * self._limit:
-            text = f"Run {record.id} has {unread} unread events; its mailbox holds at most {self._limit}"
+        events = [message.name for message in await self._inbox(record.id) if message.kind in ("event", "assignment")]
+        for name, unread in Counter(events).most_common(1):
+            if unread < WARN_AT * self._limit:
+                return
+            limit = f"its mailbox holds at most {self._limit} of the name {name!r}"
+            text = f"Run {record.id} has {unread} unread events; {limit}"
             advice = f"find out what it waits for: perdure show {record.id}"
             self.findings.add("mailbox_nearly_full", "warning", text, advice, record.id)
 

@@ -16,6 +16,7 @@ from perdure.model.queries import RunQuery
 from perdure.model.records import RunRecord, RunStatus, WorkerRecord
 from perdure.model.validation import check_text
 from perdure.stores.results import RunPage
+from perdure.workflows.replies import read_rejections
 
 PAGE = 500
 OPEN = (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.SUSPENDED)
@@ -38,6 +39,17 @@ class WorkerView:
     lease_until: datetime
     host: str
     pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRequest:
+    """A request that a run rejected in the last seven days: the ids and names of its event, when and why."""
+
+    event_id: str
+    event_name: str
+    at: datetime
+    type: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +80,16 @@ async def find_dead_letter(client: Client, dead_letter_id: str) -> DeadLetterVie
     session, checked_id = client._session, check_text("a dead letter's id", dead_letter_id)
     dead_letter = await session.read(partial(session.store.dead_letter, checked_id))
     return None if dead_letter is None else dead_letter_view(dead_letter, session.codec)
+
+
+async def rejected_requests(client: Client, run_id: str) -> list[RejectedRequest]:
+    """Return the requests that a run rejected and whose callers can still fetch the rejection, earliest first."""
+    session = client._session
+    found = read_rejections(await session.read(partial(session.store.published, run_id)))
+    return [
+        RejectedRequest(id, each.event, to_datetime(each.at), each.error.type, each.error.message)
+        for id, each in sorted(found.items(), key=lambda item: item[1].at)
+    ]
 
 
 async def published_workflows(client: Client) -> list[str]:

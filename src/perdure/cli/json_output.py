@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from perdure.admin.compatibility import CompatibilityReport, IncompatibleRun
     from perdure.admin.findings import Finding, HealthReport
     from perdure.admin.lint import LintFinding
-    from perdure.admin.store_views import WorkerView
+    from perdure.admin.store_views import RejectedRequest, WorkerView
     from perdure.client.views import DeadLetterView, HistoryEntry, Reason, RunDescription, RunList
     from perdure.model.records import Hold
     from perdure.workflows.types import ErrorView
@@ -40,6 +40,7 @@ DEAD_LETTER = (
     *("id", "kind", "reason", "event_id", "event_name", "value", "original_target"),
     *("target_status", "target_ended_at", "sent_at"),
 )
+REJECTED_REQUEST = ("event_id", "event_name", "at", "type", "message")
 WORKER = ("id", "pool", "alive", "runs", "pid", "host", "started_at", "lease_until", "workflows")
 FINDING = ("kind", "severity", "text", "advice", "subject", "repairable")
 LINT_FINDING = ("path", "line", "workflow", "text", "remedy")
@@ -78,6 +79,10 @@ def entry_shape(entry: HistoryEntry) -> Shape:
 
 def error_shape(error: ErrorView | None) -> Shape | None:
     return None if error is None else _shape(error, ERROR, cause=error_shape(error.cause))
+
+
+def rejected_shape(rejected: RejectedRequest) -> Shape:
+    return _shape(rejected, REJECTED_REQUEST)
 
 
 def dead_letter_shape(dead_letter: DeadLetterView) -> Shape:

@@ -27,6 +27,7 @@ from perdure.cli.session import DONE, FAILED, error_reporting, with_client
 from perdure.cli.settings import existing_store, store_url
 
 if TYPE_CHECKING:
+    from perdure.admin.store_views import RejectedRequest
     from perdure.client.client import Client
     from perdure.client.views import HistoryEntry, RunDescription, RunList
 
@@ -68,15 +69,18 @@ def show(
 ) -> None:
     """Show one run: its state, why it waits, and its history as a tree with a timeline."""
     with error_reporting(json):
-        run, history = with_client(existing_store(store_url(store)), lambda client: _read(client, id))
+        run, history, rejected = with_client(existing_store(store_url(store)), lambda client: _read_all(client, id))
         if json:
-            from perdure.cli.json_output import entry_shape, run_shape
+            from perdure.cli.json_output import entry_shape, rejected_shape, run_shape
 
-            print_json({"run": run_shape(run), "history": [entry_shape(entry) for entry in history]})
+            entries, requests = map(entry_shape, history), map(rejected_shape, rejected)
+            print_json({"run": run_shape(run), "history": list(entries), "rejected_requests": list(requests)})
         else:
-            from perdure.cli.timeline import draw_run
+            from perdure.cli.timeline import draw_rejected, draw_run
 
             print_out(draw_run(run, history, trace=trace))
+            if rejected:
+                print_out(draw_rejected(rejected))
 
 
 def watch(id: options.RunId, store: options.Store = None, json: options.Json = False) -> None:
@@ -137,6 +141,12 @@ async def _follow_live(client: Client, run_id: str) -> RunDescription:
 
 async def _read(client: Client, run_id: str) -> tuple[RunDescription, list[HistoryEntry]]:
     return await client.describe(run_id), await client.history(run_id)
+
+
+async def _read_all(client: Client, run_id: str) -> tuple[RunDescription, list[HistoryEntry], list[RejectedRequest]]:
+    from perdure.admin.store_views import rejected_requests
+
+    return *(await _read(client, run_id)), await rejected_requests(client, run_id)
 
 
 # --- printing ------------------------------------------------------------------------------------------------------

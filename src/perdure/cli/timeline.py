@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+    from perdure.admin.store_views import RejectedRequest
     from perdure.client.views import HistoryEntry, RunDescription
     from perdure.workflows.types import ErrorView
 
 BAR = 24
+MAX_REJECTED = 10
 MARKS = {"succeeded": "✓", "failed": "✗", "cancelled": "~", "pending": "…"}
 
 
@@ -92,6 +94,20 @@ def draw_error(location: str | None, error: ErrorView, *, trace: bool) -> Iterat
         yield Padding(Text("\n".join(lines), style="dim"), (0, 0, 0, 2))
     elif lines:
         yield Text(f"  traceback of {len(lines)} lines: use --trace", style="bright_black")
+
+
+def draw_rejected(rejected: Sequence[RejectedRequest]) -> RenderableType:
+    """Return the latest rejected requests, with their number if there are more."""
+    from rich.console import Group
+    from rich.text import Text
+
+    shown = rejected[-MAX_REJECTED:]
+    count = f" (the last {MAX_REJECTED} of {len(rejected)})" if len(rejected) > len(shown) else ""
+    lines = (
+        f"{each.at:%Y-%m-%d %H:%M:%S}  {each.event_name}  {each.event_id}  {each.type}: {each.message}"
+        for each in shown
+    )
+    return Group(Text(), Text(f"rejected requests{count}", style="bold"), *(_line("  ", line) for line in lines))
 
 
 def entry_line(entry: HistoryEntry) -> Any:

@@ -258,7 +258,8 @@ class Client:
         """Send an event to a run, wait for the run's reply and return it.
 
         Repeating the call with the same `event_id`, for example after a restart, returns the reply to the first call.
-        Raises what `send` raises, `RunTerminated` also if the run ends without a reply, and `TimeoutError`.
+        Raises what `send` raises, `RunTerminated` also if the run ends without a reply, `RequestRejected` if the run
+        rejects the request, and `TimeoutError`.
         """
         return await self._messages.request(run_id, event, timeout, payload, event_id)
 

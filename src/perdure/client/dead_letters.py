@@ -45,7 +45,7 @@ class DeadLetterClient:
         if isinstance(result, DeadLetterMissing):
             return False
         if isinstance(send, DeliverMessage):
-            raise_for_delivery(send.run_id, result)
+            raise_for_delivery(send.run_id, result, send.message.name)
         else:
             await fan_out_all(send.event.topic, result, session.store_session, wait_for_store=False)
         return True

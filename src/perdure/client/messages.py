@@ -12,10 +12,10 @@ from perdure.client.session import ClientSession, RunFollower
 from perdure.errors import InvalidArgument, RunTerminated
 from perdure.execution.store_writes import publish_event, raise_for_delivery
 from perdure.model.ids import new_token
+from perdure.model.records import RunRecord
 from perdure.model.validation import check_name, check_seconds
 from perdure.workflows.events import build_message, build_topic_event, encode_event
-
-REPLY = "~reply/"
+from perdure.workflows.replies import find_response
 
 
 class MessageClient:
@@ -51,7 +51,8 @@ class MessageClient:
         name, now = _check_event_id(event_id), session.clock.now()
         message = build_message(options, body, event_id=name, sent_at=now, wants_reply=wants_reply)
         run_id = check_name("a run's id", run_id)
-        raise_for_delivery(run_id, await session.deliver(run_id, message, session.config.max_pending_events))
+        result = await session.deliver(run_id, message, session.config.max_pending_events)
+        raise_for_delivery(run_id, result, message.name)
         return name
 
     async def _publish(self, event: Any, payload: Any, event_id: str | None) -> int:
@@ -65,8 +66,8 @@ class MessageClient:
         return woken
 
     async def _wait_for_reply(self, run_id: str, event_id: str, timeout: float | None, follower: RunFollower) -> Any:
-        """Return the value that the run publishes under the request's own key."""
-        session, key = self._session, REPLY + event_id
+        """Return the reply that the run publishes for the request. Raises `RequestRejected` if it rejects it."""
+        session = self._session
         clock, waiters = session.clock, session.waiters
         requested_at = clock.now()
         deadline = None if timeout is None else requested_at + timeout
@@ -77,16 +78,21 @@ class MessageClient:
                 # Read the record first: a run that replies and ends in one commit must not look as if it never replied.
                 record = await session.get_run(run_id)
                 values = await session.read(lambda: session.store.published(run_id))
-                for value in values:
-                    if value.key == key:
-                        return session.codec.decode(value.value, what=f"the reply of run {run_id!r}")
+                if (response := find_response(run_id, event_id, values, session.codec)) is not None:
+                    return response[0]
                 if record.status.terminal:
                     raise RunTerminated(run_id, record.status)
                 if deadline is not None and clock.now() >= deadline:
-                    raise TimeoutError(f"run {run_id!r} has not replied within {timeout} seconds; it has the request")
+                    raise TimeoutError(_describe_timeout(record, timeout))
                 await session.wait_for_change(run_id, "reply", change, requested_at, deadline)
             finally:
                 waiters.remove(run_id, change, end=False)
+
+
+def _describe_timeout(record: RunRecord, timeout: float | None) -> str:
+    text = f"run {record.id!r} has not replied within {timeout} seconds; it has the request"
+    held = record.current_hold
+    return text if held is None else f"{text}, and is held ({held.kind}): {held.reason}"
 
 
 def _check_event_id(given: str | None) -> str:

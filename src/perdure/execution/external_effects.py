@@ -185,7 +185,7 @@ class ExternalEffects:
     async def _send(self, work: SendEvent) -> bytes:
         limit = self._session.config.max_pending_events
         write = DeliverMessage(run_id=work.run_id, message=work.message, now=self._session.clock.now(), limit=limit)
-        raise_for_delivery(work.run_id, await self._write(write))
+        raise_for_delivery(work.run_id, await self._write(write), work.message.name)
         self._local_worker.run_has_messages(work.run_id)
         return self._session.codec.encode(None)
 

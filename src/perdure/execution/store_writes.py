@@ -11,17 +11,18 @@ from perdure.stores.writes import EndRun, FanOut, PublishEvent
 from perdure.workflows.events import with_retention_limit
 
 
-def raise_for_delivery(run_id: str, result: WriteResult) -> MessageDelivered:
-    """Return the result of a delivery.
+def raise_for_delivery(run_id: str, result: WriteResult, event: str = "") -> MessageDelivered:
+    """Return the result of a delivery; `event` is the name of a delivered event.
 
-    Raises `RunNotFound`, `RunTerminated` if the run has ended, or `QueueFull` if its mailbox is full.
+    Raises `RunNotFound`, `RunTerminated` if the run has ended, or `QueueFull` if its mailbox is full of such events.
     """
     if isinstance(result, RunMissing):
         raise RunNotFound(run_id)
     if isinstance(result, AlreadyEnded):
         raise RunTerminated(run_id, result.status)
     if isinstance(result, LimitReached):
-        raise QueueFull(f"the mailbox of run {run_id!r} holds {result.pending} unread events and takes no more")
+        held = f"{result.pending} unread events of the name {event!r}"
+        raise QueueFull(f"the mailbox of run {run_id!r} holds {held} and takes no more of them")
     assert isinstance(result, MessageDelivered)
     return result
 

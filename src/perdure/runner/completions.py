@@ -154,13 +154,12 @@ class CompletionApplier:
     def _complete_from_mailbox(self, now: float) -> bool:
         """Complete the open receive that the earliest message is for. False if no message is awaited."""
         entries, mailbox = self._entries, self._mailbox
-        receiver = mailbox.next_receiver(entries.open_receives())
+        receiver = mailbox.next_receiver(entries.waiting)
         if receiver is None:
             return False
         messages = mailbox.take_for(receiver, now)
-        if messages:  # otherwise the message was expired or invalid, and the next one may be for another receive
-            entries.close_receive(receiver)
-            self._state.immediate_count += 1
+        self._state.immediate_count += 1
+        if messages:  # otherwise the message was expired, invalid or rejected: the next may be for another receive
             self._complete_receive(receiver, messages, now)
         return True
 

@@ -19,7 +19,7 @@ from perdure.codec.failures import error_to_record
 from perdure.errors import InvalidArgument, PerdureError, WorkflowMisuse
 from perdure.model.ids import keyed_run_id
 from perdure.model.locations import escape_segment
-from perdure.model.records import DeadLetter, ErrorRecord, Hold, SigningKey
+from perdure.model.records import DeadLetter, Entry, ErrorRecord, Hold, SigningKey
 from perdure.model.turns import Continued, StopChildren
 from perdure.model.validation import check_name
 from perdure.runner.child_tracker import STARTS_CHILD
@@ -85,6 +85,10 @@ class ContextApi:
         if command.kind in STARTS_CHILD and (location := getattr(issued, "location", None)) is not None:
             self._entries.children.on_requested(location)
         return issued
+
+    def next_recorded(self) -> Entry | None:
+        """Return the recorded entry that the next request of the current scope must match; None if it is new."""
+        return self._entries.next_recorded()
 
     def record_note(self, kind: str, location: str, value: Any) -> None:
         """Record a value for people to read."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from asyncio import Future, events
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -30,6 +30,7 @@ from perdure.runner.entry_log import EntryLog
 from perdure.runner.event_loop import WorkflowLoop
 from perdure.runner.function_names import RegisteredFunctions
 from perdure.runner.history import History
+from perdure.runner.open_receives import OpenReceives
 from perdure.runner.pending import NeverCompletes, PendingEntry
 from perdure.runner.source_lines import caller_source_line
 from perdure.runner.tasks import EntryFuture
@@ -105,7 +106,7 @@ class EntryTracker:
         self.children = ChildTracker(self.log, self.attempts, loop, history)
         self.pending: dict[str, PendingEntry] = {}
         self.immediate: dict[str, bytes | None] = {}
-        self.waiting: dict[str, PendingEntry] = {}
+        self.waiting = OpenReceives()
         self.observed: dict[str, set[str]] = {}
         self.deferreds: dict[str, Entry] = {}
         for entry in history.past_deferreds():
@@ -200,7 +201,14 @@ class EntryTracker:
         """Request an entry that is neither a step nor a sleep; return what the task awaits."""
         if command.fixed_location:
             return self._request_at_fixed_location(command)
-        return self.request(command.kind, command.name, command.segment, due_at=command.due_at, command=command)
+        return self.request(
+            command.kind,
+            command.name,
+            command.segment,
+            due_at=command.due_at,
+            command=command,
+            detail=command.detail,
+        )
 
     def _request_at_fixed_location(self, command: Command) -> Any:
         """Request an entry outside of the order of any scope; its location alone finds its record."""
@@ -221,9 +229,13 @@ class EntryTracker:
 
     def has_recorded_sleep(self, until: float) -> bool:
         """Return whether the next recorded entry is this sleep. After a rewind its time may be in the past."""
-        scope = self._loop.scope()
-        record = scope.recorded.get(scope.ordinal)
+        record = self.next_recorded()
         return record is not None and record.kind == "sleep" and record.due_at in (until, None)
+
+    def next_recorded(self) -> Entry | None:
+        """Return the recorded entry that the next request of the current scope must match; None if it is new."""
+        scope = self._loop.scope()
+        return scope.recorded.get(scope.ordinal)
 
     def can_request(self) -> bool:
         """Return whether the running task may request entries: not if the run has ended, except for its cleanup.
@@ -347,7 +359,7 @@ class EntryTracker:
         elif command.deferred is not None and command.deferred in self.deferreds:
             self.immediate[pending.location] = None  # completed before, under the same name
         elif command.wants is not None or command.deferred is not None:
-            self.waiting[pending.location] = pending
+            self.waiting.add(pending)
 
     def _prepare_effect(self, pending: PendingEntry, command: Command) -> None:
         assert command.effect is not None
@@ -396,6 +408,7 @@ class EntryTracker:
             pending.due_at = None
         else:
             self.timers.remove(location)
+            self.waiting.remove(location)
             # A message may complete an entry before the worker reports its external effect.
             self.attempts.drop_effect(pending)
             self.extras.unsubscribe(pending)
@@ -426,17 +439,6 @@ class EntryTracker:
                 return pending, value
         return None
 
-    def open_receives(self) -> Collection[PendingEntry]:
-        """Return the requests that a message can complete, in order of request."""
-        waiting = self.waiting
-        for location in [each for each, pending in waiting.items() if self.pending.get(each) is not pending]:
-            del waiting[location]
-        return waiting.values()
-
-    def close_receive(self, pending: PendingEntry) -> None:
-        """Take a request off the open receives: a message completes it now."""
-        del self.waiting[pending.location]
-
     def apply(self, entry: Entry) -> bool:
         """Give a recorded completion to the task that awaits it. False if no request is pending at its location."""
         log, location = self.log, entry.location
@@ -449,6 +451,7 @@ class EntryTracker:
         call = pending.call
         if call is None:  # a step's timer is its next attempt, which is not over
             self.timers.remove(location)
+            self.waiting.remove(location)
         self._resolve_future(pending.future, call, pending.command, entry)
         return True
 
@@ -482,10 +485,8 @@ class EntryTracker:
     def _on_deferred_completed(self, name: str, entry: Entry) -> None:
         """Complete all waits for a deferred with the same result: every deferred of one name is the same one."""
         self.deferreds.setdefault(name, entry)
-        for location, waiting in list(self.waiting.items()):
-            if waiting.command is not None and waiting.command.deferred == name:
-                del self.waiting[location]
-                self.immediate[location] = None
+        for location in self.waiting.take_all_for_deferred(name):
+            self.immediate[location] = None
 
     def _error(self, call: StepCall | None, command: Command | None, entry: Entry) -> BaseException:
         assert entry.error is not None
@@ -515,6 +516,7 @@ class EntryTracker:
         if pending is None:
             return
         self.timers.remove(location)
+        self.waiting.remove(location)
         self.immediate.pop(location, None)
         may_have_started = self.attempts.cancel(pending)
         stop = self._history.by_location.get(f"{location}/~stop")

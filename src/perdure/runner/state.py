@@ -101,9 +101,9 @@ class RunnerState:
         functions = RegisteredFunctions(start.definition, start.workflows)
         self.entries = EntryTracker(info, history, self.loop, start.codec, self.extras, functions, strict=strict)
         self.entries.add_observed_runs(start.waits)
-        self.mailbox = Mailbox(info.id, start.codec, self.extras)
-        self.versions = VersionGates(self.entries, history, self.loop, info.generation)
         self.variables = VariableContext()  # empty: user code sees no context variables of the worker
+        self.mailbox = Mailbox(info, start.codec, self.extras, self.variables)
+        self.versions = VersionGates(self.entries, history, self.loop, info.generation)
         self.context: Context | None = None
         self.main: WorkflowTask | None = None
         self.replaying = len(start.history) > 0

@@ -84,7 +84,7 @@ class MessageDelivered(Struct, frozen=True):
 
 
 class LimitReached(Struct, frozen=True):
-    """The inbox or topic holds `pending` unread events, which is its limit. Nothing was stored."""
+    """The topic, or the inbox for this name, holds `pending` unread events, which is the limit. Nothing was stored."""
 
     pending: int
 

@@ -129,7 +129,7 @@ class DeliverMessage(Struct, frozen=True, kw_only=True):
 
     A held run is woken only by a resume or a cancel. So is a run whose generation has not started: a message does not
     shorten the delay of a new run or the backoff before its next attempt. `limit` is the maximum number of unread
-    events and assignments; other messages are never refused.
+    events and assignments of the event's name; other messages are never refused.
 
     Idempotent by the message's id, also after it was consumed, until the id is pruned.
     Results: `MessageDelivered`, `AlreadyEnded`, `RunMissing` or `LimitReached`.

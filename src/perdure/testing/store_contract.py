@@ -23,6 +23,7 @@ from perdure.testing.contract.finalization import FinalizationCases, ObserverCas
 from perdure.testing.contract.followers import FollowerCases
 from perdure.testing.contract.history import HistoryCases
 from perdure.testing.contract.inbox import InboxCases
+from perdure.testing.contract.mailbox_limits import MailboxLimitCases
 from perdure.testing.contract.queries import ChangeHintCases, QueryCases, ValueCases
 from perdure.testing.contract.rewind import RewindCases
 from perdure.testing.contract.streams import PublishedCases, StreamCases
@@ -37,6 +38,7 @@ class StoreContract(
     CommitTurnCases,
     HistoryCases,
     InboxCases,
+    MailboxLimitCases,
     EndRunCases,
     ObserverCases,
     FinalizationCases,

@@ -16,11 +16,15 @@ from perdure.model.turns import ExternalAction
 
 
 class ReceiveFilter(Struct, frozen=True):
-    """Which messages an open receive accepts: event names with their payload types, and the maximum number."""
+    """Which messages an open receive accepts: event names with their payload types, and the maximum number.
+
+    `accept` is a function of the workflow that may reject the value of a message.
+    """
 
     types: dict[str, Any]
     max_messages: int = 1
     empty_on_timeout: bool = False  # On timeout a batch receive returns []; a single receive raises.
+    accept: Callable[[Any], Any] | None = None
 
 
 class Command(Struct, frozen=True, kw_only=True):
@@ -48,4 +52,5 @@ class Command(Struct, frozen=True, kw_only=True):
     immediate_value: bytes | None = None
     publishes: PublishedValue | StreamItem | None = None  # Stored with the commit that completes the entry.
     due_at: float | None = None
+    detail: bytes | None = None  # Of the entry, if neither `describe` nor a message gives it.
     fixed_location: bool = False

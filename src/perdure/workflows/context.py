@@ -200,23 +200,89 @@ class Context:
 
     @overload
     def receive_request(
-        self, first: type[T], /, *, timeout: float | timedelta | None = None
+        self,
+        first: type[T],
+        /,
+        *,
+        accept: Callable[[T], bool | None] | None = None,
+        timeout: float | timedelta | None = None,
     ) -> Coroutine[None, None, Request[T]]: ...
     @overload
     def receive_request(
-        self, first: type[T], second: type[U], /, *, timeout: float | timedelta | None = None
+        self,
+        first: type[T],
+        second: type[U],
+        /,
+        *,
+        accept: Callable[[T | U], bool | None] | None = None,
+        timeout: float | timedelta | None = None,
     ) -> Coroutine[None, None, Request[T | U]]: ...
     @overload
     def receive_request(
-        self, first: type[T], second: type[U], third: type[V], /, *, timeout: float | timedelta | None = None
+        self,
+        first: type[T],
+        second: type[U],
+        third: type[V],
+        /,
+        *,
+        accept: Callable[[T | U | V], bool | None] | None = None,
+        timeout: float | timedelta | None = None,
     ) -> Coroutine[None, None, Request[T | U | V]]: ...
     @overload
     def receive_request(
-        self, first: type[Any] | str, /, *more: type[Any] | str, timeout: float | timedelta | None = None
+        self,
+        first: str,
+        /,
+        *more: type[Any] | str,
+        accept: Callable[[Any], bool | None] | None = None,
+        timeout: float | timedelta | None = None,
     ) -> Coroutine[None, None, Request[Any]]: ...
-    def receive_request(self, *kinds: Any, timeout: float | timedelta | None = None) -> Any:
-        """Wait for the next event and return it as a `Request` with `.value` and `await .reply(value)`."""
-        return receive_request(self._run, kinds, timeout)
+    @overload
+    def receive_request(
+        self,
+        first: type[Any],
+        second: str,
+        /,
+        *more: type[Any] | str,
+        accept: Callable[[Any], bool | None] | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> Coroutine[None, None, Request[Any]]: ...
+    @overload
+    def receive_request(
+        self,
+        first: type[Any],
+        second: type[Any],
+        third: str,
+        /,
+        *more: type[Any] | str,
+        accept: Callable[[Any], bool | None] | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> Coroutine[None, None, Request[Any]]: ...
+    @overload
+    def receive_request(
+        self,
+        first: type[Any],
+        second: type[Any],
+        third: type[Any],
+        fourth: type[Any] | str,
+        /,
+        *more: type[Any] | str,
+        accept: Callable[[Any], bool | None] | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> Coroutine[None, None, Request[Any]]: ...
+    def receive_request(
+        self,
+        *kinds: Any,
+        accept: Callable[[Any], bool | None] | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> Any:
+        """Wait for the next event and return it as a `Request`: `.value`, `await .reply(value)`, `await .fail(error)`.
+
+        `accept(value)` is a plain function without side effects. It rejects an event if it raises or returns False.
+        Then the event is consumed, the caller of `request` gets `RequestRejected`, and this call keeps waiting. A
+        rejected event without a caller that waits becomes a dead letter.
+        """
+        return receive_request(self._run, kinds, timeout, accept)
 
     def send(
         self, run_id: str, event: Any, payload: Any = None, *, event_id: str | None = None

@@ -5,25 +5,27 @@ The runner matches messages to receives (`perdure.runner.mailbox`). This module 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from perdure.codec import Codec
-from perdure.errors import InvalidArgument
+from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.records import Entry, Message, PublishedValue
 from perdure.model.turns import BroadcastEvent, ExternalAction, SendEvent
-from perdure.model.validation import check_count, check_name, check_seconds
+from perdure.model.validation import check_count, check_name, check_seconds, describe_value
 from perdure.workflows.children import ChildHost
 from perdure.workflows.commands import Command, ReceiveFilter
 from perdure.workflows.durable_call import CommandCall
 from perdure.workflows.events import build_message, build_topic_event, encode_event, event_name
+from perdure.workflows.replies import build_rejection, build_reply, rejection_error, request_id
+from perdure.workflows.steps import Step
 
 T = TypeVar("T")
-
-REPLY_RETENTION_SECONDS = 7 * 86_400.0
-"""How long the sender of a request can fetch the reply."""
+Accept = Callable[[Any], Any]
+"""Function of a workflow that rejects an event: it raises or returns False."""
 
 
 class ReceiveHost(Protocol):
@@ -38,6 +40,8 @@ class ReceiveHost(Protocol):
 
     def next_number(self) -> int: ...
 
+    def next_recorded(self) -> Entry | None: ...
+
     def issue(self, command: Command) -> Any: ...
 
 
@@ -46,32 +50,75 @@ class OutputHost(ChildHost, ReceiveHost, Protocol):
 
 
 class Request(Generic[T]):
-    """A received event to which the workflow can reply."""
+    """A received event to which the workflow responds once: with `reply` or with `fail`."""
 
     def __init__(self, run: ReceiveHost, value: T, message: Message) -> None:
         self._run = run
         self._message = message
+        self._response: Any = None  # the future of the first response
         self.value = value
-        self.event_id = message.event_id or message.id
+        self.event_id = request_id(message)
 
     def reply(self, value: Any = None) -> Coroutine[None, None, None]:
-        """Reply to the sender. The reply is durable when the call returns; the sender can fetch it for seven days."""
+        """Reply to the caller. The reply is durable when the call returns; the caller can fetch it for seven days.
+
+        Raises `WorkflowMisuse` after another `reply` or `fail`.
+        """
+
+        def build() -> tuple[bytes, PublishedValue]:
+            encoded = self._run.codec.encode(value, what=f"the reply to {self._message.name!r}")
+            return encoded, build_reply(self._message, encoded, self._run.now())
+
+        return self._respond("reply", build)
+
+    def fail(self, error: BaseException | str) -> Coroutine[None, None, None]:
+        """Reject the request: its caller gets `RequestRejected` with the type and message of the error.
+
+        The rejection is durable when the call returns. The caller can fetch it for seven days. Raises `WorkflowMisuse`
+        after another `reply` or `fail`.
+        """
+        record = rejection_error(error, self._run.codec)
+
+        def build() -> tuple[bytes, PublishedValue]:
+            shown = self._run.codec.encode({"type": record.type, "message": record.message})
+            return shown, build_rejection(self._message, record, self._run.now())
+
+        return self._respond("reject", build)
+
+    def _respond(self, kind: str, build: Callable[[], tuple[bytes, PublishedValue]]) -> Coroutine[None, None, None]:
+        """Return a durable call that publishes a response for the caller."""
         run, name = self._run, self._message.name
 
         def request() -> Any:
-            encoded = run.codec.encode(value, what=f"the reply to {name!r}")
-            reply = PublishedValue(f"~reply/{self.event_id}", encoded, run.now() + REPLY_RETENTION_SECONDS)
-            return run.issue(
+            self._check_open(kind)
+            recorded_value, published = build()
+            self._response = run.issue(
                 Command(
-                    kind="reply",
+                    kind=kind,
                     name=name,
-                    segment=run.escape(f"{name}:reply"),
-                    immediate_value=encoded,
-                    publishes=reply if self._message.wants_reply else None,
+                    segment=run.escape(f"{name}:{kind}"),
+                    immediate_value=recorded_value,
+                    publishes=published if self._message.wants_reply else None,
+                    detail=self.event_id.encode(),
                 )
             )
+            return self._response
 
-        return CommandCall("reply", request, run.next_number())
+        return CommandCall(kind, request, run.next_number())
+
+    def _check_open(self, kind: str) -> None:
+        """Raise `WorkflowMisuse` if the workflow has responded already. A response that was cancelled does not count.
+
+        Earlier versions accepted a second reply, and recorded replies without a detail: such a record is replayed.
+        """
+        if self._response is None or self._response.cancelled():
+            return
+        recorded = self._run.next_recorded()
+        if recorded is None or recorded.kind != "reply" or kind != "reply" or recorded.detail is not None:
+            raise WorkflowMisuse(
+                f"request {self._message.name!r} ({self.event_id}) has its response already: "
+                "call reply or fail once for each request"
+            )
 
     def __repr__(self) -> str:
         return f"<request {self._message.name} {self.event_id}>"
@@ -88,11 +135,23 @@ def receive_batch(run: ReceiveHost, kinds: Sequence[Any], max_messages: int, tim
     return _receive_call(run, "receive_batch", kinds, timeout, max_messages, lambda values, messages: values)
 
 
-def receive_request(run: ReceiveHost, kinds: Sequence[Any], timeout: Any) -> Any:
-    """Return a durable call that receives the next event as a `Request`."""
+def receive_request(run: ReceiveHost, kinds: Sequence[Any], timeout: Any, accept: Accept | None) -> Any:
+    """Return a durable call that receives the next event that `accept` does not reject as a `Request`."""
     return _receive_call(
-        run, "receive_request", kinds, timeout, 1, lambda values, messages: Request(run, values[0], messages[0])
+        run,
+        "receive_request",
+        kinds,
+        timeout,
+        1,
+        lambda values, messages: Request(run, values[0], messages[0]),
+        None if accept is None else _check_accept(accept),
     )
+
+
+def _check_accept(accept: Any) -> Accept:
+    if not callable(accept) or inspect.iscoroutinefunction(accept) or isinstance(accept, Step):
+        raise WorkflowMisuse(f"accept must be a plain function of the event, not {describe_value(accept)}")
+    return accept  # type: ignore[no-any-return]
 
 
 def _receive_call(
@@ -102,6 +161,7 @@ def _receive_call(
     timeout: Any,
     max_messages: int,
     build_result: Callable[[list[Any], list[Message]], Any],
+    accept: Accept | None = None,
 ) -> CommandCall[Any]:
     if not kinds:
         raise InvalidArgument(f"{kind} must be given at least one event type or name")
@@ -122,7 +182,7 @@ def _receive_call(
                 segment=run.escape(name),
                 read=read,
                 fail=lambda entry: TimeoutError(f"no {name} arrived within {seconds} seconds"),
-                wants=ReceiveFilter(types, max_messages, kind == "receive_batch"),
+                wants=ReceiveFilter(types, max_messages, kind == "receive_batch", accept),
                 due_at=None if seconds is None else run.now() + seconds,
             )
         )

@@ -39,13 +39,42 @@ class ActiveSubscription(Struct, frozen=True):
     topics: tuple[str, ...]
 
 
+class MemoryInbox(dict[int, Message]):
+    """The unread messages of a run by number, in order. `events` counts events and assignments by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: dict[str, int] = {}
+
+    def __setitem__(self, number: int, message: Message) -> None:
+        if number not in self and message.kind in rules.EVENTS:
+            self.events[message.name] = self.events.get(message.name, 0) + 1
+        super().__setitem__(number, message)
+
+    def __delitem__(self, number: int) -> None:
+        message = self[number]
+        super().__delitem__(number)
+        if message.kind in rules.EVENTS:
+            self.events[message.name] -= 1
+            if not self.events[message.name]:
+                del self.events[message.name]
+
+    def restore(self, messages: Iterable[Message]) -> None:
+        """Make messages unread again, in their order."""
+        unread = dict(self) | {message.number: message for message in messages}
+        self.clear()
+        self.events.clear()
+        for number in sorted(unread):
+            self[number] = unread[number]
+
+
 class MemoryRun(Struct):
     """A run with its history, inbox, observers, subscriptions and outputs."""
 
     record: RunRecord
     position: int = 0
     rows: dict[int, HistoryRow] = field(default_factory=dict)  # by position, in order
-    inbox: dict[int, Message] = field(default_factory=dict)  # unread, by number
+    inbox: MemoryInbox = field(default_factory=MemoryInbox)
     numbers: dict[str, int] = field(default_factory=dict)  # of every message ever accepted, by its id
     has_messages: bool = False  # it has an owner, which has not seen some of its messages
     prune_at: float | None = None
@@ -87,7 +116,7 @@ class MemoryRun(Struct):
     @property
     def needs_finalization(self) -> bool:
         """True if the run has ended and has observers, children or unread events to process."""
-        return self.record.status.terminal and bool(self.observers or self.orphaned_children or self.unread_events())
+        return self.record.status.terminal and bool(self.observers or self.orphaned_children or self.inbox.events)
 
 
 class MemoryRuns:
@@ -161,7 +190,9 @@ class MemoryRuns:
 
     def consume(self, run: MemoryRun, number: int, now: float) -> Message | None:
         """Remove a message from the inbox and return it, or None. Its id is retained until it is pruned."""
-        message = run.inbox.pop(number, None)
+        message = run.inbox.get(number)
+        if message is not None:
+            del run.inbox[number]
         if message is not None and message.kind == "event":
             heapq.heappush(self._consumed, (now, run.record.id, message.id))
         return message

@@ -109,8 +109,8 @@ def _deliver(state: MemoryState, write: DeliverMessage) -> WriteResult:
         return MessageDelivered(run.numbers[message.id], fresh=False, owner=owner)
     if run.record.status.terminal:
         return AlreadyEnded(run.record.status)
-    if write.limit is not None and message.kind in rules.EVENTS and len(run.inbox) >= write.limit:
-        unread = len(run.unread_events())
+    if write.limit is not None and message.kind in rules.EVENTS:
+        unread = run.inbox.events.get(message.name, 0)
         if unread >= write.limit:
             return LimitReached(unread)
     return MessageDelivered(state.runs.deliver(run, message, write.now), fresh=True, owner=owner)
@@ -173,8 +173,7 @@ def _rewind(state: MemoryState, write: RewindRun) -> WriteResult:
     run.append(write.base, write.turn_id, write.entries)
     run.position += max(1, len(write.entries))
     run.numbers.update((message.id, message.number) for message in write.returned)
-    unread = run.inbox | {message.number: message for message in write.returned}
-    run.inbox = dict(sorted(unread.items()))
+    run.inbox.restore(write.returned)
     run.prune_at, run.orphaned_children = None, False
     state.topics.unsubscribe_all(run)
     for location in dropped:

@@ -293,7 +293,7 @@ def decode_history(pairs: Pairs) -> list[tuple[int, Entry]]:
 def encode_message(message: Message, topic_partition: int) -> bytes:
     """Encode a message. An assignment has the form that Lua gives it: the body of the event, the rest in the header."""
     if message.kind != "assignment":
-        return frame((message.kind, message.id), encode(message))
+        return frame((message.kind, message.id, message.name), encode(message))
     first = (message.kind, message.id, message.name, topic_partition, message.offset, 0)
     rest = (message.target or "", message.sender or "", encode_time(message.sent_at), encode_time(message.expires_at))
     return frame((*first, *rest, message.event_id or ""), encode(message.body))

@@ -74,8 +74,13 @@ UNREAD = """
     LIMIT 1"""
 UNREAD_WAKING_HELD = UNREAD.replace("LIMIT", "AND kind IN ('resume', 'cancel') LIMIT")
 UNREAD_EVENT = UNREAD.replace("LIMIT", "AND kind IN ('event', 'assignment') LIMIT")
-UNREAD_COUNT = """
-    SELECT count(*) FROM inbox WHERE run_pk = ? AND consumed_at IS NULL AND kind IN ('event', 'assignment')"""
+FIRST_UNREAD_OF_NAME = """
+    SELECT number FROM inbox
+    WHERE run_pk = ? AND name = ? AND consumed_at IS NULL AND kind IN ('event', 'assignment')
+    ORDER BY number LIMIT 1"""
+UNREAD_OF_NAME = """
+    SELECT count(*) FROM inbox
+    WHERE run_pk = ? AND name = ? AND consumed_at IS NULL AND kind IN ('event', 'assignment')"""
 WORKER_IS_LIVE = "SELECT 1 FROM workers WHERE id = ? AND fenced = 0"
 RUN = f"SELECT {sql_rows.RUN_COLUMNS} FROM runs WHERE id = ?"
 
@@ -472,7 +477,7 @@ class BatchWriter:
         if run.status.terminal:
             return AlreadyEnded(run.status)
         if write.limit is not None and run.last_message_no >= write.limit and message.kind in rules.EVENTS:
-            pending = self._connection.execute(UNREAD_COUNT, (run.pk,)).get
+            pending = self._unread_if_full(run, message.name, write.limit)
             if pending >= write.limit:
                 return LimitReached(pending)
         added, count = message_rows(run, message, write.now)
@@ -482,6 +487,17 @@ class BatchWriter:
         run.last_message_no, run.wake_at, run.has_messages = count[:3]  # the part may have more messages to this run
         self._unflushed_messages[run.pk, message.id] = run.last_message_no
         return MessageDelivered(run.last_message_no, fresh=True, owner=run.owner)
+
+    def _unread_if_full(self, run: CachedRunState, name: str, limit: int) -> int:
+        """Return the number of unread events of this name if it may have reached the limit, otherwise 0.
+
+        The numbers of these messages lie between that of the first and that of the run's last message. So most calls
+        read one row of the index.
+        """
+        first = self._connection.execute(FIRST_UNREAD_OF_NAME, (run.pk, name)).get
+        if first is None or run.last_message_no - first + 1 < limit:
+            return 0
+        return int(self._connection.execute(UNREAD_OF_NAME, (run.pk, name)).get)
 
     def _end(self, write: EndRun, run: CachedRunState) -> WriteResult:
         if run.position and self._turn_at(run, run.position) == write.turn_id:

@@ -229,9 +229,9 @@ class PublishCases(ContractCase):
 
     @case
     async def test_assignments_count_against_the_inbox_limit_but_are_never_refused(self, store: Store) -> None:
-        await store.commit([*waiting(), deliver("m1"), deliver("m2", kind="cancel")])
+        await store.commit([*waiting(), deliver("m1", name="t"), deliver("m2", kind="cancel")])
         assert await store.commit([publish(limit=1)]) == [EventPublished(1, 1)]
-        assert await store.commit([deliver("m3", limit=2)]) == [LimitReached(2)]
+        assert await store.commit([deliver("m3", name="t", limit=2)]) == [LimitReached(2)]
         (result,) = await store.commit([deliver("m4", kind="child", limit=2)])
         assert not isinstance(result, LimitReached)
 

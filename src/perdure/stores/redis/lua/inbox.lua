@@ -1,9 +1,10 @@
 -- Module `inbox`: the messages of runs, and the subscriptions of runs as far as the runs know them.
 --
--- Keys: inbox:<run> (hash: number -> framed message; header {kind, id} and, for an assignment, {kind, id, topic,
+-- Keys: inbox:<run> (hash: number -> framed message; header {kind, id, name} and, for an assignment, {kind, id, topic,
 -- partition of the topic, offset, serial, target, sender, sent_at, expires_at, event id}), message-numbers:<run> (hash:
 -- message id -> number), serials:<run> (hash: assignment id -> "serial:partition"), subscriptions:<run> (hash: target
--- -> topics grouped by partition), consumed (sorted set of consumed event ids by time), run:<id>.
+-- -> topics grouped by partition), unread:<run> (hash: event name -> number of unread events, of a run with many),
+-- consumed (sorted set of consumed event ids by time), run:<id>.
 
 inbox.COUNTED = {event = true, assignment = true} -- count against the mailbox limit; an ended run must finalize them
 inbox.WAKES_HELD = {resume = true, cancel = true}
@@ -12,6 +13,64 @@ inbox.WAKES_HELD = {resume = true, cancel = true}
 local function frame(header, blob)
   local packed = cmsgpack.pack(header)
   return struct.pack('>I4', #packed) .. packed .. blob
+end
+
+-- The limit of a mailbox counts unread events by name. While a run has fewer unread events than the limit, the number of
+-- all of them (`pending_events`) is enough. The first send to a run with more counts them by name. From then on the
+-- counters change with each event, and the field `counted_events` is their sum, until no event is unread. Workers of an
+-- earlier version do not change them: if the sum is not `pending_events`, the next send counts again.
+
+-- Return the name of a message of an earlier version, which has it only in the part that Python reads: a map whose
+-- field `name` precedes the body, which Lua cannot read.
+local function name_in_body(blob)
+  local offset, field, value = 1, nil, nil
+  while offset > 0 do
+    offset, field = cmsgpack.unpack_one(blob, offset)
+    offset, value = cmsgpack.unpack_one(blob, offset)
+    if field == 'name' then return value end
+  end
+end
+
+local function event_name(value)
+  local header = read_header(value)
+  if header[3] then return header[3] end
+  local length = struct.unpack('>I4', value)
+  local readable, name = pcall(name_in_body, string.sub(value, 5 + length))
+  return readable and name or ''
+end
+
+local function count_by_name(row)
+  local counters, found = key('unread', row.id), {}
+  for _, number in ipairs(call('HKEYS', key('inbox', row.id))) do
+    local value = call('HGET', key('inbox', row.id), number)
+    if inbox.COUNTED[read_header(value)[1]] then
+      local name = event_name(value)
+      found[name] = (found[name] or 0) + 1
+    end
+  end
+  call('DEL', counters)
+  for name, count in pairs(found) do call('HSET', counters, name, count) end
+  run_rows.write_unindexed(row, {counted_events = row.pending_events})
+end
+
+-- Return the number of unread events with the name of this message if it has reached the limit, otherwise nil.
+function inbox.unread_if_full(row, value, limit)
+  if tonumber(row.pending_events) < limit then return nil end
+  if row.counted_events ~= row.pending_events then count_by_name(row) end
+  local unread = tonumber(call('HGET', key('unread', row.id), event_name(value)) or '0')
+  return unread >= limit and unread or nil
+end
+
+-- Return the fields of the row after one event more or less in the inbox (`change` is 1 or -1).
+local function count_event(row, value, change)
+  local pending = tonumber(row.pending_events) + change
+  if row.counted_events == '' then return {pending_events = pending} end
+  if pending == 0 then
+    call('DEL', key('unread', row.id))
+    return {pending_events = pending, counted_events = ''}
+  end
+  call('HINCRBY', key('unread', row.id), event_name(value), change)
+  return {pending_events = pending, counted_events = tonumber(row.counted_events) + change}
 end
 
 -- A held run stays suspended. A run that has not started its generation waits for its start time.
@@ -24,8 +83,8 @@ function inbox.add(row, message_id, kind, value, now)
   local number = tonumber(row.last_message_no) + 1
   call('HSET', key('inbox', row.id), number, value)
   call('HSET', key('message-numbers', row.id), message_id, number)
-  local fields = {last_message_no = number}
-  if inbox.COUNTED[kind] then fields.pending_events = tonumber(row.pending_events) + 1 end
+  local fields = inbox.COUNTED[kind] and count_event(row, value, 1) or {}
+  fields.last_message_no = number
   if makes_due(row, kind) then
     local sooner = row.wake_at == '' or tonumber(row.wake_at) > tonumber(now)
     local has_new_messages = row.owner ~= '' and '1' or '0'
@@ -47,10 +106,7 @@ local function remove(row, number, now, verb)
   local kind, message_id, topic, partition, offset, serial = unpack(read_header(value))
   if verb == 'released' and kind ~= 'assignment' then return false end
   call('HDEL', name, number)
-  if inbox.COUNTED[kind] then
-    row.pending_events = tostring(tonumber(row.pending_events) - 1)
-    call('HSET', RUN .. row.id, 'pending_events', row.pending_events)
-  end
+  if inbox.COUNTED[kind] then run_rows.write_unindexed(row, count_event(row, value, -1)) end
   if verb == 'released' then
     call('HDEL', key('message-numbers', row.id), message_id)
   elseif kind == 'event' then
@@ -144,8 +200,7 @@ function inbox.restore_messages(row, messages, now)
     call('ZREM', key('consumed'), cmsgpack.pack({row.id, message_id}))
     call('HSET', key('message-numbers', row.id), message_id, number)
     if call('HSET', key('inbox', row.id), number, value) == 1 and inbox.COUNTED[kind] then
-      row.pending_events = tostring(tonumber(row.pending_events) + 1)
-      call('HSET', RUN .. row.id, 'pending_events', row.pending_events)
+      run_rows.write_unindexed(row, count_event(row, value, 1))
     end
   end
 end
@@ -158,5 +213,7 @@ function inbox.delete(id)
     local topic, offset = string.match(found[i], '^topic/(.*)/(%d+)$')
     outbox.add(tonumber(string.match(found[i + 1], ':(%d+)$')), {'run_deleted', topic, tonumber(offset), id})
   end
-  call('DEL', key('serials', id), key('inbox', id), key('message-numbers', id), key('subscriptions', id))
+  call(
+    'DEL', key('serials', id), key('inbox', id), key('message-numbers', id), key('subscriptions', id), key('unread', id)
+  )
 end

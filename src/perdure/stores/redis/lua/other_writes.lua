@@ -11,8 +11,8 @@ function other_writes.deliver(write)
   local number = call('HGET', key('message-numbers', id), message_id)
   if number then return {'delivered', tonumber(number), 0, row.owner} end
   if TERMINAL[row.status] then return {'ended', row.status} end
-  local pending_events = tonumber(row.pending_events)
-  if limit >= 0 and inbox.COUNTED[kind] and pending_events >= limit then return {'full', pending_events} end
+  local unread = limit >= 0 and inbox.COUNTED[kind] and inbox.unread_if_full(row, value, limit)
+  if unread then return {'full', unread} end
   return {'delivered', inbox.add(row, message_id, kind, value, now), 1, row.owner}
 end
 

@@ -17,13 +17,14 @@ local function blank(id)
     skipped = '0', wake_at = '', pool = 'default', workflow = '', version = '', shard = '', held_kind = '', parent = '',
     attached = '0', created_at = '', first_executed_at = '', generation = '0', recoveries = '0', drift = EMPTY,
     last_observer_no = '0', ended_at = '', prune_at = '', unfinalized = '0', orphaned_children = '0',
+    counted_events = '',
   }
 end
 
 local FIELDS = {
   'status', 'owner', 'has_new_messages', 'last_message_no', 'pending_events', 'skipped', 'wake_at', 'pool', 'workflow',
   'version', 'shard', 'held_kind', 'parent', 'attached', 'created_at', 'first_executed_at', 'generation', 'recoveries',
-  'drift', 'last_observer_no',
+  'drift', 'last_observer_no', 'counted_events',
 }
 local END_FIELDS = {'ended_at', 'prune_at', 'unfinalized', 'orphaned_children'} -- only an ended run has them
 
