@@ -79,7 +79,7 @@ def error_shape(error: ErrorRecord | None) -> Shape | None:
     return None if error is None else _shape(error, ERROR, cause=error_shape(error.cause))
 
 
-def dead_letter_shape(dead_letter: DeadLetterView) -> Shape:
+def dead_letter_shape(dead_letter: DeadLetterView[Any]) -> Shape:
     return _shape(dead_letter, DEAD_LETTER)
 
 

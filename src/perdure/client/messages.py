@@ -28,14 +28,16 @@ class MessageClient:
         await self._send(run_id, event, payload, event_id, wants_reply=False)
 
     async def request(
-        self, run_id: str, event: Any, timeout: float | timedelta | None, payload: Any, event_id: str | None
+        self, run_id: str, event: Any, timeout: float | timedelta | None, payload: Any, event_id: str | None, type: Any
     ) -> Any:
         seconds = None if timeout is None else check_seconds("timeout", timeout)
         run_id = check_name("a run's id", run_id)
         with self._session.follow(run_id) as follower:
             follower.follow_if_remote()  # before the request: the run may reply at once
             sent_id = await self._send(run_id, event, payload, event_id, wants_reply=True)
-            return await self._wait_for_reply(run_id, sent_id, seconds, follower)
+            reply = await self._wait_for_reply(run_id, sent_id, seconds, follower)
+            what = f"the reply of run {run_id!r}"
+            return self._session.codec.decode(reply, Any if type is None else type, what=what)
 
     async def broadcast(self, event: Any, event_id: str | None) -> int:
         if isinstance(event, str):
@@ -64,8 +66,8 @@ class MessageClient:
             session.local_worker.runs_may_be_due()
         return woken
 
-    async def _wait_for_reply(self, run_id: str, event_id: str, timeout: float | None, follower: RunFollower) -> Any:
-        """Return the value that the run publishes under the request's own key."""
+    async def _wait_for_reply(self, run_id: str, event_id: str, timeout: float | None, follower: RunFollower) -> bytes:
+        """Return the encoded value that the run publishes under the request's own key."""
         session, key = self._session, REPLY + event_id
         clock, waiters = session.clock, session.waiters
         requested_at = clock.now()
@@ -79,7 +81,7 @@ class MessageClient:
                 values = await session.read(lambda: session.store.published(run_id))
                 for value in values:
                     if value.key == key:
-                        return session.codec.decode(value.value, what=f"the reply of run {run_id!r}")
+                        return value.value
                 if record.status.terminal:
                     raise RunTerminated(run_id, record.status)
                 if deadline is not None and clock.now() >= deadline:
