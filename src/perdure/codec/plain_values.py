@@ -93,7 +93,7 @@ def check_exact(value: Any, annotation: Any, path: str) -> None:
 
 def check_same(value: Any, decoded: Any, path: str) -> None:
     """Raise `Mismatch` if a value is decoded with another class or content. Plain data is accepted: `Any` yields it."""
-    if (names := _field_names(type(value))) is not None:
+    if (names := field_names(type(value))) is not None:
         if isinstance(decoded, dict) or type(decoded) in (list, tuple):
             return
         if not isinstance(decoded, type(value)):  # A validator of pydantic may return a more specific class.
@@ -124,7 +124,8 @@ def _to_utc(value: Any) -> Any:
     return value.astimezone(UTC) if isinstance(value, datetime) and value.tzinfo else value
 
 
-def _field_names(kind: type) -> tuple[str, ...] | None:
+def field_names(kind: type) -> tuple[str, ...] | None:
+    """Return the names of the fields of a dataclass, Struct or model; None for other classes."""
     if hasattr(kind, "__struct_fields__"):
         return typing.cast("tuple[str, ...]", kind.__struct_fields__)
     if dataclasses.is_dataclass(kind):
@@ -143,7 +144,7 @@ def children_of(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple | set | frozenset):
         yield from ((f"[{index}]", item) for index, item in enumerate(value))
     elif not isinstance(value, type):
-        yield from ((f".{name}", getattr(value, name, None)) for name in _field_names(type(value)) or ())
+        yield from ((f".{name}", getattr(value, name, None)) for name in field_names(type(value)) or ())
 
 
 def explain(error: Exception) -> tuple[str, str]:
