@@ -304,6 +304,6 @@ def _check_annotated(attempt: Attempt, value: Any) -> None:
     function = getattr(body.fn, "__name__", None) or type(body.fn).__name__
     declaration = f"{'async def' if body.is_async else 'def'} {function}(...) -> {advise_annotation(value)}"
     raise InvalidPayload(
-        f"result of step {attempt.location}: {function} {body.missing_type}, so a replay would see a dict; "
+        f"result of step {attempt.location}: {function} {body.missing_type}, so the workflow would get a dict; "
         f"write `{declaration.replace('<lambda>', attempt.name)}`, or `-> Any` for plain data"
     )
