@@ -5,12 +5,13 @@ The workflows of the client's engine come before those that the process has impo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from perdure.codec import Codec
 from perdure.errors import InvalidPayload, WorkflowMisuse
-from perdure.model.records import Entry, RunRecord
+from perdure.model.records import Entry, Message, RunRecord
 from perdure.workflows.definition import REGISTRY, Workflow
 from perdure.workflows.events import event_class
 from perdure.workflows.messages import received_messages
@@ -58,20 +59,27 @@ class KnownTypes:
             definition = self.find(record.workflow, record.version)
         return Any if definition is None else definition.returns
 
-    def decode_entry(self, entry: Entry, record: RunRecord, codec: Codec) -> Any:
-        """Return the value of an entry, typed if the definition that recorded it is known and the value matches."""
-        if entry.value is None:
-            return None
-        try:
-            if entry.kind == "receive_batch":
-                return [self._decode_event(each.name, each.body, codec) for each in received_messages(entry)]
-            return codec.decode(entry.value, self._entry_type(entry, record))
-        except InvalidPayload:  # Other code has recorded it.
-            return codec.decode(entry.value)
+    def entry_decoder(self, record: RunRecord, codec: Codec) -> Callable[[Entry], Any]:
+        """Return a function that decodes the values of a run's entries.
 
-    def _entry_type(self, entry: Entry, record: RunRecord) -> Any:
-        if entry.kind == "step":
-            return self._step_type(entry.name, record)
+        A value is typed if the definition that recorded it is known and the value matches.
+        """
+        step_type = functools.cache(lambda name: self._step_type(name, record))
+
+        def decode(entry: Entry) -> Any:
+            if entry.value is None:
+                return None
+            try:
+                if entry.kind == "receive_batch":
+                    return [_decode_event(each, codec) for each in received_messages(entry)]
+                kind = step_type(entry.name) if entry.kind == "step" else self._entry_type(entry)
+                return codec.decode(entry.value, kind)
+            except InvalidPayload:  # Other code has recorded it.
+                return codec.decode(entry.value)
+
+        return decode
+
+    def _entry_type(self, entry: Entry) -> Any:
         if entry.kind in CHILD_KINDS:
             child = self._only_version(entry.name.removesuffix(f":{entry.kind}"))
             return Any if child is None else child.returns
@@ -92,5 +100,6 @@ class KnownTypes:
         found = [step for defined_in, step in steps if defined_in == module] or [step for _, step in steps]
         return found[0].body.returns if len(found) == 1 else Any
 
-    def _decode_event(self, name: str, body: bytes | None, codec: Codec) -> Any:
-        return codec.decode(body or b"null", event_class(name) or Any)
+
+def _decode_event(message: Message, codec: Codec) -> Any:
+    return codec.decode(message.body or b"null", event_class(message.name) or Any)

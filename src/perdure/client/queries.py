@@ -143,7 +143,7 @@ class QueryClient:
         session = self._session
         record = await session.get_run(run_id)
         rows = await session.read(lambda: session.store.history(record.id))
-        return build_history(rows, lambda entry: session.known_types.decode_entry(entry, record, session.codec))
+        return build_history(rows, session.known_types.entry_decoder(record, session.codec))
 
     async def export_history(self, run_id: str) -> dict[str, Any]:
         return export_snapshot(await self._session.load_snapshot(run_id))
@@ -158,9 +158,10 @@ class QueryClient:
                 try:
                     follower.follow_if_remote()
                     record = await session.get_run(run_id)
+                    decode = session.known_types.entry_decoder(record, session.codec)
                     for row in await session.read(partial(session.store.history, run_id, position)):
                         position = max(position, row.position)
-                        yield entry_view(row.entry, session.known_types.decode_entry(row.entry, record, session.codec))
+                        yield entry_view(row.entry, decode(row.entry))
                         since = clock.now()
                     if record.status.terminal:
                         return
