@@ -42,6 +42,7 @@ class Engine(Client):
         self._session.wait_for_store = _wait_for_store
         self._pool = check_name("a pool", pool)
         self._catalog = Catalog(workflows)
+        self._session.known_types.use(self._catalog.own, own_only=not self._catalog.is_open)
         self._concurrency = None if concurrency is None else check_count("concurrency", concurrency)
         self._runtime: WorkerRuntime | None = None
 

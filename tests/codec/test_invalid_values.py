@@ -139,7 +139,7 @@ def test_error_names_unsupported_object_with_its_path(codec):
         list[Foreign],
         Foreign | int,
         dict[str, Foreign | None],
-        complex,
+        typing.Iterator[int],
         type(threading.Lock()),
         typing.Callable[[], int],
         WithInit,

@@ -26,7 +26,7 @@ from perdure.runner.runner import Runner, RunStart
 from perdure.stores.results import Snapshot
 from perdure.workflows.context import Context, RunInfo
 from perdure.workflows.definition import Workflow, WorkflowOptions
-from perdure.workflows.events import POLICIES
+from perdure.workflows.events import POLICIES, parse_policy
 
 MAX_COUNT = 2**30  # of generations and attempts; a store adds to them
 MAX_SEQUENCE = 2**50  # of numbers that order entries
@@ -133,7 +133,7 @@ def _check_inbox(inbox: Iterable[Message], codec: Codec) -> None:
         _check_text("the id of a message", message.id)
         if ids[message.id] > 1:
             raise InvalidArgument(f"the export has {what} more than once; the id of a message must be unique")
-        if message.kind not in MESSAGE_KINDS or message.policy not in POLICIES:
+        if message.kind not in MESSAGE_KINDS or parse_policy(message.name, message.policy) is None:
             raise InvalidArgument(
                 f"{what} has kind {message.kind!r} and policy {message.policy!r}; the kind must be one of "
                 f"{', '.join(MESSAGE_KINDS)}, the policy one of {', '.join(POLICIES)}"

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -75,7 +76,7 @@ async def workers_of(client: Client) -> list[WorkerView]:
     return sorted(views, key=lambda view: (not view.alive, view.pool, view.started_at))
 
 
-async def find_dead_letter(client: Client, dead_letter_id: str) -> DeadLetterView | None:
+async def find_dead_letter(client: Client, dead_letter_id: str) -> DeadLetterView[Any] | None:
     """Return one dead letter; None if it does not exist."""
     session, checked_id = client._session, check_text("a dead letter's id", dead_letter_id)
     dead_letter = await session.read(partial(session.store.dead_letter, checked_id))

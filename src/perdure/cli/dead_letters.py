@@ -82,11 +82,19 @@ def replay_dead_letter(
         str | None,
         typer.Option("--to", metavar="RUN", help="Send it to this run. Default: its topic.", show_default=False),
     ] = None,
+    app: options.App = None,
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
-    """Send an undelivered event again and remove its dead letter."""
+    """Send an undelivered event again and remove its dead letter.
+
+    With --app the options of the @event class of that name apply.
+    """
     with error_reporting(json):
+        from perdure.cli.target import code_is_named, load, parse_target
+
+        if code_is_named(app):
+            load(parse_target(app))
         if not with_client(existing_store(store_url(store)), lambda client: client.replay_dead_letter(id, to)):
             raise _not_found(id)
         if json:
@@ -144,7 +152,7 @@ async def _remove(client: Client, ids: list[str], more: Progress) -> list[str]:
     return removed
 
 
-async def _first(client: Client, ids: list[str]) -> list[DeadLetterView]:
+async def _first(client: Client, ids: list[str]) -> list[DeadLetterView[Any]]:
     """Return the dead letters that are shown before the confirmation; unknown ids are left out."""
     from perdure.admin.store_views import find_dead_letter
 
@@ -152,7 +160,7 @@ async def _first(client: Client, ids: list[str]) -> list[DeadLetterView]:
     return [letter for letter in found if letter is not None]
 
 
-async def _find(client: Client, dead_letter_id: str) -> DeadLetterView:
+async def _find(client: Client, dead_letter_id: str) -> DeadLetterView[Any]:
     from perdure.admin.store_views import find_dead_letter
 
     letter = await find_dead_letter(client, dead_letter_id)
@@ -165,7 +173,7 @@ def _not_found(dead_letter_id: str) -> CommandError:
     return CommandError(f"there is no dead letter {dead_letter_id!r}", "perdure dead-letters ls", code=NOT_FOUND)
 
 
-def _print_dead_letters(letters: list[DeadLetterView], emit: Callable[[Any], None] = print_out) -> None:
+def _print_dead_letters(letters: list[DeadLetterView[Any]], emit: Callable[[Any], None] = print_out) -> None:
     if not letters:
         emit("No dead letters found.")
         return

@@ -85,7 +85,7 @@ def rejected_shape(rejected: RejectedRequest) -> Shape:
     return _shape(rejected, REJECTED_REQUEST)
 
 
-def dead_letter_shape(dead_letter: DeadLetterView) -> Shape:
+def dead_letter_shape(dead_letter: DeadLetterView[Any]) -> Shape:
     return _shape(dead_letter, DEAD_LETTER)
 
 

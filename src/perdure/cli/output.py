@@ -46,7 +46,7 @@ def print_json(shape: Any, *, indent: bool = True) -> None:
     """Print one value as JSON, indented or on one line."""
     import msgspec
 
-    data = msgspec.json.encode(shape)
+    data = msgspec.json.encode(shape, enc_hook=_to_json_value)
     text = (msgspec.json.format(data, indent=2) if indent else data).decode()
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
@@ -207,5 +207,15 @@ def short(value: Any, max_length: int = 60) -> str:
     """Return a payload as JSON on one line, cut to `max_length`."""
     import msgspec
 
-    text = msgspec.json.encode(value).decode()
+    text = msgspec.json.encode(value, enc_hook=_to_json_value).decode()
     return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
+
+
+def _to_json_value(value: Any) -> Any:
+    """Return a typed value of loaded code as JSON: a model as its dump, another object as text."""
+    from perdure.codec.plain_values import to_plain
+
+    try:
+        return to_plain(value)
+    except NotImplementedError:
+        return str(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 
 from perdure.client.control import ControlClient
 from perdure.client.dead_letters import DeadLetterClient
@@ -19,7 +19,7 @@ from perdure.client.queries import QueryClient
 from perdure.client.session import ClientSession
 from perdure.client.starts import StartClient
 from perdure.client.streams import StreamClient
-from perdure.client.views import DeadLetterView, HistoryEntry, RunDescription, RunList, Suspended
+from perdure.client.views import DeadLetterView, HistoryEntry, RunDescription, RunList, StreamItemView, Suspended
 from perdure.clock import SYSTEM_CLOCK, Clock
 from perdure.config import EngineConfig
 from perdure.model.queries import RunQuery
@@ -36,8 +36,10 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
+T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 Body = Coroutine[Any, Any, R]
+Timeout = float | timedelta | None
 
 
 class StartKeywords(TypedDict, total=False):
@@ -153,28 +155,65 @@ class Client:
         """Return the status of a run; None if there is no such run."""
         return await self._queries.status(run_id)
 
-    async def poll(self, run_id: str) -> Complete[Any] | Suspended | None:
-        """Return the latest outcome of a run without waiting; None if the run executes or does not exist."""
-        return await self._queries.poll(run_id)
+    @overload
+    async def poll(self, run_id: str, type: None = None) -> Complete[Any] | Suspended | None: ...
+    @overload
+    async def poll(self, run_id: str, type: type[T]) -> Complete[T] | Suspended | None: ...
+    @overload
+    async def poll(self, run_id: str, type: Any) -> Complete[Any] | Suspended | None: ...
+    async def poll(self, run_id: str, type: Any = None) -> Complete[Any] | Suspended | None:
+        """Return the latest outcome of a run without waiting; None if the run executes or does not exist.
 
-    async def result(self, run_id: str, timeout: float | timedelta | None = None, raise_if_held: bool = False) -> Any:
+        A value is typed as by `result`.
+        """
+        return await self._queries.poll(run_id, type)
+
+    @overload
+    async def result(
+        self, run_id: str, timeout: Timeout = None, raise_if_held: bool = False, type: None = None
+    ) -> Any: ...
+    @overload
+    async def result(
+        self, run_id: str, timeout: Timeout = None, raise_if_held: bool = False, *, type: type[T]
+    ) -> T: ...
+    @overload
+    async def result(self, run_id: str, timeout: Timeout = None, raise_if_held: bool = False, *, type: Any) -> Any: ...
+    async def result(self, run_id: str, timeout: Timeout = None, raise_if_held: bool = False, type: Any = None) -> Any:
         """Wait for the end of a run and return its value.
+
+        The value has the given type, else the type that the workflow declares, if this process has imported it (the
+        engine's own workflows first), else it is plain data. Raises `InvalidPayload` if the value does not match.
 
         Raises `RunFailed`, `RunCancelled` or `RunNotFound`, and `TimeoutError` after `timeout`. A held run is waited
         for; with `raise_if_held` the call raises `RunHeld` with the reason.
         """
-        return await self._queries.result(run_id, timeout, raise_if_held=raise_if_held)
+        return await self._queries.result(run_id, timeout, raise_if_held=raise_if_held, type=type)
 
     async def describe(self, run_id: str) -> RunDescription:
         """Return everything about a run but its history, with the reasons why it waits. Raises `RunNotFound`."""
         return await self._queries.describe(run_id)
 
-    async def published(self, run_id: str) -> dict[str, Any]:
-        """Return the latest value that a run published under each key. Raises `RunNotFound`."""
-        return await self._queries.published(run_id)
+    @overload
+    async def published(self, run_id: str, key: None = None, type: None = None) -> dict[str, Any]: ...
+    @overload
+    async def published(self, run_id: str, key: None = None, *, type: type[T]) -> dict[str, T]: ...
+    @overload
+    async def published(self, run_id: str, key: str, type: type[T]) -> T | None: ...
+    @overload
+    async def published(self, run_id: str, key: str | None = None, type: Any = None) -> Any: ...
+    async def published(self, run_id: str, key: str | None = None, type: Any = None) -> Any:
+        """Return the latest value that a run published under a key, or a dict of all keys.
+
+        The value of a key that the run has not published is None. Values have the given type; without one they are
+        plain data. Raises `RunNotFound`, and `InvalidPayload` if a value does not match the type.
+        """
+        return await self._queries.published(run_id, key, type)
 
     async def history(self, run_id: str) -> list[HistoryEntry]:
-        """Return the entries of a run in the order of the calls that made them. Raises `RunNotFound`."""
+        """Return the entries of a run in the order of the calls that made them. Raises `RunNotFound`.
+
+        Results of steps and children and received events are typed if this process has imported their definitions.
+        """
         return await self._queries.history(run_id)
 
     async def export_history(self, run_id: str) -> dict[str, Any]:
@@ -189,13 +228,38 @@ class Client:
         """Return a page of runs, newest first, by status, workflow, tag, parent, time, id prefix or hold."""
         return await self._queries.runs(query)
 
-    def read_stream(self, run_id: str, name: str, start: int = 0, *, details: bool = False) -> AsyncIterator[Any]:
+    @overload
+    def read_stream(
+        self, run_id: str, name: str, start: int = 0, type: None = None, *, details: Literal[False] = False
+    ) -> AsyncIterator[Any]: ...
+    @overload
+    def read_stream(
+        self, run_id: str, name: str, start: int = 0, *, type: type[T], details: Literal[False] = False
+    ) -> AsyncIterator[T]: ...
+    @overload
+    def read_stream(
+        self, run_id: str, name: str, start: int = 0, *, type: type[T], details: Literal[True]
+    ) -> AsyncIterator[StreamItemView[T]]: ...
+    @overload
+    def read_stream(
+        self, run_id: str, name: str, start: int = 0, type: Any = None, *, details: Literal[True]
+    ) -> AsyncIterator[StreamItemView[Any]]: ...
+    @overload
+    def read_stream(
+        self, run_id: str, name: str, start: int = 0, type: Any = None, *, details: bool = False
+    ) -> AsyncIterator[Any]: ...
+    def read_stream(
+        self, run_id: str, name: str, start: int = 0, type: Any = None, *, details: bool = False
+    ) -> AsyncIterator[Any]:
         """Yield the values of a stream from this offset on; end when the run has ended and all values are read.
+
+        Values have the given type; without one they are plain data. Raises `InvalidPayload` at a value that does not
+        match the type.
 
         With `details`, yield a `StreamItemView`: value, offset, time, location, attempt, and whether another attempt
         superseded the one that wrote it. Raises `RunNotFound`.
         """
-        return self._streams.read_stream(run_id, name, start, details=details)
+        return self._streams.read_stream(run_id, name, start, type, details=details)
 
     # --- control
 
@@ -246,22 +310,47 @@ class Client:
         """
         await self._messages.send(run_id, event, payload, event_id)
 
+    @overload
     async def request(
         self,
         run_id: str,
         event: Any,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout = None,
         *,
         payload: Any = None,
         event_id: str | None = None,
+        type: type[T],
+    ) -> T: ...
+    @overload
+    async def request(
+        self,
+        run_id: str,
+        event: Any,
+        timeout: Timeout = None,
+        *,
+        payload: Any = None,
+        event_id: str | None = None,
+        type: Any = None,
+    ) -> Any: ...
+    async def request(
+        self,
+        run_id: str,
+        event: Any,
+        timeout: Timeout = None,
+        *,
+        payload: Any = None,
+        event_id: str | None = None,
+        type: Any = None,
     ) -> Any:
         """Send an event to a run, wait for the run's reply and return it.
+
+        The reply has the given type; without one it is plain data. Raises `InvalidPayload` if it does not match.
 
         Repeating the call with the same `event_id`, for example after a restart, returns the reply to the first call.
         Raises what `send` raises, `RunTerminated` also if the run ends without a reply, `RequestRejected` if the run
         rejects the request, and `TimeoutError`.
         """
-        return await self._messages.request(run_id, event, timeout, payload, event_id)
+        return await self._messages.request(run_id, event, timeout, payload, event_id, type)
 
     async def broadcast(self, event: Any, *, event_id: str | None = None) -> int:
         """Publish an event to the topic of its name, once per `event_id`. Return the number of runs it woke."""
@@ -295,10 +384,22 @@ class Client:
 
     # --- dead letters
 
+    @overload
+    async def dead_letters(
+        self, event: type[T], *, kind: str | None = None, limit: int = 100, after: str | None = None
+    ) -> list[DeadLetterView[T]]: ...
+    @overload
+    async def dead_letters(
+        self, event: str | None = None, *, kind: str | None = None, limit: int = 100, after: str | None = None
+    ) -> list[DeadLetterView[Any]]: ...
     async def dead_letters(
         self, event: Any = None, *, kind: str | None = None, limit: int = 100, after: str | None = None
-    ) -> list[DeadLetterView]:
-        """Return a page of dead letters, oldest first, of one event (class or name) or one kind."""
+    ) -> list[DeadLetterView[Any]]:
+        """Return a page of dead letters, oldest first, of one event (class or name) or one kind.
+
+        With an event class, values are its instances; otherwise they are plain data. Raises `InvalidPayload` if a value
+        does not match the class.
+        """
         return await self._dead_letters.dead_letters(event, kind, limit, after)
 
     async def replay_dead_letter(self, dead_letter_id: str, to: str | None = None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from perdure.client.session import ClientSession
@@ -14,7 +15,7 @@ from perdure.model.records import DeadLetter
 from perdure.model.validation import check_count, check_name, check_text
 from perdure.stores.results import DeadLetterMissing
 from perdure.stores.writes import DeliverMessage, PublishEvent, ReplayDeadLetter
-from perdure.workflows.events import EventOptions, build_message, build_topic_event, event_name
+from perdure.workflows.events import EventOptions, build_message, build_topic_event, event_name, options_of_name
 
 
 class DeadLetterClient:
@@ -23,14 +24,17 @@ class DeadLetterClient:
     def __init__(self, session: ClientSession) -> None:
         self._session = session
 
-    async def dead_letters(self, event: Any, kind: str | None, limit: int, after: str | None) -> list[DeadLetterView]:
+    async def dead_letters(
+        self, event: Any, kind: str | None, limit: int, after: str | None
+    ) -> list[DeadLetterView[Any]]:
         session = self._session
         name = None if event is None else event_name(event)
         kind = None if kind is None else check_name("a dead letter's kind", kind)
         after = None if after is None else check_text("after", after)
         check_count("limit", limit, maximum=MAX_LIMIT)
         page = await session.read(lambda: session.store.dead_letters(limit, after, kind=kind, event=name))
-        return [dead_letter_view(dead_letter, session.codec) for dead_letter in page]
+        kind_of_value = event if isinstance(event, type) else Any
+        return [dead_letter_view(dead_letter, session.codec, kind_of_value) for dead_letter in page]
 
     async def replay(self, dead_letter_id: str, to: str | None) -> bool:
         session, dead_letter_id = self._session, check_text("a dead letter's id", dead_letter_id)
@@ -65,7 +69,7 @@ class DeadLetterClient:
                 "then remove it"
             )
         now, config = self._session.clock.now(), self._session.config
-        options = EventOptions(dead_letter.event_name, on_target_terminated="dead_letter")
+        options = _replay_options(dead_letter.event_name)
         id, event_id = f"letter/{new_token()}", dead_letter.event_id or dead_letter.id
         if to is None:
             event = build_topic_event(options, dead_letter.value, event_id=event_id, id=id, sent_at=now)
@@ -78,3 +82,10 @@ class DeadLetterClient:
             self._session.local_worker.run_has_messages(send.run_id)
         else:
             self._session.local_worker.runs_may_be_due()
+
+
+def _replay_options(name: str) -> EventOptions:
+    """Return the options of an event class of this name. An event that is not read again is not discarded."""
+    options = options_of_name(name) or EventOptions(name)
+    kept = options.on_target_terminated != "discard"
+    return options if kept else replace(options, on_target_terminated="dead_letter")

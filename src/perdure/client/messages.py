@@ -15,7 +15,7 @@ from perdure.model.ids import new_token
 from perdure.model.records import RunRecord
 from perdure.model.validation import check_name, check_seconds
 from perdure.workflows.events import build_message, build_topic_event, encode_event
-from perdure.workflows.replies import find_response
+from perdure.workflows.replies import find_reply
 
 
 class MessageClient:
@@ -28,14 +28,16 @@ class MessageClient:
         await self._send(run_id, event, payload, event_id, wants_reply=False)
 
     async def request(
-        self, run_id: str, event: Any, timeout: float | timedelta | None, payload: Any, event_id: str | None
+        self, run_id: str, event: Any, timeout: float | timedelta | None, payload: Any, event_id: str | None, type: Any
     ) -> Any:
         seconds = None if timeout is None else check_seconds("timeout", timeout)
         run_id = check_name("a run's id", run_id)
         with self._session.follow(run_id) as follower:
             follower.follow_if_remote()  # before the request: the run may reply at once
             sent_id = await self._send(run_id, event, payload, event_id, wants_reply=True)
-            return await self._wait_for_reply(run_id, sent_id, seconds, follower)
+            reply = await self._wait_for_reply(run_id, sent_id, seconds, follower)
+            what = f"the reply of run {run_id!r}"
+            return self._session.codec.decode(reply, Any if type is None else type, what=what)
 
     async def broadcast(self, event: Any, event_id: str | None) -> int:
         if isinstance(event, str):
@@ -65,8 +67,8 @@ class MessageClient:
             session.local_worker.runs_may_be_due()
         return woken
 
-    async def _wait_for_reply(self, run_id: str, event_id: str, timeout: float | None, follower: RunFollower) -> Any:
-        """Return the reply that the run publishes for the request. Raises `RequestRejected` if it rejects it."""
+    async def _wait_for_reply(self, run_id: str, event_id: str, timeout: float | None, follower: RunFollower) -> bytes:
+        """Return the encoded reply that the run publishes. Raises `RequestRejected` if it rejects the request."""
         session = self._session
         clock, waiters = session.clock, session.waiters
         requested_at = clock.now()
@@ -78,8 +80,8 @@ class MessageClient:
                 # Read the record first: a run that replies and ends in one commit must not look as if it never replied.
                 record = await session.get_run(run_id)
                 values = await session.read(lambda: session.store.published(run_id))
-                if (response := find_response(run_id, event_id, values, session.codec)) is not None:
-                    return response[0]
+                if (reply := find_reply(run_id, event_id, values, session.codec)) is not None:
+                    return reply
                 if record.status.terminal:
                     raise RunTerminated(run_id, record.status)
                 if deadline is not None and clock.now() >= deadline:

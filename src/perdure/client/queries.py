@@ -29,8 +29,7 @@ from perdure.model.queries import RunQuery
 from perdure.model.records import Hold, RunRecord, RunStatus
 from perdure.model.validation import check_name, check_seconds, describe_value
 from perdure.stores.results import UnreadableRun
-from perdure.workflows.definition import REGISTRY, Workflow
-from perdure.workflows.steps import Raises
+from perdure.workflows.definition import Workflow
 from perdure.workflows.types import Complete, error_view
 
 
@@ -44,14 +43,15 @@ class QueryClient:
         record = await self._session.find_run(run_id)
         return None if record is None else record.status
 
-    async def poll(self, run_id: str) -> Complete[Any] | Suspended | None:
+    async def poll(self, run_id: str, type: Any) -> Complete[Any] | Suspended | None:
         record = await self._session.find_run(run_id)
         if record is None:
             return None
         if record.status.terminal:
-            value = None if record.result is None else self._decode_result(record, None)
+            value = None if record.result is None else self._decode_result(record, None, type)
             error = None if record.status is RunStatus.CANCELLED else record.error
-            return Complete(record.status, value, error_view(error, self._session.codec, self._raises(record, None)))
+            raises = self._session.known_types.raised_types(record)
+            return Complete(record.status, value, error_view(error, self._session.codec, raises))
         if record.status is RunStatus.SUSPENDED:
             return Suspended(waiting_reasons(record, await self._has_live_worker(record)))
         return None
@@ -63,11 +63,12 @@ class QueryClient:
         definition: Workflow[Any, Any] | None = None,
         *,
         raise_if_held: bool = False,
+        type: Any = None,
     ) -> Any:
-        """Wait for the end of a run and return its value, decoded as `definition` declares it."""
+        """Wait for the end of a run and return its value, decoded as `type`, else as `definition` declares it."""
         seconds = None if timeout is None else check_seconds("timeout", timeout)
         record = await self.wait_for_end(check_name("a run's id", run_id), seconds, raise_if_held=raise_if_held)
-        return self.value_or_error(record, definition)
+        return self.value_or_error(record, definition, type)
 
     async def wait_for_end(
         self, run_id: str, timeout: float | None = None, *, raise_if_held: bool = False
@@ -100,7 +101,7 @@ class QueryClient:
             finally:
                 waiters.remove(run_id, change, end=True)
 
-    def value_or_error(self, record: RunRecord, definition: Workflow[Any, Any] | None) -> Any:
+    def value_or_error(self, record: RunRecord, definition: Workflow[Any, Any] | None, type: Any = None) -> Any:
         """Return the value of an ended run; raise `RunFailed` or `RunCancelled` if it has none.
 
         The cause of `RunFailed` is the error of the run if its workflow, as this process knows it, declares the type.
@@ -110,14 +111,15 @@ class QueryClient:
         if record.status is RunStatus.FAILED:
             assert record.error is not None
             error = record.error
-            cause = reconstruct_error(error, self._session.codec, self._raises(record, definition))
+            raises = self._session.known_types.raised_types(record, definition)
+            cause = reconstruct_error(error, self._session.codec, raises)
             raise RunFailed(record.id, error.type, error.message, error.traceback, error.location) from cause
-        return self._decode_result(record, definition)
+        return self._decode_result(record, definition, type)
 
     async def describe(self, run_id: str) -> RunDescription:
         record = await self._session.get_run(run_id)
         reasons = waiting_reasons(record, await self._has_live_worker(record))
-        published, cancel = await self._published_values(record.id), await self._find_cancel(record)
+        published, cancel = await self.published(record.id, None, None), await self._find_cancel(record)
         return describe_run(record, self._session.codec, reasons, published, cancel)
 
     async def _find_cancel(self, record: RunRecord) -> CancelRequest | None:
@@ -131,13 +133,25 @@ class QueryClient:
         history = () if ended else await session.read(lambda: session.store.history(record.id))
         return find_cancel(record, inbox, history, session.codec)
 
-    async def published(self, run_id: str) -> dict[str, Any]:
-        return await self._published_values((await self._session.get_run(run_id)).id)
+    async def published(self, run_id: str, key: str | None, type: Any) -> Any:
+        session, kind = self._session, Any if type is None else type
+        key = None if key is None else check_name("a published key", key)
+        record = await session.get_run(run_id)
+        stored = await session.read(lambda: session.store.published(record.id))
+        values = published_values(stored, session.clock.now())
+
+        def decode(key: str) -> Any:
+            return session.codec.decode(values[key], kind, what=f"the value {key!r} that run {run_id!r} published")
+
+        if key is not None:
+            return decode(key) if key in values else None
+        return {key: decode(key) for key in values}
 
     async def history(self, run_id: str) -> list[HistoryEntry]:
         session = self._session
         record = await session.get_run(run_id)
-        return build_history(await session.read(lambda: session.store.history(record.id)), session.codec)
+        rows = await session.read(lambda: session.store.history(record.id))
+        return build_history(rows, session.codec, session.known_types.entry_decoder(record, session.codec))
 
     async def export_history(self, run_id: str) -> dict[str, Any]:
         return export_snapshot(await self._session.load_snapshot(run_id))
@@ -152,9 +166,10 @@ class QueryClient:
                 try:
                     follower.follow_if_remote()
                     record = await session.get_run(run_id)
+                    decode = session.known_types.entry_decoder(record, session.codec)
                     for row in await session.read(partial(session.store.history, run_id, position)):
                         position = max(position, row.position)
-                        yield entry_view(row.entry, session.codec)
+                        yield entry_view(row.entry, session.codec, decode(row.entry))
                         since = clock.now()
                     if record.status.terminal:
                         return
@@ -176,11 +191,6 @@ class QueryClient:
                 unreadable.append(UnreadableRun(record.id, str(error)))
         return RunList(tuple(described), page.next, tuple(unreadable))
 
-    async def _published_values(self, run_id: str) -> dict[str, Any]:
-        session = self._session
-        values = await session.read(lambda: session.store.published(run_id))
-        return published_values(values, session.codec, session.clock.now())
-
     async def _has_live_worker(self, record: RunRecord) -> bool:
         """Return whether a live worker of the run's pool has its workflow and version."""
         session = self._session
@@ -191,19 +201,7 @@ class QueryClient:
         alive = (each for each in workers if each.pool == record.pool and not each.fenced and each.lease_until >= now)
         return any(wanted in worker.workflows for worker in alive)
 
-    def _decode_result(self, record: RunRecord, definition: Workflow[Any, Any] | None) -> Any:
+    def _decode_result(self, record: RunRecord, definition: Workflow[Any, Any] | None, type: Any) -> Any:
         assert record.result is not None
-        definition = self._find_definition(record, definition)
-        annotation = Any if definition is None else definition.returns
-        return self._session.codec.decode(record.result, annotation, what=f"result of run {record.id!r}")
-
-    def _raises(self, record: RunRecord, definition: Workflow[Any, Any] | None) -> Raises:
-        """Return the types of errors that the workflow of a run declares; none if this process does not know it."""
-        definition = self._find_definition(record, definition)
-        return () if definition is None else definition.settings.raises
-
-    def _find_definition(self, record: RunRecord, definition: Workflow[Any, Any] | None) -> Workflow[Any, Any] | None:
-        """Return the definition of a run: the given one, unless the run has continued as another workflow."""
-        if definition is None or (definition.name, definition.version) != (record.workflow, record.version):
-            return REGISTRY.unambiguous().get((record.workflow, record.version))
-        return definition
+        kind = self._session.known_types.result_type(record, definition) if type is None else type
+        return self._session.codec.decode(record.result, kind, what=f"result of run {record.id!r}")

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Literal, Protocol, Self, TypeVar
 
+from perdure.client.known_types import KnownTypes
 from perdure.client.store_urls import open_store
 from perdure.clock import Clock
 from perdure.codec import Codec
@@ -98,6 +99,7 @@ class ClientSession:
         self.local_worker: LocalWorker = NullLocalWorker()
         self.wait_strategy: WaitStrategy = DirectWait()
         self.open_on_use: Callable[[], None] | None = None
+        self.known_types = KnownTypes()
         self.client_name = client_name  # as its user knows it, for error messages
         self._closed_store = open_store(url, clock)
         self._store_session: StoreSession | None = None

@@ -13,7 +13,7 @@ from perdure.execution.waiters import ChangeFuture
 from perdure.model.validation import check_name
 from perdure.stores.results import Created, IdTaken, WriteResult
 from perdure.stores.writes import CreateRun
-from perdure.workflows.definition import REGISTRY, BoundWorkflow, StartOptions
+from perdure.workflows.definition import BoundWorkflow, StartOptions
 from perdure.workflows.start_request import (
     StartRequest,
     build_start_request,
@@ -67,7 +67,9 @@ class StartClient:
         codec, config = session.codec, session.config
         if isinstance(wf, str):
             wf = check_name("a workflow's name", wf)
-        if isinstance(wf, str) and REGISTRY.latest(wf) is None:
+            found = session.known_types.latest(wf)
+            wf = wf if found is None else found
+        if isinstance(wf, str):
             options, workers = start_options(given), await session.read(session.store.workers)
             now = session.clock.now()
             return build_start_request_by_name(wf, args, options, workers, codec=codec, config=config, now=now)

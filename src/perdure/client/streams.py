@@ -19,10 +19,10 @@ class StreamClient:
     def __init__(self, session: ClientSession) -> None:
         self._session = session
 
-    async def read_stream(self, run_id: str, name: str, start: int, *, details: bool) -> AsyncIterator[Any]:
+    async def read_stream(self, run_id: str, name: str, start: int, type: Any, *, details: bool) -> AsyncIterator[Any]:
         run_id, name = check_name("a run's id", run_id), check_name("a stream's name", name)
         offset = check_count("start", start, minimum=0)
-        session = self._session
+        session, kind = self._session, Any if type is None else type
         clock, waiters = session.clock, session.waiters
         since = clock.now()
         with session.follow(run_id) as follower:
@@ -34,7 +34,7 @@ class StreamClient:
                     while page := await session.read(partial(session.store.stream, run_id, name, offset, PAGE)):
                         for item in page:
                             offset = item.offset + 1
-                            view = stream_item_view(item, session.codec)
+                            view = stream_item_view(item, session.codec, kind, f" of run {run_id!r}")
                             yield view if details else view.value
                             since = clock.now()
                     if record.status.terminal:

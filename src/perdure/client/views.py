@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from perdure.clock import to_datetime, to_datetime_or_none
 from perdure.codec import Codec
@@ -23,6 +23,8 @@ from perdure.model.records import (
 )
 from perdure.stores.results import StoredEntry, UnreadableRun
 from perdure.workflows.types import ErrorView, error_view
+
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,27 +110,30 @@ class RunList:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterView:
-    """An event that could not be delivered, or an action that failed for good."""
+class DeadLetterView(Generic[V]):
+    """An event that could not be delivered, or an action that failed for good.
+
+    `value` is an instance of the event class that `dead_letters` was called with, otherwise plain data.
+    """
 
     id: str
     kind: str
     reason: str
     event_id: str | None
     event_name: str | None
-    value: Any
+    value: V
     original_target: str | None
-    target_status: str | None
+    target_status: RunStatus | None
     target_ended_at: datetime | None
     sent_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
-class StreamItemView:
+class StreamItemView(Generic[V]):
     """One item of a stream. `superseded`: another attempt has replaced the step attempt that wrote it."""
 
     offset: int
-    value: Any
+    value: V
     superseded: bool
     location: str
     attempt: int
@@ -208,10 +213,10 @@ def _text(encoded: bytes | None, codec: Codec) -> str | None:
     return None if encoded is None else str(codec.decode(encoded))
 
 
-def published_values(values: Iterable[PublishedValue], codec: Codec, now: float) -> dict[str, Any]:
+def published_values(values: Iterable[PublishedValue], now: float) -> dict[str, bytes]:
     """Return the values that a workflow published, without expired ones and those that perdure stores for itself."""
     own = (each for each in values if not each.key.startswith("~"))
-    return {each.key: codec.decode(each.value) for each in own if each.expires_at is None or each.expires_at > now}
+    return {each.key: each.value for each in own if each.expires_at is None or each.expires_at > now}
 
 
 def waiting_reasons(record: RunRecord, served: bool) -> tuple[Reason, ...]:
@@ -257,19 +262,20 @@ def _by(until: datetime | None) -> str:
     return "" if until is None else f" until {until:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def build_history(rows: Sequence[StoredEntry], codec: Codec) -> list[HistoryEntry]:
+def build_history(rows: Sequence[StoredEntry], codec: Codec, decode: Callable[[Entry], Any]) -> list[HistoryEntry]:
     """Return the latest state of each entry, in call order."""
     latest: dict[str, Entry] = {row.entry.location: row.entry for row in rows}
-    return [entry_view(entry, codec) for entry in sorted(latest.values(), key=lambda entry: entry.call_seq)]
+    in_order = sorted(latest.values(), key=lambda entry: entry.call_seq)
+    return [entry_view(entry, codec, decode(entry)) for entry in in_order]
 
 
-def entry_view(entry: Entry, codec: Codec) -> HistoryEntry:
+def entry_view(entry: Entry, codec: Codec, value: Any) -> HistoryEntry:
     return HistoryEntry(
         location=entry.location,
         kind=entry.kind,
         name=entry.name,
         status=entry.status,
-        value=None if entry.value is None else codec.decode(entry.value),
+        value=value,
         error=error_view(entry.error, codec),
         attempts=entry.attempts,
         seq=entry.seq,
@@ -278,21 +284,26 @@ def entry_view(entry: Entry, codec: Codec) -> HistoryEntry:
     )
 
 
-def dead_letter_view(dead_letter: DeadLetter, codec: Codec) -> DeadLetterView:
+def dead_letter_view(dead_letter: DeadLetter, codec: Codec, kind: Any = Any) -> DeadLetterView[Any]:
+    """Return a dead letter with its value decoded as `kind`. Raises `InvalidPayload` if the value does not match."""
+    what = f"the value of dead letter {dead_letter.id!r} (its event's name instead of the class gives plain data)"
+    status = dead_letter.target_status
     return DeadLetterView(
         id=dead_letter.id,
         kind=dead_letter.kind,
         reason=dead_letter.reason,
         event_id=dead_letter.event_id,
         event_name=dead_letter.event_name,
-        value=None if dead_letter.value is None else codec.decode(dead_letter.value),
+        value=None if dead_letter.value is None else codec.decode(dead_letter.value, kind, what=what),
         original_target=dead_letter.original_target,
-        target_status=dead_letter.target_status,
+        target_status=None if status is None else RunStatus(status),
         target_ended_at=to_datetime_or_none(dead_letter.target_ended_at),
         sent_at=to_datetime_or_none(dead_letter.sent_at),
     )
 
 
-def stream_item_view(item: StreamItem, codec: Codec) -> StreamItemView:
-    value = codec.decode(item.value)
+def stream_item_view(item: StreamItem, codec: Codec, kind: Any = Any, of_run: str = "") -> StreamItemView[Any]:
+    """Return an item with its value decoded as `kind`. Raises `InvalidPayload` if the value does not match."""
+    what = f"item {item.offset} of stream {item.stream!r}{of_run}"
+    value = codec.decode(item.value, kind, what=what)
     return StreamItemView(item.offset, value, item.superseded, item.location, item.attempt, to_datetime(item.at))

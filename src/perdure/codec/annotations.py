@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import re
 import sys
@@ -22,6 +23,7 @@ def return_type(fn: Callable[..., Any], local_names: Mapping[str, Any] = types.M
 
 def resolve_annotations(fn: Callable[..., Any], local_names: Mapping[str, Any]) -> dict[str, Any]:
     """Return the annotations of a function as types. They are resolved separately if resolving all at once fails."""
+    fn = _function_of(fn)
     try:
         return typing.get_type_hints(fn, include_extras=True)
     except Exception:
@@ -29,10 +31,28 @@ def resolve_annotations(fn: Callable[..., Any], local_names: Mapping[str, Any]) 
     inner: Any = inspect.unwrap(fn)
     names = {**enclosing_names(fn), **local_names, **_closure_names(inner)}
     found = {}
-    for name, annotation in inner.__annotations__.items():
+    for name, annotation in getattr(inner, "__annotations__", {}).items():
         with contextlib.suppress(Exception):
             found[name] = _resolve(annotation, inner, names)
     return found
+
+
+def describe_missing_return(fn: Callable[..., Any], local_names: Mapping[str, Any]) -> str | None:
+    """Return why the result type of a function is unknown; None if the function declares one."""
+    if "return" in resolve_annotations(fn, local_names):
+        return None
+    given = getattr(inspect.unwrap(_function_of(fn)), "__annotations__", {}).get("return")
+    if given is None:
+        return "has no return annotation"
+    return f"has the return annotation `{given}`, which cannot be resolved (is it imported for type checkers only?)"
+
+
+def _function_of(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that has the annotations of a callable: that of a partial, or `__call__` of an object."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    has_own = isinstance(fn, type) or hasattr(inspect.unwrap(fn), "__code__") or inspect.isroutine(fn)
+    return fn if has_own else type(fn).__call__
 
 
 def _resolve(annotation: Any, fn: Any, names: dict[str, Any]) -> Any:
@@ -43,7 +63,9 @@ def _resolve(annotation: Any, fn: Any, names: dict[str, Any]) -> Any:
 
 
 def _closure_names(fn: Any) -> dict[str, Any]:
-    names = {}
+    names: dict[str, Any] = {}
+    if not hasattr(fn, "__code__"):
+        return names
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # The cell is still empty.
             names[name] = cell.cell_contents

@@ -17,7 +17,8 @@ have equal fields:
 
 An object without "$type" (written before the annotation became a union) is decoded as the first member that matches.
 
-This module knows no run, step or store. It uses pydantic only if the application has imported it.
+Types that only pydantic supports, or for which it has rules (`Annotated[Cat | Dog, Field(discriminator="kind")]`), use
+`pydantic_types`. This module knows no run, step or store. It needs no pydantic for other types.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ from perdure.errors import InvalidPayload
 
 MAX_DEPTH = 200
 """Maximum nesting of a value. Every supported Python version can decode it, so histories are portable."""
+
+MAX_UNHASHABLE_PLANS = 1_000
+"""Maximum number of cached plans of annotations that cannot be hashed. More of them are created dynamically."""
 
 
 class Codec(Protocol):
@@ -95,6 +99,7 @@ class _MsgspecCodec:
         self.canonical: Callable[[Any], bytes] = canonical.encode
         self._max_bytes = max_bytes
         self._plans = plans  # shared by all codecs of a class: building a plan is expensive
+        self._unhashable_plans: dict[int, tuple[Any, _Plan]] = {}  # by id, with the annotation to keep the id
 
     def encode(self, value: Any, annotation: Any = Any, *, what: str = "value") -> bytes:
         try:
@@ -134,12 +139,19 @@ class _MsgspecCodec:
             raise InvalidPayload(_format_message(what, self._name_keys(path, data, annotation), reason)) from error
 
     def _plan(self, annotation: Any, what: str) -> _Plan:
+        known, plan = self._unhashable_plans.get(id(annotation), (None, None))
+        if plan is not None and known is annotation:
+            return plan
         try:
             plan = self._make_plan(annotation)
         except Mismatch as error:
             raise InvalidPayload(_format_message(what, error.path, error.reason)) from None
-        with contextlib.suppress(TypeError):  # An annotation that cannot be hashed is not cached.
+        try:
             self._plans[annotation] = plan
+        except TypeError:
+            if len(self._unhashable_plans) >= MAX_UNHASHABLE_PLANS:
+                self._unhashable_plans.clear()
+            self._unhashable_plans[id(annotation)] = (annotation, plan)
         return plan
 
     def _make_plan(self, annotation: Any) -> _Plan:

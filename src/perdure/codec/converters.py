@@ -7,6 +7,7 @@ to msgspec. The docstring of `codec.py` describes how a union is encoded. This m
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import dataclasses
 import functools
 import types
@@ -28,6 +29,7 @@ from perdure.codec.plain_values import (
     to_plain,
     type_name,
 )
+from perdure.codec.pydantic_types import build_pydantic_converter, contains_pydantic, needs_pydantic
 
 
 class Converter(Protocol):
@@ -54,6 +56,10 @@ def converter_for(annotation: Any) -> Converter:
 @functools.cache
 def _find_converter(annotation: Any) -> Converter:
     annotation = _strip_qualifiers(annotation)
+    if needs_pydantic(annotation):
+        with contextlib.suppress(Mismatch):  # pydantic is missing, or the type is a Struct
+            return build_pydantic_converter(annotation, functools.partial(_legacy_converter, annotation))
+        annotation = _without_metadata(annotation)
     if (native := _native_converter(annotation)) is not None:
         return native
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
@@ -72,9 +78,29 @@ def _find_converter(annotation: Any) -> Converter:
         hints, names = _hints(annotation), typing.cast(Any, kind)._fields
         return _Items(kind, kind._make, tuple(converter_for(hints.get(name, Any)) for name in names))
     fields = typing.is_typeddict(kind) or dataclasses.is_dataclass(kind) or hasattr(kind, "__struct_fields__")
-    if fields and not any(isinstance(hint, dataclasses.InitVar) for hint in _hints(annotation).values()):
-        return _Fields(annotation)
-    raise Mismatch("", f"the type `{type_name(annotation)}` cannot be encoded; {SUPPORTED}")
+    if not fields:
+        return _build_last_converter(annotation)
+    if any(isinstance(hint, dataclasses.InitVar) for hint in _hints(annotation).values()):
+        raise Mismatch("", f"the type `{type_name(annotation)}` cannot be encoded; {SUPPORTED}")
+    return _Fields(annotation)
+
+
+def _build_last_converter(annotation: Any) -> Converter:
+    """Return the converter of pydantic for a type that has no other one."""
+    try:
+        return build_pydantic_converter(annotation)
+    except Mismatch as error:
+        unsupported = f"the type `{type_name(annotation)}` cannot be encoded; {SUPPORTED}. {error.reason}"
+        raise Mismatch("", unsupported) from None
+
+
+def _legacy_converter(annotation: Any) -> Converter:
+    """Return the converter of a union before pydantic converted it."""
+    return converter_for(_without_metadata(annotation))
+
+
+def _without_metadata(annotation: Any) -> Any:
+    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is typing.Annotated else annotation
 
 
 def _strip_qualifiers(annotation: Any) -> Any:
@@ -87,7 +113,9 @@ def _strip_qualifiers(annotation: Any) -> Any:
         elif type(annotation).__name__ == "TypeAliasType":
             annotation = annotation.__value__
         elif typing.get_origin(annotation) in (typing.Required, typing.NotRequired, typing.Final) or (
-            typing.get_origin(annotation) is typing.Annotated and _native_converter(annotation) is None
+            typing.get_origin(annotation) is typing.Annotated
+            and not needs_pydantic(annotation)
+            and _native_converter(annotation) is None
         ):
             annotation = typing.get_args(annotation)[0]
         else:
@@ -100,6 +128,8 @@ def _native_converter(annotation: Any) -> Native | None:
         msgspec.json.Decoder(annotation, dec_hook=decode_model)
         nodes = list(_iterate_types(msgspec.inspect.type_info(annotation), set()))
     except Exception:  # TypeError for unsupported types, NameError and others for unresolved ones.
+        return None
+    if contains_pydantic(annotation):
         return None
     for node in nodes:
         if isinstance(node, msgspec.inspect.CustomType) and not is_model(node.cls):

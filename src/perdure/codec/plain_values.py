@@ -54,11 +54,18 @@ def decode_model(kind: type, data: Any) -> Any:
     """Decode hook of msgspec: return a pydantic model. Other custom types are rejected before."""
     try:
         # Validated as JSON, because strict models accept text for a datetime only in JSON.
-        return typing.cast(Any, kind).model_validate_json(msgspec.json.encode(data), **_validation_options())
+        return typing.cast(Any, kind).model_validate_json(msgspec.json.encode(data), **validation_options())
     except ValueError as error:
-        details = error.errors()[0] if hasattr(error, "errors") else {"loc": (), "msg": str(error)}
-        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"])
-        raise ValueError(f"{details['msg']} - at `${path}`") from error
+        path, reason = explain_validation_error(error)
+        raise ValueError(f"{reason} - at `${path}`") from error
+
+
+def explain_validation_error(error: Exception) -> tuple[str, str]:
+    """Return path and reason of an error of pydantic, or of a validator in it."""
+    unknown = {"loc": (), "msg": str(error) or type(error).__name__}
+    details: dict[str, Any] = error.errors()[0] if hasattr(error, "errors") else unknown
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"])
+    return path, str(details["msg"])
 
 
 def is_model(kind: Any) -> bool:
@@ -68,7 +75,7 @@ def is_model(kind: Any) -> bool:
 
 
 @functools.cache
-def _validation_options() -> dict[str, bool]:
+def validation_options() -> dict[str, bool]:
     """Return the options to validate a model by field name, as it is dumped. They exist since pydantic 2.11."""
     major, minor = sys.modules["pydantic"].VERSION.split(".")[:2]
     return {"by_alias": True, "by_name": True} if (int(major), int(minor)) >= (2, 11) else {}
@@ -86,10 +93,10 @@ def check_exact(value: Any, annotation: Any, path: str) -> None:
 
 def check_same(value: Any, decoded: Any, path: str) -> None:
     """Raise `Mismatch` if a value is decoded with another class or content. Plain data is accepted: `Any` yields it."""
-    if (names := _field_names(type(value))) is not None:
+    if (names := field_names(type(value))) is not None:
         if isinstance(decoded, dict) or type(decoded) in (list, tuple):
             return
-        if type(decoded) is not type(value):
+        if not isinstance(decoded, type(value)):  # A validator of pydantic may return a more specific class.
             raise Mismatch(path, f"Expected `{type_name(type(decoded))}`, got `{type_name(type(value))}`")
         for name in names:
             check_same(getattr(value, name, None), getattr(decoded, name, None), f"{path}.{name}")
@@ -101,8 +108,15 @@ def check_same(value: Any, decoded: Any, path: str) -> None:
     elif isinstance(value, list | tuple) and isinstance(decoded, list | tuple):
         for index, (item, other) in enumerate(zip(value, decoded, strict=True)):
             check_same(item, other, f"{path}[{index}]")
-    elif type(value) is type(decoded) and value != decoded and value == value and _to_utc(value) != _to_utc(decoded):
+    elif type(value) is not type(decoded) or not _defines_equality(type(value)):
+        return
+    elif value != decoded and value == value and _to_utc(value) != _to_utc(decoded):
         raise Mismatch(path, f"`{type_name(type(value))}` {value!r} would be decoded as {decoded!r}")
+
+
+def _defines_equality(kind: Any) -> bool:
+    """Return whether values of a class can be compared. Those of other classes are restored by pydantic only."""
+    return kind.__eq__ is not object.__eq__
 
 
 def _to_utc(value: Any) -> Any:
@@ -110,7 +124,8 @@ def _to_utc(value: Any) -> Any:
     return value.astimezone(UTC) if isinstance(value, datetime) and value.tzinfo else value
 
 
-def _field_names(kind: type) -> tuple[str, ...] | None:
+def field_names(kind: type) -> tuple[str, ...] | None:
+    """Return the names of the fields of a dataclass, Struct or model; None for other classes."""
     if hasattr(kind, "__struct_fields__"):
         return typing.cast("tuple[str, ...]", kind.__struct_fields__)
     if dataclasses.is_dataclass(kind):
@@ -129,7 +144,7 @@ def children_of(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple | set | frozenset):
         yield from ((f"[{index}]", item) for index, item in enumerate(value))
     elif not isinstance(value, type):
-        yield from ((f".{name}", getattr(value, name, None)) for name in _field_names(type(value)) or ())
+        yield from ((f".{name}", getattr(value, name, None)) for name in field_names(type(value)) or ())
 
 
 def explain(error: Exception) -> tuple[str, str]:

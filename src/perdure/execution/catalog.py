@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from perdure.errors import InvalidArgument, WorkflowMisuse
@@ -32,6 +32,16 @@ class Catalog:
                     f"workflow {workflow.name!r} version {workflow.version} is in the list twice: {origins}; name one"
                 )
             self._own[key] = workflow
+
+    @property
+    def own(self) -> Mapping[tuple[str, int], Workflow[Any, Any]]:
+        """The workflows of the list, or those that were started through the engine."""
+        return self._own
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the engine also executes imported workflows that are not its own."""
+        return self._open
 
     def add_started(self, workflow: Workflow[Any, Any]) -> bool:
         """Add a workflow that a caller starts, if the catalog is open; return whether this engine can execute it."""

@@ -30,7 +30,7 @@ from perdure.execution.store_writes import build_end_run, build_publish
 from perdure.model.records import DeadLetter, Message, RunRecord, RunResult, TopicEvent
 from perdure.stores.results import Committed, UnfinalizedRun, WriteResult
 from perdure.stores.writes import DeliverMessage, FinalizeRun, Observer, RedirectedEvent, Write
-from perdure.workflows.events import message_key
+from perdure.workflows.events import EventOptions, message_key, parse_policy
 
 LOGGER = logging.getLogger("perdure.execution")
 PAGE = 1_000  # runs; a parent of many children takes a turn per page
@@ -181,25 +181,28 @@ class FinalizationPlan:
 
     def _plan_message(self, message: Message, config: EngineConfig) -> None:
         expired = message.expires_at is not None and message.expires_at <= self._now
+        options = parse_policy(message.name, message.policy)
         if message.kind == "assignment":
             self.returned.append(message.number)
         elif message.kind != "event" or expired or message.policy == "discard":
             self._consumed.append(message.number)
-        elif message.policy == "broadcast":
+        elif options is not None and options.on_target_terminated == "broadcast":
             if_full = self._build_dead_letter(message, f"{UNREAD}, and its topic {message.name!r} is full")
-            publish = build_publish(self._build_topic_event(message), config, self._now)
+            publish = build_publish(self._build_topic_event(message, options), config, self._now)
             self.redirected.append(RedirectedEvent(message.number, publish, if_full))
         else:
             self._consumed.append(message.number)
             self.dead_letters.append(self._build_dead_letter(message, UNREAD))
 
-    def _build_topic_event(self, message: Message) -> TopicEvent:
+    def _build_topic_event(self, message: Message, options: EventOptions) -> TopicEvent:
         return TopicEvent(
             topic=message.name,
             id=self._undelivered_id(message),
             event_id=message.event_id,
             body=message.body,
             sent_at=self._now,
+            delivery=options.delivery,
+            consume=options.consume,
             expires_at=message.expires_at,
             sender=message.sender,
         )

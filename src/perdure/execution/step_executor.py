@@ -15,10 +15,12 @@ from typing import Any
 
 from perdure.clock import Clock, Timer, to_datetime
 from perdure.codec import Codec
+from perdure.codec.annotation_advice import advise_annotation, contains_object
 from perdure.codec.failures import error_to_record
 from perdure.errors import InvalidPayload
 from perdure.execution.stream_writer import StreamBuffer, StreamWriter
 from perdure.execution.thread_pool import StepThreadPool
+from perdure.model.locations import is_cleanup
 from perdure.model.records import ErrorRecord
 from perdure.model.turns import RunStep, StepDone
 from perdure.workflows.step_context import CurrentStep, _current_step
@@ -216,8 +218,11 @@ class StepExecutor:
     def _build_result(self, attempt: Attempt, value: Any, error: BaseException | None) -> StepDone:
         step, name = attempt.step.call.step, attempt.step.location
         if error is None:
+            returns = step.body.returns
             try:
-                encoded = self._codec.encode(value, step.body.returns, what=f"result of step {name}")
+                encoded = self._codec.encode(value, returns, what=f"result of step {name}")
+                if returns is Any:
+                    _check_annotated(attempt, value)
             except InvalidPayload as refused:
                 return self._build_failure(attempt, refused, retryable=False)
             return StepDone(name, attempt.step.attempt, value=encoded)
@@ -283,3 +288,19 @@ class StepExecutor:
             self._remove(attempt)
             failure = self._build_failure(attempt, error, retryable=True)
             self._loop.call_soon(self._on_completed, attempt.run_id, failure)
+
+
+def _check_annotated(attempt: Attempt, value: Any) -> None:
+    """Raise `InvalidPayload` if a result would lose its class because its step does not declare one.
+
+    The results of compensations and exit functions are not used.
+    """
+    body = attempt.step.call.step.body
+    if body.missing_type is None or not contains_object(value) or is_cleanup(attempt.location):
+        return
+    function = getattr(body.fn, "__name__", None) or type(body.fn).__name__
+    declaration = f"{'async def' if body.is_async else 'def'} {function}(...) -> {advise_annotation(value)}"
+    raise InvalidPayload(
+        f"result of step {attempt.location}: {function} {body.missing_type}, so the workflow would get a dict; "
+        f"write `{declaration.replace('<lambda>', attempt.name)}`, or `-> Any` for plain data"
+    )

@@ -18,3 +18,8 @@ def scope_of(location: str) -> str:
 def segment_of(location: str) -> str:
     """Return the last segment of a location, without its number."""
     return location.rpartition("/")[2].partition("#")[0]
+
+
+def is_cleanup(location: str) -> bool:
+    """Return whether an entry is a compensation or an exit function that the run executes by itself."""
+    return segment_of(scope_of(location)) in ("~rollback", "~exit")

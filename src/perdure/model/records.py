@@ -166,7 +166,8 @@ class Message(Struct, frozen=True, gc=False, kw_only=True):
 
     cancel, resume   from a person or a parent run; the body of a cancel is its reason, encoded
     pause            from a person; its body is the reason, encoded
-    event            a targeted event; `name` is its event type, `policy` applies if the run ends without reading it
+    event            a targeted event; `name` is its event type, `policy` applies if the run ends without reading it:
+                     "discard", "dead_letter", "broadcast", or "broadcast:<delivery>:<consume|keep>"
     assignment       a topic event assigned to the receive at `target`; `offset` is its offset in the topic
     child            the run awaited at `target` has ended; `name` is its id, `body` a `RunResult`
     deferred         a completed deferred; `name` is its name, `body` a `RunResult` whose status is unused

@@ -110,6 +110,10 @@ class _MockBody(StepBody):
     def returns(self) -> Any:
         return self._original.returns
 
+    @cached_property
+    def missing_type(self) -> str | None:
+        return self._original.missing_type
+
 
 @dataclass(frozen=True, slots=True)
 class _MockedCall:

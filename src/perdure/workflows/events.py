@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, Protocol, TypeVar, dataclass_transform, get_args, overload
+from typing import Any, Literal, Protocol, TypeVar, cast, dataclass_transform, get_args, overload
 
 import msgspec
 from msgspec.structs import replace
@@ -73,7 +73,10 @@ def event(
     expire_after: float | timedelta | None = None,
     on_target_terminated: OnTargetTerminated = "discard",
 ) -> Any:
-    """Define an event type from a class. A plain class becomes a dataclass."""
+    """Define an event type from a class. A plain class becomes a dataclass.
+
+    The options belong to the event's name: they also apply to an event that is sent by this name with a plain value.
+    """
     if delivery not in ("after_wait", "after_create", "all", "first"):
         raise InvalidArgument(f"delivery must be after_wait, after_create, all or first, not {delivery!r}")
     if on_target_terminated not in POLICIES:
@@ -89,9 +92,55 @@ def event(
             cls = dataclass(cls)
         checked_name = check_name("an event's name", name or cls.__name__)
         cls.__perdure_event__ = EventOptions(checked_name, delivery, consume, expiry, on_target_terminated)
+        _register(cls, checked_name)
         return cls
 
     return decorate if cls is None else decorate(cls)
+
+
+_LOCAL = "<locals>"
+_REGISTERED: dict[str, dict[str, type]] = {}
+"""The event classes that this process has defined, by event name and origin, latest last."""
+
+
+def _register(cls: type, name: str) -> None:
+    """Register an event class by its name. It replaces an earlier one of the same origin.
+
+    All classes that are defined in functions have one origin: such a function may define its class on every call.
+    """
+    origin = _LOCAL if _LOCAL in cls.__qualname__ else f"{cls.__module__}.{cls.__qualname__}"
+    by_origin = _REGISTERED.setdefault(name, {})
+    by_origin.pop(origin, None)
+    by_origin[origin] = cls
+
+
+def options_of_name(name: str) -> EventOptions | None:
+    """Return the options of the event class of this name; None if this process has defined none.
+
+    Raises `WorkflowMisuse` if two modules define such a class with different options.
+    """
+    defined = _definitions(name)
+    options = {event_options(cls) for cls in defined.values()}
+    if len(options) > 1:
+        raise WorkflowMisuse(
+            f"event {name!r} is defined with different options in {' and '.join(sorted(defined))}; give one of them "
+            "another name, or send an instance of one"
+        )
+    return options.pop() if options else None
+
+
+def event_class(name: str) -> type | None:
+    """Return the event class of this name; None if this process has defined none, or more than one."""
+    defined = list(_definitions(name).values())
+    return defined[0] if len(defined) == 1 else None
+
+
+def _definitions(name: str) -> dict[str, type]:
+    """Return the event classes of a name by origin. One that is defined in a function hides those defined before."""
+    by_origin = _REGISTERED.get(name, {})
+    if by_origin and [*by_origin][-1] == _LOCAL:
+        return {_LOCAL: by_origin[_LOCAL]}
+    return {origin: cls for origin, cls in by_origin.items() if origin != _LOCAL}
 
 
 def event_options(event_type: Any) -> EventOptions | None:
@@ -114,10 +163,12 @@ def event_name(event_type: Any) -> str:
 def encode_event(event: Any, payload: Any, codec: Codec) -> tuple[EventOptions, bytes]:
     """Return the options and the encoded payload of an event to send.
 
-    The event is an instance of an `@event` class, or an event name together with a JSON payload.
+    The event is an instance of an `@event` class, or an event name together with a JSON payload. A name has the options
+    of the class of that name, if this process has defined one.
     """
     if isinstance(event, str):
-        options = EventOptions(check_name("an event's name", event))
+        name = check_name("an event's name", event)
+        options = options_of_name(name) or EventOptions(name)
         return options, codec.encode(payload, what=f"event {options.name!r}")
     found = event_options(type(event))
     if found is None:
@@ -147,7 +198,7 @@ def build_message(
         sender=sender,
         sent_at=sent_at,
         expires_at=None if options.expire_after is None else sent_at + options.expire_after,
-        policy=options.on_target_terminated,
+        policy=policy_text(options),
         wants_reply=wants_reply,
     )
 
@@ -162,18 +213,47 @@ def build_topic_event(
     sender: str | None = None,
 ) -> TopicEvent:
     """Return the event as an event of its topic."""
-    first = options.delivery == "first"
+    delivery, consume = _topic_options(options)
     return TopicEvent(
         topic=options.name,
         id=id or user_event_id(event_id),
         event_id=event_id,
         body=body,
         sent_at=sent_at,
-        delivery="all" if first else options.delivery,
-        consume=first or options.consume,
+        delivery=delivery,
+        consume=consume,
         expires_at=None if options.expire_after is None else sent_at + options.expire_after,
         sender=sender,
     )
+
+
+def _topic_options(options: EventOptions) -> tuple[str, bool]:
+    """Return delivery and consume of a topic's event: "first" is "all" with consume."""
+    return ("all", True) if options.delivery == "first" else (options.delivery, options.consume)
+
+
+def policy_text(options: EventOptions) -> str:
+    """Return the policy of a message, with the delivery options if the event may move to its topic.
+
+    The worker that moves it may not have the event class.
+    """
+    policy, (delivery, consume) = options.on_target_terminated, _topic_options(options)
+    if policy != "broadcast" or (delivery, consume) == ("all", True):
+        return policy
+    return f"{policy}:{delivery}:{'consume' if consume else 'keep'}"
+
+
+def parse_policy(name: str, text: str) -> EventOptions | None:
+    """Return the options that the policy of a message contains, or None if it is not a policy."""
+    policy, *delivery = text.split(":")
+    if policy not in POLICIES or (delivery and policy != "broadcast"):
+        return None
+    match delivery:
+        case []:
+            return EventOptions(name, on_target_terminated=cast(Any, policy))
+        case ["after_wait" | "after_create" | "all" as mode, "consume" | "keep" as use]:
+            return EventOptions(name, mode, use == "consume", on_target_terminated="broadcast")
+    return None
 
 
 def user_event_id(event_id: str) -> str:

@@ -45,8 +45,12 @@ class Registry(Generic[D]):
 
     def latest(self, name: str) -> D | None:
         """Return the definition with the highest version of this name, or None."""
-        versions = [version for known, version in self._definitions if known == name]
+        versions = self.versions(name)
         return self.find(name, max(versions)) if versions else None
+
+    def versions(self, name: str) -> list[int]:
+        """Return the versions of this name."""
+        return [version for known, version in self._definitions if known == name]
 
     def unambiguous(self) -> dict[tuple[str, int], D]:
         """Return all definitions whose name and version are defined once."""

@@ -8,7 +8,6 @@ knows no run and no store.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -71,8 +70,8 @@ def read_rejections(values: Iterable[PublishedValue]) -> dict[str, Rejection]:
     return {each.key.removeprefix(REJECTED): msgspec.json.decode(each.value, type=Rejection) for each in found}
 
 
-def find_response(run_id: str, id: str, values: Iterable[PublishedValue], codec: Codec) -> tuple[Any] | None:
-    """Return the reply to a request in a tuple; None if the run has not replied. Raises `RequestRejected`.
+def find_reply(run_id: str, id: str, values: Iterable[PublishedValue], codec: Codec) -> bytes | None:
+    """Return the encoded reply to a request; None if the run has not replied. Raises `RequestRejected`.
 
     A run that was rewound may have published both; the later one counts.
     """
@@ -82,7 +81,7 @@ def find_response(run_id: str, id: str, values: Iterable[PublishedValue], codec:
         return None
     if found.key.startswith(REJECTED):
         raise _to_exception(run_id, msgspec.json.decode(found.value, type=Rejection), codec)
-    return (codec.decode(found.value, what=f"the reply of run {run_id!r}"),)
+    return found.value
 
 
 def _to_exception(run_id: str, rejection: Rejection, codec: Codec) -> RequestRejected:

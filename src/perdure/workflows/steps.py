@@ -16,7 +16,7 @@ from functools import cached_property, update_wrapper
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
-from perdure.codec.annotations import enclosing_names, return_type
+from perdure.codec.annotations import describe_missing_return, enclosing_names, return_type
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.locations import escape_segment
 from perdure.model.validation import check_name, check_seconds
@@ -66,6 +66,11 @@ class StepBody:
     def returns(self) -> Any:
         """The result type. Resolved on first use, so that annotations may name types that are defined later."""
         return return_type(self.fn, self._enclosing_names)
+
+    @cached_property
+    def missing_type(self) -> str | None:
+        """Why the result type is unknown; None if the function declares one, which may be `Any`."""
+        return describe_missing_return(self.fn, self._enclosing_names)
 
 
 _BODIES: WeakKeyDictionary[Callable[..., Any], StepBody] = WeakKeyDictionary()
