@@ -203,9 +203,9 @@ class ContextApi:
     def escape(self, name: str) -> str:
         return escape_segment(name)
 
-    def open_scope(self, path: str) -> Scope:
-        """Open the scope of a task, with its recorded entries."""
-        return Scope(path, self._history.scope(path))
+    def open_scope(self, path: str, *, shared: bool = False) -> Scope:
+        """Open a scope with its recorded entries. A scope inside a shared one is shared too."""
+        return Scope(path, self._history.scope(path), shared=shared or self._loop.scope().shared)
 
     def open_scope_for_branches(self, name: str) -> str:
         return self._loop.scope().locate(escape_segment(name))
@@ -215,15 +215,27 @@ class ContextApi:
         return self._loop.start_branch(work, label, self.open_scope(f"{path}/{label}"))
 
     @contextlib.contextmanager
-    def inside(self, path: str) -> Iterator[None]:
+    def inside(self, path: str, *, shared: bool = False) -> Iterator[None]:
         """Make requests of the current task part of another scope."""
         task = self._loop.running_task()
         assert isinstance(task, WorkflowTask)
-        outer, task.scope = task.scope, self.open_scope(path)
+        outer, task.scope = task.scope, self.open_scope(path, shared=shared)
         try:
             yield
         finally:
             task.scope = outer
+
+    def shared_scope(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Make requests of the current task, and of tasks that it opens, part of a scope with this name."""
+        self._entries.check_inside()
+        if self._loop.running_task() is None:
+            raise WorkflowMisuse(f"ctx.scope({name!r}) was used in a callback; use it in a coroutine")
+        return self._inside_shared(name)
+
+    @contextlib.contextmanager
+    def _inside_shared(self, name: str) -> Iterator[None]:
+        with self.inside(self.locate(escape_segment(name)), shared=True):
+            yield
 
     # --- loops
 
@@ -264,6 +276,7 @@ class ContextApi:
                 yield
         finally:
             iterations.leave(path)
+            self._state.versions.leave_iteration(path)
 
     def tasks_in_iteration(self, path: str) -> list[WorkflowTask]:
         """Return the running tasks that were started in an iteration, or in a scope inside it."""
@@ -281,6 +294,7 @@ class ContextApi:
             path = f"{location}/~{iteration}"
             for deleted in (path, *entries.compensations.take_done_in(path)):
                 entries.log.delete(deleted)
+            self._state.versions.delete_pins(path)
             if entries.deferreds:
                 entries.keep_deferreds(path)
         entries.children.keep_after_pruning(location, end)

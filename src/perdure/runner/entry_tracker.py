@@ -557,6 +557,12 @@ class EntryTracker:
             if entry.location.startswith(below):
                 self.log.record(entry)
 
+    def on_removed(self, entry: Entry) -> None:
+        """Handle a recorded entry that the code no longer requests: `ctx.removed` accounts for it."""
+        self.log.count_recorded(entry)
+        if entry.kind == "deferred" and entry.seq is not None:
+            self.deferreds.setdefault(entry.name, entry)  # the message is consumed: a later wait must find its value
+
     # --- the end of the run
 
     def end(self) -> None:

@@ -11,6 +11,7 @@ import logging
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
@@ -78,6 +79,8 @@ class RunApi(BranchHost, ReceiveHost, ChildHost, DeferredHost, LoopHost, Rollbac
     def pin_version(self, gate: str, latest: int) -> int: ...
 
     def skip_removed_entry(self, name: str, kind: str) -> None: ...
+
+    def shared_scope(self, name: str) -> AbstractContextManager[None]: ...
 
 
 class Context:
@@ -486,11 +489,20 @@ class Context:
 
     # --- code changes under running workflows
 
+    def scope(self, name: str) -> AbstractContextManager[None]:
+        """Return a block for `with`: all entries that are requested in it are placed below this name.
+
+        This includes the entries of tasks that are opened in the block. Such tasks open no scopes of their own, so that
+        names of functions and tasks in the code that is called here, like that of a library, are no part of a location.
+        """
+        return self._run.shared_scope(check_name("a scope's name", name))
+
     def version(self, gate: str, *, latest: int) -> int:
         """Return the version of a changed piece of code that this run uses.
 
         The version is pinned when the run first reaches the gate: 1, the code before the gate existed, if the run
-        replays committed history at that point, else `latest`.
+        replays committed history at that point, else `latest`. In the body of a `ctx.loop` it is pinned per iteration:
+        an iteration that is under way keeps its version, the next one takes `latest`.
         """
         return self._run.pin_version(check_name("a gate's name", gate), check_count("latest", latest))
 
@@ -499,7 +511,12 @@ class Context:
         return self.version(gate, latest=2) >= 2
 
     def removed(self, name: str, kind: str = "step") -> None:
-        """Skip an entry that older code recorded here and this code no longer requests."""
+        """Skip an entry that older code recorded here and this code no longer requests.
+
+        `kind` is that of the entry in the history: "step", "sleep", "receive", "child", "loop" and so on. It may also
+        be "join", "race", "map" or "scope", with the `name` of that block: then all entries below it are skipped,
+        completed or pending.
+        """
         self._run.skip_removed_entry(check_name("a removed entry's name", name), check_name("a kind", kind))
 
 
