@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+from asyncio import events
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -34,6 +35,7 @@ from perdure.runner.tasks import Closed, WorkflowTask
 from perdure.workflows.children import ChildSpec
 from perdure.workflows.commands import Command
 from perdure.workflows.context import Context
+from perdure.workflows.deferreds import DECLARED_TYPES
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow
 from perdure.workflows.rollback import ROLLBACK_SCOPES
 from perdure.workflows.steps import StepCall
@@ -190,6 +192,22 @@ class ContextApi:
         self._entries.check_inside()
         start = self._state.start
         return self._loop.scope().random(purpose, f"{start.seed}/{start.epoch}")
+
+    def declare_deferred(self, name: str, kind: Any, timeout: float | None) -> None:
+        """Note the type of a deferred that the code creates, and record when it times out."""
+        state, entries = self._state, self._entries
+        if timeout is not None:
+            entries.check_inside()
+        elif events._get_running_loop() is not self._loop:
+            return  # a step that only needs the token
+        if self._loop.closing or name in entries.deferreds:
+            return
+        kinds = state.mailbox.declare(name, kind)
+        if state.start.keys:
+            DECLARED_TYPES.declare(state.start.keys, self.info.id, state.start.epoch, name, kinds)
+        if timeout is not None and not entries.ended:
+            due_at = self._loop.now + timeout
+            entries.deadlines.set(name, due_at, self.info.generation, replaying=state.replaying)
 
     # --- scopes and branches
 

@@ -26,6 +26,7 @@ from perdure.model.turns import StartChild
 from perdure.runner.attempt_tracker import EXHAUSTED, AttemptTracker
 from perdure.runner.child_tracker import CHILDREN, ChildTracker
 from perdure.runner.compensations import Compensations
+from perdure.runner.deadlines import DeferredDeadlines
 from perdure.runner.entry_log import EntryLog
 from perdure.runner.event_loop import WorkflowLoop
 from perdure.runner.function_names import RegisteredFunctions
@@ -67,6 +68,7 @@ class EntryTracker:
         "children",
         "cleanup_tasks",
         "compensations",
+        "deadlines",
         "deferreds",
         "drift",
         "ended",
@@ -90,6 +92,7 @@ class EntryTracker:
         functions: RegisteredFunctions,
         *,
         strict: bool,
+        epoch: int,
     ) -> None:
         self._info = info
         self._history = history
@@ -103,6 +106,7 @@ class EntryTracker:
         self.attempts = AttemptTracker(self.log, loop, self.timers)
         self.compensations = Compensations(self.log, codec, history, functions, loop.iterations)
         self.children = ChildTracker(self.log, self.attempts, loop, history)
+        self.deadlines = DeferredDeadlines(info.id, epoch, self.log, self.attempts, self.timers, loop, history)
         self.pending: dict[str, PendingEntry] = {}
         self.immediate: dict[str, bytes | None] = {}
         self.waiting: dict[str, PendingEntry] = {}
@@ -482,6 +486,8 @@ class EntryTracker:
     def _on_deferred_completed(self, name: str, entry: Entry) -> None:
         """Complete all waits for a deferred with the same result: every deferred of one name is the same one."""
         self.deferreds.setdefault(name, entry)
+        if self.deadlines.pending:
+            self.deadlines.end(name)
         for location, waiting in list(self.waiting.items()):
             if waiting.command is not None and waiting.command.deferred == name:
                 del self.waiting[location]

@@ -12,29 +12,47 @@ What a receive gets, and that the message is consumed, are in the same commit (`
 A receive takes from the mailbox first, in order of sending, then what a topic has assigned to it. Of several open
 receives, the one that the earliest message is for is completed first; if the message is for more than one, the one that
 was requested first.
+
+Completions of a deferred are checked in the turn in which they arrive, or in which the run declares the type. If none
+fits, each becomes a dead letter, and the commit that stores it releases the completion: the deferred is open again.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
 
 from perdure.codec import Codec
 from perdure.errors import InvalidPayload
-from perdure.model.records import DeadLetter, Message
+from perdure.model.records import DeadLetter, Message, RunResult
 from perdure.runner.pending import PendingEntry
 from perdure.runner.turn_extras import TurnExtrasBuilder
 from perdure.workflows.commands import ReceiveFilter
+from perdure.workflows.deferreds import find_mismatch
 from perdure.workflows.events import message_key
 
 
 class Mailbox:
     """See the module's docstring. `consumed` are the numbers that the turn removes from the inbox.
 
-    `assigned` are events that topics have assigned to open receives, by target.
+    `assigned` are events that topics have assigned to open receives, by target. `unchecked` are the names of deferreds
+    whose completions have arrived, or whose type was declared, since they were last checked.
     """
 
-    __slots__ = ("_by_name", "_codec", "_deferreds", "_extras", "_run_id", "assigned", "consumed")
+    __slots__ = (
+        "_by_name",
+        "_codec",
+        "_deferred_types",
+        "_deferreds",
+        "_extras",
+        "_run_id",
+        "assigned",
+        "consumed",
+        "unchecked",
+    )
 
     def __init__(self, run_id: str, codec: Codec, extras: TurnExtrasBuilder) -> None:
         self._run_id = run_id
@@ -42,8 +60,10 @@ class Mailbox:
         self._extras = extras
         self._by_name: dict[str, deque[Message]] = {}
         self.assigned: dict[str, Message] = {}
-        self._deferreds: dict[str, Message] = {}
+        self._deferreds: dict[str, list[Message]] = {}  # completions in order: the first one that fits wins
+        self._deferred_types: dict[str, list[Any]] = {}  # the types that the run has declared, by name
         self.consumed: list[int] = []
+        self.unchecked: dict[str, None] = {}
 
     def add(self, message: Message) -> None:
         """Keep a message until a receive takes it."""
@@ -52,7 +72,8 @@ class Mailbox:
         elif message.kind == "assignment" and message.target is not None:
             self.assigned[message.target] = message
         elif message.kind == "deferred":
-            self._deferreds[message.name] = message
+            self._deferreds.setdefault(message.name, []).append(message)
+            self.unchecked[message.name] = None
 
     def discard(self, message: Message) -> None:
         """Consume a message that no receive takes."""
@@ -83,8 +104,7 @@ class Mailbox:
         command = pending.command
         assert command is not None
         if command.deferred is not None:
-            completion = self._deferreds.get(command.deferred)
-            return None if completion is None else completion.number
+            return self._first_fitting(command.deferred)
         wanted = command.wants.types if command.wants is not None else ()
         found = [self._by_name[name][0].number for name in wanted if name in self._by_name]
         if not found and pending.target in self.assigned:
@@ -96,8 +116,7 @@ class Mailbox:
         command = pending.command
         assert command is not None
         if command.deferred is not None:
-            completion = self._deferreds.pop(command.deferred, None)
-            return [completion] if completion is not None else []
+            return self._take_completion(command.deferred, now)
         if command.wants is None:
             return []
         found: list[Message] = []
@@ -147,6 +166,75 @@ class Mailbox:
             self._extras.add_dead_letter(self._dead_letter(message, str(mismatch), now))
             return False
         return True
+
+    # --- deferreds
+
+    def declare(self, name: str, kind: Any) -> tuple[Any, ...]:
+        """Note a type that the run awaits a deferred with. Return all its types.
+
+        Without any other type, `Any` accepts every value.
+        """
+        kinds = self._deferred_types.setdefault(name, [])
+        if kind is not Any and kind not in kinds:
+            kinds.append(kind)
+            if name in self._deferreds:
+                self.unchecked[name] = None
+        return tuple(kinds)
+
+    def check_completions(self, now: float) -> list[str]:
+        """Reject the completions of each deferred of which none fits. Return the names of those with one that fits.
+
+        A rejected completion is released with its id, so that the store accepts the next one. If one fits, the ones
+        before it are consumed together with it, and their id stays taken.
+        """
+        names, self.unchecked = [each for each in self.unchecked if each in self._deferreds], {}
+        fitting = [name for name in names if self._first_fitting(name) is not None]
+        for name in names:
+            if name not in fitting:
+                for message in self._deferreds.pop(name):
+                    self._extras.release_assignment(message.number)
+                    self._add_rejected(message, self._mismatch(message), now)
+        return fitting
+
+    def _first_fitting(self, name: str) -> int | None:
+        """Return the number of the first completion that fits, or None."""
+        completions = self._deferreds.get(name, ())
+        return next((each.number for each in completions if self._mismatch(each) is None), None)
+
+    def _take_completion(self, name: str, now: float) -> list[Message]:
+        """Remove the completions of a deferred, and return the first one that fits. The others are consumed."""
+        first, found = self._first_fitting(name), []
+        for message in self._deferreds.pop(name, ()):
+            if message.number == first:
+                found = [message]
+                continue
+            self.consumed.append(message.number)
+            mismatch = self._mismatch(message)
+            if mismatch is not None:
+                self._add_rejected(message, mismatch, now)
+        return found
+
+    def _mismatch(self, message: Message) -> InvalidPayload | None:
+        """Return why a completion fits none of the declared types; a failure always fits."""
+        value = msgspec.json.decode(message.body or b"{}", type=RunResult).result
+        if value is None:
+            return None
+        return find_mismatch(self._codec, value, message.name, self._deferred_types.get(message.name, ()))
+
+    def _add_rejected(self, message: Message, mismatch: InvalidPayload | None, now: float) -> None:
+        self._extras.add_dead_letter(
+            DeadLetter(
+                id=f"misfit/{self._run_id}/{message.number}/{message.id}",
+                kind="misfit",
+                at=now,
+                reason=str(mismatch),
+                event_name=message.name,
+                value=msgspec.json.decode(message.body or b"{}", type=RunResult).result,
+                original_target=self._run_id,
+                target_status="running",
+                sent_at=message.sent_at,
+            )
+        )
 
     def _dead_letter(self, message: Message, reason: str, now: float) -> DeadLetter:
         return DeadLetter(

@@ -232,15 +232,24 @@ class Context:
         return broadcast(self._run, event, payload, event_id)
 
     @overload
-    def deferred(self, name: str, kind: type[T], *, raises: Any = ()) -> Deferred[T]: ...
+    def deferred(
+        self, name: str, kind: type[T], *, timeout: float | timedelta | None = None, raises: Any = ()
+    ) -> Deferred[T]: ...
     @overload
-    def deferred(self, name: str, kind: Any = Any, *, raises: Any = ()) -> Deferred[Any]: ...
-    def deferred(self, name: str, kind: Any = Any, *, raises: Any = ()) -> Any:
+    def deferred(
+        self, name: str, kind: Any = Any, *, timeout: float | timedelta | None = None, raises: Any = ()
+    ) -> Deferred[Any]: ...
+    def deferred(
+        self, name: str, kind: Any = Any, *, timeout: float | timedelta | None = None, raises: Any = ()
+    ) -> Any:
         """Return an awaitable value that a caller completes with its `.token`.
 
-        A failure whose type is in `raises` is raised as that type.
+        A completion whose value is not a `kind` does not count: the caller gets `InvalidPayload`, or the value becomes
+        a dead letter, and the deferred stays open. If no completion is stored within `timeout` after this call, the
+        deferred fails with `TimeoutError`, and later completions return False. The deadline is fixed when the run first
+        gets here. A failure whose type is in `raises` is raised as that type.
         """
-        return Deferred(self._run, name, kind, raises)
+        return Deferred(self._run, name, kind, raises, timeout)
 
     # --- steps
 
