@@ -193,7 +193,8 @@ def test_crash_at_every_commit_with_gates_in_loops(kind, tmp_path):
             found = [*found, version]
             return Continue(found) if len(found) < 4 else Break(found)
 
-        return await ctx.loop("pages", body, [], prune_every=1, keep=1)
+        start: list[int] = []
+        return await ctx.loop("pages", body, start, prune_every=1, keep=1)
 
     report = crash_on(kind, tmp_path, run)
     assert report.outcome == ("returned", [3, 3, 3, 3])
