@@ -1,4 +1,4 @@
-"""Random programs of join, race, map, loop, sleep, receive, child, deferred and step, replayed from every prefix.
+"""Random programs of join, race, map, loop, scope, sleep, receive, child, deferred, gate and step, with replays.
 
 A random tree defines a workflow; a seeded random generator defines the order of its inputs. After every turn the run is
 replayed from its written entries: it must have the same state and write nothing. At random turns the test continues
@@ -7,6 +7,7 @@ with the replayed run.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +69,10 @@ async def grow(ctx: Context, node: Node) -> Any:
             return [await grow(ctx, part) for part in node.parts]
         case "map":
             return await ctx.map(tree_step, range(node.number), concurrency=2)
+        case "gate":
+            return [ctx.version(f"gate {node.number}", latest=2), await tree_step(0)]
+        case "deferred":
+            return await _await_deferred(ctx, node.number)
         case _:
             return await _grow_block(ctx, node)
 
@@ -80,6 +85,13 @@ async def _receive(ctx: Context, number: int) -> Any:
         return "nothing"
 
 
+async def _await_deferred(ctx: Context, number: int) -> Any:
+    try:
+        return await ctx.deferred(f"deferred {number % 2}", int, timeout=number)
+    except TimeoutError:
+        return "late"
+
+
 async def _grow_block(ctx: Context, node: Node) -> Any:
     try:
         match node.kind:
@@ -87,6 +99,9 @@ async def _grow_block(ctx: Context, node: Node) -> Any:
                 return list(await ctx.join(*(grow(ctx, part) for part in node.parts)))
             case "race":
                 return list(await ctx.race(*(grow(ctx, part) for part in node.parts)))
+            case "named":
+                with ctx.scope("named"):
+                    return await asyncio.gather(*(grow(ctx, part) for part in node.parts))
             case "scope":
                 async with ctx.rollback_scope():
                     return [await grow(ctx, part) for part in node.parts]
@@ -106,7 +121,10 @@ def _body(node: Node) -> Any:
 
 small = st.integers(0, 8)
 leaves = st.one_of(
-    st.builds(Node, st.sampled_from(["step", "compensated", "sleep", "child", "started", "show", "send"]), small),
+    st.builds(
+        Node, st.sampled_from(["step", "compensated", "sleep", "child", "started", "show", "send", "gate"]), small
+    ),
+    st.builds(Node, st.just("deferred"), small),
     st.builds(Node, st.just("receive"), st.integers(0, 3)),
     st.builds(Node, st.just("map"), st.integers(0, 4)),
 )
@@ -115,7 +133,7 @@ leaves = st.one_of(
 def blocks(parts: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
     many = st.lists(parts, min_size=1, max_size=3).map(tuple)
     return st.one_of(
-        st.builds(Node, st.sampled_from(["join", "race", "race", "seq", "scope"]), st.just(0), many),
+        st.builds(Node, st.sampled_from(["join", "race", "race", "seq", "scope", "named"]), st.just(0), many),
         st.builds(Node, st.just("loop"), st.integers(1, 4), parts.map(lambda part: (part,))),
     )
 

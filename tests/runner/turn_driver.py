@@ -29,6 +29,7 @@ from perdure.model.turns import (
     Outcome,
     RecordRunningSteps,
     RunStep,
+    SendEvent,
     StartChild,
     StepDone,
     StopChildren,
@@ -240,6 +241,9 @@ class Play:
             return self.advance(AwaitingResult(location, (work.run_id,)), now=now)
         if isinstance(work, BroadcastEvent) and value is None:
             value = 0
+        if isinstance(work, SendEvent) and work.run_id == self.facts.id and work.message.kind == "deferred":
+            sent = self.deliver_to_itself(work.message)
+            return self.advance(StepDone(location, effect.attempt, value=JSON.encode(value)), sent, now=now)
         if isinstance(work, StartChild):
             value = {"id": work.run_id, "created": True}
         if isinstance(work, StopChildren) and self.waiting_for:
@@ -247,6 +251,13 @@ class Play:
             self.waiting_for = [(run, work.target) for run in open_runs]
             return self.advance(AwaitingResult(location, open_runs), now=now)
         return self.advance(StepDone(location, effect.attempt, value=JSON.encode(value)), now=now)
+
+    def deliver_to_itself(self, message: Message) -> MessageReceived:
+        """Put a message of the run to itself into the inbox: its deferred timed out."""
+        self.message_count += 1
+        numbered = msgspec.structs.replace(message, number=self.message_count)
+        self.inbox[numbered.number] = numbered
+        return MessageReceived(numbered)
 
     def child_ends(
         self,

@@ -23,8 +23,9 @@ from perdure.testing.simulation.randomness import seeded_random
 from tests.servers.postgres import ENVIRONMENT, shared_url
 from tests.simulation.mutations import MUTANTS
 from tests.simulation.postgres_store import postgres
+from tests.simulation.random_programs import RUNS
 from tests.simulation.reference_model import expected_of_run
-from tests.simulation.run_seed import CLIENTS, RUNS, WORKERS, _deploy, _program, simulate
+from tests.simulation.run_seed import CLIENTS, WORKERS, _deploy, _program, simulate
 from tests.simulation.stores import sqlite
 from tests.simulation.workflows import FLOWS
 

@@ -365,6 +365,10 @@ class Client:
     async def complete(self, token: str, value: Any = None) -> bool:
         """Complete a deferred with a value. The first call wins.
 
+        Raises `InvalidPayload` if the value does not fit the type of the deferred and this process knows the type,
+        because it has executed the run. Otherwise the run checks the value. One that does not fit becomes a dead letter
+        of kind "misfit", and does not count: the next value that fits wins.
+
         False if the deferred was completed before, or its run no longer waits for it. Raises `InvalidToken` if the
         token is forged or its run does not exist.
         """

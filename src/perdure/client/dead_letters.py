@@ -63,7 +63,7 @@ class DeadLetterClient:
 
         A new message id makes the store treat it as a new message; the reader sees the original event id.
         """
-        if dead_letter.event_name is None or dead_letter.value is None:
+        if dead_letter.event_name is None or dead_letter.value is None or dead_letter.kind == "misfit":
             raise WorkflowMisuse(
                 f"dead letter {dead_letter.id!r} ({dead_letter.kind}) contains no event to replay; fix the cause, "
                 "then remove it"

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure.client.session import ClientSession
 from perdure.codec.failures import error_to_record_lossy
-from perdure.errors import InvalidArgument, InvalidToken
+from perdure.errors import InvalidArgument, InvalidPayload, InvalidToken
+from perdure.model.ids import deferred_message_id, fallback_message_id
 from perdure.model.records import Message, RunResult, RunStatus, SigningKey
 from perdure.model.validation import check_name, describe_value
 from perdure.stores.results import MessageDelivered, RunMissing
+from perdure.workflows.deferreds import DECLARED_TYPES, find_mismatch
 from perdure.workflows.tokens import KEY_ACTIVATION_DELAY_SECONDS, KEYS, make_token, read_token
+
+MAX_FALLBACKS = 100
 
 
 class DeferredClient:
@@ -52,20 +58,58 @@ class DeferredClient:
 
     async def _complete(self, token: str, result: RunResult) -> bool:
         session = self._session
-        run_id, epoch, name = read_token(await self._keys(), token)
+        keys = await self._keys()
+        run_id, epoch, name = read_token(keys, token)
         record = await session.find_run(run_id)
         if record is None:
             raise InvalidToken(f"the token belongs to run {run_id!r}, which does not exist; it may have been pruned")
         if record.epoch != epoch or record.status.terminal:
             return False
+        kinds = DECLARED_TYPES.find(keys, run_id, epoch, name)
+        mismatch = self._mismatch(result, name, kinds)
+        if mismatch is not None:
+            raise mismatch
         message = Message(
-            id=f"deferred/{epoch}/{name}",
+            id=deferred_message_id(epoch, name),
             kind="deferred",
             name=name,
             body=msgspec.json.encode(result),
             sent_at=session.clock.now(),
         )
-        delivered = await session.deliver(run_id, message)
-        if isinstance(delivered, RunMissing):
-            raise InvalidToken(f"the token belongs to run {run_id!r}, which has been pruned")
-        return isinstance(delivered, MessageDelivered) and delivered.fresh
+        first = None
+        while True:
+            delivered = await session.deliver(run_id, message)
+            if isinstance(delivered, RunMissing):
+                raise InvalidToken(f"the token belongs to run {run_id!r}, which has been pruned")
+            if not isinstance(delivered, MessageDelivered) or delivered.fresh:
+                return isinstance(delivered, MessageDelivered)
+            if delivered.number == first:
+                return False  # not unread, and not rejected since: the deferred has this value
+            first = delivered.number
+            queued = await self._queue_behind(run_id, epoch, message, kinds)
+            if queued is not None:
+                return queued
+
+    async def _queue_behind(self, run_id: str, epoch: int, message: Message, kinds: tuple[Any, ...]) -> bool | None:
+        """Store a later completion too, while the run has not checked the first one. It counts if that one fails.
+
+        Returns whether it has become the first one because the run has rejected those before it in the meantime. None
+        if no completion is unread.
+        """
+        session = self._session
+        inbox = await session.read(lambda: session.store.inbox(run_id))
+        unread = [each for each in inbox if each.kind == "deferred" and each.name == message.name]
+        results = [msgspec.json.decode(each.body or b"{}", type=RunResult) for each in unread]
+        if not unread:
+            return None
+        if len(unread) > MAX_FALLBACKS or any(each.body == message.body for each in unread):
+            return False
+        if kinds and any(self._mismatch(each, message.name, kinds) is None for each in results):
+            return False
+        fallback = replace(message, id=fallback_message_id(epoch, message.name, message.body or b""))
+        # The fallback goes first: a run that has rejected all others meanwhile finds it, or the completion itself.
+        _, first = await asyncio.gather(session.deliver(run_id, fallback), session.deliver(run_id, message))
+        return isinstance(first, MessageDelivered) and first.fresh
+
+    def _mismatch(self, result: RunResult, name: str, kinds: tuple[Any, ...]) -> InvalidPayload | None:
+        return None if result.result is None else find_mismatch(self._session.codec, result.result, name, kinds)

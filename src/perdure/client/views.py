@@ -250,7 +250,7 @@ def _reason(wait: Wait, held: Hold | None) -> Reason:
         case "child":
             text = f"the end of run {wait.name}"
         case "deferred":
-            text = f"deferred {wait.name}, to be completed with its token"
+            text = f"deferred {wait.name}, to be completed with its token{_by(until)}"
         case "held":
             text = f"held: {wait.name}"
         case _:

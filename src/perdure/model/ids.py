@@ -1,4 +1,4 @@
-"""Run ids: time-ordered new ids, ids derived from idempotency keys, and the shard of an id.
+"""Run ids: time-ordered new ids, ids derived from idempotency keys, and the shard of an id. Ids of completions.
 
 This module reads no clock; callers pass the time.
 """
@@ -42,6 +42,21 @@ def keyed_run_id(workflow: str, key: object) -> str:
         return f"{name}:{key}"
     digest = hashlib.sha256(f"{workflow}\0{key}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
     return f"{name[:400]}:{digest}"
+
+
+def deferred_message_id(epoch: int, name: str) -> str:
+    """Return the id of every completion of a deferred: a store accepts one message of an id, so the first one wins."""
+    return f"deferred/{epoch}/{name}"
+
+
+def fallback_message_id(epoch: int, name: str, body: bytes) -> str:
+    """Return the id of a completion that counts if the ones before it do not fit. Equal completions have one id."""
+    return f"fallback/{epoch}/{hashlib.sha256(body).hexdigest()[:32]}/{name}"
+
+
+def deferred_message_epoch(message_id: str) -> str:
+    """Return the epoch in the id of a completion."""
+    return message_id.split("/", 2)[1]
 
 
 def shard_of(run_id: str, shards: int) -> int:

@@ -250,7 +250,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
     """An event or action that failed permanently, stored until a person handles it."""
 
     id: str
-    kind: str  # "event", "compensation", "poison", "schedule"
+    kind: str  # "event", "compensation", "poison", "schedule", "misfit" (completion of a deferred)
     at: float
     reason: str
     event_id: str | None = None

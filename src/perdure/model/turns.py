@@ -175,7 +175,9 @@ class TurnExtras(Struct, frozen=True, gc=False, kw_only=True):
     """Changes of a turn other than history entries, applied in the same commit.
 
     `dropped` are locations whose entries, and all entries below them, are deleted. `released_assignments` are message
-    numbers of assignments that no receive matches; the store returns their events to the topic.
+    numbers of assignments that no receive matches; the store returns their events to the topic. They may also be
+    numbers of completions of deferreds that do not fit. The store removes such a message with its id, as if it had
+    never been delivered, so that the next completion is accepted.
     """
 
     dropped: tuple[str, ...] = ()

@@ -62,13 +62,15 @@ class CompletionApplier:
     def _apply_unrequested(self, entry: Entry) -> None:
         """Apply a completion that no pending request awaits: a timer, a cancel, or an entry that `removed` skips."""
         entries, location = self._entries, entry.location
+        if location in self._state.versions.removed:
+            return
         if entry.kind == "timer":
             entries.timers.remove(location)
             if not self._loop.fire(location):
                 entries.diverge(location, "a timer that fired", "no such timer", self._loop.waiting_line())
         elif entry.kind == "cancel":
             self._cancel_main(entry)
-        elif location not in self._state.versions.removed:
+        else:
             entries.diverge(location, f"{entry.kind} {entry.name!r}", "nothing", self._loop.waiting_line())
 
     def _cancel_main(self, entry: Entry) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+from asyncio import events
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -34,6 +35,7 @@ from perdure.runner.tasks import Closed, WorkflowTask
 from perdure.workflows.children import ChildSpec
 from perdure.workflows.commands import Command
 from perdure.workflows.context import Context
+from perdure.workflows.deferreds import DECLARED_TYPES
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow
 from perdure.workflows.rollback import ROLLBACK_SCOPES
 from perdure.workflows.steps import StepCall
@@ -195,6 +197,22 @@ class ContextApi:
         start = self._state.start
         return self._loop.scope().random(purpose, f"{start.seed}/{start.epoch}")
 
+    def declare_deferred(self, name: str, kind: Any, timeout: float | None) -> None:
+        """Note the type of a deferred that the code creates, and record when it times out."""
+        state, entries = self._state, self._entries
+        if timeout is not None:
+            entries.check_inside()
+        elif events._get_running_loop() is not self._loop:
+            return  # a step that only needs the token
+        if self._loop.closing or name in entries.deferreds:
+            return
+        kinds = state.mailbox.declare(name, kind)
+        if state.start.keys:
+            DECLARED_TYPES.declare(state.start.keys, self.info.id, state.start.epoch, name, kinds)
+        if timeout is not None and not entries.ended:
+            due_at = self._loop.now + timeout
+            entries.deadlines.set(name, due_at, self.info.generation, replaying=state.replaying)
+
     # --- scopes and branches
 
     def current_location(self) -> str:
@@ -207,9 +225,9 @@ class ContextApi:
     def escape(self, name: str) -> str:
         return escape_segment(name)
 
-    def open_scope(self, path: str) -> Scope:
-        """Open the scope of a task, with its recorded entries."""
-        return Scope(path, self._history.scope(path))
+    def open_scope(self, path: str, *, shared: bool = False) -> Scope:
+        """Open a scope with its recorded entries. A scope inside a shared one is shared too."""
+        return Scope(path, self._history.scope(path), shared=shared or self._loop.scope().shared)
 
     def open_scope_for_branches(self, name: str) -> str:
         return self._loop.scope().locate(escape_segment(name))
@@ -219,15 +237,27 @@ class ContextApi:
         return self._loop.start_branch(work, label, self.open_scope(f"{path}/{label}"))
 
     @contextlib.contextmanager
-    def inside(self, path: str) -> Iterator[None]:
+    def inside(self, path: str, *, shared: bool = False) -> Iterator[None]:
         """Make requests of the current task part of another scope."""
         task = self._loop.running_task()
         assert isinstance(task, WorkflowTask)
-        outer, task.scope = task.scope, self.open_scope(path)
+        outer, task.scope = task.scope, self.open_scope(path, shared=shared)
         try:
             yield
         finally:
             task.scope = outer
+
+    def shared_scope(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Make requests of the current task, and of tasks that it opens, part of a scope with this name."""
+        self._entries.check_inside()
+        if self._loop.running_task() is None:
+            raise WorkflowMisuse(f"ctx.scope({name!r}) was used in a callback; use it in a coroutine")
+        return self._inside_shared(name)
+
+    @contextlib.contextmanager
+    def _inside_shared(self, name: str) -> Iterator[None]:
+        with self.inside(self.locate(escape_segment(name)), shared=True):
+            yield
 
     # --- loops
 
@@ -268,6 +298,7 @@ class ContextApi:
                 yield
         finally:
             iterations.leave(path)
+            self._state.versions.leave_iteration(path)
 
     def tasks_in_iteration(self, path: str) -> list[WorkflowTask]:
         """Return the running tasks that were started in an iteration, or in a scope inside it."""
@@ -285,6 +316,7 @@ class ContextApi:
             path = f"{location}/~{iteration}"
             for deleted in (path, *entries.compensations.take_done_in(path)):
                 entries.log.delete(deleted)
+            self._state.versions.delete_pins(path)
             if entries.deferreds:
                 entries.keep_deferreds(path)
         entries.children.keep_after_pruning(location, end)

@@ -26,6 +26,7 @@ from perdure.model.turns import StartChild
 from perdure.runner.attempt_tracker import EXHAUSTED, AttemptTracker
 from perdure.runner.child_tracker import CHILDREN, ChildTracker
 from perdure.runner.compensations import Compensations
+from perdure.runner.deadlines import DeferredDeadlines
 from perdure.runner.entry_log import EntryLog
 from perdure.runner.event_loop import WorkflowLoop
 from perdure.runner.function_names import RegisteredFunctions
@@ -68,6 +69,7 @@ class EntryTracker:
         "children",
         "cleanup_tasks",
         "compensations",
+        "deadlines",
         "deferreds",
         "drift",
         "ended",
@@ -91,6 +93,7 @@ class EntryTracker:
         functions: RegisteredFunctions,
         *,
         strict: bool,
+        epoch: int,
     ) -> None:
         self._info = info
         self._history = history
@@ -104,6 +107,7 @@ class EntryTracker:
         self.attempts = AttemptTracker(self.log, loop, self.timers)
         self.compensations = Compensations(self.log, codec, history, functions, loop.iterations)
         self.children = ChildTracker(self.log, self.attempts, loop, history)
+        self.deadlines = DeferredDeadlines(info.id, epoch, self.log, self.attempts, self.timers, loop, history)
         self.pending: dict[str, PendingEntry] = {}
         self.immediate: dict[str, bytes | None] = {}
         self.waiting = OpenReceives()
@@ -485,6 +489,8 @@ class EntryTracker:
     def _on_deferred_completed(self, name: str, entry: Entry) -> None:
         """Complete all waits for a deferred with the same result: every deferred of one name is the same one."""
         self.deferreds.setdefault(name, entry)
+        if self.deadlines.pending:
+            self.deadlines.end(name)
         for location in self.waiting.take_all_for_deferred(name):
             self.immediate[location] = None
 
@@ -558,6 +564,12 @@ class EntryTracker:
         for entry in self.deferreds.values():
             if entry.location.startswith(below):
                 self.log.record(entry)
+
+    def on_removed(self, entry: Entry) -> None:
+        """Handle a recorded entry that the code no longer requests: `ctx.removed` accounts for it."""
+        self.log.count_recorded(entry)
+        if entry.kind == "deferred" and entry.seq is not None:
+            self.deferreds.setdefault(entry.name, entry)  # the message is consumed: a later wait must find its value
 
     # --- the end of the run
 

@@ -290,7 +290,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         caller, frame = asyncio_caller(sys._getframe(1))
         batch, index = self._as_completed_batch(frame, coro) if caller in AS_COMPLETED else (None, 0)
         inline = caller is WAIT_FOR
-        own_scope = not isinstance(coro, DurableCall) and not inline
+        own_scope = not (inline or parent.shared or isinstance(coro, DurableCall))
         if inline:
             self._inner_number += 1
             number = self._inner_number

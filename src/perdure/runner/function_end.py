@@ -40,6 +40,7 @@ class FunctionEnd:
         state.function_outcome = self._outcome(main)
         loop.halted = False
         entries.end()
+        entries.deadlines.end_all()
         for task in list(loop.live):
             if not task.done() and task not in entries.cleanup_tasks:
                 task.cancel()

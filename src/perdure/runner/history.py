@@ -157,10 +157,27 @@ class History:
         """Remove the entries at and below a path. The cost does not depend on the number of other entries."""
         if not self.by_location:
             return
+        for location in (path, *self._locations_below.pop(path, ())):
+            self.by_location.pop(location, None)
+
+    @property
+    def _locations_below(self) -> dict[str, list[str]]:
         if self._below is None:
             self._below = _locations_below_paths(self.by_location)
-        for location in (path, *self._below.pop(path, ())):
-            self.by_location.pop(location, None)
+        return self._below
+
+    def below(self, path: str) -> list[Entry]:
+        """Return the recorded entries below a path."""
+        locations = self._locations_below.get(path, ())
+        return [self.by_location[each] for each in locations if each in self.by_location]
+
+    def take(self, path: str) -> list[Entry]:
+        """Return the recorded entries at and below a path. They count as requested."""
+        own = self.by_location.get(path)
+        entries = [*self.below(path), *([own] if own is not None else [])]
+        for entry in entries:
+            self.scope(scope_of(entry.location)).pop(entry.ordinal, None)
+        return entries
 
     def first_unrequested(self) -> Entry | None:
         """Return the earliest recorded entry that the replay has not requested."""

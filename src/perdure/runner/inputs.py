@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from perdure.model.ids import deferred_message_epoch
 from perdure.model.records import ErrorRecord, Message, RunResult
 from perdure.model.turns import AwaitingResult, Input, MessageReceived, RecordRunningSteps, StartChild, StepDone
 from perdure.runner import limits
@@ -85,6 +86,8 @@ class InputApplier:
         if attempts.stop_requests and attempts.complete_stop(done.location, done.error, now):
             return
         if entries.children.watches and entries.children.on_effect_done(done.location, ended=True):
+            return
+        if entries.deadlines.pending and entries.deadlines.on_effect_done(done.location, done.error, now):
             return
         pending = entries.pending.get(done.location)
         if pending is None or pending.attempt != done.attempt or not pending.running or self._loop.stopped:
@@ -225,10 +228,17 @@ class InputApplier:
                 self._state.pause = message
             case "child":
                 self._apply_child_result(message, now)
-            case "deferred" if not message.id.startswith(f"deferred/{self._state.start.epoch}/"):
+            case "deferred" if deferred_message_epoch(message.id) != str(self._state.start.epoch):
                 mailbox.discard(message)  # addressed to an earlier generation
+            case "deferred" if message.name in self._entries.deferreds:
+                mailbox.discard(message)  # a fallback that arrived too late
             case "event" | "assignment" | "deferred":
                 mailbox.add(message)
+
+    def check_completions(self, now: float) -> None:
+        """Reject completions of deferreds that do not fit. A deferred with one that fits cannot time out any more."""
+        for name in self._mailbox.check_completions(now):
+            self._entries.deadlines.end(name)
 
     def _end_pause(self) -> None:
         """Drop a request to hold the run that was not carried out yet."""
@@ -282,7 +292,9 @@ class InputApplier:
         postponed: list[PendingEntry] = []
         while not loop.stopped and not loop.paused and (location := timers.pop_due(now)) is not None:
             pending = entries.pending.get(location)
-            if pending is None:
+            if location in entries.deadlines.pending:
+                entries.deadlines.fire(location)
+            elif pending is None:
                 self._completions.apply_external(location, "timer", "timer", now)
             elif pending.target in entries.extras.subscribed:
                 # A receive that subscribes with this turn does not time out before its topics were read once.

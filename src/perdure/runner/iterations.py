@@ -32,6 +32,10 @@ class RunningIterations:
         """Return whether a scope is a running iteration, or inside one."""
         return bool(self._tasks) and any(path in self._tasks for path in _iteration_paths(scope))
 
+    def around(self, scope: str) -> list[str]:
+        """Return the paths of the running iterations that contain a scope, the outermost first."""
+        return [path for path in _iteration_paths(scope) if path in self._tasks] if self._tasks else []
+
     def add_task(self, task: WorkflowTask) -> None:
         """Note a task as the last one that was started in the iterations around it."""
         if self._tasks:

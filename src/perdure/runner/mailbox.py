@@ -13,6 +13,9 @@ What a receive gets, and that the message is consumed, are in the same commit (`
 A receive takes from the mailbox first, in order of sending, then what a topic has assigned to it. Of several open
 receives, the one that the earliest message is for is completed first; if the message is for more than one, the one that
 was requested first.
+
+Completions of a deferred are checked in the turn in which they arrive, or in which the run declares the type. If none
+fits, each becomes a dead letter, and the commit that stores it releases the completion: the deferred is open again.
 """
 
 from __future__ import annotations
@@ -22,16 +25,20 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from contextvars import Context as VariableContext
 from heapq import heappop, heappush
+from typing import Any
+
+import msgspec
 
 from perdure.codec import Codec
 from perdure.errors import InvalidPayload
-from perdure.model.records import DeadLetter, ErrorRecord, Message
+from perdure.model.records import DeadLetter, ErrorRecord, Message, RunResult
 from perdure.runner.acceptance import find_rejection
 from perdure.runner.open_receives import OpenReceives
 from perdure.runner.pending import PendingEntry
 from perdure.runner.turn_extras import TurnExtrasBuilder
 from perdure.workflows.commands import ReceiveFilter
 from perdure.workflows.context import RunInfo
+from perdure.workflows.deferreds import find_mismatch
 from perdure.workflows.events import message_key
 from perdure.workflows.replies import build_rejection, describe_rejection, rejection_error, request_id
 
@@ -47,13 +54,15 @@ NO_ENTRIES = "~rejected"
 class Mailbox:
     """See the module's docstring. `consumed` are the numbers that the turn removes from the inbox.
 
-    `assigned` are events that topics have assigned to open receives, by target.
+    `assigned` are events that topics have assigned to open receives, by target. `unchecked` are the names of deferreds
+    whose completions have arrived, or whose type was declared, since they were last checked.
     """
 
     __slots__ = (
         "_blocked",
         "_by_name",
         "_codec",
+        "_deferred_types",
         "_deferreds",
         "_extras",
         "_heads",
@@ -61,6 +70,7 @@ class Mailbox:
         "_variables",
         "assigned",
         "consumed",
+        "unchecked",
     )
 
     def __init__(self, info: RunInfo, codec: Codec, extras: TurnExtrasBuilder, variables: VariableContext) -> None:
@@ -70,10 +80,12 @@ class Mailbox:
         self._variables = variables
         self._by_name: dict[str, deque[Message]] = {}
         self.assigned: dict[str, Message] = {}
-        self._deferreds: dict[str, Message] = {}
+        self._deferreds: dict[str, list[Message]] = {}  # completions in order: the first one that fits wins
+        self._deferred_types: dict[str, list[Any]] = {}  # the types that the run has declared, by name
         self._heads: list[_Head] = []  # a heap of messages that may have an open receive
         self._blocked: list[_Head] = []  # assigned events whose receive has messages in the mailbox
         self.consumed: list[int] = []
+        self.unchecked: dict[str, None] = {}
 
     def add(self, message: Message) -> None:
         """Keep a message until a receive takes it."""
@@ -86,7 +98,8 @@ class Mailbox:
             self.assigned[message.target] = message
             heappush(self._heads, (message.number, ASSIGNED, message.target))
         elif message.kind == "deferred":
-            self._deferreds[message.name] = message
+            self._deferreds.setdefault(message.name, []).append(message)
+            self.unchecked[message.name] = None
             heappush(self._heads, (message.number, DEFERRED, message.name))
 
     def discard(self, message: Message) -> None:
@@ -123,8 +136,8 @@ class Mailbox:
         command = pending.command
         assert command is not None
         if command.deferred is not None:
-            if (completion := self._deferreds.get(command.deferred)) is not None:
-                heappush(self._heads, (completion.number, DEFERRED, command.deferred))
+            if (number := self._first_fitting(command.deferred)) is not None:
+                heappush(self._heads, (number, DEFERRED, command.deferred))
             return
         for name in command.wants.types if command.wants is not None and self._by_name else ():
             if (queue := self._by_name.get(name)) is not None:
@@ -138,11 +151,11 @@ class Mailbox:
         if kind == EVENT:
             queue = self._by_name.get(key)
             return receives.first_for_event(key) if queue is not None and queue[0].number == number else None
-        found = self.assigned.get(key) if kind == ASSIGNED else self._deferreds.get(key)
+        if kind == DEFERRED:
+            return receives.first_for_deferred(key) if self._first_fitting(key) == number else None
+        found = self.assigned.get(key)
         if found is None or found.number != number:
             return None
-        if kind == DEFERRED:
-            return receives.first_for_deferred(key)
         receive = receives.at(key)
         wants = receive.command.wants if receive is not None and receive.command is not None else None
         if wants is not None and any(name in self._by_name for name in wants.types):
@@ -155,8 +168,7 @@ class Mailbox:
         command = pending.command
         assert command is not None
         if command.deferred is not None:
-            completion = self._deferreds.pop(command.deferred, None)
-            return [completion] if completion is not None else []
+            return self._take_completion(command.deferred, now)
         if command.wants is None:
             return []
         found: list[Message] = []
@@ -242,6 +254,75 @@ class Mailbox:
             id,
             error.type,
             extra={"run_id": info.id, "workflow": info.workflow, "event": message.name, "event_id": id},
+        )
+
+    # --- deferreds
+
+    def declare(self, name: str, kind: Any) -> tuple[Any, ...]:
+        """Note a type that the run awaits a deferred with. Return all its types.
+
+        Without any other type, `Any` accepts every value.
+        """
+        kinds = self._deferred_types.setdefault(name, [])
+        if kind is not Any and kind not in kinds:
+            kinds.append(kind)
+            if name in self._deferreds:
+                self.unchecked[name] = None
+        return tuple(kinds)
+
+    def check_completions(self, now: float) -> list[str]:
+        """Reject the completions of each deferred of which none fits. Return the names of those with one that fits.
+
+        A rejected completion is released with its id, so that the store accepts the next one. If one fits, the ones
+        before it are consumed together with it, and their id stays taken.
+        """
+        names, self.unchecked = [each for each in self.unchecked if each in self._deferreds], {}
+        fitting = [name for name in names if self._first_fitting(name) is not None]
+        for name in names:
+            if name not in fitting:
+                for message in self._deferreds.pop(name):
+                    self._extras.release_assignment(message.number)
+                    self._add_rejected(message, self._mismatch(message), now)
+        return fitting
+
+    def _first_fitting(self, name: str) -> int | None:
+        """Return the number of the first completion that fits, or None."""
+        completions = self._deferreds.get(name, ())
+        return next((each.number for each in completions if self._mismatch(each) is None), None)
+
+    def _take_completion(self, name: str, now: float) -> list[Message]:
+        """Remove the completions of a deferred, and return the first one that fits. The others are consumed."""
+        first, found = self._first_fitting(name), []
+        for message in self._deferreds.pop(name, ()):
+            if message.number == first:
+                found = [message]
+                continue
+            self.consumed.append(message.number)
+            mismatch = self._mismatch(message)
+            if mismatch is not None:
+                self._add_rejected(message, mismatch, now)
+        return found
+
+    def _mismatch(self, message: Message) -> InvalidPayload | None:
+        """Return why a completion fits none of the declared types; a failure always fits."""
+        value = msgspec.json.decode(message.body or b"{}", type=RunResult).result
+        if value is None:
+            return None
+        return find_mismatch(self._codec, value, message.name, self._deferred_types.get(message.name, ()))
+
+    def _add_rejected(self, message: Message, mismatch: InvalidPayload | None, now: float) -> None:
+        self._extras.add_dead_letter(
+            DeadLetter(
+                id=f"misfit/{self._info.id}/{message.number}/{message.id}",
+                kind="misfit",
+                at=now,
+                reason=str(mismatch),
+                event_name=message.name,
+                value=msgspec.json.decode(message.body or b"{}", type=RunResult).result,
+                original_target=self._info.id,
+                target_status="running",
+                sent_at=message.sent_at,
+            )
         )
 
     def _dead_letter(self, message: Message, reason: str, now: float) -> DeadLetter:

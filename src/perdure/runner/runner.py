@@ -103,8 +103,12 @@ class Runner:
             inputs, self._postponed_inputs = self._postponed_inputs, []
         if inputs or entries.immediate or entries.waiting:
             self._inputs.apply_all(inputs, now)
+        if state.mailbox.unchecked and not loop.paused:
+            self._inputs.check_completions(max(now, loop.now))
         if (state.limited or entries.timers.due) and not loop.paused:
             self._inputs.fire_due(max(now, loop.now))
+            if state.mailbox.unchecked and not loop.paused:
+                self._inputs.check_completions(max(now, loop.now))
 
     def close(self) -> None:
         """Evict the run from memory. Its handlers run, but their durable calls are refused and nothing is recorded."""

@@ -20,12 +20,15 @@ class Scope:
     """The sequence of requests of the workflow function or of a task. Counts names and requests.
 
     `recorded` are the entries of this scope in the history, by ordinal: a replay must request them in that order.
+    A `shared` scope is one of `ctx.scope`, or inside one: the tasks that are opened in it open no scopes of their own.
+    Their entries are numbered in the order of the requests of all these tasks, which is the same on every replay.
     """
 
-    __slots__ = ("_counts", "_randoms", "last_recorded", "ordinal", "path", "recorded")
+    __slots__ = ("_counts", "_randoms", "last_recorded", "ordinal", "path", "recorded", "shared")
 
-    def __init__(self, path: str, recorded: dict[int, Entry]) -> None:
+    def __init__(self, path: str, recorded: dict[int, Entry], *, shared: bool = False) -> None:
         self.path = path
+        self.shared = shared
         self.recorded = recorded
         self.last_recorded = max(recorded) if recorded else -1
         self.ordinal = 0
@@ -39,6 +42,12 @@ class Scope:
         if count:
             segment = f"{segment}#{count}"
         return f"{self.path}/{segment}" if self.path else segment
+
+    def peek(self, segment: str) -> str:
+        """Return the location that `locate` would return, without counting it."""
+        location = self.locate(segment)
+        self._counts[segment] -= 1
+        return location
 
     def random(self, purpose: str, seed: str) -> random.Random:
         """Return the random number generator of this scope for a purpose."""

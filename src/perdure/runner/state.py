@@ -99,7 +99,9 @@ class RunnerState:
         self.extras = TurnExtrasBuilder()
         strict = start.strict or start.definition.settings.strict
         functions = RegisteredFunctions(start.definition, start.workflows)
-        self.entries = EntryTracker(info, history, self.loop, start.codec, self.extras, functions, strict=strict)
+        self.entries = EntryTracker(
+            info, history, self.loop, start.codec, self.extras, functions, strict=strict, epoch=start.epoch
+        )
         self.entries.add_observed_runs(start.waits)
         self.variables = VariableContext()  # empty: user code sees no context variables of the worker
         self.mailbox = Mailbox(info, start.codec, self.extras, self.variables)

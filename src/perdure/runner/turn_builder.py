@@ -113,10 +113,11 @@ class TurnBuilder:
             kind = _WAITS.get(pending.kind)
             if kind is not None:
                 names = pending.awaited if pending.awaited is not None else {pending.name}
-                waits += [Wait(kind, location, name, pending.due_at) for name in sorted(names)]
+                until = self._entries.deadlines.due_at(pending.name) if kind == "deferred" else pending.due_at
+                waits += [Wait(kind, location, name, until) for name in sorted(names)]
         for due_at, location in self._timers.pending():
             found = pending_entries.get(location)
-            if found is not None and found.kind in _WAITS:
+            if (found is not None and found.kind in _WAITS) or location in self._entries.deadlines.pending:
                 continue
             if found is not None and found.call is not None:
                 waits.append(Wait("retry", location, found.name, due_at))

@@ -40,7 +40,10 @@ class TurnExtrasBuilder:
             self.unsubscribed.append(pending.target)
 
     def release_assignment(self, number: int) -> None:
-        """Release an assigned event that no receive wants: it keeps its offset and goes to the next subscriber."""
+        """Release an assigned event that no receive wants: it keeps its offset and goes to the next subscriber.
+
+        A completion of a deferred that does not fit is released too: the store accepts another one.
+        """
         self.any = True
         self.released.append(number)
 

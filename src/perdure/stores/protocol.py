@@ -44,6 +44,10 @@ Guarantees of every store
   `assignment` message into a run's inbox and removes the subscription from all its topics. The event keeps its offset
   until the assignment is consumed or released. A consumed event is deleted, or marked as seen by this run; a released
   one is offered to the next subscription. A run gets an event at most once, except after releasing it.
+- **Deferreds.** All completions of a deferred have one id, so the first one is accepted and the others are repetitions.
+  A run that rejects an unread completion, because its value does not fit, releases it like an assignment. The store
+  then removes the message with its id, and the next completion is accepted. The id of a consumed completion stays for
+  as long as the run does.
 """
 
 from __future__ import annotations

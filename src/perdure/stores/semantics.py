@@ -44,6 +44,7 @@ EVENTS = frozenset(("event", "assignment"))
 """Kinds of messages that a limit applies to and that need finalization if the run ends without reading them."""
 
 ASSIGNMENT = "assignment"
+RELEASABLE = frozenset((ASSIGNMENT, "deferred"))
 
 DELIVERIES = frozenset(("after_wait", "after_create", "all"))
 

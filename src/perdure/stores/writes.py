@@ -102,7 +102,8 @@ class CommitTurn(Struct, frozen=True, gc=False, kw_only=True):
     queued event; its assignment is a message that the turn has not seen. Of several topics it takes the event sent
     first, and of equal ones that of the topic named first. An existing target keeps its subscription and its age. A run
     that ends or restarts loses its subscriptions before anything is released, and makes none. A released assignment
-    leaves the inbox without a trace; assigned again, it has a new number.
+    leaves the inbox without a trace; assigned again, it has a new number. So does a released completion of a deferred:
+    another message of its id is accepted.
 
     Published values replace those of the same key. Streamed items get the next offsets of their streams.
 

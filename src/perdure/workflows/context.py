@@ -11,6 +11,7 @@ import logging
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
@@ -78,6 +79,8 @@ class RunApi(BranchHost, ReceiveHost, ChildHost, DeferredHost, LoopHost, Rollbac
     def pin_version(self, gate: str, latest: int) -> int: ...
 
     def skip_removed_entry(self, name: str, kind: str) -> None: ...
+
+    def shared_scope(self, name: str) -> AbstractContextManager[None]: ...
 
 
 class Context:
@@ -295,15 +298,34 @@ class Context:
         return broadcast(self._run, event, payload, event_id)
 
     @overload
-    def deferred(self, name: str, kind: type[T], *, raises: type[Exception] | Raises = ()) -> Deferred[T]: ...
+    def deferred(
+        self,
+        name: str,
+        kind: type[T],
+        *,
+        timeout: float | timedelta | None = None,
+        raises: type[Exception] | Raises = (),
+    ) -> Deferred[T]: ...
     @overload
-    def deferred(self, name: str, kind: Any = Any, *, raises: type[Exception] | Raises = ()) -> Deferred[Any]: ...
-    def deferred(self, name: str, kind: Any = Any, *, raises: Any = ()) -> Any:
+    def deferred(
+        self,
+        name: str,
+        kind: Any = Any,
+        *,
+        timeout: float | timedelta | None = None,
+        raises: type[Exception] | Raises = (),
+    ) -> Deferred[Any]: ...
+    def deferred(
+        self, name: str, kind: Any = Any, *, timeout: float | timedelta | None = None, raises: Any = ()
+    ) -> Any:
         """Return an awaitable value that a caller completes with its `.token`.
 
-        A failure whose type is in `raises` is raised as that type.
+        A completion whose value is not a `kind` does not count: the caller gets `InvalidPayload`, or the value becomes
+        a dead letter, and the deferred stays open. If no completion is stored within `timeout` after this call, the
+        deferred fails with `TimeoutError`, and later completions return False. The deadline is fixed when the run first
+        gets here. A failure whose type is in `raises` is raised as that type.
         """
-        return Deferred(self._run, name, kind, raises)
+        return Deferred(self._run, name, kind, raises, timeout)
 
     # --- steps
 
@@ -552,11 +574,20 @@ class Context:
 
     # --- code changes under running workflows
 
+    def scope(self, name: str) -> AbstractContextManager[None]:
+        """Return a block for `with`: all entries that are requested in it are placed below this name.
+
+        This includes the entries of tasks that are opened in the block. Such tasks open no scopes of their own, so that
+        names of functions and tasks in the code that is called here, like that of a library, are no part of a location.
+        """
+        return self._run.shared_scope(check_name("a scope's name", name))
+
     def version(self, gate: str, *, latest: int) -> int:
         """Return the version of a changed piece of code that this run uses.
 
         The version is pinned when the run first reaches the gate: 1, the code before the gate existed, if the run
-        replays committed history at that point, else `latest`.
+        replays committed history at that point, else `latest`. In the body of a `ctx.loop` it is pinned per iteration:
+        an iteration that is under way keeps its version, the next one takes `latest`.
         """
         return self._run.pin_version(check_name("a gate's name", gate), check_count("latest", latest))
 
@@ -565,7 +596,12 @@ class Context:
         return self.version(gate, latest=2) >= 2
 
     def removed(self, name: str, kind: str = "step") -> None:
-        """Skip an entry that older code recorded here and this code no longer requests."""
+        """Skip an entry that older code recorded here and this code no longer requests.
+
+        `kind` is that of the entry in the history: "step", "sleep", "receive", "child", "loop" and so on. It may also
+        be "join", "race", "map" or "scope", with the `name` of that block: then all entries below it are skipped,
+        completed or pending.
+        """
         self._run.skip_removed_entry(check_name("a removed entry's name", name), check_name("a kind", kind))
 
 

@@ -157,11 +157,16 @@ class MemoryTopics:
             self._delete_if_unreferenced(topic, stored, now)
 
     def release(self, run: MemoryRun, number: int, now: float) -> None:
-        """Remove an unread assignment from the run's inbox and offer its event to the next subscription."""
+        """Remove an unread assignment from the run's inbox and offer its event to the next subscription.
+
+        A completion of a deferred is removed with its id.
+        """
         message = run.inbox.get(number)
-        if message is None or message.kind != rules.ASSIGNMENT:
+        if message is None or message.kind not in rules.RELEASABLE:
             return
         del run.inbox[number], run.numbers[message.id]
+        if message.kind != rules.ASSIGNMENT:
+            return
         topic, stored = self._find(message.name, message.offset)
         if stored is None or run.record.id not in stored.readers:
             return

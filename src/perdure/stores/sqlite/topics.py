@@ -77,8 +77,8 @@ CONSUME = """
     UPDATE inbox SET consumed_at = ?, body = NULL WHERE run_pk = ? AND number = ? AND consumed_at IS NULL
     RETURNING kind, run_pk, name, topic_offset, consumed_at"""
 RELEASE_ASSIGNMENT = """
-    DELETE FROM inbox WHERE run_pk = ? AND number = ? AND kind = 'assignment' AND consumed_at IS NULL
-    RETURNING name, topic_offset"""
+    DELETE FROM inbox WHERE run_pk = ? AND number = ? AND kind IN ('assignment', 'deferred') AND consumed_at IS NULL
+    RETURNING kind, name, topic_offset"""
 
 # subscribing
 _FIRST_QUEUED = f"""
@@ -238,10 +238,13 @@ class Topics:
         return len(read)
 
     def release(self, run_pk: int, numbers: Iterable[int], now: float) -> None:
-        """Remove unread assignments from an inbox and offer their events to the next subscription."""
+        """Remove unread assignments from an inbox and offer their events to the next subscription.
+
+        Completions of deferreds are removed with their ids.
+        """
         for number in numbers:
             released = self._connection.execute(RELEASE_ASSIGNMENT, (run_pk, number)).fetchone()
-            stored = self._stored(*released) if released is not None else None
+            stored = self._stored(*released[1:]) if released is not None and released[0] == "assignment" else None
             if stored is None:
                 continue
             if stored.event.consume:

@@ -7,14 +7,24 @@ import asyncio
 from msgspec.structs import replace
 
 from perdure.model.records import Hold, RunStatus
+from perdure.model.turns import TurnExtras
 from perdure.stores.protocol import Store
-from perdure.stores.results import AlreadyEnded, Committed, EventPublished, LimitReached, MessageDelivered, RunMissing
+from perdure.stores.results import (
+    AlreadyEnded,
+    Committed,
+    EventPublished,
+    LimitReached,
+    MessageDelivered,
+    RunMissing,
+    Superseded,
+)
 from perdure.stores.writes import ContinueAs, EndRun, RunPatch
 from perdure.testing.contract.builders import (
     ContractCase,
     case,
     claim,
     claim_ids,
+    dead_letter,
     deliver,
     end,
     entry,
@@ -175,6 +185,50 @@ class InboxCases(ContractCase):
             MessageDelivered(2, fresh=False, owner="a"),
             MessageDelivered(3, fresh=False, owner="a"),
         ], "a repeated completion of a deferred is recognised as long as the run exists"
+
+    @case
+    async def test_a_released_completion_of_a_deferred_is_removed_with_its_id(self, store: Store) -> None:
+        first, other = deliver("deferred/0/x", kind="deferred"), deliver("deferred/0/y", kind="deferred")
+        await store.commit([run(owner="a"), first, other, deliver("e")])
+        assert await store.commit([first]) == [MessageDelivered(1, fresh=False, owner="a")]
+        released = TurnExtras(released_assignments=(1, 3, 9), dead_letters=(dead_letter(kind="misfit"),))
+        rejecting = turn(0, entry(), seen=3, extras=released)
+        assert await store.commit([rejecting]) == [Committed()]
+        assert [each.id for each in await store.inbox("r")] == ["deferred/0/y", "e"], "events are not released"
+        assert await store.commit([rejecting]) == [Committed()], "a repeated call"
+        assert await store.commit([first, other, first]) == [
+            MessageDelivered(4, fresh=True, owner="a"),
+            MessageDelivered(2, fresh=False, owner="a"),
+            MessageDelivered(4, fresh=False, owner="a"),
+        ]
+        assert await store.commit([rejecting]) == [Committed(has_messages=True)]
+        assert [each.id for each in await store.inbox("r")] == ["deferred/0/y", "e", "deferred/0/x"]
+        assert [each.kind for each in await store.dead_letters(10)] == ["misfit"]
+
+    @case
+    async def test_a_consumed_completion_of_a_deferred_cannot_be_released(self, store: Store) -> None:
+        await store.commit([run(owner="a"), deliver("deferred/0/x", kind="deferred")])
+        await store.commit([turn(0, entry(), seen=1, consumed=(1,))])
+        await store.commit([turn(1, entry("b"), seen=1, extras=TurnExtras(released_assignments=(1,)))])
+        assert await store.commit([deliver("deferred/0/x", kind="deferred")]) == [
+            MessageDelivered(1, fresh=False, owner="a")
+        ]
+
+    @case
+    async def test_a_completion_that_a_rejected_turn_releases_stays(self, store: Store) -> None:
+        await store.commit([run(owner="a"), deliver("deferred/0/x", kind="deferred")])
+        extras = TurnExtras(released_assignments=(1,))
+        assert await store.commit([turn(7, entry(), seen=1, extras=extras)]) == [Superseded()]
+        assert [each.id for each in await store.inbox("r")] == ["deferred/0/x"]
+
+    @case
+    async def test_a_turn_that_suspends_and_releases_keeps_a_later_completion_due(self, store: Store) -> None:
+        await store.commit([run(owner="a"), deliver("deferred/0/x", kind="deferred")])
+        extras = TurnExtras(released_assignments=(1,))
+        await store.commit([turn(0, entry(), seen=1, patch=suspended(), extras=extras)])
+        assert (await record(store)).wake_at is None
+        await store.commit([deliver("deferred/0/x", kind="deferred", now=130.0)])
+        assert (await record(store)).wake_at == 130.0
 
     @case
     async def test_concurrent_senders_get_different_numbers(self, store: Store) -> None:

@@ -98,13 +98,13 @@ function inbox.add(row, message_id, kind, value, now)
 end
 
 -- Remove a message from the inbox; return whether it was there. `verb` is 'consumed' (the id of an event is remembered)
--- or 'released' (an assignment goes back to its topic; other kinds stay).
+-- or 'released' (an assignment goes back to its topic, a completion of a deferred loses its id; other kinds stay).
 local function remove(row, number, now, verb)
   local name = key('inbox', row.id)
   local value = call('HGET', name, number)
   if not value then return false end
   local kind, message_id, topic, partition, offset, serial = unpack(read_header(value))
-  if verb == 'released' and kind ~= 'assignment' then return false end
+  if verb == 'released' and kind ~= 'assignment' and kind ~= 'deferred' then return false end
   call('HDEL', name, number)
   if inbox.COUNTED[kind] then run_rows.write_unindexed(row, count_event(row, value, -1)) end
   if verb == 'released' then
