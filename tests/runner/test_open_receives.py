@@ -5,11 +5,12 @@ from asyncio import Future
 from contextvars import Context as VariableContext
 from typing import Any
 
+import msgspec
 import pytest
 
 from perdure import Context
 from perdure.codec import JSON
-from perdure.model.records import Message
+from perdure.model.records import Message, RunResult, RunStatus
 from perdure.model.turns import MessageReceived
 from perdure.runner.mailbox import Mailbox
 from perdure.runner.open_receives import OpenReceives
@@ -22,6 +23,7 @@ from tests.runner.turn_driver import Play
 
 INFO = RunInfo(id="r", workflow="w", version=1, generation=0, tags={}, parent=None)
 NAMES = ("a", "b", "c")
+COMPLETION = msgspec.json.encode(RunResult(RunStatus.SUCCEEDED, b"1"))
 
 
 class Model:
@@ -73,7 +75,8 @@ def new_message(number: int, model: Model, rng: random.Random) -> Message:
         target, name = receive.target, rng.choice(list(receive.command.wants.types))
     if kind == "deferred" and any(each.kind == kind and each.name == name for each in model.messages):
         kind = "event"
-    return Message(id=str(number), kind=kind, number=number, name=name, body=b"1", target=target)
+    body = COMPLETION if kind == "deferred" else b"1"
+    return Message(id=str(number), kind=kind, number=number, name=name, body=body, target=target)
 
 
 @pytest.mark.parametrize("seed", range(100))
