@@ -46,6 +46,10 @@ def parse_target(given: str | None) -> Target:
         given, folder = settings.app, settings.folder or folder
     if not given:
         raise UsageError("no target is given", "use app.shop:workflows or app.py, or set `app` under [tool.perdure]")
+    return _parse(given, folder)
+
+
+def _parse(given: str, folder: Path) -> Target:
     path, _, attribute = given.partition(":")
     if path.endswith(".py") or "/" in path:
         file = (folder / path).resolve()
@@ -72,6 +76,31 @@ def load_unambiguous(target: Target) -> list[Workflow[Any, Any]]:
     for each in load(target):
         _refuse_two(found.setdefault((each.name, each.version), each), each)
     return list(found.values())
+
+
+def load_lifespan(given: str | None, target: Target) -> Any:
+    """Import the given lifespan, or the `lifespan` of [tool.perdure]; None if there is none.
+
+    A name without a module is an attribute of the target's module. No attribute is used without being named: a module
+    often defines the lifespan of a web application.
+    """
+    from perdure.errors import InvalidArgument
+    from perdure.execution.lifespan import check_lifespan
+
+    folder = Path.cwd()
+    if given is None:
+        settings = find_settings()
+        given, folder = settings.lifespan, settings.folder or folder
+    if given is None:
+        return None
+    named = _parse(given, folder) if ":" in given else Target(given, target.module, given, target.folder)
+    module = _import(named)
+    if named.attribute is None or not hasattr(module, named.attribute):
+        raise UsageError(f"{named.module} has no {named.attribute}", "use --lifespan module:name of an async function")
+    try:
+        return check_lifespan(getattr(module, named.attribute))
+    except InvalidArgument as error:
+        raise UsageError(f"{given}: {error}") from None
 
 
 def _refuse_two(one: Workflow[Any, Any], other: Workflow[Any, Any]) -> None:

@@ -58,11 +58,11 @@ class ArgumentCheck:
 def argument_check(name: str, annotation: Any) -> ArgumentCheck | None:
     """Return the check of a parameter, or None if every value fits."""
     annotation = _strip_qualifiers(annotation)
-    if isinstance(annotation, type) and not getattr(annotation, "_is_protocol", False):
+    if annotation is Any or getattr(annotation, "_is_protocol", False):
+        return None
+    if isinstance(annotation, type) or annotation is None or typing.get_origin(annotation) is not None:
         return ArgumentCheck(name, annotation)
-    if annotation is None or typing.get_origin(annotation) is not None:
-        return ArgumentCheck(name, annotation)
-    return None  # Any, a TypeVar, an annotation that cannot be resolved
+    return None  # a TypeVar, or an annotation that is no type
 
 
 def _native_or_none(annotation: Any) -> Any:
@@ -81,6 +81,8 @@ def _has_parts(cls: type) -> bool:
 def _check(value: Any, annotation: Any, path: str) -> None:
     annotation = _strip_qualifiers(annotation)
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is Any:  # a class since Python 3.11
+        return
     if origin in (typing.Union, types.UnionType):
         _check_union(value, args, annotation, path)
     elif origin is typing.Annotated:

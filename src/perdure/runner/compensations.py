@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Sequence
+from contextvars import Context as VariableContext
+from contextvars import copy_context
 from typing import Any
 
 import msgspec
@@ -26,7 +28,7 @@ from perdure.runner.history import History
 from perdure.runner.iterations import RunningIterations
 from perdure.workflows.definition import Workflow
 from perdure.workflows.rollback import ROLLBACK_SCOPES
-from perdure.workflows.steps import Step, StepCall, StepOptions, make_step
+from perdure.workflows.steps import Step, StepCall, StepOptions, inherits_context, make_step
 
 RECORDS = "~compensation"
 
@@ -41,6 +43,7 @@ class Compensation(Struct):
     args: Callable[[], Sequence[Any]]
     of: str | None  # the location of the step that it compensates
     blocks: tuple[str, ...] = ()  # names of the rollback scopes around the registration
+    variables: VariableContext | None = None  # of the code that registered it, if `fn` inherits them
     record: Entry | None = None
     recorded: CompensationRecord | None = None  # if it was loaded from a record: then `fn` and `args` are unknown
 
@@ -114,14 +117,15 @@ class Compensations:
             what = f"the result of step {entry.location}"
             return (None if value is None else self._codec.decode(value, returns, what=what),)
 
-        self._register(
-            Compensation(entry.location, "rollback", self._order(), fn, result, entry.location, call.rollback_scopes)
-        )
+        variables = call.variables if inherits_context(fn) else None
+        where, scopes = entry.location, call.rollback_scopes
+        self._register(Compensation(where, "rollback", self._order(), fn, result, where, scopes, variables))
 
     def add(self, kind: str, location: str, fn: Any, args: tuple[Any, ...]) -> None:
         """Register a function by `on_rollback` or `on_exit`."""
         blocks = ROLLBACK_SCOPES.get() if kind == "rollback" else ()
-        self._register(Compensation(location, kind, self._order(), fn, lambda: args, None, blocks))
+        variables = copy_context() if inherits_context(fn) else None
+        self._register(Compensation(location, kind, self._order(), fn, lambda: args, None, blocks, variables))
 
     def _register(self, compensation: Compensation) -> None:
         known = self._registered.get(compensation.key)
@@ -186,7 +190,9 @@ class Compensations:
         # A step of `options(name=...)` keeps that name. Earlier versions recorded the name of the function instead.
         renamed = record is not None and recorded is not None and has_valid_form(recorded.fn)
         step = fn.options(compensate=None, name=record.name if renamed and record is not None else fn.name)
-        return step.call_unchecked(args)
+        call = step.call_unchecked(args)
+        call.variables = compensation.variables or VariableContext()
+        return call
 
     def _find(self, recorded: CompensationRecord) -> Any:
         """Return the function of a record. Raises `WorkflowMisuse` if this code has no such function."""
@@ -257,7 +263,7 @@ class Compensations:
             # Carried over from an earlier generation: registered before everything of this one.
             order = (-1, entry.call_seq) if key.startswith("~before/") else record.order
             self._registered[key] = Compensation(
-                key, record.kind, order, None, tuple, record.of, record.blocks, entry, record
+                key, record.kind, order, None, tuple, record.of, record.blocks, None, entry, record
             )
 
 

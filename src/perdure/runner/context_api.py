@@ -37,7 +37,7 @@ from perdure.workflows.commands import Command
 from perdure.workflows.context import Context
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow
 from perdure.workflows.rollback import ROLLBACK_SCOPES
-from perdure.workflows.steps import StepCall
+from perdure.workflows.steps import StepCall, inherits_context
 
 LOGGER = logging.getLogger("perdure.workflow")
 CHILDREN = "~children"
@@ -67,7 +67,7 @@ class ContextApi:
         if settings.compensate is not None:
             entries.compensations.check(step.compensation, self._loop.scope().path)
             call.rollback_scopes = ROLLBACK_SCOPES.get()
-        if settings.context == "inherit":
+        if settings.context == "inherit" or inherits_context(settings.compensate):
             call.variables = copy_context()
         return entries.request("step", step.name, step.segment, call=call)
 
@@ -322,8 +322,6 @@ class ContextApi:
             return entries.never_completing()
         detail = msgspec.json.encode({"of": compensation.of})
         call.close()  # the request below replaces awaiting it
-        if call.step.settings.context == "inherit":
-            call.variables = copy_context()
         return self._entries.request("step", call.step.name, escape_segment(call.step.name), call=call, detail=detail)
 
     def request_stop_children(self) -> Any:

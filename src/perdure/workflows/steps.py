@@ -244,6 +244,11 @@ class BoundStep(Step[P, R_co]):
         return hash((self.fn, self.name))
 
 
+def inherits_context(fn: Any) -> bool:
+    """Return whether a function is a step that gets the context variables of its caller."""
+    return isinstance(fn, Step) and fn.settings.context == "inherit"
+
+
 def make_step(fn: Callable[..., Any], name: str, options: StepOptions) -> Step[Any, Any]:
     """Return the step of an undecorated function or method, with checked options."""
     if isinstance(fn, BoundStep | MethodType):
@@ -268,7 +273,7 @@ class StepCall(DurableCall[Any]):
     __slots__ = ("_run", "args", "checks", "kwargs", "rollback_scopes", "step", "variables")
 
     rollback_scopes: tuple[str, ...]  # Around a call that has a compensation; set when the call starts.
-    variables: VariableContext  # Of the caller, if the step inherits them; set when the call starts.
+    variables: VariableContext  # Of the caller, if the step or its compensation inherits them; set at the start.
 
     def __init__(
         self,
