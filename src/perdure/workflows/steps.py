@@ -164,11 +164,9 @@ class Step(Generic[P, R_co]):
     def __get__(self: Step[Concatenate[S, Q], R], instance: S, owner: type[Any] | None = None, /) -> Step[Q, R]: ...
     def __get__(self, instance: Any, owner: type[Any] | None = None, /) -> Any:
         """Return the step bound to an instance, like a method of it."""
-        if self.binds == "class":
-            return BoundStep(self, type(instance) if owner is None else owner)
-        if instance is None or self.binds == "nothing" or not isinstance(self.body.fn, FunctionType):
-            return self
-        return BoundStep(self, instance)
+        if self.binds == "instance":
+            return self if instance is None else BoundStep(self, instance)
+        return BoundStep(self, type(instance) if owner is None else owner) if self.binds == "class" else self
 
     def __set_name__(self, owner: type[Any], name: str) -> None:
         defined_here = getattr(self.body.fn, "__qualname__", "") == f"{owner.__qualname__}.{name}"
@@ -213,11 +211,26 @@ class BoundStep(Step[P, R_co]):
     """A step that is a method, with the instance or class that it is called on."""
 
     def __init__(self, step: Step[Any, R_co], instance: Any) -> None:
-        self.__dict__.update(step.__dict__)  # all that `Step.__init__` computes; this runs per access
+        # Hot path: one is created per access, so `update_wrapper` is replaced by the properties below.
+        body = self.body = step.body
+        self.name = step.name
+        self.settings = step.settings
+        self.segment = step.segment
         self.instance = instance
-        self.is_method = False
-        self.fn = self.__wrapped__ = MethodType(step.body.fn, instance)
-        self.arguments = step.body.method_arguments
+        self.fn = MethodType(body.fn, instance)
+        self.arguments = body.method_arguments
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        return self.fn
+
+    @property
+    def __name__(self) -> str:
+        return self.fn.__name__
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        return self.fn.__doc__
 
     def __get__(self, instance: Any, owner: type[Any] | None = None, /) -> Any:
         return self
@@ -379,7 +392,7 @@ def step(fn: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
             raise WorkflowMisuse(f"step {fn.__name__!r} is a generator; return a value or write to a stream")
         name_or_default = name or getattr(fn, "__name__", None) or type(fn).__name__
         defined = Step[Any, Any](StepBody(fn), check_name("a step's name", name_or_default), settings)
-        defined.binds = binds or "instance"
+        defined.binds = binds or ("instance" if isinstance(fn, FunctionType) else "nothing")
         STEPS[step_origin(fn)] = defined
         return defined
 
