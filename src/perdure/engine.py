@@ -81,11 +81,13 @@ class Engine(Client):
         if runtime is None:
             await self._session.close()
             return
-        await runtime.stop(seconds, wait_for_bodies=self._lifespan is not None)
         try:
-            await self._exit_lifespan()
+            await runtime.stop(seconds, wait_for_bodies=self._lifespan is not None)
         finally:
-            await self._session.close(writes_timeout=0.0)  # `stop` has waited for them
+            try:
+                await self._exit_lifespan()
+            finally:
+                await self._session.close(writes_timeout=0.0)  # `stop` has waited for them
 
     async def recover(self) -> RecoveryReport:
         """Take over the runs of dead workers and claim what is due, now.

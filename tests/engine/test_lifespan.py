@@ -231,6 +231,52 @@ def test_error_on_exit_is_raised_by_the_shutdown_and_the_store_is_closed():
     asyncio.run(main())
 
 
+def test_cancelled_shutdown_exits_the_lifespan():
+    @step
+    async def endless() -> None:
+        await asyncio.Event().wait()
+
+    @workflow
+    async def runs(ctx: Context) -> None:
+        await endless()
+
+    async def main():
+        engine = Engine("memory://", [runs], lifespan=lifespan)
+        await engine.open()
+        await engine.start(runs)
+        stopping = asyncio.create_task(engine.shutdown(grace=3600))
+        while engine._runtime is not None:
+            await asyncio.sleep(0)
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+
+    asyncio.run(main())
+    assert LOG[1:] == ["exit"]
+
+
+def test_cancelled_opening_exits_the_lifespan():
+    @contextlib.asynccontextmanager
+    async def slow(engine):
+        LOG.append("enter")
+        try:
+            await asyncio.Event().wait()
+            yield
+        finally:
+            LOG.append("exit")
+
+    async def main():
+        opening = asyncio.create_task(Engine("memory://", lifespan=slow).open())
+        while not LOG:
+            await asyncio.sleep(0)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+
+    asyncio.run(main())
+    assert LOG == ["enter", "exit"]
+
+
 def test_lifespan_that_ends_early_is_reported(caplog):
     @contextlib.asynccontextmanager
     async def fails_later(engine):

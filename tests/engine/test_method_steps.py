@@ -229,6 +229,18 @@ def test_undecorated_method_is_a_step_through_the_context():
     assert asyncio.run(results_of(make)) == ([6, "EUR-o"], ["times", "paid"])
 
 
+def test_methods_run_in_branches_and_over_items():
+    gateway = Gateway([])
+
+    async def make(ctx):
+        joined = await ctx.join(left=gateway.charge("l"), right=gateway.print("r"))
+        return [joined, await ctx.map(gateway.print, ["a", "b"]), await asyncio.gather(gateway.print("c"))]
+
+    result, locations = asyncio.run(results_of(make))
+    assert result == [{"left": "EUR-l", "right": "R"}, ["A", "B"], ["C"]]
+    assert {"join/left/charge", "join/right/print", "print"} <= set(locations)
+
+
 def test_mock_of_a_method_replaces_it_for_every_instance():
     one, other = Gateway([]), Gateway([])
 

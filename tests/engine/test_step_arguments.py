@@ -2,7 +2,9 @@
 
 import asyncio
 import functools
+import gc
 import traceback
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -243,6 +245,38 @@ def test_context_step_binds_and_checks_too():
         return seen
 
     assert asyncio.run(of_workflow(calls)) == ["7", "TypeError", "InvalidPayload"]
+
+
+def test_closures_that_are_passed_to_context_step_are_collected():
+    references = []
+
+    @workflow
+    async def passes(ctx: Context) -> list[int]:
+        seen = []
+        for number in range(3):
+
+            async def closure(number: int = number) -> int:
+                return number
+
+            references.append(weakref.ref(closure))
+            seen += [await ctx.step("closure", closure), await ctx.step("lambda", lambda: 1)]
+            del closure
+        return seen
+
+    assert asyncio.run(of_workflow(passes)) == [0, 1, 1, 1, 2, 1]
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 3
+
+
+@pytest.mark.parametrize("args", [(), (1, 2, 3)])
+def test_unannotated_function_is_bound_too(args):
+    @workflow
+    async def calls(ctx: Context) -> None:
+        assert await ctx.step("lambda", lambda a, b=2: a + b, 1) == 3
+        await ctx.step("lambda", lambda a, b=2: a + b, *args)
+
+    with pytest.raises(RunFailed, match=r"<lambda>\(\): (missing a required argument|too many positional)"):
+        asyncio.run(of_workflow(calls))
 
 
 # --- histories of versions that did not check

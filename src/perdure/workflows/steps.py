@@ -16,7 +16,6 @@ from datetime import timedelta
 from functools import cached_property, update_wrapper
 from types import FunctionType, MethodType
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
-from weakref import WeakKeyDictionary
 
 from perdure.codec.annotations import enclosing_names, return_type
 from perdure.errors import InvalidArgument, WorkflowMisuse
@@ -93,18 +92,21 @@ class StepBody:
         return return_type(self.fn, self._enclosing_names)
 
 
-_BODIES: WeakKeyDictionary[Callable[..., Any], StepBody] = WeakKeyDictionary()
+_BODY = "__perdure_step_body__"
 
 
 def get_step_body(fn: Callable[..., Any]) -> StepBody:
-    """Return the body of a function. Cached per function if the function can be weakly referenced."""
-    try:
-        found = _BODIES.get(fn)
-        if found is None:
-            found = _BODIES[fn] = StepBody(fn)
-    except TypeError:  # The callable cannot be hashed or weakly referenced.
+    """Return the body of a function.
+
+    It is an attribute of the function: a workflow may pass a new closure to each `ctx.step`, and a cache of them would
+    grow without bound.
+    """
+    if not isinstance(fn, FunctionType):
         return StepBody(fn)
-    return found
+    found = fn.__dict__.get(_BODY)
+    if found is None or found.fn is not fn:  # `functools.wraps` copies the attributes of another function
+        found = fn.__dict__[_BODY] = StepBody(fn)
+    return cast("StepBody", found)
 
 
 class Step(Generic[P, R_co]):
