@@ -3,11 +3,24 @@
 import asyncio
 import inspect
 import threading
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from perdure import Break, Context, Continue, Retry, RunFailed, WorkflowMisuse, current_step, step, workflow
+from perdure import (
+    Break,
+    Context,
+    Continue,
+    InvalidPayload,
+    Retry,
+    RunFailed,
+    WorkflowMisuse,
+    current_step,
+    step,
+    workflow,
+)
 from perdure.runner.function_names import _find_registered
 from perdure.testing import TestEngine, replay
 from tests.engine.store_matrix import on_every_store
@@ -239,6 +252,57 @@ def test_methods_run_in_branches_and_over_items():
     result, locations = asyncio.run(results_of(make))
     assert result == [{"left": "EUR-l", "right": "R"}, ["A", "B"], ["C"]]
     assert {"join/left/charge", "join/right/print", "print"} <= set(locations)
+
+
+def test_abstract_method_must_be_overridden():
+    class Sender(ABC):
+        @step
+        @abstractmethod
+        async def send(self, text: str) -> str: ...
+
+        @abstractmethod
+        @step
+        async def close(self) -> None: ...
+
+    class Printer(Sender):
+        @step
+        async def send(self, text: str) -> str:
+            return f"printed {text}"
+
+        @step
+        async def close(self) -> None: ...
+
+    assert Sender.__abstractmethods__ == {"send", "close"}
+    sender: Sender = Printer()
+    assert asyncio.run(results_of(lambda ctx: sender.send("x"))) == ("printed x", ["send"])
+
+
+def test_local_class_resolves_postponed_annotations():
+    @dataclass
+    class Parcel:
+        kilos: int
+
+    class Carrier:
+        @step
+        async def ship(self, parcel: "Parcel") -> "Parcel":
+            return parcel
+
+        @step
+        async def __call__(self, parcel: "Parcel") -> int:
+            return parcel.kilos
+
+    async def make(ctx):
+        seen: list[Any] = [await Carrier().ship(Parcel(3)), await Carrier()(Parcel(4))]
+        try:
+            await Carrier().ship(Parcel("3"))  # type: ignore[arg-type]
+        except InvalidPayload as error:
+            seen.append(str(error))
+        return [type(seen[0]).__name__, *seen[1:]]
+
+    assert asyncio.run(results_of(make)) == (
+        ["Parcel", 4, "arguments of step 'ship': parcel.kilos: Expected `int`, got `str`"],
+        ["ship", "__call__"],
+    )
 
 
 def test_mock_of_a_method_replaces_it_for_every_instance():

@@ -117,6 +117,7 @@ class Step(Generic[P, R_co]):
 
     binds: Literal["instance", "class", "nothing"] = "instance"  # what access through a class or instance binds
     is_method = False  # defined in a class, and not bound
+    __isabstractmethod__ = False
 
     def __init__(self, body: StepBody, name: str, options: StepOptions) -> None:
         self.body = body
@@ -395,6 +396,8 @@ def step(fn: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
         name_or_default = name or getattr(fn, "__name__", None) or type(fn).__name__
         defined = Step[Any, Any](StepBody(fn), check_name("a step's name", name_or_default), settings)
         defined.binds = binds or ("instance" if isinstance(fn, FunctionType) else "nothing")
+        if getattr(fn, "__isabstractmethod__", False):
+            defined.__isabstractmethod__ = True
         STEPS[step_origin(fn)] = defined
         return defined
 
