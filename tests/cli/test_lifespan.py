@@ -16,6 +16,11 @@ async def opened(worker):
     print("entered", flush=True)
     yield {"kind": type(worker).__name__}
     print("exited", flush=True)
+
+@asynccontextmanager
+async def broken(worker):
+    raise ConnectionRefusedError("no database")
+    yield
 """
 
 READS = """
@@ -80,14 +85,15 @@ def test_dev_passes_the_lifespan_to_its_worker(app):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "message", "code"),
     [
-        ("resources:missing", "resources has no missing"),
-        ("missing", "shop has no missing"),
-        ("lifespan", "must be an async context manager"),
-        ("nowhere:opened", "there is no module nowhere"),
+        ("resources:missing", "resources has no missing", 2),
+        ("missing", "shop has no missing", 2),
+        ("lifespan", "must be an async context manager", 2),
+        ("nowhere:opened", "there is no module nowhere", 2),
+        ("resources:broken", "ConnectionRefusedError: no database", 1),
     ],
 )
-def test_invalid_lifespan_is_a_usage_error(app, name, message):
-    done = app.run("worker", "shop.py", "--lifespan", name, "--json", code=2)
+def test_lifespan_that_cannot_be_entered_is_reported(app, name, message, code):
+    done = app.run("worker", "shop.py", "--lifespan", name, "--json", code=code)
     assert message in json.loads(done.stderr)["error"]["message"]

@@ -42,7 +42,7 @@ class Lifespan:
     @classmethod
     async def enter(cls, lifespan: Any, owner: Any) -> tuple[Lifespan, Any]:
         """Enter a lifespan, and return it with the value that it yields. Raises what the lifespan raises."""
-        manager = _open_manager(lifespan, owner)
+        manager = open_manager(lifespan, owner)
         entered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         leave = asyncio.Event()
         task = asyncio.create_task(_hold(manager, entered, leave), name="perdure-lifespan")
@@ -77,7 +77,8 @@ async def _hold(manager: AbstractAsyncContextManager[Any], entered: asyncio.Futu
         await leave.wait()
 
 
-def _open_manager(lifespan: Any, owner: Any) -> AbstractAsyncContextManager[Any]:
+def open_manager(lifespan: Any, owner: Any) -> AbstractAsyncContextManager[Any]:
+    """Return the context manager of a lifespan. Raises `InvalidArgument` if it is not an async one."""
     manager = lifespan
     if not _is_manager(lifespan):
         manager = lifespan(owner) if _takes_owner(lifespan) else lifespan()
