@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
@@ -13,11 +14,14 @@ from perdure.cluster.membership import Membership
 from perdure.config import EngineConfig
 from perdure.errors import WorkflowMisuse
 from perdure.execution.catalog import Catalog
+from perdure.execution.lifespan import Lifespan, LifespanOption, check_lifespan
 from perdure.execution.local_worker import NullLocalWorker
 from perdure.execution.runtime import WorkerRuntime
 from perdure.model.validation import check_count, check_name, check_seconds
 from perdure.stores.protocol import Store
 from perdure.workflows.definition import Workflow
+
+LOGGER = logging.getLogger("perdure.execution")
 
 
 class Engine(Client):
@@ -25,6 +29,9 @@ class Engine(Client):
 
     Use it as `async with Engine(url) as engine:`. It executes the `workflows` of the list only. With `workflows=None`
     it executes every workflow that is imported or that you start through it.
+
+    `lifespan` is an async context manager, or a function of the engine that returns one. It is entered before the first
+    step and exited after the last one. Steps read the value that it yields as `current_step().state`.
     """
 
     def __init__(
@@ -32,6 +39,7 @@ class Engine(Client):
         url: str | Store,
         workflows: Iterable[Workflow[Any, Any]] | None = None,
         config: EngineConfig | None = None,
+        lifespan: LifespanOption | None = None,
         *,
         pool: str = "default",
         clock: Clock = SYSTEM_CLOCK,
@@ -45,17 +53,23 @@ class Engine(Client):
         self._session.known_types.use(self._catalog.own, own_only=not self._catalog.is_open)
         self._concurrency = None if concurrency is None else check_count("concurrency", concurrency)
         self._runtime: WorkerRuntime | None = None
+        self._lifespan_option = check_lifespan(lifespan)
+        self._lifespan_owner: Any = self  # a worker passes itself
+        self._lifespan: Lifespan | None = None
 
     async def open(self) -> None:
         """Open the store and start to execute runs; `async with` calls it."""
         await super().open()
         runtime: WorkerRuntime | None = None
         try:
+            state = await self._enter_lifespan()
             runtime = self._build_runtime()
+            runtime.coordinator.executor.state = state
             await runtime.start(retry_forever=self._session.wait_for_store)
         except BaseException:
             if runtime is not None:
                 await runtime.abort()
+            await self._exit_lifespan_after_error()
             await self._session.close()
             raise
         self._attach(runtime)
@@ -67,9 +81,14 @@ class Engine(Client):
         runtime = self._detach()
         if runtime is None:
             await self._session.close()
-        else:
-            await runtime.stop(seconds)
-            await self._session.close(writes_timeout=0.0)  # `stop` has waited for them
+            return
+        try:
+            await runtime.stop(seconds, wait_for_bodies=self._lifespan is not None)
+        finally:
+            try:
+                await self._exit_lifespan()
+            finally:
+                await self._session.close(writes_timeout=0.0)  # `stop` has waited for them
 
     async def recover(self) -> RecoveryReport:
         """Take over the runs of dead workers and claim what is due, now.
@@ -81,6 +100,25 @@ class Engine(Client):
         self._session.check_caller()
         takeover, claimed = await self._runtime.recover()
         return RecoveryReport(takeover.workers, takeover.runs, claimed)
+
+    async def _enter_lifespan(self) -> Any:
+        """Enter the lifespan, and return what the steps get as their state."""
+        if self._lifespan_option is None:
+            return None
+        self._lifespan, state = await Lifespan.enter(self._lifespan_option, self._lifespan_owner)
+        return state
+
+    async def _exit_lifespan(self) -> None:
+        lifespan, self._lifespan = self._lifespan, None
+        if lifespan is not None:
+            await lifespan.exit()
+
+    async def _exit_lifespan_after_error(self) -> None:
+        """Exit the lifespan; log its error, because another one is being raised."""
+        try:
+            await self._exit_lifespan()
+        except Exception:
+            LOGGER.exception("Lifespan failed on exit; the resources that it opened may still be open")
 
     def _build_runtime(self) -> WorkerRuntime:
         """Build the worker over the open store, without starting it."""
@@ -110,4 +148,5 @@ class Engine(Client):
         runtime = self._detach()
         if runtime is not None:
             await runtime.abort()
+        await self._exit_lifespan_after_error()
         await self._session.abandon()

@@ -13,6 +13,7 @@ from perdure.client.store_urls import open_store
 from perdure.clock import SYSTEM_CLOCK
 from perdure.engine import Engine
 from perdure.errors import WorkflowMisuse
+from perdure.execution.lifespan import LifespanOption
 from perdure.stores.protocol import Store
 from perdure.workflows.context import Context
 
@@ -25,16 +26,46 @@ Body = Coroutine[Any, Any, R]
 
 
 @overload
-def run(wf: Callable[[Context], Body[R]], /, *, store: str | Store = ..., id: str | None = None) -> R: ...
-@overload
-def run(wf: Callable[[Context, A], Body[R]], a: A, /, *, store: str | Store = ..., id: str | None = None) -> R: ...
-@overload
 def run(
-    wf: Callable[[Context, A, B], Body[R]], a: A, b: B, /, *, store: str | Store = ..., id: str | None = None
+    wf: Callable[[Context], Body[R]],
+    /,
+    *,
+    store: str | Store = ...,
+    id: str | None = None,
+    lifespan: LifespanOption | None = None,
 ) -> R: ...
 @overload
 def run(
-    wf: Callable[[Context, A, B, C], Body[R]], a: A, b: B, c: C, /, *, store: str | Store = ..., id: str | None = None
+    wf: Callable[[Context, A], Body[R]],
+    a: A,
+    /,
+    *,
+    store: str | Store = ...,
+    id: str | None = None,
+    lifespan: LifespanOption | None = None,
+) -> R: ...
+@overload
+def run(
+    wf: Callable[[Context, A, B], Body[R]],
+    a: A,
+    b: B,
+    /,
+    *,
+    store: str | Store = ...,
+    id: str | None = None,
+    lifespan: LifespanOption | None = None,
+) -> R: ...
+@overload
+def run(
+    wf: Callable[[Context, A, B, C], Body[R]],
+    a: A,
+    b: B,
+    c: C,
+    /,
+    *,
+    store: str | Store = ...,
+    id: str | None = None,
+    lifespan: LifespanOption | None = None,
 ) -> R: ...
 @overload
 def run(
@@ -47,12 +78,20 @@ def run(
     *,
     store: str | Store = ...,
     id: str | None = None,
+    lifespan: LifespanOption | None = None,
 ) -> R: ...
-def run(wf: Any, /, *args: Any, store: str | Store = "memory://", id: str | None = None) -> Any:
+def run(
+    wf: Any,
+    /,
+    *args: Any,
+    store: str | Store = "memory://",
+    id: str | None = None,
+    lifespan: LifespanOption | None = None,
+) -> Any:
     """Execute a workflow to its end and return its value.
 
     With an `id` and a durable `store`, call it again after a crash to continue the run. Raises `WorkflowMisuse` in a
-    running event loop, which it would block.
+    running event loop, which it would block. `lifespan` is that of the `Engine` that executes it.
     """
     with contextlib.suppress(RuntimeError):  # raised if no event loop runs
         asyncio.get_running_loop()
@@ -61,7 +100,7 @@ def run(wf: Any, /, *args: Any, store: str | Store = "memory://", id: str | None
         )
 
     async def main() -> Any:
-        async with Engine(open_store(store, SYSTEM_CLOCK, owns_loop=True)) as engine:
+        async with Engine(open_store(store, SYSTEM_CLOCK, owns_loop=True), lifespan=lifespan) as engine:
             return await engine.execute(wf, *args, id=id)
 
     return run_with_uvloop(main())

@@ -14,6 +14,7 @@ from perdure.clock import SYSTEM_CLOCK, Clock
 from perdure.config import EngineConfig
 from perdure.engine import Engine
 from perdure.errors import WorkflowMisuse
+from perdure.execution.lifespan import LifespanOption
 from perdure.stores.protocol import Store
 from perdure.workflows.definition import Workflow
 
@@ -22,7 +23,8 @@ class Worker:
     """Executes runs. Use `await Worker(url).run()` until SIGTERM or SIGINT, or `async with Worker(url):`.
 
     You may start it before its store: opening retries until the store is available. It raises `WorkflowMisuse` if it
-    would have to choose between two definitions of one workflow name and version.
+    would have to choose between two definitions of one workflow name and version. `lifespan` is as for an `Engine`; the
+    function gets the worker.
     """
 
     def __init__(
@@ -32,13 +34,22 @@ class Worker:
         pool: str = "default",
         concurrency: int | None = None,
         config: EngineConfig | None = None,
+        lifespan: LifespanOption | None = None,
         *,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         store = open_store(url, clock, owns_loop=True)
         self._engine = Engine(
-            store, workflows, config, pool=pool, clock=clock, concurrency=concurrency, _wait_for_store=True
+            store,
+            workflows,
+            config,
+            lifespan,
+            pool=pool,
+            clock=clock,
+            concurrency=concurrency,
+            _wait_for_store=True,
         )
+        self._engine._lifespan_owner = self
         self._engine._session.client_name = "Worker"
 
     async def __aenter__(self) -> Self:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import perdure
 from perdure import Context, Engine, Run, step, workflow
-from tests.typing.valid import Order, charge, checkout, four, import_file, nightly, refund, weigh
+from tests.typing.valid import Gateway, Order, charge, checkout, four, import_file, nightly, refund, weigh
 
 
 async def of_steps(ctx: Context, order: Order) -> None:
@@ -18,8 +18,31 @@ async def of_steps(ctx: Context, order: Order) -> None:
     charge(order)  # type: ignore[unused-coroutine]
     await ctx.step("n", 3)  # type: ignore[call-overload]
     await ctx.step("n", charge, order, timeout="soon")  # type: ignore[call-overload]
+    await ctx.step("n", charge, order, colour="red")  # type: ignore[call-overload]
+    await ctx.step("n", charge, order, context="copy")  # type: ignore[call-overload]
     await ctx.sleep("long")  # type: ignore[arg-type]
     assert receipt
+
+
+async def of_method_steps(gateway: Gateway, order: Order) -> None:
+    await gateway.charge()  # type: ignore[call-arg]
+    await gateway.charge("x")  # type: ignore[arg-type]
+    await gateway.charge(gateway, order)  # type: ignore[arg-type]
+    number: int = await gateway.charge(order)  # type: ignore[assignment]
+    assert number
+
+
+def sync_lifespan(engine: Engine) -> int:
+    return 1
+
+
+Engine("memory://", lifespan=3)  # type: ignore[arg-type]
+Engine("memory://", lifespan=sync_lifespan)  # type: ignore[arg-type]
+
+
+@step(context="copy")  # type: ignore[call-overload]
+async def other_context(order: Order) -> int:
+    return 1
 
 
 @step(compensate=refund)  # type: ignore[arg-type]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, assert_type
 
@@ -100,6 +101,46 @@ async def of_steps(ctx: Context, order: Order) -> None:
     assert functions
 
 
+class Gateway:
+    @step
+    async def refund(self, receipt: str) -> None: ...
+
+    @step(compensate=refund)
+    async def charge(self, order: Order, cents: int = 0) -> str:
+        return order.id
+
+    @step(timeout=3, context="inherit")
+    def weigh(self, order: Order) -> int:
+        return len(order.id)
+
+    @staticmethod
+    @step
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+
+class Service:
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+
+    async def checkout(self, order: Order) -> str:
+        return await self.gateway.charge(order)
+
+
+async def of_method_steps(ctx: Context, order: Order, gateway: Gateway) -> None:
+    assert_type(await gateway.charge(order), str)
+    assert_type(await gateway.charge(order, cents=3), str)
+    assert_type(await gateway.weigh(order), int)
+    assert_type(await gateway.charge.options(key=3, compensate=gateway.refund)(order), str)
+    assert_type(await Gateway.charge(gateway, order), str)
+    assert_type(await Gateway.add(1, 2), int)
+    assert_type(await asyncio.gather(gateway.charge(order), gateway.weigh(order)), tuple[str, int])
+    assert_type(await ctx.step("charge", gateway.charge, order, at_most_once=True, context="inherit"), str)
+    assert_type(await ctx.step("c", plain, 3, key="k", raises=KeyError, retry_on_timeout=True), float)
+    assert_type(await ctx.map(gateway.weigh, [order]), list[int])
+    ctx.on_rollback(gateway.refund, "receipt")
+
+
 async def of_the_context(ctx: Context) -> None:
     await ctx.sleep(timedelta(days=1))
     await ctx.sleep_until(ctx.now())
@@ -167,11 +208,28 @@ async def of_the_engine(order: Order) -> None:
             assert_type(found, RunDescription)
 
 
+@asynccontextmanager
+async def resources(owner: Engine | Worker) -> AsyncIterator[Gateway]:
+    yield Gateway()
+
+
+@asynccontextmanager
+async def shared() -> AsyncIterator[Gateway]:
+    yield Gateway()
+
+
+async def of_lifespans() -> None:
+    assert_type(Engine("memory://", None, None, resources), Engine)
+    assert_type(Engine("memory://", lifespan=shared), Engine)
+    assert_type(Engine("memory://", lifespan=shared()), Engine)
+    assert_type(perdure.run(nightly, lifespan=resources), int)
+
+
 async def of_others(order: Order) -> None:
     async with Client("sqlite:///x.db") as client:
         assert_type(client, Client)
         assert_type(await client.start(checkout, order), Run[str])
-    async with Worker("sqlite:///x.db", [checkout], concurrency=3) as worker:
+    async with Worker("sqlite:///x.db", [checkout], concurrency=3, lifespan=resources) as worker:
         assert_type(worker, Worker)
     run: Run[object] = await Client("memory://").start(checkout, order)  # The result type of a run is covariant.
     assert run.id

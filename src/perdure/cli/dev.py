@@ -21,7 +21,7 @@ from perdure.cli.dev_output import DevReporter, poll_ticks, report_runs
 from perdure.cli.output import literal, print_out
 from perdure.cli.session import error_reporting, stop_event
 from perdure.cli.settings import store_url
-from perdure.cli.workers import Concurrency, Pool
+from perdure.cli.workers import Concurrency, LifespanName, Pool
 
 if TYPE_CHECKING:
     from perdure.cli.target import Target
@@ -36,6 +36,7 @@ def dev(
     target: options.Target = None,
     pool: Pool = None,
     concurrency: Concurrency = None,
+    lifespan: LifespanName = None,
     watch: Annotated[
         list[Path] | None,
         typer.Option(
@@ -62,17 +63,19 @@ def dev(
             watched = ", ".join(map(str, folders))
             print_out(literal(f"Store {redact_password(url)}. Watching {watched}. Press Ctrl+C to stop."))
         linter = [*PROGRAM, "lint", parsed.text] if lint else None
-        worker = WorkerProcess(worker_command(parsed, pool, concurrency), url, linter, json=json)
+        worker = WorkerProcess(worker_command(parsed, pool, concurrency, lifespan), url, linter, json=json)
         asyncio.run(_dev(url, worker, folders, json=json))
 
 
-def worker_command(target: Target, pool: str | None, concurrency: int | None) -> list[str]:
+def worker_command(target: Target, pool: str | None, concurrency: int | None, lifespan: str | None = None) -> list[str]:
     """Return the command of the worker, without the store: other users of the machine can read command lines."""
     command = [*PROGRAM, "worker", target.text, "--grace", "2", "--refuse-blocking"]
     if pool is not None:
         command += ["--pool", pool]
     if concurrency is not None:
         command += ["--concurrency", str(concurrency)]
+    if lifespan is not None:
+        command += ["--lifespan", lifespan]
     return command
 
 

@@ -7,6 +7,7 @@ pyproject.toml. The default store is `sqlite:///perdure.db` in the current folde
     store = "sqlite:///shop.db"    # relative to the folder of this file
     app = "app.shop:workflows"
     pool = "default"
+    lifespan = "app.resources:lifespan"
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from urllib.parse import quote, unquote
 from perdure.cli.session import UsageError
 
 DEFAULT_STORE = "sqlite:///perdure.db"
-KNOWN = ("store", "app", "pool")
+KNOWN = ("store", "app", "pool", "lifespan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Settings:
     store: str | None = None
     app: str | None = None
     pool: str | None = None
+    lifespan: str | None = None
 
 
 def find_settings(start: Path | None = None) -> Settings:

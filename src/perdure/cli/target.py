@@ -7,10 +7,11 @@ app.py, shop/app.py   a file, imported with its folder on the path; `:attribute`
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -46,6 +47,10 @@ def parse_target(given: str | None) -> Target:
         given, folder = settings.app, settings.folder or folder
     if not given:
         raise UsageError("no target is given", "use app.shop:workflows or app.py, or set `app` under [tool.perdure]")
+    return _parse(given, folder)
+
+
+def _parse(given: str, folder: Path) -> Target:
     path, _, attribute = given.partition(":")
     if path.endswith(".py") or "/" in path:
         file = (folder / path).resolve()
@@ -72,6 +77,51 @@ def load_unambiguous(target: Target) -> list[Workflow[Any, Any]]:
     for each in load(target):
         _refuse_two(found.setdefault((each.name, each.version), each), each)
     return list(found.values())
+
+
+def load_lifespan(given: str | None, target: Target) -> Any:
+    """Import the given lifespan, or the `lifespan` of [tool.perdure]; None if there is none.
+
+    A name without a module is an attribute of the target's module. No attribute is used without being named: a module
+    often defines the lifespan of a web application.
+    """
+    from perdure.errors import InvalidArgument
+    from perdure.execution.lifespan import check_lifespan
+
+    folder = Path.cwd()
+    if given is None:
+        settings = find_settings()
+        given, folder = settings.lifespan, settings.folder or folder
+    if given is None:
+        return None
+    named = _parse(given, folder) if ":" in given else Target(given, target.module, given, target.folder)
+    module = _import(named)
+    if named.attribute is None or not hasattr(module, named.attribute):
+        raise UsageError(f"{named.module} has no {named.attribute}", "use --lifespan module:name of an async function")
+    try:
+        return _reporting_errors(check_lifespan(getattr(module, named.attribute)), given)
+    except InvalidArgument as error:
+        raise UsageError(f"{given}: {error}") from None
+
+
+def _reporting_errors(lifespan: Any, name: str) -> Any:
+    """Return the lifespan with an error that ends the command instead of a traceback through it."""
+    from perdure.execution.lifespan import open_manager
+
+    @contextlib.asynccontextmanager
+    async def entered(worker: Any) -> AsyncIterator[Any]:
+        async with contextlib.AsyncExitStack() as stack:
+            manager = open_manager(lifespan, worker)
+            try:
+                state = await stack.enter_async_context(manager)
+            except Exception as error:
+                lines = "".join(
+                    traceback.format_exception(type(error), error, _user_part(error.__traceback__))
+                ).rstrip()
+                raise UsageError(f"lifespan {name} failed:\n{lines}", code=FAILED) from None
+            yield state
+
+    return entered
 
 
 def _refuse_two(one: Workflow[Any, Any], other: Workflow[Any, Any]) -> None:
@@ -119,14 +169,18 @@ def _import(target: Target) -> ModuleType:
         if isinstance(error, ModuleNotFoundError) and error.name == target.module.partition(".")[0]:
             advice = "change to the folder from which it can be imported"
             raise UsageError(f"there is no module {target.module} in {target.folder}", advice) from None
-        lines = "".join(traceback.format_exception(type(error), error, _user_part(error.__traceback__))).rstrip()
-        raise UsageError(f"{target.module} cannot be imported:\n{lines}", code=FAILED) from None
+        raise UsageError(f"{target.module} cannot be imported:\n{_format_error(error)}", code=FAILED) from None
+
+
+def _format_error(error: Exception) -> str:
+    return "".join(traceback.format_exception(type(error), error, _user_part(error.__traceback__))).rstrip()
 
 
 def _user_part(trace: TracebackType | None) -> TracebackType | None:
-    """Strip frames of this module and of importlib from a traceback."""
+    """Strip frames of this module, of importlib and of contextlib from a traceback."""
     while trace is not None and (
-        trace.tb_frame.f_code.co_filename == __file__ or "importlib" in trace.tb_frame.f_code.co_filename
+        trace.tb_frame.f_code.co_filename in (__file__, contextlib.__file__)
+        or "importlib" in trace.tb_frame.f_code.co_filename
     ):
         trace = trace.tb_next
     return trace

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from perdure.cli.session import error_reporting, stop_event, with_client
 from perdure.cli.settings import existing_store, find_settings, store_url
 
 if TYPE_CHECKING:
+    from perdure.worker import Worker
     from perdure.workflows.definition import Workflow
 
 
@@ -26,11 +28,22 @@ Concurrency = Annotated[
     typer.Option("--concurrency", "-c", metavar="N", min=1, help="Maximum number of active runs.", show_default=False),
 ]
 
+LifespanName = Annotated[
+    str | None,
+    typer.Option(
+        "--lifespan",
+        metavar="MODULE:NAME",
+        help="Async context manager whose value steps read as current_step().state.",
+        show_default=False,
+    ),
+]
+
 
 def worker(
     target: options.Target = None,
     pool: Pool = None,
     concurrency: Concurrency = None,
+    lifespan: LifespanName = None,
     grace: Annotated[
         float, typer.Option("--grace", metavar="SECONDS", min=0, help="Time for running steps to finish after SIGTERM.")
     ] = 10.0,
@@ -42,15 +55,19 @@ def worker(
     json: options.Json = False,
 ) -> None:
     """Execute runs until SIGTERM or SIGINT; then finish running steps and release the runs."""
-    from perdure.cli.target import load_unambiguous, parse_target
+    from perdure.cli.target import load_lifespan, load_unambiguous, parse_target
+    from perdure.config import EngineConfig
+    from perdure.worker import Worker
 
     with error_reporting(json):
-        url = store_url(store)
-        workflows = load_unambiguous(parse_target(target))
+        url, parsed = store_url(store), parse_target(target)
+        workflows = load_unambiguous(parsed)
+        loaded_lifespan = load_lifespan(lifespan, parsed)
         name = pool or find_settings().pool or "default"
         with _guard(refuse_blocking):
             _work(
-                url, workflows, name, concurrency, grace, on_started=lambda: _announce(workflows, name, url, json=json)
+                partial(Worker, url, workflows, name, concurrency, EngineConfig(grace=grace), loaded_lifespan),
+                on_started=lambda: _announce(workflows, name, url, json=json),
             )
         if json:
             print_json({"worker": "stopped", "pid": os.getpid()}, indent=False)
@@ -67,28 +84,19 @@ def _guard(refuse_blocking: bool) -> AbstractContextManager[None]:
     return blocking_refused()
 
 
-def _work(
-    url: str,
-    workflows: list[Workflow[Any, Any]],
-    pool: str,
-    concurrency: int | None,
-    grace: float,
-    on_started: Callable[[], None],
-) -> None:
+def _work(make_worker: Callable[[], Worker], on_started: Callable[[], None]) -> None:
     """Run a worker until a signal stops it. `on_started` is called when it has joined."""
     import logging
 
-    from perdure.config import EngineConfig
     from perdure.execution.collector_settings import tune_collector
     from perdure.script import run_with_uvloop
-    from perdure.worker import Worker
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     async def main() -> None:
         stop = stop_event()
         tune_collector()  # all modules are imported by now
-        await Worker(url, workflows, pool, concurrency, EngineConfig(grace=grace)).run_until(stop, on_started)
+        await make_worker().run_until(stop, on_started)
 
     run_with_uvloop(main())
 

@@ -128,8 +128,10 @@ class WorkerRuntime:
         await session.read(lambda: self._claimer.tick(now))
         return takeover, self._claimer.claimed - before
 
-    async def stop(self, grace: float) -> None:
+    async def stop(self, grace: float, *, wait_for_bodies: bool = False) -> None:
         """Claim no more runs, wait up to `grace` seconds for executing steps, release all runs, and leave.
+
+        With `wait_for_bodies`, async bodies that were cancelled get time to end, because they use shared resources.
 
         Takes no longer than the grace and the timeouts above, also if the store does not respond. Time that the steps
         do not need is available for the release.
@@ -148,6 +150,8 @@ class WorkerRuntime:
         self.coordinator.executor.close()
         left = max(0.0, deadline - clock.now())
         await self._leave(announcing, left + LEAVE_TIMEOUT_SECONDS)
+        if wait_for_bodies:
+            await wait_within(clock, STOP_TIMEOUT_SECONDS, self.coordinator.executor.wait_cancelled())
 
     async def abort(self) -> None:
         """Stop as in a crash: without a write to the store."""

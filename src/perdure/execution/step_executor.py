@@ -68,10 +68,12 @@ class StepExecutor:
         self._limit = limit
         self._on_completed = on_completed
         self._stream_writer = stream_writer
+        self.state: Any = None  # what the lifespan of the process yielded, for `current_step().state`
         self._threads = StepThreadPool()
         self._running: dict[str, dict[str, Attempt]] = {}  # by run and location
         self._queued: deque[Attempt] = deque()
         self._slots_taken = 0
+        self._cancelled: set[asyncio.Task[Any]] = set()  # bodies that were cancelled and have not ended
         self._ended: list[tuple[Attempt, Any, BaseException | None]] = []  # in this iteration of the loop
         self._loop = asyncio.get_running_loop()
 
@@ -85,6 +87,7 @@ class StepExecutor:
         attempt = Attempt(run_id, workflow, step, self._stream_writer)
         if may_have_run_elsewhere or self._stream_writer.written:
             self._stream_writer.on_attempt_started(attempt, may_have_run_elsewhere=may_have_run_elsewhere)
+        attempt.state = self.state
         self._running.setdefault(run_id, {})[step.location] = attempt
         if self._slots_taken < self._limit:
             self._start(attempt, now)
@@ -112,6 +115,11 @@ class StepExecutor:
             self.cancel_all(run_id)
         self._threads.close()
 
+    async def wait_cancelled(self) -> None:
+        """Wait until the async bodies of cancelled attempts have ended."""
+        while self._cancelled:
+            await asyncio.wait(self._cancelled)
+
     @property
     def busy(self) -> int:
         """The number of attempts that are executing or queued."""
@@ -133,8 +141,9 @@ class StepExecutor:
             deadline = attempt.started_at + timeout
             attempt.deadline = to_datetime(deadline)
             attempt.timer = self._clock.call_at(deadline, lambda: self._on_timeout(attempt))
-        # An empty context: the body sees no context variables of the caller or the workflow.
-        variables = VariableContext()
+        # An empty context: the body sees no context variables of the caller or the workflow, unless it inherits them.
+        inherits = call.step.settings.context == "inherit"
+        variables = call.variables.copy() if inherits else VariableContext()
         if call.step.body.is_async:
             # Not loop.create_task: with an eager task factory it would run the body while effects are being started.
             body = self._run_in_task(attempt, call)
@@ -258,6 +267,8 @@ class StepExecutor:
         self._finish(attempt)
         attempt.request_cancel()
         if task is not None:
+            self._cancelled.add(task)
+            task.add_done_callback(self._cancelled.discard)
             task.cancel()
 
     def _remove(self, attempt: Attempt) -> None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from contextvars import Context as VariableContext
+from contextvars import copy_context
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -26,7 +28,7 @@ from perdure.runner.history import History
 from perdure.runner.iterations import RunningIterations
 from perdure.workflows.definition import Workflow
 from perdure.workflows.rollback import ROLLBACK_SCOPES
-from perdure.workflows.steps import Step, StepCall, StepOptions, get_step_body
+from perdure.workflows.steps import Step, StepCall, StepOptions, inherits_context, make_step
 
 RECORDS = "~compensation"
 
@@ -37,10 +39,11 @@ class Compensation(Struct):
     key: str  # the location of the step, or of the registration
     kind: str  # "rollback" or "exit"
     order: tuple[int, int]
-    fn: Callable[..., Any] | Step[Any, Any] | None
+    fn: Any  # a function, a step, or None: not declared as a Step, which type checkers would bind to the instance
     args: Callable[[], Sequence[Any]]
     of: str | None  # the location of the step that it compensates
     blocks: tuple[str, ...] = ()  # names of the rollback scopes around the registration
+    variables: VariableContext | None = None  # of the code that registered it, if `fn` inherits them
     record: Entry | None = None
     recorded: CompensationRecord | None = None  # if it was loaded from a record: then `fn` and `args` are unknown
 
@@ -96,27 +99,33 @@ class Compensations:
     # --- registering
 
     def check(self, fn: Any, scope: str) -> None:
-        """Raise `WorkflowMisuse` in a loop if a function has no registered name."""
+        """Raise `WorkflowMisuse` in a loop if a function has no registered name, and anywhere for an unbound method."""
+        if isinstance(fn, Step) and fn.is_method:
+            raise WorkflowMisuse(
+                f"{fn!r} is a method, to be called without an instance when this run is rolled back or ends: "
+                "use the method of an instance, or compensate=... of a step of the same class"
+            )
         if self._iterations.contain(scope):
             self._functions.name_of(fn)
 
     def on_step_completed(self, call: StepCall, entry: Entry) -> None:
         """Register the compensation of a step that succeeded."""
         returns, value = call.step.body.returns, entry.value
-        fn = call.step.settings.compensate
+        fn = call.step.compensation
 
         def result() -> Sequence[Any]:
             what = f"the result of step {entry.location}"
             return (None if value is None else self._codec.decode(value, returns, what=what),)
 
-        self._register(
-            Compensation(entry.location, "rollback", self._order(), fn, result, entry.location, call.rollback_scopes)
-        )
+        variables = call.variables if inherits_context(fn) else None
+        where, scopes = entry.location, call.rollback_scopes
+        self._register(Compensation(where, "rollback", self._order(), fn, result, where, scopes, variables))
 
     def add(self, kind: str, location: str, fn: Any, args: tuple[Any, ...]) -> None:
         """Register a function by `on_rollback` or `on_exit`."""
         blocks = ROLLBACK_SCOPES.get() if kind == "rollback" else ()
-        self._register(Compensation(location, kind, self._order(), fn, lambda: args, None, blocks))
+        variables = copy_context() if inherits_context(fn) else None
+        self._register(Compensation(location, kind, self._order(), fn, lambda: args, None, blocks, variables))
 
     def _register(self, compensation: Compensation) -> None:
         known = self._registered.get(compensation.key)
@@ -177,11 +186,13 @@ class Compensations:
             fn = self._find(recorded)
             args = self._decode_arguments(fn, recorded)
         if not isinstance(fn, Step):
-            return cast("StepCall", Step(get_step_body(fn), _step_name(fn), StepOptions())(*args))  # type: ignore[arg-type]
+            return make_step(fn, _step_name(fn), StepOptions()).call_unchecked(args)
         # A step of `options(name=...)` keeps that name. Earlier versions recorded the name of the function instead.
         renamed = record is not None and recorded is not None and has_valid_form(recorded.fn)
         step = fn.options(compensate=None, name=record.name if renamed and record is not None else fn.name)
-        return cast("StepCall", step(*args))
+        call = step.call_unchecked(args)
+        call.variables = compensation.variables or VariableContext()
+        return call
 
     def _find(self, recorded: CompensationRecord) -> Any:
         """Return the function of a record. Raises `WorkflowMisuse` if this code has no such function."""
@@ -252,7 +263,7 @@ class Compensations:
             # Carried over from an earlier generation: registered before everything of this one.
             order = (-1, entry.call_seq) if key.startswith("~before/") else record.order
             self._registered[key] = Compensation(
-                key, record.kind, order, None, tuple, record.of, record.blocks, entry, record
+                key, record.kind, order, None, tuple, record.of, record.blocks, None, entry, record
             )
 
 

@@ -11,11 +11,12 @@ import logging
 import random
 from asyncio import events
 from collections.abc import Iterator, Mapping
+from contextvars import copy_context
 from typing import Any
 
 import msgspec
 
-from perdure.codec import Codec
+from perdure.codec import Codec, fingerprint
 from perdure.codec.failures import error_to_record
 from perdure.errors import InvalidArgument, PerdureError, WorkflowMisuse
 from perdure.model.ids import keyed_run_id
@@ -38,7 +39,7 @@ from perdure.workflows.context import Context
 from perdure.workflows.deferreds import DECLARED_TYPES
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow
 from perdure.workflows.rollback import ROLLBACK_SCOPES
-from perdure.workflows.steps import StepCall
+from perdure.workflows.steps import StepCall, inherits_context
 
 LOGGER = logging.getLogger("perdure.workflow")
 CHILDREN = "~children"
@@ -64,10 +65,19 @@ class ContextApi:
     def request_step(self, call: StepCall) -> Any:
         """Request a step; return what the task awaits."""
         step, entries = call.step, self._entries
-        if step.settings.compensate is not None:
-            entries.compensations.check(step.settings.compensate, self._loop.scope().path)
+        settings = step.settings
+        if settings.compensate is not None:
+            entries.compensations.check(step.compensation, self._loop.scope().path)
             call.rollback_scopes = ROLLBACK_SCOPES.get()
+        if settings.context == "inherit" or inherits_context(settings.compensate):
+            call.variables = copy_context()
         return entries.request("step", step.name, step.segment, call=call)
+
+    def has_recorded_step(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Return whether the history has a call of a step of this name with these arguments."""
+        marks = fingerprint(self._state.start.codec, args, kwargs)
+        recorded = self._history.by_location.values()
+        return marks is not None and any(each.name == name and each.fingerprint == marks for each in recorded)
 
     def sleep_until(self, due_at: float) -> Any:
         """Request a sleep; one that is over already completes at once and is not recorded."""

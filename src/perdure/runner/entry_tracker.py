@@ -39,6 +39,7 @@ from perdure.runner.timers import TimerQueue
 from perdure.runner.turn_extras import TurnExtrasBuilder
 from perdure.workflows.commands import Command
 from perdure.workflows.context import RunInfo
+from perdure.workflows.step_arguments import check_arguments
 from perdure.workflows.steps import StepCall
 
 LOGGER = logging.getLogger("perdure.workflow")
@@ -147,6 +148,11 @@ class EntryTracker:
             return self.never_completing()
         scope = loop.scope()
         ordinal = scope.ordinal
+        marks: bytes | None = None
+        if call is not None:
+            marks = fingerprint(self._codec, call.args, call.kwargs)
+            if call.checks:
+                self._check_arguments(call, marks, scope.recorded.get(ordinal))
         scope.ordinal = ordinal + 1
         location = scope.locate(segment)
         log = self.log
@@ -157,7 +163,7 @@ class EntryTracker:
             if record is not None:
                 if record.call_seq > call_seq:
                     log.count_recorded(record)  # pruned entries were counted too
-                if self._matches(record, kind, location, call):
+                if self._matches(record, kind, location, marks):
                     self._request_recorded(record, future, call, command, due_at)
                 return future
             # A gap, with later entries recorded: a step that was running at the crash. It starts again (ADR 2).
@@ -165,7 +171,6 @@ class EntryTracker:
             if kind != "step":
                 self.diverge(location, "a step that was under way", f"{kind} {location!r}", caller_source_line())
                 return future
-        marks = fingerprint(self._codec, call.args, call.kwargs) if call is not None else None
         pending = PendingEntry(
             location, kind, name, call_seq, ordinal, self._info.generation, loop.now, future, call, marks, command
         )
@@ -322,7 +327,15 @@ class EntryTracker:
         """Return whether a rewind reopened an entry without a deadline: a sleep always has one, a receive may not."""
         return pending.kind == "sleep" or pending.generation != self._info.generation
 
-    def _matches(self, record: Entry, kind: str, location: str, call: StepCall | None) -> bool:
+    def _check_arguments(self, call: StepCall, marks: bytes | None, record: Entry | None) -> None:
+        """Raise `InvalidPayload` if the arguments of a step do not fit. Called before the request counts.
+
+        Arguments with the recorded fingerprint are not checked again: what is recorded is valid.
+        """
+        if record is None or marks is None or record.fingerprint != marks:
+            check_arguments(call.name, call.args, call.kwargs, call.checks)
+
+    def _matches(self, record: Entry, kind: str, location: str, marks: bytes | None) -> bool:
         """Return whether a request is the recorded one; otherwise hold the run.
 
         Changed arguments of a step are divergence in strict runs only. Otherwise they are noted and logged.
@@ -330,9 +343,7 @@ class EntryTracker:
         if record.location != location or record.kind != kind:
             self.diverge(location, f"{record.kind} {record.location!r}", f"{kind} {location!r}", caller_source_line())
             return False
-        if call is None or record.fingerprint is None:
-            return True
-        if record.fingerprint == fingerprint(self._codec, call.args, call.kwargs):
+        if kind != "step" or record.fingerprint is None or record.fingerprint == marks:
             return True
         line = caller_source_line()
         if self._strict:

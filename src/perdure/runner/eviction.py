@@ -78,6 +78,9 @@ class EvictedRun:
         events._get_running_loop().refuse()  # type: ignore[union-attr]
         return NeverCompletes()
 
+    def has_recorded_step(self, name: str, args: Any, kwargs: Any) -> bool:
+        return True  # The call is refused anyway.
+
     def log_unretrieved_error(self, scope: str, message: str, error: BaseException | None) -> None:
         log_unhandled(self._run, scope, message, error)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from perdure.errors import WorkflowMisuse
 from perdure.workflows.definition import Workflow, WorkflowLookup
-from perdure.workflows.steps import STEPS, Step, step_origin
+from perdure.workflows.steps import STEPS, BoundStep, Step, step_origin
 
 WorkflowKey = tuple[str, int]  # name and version
 _STEP, _FUNCTION = "step:", "function:"
@@ -69,6 +69,12 @@ def is_relative(name: str) -> bool:
 
 
 def _registered_name(fn: Any, module: str) -> str:
+    if isinstance(fn, BoundStep):
+        raise WorkflowMisuse(
+            f"{fn!r} is a method of {fn.instance!r}, to run when this run is rolled back or ends, after the loop "
+            "iteration or generation that registers it is deleted: no instance is stored; use a step that is a "
+            "function, and read what it needs from current_step().state"
+        )
     if isinstance(fn, Step):
         defined_in, name = step_origin(fn.fn)
         known = STEPS.get((defined_in, name))
@@ -85,12 +91,18 @@ def _registered_name(fn: Any, module: str) -> str:
 def _find_registered(name: str, module: str) -> Any:
     if name.startswith(_STEP):
         defined_in, _, qualified = name.removeprefix(_STEP).rpartition(":")
-        return STEPS.get((defined_in or module, qualified))
+        return _find_step(defined_in or module, qualified)
     if name.startswith(_FUNCTION):
         return _find_function(module, name.removeprefix(_FUNCTION))
     defined_in, _, qualified = name.partition(":")
-    found = STEPS.get((defined_in, qualified))
+    found = _find_step(defined_in, qualified)
     return _find_function(module, qualified) if found is None and defined_in == module else found
+
+
+def _find_step(module: str, qualified: str) -> Step[Any, Any] | None:
+    """Return a step that is not a method: a record has no instance to call a method on."""
+    found = STEPS.get((module, qualified))
+    return None if found is None or found.is_method else found
 
 
 def _find_function(module: str, qualified: str) -> FunctionType | None:

@@ -25,6 +25,7 @@ from perdure.clock import sleep_on
 from perdure.config import EngineConfig
 from perdure.engine import Engine
 from perdure.errors import RunCancelled, RunFailed
+from perdure.execution.lifespan import LifespanOption
 from perdure.model.queries import RunQuery
 from perdure.model.records import Entry, EntryStatus
 from perdure.runner.blocking_guard import blocking_refused
@@ -92,6 +93,7 @@ class _Case:
     check: WithEngine | None
     effects: Callable[[], object]
     within: float
+    lifespan: LifespanOption | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ async def crash_everywhere(
     effects: Callable[[], object] = lambda: None,
     within: float | None = None,
     every: int = 1,
+    lifespan: LifespanOption | None = None,
 ) -> CrashReport:
     """Run a workflow with a crash before and after every commit, and return a report of the crashes.
 
@@ -140,14 +143,14 @@ async def crash_everywhere(
     starts; all runs must end. `drive` simulates external callers: it is called after the run has started, and again
     with the second engine. `check` is called when all runs have ended. `effects` returns the external effects of the
     steps as a new value; the value must be the same as without a crash. `every` takes a sample of a long workflow: 5
-    crashes at every fifth of these points. An odd number covers both sides of commits. A step body that waits for real
-    I/O gets real time, up to five seconds.
+    crashes at every fifth of these points. An odd number covers both sides of commits. `lifespan` is that of every
+    engine; it opens new resources for each. A step body that waits for real I/O gets real time, up to five seconds.
 
     Raises AssertionError with the crash, the broken guarantees and the steps that broke them.
     """
     skips = make_store is MemoryStore
     limit = within if within is not None else HORIZON if skips else DAY
-    case = _Case(workflow, args, id, tuple(also), drive, check, effects, limit)
+    case = _Case(workflow, args, id, tuple(also), drive, check, effects, limit, lifespan)
     given_up: set[tuple[str, int]] = set()  # shared, so that a body without end costs real time only once
 
     async def execute(crash: Crash | None) -> _Trace:
@@ -189,7 +192,7 @@ def _everywhere(clean: _Trace, calls: Sequence[str]) -> Iterator[Crash]:
 
 
 async def _execute(harness: Harness, case: _Case, crash: Crash | None, again: Callable[[], Store]) -> _Trace:
-    last = first = await harness.engine(case.workflow, *case.also)
+    last = first = await harness.engine(case.workflow, *case.also, lifespan=case.lifespan)
     if crash is not None:
         first.faults.crash(crash.n, crash.side, call=crash.call)
     outcome = await harness.drive_until_crash(first, _everything(harness, first, case), case.within)
@@ -200,7 +203,7 @@ async def _execute(harness: Harness, case: _Case, crash: Crash | None, again: Ca
         await harness.crash(first)
         executed = len(harness.executions)
         at_crash = await _all_runs(harness.store)
-        last = await harness.engine(case.workflow, *case.also, store=again())
+        last = await harness.engine(case.workflow, *case.also, store=again(), lifespan=case.lifespan)
         outcome = await harness.drive(_everything(harness, last, case), case.within)
     if case.check is not None:
         await harness.drive(case.check(last), case.within)

@@ -23,6 +23,7 @@ from perdure.client.views import HistoryEntry
 from perdure.clock import to_datetime
 from perdure.config import EngineConfig
 from perdure.errors import WorkflowMisuse
+from perdure.execution.lifespan import LifespanOption
 from perdure.execution.runtime import WorkerRuntime
 from perdure.model.records import RunRecord
 from perdure.model.turns import RunStep
@@ -44,9 +45,10 @@ class Recorded(NamedTuple):
 
 
 class TestEngine(WatchedEngine):
-    """An in-memory engine on virtual time. `workflows` and `config` are those of `Engine`; ended runs are retained.
+    """An in-memory engine on virtual time. `workflows`, `config` and `lifespan` are those of `Engine`.
 
-    `async with` or the first call opens it. Runs that have not ended when it closes are dropped.
+    Ended runs are retained. `async with` opens it; so does the first call, unless it has a lifespan. Runs that have not
+    ended when it closes are dropped.
     """
 
     __test__ = False  # pytest would collect it as a test class
@@ -55,6 +57,7 @@ class TestEngine(WatchedEngine):
         self,
         workflows: Iterable[Workflow[Any, Any]] | None = None,
         config: EngineConfig | None = None,
+        lifespan: LifespanOption | None = None,
         *,
         refuse_blocking: bool = True,
     ) -> None:
@@ -65,12 +68,13 @@ class TestEngine(WatchedEngine):
             harness.faulty(),
             workflows=workflows,
             config=without_sweeps(config or EngineConfig(run_retention=SWEEP_DISABLED_SECONDS)),
+            lifespan=lifespan,
             clock=harness.clock,
         )
         self.clock = harness.clock
         self._passing = TimeSkipper(harness.clock, harness.settle, lambda: self.bodies_under_way)
         self._session.wait_strategy = _TimeSkippingWait(self._passing, self.now, self._reasons)
-        self._session.open_on_use = lambda: _at_once(self.open())
+        self._session.open_on_use = self._open_on_use
         self._mocks: list[StepMock] = []
         self._guard = contextlib.ExitStack()
         self._refuse_blocking = refuse_blocking
@@ -88,6 +92,11 @@ class TestEngine(WatchedEngine):
                 self._guard.enter_context(blocking_refused())
         if self._runtime is None:
             await super().open()
+
+    def _open_on_use(self) -> None:
+        if self._lifespan_option is not None:
+            raise WorkflowMisuse("a TestEngine with a lifespan must be opened: use `async with TestEngine(...)`")
+        _at_once(self.open())
 
     async def shutdown(self, grace: float | timedelta | None = None) -> None:
         """Drop all runs without waiting for them, and stop all mocks."""

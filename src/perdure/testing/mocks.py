@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import Context as VariableContext
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
@@ -45,7 +46,7 @@ class StepMock:
         self.name = _name_of(target)
         self.calls: list[MockCall] = []
         self.stopped = False
-        self._fn = None if isinstance(target, str) else getattr(target, "fn", target)
+        self._fn = None if isinstance(target, str) else _function_of(target)
         self._returns = None if isinstance(returns, Unset) else returns
         self._raises = None if isinstance(raises, Unset) else _checked_error(raises)
         self._effect = None if isinstance(side_effect, Unset) else _checked_effect(side_effect)
@@ -69,13 +70,15 @@ class StepMock:
 
     def takes(self, step: Step[Any, Any]) -> bool:
         """Return whether this mock replaces `step`: the same function under any name, or any function of its name."""
-        return not self.stopped and (step.name == self.name if self._fn is None else step.fn is self._fn)
+        return not self.stopped and (step.name == self.name if self._fn is None else _function_of(step) is self._fn)
 
     def in_place_of(self, requested: RunStep) -> RunStep:
         """Return the step attempt with the mock as its body."""
         original = requested.call.step
         step: Step[Any, Any] = Step(_MockBody(self._call, original.body), original.name, original.settings)
-        return replace(requested, call=_MockedCall(step, requested.call.args, requested.call.kwargs))
+        call = requested.call
+        variables = call.variables if original.settings.context == "inherit" else None
+        return replace(requested, call=_MockedCall(step, call.args, call.kwargs, variables))
 
     async def _call(self, *args: Any, **kwargs: Any) -> Any:
         step = current_step()
@@ -122,6 +125,13 @@ class _MockedCall:
     step: Step[Any, Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    variables: VariableContext | None
+
+
+def _function_of(target: Step[Any, Any] | Callable[..., Any]) -> Any:
+    """Return the function of a step, or of a method of any instance."""
+    fn = getattr(target, "fn", target)
+    return getattr(fn, "__func__", fn)
 
 
 def _name_of(target: Target) -> str:

@@ -14,14 +14,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, M
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from msgspec import Struct
 
 from perdure.clock import to_datetime
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.validation import check_count, check_name, check_seconds, describe_value
-from perdure.retry import Retry
 from perdure.workflows.branches import BranchHost, collect_branches, join, map_items, race
 from perdure.workflows.children import Child, ChildHost, run_child, start_child
 from perdure.workflows.deferreds import Deferred, DeferredHost
@@ -29,7 +28,7 @@ from perdure.workflows.durable_call import CommandCall
 from perdure.workflows.loops import Break, Continue, LoopHost, loop
 from perdure.workflows.messages import ReceiveHost, Request, broadcast, receive, receive_batch, receive_request, send
 from perdure.workflows.rollback import RollbackHost, RollbackScope
-from perdure.workflows.steps import UNSET, Raises, Step, StepOptions, Unset, check_step_options, get_step_body
+from perdure.workflows.steps import Raises, StepKeywords, build_step_options, make_step
 from perdure.workflows.streams import Stream, publish
 
 P = ParamSpec("P")
@@ -336,9 +335,9 @@ class Context:
         fn: Callable[..., Coroutine[Any, Any, R]],
         /,
         *args: Any,
-        retry: Retry | Unset | None = ...,
-        timeout: float | timedelta | None = None,
+        key: object = ...,
         compensate: Callable[..., Any] | None = None,
+        **options: Unpack[StepKeywords],
     ) -> Coroutine[None, None, R]: ...
     @overload
     def step(
@@ -347,27 +346,18 @@ class Context:
         fn: Callable[..., R],
         /,
         *args: Any,
-        retry: Retry | Unset | None = ...,
-        timeout: float | timedelta | None = None,
+        key: object = ...,
         compensate: Callable[..., Any] | None = None,
+        **options: Unpack[StepKeywords],
     ) -> Coroutine[None, None, R]: ...
-    def step(
-        self,
-        name: str,
-        fn: Callable[..., Any],
-        /,
-        *args: Any,
-        retry: Retry | Unset | None = UNSET,
-        timeout: float | timedelta | None = None,
-        compensate: Callable[..., Any] | None = None,
-    ) -> Any:
-        """Call an undecorated function as a durable step."""
+    def step(self, name: str, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+        """Call an undecorated function or method as a durable step, with any option of `@step`, and `key`."""
         if not callable(fn):
             raise WorkflowMisuse(f"ctx.step({name!r}, ...) must be given a function, not {fn!r}")
-        body = fn.fn if isinstance(fn, Step) else fn
-        policy = Retry() if isinstance(retry, Unset) else retry
-        options = StepOptions(retry=policy, timeout=cast("float | None", timeout), compensate=compensate)
-        return Step(get_step_body(body), check_name("a step's name", name), check_step_options(options))(*args)
+        if "key" in options:
+            options["key"] = str(options["key"])
+        settings = build_step_options("ctx.step", options)
+        return make_step(fn, check_name("a step's name", name), settings)(*args)
 
     # --- branches
 

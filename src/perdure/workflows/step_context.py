@@ -17,7 +17,8 @@ from perdure.errors import WorkflowMisuse
 class CurrentStep:
     """The current attempt of a step, as its body sees it.
 
-    `idempotency_key` is the same for all attempts of a step call; a rewind of the run creates a new one.
+    `idempotency_key` is the same for all attempts of a step call; a rewind of the run creates a new one. `state` is the
+    value that the `lifespan` of the engine or worker yielded, None without one.
     """
 
     __slots__ = (
@@ -30,6 +31,7 @@ class CurrentStep:
         "location",
         "name",
         "run_id",
+        "state",
         "workflow",
     )
 
@@ -42,6 +44,7 @@ class CurrentStep:
         self.idempotency_key = key
         self.deadline: datetime | None = None
         self.details: Any = None
+        self.state: Any = None
         self._cancel_requested = False
         # Created on first use: few bodies read it, and creating an Event costs 2 us.
         self._cancelled_event: threading.Event | None = None
