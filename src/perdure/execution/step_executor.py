@@ -11,18 +11,24 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context as VariableContext
+from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from perdure.clock import Clock, Timer, to_datetime
 from perdure.codec import Codec
+from perdure.codec.attempt_notes import decode_notes, encode_notes
 from perdure.codec.failures import error_to_record
-from perdure.errors import InvalidPayload
+from perdure.errors import InvalidArgument, InvalidPayload
+from perdure.execution.heartbeats import Heartbeats, HeartbeatState, ProgressCallback
 from perdure.execution.stream_writer import StreamBuffer, StreamWriter
 from perdure.execution.thread_pool import StepThreadPool
 from perdure.model.records import ErrorRecord
 from perdure.model.turns import RunStep, StepDone
+from perdure.model.validation import check_seconds
 from perdure.workflows.step_context import CurrentStep, _current_step
-from perdure.workflows.steps import StepCall
+from perdure.workflows.steps import StepCall, StepOptions
 
 LOGGER = logging.getLogger("perdure.execution")
 
@@ -32,9 +38,25 @@ StepCallback = Callable[[str, StepDone], None]  # receives the run id and the re
 class Attempt(CurrentStep):
     """One execution of a body: what `current_step()` returns in it, and the state that the executor keeps for it."""
 
-    __slots__ = ("_stream_writer", "ended", "page", "recorded", "started_at", "step", "task", "timer")
+    __slots__ = (
+        "_codec",
+        "_heartbeats",
+        "_stream_writer",
+        "beats",
+        "ended",
+        "page",
+        "recorded",
+        "retry_until",
+        "since",
+        "started_at",
+        "step",
+        "task",
+        "timer",
+    )
 
-    def __init__(self, run_id: str, workflow: str, step: RunStep, stream_writer: StreamWriter) -> None:
+    def __init__(
+        self, run_id: str, workflow: str, step: RunStep, codec: Codec, stream_writer: StreamWriter, beats: Heartbeats
+    ) -> None:
         super().__init__(run_id, workflow, step.name, step.location, step.attempt, step.idempotency_key)
         self.step = step
         self.started_at = 0.0
@@ -43,13 +65,35 @@ class Attempt(CurrentStep):
         self.ended = False
         self.recorded = False  # the history shows it as running
         self.page: StreamBuffer | None = None
+        self.beats: HeartbeatState | None = None
+        self.since: float | None = None  # the start of the first attempt, if `max_elapsed` limits the step
+        self.retry_until: float | None = None
+        self._codec = codec
         self._stream_writer = stream_writer
+        self._heartbeats = beats
 
     def request_cancel(self) -> None:
         """Signal the body that its result is no longer needed."""
         self._cancel_requested = True
         if self._cancelled_event is not None:
             self._cancelled_event.set()
+
+    @property
+    def last_heartbeat(self) -> Any:
+        return decode_notes(self._codec, self.step.notes).heartbeat
+
+    def heartbeat(self, details: Any = None) -> None:
+        super().heartbeat(details)
+        if not self.ended:
+            self._heartbeats.record(self, details)
+
+    def encode_notes(self) -> bytes | None:
+        """Return what the next attempt needs: the last heartbeat of all attempts, and the start of the first one."""
+        if self.beats is not None and self.beats.notes is not None:
+            return self.beats.notes
+        if self.since is None:
+            return self.step.notes
+        return encode_notes(self._codec, replace(decode_notes(self._codec, self.step.notes), since=self.since))
 
     def write(self, stream: str, item: Any) -> None:
         self._stream_writer.write(self, stream, item)
@@ -59,13 +103,20 @@ class StepExecutor:
     """The attempts of one process. `on_completed` is called from the event loop, never from inside a task."""
 
     def __init__(
-        self, clock: Clock, codec: Codec, limit: int, on_completed: StepCallback, stream_writer: StreamWriter
+        self,
+        clock: Clock,
+        codec: Codec,
+        limit: int,
+        on_completed: StepCallback,
+        on_progress: ProgressCallback,
+        stream_writer: StreamWriter,
     ) -> None:
         self._clock = clock
         self._codec = codec
         self._limit = limit
         self._on_completed = on_completed
         self._stream_writer = stream_writer
+        self._heartbeats = Heartbeats(clock, codec, on_progress)
         self._threads = StepThreadPool()
         self._running: dict[str, dict[str, Attempt]] = {}  # by run and location
         self._queued: deque[Attempt] = deque()
@@ -80,7 +131,7 @@ class StepExecutor:
 
         `may_have_run_elsewhere`: another process may have executed it before and written to streams.
         """
-        attempt = Attempt(run_id, workflow, step, self._stream_writer)
+        attempt = Attempt(run_id, workflow, step, self._codec, self._stream_writer, self._heartbeats)
         if may_have_run_elsewhere or self._stream_writer.written:
             self._stream_writer.on_attempt_started(attempt, may_have_run_elsewhere=may_have_run_elsewhere)
         self._running.setdefault(run_id, {})[step.location] = attempt
@@ -126,11 +177,14 @@ class StepExecutor:
         self._slots_taken += 1
         attempt.started_at = now
         call = attempt.step.call
-        timeout = call.step.settings.timeout
-        if timeout is not None:
-            deadline = attempt.started_at + timeout
-            attempt.deadline = to_datetime(deadline)
-            attempt.timer = self._clock.call_at(deadline, lambda: self._on_timeout(attempt))
+        settings = call.step.settings
+        if settings.timeout is not None or (settings.retry is not None and settings.retry.max_elapsed is not None):
+            self._set_deadline(attempt, settings)
+            if attempt.retry_until is not None and now >= attempt.retry_until:
+                self._loop.call_soon(partial(self._expire, attempt, started=False))
+                return
+        if settings.heartbeat_timeout is not None:
+            self._heartbeats.watch(attempt, settings.heartbeat_timeout, lambda: self._on_silence(attempt))
         # An empty context: the body sees no context variables of the caller or the workflow.
         variables = VariableContext()
         if call.step.body.is_async:
@@ -140,6 +194,19 @@ class StepExecutor:
         else:
             variables.run(_current_step.set, attempt)
             self._threads.run(lambda: self._run_in_thread(attempt, variables))
+
+    def _set_deadline(self, attempt: Attempt, settings: StepOptions) -> None:
+        """Set when the attempt is cancelled: after `timeout`, or when the time for all attempts is over."""
+        limits = [] if settings.timeout is None else [attempt.started_at + settings.timeout]
+        if settings.retry is not None and settings.retry.max_elapsed is not None:
+            recorded = decode_notes(self._codec, attempt.step.notes).since
+            # A recorded time in the future comes from a wrong clock or an import.
+            attempt.since = attempt.started_at if recorded is None else min(recorded, attempt.started_at)
+            attempt.retry_until = settings.retry.retry_until(attempt.since)
+            limits += [] if attempt.retry_until is None else [attempt.retry_until]
+        deadline = min(limits)
+        attempt.deadline = to_datetime(deadline)
+        attempt.timer = self._clock.call_at(deadline, lambda: self._on_timeout(attempt))
 
     def _run_in_thread(self, attempt: Attempt, variables: VariableContext) -> None:
         call = attempt.step.call
@@ -228,7 +295,28 @@ class StepExecutor:
             extra = {"run_id": attempt.run_id, "workflow": attempt.workflow}
             LOGGER.exception("Retry.retry_on of step %s raised; step will not be retried", name, extra=extra)
             retryable = False
-        return self._build_failure(attempt, error, retryable=retryable)
+        done = self._build_failure(attempt, error, retryable=retryable)
+        wanted = self._read_retry_after(attempt, error) if done.retryable else None
+        if wanted is None or done.error is None:
+            return done
+        return replace(done, error=replace(done.error, retry_after=wanted))
+
+    def _read_retry_after(self, attempt: Attempt, error: BaseException) -> float | None:
+        """Return the pause that an error requests in its attribute `retry_after`; an invalid one is logged."""
+        try:
+            wanted = getattr(error, "retry_after", None)
+            return None if wanted is None else check_seconds("retry_after", wanted)
+        except Exception as refused:  # not only InvalidArgument: a property of the user's exception may raise
+            reason = str(refused) if isinstance(refused, InvalidArgument) else repr(refused)
+            LOGGER.warning(
+                "Run %s: retry_after of %s in step %s is ignored: %s; the pause follows the retry policy",
+                attempt.run_id,
+                type(error).__name__,
+                attempt.location,
+                reason,
+                extra={"run_id": attempt.run_id, "workflow": attempt.workflow},
+            )
+            return None
 
     def _build_failure(self, attempt: Attempt, error: BaseException, *, retryable: bool) -> StepDone:
         location, raises = attempt.step.location, attempt.step.call.step.settings.raises
@@ -236,15 +324,38 @@ class StepExecutor:
             record = error_to_record(error, self._codec, raises=raises, location=location)
         except InvalidPayload as refused:  # an error of `raises` with fields that cannot be encoded
             record, retryable = error_to_record(refused, self._codec, location=location), False
-        return StepDone(location, attempt.step.attempt, error=record, retryable=retryable)
+        notes, until = attempt.encode_notes(), attempt.retry_until
+        return StepDone(location, attempt.step.attempt, None, record, retryable, notes, until)
 
     def _on_timeout(self, attempt: Attempt) -> None:
         if attempt.ended:
+            return
+        if attempt.retry_until is not None and self._clock.now() >= attempt.retry_until:
+            self._expire(attempt, started=True)
             return
         settings = attempt.step.call.step.settings
         self._cancel(attempt)
         error = TimeoutError(f"step {attempt.step.location} took longer than {settings.timeout} seconds")
         self._on_completed(attempt.run_id, self._build_failure(attempt, error, retryable=settings.retry_on_timeout))
+
+    def _expire(self, attempt: Attempt, *, started: bool) -> None:
+        """Fail a step whose time for all attempts is over. An attempt without a body fails with the error before it."""
+        if attempt.ended:
+            return
+        self._cancel(attempt)
+        limit = f"{attempt.step.call.step.settings.retry.max_elapsed} seconds for all attempts (max_elapsed)"
+        error = TimeoutError(f"step {attempt.step.location} took longer than {limit}")
+        done, last = self._build_failure(attempt, error, retryable=False), attempt.step.last_error
+        if last is not None and done.error is not None:
+            done = replace(done, error=replace(done.error, cause=last) if started else last)
+        self._on_completed(attempt.run_id, done)
+
+    def _on_silence(self, attempt: Attempt) -> None:
+        """Fail an attempt that sends no heartbeats. The retry policy decides on another one."""
+        self._cancel(attempt)
+        silence = attempt.step.call.step.settings.heartbeat_timeout
+        error = TimeoutError(f"step {attempt.step.location} sent no heartbeat for {silence} seconds")
+        self._on_completed(attempt.run_id, self._build_result(attempt, None, error))
 
     def _cancel(self, attempt: Attempt) -> None:
         """Cancel an attempt. Its slot is free at once, even if the body does not stop."""
@@ -271,6 +382,8 @@ class StepExecutor:
         self._remove(attempt)
         if attempt.page is not None:
             self._stream_writer.flush(attempt)  # before its result is reported
+        if attempt.beats is not None:
+            self._heartbeats.stop(attempt.beats)
         if attempt.timer is not None:
             attempt.timer.cancel()
         self._slots_taken -= 1

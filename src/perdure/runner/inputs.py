@@ -12,7 +12,15 @@ from collections.abc import Sequence
 import msgspec
 
 from perdure.model.records import ErrorRecord, Message, RunResult
-from perdure.model.turns import AwaitingResult, Input, MessageReceived, RecordRunningSteps, StartChild, StepDone
+from perdure.model.turns import (
+    AwaitingResult,
+    Input,
+    MessageReceived,
+    RecordProgress,
+    RecordRunningSteps,
+    StartChild,
+    StepDone,
+)
 from perdure.runner import limits
 from perdure.runner.completions import CompletionApplier
 from perdure.runner.pending import PendingEntry
@@ -76,6 +84,8 @@ class InputApplier:
                 self._apply_awaiting(given, now)
             case RecordRunningSteps():
                 self._record_running(given.locations)
+            case RecordProgress():
+                self._record_progress(given)
 
     # --- results
 
@@ -142,10 +152,12 @@ class InputApplier:
         """Plan the next attempt of a failed step. False if it has none."""
         assert pending.call is not None
         retry = pending.call.step.settings.retry
+        if done.notes is not None:
+            pending.notes = done.notes
         if retry is None or not done.retryable or done.attempt >= retry.max_attempts:
             return False
         try:
-            due_at = now + limits.retry_delay(self._state.start.seed, retry, done.location, done.attempt)
+            due_at = now + limits.retry_delay(self._state.start.seed, retry, done.location, done.attempt, done.error)
         except Exception as error:  # raised by the user's delay function
             info = self._state.info
             LOGGER.error(
@@ -155,6 +167,8 @@ class InputApplier:
                 exc_info=error,
                 extra={"run_id": info.id, "workflow": info.workflow, "location": done.location},
             )
+            return False
+        if done.retry_until is not None and due_at >= done.retry_until:
             return False
         self._attempts.schedule_retry(pending, due_at, done.error)
         if done.error is not None:
@@ -205,6 +219,13 @@ class InputApplier:
             pending = self._entries.pending.get(location)
             if pending is not None and pending.running and pending.attempts < pending.attempt:
                 self._attempts.record_started(pending)
+
+    def _record_progress(self, progress: RecordProgress) -> None:
+        """Record the notes of a running attempt; those of an attempt that has ended are late."""
+        pending = self._entries.pending.get(progress.location)
+        if pending is not None and pending.running and pending.attempt == progress.attempt:
+            pending.notes = progress.notes
+            self._attempts.record_started(pending)
 
     # --- messages
 

@@ -42,11 +42,12 @@ UNSET = Unset()
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """Options of a step. `retry=None` means one attempt, `timeout=None` no limit."""
+    """Options of a step. `retry=None` means one attempt, `timeout=None` and `heartbeat_timeout=None` no limit."""
 
     retry: Retry | None = field(default_factory=Retry)
     timeout: float | None = None
     retry_on_timeout: bool = False
+    heartbeat_timeout: float | None = None
     raises: Raises = ()
     compensate: Callable[..., Any] | None = None
     at_most_once: bool = False
@@ -113,6 +114,7 @@ class Step(Generic[P, R_co]):
         retry: Retry | Unset | None = UNSET,
         timeout: float | timedelta | Unset | None = UNSET,
         retry_on_timeout: bool | Unset = UNSET,
+        heartbeat_timeout: float | timedelta | Unset | None = UNSET,
         raises: type[Exception] | Raises | Unset = UNSET,
         compensate: Callable[..., Any] | Unset | None = UNSET,
         at_most_once: bool | Unset = UNSET,
@@ -124,6 +126,7 @@ class Step(Generic[P, R_co]):
             "retry": retry,
             "timeout": timeout,
             "retry_on_timeout": retry_on_timeout,
+            "heartbeat_timeout": heartbeat_timeout,
             "raises": raises,
             "compensate": compensate,
             "at_most_once": at_most_once,
@@ -182,8 +185,10 @@ def check_step_options(options: StepOptions) -> StepOptions:
     if options.pool is not None:  # Rejected, because ignoring it would be misleading.
         raise InvalidArgument("pool= of a step is not supported in this version; remove it")
     timeout = None if options.timeout is None else check_seconds("a step's timeout", options.timeout, zero=False)
+    silence = options.heartbeat_timeout
+    silence = None if silence is None else check_seconds("a step's heartbeat_timeout", silence, zero=False)
     key = None if options.key is None else check_name("a step's key", options.key)
-    return replace(options, raises=raises, timeout=timeout, key=key)
+    return replace(options, raises=raises, timeout=timeout, heartbeat_timeout=silence, key=key)
 
 
 class StepDecorator(Protocol):
@@ -216,6 +221,7 @@ def step(
     retry: Retry | None = ...,
     timeout: float | timedelta | None = None,
     retry_on_timeout: bool = False,
+    heartbeat_timeout: float | timedelta | None = None,
     raises: type[Exception] | Raises = (),
     at_most_once: bool = False,
     pool: str | None = None,
@@ -227,6 +233,7 @@ def step(
     retry: Retry | None = ...,
     timeout: float | timedelta | None = None,
     retry_on_timeout: bool = False,
+    heartbeat_timeout: float | timedelta | None = None,
     raises: type[Exception] | Raises = (),
     at_most_once: bool = False,
     pool: str | None = None,
