@@ -180,8 +180,7 @@ class StepExecutor:
         settings = call.step.settings
         if settings.timeout is not None or (settings.retry is not None and settings.retry.max_elapsed is not None):
             self._set_deadline(attempt, settings)
-            if attempt.retry_until is not None and now >= attempt.retry_until:
-                self._loop.call_soon(partial(self._expire, attempt, started=False))
+            if attempt.timer is None:
                 return
         if settings.heartbeat_timeout is not None:
             self._heartbeats.watch(attempt, settings.heartbeat_timeout, lambda: self._on_silence(attempt))
@@ -196,7 +195,10 @@ class StepExecutor:
             self._threads.run(lambda: self._run_in_thread(attempt, variables))
 
     def _set_deadline(self, attempt: Attempt, settings: StepOptions) -> None:
-        """Set when the attempt is cancelled: after `timeout`, or when the time for all attempts is over."""
+        """Set when the attempt is cancelled: after `timeout`, or when the time for all attempts is over.
+
+        If that time is over already, the attempt ends without its body.
+        """
         limits = [] if settings.timeout is None else [attempt.started_at + settings.timeout]
         if settings.retry is not None and settings.retry.max_elapsed is not None:
             recorded = decode_notes(self._codec, attempt.step.notes).since
@@ -206,7 +208,10 @@ class StepExecutor:
             limits += [] if attempt.retry_until is None else [attempt.retry_until]
         deadline = min(limits)
         attempt.deadline = to_datetime(deadline)
-        attempt.timer = self._clock.call_at(deadline, lambda: self._on_timeout(attempt))
+        if attempt.retry_until is not None and attempt.retry_until <= attempt.started_at:
+            self._loop.call_soon(partial(self._expire, attempt, started=False))
+        else:
+            attempt.timer = self._clock.call_at(deadline, lambda: self._on_timeout(attempt))
 
     def _run_in_thread(self, attempt: Attempt, variables: VariableContext) -> None:
         call = attempt.step.call
