@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
 from perdure.errors import CriticalError, InvalidArgument
 from perdure.model.validation import check_count, check_number, check_seconds
+
+LOGGER = logging.getLogger("perdure.execution")
 
 RetryOn = type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
 
@@ -68,3 +71,23 @@ class Retry:
         except OverflowError:
             delay = max_delay
         return delay * (1.0 + self.jitter * (2.0 * fraction - 1.0))
+
+
+def read_retry_after(error: BaseException, what: str, extra: Mapping[str, str]) -> float | None:
+    """Return the pause in seconds that an error requests in its attribute `retry_after`, or None.
+
+    A value that is no duration is logged and ignored: other libraries may use the name for something else.
+    """
+    try:
+        wanted = getattr(error, "retry_after", None)
+        return None if wanted is None else check_seconds("retry_after", wanted)
+    except Exception as refused:  # not only InvalidArgument: a property of the user's exception may raise
+        reason = str(refused) if isinstance(refused, InvalidArgument) else repr(refused)
+        LOGGER.warning(
+            "%s: retry_after of %s is ignored: %s; the pause follows the retry policy",
+            what,
+            type(error).__name__,
+            reason,
+            extra=dict(extra),
+        )
+        return None

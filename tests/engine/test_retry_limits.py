@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Retry, RunFailed, RunStatus, StepFailed, current_step, step, workflow
+from perdure import Context, EngineConfig, Retry, RunFailed, RunStatus, StepFailed, current_step, step, workflow
 from perdure.clock import sleep_on
 from perdure.errors import InvalidArgument
 from tests.engine.store_matrix import on_every_store
@@ -114,7 +114,7 @@ async def test_an_invalid_retry_after_is_logged_and_ignored(h, wrong, caplog: py
     with caplog.at_level(logging.WARNING, "perdure.execution"):
         assert await times_of(h, call) == ([0, 7], "done")
     [text] = [each.getMessage() for each in caplog.records if "retry_after" in each.getMessage()]
-    assert text.startswith("Run r: retry_after of Busy in step call is ignored: retry_after ")
+    assert text.startswith("Run r: step call: retry_after of Busy is ignored: retry_after ")
 
 
 @on_every_store
@@ -318,3 +318,30 @@ async def test_max_elapsed_starts_again_when_a_held_step_is_resumed(h):
 def test_max_elapsed_must_be_a_duration(wrong):
     with pytest.raises(InvalidArgument, match=r"Retry.max_elapsed"):
         Retry(max_elapsed=wrong)
+
+
+# --- retry of a whole run
+
+
+@on_every_store
+async def test_retry_after_overrides_the_pause_before_the_next_attempt_of_a_run(h):
+    @workflow(name="again", retry=Retry(max_attempts=2, initial=5))
+    async def again(ctx: Context) -> str:
+        ATTEMPTS.append(h.clock.now())
+        if len(ATTEMPTS) == 1:
+            raise Busy(retry_after=timedelta(minutes=5))
+        return "done"
+
+    engine = await h.engine(again)
+    assert await h.run_to_end(await engine.start(again, id="r")) == "done"
+    assert round(ATTEMPTS[1] - ATTEMPTS[0]) == 300
+
+
+def test_max_elapsed_of_a_workflow_is_refused_in_favour_of_its_timeout():
+    with pytest.raises(InvalidArgument, match="use timeout= of the workflow"):
+        workflow(retry=Retry(max_elapsed=60))
+
+
+def test_max_elapsed_of_store_retry_is_refused():
+    with pytest.raises(InvalidArgument, match="store_retry has a max_elapsed"):
+        EngineConfig(store_retry=Retry(max_elapsed=60))

@@ -20,13 +20,13 @@ from perdure.clock import Clock, Timer, to_datetime
 from perdure.codec import Codec
 from perdure.codec.attempt_notes import decode_notes, encode_notes
 from perdure.codec.failures import error_to_record
-from perdure.errors import InvalidArgument, InvalidPayload
+from perdure.errors import InvalidPayload
 from perdure.execution.heartbeats import Heartbeats, HeartbeatState, ProgressCallback
 from perdure.execution.stream_writer import StreamBuffer, StreamWriter
 from perdure.execution.thread_pool import StepThreadPool
 from perdure.model.records import ErrorRecord
 from perdure.model.turns import RunStep, StepDone
-from perdure.model.validation import check_seconds
+from perdure.retry import read_retry_after
 from perdure.workflows.step_context import CurrentStep, _current_step
 from perdure.workflows.steps import StepCall, StepOptions
 
@@ -301,27 +301,11 @@ class StepExecutor:
             LOGGER.exception("Retry.retry_on of step %s raised; step will not be retried", name, extra=extra)
             retryable = False
         done = self._build_failure(attempt, error, retryable=retryable)
-        wanted = self._read_retry_after(attempt, error) if done.retryable else None
-        if wanted is None or done.error is None:
-            return done
-        return replace(done, error=replace(done.error, retry_after=wanted))
-
-    def _read_retry_after(self, attempt: Attempt, error: BaseException) -> float | None:
-        """Return the pause that an error requests in its attribute `retry_after`; an invalid one is logged."""
-        try:
-            wanted = getattr(error, "retry_after", None)
-            return None if wanted is None else check_seconds("retry_after", wanted)
-        except Exception as refused:  # not only InvalidArgument: a property of the user's exception may raise
-            reason = str(refused) if isinstance(refused, InvalidArgument) else repr(refused)
-            LOGGER.warning(
-                "Run %s: retry_after of %s in step %s is ignored: %s; the pause follows the retry policy",
-                attempt.run_id,
-                type(error).__name__,
-                attempt.location,
-                reason,
-                extra={"run_id": attempt.run_id, "workflow": attempt.workflow},
-            )
-            return None
+        if done.retryable and done.error is not None:
+            extra = {"run_id": attempt.run_id, "workflow": attempt.workflow}
+            wanted = read_retry_after(error, f"Run {attempt.run_id}: step {name}", extra)
+            return done if wanted is None else replace(done, error=replace(done.error, retry_after=wanted))
+        return done
 
     def _build_failure(self, attempt: Attempt, error: BaseException, *, retryable: bool) -> StepDone:
         location, raises = attempt.step.location, attempt.step.call.step.settings.raises

@@ -157,7 +157,8 @@ def _restart(cached: CachedRun, turn: Turn, now: float) -> tuple[ContinueAs | No
         first_executed_at=None,
         run_attempt=attempt + 1,
     )
-    return again, now + retry.delay_after(attempt, jitter)
+    requested = outcome.error.retry_after
+    return again, now + (retry.delay_after(attempt, jitter) if requested is None else requested)
 
 
 def _patch(

@@ -1,4 +1,4 @@
-"""A worker whose step sends heartbeats, with its process id, until a gate file exists: `beating_worker URL LOG LEASE`."""
+"""A worker whose step sends heartbeats with its process id until a gate file exists: `beating_worker URL LOG LEASE`."""
 
 import asyncio
 import os
