@@ -55,7 +55,7 @@ class Heartbeats:
 
     def __init__(self, clock: Clock, codec: Codec, on_progress: ProgressCallback) -> None:
         self._clock = clock
-        self._codec = codec
+        self.codec = codec
         self._on_progress = on_progress
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -64,7 +64,7 @@ class Heartbeats:
         """Note a heartbeat, from any thread. Raises `InvalidPayload` if the details cannot be encoded."""
         now = self._clock.now()
         notes = encode_notes(
-            self._codec, AttemptNotes(details, now, attempt.since), f"heartbeat of step {attempt.location}"
+            self.codec, AttemptNotes(details, now, attempt.since), f"heartbeat of step {attempt.location}"
         )
         beats = self._state_of(attempt)
         # The value first, then the flag; `_write` reads them in the other order. So no heartbeat is left unwritten.

@@ -39,7 +39,6 @@ class Attempt(CurrentStep):
     """One execution of a body: what `current_step()` returns in it, and the state that the executor keeps for it."""
 
     __slots__ = (
-        "_codec",
         "_heartbeats",
         "_stream_writer",
         "beats",
@@ -55,7 +54,7 @@ class Attempt(CurrentStep):
     )
 
     def __init__(
-        self, run_id: str, workflow: str, step: RunStep, codec: Codec, stream_writer: StreamWriter, beats: Heartbeats
+        self, run_id: str, workflow: str, step: RunStep, stream_writer: StreamWriter, heartbeats: Heartbeats
     ) -> None:
         super().__init__(run_id, workflow, step.name, step.location, step.attempt, step.idempotency_key)
         self.step = step
@@ -68,9 +67,8 @@ class Attempt(CurrentStep):
         self.beats: HeartbeatState | None = None
         self.since: float | None = None  # the start of the first attempt, if `max_elapsed` limits the step
         self.retry_until: float | None = None
-        self._codec = codec
         self._stream_writer = stream_writer
-        self._heartbeats = beats
+        self._heartbeats = heartbeats
 
     def request_cancel(self) -> None:
         """Signal the body that its result is no longer needed."""
@@ -80,7 +78,7 @@ class Attempt(CurrentStep):
 
     @property
     def last_heartbeat(self) -> Any:
-        return decode_notes(self._codec, self.step.notes).heartbeat
+        return decode_notes(self._heartbeats.codec, self.step.notes).heartbeat
 
     def heartbeat(self, details: Any = None) -> None:
         super().heartbeat(details)
@@ -93,7 +91,8 @@ class Attempt(CurrentStep):
             return self.beats.notes
         if self.since is None:
             return self.step.notes
-        return encode_notes(self._codec, replace(decode_notes(self._codec, self.step.notes), since=self.since))
+        codec = self._heartbeats.codec
+        return encode_notes(codec, replace(decode_notes(codec, self.step.notes), since=self.since))
 
     def write(self, stream: str, item: Any) -> None:
         self._stream_writer.write(self, stream, item)
@@ -131,7 +130,7 @@ class StepExecutor:
 
         `may_have_run_elsewhere`: another process may have executed it before and written to streams.
         """
-        attempt = Attempt(run_id, workflow, step, self._codec, self._stream_writer, self._heartbeats)
+        attempt = Attempt(run_id, workflow, step, self._stream_writer, self._heartbeats)
         if may_have_run_elsewhere or self._stream_writer.written:
             self._stream_writer.on_attempt_started(attempt, may_have_run_elsewhere=may_have_run_elsewhere)
         self._running.setdefault(run_id, {})[step.location] = attempt

@@ -105,7 +105,7 @@ class InputApplier:
         elif done.error is None:
             self._completions.complete(pending, now, done.value)
         elif not self._schedule_retry(pending, done, now):
-            self._log_failed_attempt(pending, done.attempt, done.error)
+            self._log_failed_attempt(pending, done.attempt, done.error, out_of_time=self._is_out_of_time(pending, done))
             if not self._hold_on_exhausted(pending, done):
                 self._completions.complete(pending, now, None, done.error)
 
@@ -175,10 +175,23 @@ class InputApplier:
             self._log_failed_attempt(pending, done.attempt, done.error, retry_in=due_at - now)
         return True
 
+    def _is_out_of_time(self, pending: PendingEntry, done: StepDone) -> bool:
+        """Return whether a failed step has attempts left, but no time for them."""
+        retry = pending.call.step.settings.retry if pending.call is not None else None
+        return (
+            done.retryable and done.retry_until is not None and retry is not None and done.attempt < retry.max_attempts
+        )
+
     def _log_failed_attempt(
-        self, pending: PendingEntry, attempt: int, error: ErrorRecord, retry_in: float | None = None
+        self,
+        pending: PendingEntry,
+        attempt: int,
+        error: ErrorRecord,
+        retry_in: float | None = None,
+        *,
+        out_of_time: bool = False,
     ) -> None:
-        """Log that an attempt of a step failed; without `retry_in` the step has no attempts left."""
+        """Log that an attempt of a step failed; without `retry_in` there is no other."""
         info, location = self._state.info, pending.location
         extra = {
             "run_id": info.id,
@@ -190,8 +203,9 @@ class InputApplier:
             "retry_in": retry_in,
         }
         if retry_in is None:
-            text = "Run %s: step %s failed after attempt %d: %s: %s; no attempts left"
-            LOGGER.error(text, info.id, location, attempt, error.type, error.message, extra=extra)
+            text = "Run %s: step %s failed after attempt %d: %s: %s; no %s left"
+            left = "time (max_elapsed)" if out_of_time else "attempts"
+            LOGGER.error(text, info.id, location, attempt, error.type, error.message, left, extra=extra)
         else:
             text = "Run %s: step %s failed (attempt %d): %s: %s; retrying in %.3g seconds"
             LOGGER.warning(text, info.id, location, attempt, error.type, error.message, retry_in, extra=extra)

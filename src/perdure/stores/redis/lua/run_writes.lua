@@ -106,7 +106,7 @@ local function apply_full_turn(row, seen, added, full)
     history.drop_entries(id, extras[1], true)
   end
   local replaced = extras and #extras[8] > 0
-  if replaced then call('HDEL', ENTRIES .. id, unpack(extras[8])) end
+  for _, position in ipairs(replaced and extras[8] or {}) do call('HDEL', ENTRIES .. id, position) end
   set_all(ENTRIES .. id, added)
   if #consumed > 0 then inbox.consume(row, consumed, now) end
   unsubscribe_and_release(row, extras, now, over)
