@@ -59,6 +59,8 @@ class EngineConfig:
             check_count(f"EngineConfig.{count}", getattr(self, count))
         if not isinstance(self.store_retry, Retry):
             raise InvalidArgument(f"EngineConfig.store_retry must be a Retry, not {describe_value(self.store_retry)}")
+        if self.store_retry.max_elapsed is not None:
+            raise InvalidArgument("EngineConfig.store_retry has a max_elapsed; use its max_attempts and max_delay")
 
     def _set_seconds(self, name: str, *, zero: bool) -> None:
         object.__setattr__(self, name, check_seconds(f"EngineConfig.{name}", getattr(self, name), zero=zero))

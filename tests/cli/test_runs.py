@@ -151,6 +151,8 @@ ENTRY = {
     "seq": 1,
     "started_at": "TIME",
     "settled_at": "TIME",
+    "heartbeat": None,
+    "heartbeat_at": None,
 }
 
 

@@ -33,7 +33,7 @@ UNREADABLE_RUN = ("id", "reason")
 REASON = ("kind", "text", "location", "name", "until")
 ENTRY = (
     *("location", "kind", "name", "status", "value", "error", "attempts", "seq"),
-    *("started_at", "settled_at"),
+    *("started_at", "settled_at", "heartbeat", "heartbeat_at"),
 )
 ERROR = ("type", "message", "traceback", "location", "cause", "fields", "dropped")
 DEAD_LETTER = (

@@ -157,8 +157,16 @@ def _cells(entry: HistoryEntry, begin: datetime, end: datetime) -> list[Any]:
     bar.append("·" * (BAR - first - cells), "bright_black")
     took = "…" if entry.settled_at is None else length(entry.settled_at - entry.started_at)
     attempts = str(entry.attempts) if entry.attempts else ""
+    return [Text(f"{MARKS[entry.status]} {entry.kind}", style=colour), attempts, took, bar, Text(_value_of(entry))]
+
+
+def _value_of(entry: HistoryEntry) -> str:
+    """Return the value of an entry, the type of its error, and the last heartbeat of a step that is not done."""
     value = entry.error.type if entry.error is not None else "" if entry.value is None else short(entry.value)
-    return [Text(f"{MARKS[entry.status]} {entry.kind}", style=colour), attempts, took, bar, Text(value)]
+    if entry.heartbeat_at is None:
+        return value
+    details = "" if entry.heartbeat is None else f" {short(entry.heartbeat)}"
+    return f"{value}  heartbeat{details}, {age(entry.heartbeat_at)}".strip()
 
 
 def _rows(level: dict[str, Node], guide: str = "") -> Iterator[tuple[str, Node]]:

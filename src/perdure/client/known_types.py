@@ -11,7 +11,7 @@ from typing import Any
 
 from perdure.codec import Codec
 from perdure.errors import InvalidPayload, WorkflowMisuse
-from perdure.model.records import Entry, Message, RunRecord
+from perdure.model.records import Entry, EntryStatus, Message, RunRecord
 from perdure.workflows.definition import REGISTRY, Workflow
 from perdure.workflows.events import event_class
 from perdure.workflows.messages import received_messages
@@ -77,7 +77,7 @@ class KnownTypes:
         step_type = functools.cache(lambda name: self._step_type(name, record))
 
         def decode(entry: Entry) -> Any:
-            if entry.value is None:
+            if entry.value is None or entry.status is EntryStatus.PENDING:  # which has notes of its attempts
                 return None
             try:
                 if entry.kind == "receive_batch":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from perdure.client.views import (
     entry_view,
     find_cancel,
     published_values,
+    running_heartbeats,
     waiting_reasons,
 )
 from perdure.codec.failures import reconstruct_error
@@ -28,7 +29,7 @@ from perdure.errors import InvalidArgument, InvalidPayload, RunCancelled, RunFai
 from perdure.model.queries import RunQuery
 from perdure.model.records import Hold, RunRecord, RunStatus
 from perdure.model.validation import check_name, check_seconds, describe_value
-from perdure.stores.results import UnreadableRun
+from perdure.stores.results import StoredEntry, UnreadableRun
 from perdure.workflows.definition import Workflow
 from perdure.workflows.types import Complete, error_view
 
@@ -119,18 +120,18 @@ class QueryClient:
     async def describe(self, run_id: str) -> RunDescription:
         record = await self._session.get_run(run_id)
         reasons = waiting_reasons(record, await self._has_live_worker(record))
-        published, cancel = await self.published(record.id, None, None), await self._find_cancel(record)
-        return describe_run(record, self._session.codec, reasons, published, cancel)
+        published, codec = await self.published(record.id, None, None), self._session.codec
+        may_be_cancelled = _may_be_cancelled(record)
+        history: Sequence[StoredEntry] = ()
+        if record.status is RunStatus.RUNNING or (may_be_cancelled and not record.status.terminal):
+            history = await self._session.read(lambda: self._session.store.history(record.id))
+        cancel = await self._find_cancel(record, history) if may_be_cancelled else None
+        return describe_run(record, codec, reasons, published, cancel, running_heartbeats(history, codec))
 
-    async def _find_cancel(self, record: RunRecord) -> CancelRequest | None:
-        """Return the cancel of a run, if its record does not show it. Without a message nothing is read."""
-        ended = record.status.terminal
-        has_none = record.last_message_no == 0 or record.status in (RunStatus.SUCCEEDED, RunStatus.FAILED)
-        if has_none or record.error is not None:
-            return None
+    async def _find_cancel(self, record: RunRecord, history: Sequence[StoredEntry]) -> CancelRequest | None:
+        """Return the cancel of a run, if its record does not show it."""
         session = self._session
         inbox = await session.read(lambda: session.store.inbox(record.id))
-        history = () if ended else await session.read(lambda: session.store.history(record.id))
         return find_cancel(record, inbox, history, session.codec)
 
     async def published(self, run_id: str, key: str | None, type: Any) -> Any:
@@ -205,3 +206,9 @@ class QueryClient:
         assert record.result is not None
         kind = self._session.known_types.result_type(record, definition) if type is None else type
         return self._session.codec.decode(record.result, kind, what=f"result of run {record.id!r}")
+
+
+def _may_be_cancelled(record: RunRecord) -> bool:
+    """Return whether a cancel may be found that the record does not show. A run without a message has none."""
+    has_none = record.last_message_no == 0 or record.status in (RunStatus.SUCCEEDED, RunStatus.FAILED)
+    return not has_none and record.error is None

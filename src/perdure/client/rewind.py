@@ -90,7 +90,7 @@ def plan_fork(snapshot: Snapshot, location: str, *, run_id: str, created_by: str
     messages = sorted([*_messages_to_return(snapshot, cut.dropped), *unread], key=lambda message: message.number)
     return CreateRun(
         _fork_record(snapshot.record, run_id, created_by, shard, now),
-        entries=(*map(as_detached_child, rows), _rewind_marker(cut, snapshot.record, now)),
+        entries=(*map(_without_notes, map(as_detached_child, rows)), _rewind_marker(cut, snapshot.record, now)),
         inbox=tuple(messages),
         received=snapshot.record.last_message_no,
     )
@@ -102,6 +102,11 @@ def as_detached_child(row: Entry) -> Entry:
         return row
     child = msgspec.json.decode(row.detail)
     return replace(row, detail=msgspec.json.encode({**child, "attached": False}))
+
+
+def _without_notes(row: Entry) -> Entry:
+    """Return the entry without the notes of a pending step: the fork executes that step itself, from the start."""
+    return row if row.status is not PENDING or row.value is None else replace(row, value=None)
 
 
 def _fork_record(record: RunRecord, run_id: str, created_by: str, shard: int, now: float) -> RunRecord:
@@ -238,7 +243,8 @@ def _reopened_waits(rows: Sequence[Entry], kept: Iterable[Entry], target: Entry,
             # An open receive keeps its generation: a replay compares it, to see that it must subscribe again.
             keeps = before.kind in RECEIVING_KINDS or (before.kind == "loop" and entry.location not in opened)
             renewed = before.generation if keeps else generation
-            yield replace(before, generation=renewed, detail=entry.detail or before.detail)
+            # Without a value: it is a new execution of a step, which must not see the heartbeats of the old one.
+            yield replace(before, generation=renewed, detail=entry.detail or before.detail, value=None)
 
 
 def _reopened_loops(kept: Iterable[Entry], dropped: Iterable[Entry]) -> Iterator[Entry]:

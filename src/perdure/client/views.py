@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from perdure.clock import to_datetime, to_datetime_or_none
 from perdure.codec import Codec
+from perdure.codec.attempt_notes import decode_notes
 from perdure.model.records import (
     DeadLetter,
     Entry,
@@ -49,6 +50,14 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
+class HeartbeatView:
+    """The last recorded heartbeat of a running step."""
+
+    details: Any
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class RunDescription:
     """Everything about a run except its history."""
 
@@ -73,6 +82,7 @@ class RunDescription:
     held: Hold | None = None  # why the run is held: kind, reason, location, line
     cancel_reason: str | None = None
     cancel_pending: bool = False  # a cancel was requested and is not processed yet, for example because the run is held
+    heartbeats: Mapping[str, HeartbeatView] = field(default_factory=dict)  # of running steps, by location
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,8 @@ class HistoryEntry:
     seq: int | None
     started_at: datetime
     settled_at: datetime | None
+    heartbeat: Any = None  # of a pending step: details and time of its last recorded heartbeat
+    heartbeat_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +175,7 @@ def describe_run(
     reasons: Sequence[Reason] = (),
     published: Mapping[str, Any] | None = None,
     cancel: CancelRequest | None = None,
+    heartbeats: Mapping[str, HeartbeatView] | None = None,
 ) -> RunDescription:
     cancel = cancel or CancelRequest(cancel_reason_of(record))
     return RunDescription(
@@ -187,6 +200,7 @@ def describe_run(
         held=record.current_hold,
         cancel_reason=cancel.reason,
         cancel_pending=cancel.pending,
+        heartbeats=heartbeats or {},
     )
 
 
@@ -269,7 +283,20 @@ def build_history(rows: Sequence[StoredEntry], codec: Codec, decode: Callable[[E
     return [entry_view(entry, codec, decode(entry)) for entry in in_order]
 
 
+def running_heartbeats(rows: Sequence[StoredEntry], codec: Codec) -> dict[str, HeartbeatView]:
+    """Return the last heartbeats of the steps that run now, by location."""
+    latest = {row.entry.location: row.entry for row in rows}
+    running = (each for each in latest.values() if each.status is EntryStatus.PENDING and each.due_at is None)
+    found = ((each.location, decode_notes(codec, each.value)) for each in running if each.value is not None)
+    return {
+        location: HeartbeatView(notes.heartbeat, to_datetime(notes.heartbeat_at))
+        for location, notes in found
+        if notes.heartbeat_at is not None
+    }
+
+
 def entry_view(entry: Entry, codec: Codec, value: Any) -> HistoryEntry:
+    notes = decode_notes(codec, entry.value if entry.status is EntryStatus.PENDING else None)
     return HistoryEntry(
         location=entry.location,
         kind=entry.kind,
@@ -281,6 +308,8 @@ def entry_view(entry: Entry, codec: Codec, value: Any) -> HistoryEntry:
         seq=entry.seq,
         started_at=to_datetime(entry.started_at),
         settled_at=to_datetime_or_none(entry.settled_at),
+        heartbeat=notes.heartbeat,
+        heartbeat_at=to_datetime_or_none(notes.heartbeat_at),
     )
 
 

@@ -12,6 +12,7 @@
     on_step_completed     an attempt of a step ended                           advance
     on_effects_completed  external effects of the run were executed            advance
     on_slow_steps         steps have been running for long                     advance, to record them as running
+    on_step_progress      a running step has sent a heartbeat                  advance, to record it
     on_messages           a run has messages                                   fetch them, advance
     on_change_hint        the store reports a change, best effort              fetch messages now or after the commit
     _advance_if_active    a timer of an active run is due                      advance
@@ -53,7 +54,7 @@ from perdure.execution.stream_writer import StreamWriter
 from perdure.execution.time_slices import TimeSlices
 from perdure.execution.turn_commit import build_hold_commit, build_turn_commit, ended_record, next_turn
 from perdure.model.records import Hold, RunRecord, RunStatus, SigningKey
-from perdure.model.turns import AwaitingResult, Failed, Input, RecordRunningSteps, StepDone, Turn
+from perdure.model.turns import AwaitingResult, Failed, Input, RecordProgress, RecordRunningSteps, StepDone, Turn
 from perdure.stores.results import ClaimedRun, Committed, Snapshot, WriteResult
 from perdure.stores.writes import CommitTurn, ReleaseRun
 from perdure.workflows.definition import Workflow, WorkflowLookup
@@ -101,7 +102,9 @@ class Coordinator:
         self._claimed_early: dict[str, tuple[ClaimedRun, float | None]] = {}
         self._faults = RunFaults(session, lambda: self.worker, lambda run_id: self.on_runs_found([run_id]))
         steps, stream_writer = session.config.max_concurrent_steps, StreamWriter(session, lambda: self.worker)
-        self.executor = StepExecutor(session.clock, session.codec, steps, self.on_step_completed, stream_writer)
+        self.executor = StepExecutor(
+            session.clock, session.codec, steps, self.on_step_completed, self.on_step_progress, stream_writer
+        )
         self.external_effects = ExternalEffects(session, local_worker, self.on_effects_completed)
         self._effects = EffectRunner(self.executor, self.external_effects)
         self.loader = RunLoader(session, self.cache, self._effects, self)
@@ -216,7 +219,10 @@ class Coordinator:
     # --- inputs
 
     def on_step_completed(self, run_id: str, done: StepDone) -> None:
-        self._add_input(run_id, done)
+        if done.notes is None:
+            self._add_input(run_id, done)
+        else:
+            self._add_progress(run_id, done)
 
     def on_effects_completed(self, run_id: str, outcomes: Sequence[StepDone | AwaitingResult]) -> None:
         cached = self.cache.active(run_id)
@@ -227,6 +233,17 @@ class Coordinator:
     def on_slow_steps(self, run_id: str, locations: tuple[str, ...]) -> None:
         """Record these steps as running. May be called from a task."""
         self._loop.call_soon(self._add_input, run_id, RecordRunningSteps(locations))
+
+    def on_step_progress(self, run_id: str, progress: RecordProgress) -> None:
+        """Record the progress of a running step. May be called from a task."""
+        self._loop.call_soon(self._add_progress, run_id, progress)
+
+    def _add_progress(self, run_id: str, given: StepDone | RecordProgress) -> None:
+        """Add an input after which the row of a pending step may have notes."""
+        cached = self.cache.active(run_id)
+        if cached is not None and cached.progress_rows is None:
+            cached.progress_rows = {}
+        self._add_input(run_id, given)
 
     def _add_input(self, run_id: str, given: Input) -> None:
         cached = self.cache.active(run_id)

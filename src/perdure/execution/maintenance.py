@@ -10,6 +10,7 @@ from perdure.execution.coordinator import Coordinator
 from perdure.execution.store_session import StoreSession
 from perdure.execution.store_writes import raise_for_publish
 from perdure.model.records import TopicEvent
+from perdure.model.turns import RecordProgress
 from perdure.stores.protocol import Store
 from perdure.stores.writes import FanOut
 
@@ -32,7 +33,12 @@ class SlowStepRecorder:
         slow: dict[str, list[str]] = {}
         for attempt in self._coordinator.executor.running_since(now - RECORD_RUNNING_AFTER_SECONDS):
             attempt.recorded = True
-            slow.setdefault(attempt.run_id, []).append(attempt.step.location)
+            if attempt.since is None:
+                slow.setdefault(attempt.run_id, []).append(attempt.step.location)
+            else:  # the time for all attempts counts from here, also after a crash
+                notes = attempt.encode_notes() or b""
+                progress = RecordProgress(attempt.location, attempt.attempt, notes)
+                self._coordinator.on_step_progress(attempt.run_id, progress)
         for run_id, locations in slow.items():
             self._coordinator.on_slow_steps(run_id, tuple(locations))
         return now + RECORD_RUNNING_AFTER_SECONDS

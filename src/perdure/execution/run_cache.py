@@ -33,6 +33,7 @@ class CachedRun:
         "more_messages",
         "never_executed_elsewhere",
         "position",
+        "progress_rows",
         "record",
         "runner",
         "seen",
@@ -50,6 +51,8 @@ class CachedRun:
         self.definition = definition
         self.runner = runner
         self.position = position  # of the last committed turn in the history
+        # Positions of the rows of pending steps that have notes, by location; None if no step has made any.
+        self.progress_rows: dict[str, int] | None = None
         self.seen = 0  # number of the last message that was read
         self.active = True
         self.committing = False  # a turn is submitted and its result has not arrived

@@ -11,20 +11,26 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context as VariableContext
+from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from perdure.clock import Clock, Timer, to_datetime
 from perdure.codec import Codec
 from perdure.codec.annotation_advice import advise_annotation, contains_object
+from perdure.codec.attempt_notes import decode_notes, encode_notes
 from perdure.codec.failures import error_to_record
 from perdure.errors import InvalidPayload
+from perdure.execution.heartbeats import Heartbeats, HeartbeatState, ProgressCallback
 from perdure.execution.stream_writer import StreamBuffer, StreamWriter
 from perdure.execution.thread_pool import StepThreadPool
 from perdure.model.locations import is_cleanup
 from perdure.model.records import ErrorRecord
 from perdure.model.turns import RunStep, StepDone
+from perdure.retry import read_retry_after
 from perdure.workflows.step_context import CurrentStep, _current_step
-from perdure.workflows.steps import StepCall
+from perdure.workflows.steps import StepCall, StepOptions
 
 LOGGER = logging.getLogger("perdure.execution")
 
@@ -34,9 +40,24 @@ StepCallback = Callable[[str, StepDone], None]  # receives the run id and the re
 class Attempt(CurrentStep):
     """One execution of a body: what `current_step()` returns in it, and the state that the executor keeps for it."""
 
-    __slots__ = ("_stream_writer", "ended", "page", "recorded", "started_at", "step", "task", "timer")
+    __slots__ = (
+        "_heartbeats",
+        "_stream_writer",
+        "beats",
+        "ended",
+        "page",
+        "recorded",
+        "retry_until",
+        "since",
+        "started_at",
+        "step",
+        "task",
+        "timer",
+    )
 
-    def __init__(self, run_id: str, workflow: str, step: RunStep, stream_writer: StreamWriter) -> None:
+    def __init__(
+        self, run_id: str, workflow: str, step: RunStep, stream_writer: StreamWriter, heartbeats: Heartbeats
+    ) -> None:
         super().__init__(run_id, workflow, step.name, step.location, step.attempt, step.idempotency_key)
         self.step = step
         self.started_at = 0.0
@@ -45,13 +66,35 @@ class Attempt(CurrentStep):
         self.ended = False
         self.recorded = False  # the history shows it as running
         self.page: StreamBuffer | None = None
+        self.beats: HeartbeatState | None = None
+        self.since: float | None = None  # the start of the first attempt, if `max_elapsed` limits the step
+        self.retry_until: float | None = None
         self._stream_writer = stream_writer
+        self._heartbeats = heartbeats
 
     def request_cancel(self) -> None:
         """Signal the body that its result is no longer needed."""
         self._cancel_requested = True
         if self._cancelled_event is not None:
             self._cancelled_event.set()
+
+    @property
+    def last_heartbeat(self) -> Any:
+        return decode_notes(self._heartbeats.codec, self.step.notes).heartbeat
+
+    def heartbeat(self, details: Any = None) -> None:
+        super().heartbeat(details)
+        if not self.ended:
+            self._heartbeats.record(self, details)
+
+    def encode_notes(self) -> bytes | None:
+        """Return what the next attempt needs: the last heartbeat of all attempts, and the start of the first one."""
+        if self.beats is not None and self.beats.notes is not None:
+            return self.beats.notes
+        if self.since is None:
+            return self.step.notes
+        codec = self._heartbeats.codec
+        return encode_notes(codec, replace(decode_notes(codec, self.step.notes), since=self.since))
 
     def write(self, stream: str, item: Any) -> None:
         self._stream_writer.write(self, stream, item)
@@ -61,7 +104,13 @@ class StepExecutor:
     """The attempts of one process. `on_completed` is called from the event loop, never from inside a task."""
 
     def __init__(
-        self, clock: Clock, codec: Codec, limit: int, on_completed: StepCallback, stream_writer: StreamWriter
+        self,
+        clock: Clock,
+        codec: Codec,
+        limit: int,
+        on_completed: StepCallback,
+        on_progress: ProgressCallback,
+        stream_writer: StreamWriter,
     ) -> None:
         self._clock = clock
         self._codec = codec
@@ -69,6 +118,7 @@ class StepExecutor:
         self._on_completed = on_completed
         self._stream_writer = stream_writer
         self.state: Any = None  # what the lifespan of the process yielded, for `current_step().state`
+        self._heartbeats = Heartbeats(clock, codec, on_progress)
         self._threads = StepThreadPool()
         self._running: dict[str, dict[str, Attempt]] = {}  # by run and location
         self._queued: deque[Attempt] = deque()
@@ -84,7 +134,7 @@ class StepExecutor:
 
         `may_have_run_elsewhere`: another process may have executed it before and written to streams.
         """
-        attempt = Attempt(run_id, workflow, step, self._stream_writer)
+        attempt = Attempt(run_id, workflow, step, self._stream_writer, self._heartbeats)
         if may_have_run_elsewhere or self._stream_writer.written:
             self._stream_writer.on_attempt_started(attempt, may_have_run_elsewhere=may_have_run_elsewhere)
         attempt.state = self.state
@@ -136,14 +186,15 @@ class StepExecutor:
         self._slots_taken += 1
         attempt.started_at = now
         call = attempt.step.call
-        timeout = call.step.settings.timeout
-        if timeout is not None:
-            deadline = attempt.started_at + timeout
-            attempt.deadline = to_datetime(deadline)
-            attempt.timer = self._clock.call_at(deadline, lambda: self._on_timeout(attempt))
+        settings = call.step.settings
+        if settings.timeout is not None or (settings.retry is not None and settings.retry.max_elapsed is not None):
+            self._set_deadline(attempt, settings)
+            if attempt.timer is None:
+                return
+        if settings.heartbeat_timeout is not None:
+            self._heartbeats.watch(attempt, settings.heartbeat_timeout, lambda: self._on_silence(attempt))
         # An empty context: the body sees no context variables of the caller or the workflow, unless it inherits them.
-        inherits = call.step.settings.context == "inherit"
-        variables = call.variables.copy() if inherits else VariableContext()
+        variables = call.variables.copy() if settings.context == "inherit" else VariableContext()
         if call.step.body.is_async:
             # Not loop.create_task: with an eager task factory it would run the body while effects are being started.
             body = self._run_in_task(attempt, call)
@@ -151,6 +202,25 @@ class StepExecutor:
         else:
             variables.run(_current_step.set, attempt)
             self._threads.run(lambda: self._run_in_thread(attempt, variables))
+
+    def _set_deadline(self, attempt: Attempt, settings: StepOptions) -> None:
+        """Set when the attempt is cancelled: after `timeout`, or when the time for all attempts is over.
+
+        If that time is over already, the attempt ends without its body.
+        """
+        limits = [] if settings.timeout is None else [attempt.started_at + settings.timeout]
+        if settings.retry is not None and settings.retry.max_elapsed is not None:
+            recorded = decode_notes(self._codec, attempt.step.notes).since
+            # A recorded time in the future comes from a wrong clock or an import.
+            attempt.since = attempt.started_at if recorded is None else min(recorded, attempt.started_at)
+            attempt.retry_until = settings.retry.retry_until(attempt.since)
+            limits += [] if attempt.retry_until is None else [attempt.retry_until]
+        deadline = min(limits)
+        attempt.deadline = to_datetime(deadline)
+        if attempt.retry_until is not None and attempt.retry_until <= attempt.started_at:
+            self._loop.call_soon(partial(self._expire, attempt, started=False))
+        else:
+            attempt.timer = self._clock.call_at(deadline, lambda: self._on_timeout(attempt))
 
     def _run_in_thread(self, attempt: Attempt, variables: VariableContext) -> None:
         call = attempt.step.call
@@ -242,20 +312,48 @@ class StepExecutor:
             extra = {"run_id": attempt.run_id, "workflow": attempt.workflow}
             LOGGER.exception("Retry.retry_on of step %s raised; step will not be retried", name, extra=extra)
             retryable = False
-        return self._build_failure(attempt, error, retryable=retryable)
+        done = self._build_failure(attempt, error, retryable=retryable)
+        if done.retryable and done.error is not None:
+            extra = {"run_id": attempt.run_id, "workflow": attempt.workflow}
+            wanted = read_retry_after(error, f"Run {attempt.run_id}: step {name}", extra)
+            return done if wanted is None else replace(done, error=replace(done.error, retry_after=wanted))
+        return done
 
     def _build_failure(self, attempt: Attempt, error: BaseException, *, retryable: bool) -> StepDone:
         location, raises = attempt.step.location, attempt.step.call.step.settings.raises
         record = error_to_record(error, self._codec, raises=raises, location=location)
-        return StepDone(location, attempt.step.attempt, error=record, retryable=retryable)
+        notes, until = attempt.encode_notes(), attempt.retry_until
+        return StepDone(location, attempt.step.attempt, None, record, retryable, notes, until)
 
     def _on_timeout(self, attempt: Attempt) -> None:
         if attempt.ended:
+            return
+        if attempt.retry_until is not None and self._clock.now() >= attempt.retry_until:
+            self._expire(attempt, started=True)
             return
         settings = attempt.step.call.step.settings
         self._cancel(attempt)
         error = TimeoutError(f"step {attempt.step.location} took longer than {settings.timeout} seconds")
         self._on_completed(attempt.run_id, self._build_failure(attempt, error, retryable=settings.retry_on_timeout))
+
+    def _expire(self, attempt: Attempt, *, started: bool) -> None:
+        """Fail a step whose time for all attempts is over. An attempt without a body fails with the error before it."""
+        if attempt.ended:
+            return
+        self._cancel(attempt)
+        limit = f"{attempt.step.call.step.settings.retry.max_elapsed} seconds for all attempts (max_elapsed)"
+        error = TimeoutError(f"step {attempt.step.location} took longer than {limit}")
+        done, last = self._build_failure(attempt, error, retryable=False), attempt.step.last_error
+        if last is not None and done.error is not None:
+            done = replace(done, error=replace(done.error, cause=last) if started else last)
+        self._on_completed(attempt.run_id, done)
+
+    def _on_silence(self, attempt: Attempt) -> None:
+        """Fail an attempt that sends no heartbeats. The retry policy decides on another one."""
+        self._cancel(attempt)
+        silence = attempt.step.call.step.settings.heartbeat_timeout
+        error = TimeoutError(f"step {attempt.step.location} sent no heartbeat for {silence} seconds")
+        self._on_completed(attempt.run_id, self._build_result(attempt, None, error))
 
     def _cancel(self, attempt: Attempt) -> None:
         """Cancel an attempt. Its slot is free at once, even if the body does not stop."""
@@ -284,6 +382,8 @@ class StepExecutor:
         self._remove(attempt)
         if attempt.page is not None:
             self._stream_writer.flush(attempt)  # before its result is reported
+        if attempt.beats is not None:
+            self._heartbeats.stop(attempt.beats)
         if attempt.timer is not None:
             attempt.timer.cancel()
         self._slots_taken -= 1

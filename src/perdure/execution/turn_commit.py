@@ -17,7 +17,7 @@ from perdure.config import EngineConfig
 from perdure.errors import InvalidPayload
 from perdure.execution.run_cache import CachedRun
 from perdure.execution.run_log import log_extra
-from perdure.model.records import DeadLetter, ErrorRecord, Hold, RunRecord, RunStatus, Wait
+from perdure.model.records import DeadLetter, Entry, EntryStatus, ErrorRecord, Hold, RunRecord, RunStatus, Wait
 from perdure.model.turns import Cancelled, Continued, Failed, Input, Succeeded, Turn, TurnExtras
 from perdure.stores.writes import CommitTurn, ContinueAs, RunPatch
 
@@ -54,6 +54,7 @@ def build_turn_commit(
         patch = _patch(cached, turn, now, config, restart, restart_at)
     elif not turn.entries and not turn.consumed and turn.extras is None:
         return None
+    entries = turn.entries + turn.version_pins if turn.version_pins else turn.entries
     return CommitTurn(
         run_id=cached.id,
         base=cached.position,
@@ -61,14 +62,32 @@ def build_turn_commit(
         worker=worker,
         owned=True,
         now=now,
-        entries=turn.entries + turn.version_pins if turn.version_pins else turn.entries,
+        entries=entries,
         patch=patch,
         seen=cached.seen,
         consumed=turn.consumed,
         continue_as=restart,
-        extras=turn.extras,
+        extras=turn.extras if cached.progress_rows is None else _replace_progress_rows(cached, entries, turn.extras),
         observed=cached.record.parent is not None,
     )
+
+
+def _replace_progress_rows(cached: CachedRun, entries: Sequence[Entry], extras: TurnExtras | None) -> TurnExtras | None:
+    """Add to the extras the rows of pending steps that newer versions in this turn replace.
+
+    A step that sends heartbeats for days keeps one row. The positions noted here are right if the turn is committed;
+    otherwise the run is loaded again, without them.
+    """
+    rows = cached.progress_rows
+    assert rows is not None
+    replaced: list[int] = []
+    for position, entry in enumerate(entries, cached.position + 1):
+        earlier = rows.pop(entry.location, None)
+        if earlier is not None:
+            replaced.append(earlier)
+        if entry.status is EntryStatus.PENDING and entry.value is not None:
+            rows[entry.location] = position
+    return replace(extras or TurnExtras(), replaced=tuple(replaced)) if replaced else extras
 
 
 def build_hold_commit(run_id: str, base: int, seen: int, held: Hold, worker: str, now: float) -> CommitTurn:
@@ -138,7 +157,8 @@ def _restart(cached: CachedRun, turn: Turn, now: float) -> tuple[ContinueAs | No
         first_executed_at=None,
         run_attempt=attempt + 1,
     )
-    return again, now + retry.delay_after(attempt, jitter)
+    requested = outcome.error.retry_after
+    return again, now + (retry.delay_after(attempt, jitter) if requested is None else requested)
 
 
 def _patch(

@@ -41,7 +41,8 @@ class EntryStatus(StrEnum):
 class ErrorRecord(Struct, frozen=True, gc=False, omit_defaults=True):
     """An exception as data. `fields` is set when the original type can be reconstructed (`raises`).
 
-    `dropped` names the fields that could not be encoded. `rollback`: the error is a `RollbackError`.
+    `dropped` names the fields that could not be encoded. `rollback`: the error is a `RollbackError`. `retry_after` are
+    the seconds that the exception requests before the next attempt.
     """
 
     type: str
@@ -53,6 +54,7 @@ class ErrorRecord(Struct, frozen=True, gc=False, omit_defaults=True):
     cause: ErrorRecord | None = None
     dropped: tuple[str, ...] = ()
     rollback: bool = False
+    retry_after: float | None = None
 
 
 # --- a run and its history --------------------------------------------------------------------------------------
@@ -63,7 +65,8 @@ class Entry(Struct, frozen=True, gc=False):
 
     `call_seq` orders all entries of the run by their first request. `ordinal` orders the entries of one scope (-1: the
     entry has no order in its scope). `seq` orders completions. `attempts` counts the attempts of a step that started;
-    `due_at` is when the next attempt, or the end of a sleep, is due.
+    `due_at` is when the next attempt, or the end of a sleep, is due. The value of a pending step is what its next
+    attempt needs of earlier ones (`AttemptNotes`).
     """
 
     location: str

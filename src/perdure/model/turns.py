@@ -24,13 +24,18 @@ from perdure.model.records import (
 
 
 class StepDone(Struct, frozen=True, gc=False):
-    """An attempt of a step ended, with a value or with an error; `retryable`: the retry policy accepts the error."""
+    """An attempt of a step ended, with a value or with an error; `retryable`: the retry policy accepts the error.
+
+    `notes` are for the next attempt. No attempt starts at `retry_until` or later.
+    """
 
     location: str
     attempt: int
     value: bytes | None = None
     error: ErrorRecord | None = None
     retryable: bool = False
+    notes: bytes | None = None
+    retry_until: float | None = None
 
 
 class MessageReceived(Struct, frozen=True):
@@ -45,6 +50,14 @@ class RecordRunningSteps(Struct, frozen=True):
     locations: tuple[str, ...]
 
 
+class RecordProgress(Struct, frozen=True):
+    """Write the pending entry of a running attempt with its latest notes."""
+
+    location: str
+    attempt: int
+    notes: bytes
+
+
 class AwaitingResult(Struct, frozen=True):
     """An external effect was executed and has no result yet: a message will bring one for each of these runs.
 
@@ -56,17 +69,22 @@ class AwaitingResult(Struct, frozen=True):
     created: bool = True
 
 
-Input = StepDone | MessageReceived | RecordRunningSteps | AwaitingResult
+Input = StepDone | MessageReceived | RecordRunningSteps | RecordProgress | AwaitingResult
 
 
 class RunStep(Struct, frozen=True):
-    """Execute an attempt of a step. `call` is the `StepCall` of the workflow; it is never serialized."""
+    """Execute an attempt of a step. `call` is the `StepCall` of the workflow; it is never serialized.
+
+    `notes` and `last_error` are those of earlier attempts.
+    """
 
     location: str
     attempt: int
     name: str
     call: Any
     idempotency_key: str
+    notes: bytes | None = None
+    last_error: ErrorRecord | None = None
 
 
 class CancelStep(Struct, frozen=True):
@@ -174,10 +192,11 @@ Outcome = Succeeded | Failed | Cancelled | Continued
 class TurnExtras(Struct, frozen=True, gc=False, kw_only=True):
     """Changes of a turn other than history entries, applied in the same commit.
 
-    `dropped` are locations whose entries, and all entries below them, are deleted. `released_assignments` are message
-    numbers of assignments that no receive matches; the store returns their events to the topic. They may also be
-    numbers of completions of deferreds that do not fit. The store removes such a message with its id, as if it had
-    never been delivered, so that the next completion is accepted.
+    `dropped` are locations whose entries, and all entries below them, are deleted. `replaced` are positions of earlier
+    versions of this turn's entries, which are deleted too. `released_assignments` are message numbers of assignments
+    that no receive matches; the store returns their events to the topic. They may also be numbers of completions of
+    deferreds that do not fit. The store removes such a message with its id, as if it had never been delivered, so that
+    the next completion is accepted.
     """
 
     dropped: tuple[str, ...] = ()
@@ -187,6 +206,7 @@ class TurnExtras(Struct, frozen=True, gc=False, kw_only=True):
     published: tuple[PublishedValue, ...] = ()
     streamed: tuple[StreamItem, ...] = ()
     dead_letters: tuple[DeadLetter, ...] = ()
+    replaced: tuple[int, ...] = ()
 
 
 class Turn(Struct, frozen=True, gc=False):

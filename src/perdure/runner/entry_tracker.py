@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure.codec import Codec, fingerprint
+from perdure.codec.attempt_notes import decode_notes, encode_notes
 from perdure.codec.failures import error_from_record, step_error_from_record
 from perdure.errors import HistoryDiverged, WorkflowMisuse
 from perdure.model.records import Entry, EntryStatus, ErrorRecord, Hold, Wait
@@ -521,6 +522,9 @@ class EntryTracker:
         for location, pending in self.pending.items():
             if pending.call is not None and location in self.timers.due:
                 self.timers.set(location, now)
+        for pending in self.attempts.exhausted.values():
+            if pending.notes is not None:  # the heartbeat stays; the time of `max_elapsed` starts again
+                pending.notes = encode_notes(self._codec, replace(decode_notes(self._codec, pending.notes), since=None))
         self.attempts.restart_exhausted()
 
     # --- cancellation and loops

@@ -13,7 +13,15 @@ import msgspec
 
 from perdure.model.ids import deferred_message_epoch
 from perdure.model.records import ErrorRecord, Message, RunResult
-from perdure.model.turns import AwaitingResult, Input, MessageReceived, RecordRunningSteps, StartChild, StepDone
+from perdure.model.turns import (
+    AwaitingResult,
+    Input,
+    MessageReceived,
+    RecordProgress,
+    RecordRunningSteps,
+    StartChild,
+    StepDone,
+)
 from perdure.runner import limits
 from perdure.runner.completions import CompletionApplier
 from perdure.runner.pending import PendingEntry
@@ -77,6 +85,8 @@ class InputApplier:
                 self._apply_awaiting(given, now)
             case RecordRunningSteps():
                 self._record_running(given.locations)
+            case RecordProgress():
+                self._record_progress(given)
 
     # --- results
 
@@ -98,7 +108,7 @@ class InputApplier:
         elif done.error is None:
             self._completions.complete(pending, now, done.value)
         elif not self._schedule_retry(pending, done, now):
-            self._log_failed_attempt(pending, done.attempt, done.error)
+            self._log_failed_attempt(pending, done.attempt, done.error, out_of_time=self._is_out_of_time(pending, done))
             if not self._hold_on_exhausted(pending, done):
                 self._completions.complete(pending, now, None, done.error)
 
@@ -145,10 +155,12 @@ class InputApplier:
         """Plan the next attempt of a failed step. False if it has none."""
         assert pending.call is not None
         retry = pending.call.step.settings.retry
+        if done.notes is not None:
+            pending.notes = done.notes
         if retry is None or not done.retryable or done.attempt >= retry.max_attempts:
             return False
         try:
-            due_at = now + limits.retry_delay(self._state.start.seed, retry, done.location, done.attempt)
+            due_at = now + limits.retry_delay(self._state.start.seed, retry, done.location, done.attempt, done.error)
         except Exception as error:  # raised by the user's delay function
             info = self._state.info
             LOGGER.error(
@@ -159,15 +171,30 @@ class InputApplier:
                 extra={"run_id": info.id, "workflow": info.workflow, "location": done.location},
             )
             return False
+        if done.retry_until is not None and due_at >= done.retry_until:
+            return False
         self._attempts.schedule_retry(pending, due_at, done.error)
         if done.error is not None:
             self._log_failed_attempt(pending, done.attempt, done.error, retry_in=due_at - now)
         return True
 
+    def _is_out_of_time(self, pending: PendingEntry, done: StepDone) -> bool:
+        """Return whether a failed step has attempts left, but no time for them."""
+        retry = pending.call.step.settings.retry if pending.call is not None else None
+        return (
+            done.retryable and done.retry_until is not None and retry is not None and done.attempt < retry.max_attempts
+        )
+
     def _log_failed_attempt(
-        self, pending: PendingEntry, attempt: int, error: ErrorRecord, retry_in: float | None = None
+        self,
+        pending: PendingEntry,
+        attempt: int,
+        error: ErrorRecord,
+        retry_in: float | None = None,
+        *,
+        out_of_time: bool = False,
     ) -> None:
-        """Log that an attempt of a step failed; without `retry_in` the step has no attempts left."""
+        """Log that an attempt of a step failed; without `retry_in` there is no other."""
         info, location = self._state.info, pending.location
         extra = {
             "run_id": info.id,
@@ -179,8 +206,9 @@ class InputApplier:
             "retry_in": retry_in,
         }
         if retry_in is None:
-            text = "Run %s: step %s failed after attempt %d: %s: %s; no attempts left"
-            LOGGER.error(text, info.id, location, attempt, error.type, error.message, extra=extra)
+            text = "Run %s: step %s failed after attempt %d: %s: %s; no %s left"
+            left = "time (max_elapsed)" if out_of_time else "attempts"
+            LOGGER.error(text, info.id, location, attempt, error.type, error.message, left, extra=extra)
         else:
             text = "Run %s: step %s failed (attempt %d): %s: %s; retrying in %.3g seconds"
             LOGGER.warning(text, info.id, location, attempt, error.type, error.message, retry_in, extra=extra)
@@ -208,6 +236,13 @@ class InputApplier:
             pending = self._entries.pending.get(location)
             if pending is not None and pending.running and pending.attempts < pending.attempt:
                 self._attempts.record_started(pending)
+
+    def _record_progress(self, progress: RecordProgress) -> None:
+        """Record the notes of a running attempt; those of an attempt that has ended are late."""
+        pending = self._entries.pending.get(progress.location)
+        if pending is not None and pending.running and pending.attempt == progress.attempt:
+            pending.notes = progress.notes
+            self._attempts.record_started(pending)
 
     # --- messages
 

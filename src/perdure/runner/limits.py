@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 
+from perdure.model.records import ErrorRecord
 from perdure.retry import Retry
 from perdure.runner.state import RunnerState
 
@@ -28,8 +29,10 @@ def next_limit(state: RunnerState) -> tuple[float, str] | None:
     return min(limits, default=None)
 
 
-def retry_delay(seed: int, retry: Retry, location: str, attempt: int) -> float:
+def retry_delay(seed: int, retry: Retry, location: str, attempt: int, error: ErrorRecord | None) -> float:
     """Return the seconds to wait after an attempt. The jitter is the same for every replay of the run."""
+    if error is not None and error.retry_after is not None:
+        return error.retry_after
     jitter = zlib.crc32(f"{seed}/{location}/{attempt}".encode()) / 2**32
     return retry.delay_after(attempt, jitter)
 
@@ -44,5 +47,6 @@ def _last_progress_at(state: RunnerState) -> float:
         retry = pending.call.step.settings.retry if pending.call is not None else None
         if retry is not None and pending.due_at is not None:
             with contextlib.suppress(Exception):  # the user's delay function may raise
-                times.append(pending.due_at - retry_delay(state.start.seed, retry, location, pending.attempts))
+                delay = retry_delay(state.start.seed, retry, location, pending.attempts, pending.error)
+                times.append(pending.due_at - delay)
     return max(times)

@@ -12,6 +12,7 @@ from perdure.codec import Codec
 from perdure.codec.failures import error_to_record
 from perdure.errors import InvalidPayload, StepFailed, WorkflowMisuse
 from perdure.model.turns import Failed, Outcome, Succeeded
+from perdure.retry import read_retry_after
 from perdure.workflows.definition import Workflow
 
 LOGGER = logging.getLogger("perdure.workflow")
@@ -57,6 +58,9 @@ def failure_outcome(error: BaseException, definition: Workflow[Any, Any], codec:
             extra={"workflow": definition.name},
         )
         retryable = False
+    if retryable:
+        wanted = read_retry_after(error, f"Workflow {definition.name}", {"workflow": definition.name})
+        record = record if wanted is None else replace(record, retry_after=wanted)
     return Failed(record, retryable=retryable)
 
 

@@ -23,7 +23,8 @@ class PendingEntry:
     `attempt` is the attempt that is next or running, `attempts` the number that is recorded as started. `call` is the
     call of a step, `command` that of anything else. `action` is the external effect of a command; `awaited` are runs
     whose ends arrive as messages. `recorded` is the status on record, None for a new request. `seq` is set for a step
-    that runs again after a rewind: its recorded position in the order of completions.
+    that runs again after a rewind: its recorded position in the order of completions. `notes` are what a step's next
+    attempt needs of earlier ones.
     """
 
     __slots__ = (
@@ -43,6 +44,7 @@ class PendingEntry:
         "kind",
         "location",
         "name",
+        "notes",
         "ordinal",
         "recorded",
         "running",
@@ -82,6 +84,7 @@ class PendingEntry:
         self.running = False
         self.command = command
         self.detail: bytes | None = None
+        self.notes: bytes | None = None
         self.seq: int | None = None
         self.action: ExternalAction | None = None
         self.awaited: set[str] | None = None
@@ -110,6 +113,7 @@ class PendingEntry:
             command,
         )
         pending.detail = record.detail
+        pending.notes = record.value if record.status is PENDING else None
         pending.seq = record.seq if record.status is PENDING else None
         pending.attempts = record.attempts
         pending.due_at = record.due_at
@@ -129,7 +133,7 @@ class PendingEntry:
     ) -> Entry:
         """Build the record of this entry in its present state."""
         if status is PENDING:
-            seq = self.seq
+            seq, value = self.seq, self.notes
         return Entry(
             self.location,
             self.kind,

@@ -90,7 +90,7 @@ class TurnBuilder:
         call, location = pending.call, pending.location
         assert call is not None
         key = f"{self._state.info.id}/{pending.generation}/{location}"
-        return RunStep(location, pending.attempt, pending.name, call, key)
+        return RunStep(location, pending.attempt, pending.name, call, key, pending.notes, pending.error)
 
     # --- waiting
 

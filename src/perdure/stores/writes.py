@@ -96,7 +96,9 @@ class CommitTurn(Struct, frozen=True, gc=False, kw_only=True):
     the turn knew of, `consumed` the numbers that it took.
 
     `extras.dropped` are locations whose entries are deleted, with those of every location below (`location + "/"`). The
-    turn's own entries are written after that, and the fence moves up to this turn.
+    turn's own entries are written after that, and the fence moves up to this turn. `extras.replaced` are positions up
+    to `base` whose rows are deleted: the turn appends later versions of their entries. Positions without a row are
+    skipped.
 
     Subscriptions change in this order: `unsubscribe`, `released_assignments`, `subscribe`. A subscription may find a
     queued event; its assignment is a message that the turn has not seen. Of several topics it takes the event sent

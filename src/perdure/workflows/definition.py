@@ -160,6 +160,10 @@ def _workflow_options(options: dict[str, Any]) -> WorkflowOptions:
         raise InvalidArgument(f"@workflow has no option {', '.join(sorted(unknown))}")
     if options.get("retry") is not None and not isinstance(options["retry"], Retry):
         raise InvalidArgument(f"retry must be a Retry or None, not {options['retry']!r}")
+    if options.get("retry") is not None and options["retry"].max_elapsed is not None:
+        raise InvalidArgument(
+            "Retry.max_elapsed is for steps; use timeout= of the workflow, which limits all attempts of a run together"
+        )
     for duration in ("timeout", "max_suspend", "retention"):
         if options.get(duration) is not None:
             options[duration] = check_seconds(

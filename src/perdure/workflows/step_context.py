@@ -43,7 +43,7 @@ class CurrentStep:
         self.attempt = attempt
         self.idempotency_key = key
         self.deadline: datetime | None = None
-        self.details: Any = None
+        self.details: Any = None  # of the latest heartbeat of this attempt
         self.state: Any = None
         self._cancel_requested = False
         # Created on first use: few bodies read it, and creating an Event costs 2 us.
@@ -58,8 +58,21 @@ class CurrentStep:
                 self._cancelled_event.set()
         return self._cancelled_event
 
+    @property
+    def last_heartbeat(self) -> Any:
+        """Details of the last recorded heartbeat of earlier attempts, also by another worker; None without one.
+
+        Plain data: a dataclass is a dict here.
+        """
+        return None
+
     def heartbeat(self, details: Any = None) -> None:
-        """Record the progress of the body. Raises `CancelledError` when the result is no longer needed."""
+        """Record the progress of the body, for people and for the next attempt, and restart `heartbeat_timeout`.
+
+        The call does not wait and can be made from threads. At most one heartbeat per second is stored, the last one;
+        the last one before a failure is stored with the failure. Raises `InvalidPayload` if the details cannot be
+        encoded, and `CancelledError` when the result of the step is no longer needed.
+        """
         self.details = details
         if self._cancel_requested:
             raise asyncio.CancelledError(f"step {self.location} was cancelled or has timed out")

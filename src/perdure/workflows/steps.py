@@ -47,11 +47,12 @@ CONTEXTS = ("empty", "inherit")
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """Options of a step. `retry=None` means one attempt, `timeout=None` no limit."""
+    """Options of a step. `retry=None` means one attempt, `timeout=None` and `heartbeat_timeout=None` no limit."""
 
     retry: Retry | None = field(default_factory=Retry)
     timeout: float | None = None
     retry_on_timeout: bool = False
+    heartbeat_timeout: float | None = None
     raises: Raises = ()
     compensate: Callable[..., Any] | None = None
     at_most_once: bool = False
@@ -66,6 +67,7 @@ class StepKeywords(TypedDict, total=False):
     retry: Retry | None
     timeout: float | timedelta | None
     retry_on_timeout: bool
+    heartbeat_timeout: float | timedelta | None
     raises: type[Exception] | Raises
     at_most_once: bool
     pool: str | None
@@ -331,8 +333,10 @@ def check_step_options(options: StepOptions) -> StepOptions:
     if options.pool is not None:  # Rejected, because ignoring it would be misleading.
         raise InvalidArgument("pool= of a step is not supported in this version; remove it")
     timeout = None if options.timeout is None else check_seconds("a step's timeout", options.timeout, zero=False)
+    silence = options.heartbeat_timeout
+    silence = None if silence is None else check_seconds("a step's heartbeat_timeout", silence, zero=False)
     key = None if options.key is None else check_name("a step's key", options.key)
-    return replace(options, raises=raises, timeout=timeout, key=key)
+    return replace(options, raises=raises, timeout=timeout, heartbeat_timeout=silence, key=key)
 
 
 def check_raises(raises: object) -> Raises:

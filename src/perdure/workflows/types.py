@@ -29,6 +29,7 @@ class ErrorView:
     fields: Mapping[str, Any] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
     cause: ErrorView | None = None
+    retry_after: float | None = None
 
 
 def error_view(
@@ -45,6 +46,7 @@ def error_view(
         read_fields(record, codec, raises),
         record.dropped,
         error_view(record.cause, codec),
+        record.retry_after,
     )
 
 

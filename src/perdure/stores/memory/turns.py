@@ -64,6 +64,8 @@ def _append(run: MemoryRun, turn: CommitTurn, extras: TurnExtras) -> None:
             for at, row in run.rows.items()
             if row.entry is not None and not rules.is_dropped(row.entry.location, extras.dropped)
         }
+    for position in extras.replaced:
+        run.rows.pop(position, None)
     run.append(turn.base, turn.turn_id, turn.entries)
 
 

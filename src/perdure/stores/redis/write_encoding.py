@@ -209,6 +209,7 @@ def _encode_extras(extras: TurnExtras, partition_of: PartitionOf) -> Array:
         [(value.key, as_lua_string(encode(value)), encode_time(value.expires_at)) for value in extras.published],
         [encode_stream_item(item) for item in extras.streamed],
         _encode_dead_letters(extras.dead_letters),
+        [str(position) for position in extras.replaced],
     )
 
 

@@ -87,6 +87,7 @@ RUN = f"SELECT {sql_rows.RUN_COLUMNS} FROM runs WHERE id = ?"
 # Statements in the order in which `_flush` executes them: deletes before inserts, a row before rows that refer to it.
 DROP_ALL = "DELETE FROM entries WHERE run_pk = ?"
 DROP_BELOW = "DELETE FROM entries WHERE run_pk = ? AND (location = ? OR (location >= ? AND location < ?))"
+DROP_AT_POSITION = "DELETE FROM entries WHERE run_pk = ? AND position = ?"
 DROP_MARKERS = "DELETE FROM entries WHERE run_pk = ? AND kind = 'marker'"
 ADD_RUN = f"INSERT INTO runs ({sql_rows.RUN_COLUMNS}) VALUES ({','.join('?' * 33)})"
 ADD_RUN_WITH_OBSERVER = f"INSERT INTO runs ({sql_rows.RUN_COLUMNS}, has_observers) VALUES ({','.join('?' * 33)}, 1)"
@@ -111,6 +112,7 @@ RELEASE = "UPDATE runs SET owner = NULL, has_new_messages = 0, status = ?, wake_
 _ORDER = (
     DROP_ALL,
     DROP_BELOW,
+    DROP_AT_POSITION,
     DROP_MARKERS,
     UNSUBSCRIBE_ALL,
     ADD_RUN,
@@ -382,8 +384,10 @@ class BatchWriter:
         if turn.continue_as is not None:
             self._restart(turn, run, turn.continue_as)
             entries = turn.continue_as.entries
-        elif turn.extras is not None and turn.extras.dropped:
-            self._drop(turn, run, turn.extras.dropped)
+        elif turn.extras is not None:
+            if turn.extras.dropped:
+                self._drop(turn, run, turn.extras.dropped)
+            self._pending[DROP_AT_POSITION] += [(run.pk, position) for position in turn.extras.replaced]
         if entries:
             self._add_entries(run.pk, first, turn.turn_id, entries)
         else:

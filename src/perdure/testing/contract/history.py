@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.model.records import RunStatus
+from perdure.model.records import EntryStatus, RunStatus
 from perdure.model.turns import TurnExtras
 from perdure.stores.protocol import Store
 from perdure.stores.results import AlreadyEnded, Committed, RunMissing, Snapshot, Superseded
@@ -50,6 +50,25 @@ class HistoryCases(ContractCase):
         for base in range(5):
             assert await store.commit([turn(base, entry("stale"), turn_id=f"stale {base}")]) == [Superseded()]
         assert await store.commit([turn(5, entry("next", 4))]) == [Committed()]
+
+    @case
+    async def test_replaced_versions_of_an_entry_are_deleted_and_their_positions_stay_taken(self, store: Store) -> None:
+        beats = [entry("slow", 1, status=EntryStatus.PENDING, value=b"%d" % number) for number in range(3)]
+        await store.commit([run(owner="a"), turn(0, entry("x")), turn(1, beats[0]), turn(2, entry("y", 2))])
+        second = turn(3, beats[1], extras=TurnExtras(replaced=(2,)))
+        assert await store.commit([second]) == [Committed()]
+        assert await store.commit([second]) == [Committed()], "its result was lost"
+        assert (await load(store)).entries[-1].value == b"1"
+        late = turn(3, beats[2], worker="b", extras=TurnExtras(replaced=(4,)))
+        assert await store.commit([late]) == [Superseded()], "another worker's turn deletes nothing"
+        last = turn(4, entry("slow", 1), entry("z", 3), extras=TurnExtras(replaced=(4, 2)))
+        assert await store.commit([last]) == [Committed()], "the row before the turn itself, and one that is not there"
+        snapshot = await load(store)
+        assert locations(snapshot) == ["x", "y", "slow", "z"]
+        assert (snapshot.position, snapshot.record.fence) == (6, 0)
+        for base in range(6):
+            assert await store.commit([turn(base, entry("stale"), turn_id=f"stale {base}")]) == [Superseded()]
+        assert await store.commit([turn(6, entry("next", 4))]) == [Committed()]
 
     @case
     async def test_the_position_of_a_dropped_last_entry_is_not_reused(self, store: Store) -> None:

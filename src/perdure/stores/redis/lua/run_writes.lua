@@ -108,6 +108,8 @@ local function apply_full_turn(row, seen, added, full)
   elseif drops then
     history.drop_entries(id, extras[1], true)
   end
+  local replaced = extras and #extras[8] > 0
+  for _, position in ipairs(replaced and extras[8] or {}) do call('HDEL', ENTRIES .. id, position) end
   set_all(ENTRIES .. id, added)
   if #consumed > 0 then inbox.consume(row, consumed, now) end
   unsubscribe_and_release(row, extras, now, over)
@@ -117,7 +119,8 @@ local function apply_full_turn(row, seen, added, full)
     fields = {wake_at = '', has_new_messages = '0'}
   end
   if restart then add_restart(row, restart, fields) end
-  if restart or drops then fields.fence, fields.skipped = last, run_rows.count_skipped(id, last) end
+  if restart or drops then fields.fence = last end
+  if restart or drops or replaced then fields.skipped = run_rows.count_skipped(id, last) end
   run_rows.change(row, fields)
   if extras then
     write_outputs(row, extras)
