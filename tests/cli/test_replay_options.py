@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from perdure.model.records import DeadLetter, RunStatus
+from perdure.model.turns import TurnExtras
 from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing import Harness, VirtualClock
-from tests.engine.store_setup import Stage, TurnExtras
+from tests.engine.store_setup import Stage
 
 APP = """
 from perdure import event, workflow
