@@ -401,8 +401,8 @@ class Client:
     ) -> list[DeadLetterView[Any]]:
         """Return a page of dead letters, oldest first, of one event (class or name) or one kind.
 
-        With an event class, values are its instances; otherwise they are plain data. Raises `InvalidPayload` if a value
-        does not match the class.
+        With an event class, values are its instances; otherwise they are plain data. So is an event that became a dead
+        letter because it does not match the class.
         """
         return await self._dead_letters.dead_letters(event, kind, limit, after)
 

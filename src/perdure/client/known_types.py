@@ -74,42 +74,43 @@ class KnownTypes:
 
         A value is typed if the definition that recorded it is known and the value matches.
         """
-        step_type = functools.cache(lambda name: self._step_type(name, record))
+        definition = self.find(record.workflow, record.version)
+        module = None if definition is None else definition.origin[0]
+        step_type = functools.cache(functools.partial(_step_type, module=module))
 
         def decode(entry: Entry) -> Any:
             if entry.value is None or entry.status is EntryStatus.PENDING:  # which has notes of its attempts
                 return None
             try:
                 if entry.kind == "receive_batch":
-                    return [_decode_event(each, codec) for each in received_messages(entry)]
-                kind = step_type(entry.name) if entry.kind == "step" else self._entry_type(entry)
+                    return [_decode_event(each, codec, module) for each in received_messages(entry)]
+                kind = step_type(entry.name) if entry.kind == "step" else self._entry_type(entry, module)
                 return codec.decode(entry.value, kind)
             except InvalidPayload:  # Other code has recorded it.
                 return codec.decode(entry.value)
 
         return decode
 
-    def _entry_type(self, entry: Entry) -> Any:
+    def _entry_type(self, entry: Entry, module: str | None) -> Any:
         if entry.kind in CHILD_KINDS:
             child = self._only_version(entry.name.removesuffix(f":{entry.kind}"))
             return Any if child is None else child.returns
         if entry.kind in RECEIVE_KINDS:
             names = [each.name for each in received_messages(entry)]
-            return (event_class(names[0]) or Any) if names else Any
+            return (event_class(names[0], module) or Any) if names else Any
         return Any
 
     def _only_version(self, name: str) -> Workflow[Any, Any] | None:
         versions = {version for known, version in self._own if known == name} | set(REGISTRY.versions(name))
         return self.find(name, versions.pop()) if len(versions) == 1 else None
 
-    def _step_type(self, name: str, record: RunRecord) -> Any:
-        """Return the result type of a step, preferably of the workflow's module; `Any` if there are several steps."""
-        steps = [(origin[0], step) for origin, step in STEPS.items() if step.name == name]
-        definition = self.find(record.workflow, record.version)
-        module = None if definition is None else definition.origin[0]
-        found = [step for defined_in, step in steps if defined_in == module] or [step for _, step in steps]
-        return found[0].body.returns if len(found) == 1 else Any
+
+def _step_type(name: str, module: str | None) -> Any:
+    """Return the result type of a step, preferably of the workflow's module; `Any` if there are several steps."""
+    steps = [(origin[0], step) for origin, step in STEPS.items() if step.name == name]
+    found = [step for defined_in, step in steps if defined_in == module] or [step for _, step in steps]
+    return found[0].body.returns if len(found) == 1 else Any
 
 
-def _decode_event(message: Message, codec: Codec) -> Any:
-    return codec.decode(message.body or b"null", event_class(message.name) or Any)
+def _decode_event(message: Message, codec: Codec, module: str | None) -> Any:
+    return codec.decode(message.body or b"null", event_class(message.name, module) or Any)

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from perdure.clock import to_datetime, to_datetime_or_none
 from perdure.codec import Codec
 from perdure.codec.attempt_notes import decode_notes
+from perdure.errors import InvalidPayload
 from perdure.model.records import (
     DeadLetter,
     Entry,
@@ -125,7 +126,8 @@ class RunList:
 class DeadLetterView(Generic[V]):
     """An event that could not be delivered, or an action that failed for good.
 
-    `value` is an instance of the event class that `dead_letters` was called with, otherwise plain data.
+    `value` is an instance of the event class that `dead_letters` was called with, otherwise plain data. A value that
+    does not fit the class, which `reason` says, is plain data too.
     """
 
     id: str
@@ -314,16 +316,22 @@ def entry_view(entry: Entry, codec: Codec, value: Any) -> HistoryEntry:
 
 
 def dead_letter_view(dead_letter: DeadLetter, codec: Codec, kind: Any = Any) -> DeadLetterView[Any]:
-    """Return a dead letter with its value decoded as `kind`. Raises `InvalidPayload` if the value does not match."""
-    what = f"the value of dead letter {dead_letter.id!r} (its event's name instead of the class gives plain data)"
-    status = dead_letter.target_status
+    """Return a dead letter with its value decoded as `kind`.
+
+    A value that does not match is plain data: it may be the reason of the dead letter.
+    """
+    status, data = dead_letter.target_status, dead_letter.value
+    try:
+        value = None if data is None else codec.decode(data, kind)
+    except InvalidPayload:
+        value = None if data is None else codec.decode(data)
     return DeadLetterView(
         id=dead_letter.id,
         kind=dead_letter.kind,
         reason=dead_letter.reason,
         event_id=dead_letter.event_id,
         event_name=dead_letter.event_name,
-        value=None if dead_letter.value is None else codec.decode(dead_letter.value, kind, what=what),
+        value=value,
         original_target=dead_letter.original_target,
         target_status=None if status is None else RunStatus(status),
         target_ended_at=to_datetime_or_none(dead_letter.target_ended_at),

@@ -129,10 +129,14 @@ def options_of_name(name: str) -> EventOptions | None:
     return options.pop() if options else None
 
 
-def event_class(name: str) -> type | None:
-    """Return the event class of this name; None if this process has defined none, or more than one."""
+def event_class(name: str, module: str | None = None) -> type | None:
+    """Return the event class of this name; None if this process has defined none, or more than one.
+
+    If there are several, that of `module`, the module of the workflow that received it, is returned.
+    """
     defined = list(_definitions(name).values())
-    return defined[0] if len(defined) == 1 else None
+    found = [cls for cls in defined if cls.__module__ == module] or defined
+    return found[0] if len(found) == 1 else None
 
 
 def _definitions(name: str) -> dict[str, type]:

@@ -239,7 +239,7 @@ class Found:
             for entry in await client.history(id):
                 if entry.kind.startswith("receive") and entry.status == "succeeded":
                     for value in entry.value if entry.kind == "receive_batch" else [entry.value]:
-                        self.received.setdefault(value["n"], []).append(id)
+                        self.received.setdefault(value.n, []).append(id)
                 elif entry.kind.startswith("receive") and entry.status == "pending" and not self.status[id].terminal:
                     self.waiting.append((id, set(entry.name.split(","))))
             for message in await store.inbox(id):

@@ -467,7 +467,7 @@ async def test_replayed_event_that_is_not_received_becomes_a_dead_letter_again(h
     await second.send("end")
     await h.settle()
     (again,) = await engine.dead_letters(Kept)
-    assert (again.original_target, again.value) == ("second", {"n": 3})
+    assert (again.original_target, again.value) == ("second", Kept(3))
 
 
 @on_every_store
