@@ -48,7 +48,8 @@ class QueryClient:
             return None
         if record.status.terminal:
             value = None if record.result is None else self._decode_result(record, None)
-            return Complete(record.status, value, None if record.status is RunStatus.CANCELLED else record.error)
+            error = None if record.status is RunStatus.CANCELLED else record.error
+            return Complete(record.status, value, error, cancel_reason_of(record))
         if record.status is RunStatus.SUSPENDED:
             return Suspended(waiting_reasons(record, await self._has_live_worker(record)))
         return None
