@@ -42,10 +42,10 @@ from perdure.model.turns import (
 )
 from perdure.stores.results import (
     AlreadyEnded,
-    AlreadyStarted,
     Committed,
     Created,
     IdTaken,
+    MessageDelivered,
     ObserverAdded,
     RunMissing,
     WriteResult,
@@ -141,9 +141,8 @@ class ExternalEffects:
             case ObserveRun(run_id, target):
                 write = ObserveRunEnd(run_id=run_id, observer=record.id, target=target)
                 return self._observed_end(run_id, await self._write(write))
-            case StopRun(run_id):
-                await self._stop(run_id, f"cancel/{record.id}/{record.generation}/{effect.location}")
-                return self._session.codec.encode(None)
+            case StopRun():
+                return await self._stop(record, effect.location, effect.work)
             case StopChildren(target):
                 return await self._stop_children(record, target)
             case StartChild():
@@ -293,17 +292,24 @@ class ExternalEffects:
 
     # --- stopping runs
 
-    async def _stop(self, run_id: str, message_id: str) -> None:
-        """Cancel a run as a caller would. A run that has ended or does not exist is ignored."""
-        now = self._session.clock.now()
-        result = await self._write(
-            build_end_run(run_id, f"end/{message_id}", now, self._session.config, only_if_not_started=True)
-        )
-        if isinstance(result, AlreadyStarted):
-            await self._write(DeliverMessage(run_id=run_id, message=cancel_message(message_id, now), now=now))
-            self._local_worker.run_has_messages(run_id)
-        elif isinstance(result, Committed):
+    async def _stop(self, record: RunRecord, location: str, work: StopRun) -> bytes:
+        """Cancel a run as a caller would; return whether it was requested. An ended or missing run is ignored."""
+        run_id, now, config = work.run_id, self._session.clock.now(), self._session.config
+        message_id = f"cancel/{record.id}/{record.generation}/{location}"
+        end = build_end_run(run_id, f"end/{message_id}", now, config, only_if_not_started=True)
+        delivery = DeliverMessage(run_id=run_id, message=cancel_message(message_id, now, work.reason), now=now)
+        # The message keeps the reason. Both writes are in one batch: no worker executes the run in between.
+        delivered = None if work.reason is None else self._write(delivery)
+        ended = await self._write(end)
+        if isinstance(ended, Committed):
             self._notify_of_end(run_id)
+        elif delivered is None:  # to an ended run too: a repeated call finds the message of the first one
+            delivered = self._write(delivery)
+        requested = isinstance(ended, Committed)
+        if delivered is not None and isinstance(await delivered, MessageDelivered):
+            requested = True
+            self._local_worker.run_has_messages(run_id)
+        return self._session.codec.encode(requested)
 
     async def _stop_children(self, record: RunRecord, target: str) -> EffectValue:
         """Cancel all open children, a page at a time; return those that have started and will report their end."""

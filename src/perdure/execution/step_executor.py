@@ -23,6 +23,7 @@ from perdure.model.records import ErrorRecord
 from perdure.model.turns import RunStep, StepDone
 from perdure.workflows.step_context import CurrentStep, _current_step
 from perdure.workflows.steps import StepCall
+from perdure.workflows.types import Complete
 
 LOGGER = logging.getLogger("perdure.execution")
 
@@ -50,6 +51,11 @@ class Attempt(CurrentStep):
         self._cancel_requested = True
         if self._cancelled_event is not None:
             self._cancelled_event.set()
+
+    @property
+    def outcome(self) -> Complete[Any] | None:
+        read = getattr(self.step.call, "read_outcome", None)
+        return None if read is None else read()
 
     def write(self, stream: str, item: Any) -> None:
         self._stream_writer.write(self, stream, item)

@@ -109,9 +109,10 @@ class ObserveRun(Struct, frozen=True):
 
 
 class StopRun(Struct, frozen=True):
-    """Request the cancellation of another run."""
+    """Request the cancellation of another run; the result says whether it was requested. `reason` is encoded."""
 
     run_id: str
+    reason: bytes | None = None
 
 
 class StopChildren(Struct, frozen=True):

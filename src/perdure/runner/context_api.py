@@ -10,6 +10,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from perdure.runner.cleanup import roll_back, wait_shielded
 from perdure.runner.compensations import Compensation, Compensations
 from perdure.runner.event_loop import THREAD_WAIT
 from perdure.runner.eviction import log_unhandled
+from perdure.runner.outcomes import as_complete
 from perdure.runner.scopes import Scope
 from perdure.runner.source_lines import caller_source_line
 from perdure.runner.state import RunnerState
@@ -310,6 +312,9 @@ class ContextApi:
         except PerdureError as error:
             entries.diverge(compensation.location, f"{compensation.kind} {compensation.function!r}", str(error), None)
             return entries.never_completing()
+        if compensation.kind == "exit" and (outcome := self._state.function_outcome) is not None:
+            start = self._state.start
+            call.read_outcome = partial(as_complete, outcome, start.definition, start.codec)
         detail = msgspec.json.encode({"of": compensation.of})
         call.close()  # the request below replaces awaiting it
         return self._entries.request("step", call.step.name, escape_segment(call.step.name), call=call, detail=detail)

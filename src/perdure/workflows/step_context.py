@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from perdure.errors import WorkflowMisuse
+from perdure.workflows.types import Complete
 
 
 class CurrentStep:
@@ -54,6 +55,15 @@ class CurrentStep:
             if self._cancel_requested:
                 self._cancelled_event.set()
         return self._cancelled_event
+
+    @property
+    def outcome(self) -> Complete[Any] | None:
+        """The outcome of the run, in a function registered with `ctx.on_exit`; None in any other step.
+
+        `status` says how the run ends. It has the `value` of a run that succeeded, the `error` of one that failed, and
+        the `reason` of a cancel. It is the same for all attempts, also after a crash.
+        """
+        return None
 
     def heartbeat(self, details: Any = None) -> None:
         """Record the progress of the body. Raises `CancelledError` when the result is no longer needed."""

@@ -22,6 +22,7 @@ from perdure.model.locations import escape_segment
 from perdure.model.validation import check_name, check_seconds
 from perdure.retry import Retry
 from perdure.workflows.durable_call import DurableCall
+from perdure.workflows.types import Complete
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -149,9 +150,10 @@ def step_origin(fn: Callable[..., Any]) -> tuple[str, str]:
 class StepCall(DurableCall[Any]):
     """One call of a step by a workflow, with what the executor needs to execute it."""
 
-    __slots__ = ("_run", "args", "kwargs", "rollback_scopes", "step")
+    __slots__ = ("_run", "args", "kwargs", "read_outcome", "rollback_scopes", "step")
 
     rollback_scopes: tuple[str, ...]  # Around a call that has a compensation; set when the call starts.
+    read_outcome: Callable[[], Complete[Any]]  # Of the run; set for a call of an exit function only.
 
     def __init__(
         self, step: Step[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Any, number: int

@@ -14,11 +14,12 @@ R_co = TypeVar("R_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Complete(Generic[R_co]):
-    """The outcome of an ended run: status, and value or error."""
+    """The outcome of an ended run: status, and value or error; `reason` says why it was cancelled, if given."""
 
     status: RunStatus
     value: R_co | None = None
     error: ErrorRecord | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
