@@ -9,10 +9,18 @@ import msgspec
 from perdure.client.session import ClientSession
 from perdure.codec.failures import error_to_record_lossy
 from perdure.errors import InvalidArgument, InvalidToken
+from perdure.model.ids import incarnation_of
 from perdure.model.records import Message, RunResult, RunStatus, SigningKey
 from perdure.model.validation import check_name, describe_value
 from perdure.stores.results import MessageDelivered, RunMissing
-from perdure.workflows.tokens import KEY_ACTIVATION_DELAY_SECONDS, KEYS, make_token, read_token
+from perdure.workflows.tokens import (
+    KEY_ACTIVATION_DELAY_SECONDS,
+    KEYS,
+    bind_epoch,
+    is_of_another_run,
+    make_token,
+    read_token,
+)
 
 
 class DeferredClient:
@@ -37,7 +45,8 @@ class DeferredClient:
         name = check_name("a deferred's name", name)
         record = await self._session.get_run(run_id)
         first_executed_at = record.created_at if record.first_executed_at is None else record.first_executed_at
-        return make_token(await self._keys(), record.id, record.epoch, name, at=first_executed_at)
+        epoch = bind_epoch(record.epoch, incarnation_of(record.created_by))
+        return make_token(await self._keys(), record.id, epoch, name, at=first_executed_at)
 
     async def rotate_keys(self) -> None:
         session = self._session
@@ -56,10 +65,13 @@ class DeferredClient:
         record = await session.find_run(run_id)
         if record is None:
             raise InvalidToken(f"the token belongs to run {run_id!r}, which does not exist; it may have been pruned")
-        if record.epoch != epoch or record.status.terminal:
+        incarnation = incarnation_of(record.created_by)
+        if is_of_another_run(epoch, incarnation):
+            raise InvalidToken(f"the token belongs to an earlier run with the id {run_id!r}, which has been deleted")
+        if epoch not in (record.epoch, bind_epoch(record.epoch, incarnation)) or record.status.terminal:
             return False
         message = Message(
-            id=f"deferred/{epoch}/{name}",
+            id=f"deferred/{record.epoch}/{name}",
             kind="deferred",
             name=name,
             body=msgspec.json.encode(result),

@@ -7,6 +7,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from perdure.client.run_export import export_snapshot
 from perdure.client.session import ClientSession
 from perdure.client.views import (
@@ -24,9 +26,11 @@ from perdure.client.views import (
     waiting_reasons,
 )
 from perdure.errors import InvalidArgument, InvalidPayload, RunCancelled, RunFailed, RunHeld
+from perdure.execution.open_children import is_of_earlier_run
 from perdure.model.queries import RunQuery
 from perdure.model.records import Hold, RunRecord, RunStatus
 from perdure.model.validation import check_name, check_seconds, describe_value
+from perdure.stores.paging import created_between
 from perdure.stores.results import UnreadableRun
 from perdure.workflows.definition import REGISTRY, Workflow
 from perdure.workflows.types import Complete
@@ -159,11 +163,17 @@ class QueryClient:
     async def runs(self, query: RunQuery | None) -> RunList:
         if query is not None and not isinstance(query, RunQuery):
             raise InvalidArgument(f"runs takes a RunQuery, not {describe_value(query)}")
-        session = self._session
-        page = await session.read(lambda: session.store.runs(query or RunQuery()))
+        session, query = self._session, query or RunQuery()
+        parent = None if query.parent is None else await session.find_run(query.parent)
+        if parent is not None:  # an earlier run with the same id may have left children
+            since, _ = created_between(query)
+            query = replace(query, created_after=max(parent.created_at, since or 0.0))
+        page = await session.read(lambda: session.store.runs(query))
         described: list[RunDescription] = []
         unreadable = list(page.unreadable)
         for record in page.runs:
+            if parent is not None and is_of_earlier_run(record, parent):
+                continue
             try:
                 described.append(describe_run(record, session.codec))
             except (InvalidPayload, ValueError, OverflowError) as error:  # a payload or a time

@@ -56,7 +56,13 @@ class AwaitingResult(Struct, frozen=True):
     created: bool = True
 
 
-Input = StepDone | MessageReceived | RecordRunningSteps | AwaitingResult
+class ChildIdTaken(Struct, frozen=True):
+    """A child was not started: its derived id belongs to a child of an earlier run with the id of this one."""
+
+    location: str
+
+
+Input = StepDone | MessageReceived | RecordRunningSteps | AwaitingResult | ChildIdTaken
 
 
 class RunStep(Struct, frozen=True):
@@ -98,6 +104,7 @@ class StartChild(Struct, frozen=True, kw_only=True):
     attached: bool
     created_by: str  # Identifies this start, to distinguish its child from a run that existed before.
     target: str | None = None
+    fallback_id: str | None = None  # Used if `run_id` belongs to a child of an earlier run with the id of this one.
     definition: Any = None  # Never serialized.
 
 

@@ -168,6 +168,14 @@ class ContextApi:
         return self.info.id
 
     @property
+    def origin(self) -> str:
+        return self.info.origin
+
+    @property
+    def incarnation(self) -> str:
+        return self.info.incarnation
+
+    @property
     def epoch(self) -> int:
         return self._state.start.epoch
 
@@ -343,7 +351,7 @@ class ContextApi:
         )
         self._state.extras.add_dead_letter(
             DeadLetter(
-                id=f"{what}/{info.id}/{info.generation}/{compensation.key}",
+                id=f"{what}/{info.origin}/{info.generation}/{compensation.key}",
                 kind="compensation",
                 at=self._loop.now,
                 reason=f"{what} {name} for {compensation.of or compensation.key}: {error}",

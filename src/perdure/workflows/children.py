@@ -17,6 +17,7 @@ from msgspec import Struct
 from perdure.codec import Codec
 from perdure.codec.failures import error_from_record
 from perdure.errors import ChildFailed
+from perdure.model.ids import child_creation_id
 from perdure.model.records import Entry, ErrorRecord, RunResult, RunStatus
 from perdure.model.turns import ExternalAction, ObserveRun, StartChild, StopRun
 from perdure.model.validation import MAX_NAME, check_name
@@ -46,6 +47,12 @@ class ChildHost(Protocol):
 
     @property
     def id(self) -> str: ...
+
+    @property
+    def origin(self) -> str: ...
+
+    @property
+    def incarnation(self) -> str: ...
 
     def escape(self, name: str) -> str: ...
 
@@ -178,13 +185,15 @@ def child_id(run_id: str, target: str) -> str:
 
 
 def _start_effect(run: ChildHost, spec: ChildSpec, target: str, *, attached: bool, observed: bool) -> StartChild:
+    has_fallback = spec.id is None and run.origin != run.id
     return StartChild(
         run_id=spec.id or child_id(run.id, target),
+        fallback_id=child_id(run.origin, target) if has_fallback else None,
         workflow=spec.definition.name,
         version=spec.definition.version,
         input=spec.input,
         attached=attached,
-        created_by=f"child/{run.id}/{target}",
+        created_by=child_creation_id(run.origin, run.incarnation, target),
         target=target if observed else None,
         definition=spec.definition,
     )

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from perdure.clock import to_datetime
 from perdure.errors import InvalidArgument, WorkflowMisuse
+from perdure.model.ids import origin_of
 from perdure.model.validation import check_count, check_name, check_seconds, describe_value
 from perdure.retry import Retry
 from perdure.workflows.branches import BranchHost, collect_branches, join, map_items, race
@@ -55,6 +56,12 @@ class RunInfo(Struct, frozen=True):
     generation: int
     tags: Mapping[str, str]
     parent: str | None
+    incarnation: str = ""  # distinguishes this run from earlier runs of its id
+
+    @property
+    def origin(self) -> str:
+        """What ids of the run's effects begin with."""
+        return origin_of(self.id, self.incarnation)
 
 
 class RunApi(BranchHost, ReceiveHost, ChildHost, DeferredHost, LoopHost, RollbackHost, Protocol):
