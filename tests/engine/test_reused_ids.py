@@ -2,19 +2,17 @@
 
 import pytest
 
-from perdure import Context, EngineConfig, InvalidToken, RunQuery, RunStatus, current_step, event, step, workflow
+from perdure import Context, EngineConfig, InvalidToken, RunQuery, RunStatus, event, step, workflow
 from perdure.admin.run_import import import_run
 from perdure.testing import Harness
 from tests.engine.store_matrix import on_every_store
 
-KEYS: list[str] = []
 TOKENS: list[str] = []
 FOREVER = 100 * 365 * 86_400.0
 
 
 @pytest.fixture(autouse=True)
 def forget():
-    KEYS.clear()
     TOKENS.clear()
 
 
@@ -193,23 +191,6 @@ async def test_token_of_the_predecessor_is_invalid(h, remove):
         assert await h.run_to_end(run) == review
         if review == "one":
             await remove(h, engine, "r")
-
-
-@on_every_store
-async def test_steps_of_a_later_run_have_other_idempotency_keys(h):
-    @step
-    async def keyed() -> None:
-        KEYS.append(current_step().idempotency_key)
-
-    @workflow
-    async def has_key(ctx: Context) -> None:
-        await keyed()
-
-    engine = await h.engine(has_key)
-    for _ in range(2):
-        await h.run_to_end(await engine.start(has_key, id="r"))
-        await engine.delete("r")
-    assert len(set(KEYS)) == 2
 
 
 @on_every_store

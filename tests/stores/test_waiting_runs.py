@@ -69,8 +69,8 @@ def test_postgres_reads_subscriptions_and_observers() -> None:
         connection = await asyncpg.connect(parse_url(url).dsn)
         await connection.execute("SET enable_seqscan = off")
         for query, index in ((BY_EVENT, "runs_pkey"), (BY_CHILD, "runs_id_key")):
-            where, values = postgres_queries.conditions(query)
-            text = f"SELECT * FROM {{schema}}.runs r WHERE {where} ORDER BY r.created_at DESC, r.id DESC LIMIT 5"
+            source, where, values = postgres_queries.select_runs(query)
+            text = f"SELECT * FROM {source} r WHERE {where} ORDER BY r.created_at DESC, r.id DESC LIMIT 5"
             statement = await connection.prepare(text.format(schema=parse_url(url).quoted))
             plan = str(await statement.explain(*values))
             assert index in plan, plan

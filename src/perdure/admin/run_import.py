@@ -77,7 +77,7 @@ def _imported_record(record: RunRecord, run_id: str, owner: str, shard: int) -> 
         record,
         id=run_id,
         created_at=record.created_at if record.first_executed_at is None else record.first_executed_at,
-        created_by=with_incarnation(new_token(), incarnation_of(record.created_by)),  # keys of steps stay the same
+        created_by=with_incarnation(new_token(), incarnation_of(record.created_by)),  # its tokens stay valid
         owner=owner,
         wake_at=MAX_TIME,
         shard=shard,

@@ -24,7 +24,7 @@ from perdure.codec import JSON
 from perdure.codec.failures import error_to_record_lossy
 from perdure.errors import QueueFull, RunConflict, RunNotFound, RunTerminated, StoreError
 from perdure.execution.local_worker import LocalWorker
-from perdure.execution.open_children import OpenChild, open_children
+from perdure.execution.open_children import OpenChild, is_of_earlier_run, open_children
 from perdure.execution.periodic import is_cancelled_from_outside
 from perdure.execution.retry_queue import WriteCallback
 from perdure.execution.store_session import StoreSession
@@ -270,8 +270,9 @@ class ExternalEffects:
         if isinstance(result, StoreError):
             raise result
         if isinstance(result, IdTaken):
-            work, parent = child_start.work, child_start.parent
-            if work.fallback_id is not None and result.record.parent == parent.id:
+            existing, parent = result.record, child_start.parent
+            is_child = child_start.work.fallback_id is not None and existing.parent == parent.id
+            if is_child and is_of_earlier_run(existing, parent):
                 return ChildIdTaken(child_start.effect.location)
             check_same_run(request, result.record, self._session.codec)
             target = child_start.work.target

@@ -1,9 +1,8 @@
 """Run ids: time-ordered new ids, ids derived from idempotency keys, the shard of an id, and incarnations.
 
 An id can be used again after its run was deleted or pruned. The incarnation distinguishes the runs of one id (ADR 26).
-It is part of everything that a run leaves in other runs, in topics and outside of the store: ids of its messages and of
-its children's starts, its idempotency keys and tokens. It is the end of `RunRecord.created_by`. Runs that were created
-by a version without incarnations have none.
+It is part of everything that a run leaves in other runs and in topics: ids of its messages, of its children's starts,
+and tokens. It is the end of `RunRecord.created_by`. Runs that a version without incarnations created have none.
 
 This module reads no clock; callers pass the time.
 """

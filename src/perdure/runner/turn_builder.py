@@ -17,11 +17,10 @@ from perdure.runner.state import RunnerState
 class TurnBuilder:
     """See the module's docstring."""
 
-    __slots__ = ("_attempts", "_entries", "_extras", "_log", "_mailbox", "_origin", "_state", "_timers", "_versions")
+    __slots__ = ("_attempts", "_entries", "_extras", "_log", "_mailbox", "_state", "_timers", "_versions")
 
     def __init__(self, state: RunnerState) -> None:
         self._state = state
-        self._origin = state.info.origin
         self._entries = state.entries
         self._attempts = state.entries.attempts
         self._log = state.entries.log
@@ -90,7 +89,7 @@ class TurnBuilder:
     def _run_step(self, pending: PendingEntry) -> RunStep:
         call, location = pending.call, pending.location
         assert call is not None
-        key = f"{self._origin}/{pending.generation}/{location}"
+        key = f"{self._state.info.id}/{pending.generation}/{location}"
         return RunStep(location, pending.attempt, pending.name, call, key)
 
     # --- waiting

@@ -99,13 +99,16 @@ STREAM = f"""
     SELECT {_ITEM} FROM {{schema}}.stream_items s
     WHERE s.run_pk = (SELECT r.pk FROM {{schema}}.runs r WHERE r.id = $1) AND s.stream = $2 AND s.at_offset >= $3
     ORDER BY s.at_offset LIMIT $4"""
-# Arrays: the planner reads them first, and then the runs by their keys. {} is the number of the value.
+# Runs that may wait for an event, or for the end of a run. {number} is that of the name. The planner must read the runs
+# by these keys, not search all suspended runs for them: OFFSET 0 keeps it from moving other conditions in here.
 SUBSCRIBED_TO = """
-    r.pk = ANY (ARRAY(SELECT s.run_pk FROM {{schema}}.subscriptions s JOIN {{schema}}.topics t ON t.pk = s.topic_pk
-                      WHERE t.name = {}))"""
+    (SELECT * FROM {{schema}}.runs WHERE pk = ANY (ARRAY(
+        SELECT s.run_pk FROM {{schema}}.subscriptions s JOIN {{schema}}.topics t ON t.pk = s.topic_pk
+        WHERE t.name = ${number})) OFFSET 0)"""
 OBSERVES = """
-    r.id = ANY (ARRAY(SELECT o.observer FROM {{schema}}.observers o
-                      WHERE o.run_pk = (SELECT child.pk FROM {{schema}}.runs child WHERE child.id = {})))"""
+    (SELECT * FROM {{schema}}.runs WHERE id = ANY (ARRAY(
+        SELECT o.observer FROM {{schema}}.observers o
+        WHERE o.run_pk = (SELECT child.pk FROM {{schema}}.runs child WHERE child.id = ${number}))) OFFSET 0)"""
 DEAD_LETTERS = f"""
     SELECT {_of(rows.DEAD_LETTER_COLUMNS, "d")} FROM {{schema}}.dead_letters d
     WHERE d.pk > $1 AND ($2::text IS NULL OR d.kind = $2) AND ($3::text IS NULL OR d.event_name = $3)
@@ -244,9 +247,19 @@ async def runs(pool: ConnectionPool, query: RunQuery) -> RunPage:
 
 
 async def _newest_first(pool: ConnectionPool, query: RunQuery, size: int) -> list[rows.Row]:
-    where, values = conditions(query)
-    text = f"SELECT {_RUN} FROM {{schema}}.runs r WHERE {where} ORDER BY r.created_at DESC, r.id DESC LIMIT {size}"
+    source, where, values = select_runs(query)
+    text = f"SELECT {_RUN} FROM {source} r WHERE {where} ORDER BY r.created_at DESC, r.id DESC LIMIT {size}"
     return await pool.fetch(sql(text, pool.target), *values)
+
+
+def select_runs(query: RunQuery) -> tuple[str, str, list[Any]]:
+    """Return what a query reads from, the terms of its WHERE clause, and the values of both."""
+    where, values = conditions(query)
+    awaited = query.awaited
+    if awaited is None or awaited.name is None or awaited.kind not in ("event", "child"):
+        return "{schema}.runs", where, values
+    source = SUBSCRIBED_TO if awaited.kind == "event" else OBSERVES
+    return source.format(number=len(values) + 1), where, [*values, awaited.name]
 
 
 def conditions(query: RunQuery) -> tuple[str, list[Any]]:
@@ -292,8 +305,6 @@ def _wait_terms(awaited: Awaited) -> list[tuple[str, ...]]:
     if awaited.kind == "held":
         return [("r.held_kind IS NOT NULL AND r.status = 'suspended'",)]
     suspended = ("r.status = 'suspended'",)
-    if awaited.name is not None and awaited.kind == "event":
-        return [suspended, (SUBSCRIBED_TO, awaited.name)]
-    if awaited.name is not None and awaited.kind == "child":
-        return [suspended, (OBSERVES, awaited.name)]
+    if awaited.name is not None and awaited.kind in ("event", "child"):
+        return [suspended]  # see `select_runs`
     return [suspended, *(("strpos(r.waits, {}) > 0", text) for text in rows.wait_texts(awaited))]
