@@ -98,6 +98,15 @@ def started_at(child: RunModel, run: RunModel) -> str | None:
     return location if is_own else None
 
 
+def is_sent_by_parent(cancel_id: str, child: RunModel) -> bool:
+    """Return whether the run that started `child` has sent this cancel, and not another run of the parent's id."""
+    parent, of_parent = child.parent, f"child/{child.parent}~"
+    if not child.created_by.startswith(of_parent):
+        return cancel_id.startswith((f"cancel/{parent}/", f"cancel/{parent}~"))
+    incarnation = child.created_by.removeprefix(of_parent).partition("/")[0]
+    return cancel_id.startswith(f"cancel/{parent}~{incarnation}/")
+
+
 def is_known(run: RunModel, deferred: Entry) -> bool:
     """Return whether the run has recorded the same value of this deferred before."""
     return any(
