@@ -164,15 +164,18 @@ class QueryClient:
         if query is not None and not isinstance(query, RunQuery):
             raise InvalidArgument(f"runs takes a RunQuery, not {describe_value(query)}")
         session, query = self._session, query or RunQuery()
-        parent = None if query.parent is None else await session.find_run(query.parent)
-        if parent is not None:  # an earlier run with the same id may have left children
+        parent: RunRecord | UnreadableRun | None = None
+        if query.parent:
+            wanted = [query.parent]
+            parent = (await session.read(lambda: session.store.records(wanted)))[0]
+        if isinstance(parent, RunRecord):  # an earlier run with the same id may have left children
             since, _ = created_between(query)
             query = replace(query, created_after=max(parent.created_at, since or 0.0))
         page = await session.read(lambda: session.store.runs(query))
         described: list[RunDescription] = []
         unreadable = list(page.unreadable)
         for record in page.runs:
-            if parent is not None and is_of_earlier_run(record, parent):
+            if isinstance(parent, RunRecord) and is_of_earlier_run(record, parent):
                 continue
             try:
                 described.append(describe_run(record, session.codec))
