@@ -7,6 +7,7 @@
     ├── RunNotFound             no run has this id
     ├── RunTerminated           the run has ended and accepts no more input
     ├── RunConflict             the id belongs to a run of another workflow or payload
+    │   └── RunInUse            the run cannot be deleted: it is open, or its parent is
     ├── RunFailed               the awaited run failed
     ├── RunCancelled            the awaited run was cancelled
     ├── RunHeld                 the awaited run is held, and the caller does not wait for such a run
@@ -72,6 +73,14 @@ class RunConflict(PerdureError):
         super().__init__(
             f"run {run_id!r} already exists with {reason}; use another id, or the same workflow and payload"
         )
+        self.run_id = run_id
+
+
+class RunInUse(RunConflict):
+    """The run cannot be deleted: it has not ended, or its parent is open and may read its result."""
+
+    def __init__(self, run_id: str, reason: str) -> None:
+        PerdureError.__init__(self, f"run {run_id!r} cannot be deleted: {reason}")
         self.run_id = run_id
 
 

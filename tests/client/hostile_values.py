@@ -84,6 +84,11 @@ QUERY_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "created_after": TIMES,
     "created_before": TIMES,
     "held": (False, 1, "", "unknown", b"paused", [], ["paused"], float("nan"), object()),
+    "waiting_for": (
+        *(each for each in NAMES if each is not None),
+        *(f"event:{each}" for each in NAMES if isinstance(each, str)),
+        *("no_worker", "Event:x", " event:x", "timer:x", "held:unknown", "held:", b"event:x", ["event:x"]),
+    ),
     "limit": LIMITS,
     "after": CURSORS,
 }

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from perdure import Context, InvalidPayload, InvalidToken, RunFailed, RunNotFound, RunStatus, step, workflow
-from perdure.workflows.tokens import make_token
+from perdure.model.ids import incarnation_of
+from perdure.workflows.tokens import bind_epoch, make_token
 from tests.engine.crash_points import crash_on
 from tests.engine.store_matrix import STORES, another_handle, everything_in, on_every_store
 
@@ -266,7 +267,9 @@ async def test_key_rotation_keeps_old_tokens_valid_and_signs_new_ones(h):
     assert TOKENS[0] == await engine.deferred_token("r", "verdict"), "a run keeps its token"
     keys = await h.store.keys("deferred", h.clock.now())
     assert len(keys) == 2
-    assert TOKENS[1] == make_token([keys[1]], "s", 0, "verdict", at=h.clock.now())
+    (record,) = await h.store.records(["s"])
+    epoch = bind_epoch(0, incarnation_of(record.created_by))
+    assert TOKENS[1] == make_token([keys[1]], "s", epoch, "verdict", at=h.clock.now())
     await h.crash(engine)
     other = await h.engine(review, store=another_handle(h.store, h.clock))
     for token in TOKENS[:2]:

@@ -280,15 +280,15 @@ async def test_stop_ends_a_run_that_has_not_started_and_sends_a_cancel_to_others
         first_executed_at=h.clock.now(),
     )
     await stage.run("new", has_executed=False, pool="nowhere")
-    for run_id in ("started", "started", "new", "new", "missing"):
-        assert await effects.value(h, StopRun(run_id)) is None
+    results = [await effects.value(h, StopRun(run_id)) for run_id in ("started", "started", "new", "new", "missing")]
+    assert results == [True, True, True, True, False], "whether it was requested; a repeated call has the same result"
     assert await stage.inbox("started") == [("cancel", "", None)]
     assert (await stage.row("new")).status is RunStatus.CANCELLED
 
 
 @on_every_store
 async def test_children_are_stopped_in_pages_and_started_ones_report_their_end(h, monkeypatch):
-    monkeypatch.setattr("perdure.execution.external_effects.CHILDREN_PAGE", 2)
+    monkeypatch.setattr("perdure.execution.open_children.PAGE", 2)
     stage, effects = await set_up(h)
     family = {"parent": "caller", "attached": True, "pool": "nowhere"}
     for n in range(3):

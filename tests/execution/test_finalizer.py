@@ -228,7 +228,7 @@ async def test_unread_assignment_goes_to_the_next_waiting_run(h):
 
 @on_every_store
 async def test_attached_descendants_of_a_terminated_run_are_terminated(h, monkeypatch):
-    monkeypatch.setattr("perdure.execution.finalizer.CHILDREN_PAGE", 2)
+    monkeypatch.setattr("perdure.execution.open_children.PAGE", 2)
     stage = Stage(h)
     engine = await h.engine(finalized_sleeper)
     await stage.run("top")

@@ -9,7 +9,7 @@ from perdure.client.client import Client
 from perdure.client.rewind import CHILD_REQUESTS, as_detached_child, as_targeted
 from perdure.client.run_export import check_payloads, parse_snapshot
 from perdure.errors import RunConflict, StoreError
-from perdure.model.ids import new_token, shard_of
+from perdure.model.ids import incarnation_of, new_token, shard_of, with_incarnation
 from perdure.model.records import Hold, RunRecord, RunStatus, Wait, WorkerRecord
 from perdure.model.validation import check_name
 from perdure.stores.results import Committed, IdTaken, Snapshot
@@ -71,7 +71,7 @@ def _imported_record(record: RunRecord, run_id: str, owner: str, shard: int) -> 
         record,
         id=run_id,
         created_at=record.created_at if record.first_executed_at is None else record.first_executed_at,
-        created_by=new_token(),
+        created_by=with_incarnation(new_token(), incarnation_of(record.created_by)),  # its tokens stay valid
         owner=owner,
         wake_at=MAX_TIME,
         shard=shard,

@@ -1,4 +1,4 @@
-"""Commands cancel, terminate, pause, resume, rewind, fork.
+"""Commands cancel, terminate, pause, resume, delete, rewind, fork.
 
 A command that would change more than one run lists them and asks for confirmation.
 """
@@ -146,10 +146,16 @@ async def _resume(client: Client, run_id: str) -> None:
     await client.resume(run_id)
 
 
+async def _delete(client: Client, run_id: str) -> None:
+    await client.delete(run_id)
+
+
 CANCEL = Action("cancel", "Cancellation requested for {}", _cancel, "open")
 TERMINATE = Action("terminate", "Terminated {}", _terminate, "open")
 PAUSE = Action("pause", "Pause requested for {}", _pause, "open")
 RESUME = Action("resume", "Resumed {}", _resume, "suspended", (RunStatus.SUSPENDED,))
+ENDED = tuple(status for status in RunStatus if status.terminal)
+DELETE = Action("delete", "Deleted {}", _delete, "ended", ENDED)
 
 cancel = build_command_with_reason(
     CANCEL, _cancel, "Request cancellation: it is raised in the workflow, and compensations run."
@@ -159,6 +165,7 @@ pause = build_command_with_reason(
 )
 terminate = build_command(TERMINATE, "End runs at once, without compensation.")
 resume = build_command(RESUME, "Resume suspended runs now. A held run gets another attempt.")
+delete = build_command(DELETE, "Delete ended runs and all that they own. Their dead letters and children stay.")
 
 
 async def _raise_for_refusal(client: Client, run_id: str) -> None:
@@ -196,7 +203,10 @@ def _select(
 
 def _apply_to(selected: list[str] | RunQuery, action: Action, store: str | None, *, yes: bool, json: bool) -> None:
     url = existing_store(store_url(store))
-    ids = selected if isinstance(selected, list) else with_client(url, lambda client: _open_runs(client, selected))
+    if isinstance(selected, list):
+        ids = selected
+    else:
+        ids = with_client(url, lambda client: _matching(client, selected, action))
     if len(ids) > 1 and not yes:
         _show_and_confirm(url, ids, action.name)
     if len(ids) == 1 and isinstance(selected, list):
@@ -213,10 +223,12 @@ def _apply_to(selected: list[str] | RunQuery, action: Action, store: str | None,
     raise typer.Exit(_code(outcomes))
 
 
-async def _open_runs(client: Client, query: RunQuery) -> list[str]:
+async def _matching(client: Client, query: RunQuery, action: Action) -> list[str]:
+    """Return the ids of runs that match: ended ones to delete, open ones for every other action."""
     from perdure.admin.store_views import records_of
 
-    return [record.id async for page in records_of(client, query) for record in page if not record.status.terminal]
+    ended = action is DELETE
+    return [record.id async for page in records_of(client, query) for record in page if record.status.terminal is ended]
 
 
 async def _apply_to_all(

@@ -59,6 +59,15 @@ Status = Annotated[
     ),
 ]
 Held = Annotated[bool, typer.Option("--held", help="Only held runs.")]
+WaitingFor = Annotated[
+    str | None,
+    typer.Option(
+        "--waiting-for",
+        metavar="KIND[:NAME]",
+        help="Only runs that wait for this: event:Approved, child:ID, deferred:NAME, timer, retry, held.",
+        show_default=False,
+    ),
+]
 Reason = Annotated[
     str | None,
     typer.Option("--reason", metavar="TEXT", help="Why; shown with the run and in its history.", show_default=False),

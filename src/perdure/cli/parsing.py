@@ -74,6 +74,7 @@ def query_of(
     limit: int = 100,
     after: str | None = None,
     held: bool = False,
+    waiting_for: str | None = None,
 ) -> RunQuery:
     """Build the query for these filter options."""
     from perdure.model.queries import RunQuery
@@ -89,6 +90,7 @@ def query_of(
         limit=limit,
         after=after,
         held=held or None,
+        waiting_for=waiting_for,
     )
 
 

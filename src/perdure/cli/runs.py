@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 def ls(
     status: options.Status = None,
     held: options.Held = False,
+    waiting_for: options.WaitingFor = None,
     workflow: options.Workflow = None,
     tag: options.Tags = None,
     prefix: options.Prefix = None,
@@ -51,7 +52,19 @@ def ls(
 ) -> None:
     """List runs, newest first, in pages."""
     with error_reporting(json):
-        query = query_of(status, workflow, tag, prefix, parent, since, until, limit=limit, after=after, held=held)
+        query = query_of(
+            status,
+            workflow,
+            tag,
+            prefix,
+            parent,
+            since,
+            until,
+            limit=limit,
+            after=after,
+            held=held,
+            waiting_for=waiting_for,
+        )
         page = with_client(existing_store(store_url(store)), lambda client: client.runs(query))
         if json:
             from perdure.cli.json_output import page_shape

@@ -26,6 +26,7 @@ from perdure.errors import (
     RunConflict,
     RunFailed,
     RunHeld,
+    RunInUse,
     RunNotFound,
     RunTerminated,
     StoreError,
@@ -182,6 +183,8 @@ def advice_for(error: BaseException) -> str:
             return error.advice
         case RunNotFound():
             return f"perdure ls --prefix {str(run_id)[:8]}"
+        case RunInUse():
+            return f"perdure terminate {run_id}"
         case RunTerminated():
             return f"perdure show {run_id}   (perdure rewind {run_id} LOCATION continues it from there)"
         case RunConflict() | RunFailed() | RunCancelled() | RunHeld():

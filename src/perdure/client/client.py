@@ -225,7 +225,7 @@ class Client:
         return self._queries.watch(run_id)
 
     async def runs(self, query: RunQuery | None = None) -> RunList:
-        """Return a page of runs, newest first, by status, workflow, tag, parent, time, id prefix or hold."""
+        """Return a page of runs, newest first, by status, workflow, tag, parent, time, id prefix, hold or wait."""
         return await self._queries.runs(query)
 
     @overload
@@ -285,6 +285,14 @@ class Client:
     async def resume(self, run_id: str) -> None:
         """Resume a suspended run now, or retry a held one. Raises `RunNotFound` or `RunTerminated`."""
         await self._control.resume(run_id)
+
+    async def delete(self, run_id: str) -> None:
+        """Delete an ended run and all that it owns: history, inbox, published values, streams, remembered event ids.
+
+        The id can be used again: a later run meets nothing of this one. Dead letters and children stay. Raises
+        `RunNotFound`, or `RunInUse` (a `RunConflict`) if the run, or a parent that may read its result, has not ended.
+        """
+        await self._control.delete(run_id)
 
     async def rewind(self, run_id: str, location: str) -> None:
         """Discard a run's history from this location on and execute it again from there. The run may have ended.

@@ -1,17 +1,26 @@
-"""ControlClient: cancel, terminate, resume, rewind and fork runs."""
+"""ControlClient: cancel, terminate, pause, resume, delete, rewind and fork runs."""
 
 from __future__ import annotations
 
+import asyncio
+
 from perdure.client.rewind import plan_fork, plan_rewind
 from perdure.client.session import ClientSession
-from perdure.errors import RunConflict, StoreError
+from perdure.errors import RunConflict, RunInUse, RunNotFound, StoreError
+from perdure.execution.finalizer import RunFinalizer
 from perdure.execution.store_writes import build_end_run, cancel_message, raise_for_delivery
-from perdure.model.ids import new_run_id, new_token, shard_of
-from perdure.model.records import Message
+from perdure.model.ids import new_creation_id, new_run_id, new_token, shard_of
+from perdure.model.records import Message, RunRecord
 from perdure.model.validation import check_name, check_text
-from perdure.stores.results import AlreadyStarted, Committed, IdTaken, MessageDelivered, WriteResult
+from perdure.stores.results import AlreadyStarted, Committed, IdTaken, MessageDelivered, RunRetained, WriteResult
 
+MAX_DELETE_ATTEMPTS = 5  # each finalizes all ended runs that need it
 MAX_REWIND_ATTEMPTS = 20  # a busy run may commit a turn between the read and the write of a rewind
+
+_RETAINED = {
+    "open": "it has not ended; terminate it first",
+    "parent_open": "its parent has not ended and may read its result; end the parent first",
+}
 
 
 class ControlClient:
@@ -23,15 +32,17 @@ class ControlClient:
     async def cancel(self, run_id: str, reason: str | None) -> bool:
         run_id = check_name("a run's id", run_id)
         message = cancel_message(f"cancel/{new_token()}", self._session.clock.now(), self._encode_reason(reason))
-        if reason is not None and not await self._deliver_cancel(run_id, message):  # keeps the reason in the run
-            return False
-        result = await self._end(run_id, only_if_not_started=True)
+        retention = await self._read_retention(run_id)
+        if reason is not None:
+            # The message keeps the reason. Both writes are in one batch: no worker executes the run in between.
+            delivery, _ = await asyncio.gather(
+                self._session.deliver(run_id, message), self._end(run_id, retention, only_if_not_started=True)
+            )
+            return isinstance(delivery, MessageDelivered)
+        result = await self._end(run_id, retention, only_if_not_started=True)
         if isinstance(result, AlreadyStarted):
-            return reason is not None or await self._deliver_cancel(run_id, message)
-        return isinstance(result, Committed) or reason is not None
-
-    async def _deliver_cancel(self, run_id: str, message: Message) -> bool:
-        return isinstance(await self._session.deliver(run_id, message), MessageDelivered)
+            return isinstance(await self._session.deliver(run_id, message), MessageDelivered)
+        return isinstance(result, Committed)
 
     async def pause(self, run_id: str, reason: str | None) -> None:
         run_id = check_name("a run's id", run_id)
@@ -43,8 +54,31 @@ class ControlClient:
         return None if reason is None else self._session.codec.encode(check_name("a reason", reason))
 
     async def terminate(self, run_id: str) -> bool:
-        result = await self._end(check_name("a run's id", run_id), only_if_not_started=False)
+        run_id = check_name("a run's id", run_id)
+        result = await self._end(run_id, await self._read_retention(run_id), only_if_not_started=False)
         return isinstance(result, Committed)
+
+    async def delete(self, run_id: str) -> None:
+        run_id, session = check_name("a run's id", run_id), self._session
+        if (await session.read(lambda: session.store.records([run_id])))[0] is None:
+            raise RunNotFound(run_id)
+        for _ in range(MAX_DELETE_ATTEMPTS):
+            result = await session.read(lambda: session.store.delete_run(run_id))
+            if not isinstance(result, RunRetained):  # a missing run: an earlier attempt, or another caller, deleted it
+                self._notify_changed(run_id)
+                return
+            if result.reason != "unfinalized":
+                raise RunInUse(run_id, _RETAINED[result.reason])
+            await session.read(self._finalize_ended_runs)
+        raise StoreError(
+            f"run {run_id!r} cannot be deleted yet: its end is still being processed; try again", retryable=True
+        )
+
+    async def _finalize_ended_runs(self) -> None:
+        """Do what remains to be done after the end of runs, as a worker does: there may be none."""
+        session = self._session
+        finalizer = RunFinalizer(session.store_session, session.local_worker, lambda: None)
+        await finalizer.tick(session.clock.now())
 
     async def resume(self, run_id: str) -> None:
         run_id = check_name("a run's id", run_id)
@@ -73,15 +107,21 @@ class ControlClient:
         snapshot, now = await session.load_snapshot(run_id), session.clock.now()
         fork_id = chosen_id or new_run_id(now)
         shard = shard_of(fork_id, session.config.shards)
-        write = plan_fork(snapshot, location, run_id=fork_id, created_by=new_token(), shard=shard, now=now)
+        write = plan_fork(snapshot, location, run_id=fork_id, created_by=new_creation_id(), shard=shard, now=now)
         if isinstance(await session.committer.write(write), IdTaken):
             raise RunConflict(fork_id, "a history of its own")
         session.local_worker.run_has_messages(fork_id)
         return fork_id
 
-    async def _end(self, run_id: str, *, only_if_not_started: bool) -> WriteResult:
-        session, now = self._session, self._session.clock.now()
-        write = build_end_run(run_id, new_token(), now, session.config, only_if_not_started=only_if_not_started)
+    async def _read_retention(self, run_id: str) -> float | None:
+        """Return how long a run is retained after its end; None if it has no retention of its own."""
+        session = self._session
+        found = (await session.read(lambda: session.store.records([run_id])))[0]
+        return found.retention if isinstance(found, RunRecord) else None
+
+    async def _end(self, run_id: str, retention: float | None, *, only_if_not_started: bool) -> WriteResult:
+        session, now, kind = self._session, self._session.clock.now(), only_if_not_started
+        write = build_end_run(run_id, new_token(), now, session.config, retention=retention, only_if_not_started=kind)
         result = await session.committer.write(write)
         if not isinstance(result, AlreadyStarted):
             self._notify_changed(run_id)

@@ -11,12 +11,19 @@ from msgspec.structs import replace
 from perdure.client.session import ClientSession
 from perdure.codec.failures import error_to_record_lossy
 from perdure.errors import InvalidArgument, InvalidPayload, InvalidToken
-from perdure.model.ids import deferred_message_id, fallback_message_id
+from perdure.model.ids import deferred_message_id, fallback_message_id, incarnation_of
 from perdure.model.records import Message, RunResult, RunStatus, SigningKey
 from perdure.model.validation import check_name, describe_value
 from perdure.stores.results import MessageDelivered, RunMissing
 from perdure.workflows.deferreds import DECLARED_TYPES, find_mismatch
-from perdure.workflows.tokens import KEY_ACTIVATION_DELAY_SECONDS, KEYS, make_token, read_token
+from perdure.workflows.tokens import (
+    KEY_ACTIVATION_DELAY_SECONDS,
+    KEYS,
+    bind_epoch,
+    is_of_another_run,
+    make_token,
+    read_token,
+)
 
 MAX_FALLBACKS = 100
 
@@ -43,7 +50,8 @@ class DeferredClient:
         name = check_name("a deferred's name", name)
         record = await self._session.get_run(run_id)
         first_executed_at = record.created_at if record.first_executed_at is None else record.first_executed_at
-        return make_token(await self._keys(), record.id, record.epoch, name, at=first_executed_at)
+        epoch = bind_epoch(record.epoch, incarnation_of(record.created_by))
+        return make_token(await self._keys(), record.id, epoch, name, at=first_executed_at)
 
     async def rotate_keys(self) -> None:
         session = self._session
@@ -63,14 +71,18 @@ class DeferredClient:
         record = await session.find_run(run_id)
         if record is None:
             raise InvalidToken(f"the token belongs to run {run_id!r}, which does not exist; it may have been pruned")
-        if record.epoch != epoch or record.status.terminal:
+        incarnation = incarnation_of(record.created_by)
+        if is_of_another_run(epoch, incarnation):
+            raise InvalidToken(f"the token belongs to an earlier run with the id {run_id!r}, which has been deleted")
+        bound_epoch = bind_epoch(record.epoch, incarnation)
+        if epoch not in (record.epoch, bound_epoch) or record.status.terminal:
             return False
-        kinds = DECLARED_TYPES.find(keys, run_id, epoch, name)
+        kinds = DECLARED_TYPES.find(keys, run_id, bound_epoch, name)
         mismatch = self._mismatch(result, name, kinds)
         if mismatch is not None:
             raise mismatch
         message = Message(
-            id=deferred_message_id(epoch, name),
+            id=deferred_message_id(record.epoch, name),
             kind="deferred",
             name=name,
             body=msgspec.json.encode(result),
@@ -86,7 +98,7 @@ class DeferredClient:
             if delivered.number == first:
                 return False  # not unread, and not rejected since: the deferred has this value
             first = delivered.number
-            queued = await self._queue_behind(run_id, epoch, message, kinds)
+            queued = await self._queue_behind(run_id, record.epoch, message, kinds)
             if queued is not None:
                 return queued
 

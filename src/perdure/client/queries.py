@@ -7,6 +7,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from perdure.client.run_export import export_snapshot
 from perdure.client.session import ClientSession
 from perdure.client.views import (
@@ -26,9 +28,11 @@ from perdure.client.views import (
 )
 from perdure.codec.failures import reconstruct_error
 from perdure.errors import InvalidArgument, InvalidPayload, RunCancelled, RunFailed, RunHeld
+from perdure.execution.open_children import is_of_earlier_run
 from perdure.model.queries import RunQuery
 from perdure.model.records import Hold, RunRecord, RunStatus
 from perdure.model.validation import check_name, check_seconds, describe_value
+from perdure.stores.paging import created_between
 from perdure.stores.results import StoredEntry, UnreadableRun
 from perdure.workflows.definition import Workflow
 from perdure.workflows.types import Complete, error_view
@@ -51,8 +55,8 @@ class QueryClient:
         if record.status.terminal:
             value = None if record.result is None else self._decode_result(record, None, type)
             error = None if record.status is RunStatus.CANCELLED else record.error
-            raises = self._session.known_types.raised_types(record)
-            return Complete(record.status, value, error_view(error, self._session.codec, raises))
+            shown = error_view(error, self._session.codec, self._session.known_types.raised_types(record))
+            return Complete(record.status, value, shown, cancel_reason_of(record))
         if record.status is RunStatus.SUSPENDED:
             return Suspended(waiting_reasons(record, await self._has_live_worker(record)))
         return None
@@ -181,11 +185,20 @@ class QueryClient:
     async def runs(self, query: RunQuery | None) -> RunList:
         if query is not None and not isinstance(query, RunQuery):
             raise InvalidArgument(f"runs takes a RunQuery, not {describe_value(query)}")
-        session = self._session
-        page = await session.read(lambda: session.store.runs(query or RunQuery()))
+        session, query = self._session, query or RunQuery()
+        parent: RunRecord | UnreadableRun | None = None
+        if query.parent:
+            wanted = [query.parent]
+            parent = (await session.read(lambda: session.store.records(wanted)))[0]
+        if isinstance(parent, RunRecord):  # an earlier run with the same id may have left children
+            since, _ = created_between(query)
+            query = replace(query, created_after=max(parent.created_at, since or 0.0))
+        page = await session.read(lambda: session.store.runs(query))
         described: list[RunDescription] = []
         unreadable = list(page.unreadable)
         for record in page.runs:
+            if isinstance(parent, RunRecord) and is_of_earlier_run(record, parent):
+                continue
             try:
                 described.append(describe_run(record, session.codec))
             except (InvalidPayload, ValueError, OverflowError) as error:  # a payload or a time

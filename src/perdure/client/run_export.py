@@ -18,6 +18,7 @@ from msgspec.structs import fields, replace
 
 from perdure.codec.codec import check_encoded
 from perdure.errors import InvalidArgument
+from perdure.model.ids import incarnation_of, with_incarnation
 from perdure.model.records import Entry, Message, RunRecord
 from perdure.stores.results import Snapshot
 
@@ -31,6 +32,8 @@ T = TypeVar("T", bound=Struct)
 def export_snapshot(snapshot: Snapshot) -> dict[str, Any]:
     """Return a run as plain data."""
     run = {name: value for name, value in _plain(snapshot.record).items() if name not in STORE_LOCAL_FIELDS}
+    if incarnation := incarnation_of(snapshot.record.created_by):
+        run["incarnation"] = incarnation
     return {
         "perdure": FORMAT,
         "run": run,
@@ -52,7 +55,8 @@ def parse_snapshot(data: object) -> Snapshot:
         )
     try:
         run = {name: value for name, value in data["run"].items() if name not in STORE_LOCAL_FIELDS}
-        record = _struct({**run, "created_by": ""}, RunRecord)
+        incarnation = str(run.pop("incarnation", ""))
+        record = _struct({**run, "created_by": with_incarnation("", incarnation)}, RunRecord)
         entries = tuple(_struct(each, Entry) for each in data["entries"])
         inbox = tuple(_struct(each, Message) for each in data["inbox"])
     except (msgspec.ValidationError, AttributeError, TypeError, ValueError, RecursionError, OverflowError) as error:

@@ -40,7 +40,7 @@ from msgspec.structs import replace
 from perdure.errors import StoreError
 from perdure.execution.admission import NotAdmitted, RunAdmission
 from perdure.execution.effect_runner import EffectRunner
-from perdure.execution.external_effects import ExternalEffects
+from perdure.execution.external_effects import EffectOutcome, ExternalEffects
 from perdure.execution.hold_fingerprints import HoldFingerprints
 from perdure.execution.local_worker import LocalWorker
 from perdure.execution.quarantine import Quarantine
@@ -54,7 +54,7 @@ from perdure.execution.stream_writer import StreamWriter
 from perdure.execution.time_slices import TimeSlices
 from perdure.execution.turn_commit import build_hold_commit, build_turn_commit, ended_record, next_turn
 from perdure.model.records import Hold, RunRecord, RunStatus, SigningKey
-from perdure.model.turns import AwaitingResult, Failed, Input, RecordProgress, RecordRunningSteps, StepDone, Turn
+from perdure.model.turns import Failed, Input, RecordProgress, RecordRunningSteps, StepDone, Turn
 from perdure.stores.results import ClaimedRun, Committed, Snapshot, WriteResult
 from perdure.stores.writes import CommitTurn, ReleaseRun
 from perdure.workflows.definition import Workflow, WorkflowLookup
@@ -224,7 +224,7 @@ class Coordinator:
         else:
             self._add_progress(run_id, done)
 
-    def on_effects_completed(self, run_id: str, outcomes: Sequence[StepDone | AwaitingResult]) -> None:
+    def on_effects_completed(self, run_id: str, outcomes: Sequence[EffectOutcome]) -> None:
         cached = self.cache.active(run_id)
         if cached is not None:
             (cached.deferred_inputs if cached.more_messages else cached.inputs).extend(outcomes)

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,14 +24,17 @@ from perdure.codec import JSON
 from perdure.codec.failures import error_to_record_lossy
 from perdure.errors import QueueFull, RunConflict, RunNotFound, RunTerminated, StoreError
 from perdure.execution.local_worker import LocalWorker
+from perdure.execution.open_children import OpenChild, is_of_earlier_run, open_children
 from perdure.execution.periodic import is_cancelled_from_outside
 from perdure.execution.retry_queue import WriteCallback
 from perdure.execution.store_session import StoreSession
 from perdure.execution.store_writes import build_end_run, cancel_message, publish_event, raise_for_delivery
+from perdure.model.ids import incarnation_of, origin_of
 from perdure.model.records import RunRecord, RunResult
 from perdure.model.turns import (
     AwaitingResult,
     BroadcastEvent,
+    ChildIdTaken,
     ExternalEffect,
     ObserveRun,
     SendEvent,
@@ -42,10 +45,10 @@ from perdure.model.turns import (
 )
 from perdure.stores.results import (
     AlreadyEnded,
-    AlreadyStarted,
     Committed,
     Created,
     IdTaken,
+    MessageDelivered,
     ObserverAdded,
     RunMissing,
     WriteResult,
@@ -54,12 +57,12 @@ from perdure.stores.writes import CreateRun, DeliverMessage, Observer, ObserveRu
 from perdure.workflows.start_request import StartRequest, build_child_start_request, check_same_run, claimed_at_creation
 
 LOGGER = logging.getLogger("perdure.execution")
-CHILDREN_PAGE = 500
+T = TypeVar("T")
 CHILD_CHUNK = 64  # children per iteration of the event loop
 
-EffectOutcome = StepDone | AwaitingResult
+EffectOutcome = StepDone | AwaitingResult | ChildIdTaken
 EffectsCallback = Callable[[str, list[EffectOutcome]], None]  # receives the run id and the outcomes
-EffectValue = bytes | tuple[str, ...] | AwaitingResult  # an encoded value, or the runs whose ends the entry awaits
+EffectValue = bytes | tuple[str, ...] | AwaitingResult | ChildIdTaken  # encoded, or the runs whose ends it awaits
 
 
 class ChildStart:
@@ -141,9 +144,8 @@ class ExternalEffects:
             case ObserveRun(run_id, target):
                 write = ObserveRunEnd(run_id=run_id, observer=record.id, target=target)
                 return self._observed_end(run_id, await self._write(write))
-            case StopRun(run_id):
-                await self._stop(run_id, f"cancel/{record.id}/{record.generation}/{effect.location}")
-                return self._session.codec.encode(None)
+            case StopRun():
+                return await self._stop(record, effect.location, effect.work)
             case StopChildren(target):
                 return await self._stop_children(record, target)
             case StartChild():
@@ -268,6 +270,10 @@ class ExternalEffects:
         if isinstance(result, StoreError):
             raise result
         if isinstance(result, IdTaken):
+            existing, parent = result.record, child_start.parent
+            is_child = child_start.work.fallback_id is not None and existing.parent == parent.id
+            if is_child and is_of_earlier_run(existing, parent):
+                return ChildIdTaken(child_start.effect.location)
             check_same_run(request, result.record, self._session.codec)
             target = child_start.work.target
             if target is not None:
@@ -293,37 +299,46 @@ class ExternalEffects:
 
     # --- stopping runs
 
-    async def _stop(self, run_id: str, message_id: str) -> None:
-        """Cancel a run as a caller would. A run that has ended or does not exist is ignored."""
-        now = self._session.clock.now()
-        result = await self._write(
-            build_end_run(run_id, f"end/{message_id}", now, self._session.config, only_if_not_started=True)
-        )
-        if isinstance(result, AlreadyStarted):
-            await self._write(DeliverMessage(run_id=run_id, message=cancel_message(message_id, now), now=now))
-            self._local_worker.run_has_messages(run_id)
-        elif isinstance(result, Committed):
+    async def _stop(self, record: RunRecord, location: str, work: StopRun) -> bytes:
+        """Cancel a run as a caller would; return whether it was requested. An ended or missing run is ignored."""
+        run_id, now, config = work.run_id, self._session.clock.now(), self._session.config
+        message_id = f"cancel/{_origin(record)}/{record.generation}/{location}"
+        found = (await self._read(lambda: self._session.store.records([run_id])))[0]
+        retention = found.retention if isinstance(found, RunRecord) else None
+        end = build_end_run(run_id, f"end/{message_id}", now, config, retention=retention, only_if_not_started=True)
+        delivery = DeliverMessage(run_id=run_id, message=cancel_message(message_id, now, work.reason), now=now)
+        # The message keeps the reason. Both writes are in one batch: no worker executes the run in between.
+        delivered = None if work.reason is None else self._write(delivery)
+        ended = await self._write(end)
+        if isinstance(ended, Committed):
             self._notify_of_end(run_id)
+        elif delivered is None:  # to an ended run too: a repeated call finds the message of the first one
+            delivered = self._write(delivery)
+        requested = isinstance(ended, Committed)
+        if delivered is not None and isinstance(await delivered, MessageDelivered):
+            requested = True
+            self._local_worker.run_has_messages(run_id)
+        return self._session.codec.encode(requested)
 
     async def _stop_children(self, record: RunRecord, target: str) -> EffectValue:
         """Cancel all open children, a page at a time; return those that have started and will report their end."""
         awaited: list[str] = []
-        after: str | None = None
-        while page := await self._read_open_children(record.id, after):
+        async for page in open_children(self._session.store, record, self._read):
             awaited += await self._stop_page(record, target, page)
-            after = page[-1]
         return tuple(awaited) or self._session.codec.encode(None)
 
-    async def _read_open_children(self, run_id: str, after: str | None) -> list[str]:
-        store = self._session.store
-        return await self._session.read(lambda: store.open_children(run_id, CHILDREN_PAGE, after), retry_forever=True)
+    async def _read(self, call: Callable[[], Awaitable[T]]) -> T:
+        return await self._session.read(call, retry_forever=True)
 
-    async def _stop_page(self, record: RunRecord, target: str, children: Sequence[str]) -> list[str]:
+    async def _stop_page(self, record: RunRecord, target: str, page: Sequence[OpenChild]) -> list[str]:
         now, config = self._session.clock.now(), self._session.config
-        name = f"cancel/{record.id}/{target}"
+        name = f"cancel/{_origin(record)}/{target}"
+        children = [child.id for child in page]
         ends = [
-            self._write(build_end_run(child, f"end/{name}", now, config, only_if_not_started=True))
-            for child in children
+            self._write(
+                build_end_run(child.id, f"end/{name}", now, config, retention=child.retention, only_if_not_started=True)
+            )
+            for child in page
         ]
         # Observe before the cancellation is delivered: the end of the child must not be missed.
         observations = [
@@ -355,11 +370,15 @@ class ExternalEffects:
 
 
 def _build_outcome(effect: ExternalEffect, value: EffectValue) -> EffectOutcome:
-    if isinstance(value, AwaitingResult):
+    if isinstance(value, AwaitingResult | ChildIdTaken):
         return value
     if isinstance(value, tuple):
         return AwaitingResult(effect.location, value)
     return StepDone(effect.location, effect.attempt, value=value)
+
+
+def _origin(record: RunRecord) -> str:
+    return origin_of(record.id, incarnation_of(record.created_by))
 
 
 def _notify_of_child(local_worker: LocalWorker, run_id: str, result: WriteResult | StoreError) -> None:

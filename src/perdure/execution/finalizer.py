@@ -24,6 +24,7 @@ import msgspec
 from perdure.config import EngineConfig
 from perdure.errors import StoreError
 from perdure.execution.local_worker import LocalWorker
+from perdure.execution.open_children import open_children
 from perdure.execution.run_log import log_dead_letters
 from perdure.execution.store_session import StoreSession
 from perdure.execution.store_writes import build_end_run, build_publish
@@ -36,7 +37,6 @@ LOGGER = logging.getLogger("perdure.execution")
 PAGE = 1_000  # runs; a parent of many children takes a turn per page
 # Runs that one commit marks as finalized. Nothing waits for these commits, but turns would wait behind a larger one.
 FINALIZE_CHUNK = 200
-CHILDREN_PAGE = 500
 UNREAD = "the run ended without receiving it"
 
 
@@ -102,11 +102,16 @@ class RunFinalizer:
     async def _end_children(self, record: RunRecord, now: float) -> None:
         """Terminate the attached children of a terminated run. Each child is then finalized in the same way."""
         turn_id = f"orphan/{record.id}/{record.generation}"
-        after: str | None = None
-        while children := await self._session.store.open_children(record.id, CHILDREN_PAGE, after):
-            after = children[-1]
+        async for children in open_children(self._session.store, record, lambda call: call()):
             writes: list[Write] = [
-                build_end_run(child, turn_id, now, self._session.config, only_if_not_started=False)
+                build_end_run(
+                    child.id,
+                    turn_id,
+                    now,
+                    self._session.config,
+                    retention=child.retention,
+                    only_if_not_started=False,
+                )
                 for child in children
             ]
             results = await self._session.committer.write_all(writes)
@@ -114,8 +119,8 @@ class RunFinalizer:
                 if isinstance(result, StoreError):
                     raise result
                 if isinstance(result, Committed):
-                    self._local_worker.run_ended_externally(child)
-                    self._session.waiters.notify((child,))
+                    self._local_worker.run_ended_externally(child.id)
+                    self._session.waiters.notify((child.id,))
 
 
 class FinalizationPlan:

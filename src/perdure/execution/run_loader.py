@@ -20,8 +20,9 @@ from perdure.errors import InvalidPayload, StoreError
 from perdure.execution.effect_runner import EffectRunner
 from perdure.execution.run_cache import CachedRun, RunCache
 from perdure.execution.store_session import StoreSession, retry_store_call
+from perdure.model.ids import incarnation_of
 from perdure.model.records import Message, SigningKey
-from perdure.model.turns import AwaitingResult, Input, MessageReceived, StepDone
+from perdure.model.turns import AwaitingResult, ChildIdTaken, Input, MessageReceived, StepDone
 from perdure.runner.history import ROWS_PER_PART, History
 from perdure.runner.runner import Runner, RunStart
 from perdure.stores.results import Snapshot, UnreadableRun
@@ -252,7 +253,7 @@ class RunLoader:
 
     def _attach_with_inputs(self, snapshot: Snapshot, definition: Workflow[Any, Any], inputs: list[Input]) -> None:
         # The replay must not start what is executing here, nor what has ended and is among the inputs.
-        ended = {given.location for given in inputs if isinstance(given, StepDone | AwaitingResult)}
+        ended = {given.location for given in inputs if isinstance(given, StepDone | AwaitingResult | ChildIdTaken)}
         under_way = self._effects.running_locations(snapshot.record.id) | ended
         start = build_run_start(
             snapshot,
@@ -353,6 +354,7 @@ def build_run_start(
             generation=record.generation,
             tags=record.tags,
             parent=record.parent,
+            incarnation=incarnation_of(record.created_by),
         ),
         input=record.input,
         seed=record.seed,

@@ -31,6 +31,7 @@ from perdure.model.turns import RunStep, StepDone
 from perdure.retry import read_retry_after
 from perdure.workflows.step_context import CurrentStep, _current_step
 from perdure.workflows.steps import StepCall, StepOptions
+from perdure.workflows.types import Complete
 
 LOGGER = logging.getLogger("perdure.execution")
 
@@ -95,6 +96,11 @@ class Attempt(CurrentStep):
             return self.step.notes
         codec = self._heartbeats.codec
         return encode_notes(codec, replace(decode_notes(codec, self.step.notes), since=self.since))
+
+    @property
+    def outcome(self) -> Complete[Any] | None:
+        read = getattr(self.step.call, "read_outcome", None)
+        return None if read is None else read()
 
     def write(self, stream: str, item: Any) -> None:
         self._stream_writer.write(self, stream, item)

@@ -69,14 +69,25 @@ def raise_for_publish(topic: str, result: WriteResult) -> EventPublished:
     return result
 
 
-def build_end_run(run_id: str, turn_id: str, now: float, config: EngineConfig, *, only_if_not_started: bool) -> EndRun:
-    """Return the write that terminates a run; with `only_if_not_started` only a run that has never executed."""
+def build_end_run(
+    run_id: str,
+    turn_id: str,
+    now: float,
+    config: EngineConfig,
+    *,
+    retention: float | None,
+    only_if_not_started: bool,
+) -> EndRun:
+    """Return the write that terminates a run; with `only_if_not_started` only a run that has never executed.
+
+    `retention` is that of the run; None is the default of the store's processes.
+    """
     return EndRun(
         run_id=run_id,
         turn_id=turn_id,
         now=now,
         only_if_not_started=only_if_not_started,
-        prune_after=config.seconds("run_retention"),
+        prune_after=config.seconds("run_retention") if retention is None else retention,
     )
 
 

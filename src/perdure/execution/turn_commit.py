@@ -92,10 +92,10 @@ def _replace_progress_rows(cached: CachedRun, entries: Sequence[Entry], extras: 
 
 def build_hold_commit(run_id: str, base: int, seen: int, held: Hold, worker: str, now: float) -> CommitTurn:
     """Return the write that holds a run without a turn of it; for a poison run it also adds a dead letter."""
-    extras = None
+    extras, turn_id = None, f"{worker}/{next(_TURNS)}"
     if held.kind == "poison":
         dead_letter = DeadLetter(
-            id=f"poison/{run_id}/{base}",
+            id=f"poison/{run_id}/{base}/{turn_id}",  # base alone is not unique: an id can be used again
             kind="poison",
             at=now,
             reason=held.reason,
@@ -106,7 +106,7 @@ def build_hold_commit(run_id: str, base: int, seen: int, held: Hold, worker: str
     return CommitTurn(
         run_id=run_id,
         base=base,
-        turn_id=f"{worker}/{next(_TURNS)}",
+        turn_id=turn_id,
         worker=worker,
         owned=True,
         now=now,

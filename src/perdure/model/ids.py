@@ -1,4 +1,9 @@
-"""Run ids: time-ordered new ids, ids derived from idempotency keys, and the shard of an id. Ids of completions.
+"""Run ids: time-ordered new ids, ids derived from idempotency keys, the shard of an id, and incarnations.
+
+An id can be used again after its run was deleted or pruned. The incarnation distinguishes the runs of one id (ADR 26).
+It is part of everything that a run leaves in other runs and in topics: ids of its messages, of its children's starts,
+and tokens. It is the end of `RunRecord.created_by`. Runs that a version without incarnations created have none.
+Also here: the ids of completions of deferreds.
 
 This module reads no clock; callers pass the time.
 """
@@ -7,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import zlib
 
 from perdure.errors import InvalidArgument
@@ -62,3 +68,41 @@ def deferred_message_epoch(message_id: str) -> str:
 def shard_of(run_id: str, shards: int) -> int:
     """Return the shard of a run id."""
     return zlib.crc32(run_id.encode()) % shards
+
+
+# --- incarnations ----------------------------------------------------------------------------------------------------
+
+_INCARNATION = "~~"
+_INCARNATION_LENGTH = 12  # hexadecimal digits
+_CREATED_BY = re.compile(rf"{_INCARNATION}([0-9a-f]{{{_INCARNATION_LENGTH}}})\Z")
+
+
+def new_creation_id() -> str:
+    """Return a `created_by` for a new run: unique, with a new incarnation."""
+    token = new_token()
+    return with_incarnation(token, token[:_INCARNATION_LENGTH])
+
+
+def child_creation_id(origin: str, incarnation: str, target: str) -> str:
+    """Return the `created_by` of a child: the same whenever its parent requests it again."""
+    creation_id = f"child/{origin}/{target}"
+    if not incarnation:
+        return creation_id
+    digest = hashlib.blake2b(creation_id.encode(), digest_size=_INCARNATION_LENGTH // 2)
+    return with_incarnation(creation_id, digest.hexdigest())
+
+
+def with_incarnation(creation_id: str, incarnation: str) -> str:
+    """Return a `created_by` with this incarnation, which may be empty."""
+    return f"{creation_id}{_INCARNATION}{incarnation}" if incarnation else creation_id
+
+
+def incarnation_of(created_by: str) -> str:
+    """Return the incarnation in a `created_by`; empty for a run without one."""
+    found = _CREATED_BY.search(created_by)
+    return "" if found is None else found[1]
+
+
+def origin_of(run_id: str, incarnation: str) -> str:
+    """Return what ids of a run's effects begin with: its id and its incarnation."""
+    return f"{run_id}~{incarnation}" if incarnation else run_id

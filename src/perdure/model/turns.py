@@ -69,7 +69,13 @@ class AwaitingResult(Struct, frozen=True):
     created: bool = True
 
 
-Input = StepDone | MessageReceived | RecordRunningSteps | RecordProgress | AwaitingResult
+class ChildIdTaken(Struct, frozen=True):
+    """A child was not started: its derived id belongs to a child of an earlier run with the id of this one."""
+
+    location: str
+
+
+Input = StepDone | MessageReceived | RecordRunningSteps | RecordProgress | AwaitingResult | ChildIdTaken
 
 
 class RunStep(Struct, frozen=True):
@@ -116,6 +122,7 @@ class StartChild(Struct, frozen=True, kw_only=True):
     attached: bool
     created_by: str  # Identifies this start, to distinguish its child from a run that existed before.
     target: str | None = None
+    fallback_id: str | None = None  # Used if `run_id` belongs to a child of an earlier run with the id of this one.
     definition: Any = None  # Never serialized.
 
 
@@ -127,9 +134,10 @@ class ObserveRun(Struct, frozen=True):
 
 
 class StopRun(Struct, frozen=True):
-    """Request the cancellation of another run."""
+    """Request the cancellation of another run; the result says whether it was requested. `reason` is encoded."""
 
     run_id: str
+    reason: bytes | None = None
 
 
 class StopChildren(Struct, frozen=True):

@@ -134,13 +134,14 @@ class ChildTracker:
             self._log.record(pending.to_entry(SUCCEEDED, settled_at=self._loop.now))
         return True
 
-    def on_child_ended(self, target: str) -> bool:
+    def on_child_ended(self, target: str, run_id: str) -> bool:
         """Handle the message that a child has ended. False if it is not addressed to a watch."""
         location = target.partition("/")[2].rpartition("/")[0]
         pending = self.watches.get(location)
         if pending is None or pending.target != target:
             return False
-        self._delete_child(location)
+        if run_id == pending.name:  # otherwise it is a child of an earlier run with the id of this one
+            self._delete_child(location)
         return True
 
     def _delete_child(self, location: str) -> None:

@@ -12,6 +12,7 @@ import random
 from asyncio import events
 from collections.abc import Iterator, Mapping
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from perdure.runner.cleanup import roll_back, wait_shielded
 from perdure.runner.compensations import Compensation, Compensations
 from perdure.runner.event_loop import THREAD_WAIT
 from perdure.runner.eviction import log_unhandled
+from perdure.runner.outcomes import as_complete
 from perdure.runner.scopes import Scope
 from perdure.runner.source_lines import caller_source_line
 from perdure.runner.state import RunnerState
@@ -40,6 +42,7 @@ from perdure.workflows.deferreds import DECLARED_TYPES
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow
 from perdure.workflows.rollback import ROLLBACK_SCOPES
 from perdure.workflows.steps import StepCall, inherits_context
+from perdure.workflows.tokens import bind_epoch
 
 LOGGER = logging.getLogger("perdure.workflow")
 CHILDREN = "~children"
@@ -182,6 +185,14 @@ class ContextApi:
         return self.info.id
 
     @property
+    def origin(self) -> str:
+        return self.info.origin
+
+    @property
+    def incarnation(self) -> str:
+        return self.info.incarnation
+
+    @property
     def epoch(self) -> int:
         return self._state.start.epoch
 
@@ -218,7 +229,8 @@ class ContextApi:
             return
         kinds = state.mailbox.declare(name, kind)
         if state.start.keys:
-            DECLARED_TYPES.declare(state.start.keys, self.info.id, state.start.epoch, name, kinds)
+            epoch = bind_epoch(state.start.epoch, self.info.incarnation)
+            DECLARED_TYPES.declare(state.start.keys, self.info.id, epoch, name, kinds)
         if timeout is not None and not entries.ended:
             due_at = self._loop.now + timeout
             entries.deadlines.set(name, due_at, self.info.generation, replaying=state.replaying)
@@ -356,6 +368,9 @@ class ContextApi:
         except PerdureError as error:
             entries.diverge(compensation.location, f"{compensation.kind} {compensation.function!r}", str(error), None)
             return entries.never_completing()
+        if compensation.kind == "exit" and (outcome := self._state.function_outcome) is not None:
+            start = self._state.start
+            call.read_outcome = partial(as_complete, outcome, start.definition, start.codec)
         detail = msgspec.json.encode({"of": compensation.of})
         call.close()  # the request below replaces awaiting it
         return self._entries.request("step", call.step.name, escape_segment(call.step.name), call=call, detail=detail)
@@ -384,7 +399,7 @@ class ContextApi:
         )
         self._state.extras.add_dead_letter(
             DeadLetter(
-                id=f"{what}/{info.id}/{info.generation}/{compensation.key}",
+                id=f"{what}/{info.origin}/{info.generation}/{compensation.key}",
                 kind="compensation",
                 at=self._loop.now,
                 reason=f"{what} {name} for {compensation.of or compensation.key}: {error}",

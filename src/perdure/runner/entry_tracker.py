@@ -398,6 +398,8 @@ class EntryTracker:
         next rewind finds it.
         """
         child = msgspec.json.decode(pending.detail or b"{}")
+        if action.fallback_id is not None and child.get("id") == action.fallback_id:
+            action = pending.action = replace(action, run_id=action.fallback_id, fallback_id=None)
         if child.get("id") != action.run_id:
             pending.detail = describe(action)
             self.log.record_pending(pending)

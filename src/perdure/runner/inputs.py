@@ -15,6 +15,7 @@ from perdure.model.ids import deferred_message_epoch
 from perdure.model.records import ErrorRecord, Message, RunResult
 from perdure.model.turns import (
     AwaitingResult,
+    ChildIdTaken,
     Input,
     MessageReceived,
     RecordProgress,
@@ -87,6 +88,8 @@ class InputApplier:
                 self._record_running(given.locations)
             case RecordProgress():
                 self._record_progress(given)
+            case ChildIdTaken():
+                self._start_with_fallback_id(given.location)
 
     # --- results
 
@@ -129,8 +132,20 @@ class InputApplier:
         pending.action = msgspec.structs.replace(action, attached=False)
         pending.detail = encode_child_detail(pending.action)
 
+    def _start_with_fallback_id(self, location: str) -> None:
+        """Start a child under its other id. The id is recorded first: a replay must not start it under both."""
+        pending = self._entries.pending.get(location)
+        if pending is None or not pending.running or not isinstance(pending.action, StartChild):
+            return
+        self._attempts.end(pending)
+        assert pending.action.fallback_id is not None
+        pending.action = msgspec.structs.replace(pending.action, run_id=pending.action.fallback_id, fallback_id=None)
+        pending.detail = encode_child_detail(pending.action)
+        self._entries.log.record_pending(pending)
+        self._attempts.schedule_effect(pending)
+
     def _complete_child(self, pending: PendingEntry, result: RunResult, now: float) -> None:
-        id = str(msgspec.json.decode(pending.detail or b"{}").get("id", ""))
+        id = _awaited_id(pending)
         value, error, pending.detail = encode_child_outcome(pending.kind, id, result)
         self._completions.complete(pending, now, value, error)
 
@@ -292,13 +307,15 @@ class InputApplier:
         """Apply the end of another run to the entry that waits for it, if one still does."""
         entries = self._entries
         self._mailbox.discard(message)
-        if entries.children.watches and entries.children.on_child_ended(message.target or ""):
+        if entries.children.watches and entries.children.on_child_ended(message.target or "", message.name):
             return
         location = (message.target or "").partition("/")[2]
         pending = entries.pending.get(location)
         if pending is None or pending.target != message.target or self._loop.stopped:
             return
         if pending.kind != "children":
+            if message.name != _awaited_id(pending):
+                return  # from a child of an earlier run with the id of this one
             self._complete_child(pending, msgspec.json.decode(message.body or b"{}", type=RunResult), now)
         elif pending.running:  # `AwaitingResult`, with the list of open children, is still to come
             pending.awaited = (pending.awaited or set()) | {message.name}
@@ -352,3 +369,8 @@ class InputApplier:
 
 def _is_event(given: Input | None = None) -> bool:
     return isinstance(given, MessageReceived) and given.message.kind in ("event", "assignment")
+
+
+def _awaited_id(pending: PendingEntry) -> str:
+    """Return the id of the run whose end an entry waits for."""
+    return str(msgspec.json.decode(pending.detail or b"{}").get("id", ""))

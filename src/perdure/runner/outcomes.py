@@ -11,9 +11,11 @@ from msgspec.structs import replace
 from perdure.codec import Codec
 from perdure.codec.failures import error_to_record
 from perdure.errors import InvalidPayload, StepFailed, WorkflowMisuse
-from perdure.model.turns import Failed, Outcome, Succeeded
+from perdure.model.records import RunStatus
+from perdure.model.turns import Cancelled, Failed, Outcome, Succeeded
 from perdure.retry import read_retry_after
 from perdure.workflows.definition import Workflow
+from perdure.workflows.types import Complete, error_view
 
 LOGGER = logging.getLogger("perdure.workflow")
 
@@ -42,6 +44,20 @@ def task_outcome(
         )
     except InvalidPayload as refused:
         return failure_outcome(refused, definition, codec)
+
+
+def as_complete(outcome: Outcome, definition: Workflow[Any, Any], codec: Codec) -> Complete[Any]:
+    """Return the outcome of a run as its exit functions read it. The value is a new object each time."""
+    match outcome:
+        case Succeeded(value):
+            what = f"result of workflow {definition.name!r}"
+            return Complete(RunStatus.SUCCEEDED, codec.decode(value, definition.returns, what=what))
+        case Failed(error):
+            return Complete(RunStatus.FAILED, error=error_view(error, codec, definition.settings.raises))
+        case Cancelled(reason):
+            return Complete(RunStatus.CANCELLED, reason=reason)
+        case _:
+            raise AssertionError(f"{type(outcome).__name__} is not the end of a run")
 
 
 def failure_outcome(error: BaseException, definition: Workflow[Any, Any], codec: Codec) -> Failed:

@@ -8,7 +8,7 @@ from typing import cast
 import msgspec
 
 from perdure.errors import StoreError
-from perdure.model.queries import RunQuery
+from perdure.model.queries import RunQuery, parse_awaited
 from perdure.model.records import RunRecord, RunStatus
 from perdure.model.validation import check_name, check_time, describe_value
 
@@ -59,3 +59,8 @@ def matches_hold(query: RunQuery, record: RunRecord) -> bool:
     """Return whether the run is held as the query requests."""
     hold = record.current_hold
     return query.held is None or (hold is not None and query.held in (True, hold.kind))
+
+
+def matches_wait(query: RunQuery, record: RunRecord) -> bool:
+    """Return whether the run waits for what the query requests."""
+    return query.waiting_for is None or parse_awaited(query.waiting_for).matches(record)

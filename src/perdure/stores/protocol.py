@@ -72,7 +72,10 @@ from perdure.model.records import (
 )
 from perdure.stores.results import (
     ClaimedRun,
+    Committed,
+    RunMissing,
     RunPage,
+    RunRetained,
     Snapshot,
     StoredEntry,
     UnfinalizedRun,
@@ -214,6 +217,14 @@ class Store(Protocol):
         Deletes finalized runs whose `prune_at` has passed and whose parent is not open, with all that they own; expired
         topic events and published values; and event ids, `keep_ids_for` seconds after the event was consumed or left
         its topic. The ids of other messages are retained as long as their run.
+        """
+
+    async def delete_run(self, run_id: str) -> Committed | RunMissing | RunRetained:
+        """Delete an ended run with all that it owns, at once. Atomic.
+
+        A run owns its history, inbox, remembered message ids, observers, published values and streams; dead letters
+        stay. The rules are those of `prune`, without `prune_at`: a run that is open, needs finalization or has an open
+        parent is retained. Results: `Committed`, `RunRetained`, or `RunMissing`, also for a repeated call.
         """
 
     async def keys(self, name: str, now: float) -> list[SigningKey]:

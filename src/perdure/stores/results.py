@@ -68,6 +68,15 @@ class RunMissing(Struct, frozen=True):
     """There is no run with this id."""
 
 
+RETAINED_REASONS = ("open", "unfinalized", "parent_open")
+
+
+class RunRetained(Struct, frozen=True):
+    """The run was not deleted: it has not ended, needs finalization, or its parent has not ended."""
+
+    reason: str  # one of RETAINED_REASONS, the first that applies
+
+
 class DeadLetterMissing(Struct, frozen=True):
     """There is no dead letter with this id: it never existed, or another call replayed or removed it."""
 

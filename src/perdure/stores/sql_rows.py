@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from perdure.errors import StoreError
+from perdure.model.queries import Awaited, RunQuery
 from perdure.model.records import (
     DeadLetter,
     Entry,
@@ -27,7 +28,7 @@ from perdure.model.records import (
     Wait,
     WorkerRecord,
 )
-from perdure.stores.paging import cursor_after
+from perdure.stores.paging import cursor_after, matches_wait
 from perdure.stores.results import RunPage, Snapshot, UnreadableRun
 
 LOGGER = logging.getLogger("perdure.stores")
@@ -294,6 +295,23 @@ def page_of_rows(rows: Sequence[Row], limit: int) -> RunPage:
         cursor_after(rows[limit - 1][4], rows[limit - 1][0]) if len(rows) > limit else None,
         tuple(each for each in found if isinstance(each, UnreadableRun)),
     )
+
+
+def may_wait(query: RunQuery, row: Row) -> bool:
+    """Return whether the run of a row waits for what the query requests. One that cannot be decoded may."""
+    found = run_or_mark(row)
+    return isinstance(found, UnreadableRun) or matches_wait(query, found)
+
+
+def wait_texts(awaited: Awaited) -> list[str]:
+    """Return texts that the column `waits` of every run contains that waits for this."""
+    texts = [f'"kind":{as_text(awaited.kind)}']
+    return texts if awaited.name is None or awaited.kind == "event" else [*texts, f'"name":{as_text(awaited.name)}']
+
+
+def as_text(name: str) -> str:
+    """Return a name as it is in a column of JSON."""
+    return msgspec.json.encode(name).decode()
 
 
 def decode_all(what: str, decode: Callable[[Row], T], rows: Iterable[Row]) -> list[T]:

@@ -24,7 +24,10 @@ from perdure.model.records import (
 from perdure.stores.protocol import Claim, Store
 from perdure.stores.results import (
     ClaimedRun,
+    Committed,
+    RunMissing,
     RunPage,
+    RunRetained,
     Snapshot,
     StoredEntry,
     UnfinalizedRun,
@@ -215,6 +218,9 @@ class FaultyStore:
 
     async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
         return await self._forward("prune", lambda: self.inner.prune(now, limit, keep_ids_for=keep_ids_for))
+
+    async def delete_run(self, run_id: str) -> Committed | RunMissing | RunRetained:
+        return await self._forward("delete_run", lambda: self.inner.delete_run(run_id))
 
     async def keys(self, name: str, now: float) -> list[SigningKey]:
         return await self._forward("keys", lambda: self.inner.keys(name, now))

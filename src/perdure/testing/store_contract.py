@@ -17,6 +17,7 @@ from perdure.testing.contract.children_and_forks import ChildrenCases, ForkCases
 from perdure.testing.contract.commit_turn import CommitTurnCases
 from perdure.testing.contract.create_run import CreateRunCases
 from perdure.testing.contract.dead_letters import DeadLetterCases, KeyCases, ReplayCases
+from perdure.testing.contract.delete_run import DeleteRunCases
 from perdure.testing.contract.end_run import EndRunCases
 from perdure.testing.contract.fan_out import FanOutCases, ReleaseCases
 from perdure.testing.contract.finalization import FinalizationCases, ObserverCases
@@ -28,6 +29,7 @@ from perdure.testing.contract.queries import ChangeHintCases, QueryCases, ValueC
 from perdure.testing.contract.rewind import RewindCases
 from perdure.testing.contract.streams import PublishedCases, StreamCases
 from perdure.testing.contract.topics import PublishCases, TopicQueueCases
+from perdure.testing.contract.waiting_runs import WaitingRunCases
 from perdure.testing.contract.workers import WorkerCases
 
 __all__ = ["StoreContract"]
@@ -40,6 +42,7 @@ class StoreContract(
     InboxCases,
     MailboxLimitCases,
     EndRunCases,
+    DeleteRunCases,
     ObserverCases,
     FinalizationCases,
     RewindCases,
@@ -56,6 +59,7 @@ class StoreContract(
     KeyCases,
     WorkerCases,
     QueryCases,
+    WaitingRunCases,
     ChangeHintCases,
     FollowerCases,
     ValueCases,

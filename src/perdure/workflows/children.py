@@ -17,9 +17,10 @@ from msgspec import Struct
 from perdure.codec import Codec
 from perdure.codec.failures import error_from_record
 from perdure.errors import ChildFailed
+from perdure.model.ids import child_creation_id
 from perdure.model.records import Entry, ErrorRecord, RunResult, RunStatus
-from perdure.model.turns import ExternalAction, ObserveRun, StartChild
-from perdure.model.validation import MAX_NAME
+from perdure.model.turns import ExternalAction, ObserveRun, StartChild, StopRun
+from perdure.model.validation import MAX_NAME, check_name
 from perdure.workflows.commands import Command
 from perdure.workflows.durable_call import CommandCall
 from perdure.workflows.types import Complete, error_view
@@ -46,6 +47,12 @@ class ChildHost(Protocol):
 
     @property
     def id(self) -> str: ...
+
+    @property
+    def origin(self) -> str: ...
+
+    @property
+    def incarnation(self) -> str: ...
 
     def escape(self, name: str) -> str: ...
 
@@ -74,6 +81,10 @@ class Child(Generic[R_co]):
     def outcome(self) -> Coroutine[None, None, Complete[R_co]]:
         """Wait for the child and return its outcome. Does not raise if the child failed."""
         return cast("Coroutine[None, None, Complete[R_co]]", self._wait("outcome"))
+
+    def cancel(self, reason: str | None = None) -> Coroutine[None, None, bool]:
+        """Request cancellation of the child, once. False if it has ended. Does not wait for its end."""
+        return cancel_run(self._run, self.id, reason, f"{self._definition.name}:cancel")
 
     def _wait(self, kind: str) -> Any:
         run = self._run
@@ -144,6 +155,26 @@ def start_child(
     return CommandCall(spec.definition.name, request, run.next_number())
 
 
+def cancel_run(run: ChildHost, run_id: str, reason: str | None, name: str = "cancel") -> Coroutine[None, None, bool]:
+    """Return a durable call that requests cancellation of a run. Idempotent: the id is derived from the entry."""
+    cancelled = check_name("a run's id", run_id)
+    encoded = None if reason is None else run.codec.encode(check_name("a reason", reason))
+
+    def request() -> Any:
+        return run.issue(
+            Command(
+                kind="cancel_run",
+                name=name,
+                segment=run.escape(name),
+                read=lambda entry: run.codec.decode(entry.value or b"false", bool),
+                effect=lambda target: StopRun(cancelled, encoded),
+                describe=lambda action: msgspec.json.encode({"id": cancelled}),
+            )
+        )
+
+    return CommandCall("cancel", request, run.next_number())
+
+
 def child_id(run_id: str, target: str) -> str:
     """Return the id of the child at a target of a run, shortened with a hash if it is too long."""
     generation, _, location = target.partition("/")
@@ -154,13 +185,15 @@ def child_id(run_id: str, target: str) -> str:
 
 
 def _start_effect(run: ChildHost, spec: ChildSpec, target: str, *, attached: bool, observed: bool) -> StartChild:
+    has_fallback = spec.id is None and run.origin != run.id
     return StartChild(
         run_id=spec.id or child_id(run.id, target),
+        fallback_id=child_id(run.origin, target) if has_fallback else None,
         workflow=spec.definition.name,
         version=spec.definition.version,
         input=spec.input,
         attached=attached,
-        created_by=f"child/{run.id}/{target}",
+        created_by=child_creation_id(run.origin, run.incarnation, target),
         target=target if observed else None,
         definition=spec.definition,
     )
@@ -182,9 +215,8 @@ def _read_outcome(run: ChildHost, definition: Any, entry: Entry) -> Complete[Any
     detail = msgspec.json.decode(entry.detail or b"{}")
     status = RunStatus(detail.get("status", RunStatus.SUCCEEDED))
     error = msgspec.convert(detail["error"], ErrorRecord) if detail.get("error") else None
-    return Complete(
-        status, _read_value(run, definition, entry), error_view(error, run.codec, definition.settings.raises)
-    )
+    shown = error_view(error, run.codec, definition.settings.raises)
+    return Complete(status, _read_value(run, definition, entry), shown, detail.get("reason"))
 
 
 def _read_failure(run: ChildHost, definition: Any, id: str, entry: Entry) -> BaseException:
@@ -205,9 +237,12 @@ def _read_failure(run: ChildHost, definition: Any, id: str, entry: Entry) -> Bas
 def encode_child_outcome(kind: str, id: str, result: RunResult) -> tuple[bytes | None, ErrorRecord | None, bytes]:
     """Return value, error and detail of the entry that waited for a child, from the result of the child."""
     error = result.error
+    given: dict[str, Any] = {"id": id, "status": result.status}
     if result.status is RunStatus.CANCELLED:
-        error = ErrorRecord(CANCELLED, f"run {id!r} was cancelled")
-    detail = msgspec.json.encode({"id": id, "status": result.status, **({"error": error} if error else {})})
+        reason = None if error is None else error.message
+        error = ErrorRecord(CANCELLED, f"run {id!r} was cancelled" + (f": {reason}" if reason else ""))
+        given |= {"reason": reason} if reason else {}
+    detail = msgspec.json.encode({**given, **({"error": error} if error else {})})
     if kind == "outcome":
         return result.result, None, detail
     return result.result, error, detail

@@ -20,9 +20,10 @@ from msgspec import Struct
 
 from perdure.clock import to_datetime
 from perdure.errors import InvalidArgument, WorkflowMisuse
+from perdure.model.ids import origin_of
 from perdure.model.validation import check_count, check_name, check_seconds, describe_value
 from perdure.workflows.branches import BranchHost, collect_branches, join, map_items, race
-from perdure.workflows.children import Child, ChildHost, run_child, start_child
+from perdure.workflows.children import Child, ChildHost, cancel_run, run_child, start_child
 from perdure.workflows.deferreds import Deferred, DeferredHost
 from perdure.workflows.durable_call import CommandCall
 from perdure.workflows.loops import Break, Continue, LoopHost, loop
@@ -55,6 +56,12 @@ class RunInfo(Struct, frozen=True):
     generation: int
     tags: Mapping[str, str]
     parent: str | None
+    incarnation: str = ""  # distinguishes this run from earlier runs of its id
+
+    @property
+    def origin(self) -> str:
+        """What ids of the run's effects begin with."""
+        return origin_of(self.id, self.incarnation)
 
 
 class RunApi(BranchHost, ReceiveHost, ChildHost, DeferredHost, LoopHost, RollbackHost, Protocol):
@@ -525,6 +532,13 @@ class Context:
     def start_child(self, wf: Any, /, *args: Any, id: str | None = None, detached: bool = False, **kwargs: Any) -> Any:
         """Start a child run and return a handle. Its `result()` and `outcome()` wait for the child."""
         return start_child(self._run, wf, args, kwargs, id, detached)
+
+    def cancel(self, run_id: str, reason: str | None = None) -> Coroutine[None, None, bool]:
+        """Request cancellation of a run, exactly once. False if it has ended or does not exist.
+
+        The call does not wait for the end of the run. `reason` is as in `Client.cancel`.
+        """
+        return cancel_run(self._run, run_id, reason)
 
     # --- compensation
 

@@ -17,7 +17,7 @@ from perdure.model.records import SigningKey
 from perdure.model.validation import check_name, check_seconds
 from perdure.workflows.commands import Command
 from perdure.workflows.durable_call import CommandCall
-from perdure.workflows.tokens import make_token
+from perdure.workflows.tokens import bind_epoch, make_token
 
 T = TypeVar("T")
 MAX_DECLARED_TYPES = 10_000
@@ -31,6 +31,9 @@ class DeferredHost(Protocol):
 
     @property
     def id(self) -> str: ...
+
+    @property
+    def incarnation(self) -> str: ...
 
     @property
     def epoch(self) -> int: ...
@@ -77,7 +80,8 @@ class Deferred(Generic[T]):
             raise WorkflowMisuse(
                 "tokens are not available: this engine has no signing keys because it runs without a store"
             )
-        return make_token(keys, self._run.id, self._run.epoch, self.name, at=at)
+        epoch = bind_epoch(self._run.epoch, self._run.incarnation)
+        return make_token(keys, self._run.id, epoch, self.name, at=at)
 
     def __await__(self) -> Generator[Any, Any, T]:
         run = self._run

@@ -232,7 +232,7 @@ def broadcast(run: OutputHost, event: Any, payload: Any, event_id: str | None) -
 
 def _event_ids(run: OutputHost, chosen_id: str | None, target: str) -> tuple[str, str | None]:
     """Return event id and delivery id: derived from the entry, unless the workflow chose an event id."""
-    derived_id = f"{run.id}/{target}"
+    derived_id = f"{run.origin}/{target}"
     return (derived_id, f"sent/{derived_id}") if chosen_id is None else (chosen_id, None)
 
 

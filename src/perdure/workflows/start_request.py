@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from perdure.codec import Codec
 from perdure.config import EngineConfig
 from perdure.errors import InvalidArgument, InvalidPayload, RunConflict, WorkflowMisuse
-from perdure.model.ids import keyed_run_id, new_run_id, new_token, shard_of
+from perdure.model.ids import keyed_run_id, new_creation_id, new_run_id, shard_of
 from perdure.model.records import RunRecord, WorkerRecord
 from perdure.model.turns import StartChild
 from perdure.model.validation import check_name, check_seconds, check_tags, describe_value
@@ -78,7 +78,7 @@ def build_start_request(
     run_id = _run_id(workflow, args, kwargs, options.id, now)
     record = _new_record(workflow, run_id, payload, config, now, delay)
     tags = {**settings.tags, **_check_tags(options.tags, codec)}
-    return StartRequest(workflow, replace(record, created_by=new_token(), tags=tags, retention=retention))
+    return StartRequest(workflow, replace(record, created_by=new_creation_id(), tags=tags, retention=retention))
 
 
 def build_start_request_by_name(
@@ -117,7 +117,7 @@ def build_start_request_by_name(
         version=version,
         input=codec.encode(dict(args[0]) if args else {}, what=f"payload of workflow {name!r}"),
         created_at=now,
-        created_by=new_token(),
+        created_by=new_creation_id(),
         seed=random.getrandbits(31),
         pool=pool,
         shard=shard_of(run_id, config.shards),

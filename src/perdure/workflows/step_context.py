@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from perdure.errors import WorkflowMisuse
+from perdure.workflows.types import Complete
 
 
 class CurrentStep:
@@ -63,6 +64,15 @@ class CurrentStep:
         """Details of the last recorded heartbeat of earlier attempts, also by another worker; None without one.
 
         Plain data: a dataclass is a dict here.
+        """
+        return None
+
+    @property
+    def outcome(self) -> Complete[Any] | None:
+        """The outcome of the run, in a function registered with `ctx.on_exit`; None in any other step.
+
+        `status` says how the run ends. It has the `value` of a run that succeeded, the `error` of one that failed, and
+        the `reason` of a cancel. It is the same for all attempts, also after a crash.
         """
         return None
 

@@ -24,6 +24,7 @@ from perdure.model.validation import check_name, check_seconds
 from perdure.retry import Retry
 from perdure.workflows.durable_call import DurableCall
 from perdure.workflows.step_arguments import Checks, StepArguments
+from perdure.workflows.types import Complete
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -293,10 +294,11 @@ def step_origin(fn: Callable[..., Any]) -> tuple[str, str]:
 class StepCall(DurableCall[Any]):
     """One call of a step by a workflow, with what the executor needs to execute it."""
 
-    __slots__ = ("_run", "args", "checks", "kwargs", "rollback_scopes", "step", "variables")
+    __slots__ = ("_run", "args", "checks", "kwargs", "read_outcome", "rollback_scopes", "step", "variables")
 
     rollback_scopes: tuple[str, ...]  # Around a call that has a compensation; set when the call starts.
     variables: VariableContext  # Of the caller, if the step or its compensation inherits them; set at the start.
+    read_outcome: Callable[[], Complete[Any]]  # Of the run; set for a call of an exit function only.
 
     def __init__(
         self,

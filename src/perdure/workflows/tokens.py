@@ -1,7 +1,7 @@
 """Tokens of deferreds: a token is a signed capability to complete one deferred of one run.
 
-A token contains the key number, epoch, run id and name, followed by an HMAC-SHA256 over them, in URL-safe base64
-without padding. Its content is readable but cannot be changed without invalidating the signature.
+A token contains the key number, epoch (`bind_epoch`), run id and name, followed by an HMAC-SHA256 over them, in
+URL-safe base64 without padding. Its content is readable but cannot be changed without invalidating the signature.
 
 This module knows neither stores nor runs; callers pass the signing keys.
 """
@@ -29,6 +29,20 @@ _SIGNATURE_BYTES = 32
 _NO_SECRET = bytes(_SIGNATURE_BYTES)
 # Large enough for a run id and a deferred name of 512 characters each, at four bytes per character.
 _MAX_LENGTH = 8192
+_EPOCH_BITS = 32
+
+
+def bind_epoch(epoch: int, incarnation: str) -> int:
+    """Return the number in the tokens of a run that stands for its epoch: with its incarnation, if it has one."""
+    return epoch | int(incarnation, 16) << _EPOCH_BITS if incarnation else epoch
+
+
+def is_of_another_run(token_epoch: int, incarnation: str) -> bool:
+    """Return whether a token is that of an earlier run with the same id.
+
+    A token without an incarnation, which an earlier version of perdure issued, is valid for its id.
+    """
+    return token_epoch >> _EPOCH_BITS not in (0, int(incarnation, 16) if incarnation else 0)
 
 
 def make_token(keys: Sequence[SigningKey], run_id: str, epoch: int, name: str, *, at: float) -> str:

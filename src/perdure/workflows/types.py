@@ -52,11 +52,12 @@ def error_view(
 
 @dataclass(frozen=True, slots=True)
 class Complete(Generic[R_co]):
-    """The outcome of an ended run: status, and value or error."""
+    """The outcome of an ended run: status, and value or error; `reason` says why it was cancelled, if given."""
 
     status: RunStatus
     value: R_co | None = None
     error: ErrorView | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

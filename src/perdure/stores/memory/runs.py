@@ -16,7 +16,7 @@ from perdure.stores.memory.due_queue import DueQueue
 from perdure.stores.memory.streams import RunOutputs
 from perdure.stores.paging import Key
 from perdure.stores.protocol import Claim
-from perdure.stores.results import Snapshot, StoredEntry, UnfinalizedRun
+from perdure.stores.results import Committed, RunMissing, RunRetained, Snapshot, StoredEntry, UnfinalizedRun
 from perdure.stores.writes import Observer
 
 FINALIZATION_PAGE = 500
@@ -132,7 +132,8 @@ class MemoryRuns:
         self._unfinalized: set[str] = set()
         self._held: dict[str, None] = {}
         self._children: dict[str, set[str]] = defaultdict(set)  # attached and open, by parent
-        self._consumed: list[tuple[float, str, str]] = []  # time, run and id of every consumed event
+        # Time, run, creator of the run and id of every consumed event. A later run of the same id has another creator.
+        self._consumed: list[tuple[float, str, str, str]] = []
         self._expiring: list[tuple[float, str, str]] = []  # time, run and key of published values
         self.owned: dict[str, set[str]] = defaultdict(set)
         self.owned_with_messages: dict[str, set[str]] = defaultdict(set)
@@ -194,7 +195,7 @@ class MemoryRuns:
         if message is not None:
             del run.inbox[number]
         if message is not None and message.kind == "event":
-            heapq.heappush(self._consumed, (now, run.record.id, message.id))
+            heapq.heappush(self._consumed, (now, run.record.id, run.record.created_by, message.id))
         return message
 
     def publish(self, run: MemoryRun, value: PublishedValue) -> None:
@@ -250,17 +251,32 @@ class MemoryRuns:
             if self._has_open_parent(self._runs[head[1]].record):
                 skipped.append(head)
             else:
-                self._delete(self._runs.pop(head[1]))
+                self._delete(self._runs[head[1]])
                 pruned += 1
         for at, id in skipped:
             self._prunable.put(id, at)
         return pruned
+
+    def delete(self, id: str) -> Committed | RunMissing | RunRetained:
+        """Delete an ended run, or return why it is retained."""
+        run = self._runs.get(id)
+        if run is None:
+            return RunMissing()
+        if not run.record.status.terminal:
+            return RunRetained("open")
+        if run.needs_finalization:
+            return RunRetained("unfinalized")
+        if self._has_open_parent(run.record):
+            return RunRetained("parent_open")
+        self._delete(run)
+        return Committed()
 
     def _has_open_parent(self, record: RunRecord) -> bool:
         parent = self._runs.get(record.parent) if record.parent is not None else None
         return parent is not None and not parent.record.status.terminal
 
     def _delete(self, run: MemoryRun) -> None:
+        del self._runs[run.record.id]
         self._unindex(run)
         del self.by_age[bisect_left(self.by_age, (run.record.created_at, run.record.id))]
 
@@ -274,9 +290,11 @@ class MemoryRuns:
     def delete_consumed_ids(self, until: float) -> None:
         """Delete the ids of events that were consumed before or at this time."""
         while self._consumed and self._consumed[0][0] <= until:
-            _, run_id, message_id = heapq.heappop(self._consumed)
+            _, run_id, created_by, message_id = heapq.heappop(self._consumed)
             run = self._runs.get(run_id)
-            if run is not None and run.numbers.get(message_id) not in run.inbox:  # else a rewind returned it
+            if run is None or run.record.created_by != created_by:
+                continue  # the run was deleted
+            if run.numbers.get(message_id) not in run.inbox:  # else a rewind returned it
                 run.numbers.pop(message_id, None)
 
     # reading
@@ -318,6 +336,10 @@ class MemoryRuns:
     def open_children(self, parent: str, limit: int, after: str | None) -> list[str]:
         """Return a page of the ids of attached children that have not ended."""
         return heapq.nsmallest(limit, (id for id in self._children.get(parent, ()) if after is None or id > after))
+
+    def keys_of(self, ids: Iterable[str]) -> list[Key]:
+        """Return the keys of these runs, oldest first."""
+        return sorted((self._runs[id].record.created_at, id) for id in ids)
 
     def snapshot(self, id: str) -> Snapshot | None:
         """Return the run with its history and inbox, or None."""

@@ -35,9 +35,28 @@ from perdure.stores.change_listeners import ChangeListeners
 from perdure.stores.followed_runs import FollowedRuns
 from perdure.stores.memory.state import MemoryState
 from perdure.stores.memory.writes import apply
-from perdure.stores.paging import Key, check_limit, created_between, cursor_after, key_of, matches_hold, statuses_of
+from perdure.stores.paging import (
+    Key,
+    check_limit,
+    created_between,
+    cursor_after,
+    key_of,
+    matches_hold,
+    matches_wait,
+    statuses_of,
+)
 from perdure.stores.protocol import Claim
-from perdure.stores.results import ClaimedRun, RunPage, Snapshot, StoredEntry, UnfinalizedRun, WriteResult
+from perdure.stores.results import (
+    ClaimedRun,
+    Committed,
+    RunMissing,
+    RunPage,
+    RunRetained,
+    Snapshot,
+    StoredEntry,
+    UnfinalizedRun,
+    WriteResult,
+)
 from perdure.stores.writes import Write
 
 
@@ -209,15 +228,17 @@ class MemoryStore:
         last = key_of(query.after) if query.after is not None else None
         with self._lock:
             page: list[RunRecord] = []
-            for record in self._newest_first(last):
+            for record in self._newest_first(query, last):
                 if _matches(query, record):
                     if len(page) == limit:
                         return RunPage(tuple(page), cursor_after(page[-1].created_at, page[-1].id))
                     page.append(record)
             return RunPage(tuple(page))
 
-    def _newest_first(self, last: Key | None) -> Iterator[RunRecord]:
-        keys = self._runs.by_age
+    def _newest_first(self, query: RunQuery, last: Key | None) -> Iterator[RunRecord]:
+        keys, awaited = self._runs.by_age, query.awaited
+        if awaited is not None and awaited.kind == "event" and awaited.name is not None:
+            keys = self._runs.keys_of(self._state.topics.subscribers(awaited.name))
         end = len(keys) if last is None else bisect_left(keys, last)
         return (self._runs[keys[i][1]].record for i in range(end - 1, -1, -1))
 
@@ -227,6 +248,10 @@ class MemoryStore:
             self._runs.delete_consumed_ids(now - keep_ids_for)
             self._state.topics.prune(now, keep_ids_for)
             return self._runs.prune(now, limit)
+
+    async def delete_run(self, run_id: str) -> Committed | RunMissing | RunRetained:
+        with self._lock:
+            return self._runs.delete(run_id)
 
     async def keys(self, name: str, now: float) -> list[SigningKey]:
         with self._lock:
@@ -311,5 +336,6 @@ def _matches(query: RunQuery, record: RunRecord) -> bool:
         and (since is None or record.created_at >= since)
         and (until is None or record.created_at < until)
         and matches_hold(query, record)
+        and matches_wait(query, record)
         and all(record.tags.get(key) == value for key, value in (query.tags or {}).items())
     )

@@ -204,6 +204,11 @@ class MemoryTopics:
 
     # subscribing
 
+    def subscribers(self, name: str) -> set[str]:
+        """Return the ids of runs with an open receive of this topic."""
+        topic = self._topics.get(name)
+        return set() if topic is None else {each.run_id for each in topic.subscriptions.values()}
+
     def subscribe(self, run: MemoryRun, subscription: Subscription, now: float) -> None:
         """Subscribe the run at `target`, or assign a queued event immediately. No-op if already subscribed."""
         if subscription.target in run.subscriptions:

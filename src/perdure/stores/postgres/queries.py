@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure.errors import StoreError
-from perdure.model.queries import RunQuery
+from perdure.model.queries import Awaited, RunQuery
 from perdure.model.records import DeadLetter, Message, PublishedValue, RunRecord, StreamItem, TopicEvent, WorkerRecord
 from perdure.stores import sql_rows as rows
-from perdure.stores.paging import check_limit, created_between, key_of, statuses_of
+from perdure.stores.paging import check_limit, created_between, cursor_after, key_of, statuses_of
 from perdure.stores.postgres.pool import ConnectionPool, sql
 from perdure.stores.results import RunPage, Snapshot, StoredEntry, UnfinalizedRun, UnreadableRun
 from perdure.stores.writes import Observer
 
 FINALIZATION_PAGE = 500  # of observers and of messages per run
+WAITING_PAGE = 200  # runs per statement of a search for runs that wait
 
 
 def _of(columns: str, table: str) -> str:
@@ -97,6 +99,16 @@ STREAM = f"""
     SELECT {_ITEM} FROM {{schema}}.stream_items s
     WHERE s.run_pk = (SELECT r.pk FROM {{schema}}.runs r WHERE r.id = $1) AND s.stream = $2 AND s.at_offset >= $3
     ORDER BY s.at_offset LIMIT $4"""
+# Runs that may wait for an event, or for the end of a run. {number} is that of the name. The planner must read the runs
+# by these keys, not search all suspended runs for them: OFFSET 0 keeps it from moving other conditions in here.
+SUBSCRIBED_TO = """
+    (SELECT * FROM {{schema}}.runs WHERE pk = ANY (ARRAY(
+        SELECT s.run_pk FROM {{schema}}.subscriptions s JOIN {{schema}}.topics t ON t.pk = s.topic_pk
+        WHERE t.name = ${number})) OFFSET 0)"""
+OBSERVES = """
+    (SELECT * FROM {{schema}}.runs WHERE id = ANY (ARRAY(
+        SELECT o.observer FROM {{schema}}.observers o
+        WHERE o.run_pk = (SELECT child.pk FROM {{schema}}.runs child WHERE child.id = ${number}))) OFFSET 0)"""
 DEAD_LETTERS = f"""
     SELECT {_of(rows.DEAD_LETTER_COLUMNS, "d")} FROM {{schema}}.dead_letters d
     WHERE d.pk > $1 AND ($2::text IS NULL OR d.kind = $2) AND ($3::text IS NULL OR d.event_name = $3)
@@ -221,9 +233,33 @@ async def dead_letter(pool: ConnectionPool, dead_letter_id: str) -> DeadLetter |
 async def runs(pool: ConnectionPool, query: RunQuery) -> RunPage:
     """Return a page of runs. Reads one run more than the page has, to find out whether there is a next page."""
     limit = check_limit(query.limit)
+    if query.waiting_for is None:
+        return rows.page_of_rows(await _newest_first(pool, query, limit + 1), limit)
+    found: list[rows.Row] = []
+    size = max(limit + 1, WAITING_PAGE)
+    while len(found) <= limit:
+        page = await _newest_first(pool, query, size)
+        found += (row for row in page if rows.may_wait(query, row))
+        if len(page) < size:
+            break
+        query = replace(query, after=cursor_after(page[-1][4], page[-1][0]))
+    return rows.page_of_rows(found[: limit + 1], limit)
+
+
+async def _newest_first(pool: ConnectionPool, query: RunQuery, size: int) -> list[rows.Row]:
+    source, where, values = select_runs(query)
+    text = f"SELECT {_RUN} FROM {source} r WHERE {where} ORDER BY r.created_at DESC, r.id DESC LIMIT {size}"
+    return await pool.fetch(sql(text, pool.target), *values)
+
+
+def select_runs(query: RunQuery) -> tuple[str, str, list[Any]]:
+    """Return what a query reads from, the terms of its WHERE clause, and the values of both."""
     where, values = conditions(query)
-    text = f"SELECT {_RUN} FROM {{schema}}.runs r WHERE {where} ORDER BY r.created_at DESC, r.id DESC LIMIT {limit + 1}"
-    return rows.page_of_rows(await pool.fetch(sql(text, pool.target), *values), limit)
+    awaited = query.awaited
+    if awaited is None or awaited.name is None or awaited.kind not in ("event", "child"):
+        return "{schema}.runs", where, values
+    source = SUBSCRIBED_TO if awaited.kind == "event" else OBSERVES
+    return source.format(number=len(values) + 1), where, [*values, awaited.name]
 
 
 def conditions(query: RunQuery) -> tuple[str, list[Any]]:
@@ -240,6 +276,9 @@ def conditions(query: RunQuery) -> tuple[str, list[Any]]:
         terms.append("r.held_kind IS NOT NULL AND r.status = 'suspended'")
     if isinstance(query.held, str):
         term("r.held_kind = {}", query.held)
+    if query.awaited is not None:
+        for text, *arguments in _wait_terms(query.awaited):
+            term(text, *arguments)
     statuses = statuses_of(query)
     if statuses is not None:
         term("r.status = ANY ({}::text[])", [*statuses])
@@ -259,3 +298,13 @@ def conditions(query: RunQuery) -> tuple[str, list[Any]]:
     if query.after is not None:
         term("(r.created_at, r.id) < ({}, {})", *key_of(query.after))
     return " AND ".join(terms), values
+
+
+def _wait_terms(awaited: Awaited) -> list[tuple[str, ...]]:
+    """Return terms that few runs meet which do not wait for this, with their values; `rows.may_wait` checks others."""
+    if awaited.kind == "held":
+        return [("r.held_kind IS NOT NULL AND r.status = 'suspended'",)]
+    suspended = ("r.status = 'suspended'",)
+    if awaited.name is not None and awaited.kind in ("event", "child"):
+        return [suspended]  # see `select_runs`
+    return [suspended, *(("strpos(r.waits, {}) > 0", text) for text in rows.wait_texts(awaited))]

@@ -37,9 +37,11 @@ from perdure.stores.protocol import Claim
 from perdure.stores.results import (
     AlreadyEnded,
     ClaimedRun,
+    Committed,
     IdTaken,
     RunMissing,
     RunPage,
+    RunRetained,
     Snapshot,
     StoredEntry,
     UnfinalizedRun,
@@ -227,6 +229,9 @@ class PostgresStore:
 
     async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
         return await worker_queries.prune(self._open, now, limit, keep_ids_for)
+
+    async def delete_run(self, run_id: str) -> Committed | RunMissing | RunRetained:
+        return await worker_queries.delete_run(self._open, run_id)
 
     async def keys(self, name: str, now: float) -> list[SigningKey]:
         return await worker_queries.keys(self._open, name, now)

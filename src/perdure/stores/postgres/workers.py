@@ -12,7 +12,7 @@ from perdure.model.records import SigningKey, WorkerRecord
 from perdure.stores import sql_rows as rows
 from perdure.stores.postgres.pool import ConnectionPool, sql
 from perdure.stores.protocol import Claim
-from perdure.stores.results import ClaimedRun
+from perdure.stores.results import RETAINED_REASONS, ClaimedRun, Committed, RunMissing, RunRetained
 
 CLAIM = "SELECT * FROM {schema}.claim_due($1, $2, $3, $4, $5, $6, $7, $8)"
 # Walks the index from one (workflow, version) to the next: the cost depends on the number of pairs, not of runs.
@@ -64,6 +64,24 @@ RELEASE_RUNS = """
     FROM page WHERE r.pk = page.pk RETURNING r.id"""
 REMOVE_WORKER = "SELECT {schema}.remove_worker($1)"
 PRUNE = "SELECT {schema}.prune_page($1, $2, $3)"
+_TABLES_OF_RUN = ("entries", "inbox", "observers", "published", "stream_items", "subscriptions")
+_DELETED = ", ".join(
+    f"{table}_deleted AS (DELETE FROM {{schema}}.{table} x USING deleted d WHERE x.run_pk = d.pk)"
+    for table in _TABLES_OF_RUN
+)
+# The lock on the row comes first: a rewind or a finalization of the run is either seen or waits.
+DELETE_RUN = f"""
+    WITH found AS (
+        SELECT r.pk, r.ended_at IS NULL AS is_open, r.unfinalized,
+               EXISTS (SELECT FROM {{schema}}.runs above WHERE above.id = r.parent AND above.ended_at IS NULL)
+               AS has_open_parent
+        FROM {{schema}}.runs r WHERE r.id = $1 FOR UPDATE OF r
+    ), deleted AS (
+        DELETE FROM {{schema}}.runs r USING found f
+        WHERE r.pk = f.pk AND NOT f.is_open AND NOT f.unfinalized AND NOT f.has_open_parent
+        RETURNING r.pk
+    ), {_DELETED}
+    SELECT is_open, unfinalized, has_open_parent FROM found"""
 SIGNING_KEYS = (
     "SELECT k.number, k.created_at, k.secret FROM {schema}.signing_keys_of($1, $2, $3) AS k ORDER BY k.number"
 )
@@ -145,6 +163,14 @@ async def remove_worker(pool: ConnectionPool, worker_id: str) -> None:
 async def prune(pool: ConnectionPool, now: float, limit: int, keep_ids_for: float) -> int:
     count: int = await pool.value(sql(PRUNE, pool.target), now, limit, keep_ids_for)
     return count
+
+
+async def delete_run(pool: ConnectionPool, run_id: str) -> Committed | RunMissing | RunRetained:
+    found = await pool.fetch(sql(DELETE_RUN, pool.target), run_id)
+    if not found:
+        return RunMissing()
+    reasons = (reason for reason, applies in zip(RETAINED_REASONS, found[0], strict=True) if applies)
+    return next((RunRetained(reason) for reason in reasons), Committed())
 
 
 async def keys(pool: ConnectionPool, name: str, now: float) -> list[SigningKey]:

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import AsyncIterator, Sequence
+from itertools import islice
+
+import msgspec
 
 from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
 from perdure.model.records import DeadLetter, Message, RunRecord, RunStatus
-from perdure.stores.paging import Key, check_limit, created_between, cursor_after, key_of, matches_hold, statuses_of
+from perdure.stores.paging import (
+    Key,
+    check_limit,
+    created_between,
+    cursor_after,
+    key_of,
+    matches_hold,
+    matches_wait,
+    statuses_of,
+)
 from perdure.stores.redis import encoding
 from perdure.stores.redis.partitions import Partitions, gather_calls
-from perdure.stores.results import RunPage, UnfinalizedRun, UnreadableRun
+from perdure.stores.results import Committed, RunMissing, RunPage, RunRetained, UnfinalizedRun, UnreadableRun
 from perdure.stores.writes import Observer
 
 PAGE_SIZE = 200  # ids per partition and call while a list is searched
@@ -75,8 +87,12 @@ async def _newest_first(
         if until is None or created_at < until:
             before, last_id = repr(created_at), id
     size = min(PAGE_SIZE, query.limit + 1)
+    waiting = await _waiting_runs(partitions, query)
     while True:
-        keys = await _read_page(partitions, query, before, last_id, size)
+        if waiting is None:
+            keys = await _read_page(partitions, query, before, last_id, size)
+        else:
+            keys = _page_of(waiting, before, last_id, size)
         for key, record in zip(keys, await records(partitions, [id for _, id in keys]), strict=True):
             if record is None:
                 continue  # it was pruned meanwhile
@@ -103,12 +119,38 @@ async def _read_page(
     return heapq.nlargest(size, found)
 
 
+async def _waiting_runs(partitions: Partitions, query: RunQuery) -> list[Key] | None:
+    """Return the keys of all runs that may wait for the event or run of the query; None if it has neither."""
+    awaited = query.awaited
+    if awaited is None or awaited.name is None or awaited.kind not in ("event", "child"):
+        return None
+    number = partitions.of(awaited.name)
+    if awaited.kind == "event":
+        members = await partitions.command(number, "ZRANGE", f"waiting:{awaited.name}", 0, -1)
+        subscriptions = (msgspec.msgpack.decode(member) for member in members)
+        return sorted({(float(created_at), run_id) for run_id, _, _, created_at in subscriptions}, reverse=True)
+    members = await partitions.command(number, "ZRANGE", f"observers:{awaited.name}", 0, -1)
+    ids = sorted({encoding.decode_observer(member)[0] for member in members})
+    found = await records(partitions, ids)
+    return sorted(((each.created_at, each.id) for each in found if isinstance(each, RunRecord)), reverse=True)
+
+
+def _page_of(newest_first: list[Key], before: str, last_id: str, size: int) -> list[Key]:
+    """Return a page of these keys, as `_read_page` does: those before a time, or at this time with a lower id."""
+    if before == "+inf":
+        return newest_first[:size]
+    last = (float(before.removeprefix("(")), last_id)
+    return list(islice((key for key in newest_first if key < last), size))
+
+
 def _choose_indexes(query: RunQuery) -> list[str]:
     """Return the indexes that hold the fewest runs that do not match."""
     if query.parent is not None:
         return [f"children:{query.parent}"]
-    if query.held is not None:
+    if query.held is not None or (query.awaited is not None and query.awaited.kind == "held"):
         return ["held-runs:"]
+    if query.waiting_for is not None:
+        return [f"status:{RunStatus.SUSPENDED}"]
     statuses = statuses_of(query)
     return [f"status:{status}" for status in dict.fromkeys(RunStatus if statuses is None else statuses)]
 
@@ -121,6 +163,7 @@ def _matches(query: RunQuery, record: RunRecord) -> bool:
         and query.parent in (None, record.parent)
         and (query.id_prefix is None or record.id.startswith(query.id_prefix))
         and matches_hold(query, record)
+        and matches_wait(query, record)
         and all(record.tags.get(key) == value for key, value in (query.tags or {}).items())
     )
 
@@ -200,6 +243,24 @@ async def prune_runs(partitions: Partitions, now: float, limit: int) -> int:
             if len(page) < limit - pruned + deleted:
                 break
     return pruned
+
+
+async def delete_run(partitions: Partitions, run_id: str) -> Committed | RunMissing | RunRetained:
+    number = partitions.of(run_id)
+    status, parent, unfinalized = await partitions.command(
+        number, "HMGET", f"run:{run_id}", "status", "parent", "unfinalized"
+    )
+    if status is None:
+        return RunMissing()
+    if not _is_terminal(status):
+        return RunRetained("open")
+    if unfinalized == b"1":
+        return RunRetained("unfinalized")
+    if not await _without_open_parent(partitions, [(run_id.encode(), parent or b"")]):
+        return RunRetained("parent_open")
+    deleted = await partitions.maintain(number, "delete_run", run_id)
+    # Otherwise the run has been rewound or deleted since it was read.
+    return Committed() if deleted else await delete_run(partitions, run_id)
 
 
 async def _without_open_parent(partitions: Partitions, page: list[tuple[bytes, bytes]]) -> list[str]:

@@ -49,7 +49,9 @@ from perdure.stores.results import (
     ClaimedRun,
     Committed,
     DeadLetterMissing,
+    RunMissing,
     RunPage,
+    RunRetained,
     Snapshot,
     StoredEntry,
     UnfinalizedRun,
@@ -327,6 +329,9 @@ class RedisStore:
             partitions.maintain(number, "delete_expired", *times, limit) for number in range(partitions.count)
         )
         return await queries.prune_runs(self._partitions, now, limit)
+
+    async def delete_run(self, run_id: str) -> Committed | RunMissing | RunRetained:
+        return await queries.delete_run(self._partitions, run_id)
 
     async def keys(self, name: str, now: float) -> list[SigningKey]:
         return await self._add_key(name, now, only_if_none=True)

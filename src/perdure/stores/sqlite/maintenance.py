@@ -10,6 +10,7 @@ import secrets
 import apsw
 
 from perdure.model.records import SigningKey
+from perdure.stores.results import RETAINED_REASONS, Committed, RunMissing, RunRetained
 from perdure.stores.sqlite.finalization import REMOVE_DEAD_LETTER
 from perdure.stores.sqlite.workers import writing
 
@@ -18,6 +19,10 @@ PRUNABLE = """
     WHERE prune_at <= ? AND ended_at IS NOT NULL AND unfinalized = 0
           AND NOT EXISTS (SELECT 1 FROM runs AS above WHERE above.id = runs.parent AND above.ended_at IS NULL)
     ORDER BY prune_at LIMIT ?"""
+DELETABLE = """
+    SELECT pk, ended_at IS NULL, unfinalized,
+           EXISTS (SELECT 1 FROM runs AS above WHERE above.id = runs.parent AND above.ended_at IS NULL)
+    FROM runs WHERE id = ?"""
 EXPIRED_EVENTS = """
     SELECT rowid FROM topic_events WHERE expires_at <= ? AND deleted_at IS NULL LIMIT ?"""
 EXPIRED_VALUES = "SELECT run_pk, key FROM published WHERE expires_at <= ? LIMIT ?"
@@ -67,6 +72,20 @@ def prune(connection: apsw.Connection, now: float, limit: int, keep_ids_for: flo
             connection.executemany(sql, deleted)
         connection.executemany(DROP_MESSAGE, connection.execute(CONSUMED_EVENTS, (ids_until, limit)).fetchall())
     return len(runs)
+
+
+def delete_run(connection: apsw.Connection, run_id: str) -> Committed | RunMissing | RunRetained:
+    with writing(connection):
+        found = connection.execute(DELETABLE, (run_id,)).fetchone()
+        if found is None:
+            return RunMissing()
+        pk, *reasons = found
+        for reason, applies in zip(RETAINED_REASONS, reasons, strict=True):
+            if applies:
+                return RunRetained(reason)
+        for sql in DROP_RUN:
+            connection.execute(sql, (pk,))
+        return Committed()
 
 
 def remove_dead_letter(connection: apsw.Connection, dead_letter_id: str) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TypeVar
 
 import apsw
 
 from perdure.errors import StoreError
-from perdure.model.queries import RunQuery
+from perdure.model.queries import Awaited, RunQuery
 from perdure.model.records import DeadLetter, Message, RunRecord, TopicEvent, WorkerRecord
 from perdure.stores import sql_rows
 from perdure.stores.paging import check_limit, created_between, key_of, statuses_of
@@ -175,8 +176,15 @@ def runs(connection: apsw.Connection, query: RunQuery) -> RunPage:
     """Return one page of runs, newest first. The query reads one run more, to know whether a next page exists."""
     limit = check_limit(query.limit)
     where, values = conditions(query)
-    sql = f"SELECT {sql_rows.RUN_COLUMNS} FROM runs WHERE {where} ORDER BY created_at DESC, id DESC LIMIT ?"
-    return sql_rows.page_of_rows([*connection.execute(sql, (*values, limit + 1))], limit)
+    sql = f"SELECT {sql_rows.RUN_COLUMNS} FROM runs WHERE {where} ORDER BY created_at DESC, id DESC"
+    if query.waiting_for is None:
+        return sql_rows.page_of_rows([*connection.execute(f"{sql} LIMIT ?", (*values, limit + 1))], limit)
+    found = connection.cursor()
+    try:
+        waiting = (row for row in found.execute(sql, values) if sql_rows.may_wait(query, row))
+        return sql_rows.page_of_rows([*islice(waiting, limit + 1)], limit)
+    finally:
+        found.close()
 
 
 def conditions(query: RunQuery) -> tuple[str, list[rows.Stored]]:
@@ -186,6 +194,8 @@ def conditions(query: RunQuery) -> tuple[str, list[rows.Stored]]:
         terms.append(("held IS NOT NULL AND +status = 'suspended'", []))
     if isinstance(query.held, str):
         terms.append(("json_extract(held, '$.kind') = ?", [query.held]))
+    if query.awaited is not None:
+        terms.extend(_wait_conditions(query.awaited))
     statuses = statuses_of(query)
     if statuses is not None:
         terms.append((f"status IN ({','.join('?' * len(statuses))})", list(statuses)))
@@ -205,3 +215,18 @@ def conditions(query: RunQuery) -> tuple[str, list[rows.Stored]]:
     if query.after is not None:
         terms.append(("(created_at, id) < (?, ?)", [*key_of(query.after)]))
     return " AND ".join(term for term, _ in terms), [value for _, values in terms for value in values]
+
+
+def _wait_conditions(awaited: Awaited) -> list[tuple[str, list[rows.Stored]]]:
+    """Return terms that few runs meet which do not wait for this; `sql_rows.may_wait` checks the others.
+
+    A plus sign keeps SQLite from using the index of all suspended runs.
+    """
+    if awaited.kind == "held":
+        return [("held IS NOT NULL AND +status = 'suspended'", [])]
+    if awaited.name is not None and awaited.kind == "event":
+        return [("+status = 'suspended' AND pk IN (SELECT run_pk FROM subscriptions WHERE topic = ?)", [awaited.name])]
+    if awaited.name is not None and awaited.kind == "child":
+        observers = "SELECT observer FROM observers WHERE run_pk = (SELECT pk FROM runs WHERE id = ?)"
+        return [(f"+status = 'suspended' AND id IN ({observers})", [awaited.name])]
+    return [("status = 'suspended' AND instr(waits, ?) > 0", [text]) for text in sql_rows.wait_texts(awaited)]

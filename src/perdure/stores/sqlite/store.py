@@ -37,7 +37,10 @@ from perdure.stores.followed_runs import FollowedRuns, decode_message, encode_ch
 from perdure.stores.protocol import Claim
 from perdure.stores.results import (
     ClaimedRun,
+    Committed,
+    RunMissing,
     RunPage,
+    RunRetained,
     Snapshot,
     StoredEntry,
     UnfinalizedRun,
@@ -252,6 +255,9 @@ class SqliteStore:
 
     async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
         return await self._write(lambda connection: maintenance.prune(connection, now, limit, keep_ids_for))
+
+    async def delete_run(self, run_id: str) -> Committed | RunMissing | RunRetained:
+        return await self._write(lambda connection: maintenance.delete_run(connection, run_id))
 
     async def keys(self, name: str, now: float) -> list[SigningKey]:
         return await self._write(lambda connection: maintenance.keys(connection, name, now))

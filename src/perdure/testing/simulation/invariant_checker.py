@@ -46,7 +46,7 @@ from perdure.stores.writes import (
     Write,
 )
 from perdure.testing.faults import FaultyStore
-from perdure.testing.simulation.run_model import RunModel, is_known, new_run_model, started_at
+from perdure.testing.simulation.run_model import RunModel, is_known, is_sent_by_parent, new_run_model, started_at
 
 Trace = Callable[[str], None]
 
@@ -214,7 +214,7 @@ class InvariantChecker(FaultyStore):
         if run.ending is not None:
             self.report(f"run {run.id}: {message.kind} {message.id} was accepted after its end")
         run.touched = run.touched or message.kind == "cancel"
-        if message.kind == "cancel" and run.parent is not None and not message.id.startswith(f"cancel/{run.parent}/"):
+        if message.kind == "cancel" and run.parent is not None and not is_sent_by_parent(message.id, run):
             self.report(f"run {run.id} of {run.parent} was cancelled by another: {message.id}")
         if message.kind == "event":
             if message.id in run.accepted:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from perdure.model.ids import incarnation_of, origin_of
 from perdure.model.records import Entry, EntryStatus, Message, RunStatus
 from perdure.stores.writes import CreateRun
 
@@ -90,9 +91,20 @@ def new_run_model(write: CreateRun, owner: str | None) -> RunModel:
 
 def started_at(child: RunModel, run: RunModel) -> str | None:
     """Return the location at which `run` started `child` in its current history, or None."""
-    generation, _, location = child.created_by.removeprefix(f"child/{run.id}/").partition("/")
+    origin = origin_of(run.id, incarnation_of(run.created_by))
+    target = child.created_by.removeprefix(f"child/{origin}/").removesuffix(f"~~{incarnation_of(child.created_by)}")
+    generation, _, location = target.partition("/")
     is_own = child.parent == run.id and child.attached and generation.isdecimal() and int(generation) >= run.begun_in
     return location if is_own else None
+
+
+def is_sent_by_parent(cancel_id: str, child: RunModel) -> bool:
+    """Return whether the run that started `child` has sent this cancel, and not another run of the parent's id."""
+    parent, of_parent = child.parent, f"child/{child.parent}~"
+    if not child.created_by.startswith(of_parent):
+        return cancel_id.startswith((f"cancel/{parent}/", f"cancel/{parent}~"))
+    incarnation = child.created_by.removeprefix(of_parent).partition("/")[0]
+    return cancel_id.startswith(f"cancel/{parent}~{incarnation}/")
 
 
 def is_known(run: RunModel, deferred: Entry) -> bool:

@@ -206,8 +206,11 @@ function inbox.restore_messages(row, messages, now)
 end
 
 -- Delete the messages of a pruned run, and notify topics, which remove the run from their lists of readers: a later run
--- with the same id has seen nothing.
+-- with the same id has seen nothing. Nor may the ids that this run consumed expire among those of the later one.
 function inbox.delete(id)
+  for _, message_id in ipairs(call('HKEYS', key('message-numbers', id))) do
+    call('ZREM', key('consumed'), cmsgpack.pack({id, message_id}))
+  end
   local found = call('HGETALL', key('serials', id))
   for i = 1, #found, 2 do
     local topic, offset = string.match(found[i], '^topic/(.*)/(%d+)$')

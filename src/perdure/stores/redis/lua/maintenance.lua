@@ -26,6 +26,14 @@ commands.delete_runs = function(ids, now)
   return deleted
 end
 
+-- Delete one run, unless it is open or needs finalization (rewound meanwhile); return 1 if it was deleted.
+commands.delete_run = function(id)
+  local row = run_rows.read(id)
+  if not row or not TERMINAL[row.status] or row.unfinalized == '1' then return 0 end
+  delete_run(row)
+  return 1
+end
+
 local function delete_until(name, time, limit, delete)
   for _, member in ipairs(call('ZRANGEBYSCORE', name, '-inf', time, 'LIMIT', 0, limit)) do
     delete(cmsgpack.unpack(member))

@@ -200,7 +200,8 @@ end
 -- Remove a run that has ended and was finalized from the indexes.
 function run_rows.delete_from_indexes(row)
   call('ZREM', by_status(row), row.id)
-  call('ZREM', by_next_action(row), row.id)
+  local action = by_next_action(row) -- none if the run has no time to be pruned at
+  if action then call('ZREM', action, row.id) end
   if row.parent ~= '' then call('ZREM', key('children', row.parent), row.id) end
 end
 
