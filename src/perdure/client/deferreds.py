@@ -116,8 +116,8 @@ class DeferredClient:
             return None
         if len(unread) > MAX_FALLBACKS or any(each.body == message.body for each in unread):
             return False
-        if kinds and any(self._mismatch(each, message.name, kinds) is None for each in results):
-            return False
+        if any(each.result is None or (kinds and not self._mismatch(each, message.name, kinds)) for each in results):
+            return False  # a failure always fits
         fallback = replace(message, id=fallback_message_id(epoch, message.name, message.body or b""))
         # The fallback goes first: a run that has rejected all others meanwhile finds it, or the completion itself.
         _, first = await asyncio.gather(session.deliver(run_id, fallback), session.deliver(run_id, message))

@@ -62,7 +62,7 @@ def fallback_message_id(epoch: int, name: str, body: bytes) -> str:
 
 def deferred_message_epoch(message_id: str) -> str:
     """Return the epoch in the id of a completion."""
-    return message_id.split("/", 2)[1]
+    return message_id.partition("/")[2].partition("/")[0]
 
 
 def shard_of(run_id: str, shards: int) -> int:
