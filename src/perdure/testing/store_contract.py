@@ -24,6 +24,7 @@ from perdure.testing.contract.followers import FollowerCases
 from perdure.testing.contract.history import HistoryCases
 from perdure.testing.contract.inbox import InboxCases
 from perdure.testing.contract.queries import ChangeHintCases, QueryCases, ValueCases
+from perdure.testing.contract.replace_run import ReplaceRunCases
 from perdure.testing.contract.rewind import RewindCases
 from perdure.testing.contract.streams import PublishedCases, StreamCases
 from perdure.testing.contract.topics import PublishCases, TopicQueueCases
@@ -34,6 +35,7 @@ __all__ = ["StoreContract"]
 
 class StoreContract(
     CreateRunCases,
+    ReplaceRunCases,
     CommitTurnCases,
     HistoryCases,
     InboxCases,

@@ -219,11 +219,15 @@ class MemoryRuns:
             if self._has_open_parent(self._runs[head[1]].record):
                 skipped.append(head)
             else:
-                self._delete(self._runs.pop(head[1]))
+                self.remove(self._runs[head[1]])
                 pruned += 1
         for at, id in skipped:
             self._prunable.put(id, at)
         return pruned
+
+    def remove(self, run: MemoryRun) -> None:
+        """Delete a run with all that it owns."""
+        self._delete(self._runs.pop(run.record.id))
 
     def _has_open_parent(self, record: RunRecord) -> bool:
         parent = self._runs.get(record.parent) if record.parent is not None else None
