@@ -7,7 +7,7 @@ import contextlib
 import importlib
 import importlib.util
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from perdure.client.store_urls import open_store
 from perdure.clock import SYSTEM_CLOCK
@@ -15,26 +15,41 @@ from perdure.engine import Engine
 from perdure.errors import WorkflowMisuse
 from perdure.stores.protocol import Store
 from perdure.workflows.context import Context
+from perdure.workflows.definition import BoundWorkflow
+from perdure.workflows.start_options import StartKeywords
 
 R = TypeVar("R")
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
+E = TypeVar("E")
+F = TypeVar("F")
+G = TypeVar("G")
+H = TypeVar("H")
 Body = Coroutine[Any, Any, R]
 
 
 @overload
-def run(wf: Callable[[Context], Body[R]], /, *, store: str | Store = ..., id: str | None = None) -> R: ...
-@overload
-def run(wf: Callable[[Context, A], Body[R]], a: A, /, *, store: str | Store = ..., id: str | None = None) -> R: ...
+def run(wf: Callable[[Context], Body[R]], /, *, store: str | Store = ..., **options: Unpack[StartKeywords]) -> R: ...
 @overload
 def run(
-    wf: Callable[[Context, A, B], Body[R]], a: A, b: B, /, *, store: str | Store = ..., id: str | None = None
+    wf: Callable[[Context, A], Body[R]], a: A, /, *, store: str | Store = ..., **options: Unpack[StartKeywords]
 ) -> R: ...
 @overload
 def run(
-    wf: Callable[[Context, A, B, C], Body[R]], a: A, b: B, c: C, /, *, store: str | Store = ..., id: str | None = None
+    wf: Callable[[Context, A, B], Body[R]], a: A, b: B, /, *, store: str | Store = ..., **options: Unpack[StartKeywords]
+) -> R: ...
+@overload
+def run(
+    wf: Callable[[Context, A, B, C], Body[R]],
+    a: A,
+    b: B,
+    c: C,
+    /,
+    *,
+    store: str | Store = ...,
+    **options: Unpack[StartKeywords],
 ) -> R: ...
 @overload
 def run(
@@ -46,10 +61,70 @@ def run(
     /,
     *,
     store: str | Store = ...,
-    id: str | None = None,
+    **options: Unpack[StartKeywords],
 ) -> R: ...
-def run(wf: Any, /, *args: Any, store: str | Store = "memory://", id: str | None = None) -> Any:
-    """Execute a workflow to its end and return its value.
+@overload
+def run(
+    wf: Callable[[Context, A, B, C, D, E], Body[R]],
+    a: A,
+    b: B,
+    c: C,
+    d: D,
+    e: E,
+    /,
+    *,
+    store: str | Store = ...,
+    **options: Unpack[StartKeywords],
+) -> R: ...
+@overload
+def run(
+    wf: Callable[[Context, A, B, C, D, E, F], Body[R]],
+    a: A,
+    b: B,
+    c: C,
+    d: D,
+    e: E,
+    f: F,
+    /,
+    *,
+    store: str | Store = ...,
+    **options: Unpack[StartKeywords],
+) -> R: ...
+@overload
+def run(
+    wf: Callable[[Context, A, B, C, D, E, F, G], Body[R]],
+    a: A,
+    b: B,
+    c: C,
+    d: D,
+    e: E,
+    f: F,
+    g: G,
+    /,
+    *,
+    store: str | Store = ...,
+    **options: Unpack[StartKeywords],
+) -> R: ...
+@overload
+def run(
+    wf: Callable[[Context, A, B, C, D, E, F, G, H], Body[R]],
+    a: A,
+    b: B,
+    c: C,
+    d: D,
+    e: E,
+    f: F,
+    g: G,
+    h: H,
+    /,
+    *,
+    store: str | Store = ...,
+    **options: Unpack[StartKeywords],
+) -> R: ...
+@overload
+def run(wf: BoundWorkflow[..., R], /, *args: Any, store: str | Store = ..., **kwargs: Any) -> R: ...
+def run(wf: Any, /, *args: Any, store: str | Store = "memory://", **given: Any) -> Any:
+    """Execute a workflow to its end and return its value. Keyword arguments are those of `Engine.execute`.
 
     With an `id` and a durable `store`, call it again after a crash to continue the run. Raises `WorkflowMisuse` in a
     running event loop, which it would block.
@@ -62,7 +137,7 @@ def run(wf: Any, /, *args: Any, store: str | Store = "memory://", id: str | None
 
     async def main() -> Any:
         async with Engine(open_store(store, SYSTEM_CLOCK, owns_loop=True)) as engine:
-            return await engine.execute(wf, *args, id=id)
+            return await engine.execute(wf, *args, **given)
 
     return run_with_uvloop(main())
 

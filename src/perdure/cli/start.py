@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from perdure.client.client import Client, Run
     from perdure.client.views import RunDescription
-    from perdure.workflows.definition import StartOptions, Workflow
+    from perdure.workflows.definition import Workflow
+    from perdure.workflows.start_options import StartOptions
 
     Begin = Callable[[Client], Awaitable[Run[Any]]]
 
@@ -60,7 +61,7 @@ def start(
     must be published by a live worker, and the payload must be an object by parameter.
     """
     from perdure.cli.target import by_name, code_is_named, load, parse_target
-    from perdure.workflows.definition import StartOptions
+    from perdure.workflows.start_options import StartOptions
 
     with error_reporting(json):
         url = store_url(store)

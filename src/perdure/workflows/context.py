@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
 
 from msgspec import Struct
 
@@ -39,6 +39,10 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
+E = TypeVar("E")
+F = TypeVar("F")
+G = TypeVar("G")
+H = TypeVar("H")
 Coro = Coroutine[Any, Any, R]
 U = TypeVar("U")
 V = TypeVar("V")
@@ -374,21 +378,69 @@ class Context:
     ) -> Coroutine[None, None, R]: ...
     @overload
     def run_child(
+        self, wf: Callable[[Context, A, B, C, D], Coro[R]], a: A, b: B, c: C, d: D, /, *, id: str | None = None
+    ) -> Coroutine[None, None, R]: ...
+    @overload
+    def run_child(
+        self, wf: Callable[[Context, A, B, C, D, E], Coro[R]], a: A, b: B, c: C, d: D, e: E, /, *, id: str | None = None
+    ) -> Coroutine[None, None, R]: ...
+    @overload
+    def run_child(
         self,
-        wf: Callable[[Context, A, B, C, D], Coro[R]],
+        wf: Callable[[Context, A, B, C, D, E, F], Coro[R]],
         a: A,
         b: B,
         c: C,
         d: D,
+        e: E,
+        f: F,
         /,
         *,
         id: str | None = None,
     ) -> Coroutine[None, None, R]: ...
     @overload
+    def run_child(
+        self,
+        wf: Callable[[Context, A, B, C, D, E, F, G], Coro[R]],
+        a: A,
+        b: B,
+        c: C,
+        d: D,
+        e: E,
+        f: F,
+        g: G,
+        /,
+        *,
+        id: str | None = None,
+    ) -> Coroutine[None, None, R]: ...
+    @overload
+    def run_child(
+        self,
+        wf: Callable[[Context, A, B, C, D, E, F, G, H], Coro[R]],
+        a: A,
+        b: B,
+        c: C,
+        d: D,
+        e: E,
+        f: F,
+        g: G,
+        h: H,
+        /,
+        *,
+        id: str | None = None,
+    ) -> Coroutine[None, None, R]: ...
+    @overload
+    def run_child(
+        self, wf: Callable[Concatenate[Context, P], Coro[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[None, None, R]: ...
+    @overload
     def run_child(self, wf: str, /, *args: Any, id: str | None = None, **kwargs: Any) -> Coroutine[None, None, Any]: ...
-    def run_child(self, wf: Any, /, *args: Any, id: str | None = None, **kwargs: Any) -> Any:
-        """Start a child run and return its result. Raises `ChildFailed`. Cancelling the wait cancels the child."""
-        return run_child(self._run, wf, args, kwargs, id)
+    def run_child(self, wf: Any, /, *args: Any, **given: Any) -> Any:
+        """Start a child run and return its result. Raises `ChildFailed`. Cancelling the wait cancels the child.
+
+        `id` is an option of the start; all other keyword arguments belong to the payload.
+        """
+        return run_child(self._run, wf, args, given)
 
     @overload
     def start_child(
@@ -396,24 +448,11 @@ class Context:
     ) -> Coroutine[None, None, Child[R]]: ...
     @overload
     def start_child(
-        self,
-        wf: Callable[[Context, A], Coro[R]],
-        a: A,
-        /,
-        *,
-        id: str | None = None,
-        detached: bool = False,
+        self, wf: Callable[[Context, A], Coro[R]], a: A, /, *, id: str | None = None, detached: bool = False
     ) -> Coroutine[None, None, Child[R]]: ...
     @overload
     def start_child(
-        self,
-        wf: Callable[[Context, A, B], Coro[R]],
-        a: A,
-        b: B,
-        /,
-        *,
-        id: str | None = None,
-        detached: bool = False,
+        self, wf: Callable[[Context, A, B], Coro[R]], a: A, b: B, /, *, id: str | None = None, detached: bool = False
     ) -> Coroutine[None, None, Child[R]]: ...
     @overload
     def start_child(
@@ -442,11 +481,81 @@ class Context:
     ) -> Coroutine[None, None, Child[R]]: ...
     @overload
     def start_child(
+        self,
+        wf: Callable[[Context, A, B, C, D, E], Coro[R]],
+        a: A,
+        b: B,
+        c: C,
+        d: D,
+        e: E,
+        /,
+        *,
+        id: str | None = None,
+        detached: bool = False,
+    ) -> Coroutine[None, None, Child[R]]: ...
+    @overload
+    def start_child(
+        self,
+        wf: Callable[[Context, A, B, C, D, E, F], Coro[R]],
+        a: A,
+        b: B,
+        c: C,
+        d: D,
+        e: E,
+        f: F,
+        /,
+        *,
+        id: str | None = None,
+        detached: bool = False,
+    ) -> Coroutine[None, None, Child[R]]: ...
+    @overload
+    def start_child(
+        self,
+        wf: Callable[[Context, A, B, C, D, E, F, G], Coro[R]],
+        a: A,
+        b: B,
+        c: C,
+        d: D,
+        e: E,
+        f: F,
+        g: G,
+        /,
+        *,
+        id: str | None = None,
+        detached: bool = False,
+    ) -> Coroutine[None, None, Child[R]]: ...
+    @overload
+    def start_child(
+        self,
+        wf: Callable[[Context, A, B, C, D, E, F, G, H], Coro[R]],
+        a: A,
+        b: B,
+        c: C,
+        d: D,
+        e: E,
+        f: F,
+        g: G,
+        h: H,
+        /,
+        *,
+        id: str | None = None,
+        detached: bool = False,
+    ) -> Coroutine[None, None, Child[R]]: ...
+    @overload
+    def start_child(
+        self, wf: Callable[Concatenate[Context, P], Coro[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[None, None, Child[R]]: ...
+    @overload
+    def start_child(
         self, wf: str, /, *args: Any, id: str | None = None, detached: bool = False, **kwargs: Any
     ) -> Coroutine[None, None, Child[Any]]: ...
-    def start_child(self, wf: Any, /, *args: Any, id: str | None = None, detached: bool = False, **kwargs: Any) -> Any:
-        """Start a child run and return a handle. Its `result()` and `outcome()` wait for the child."""
-        return start_child(self._run, wf, args, kwargs, id, detached)
+    def start_child(self, wf: Any, /, *args: Any, **given: Any) -> Any:
+        """Start a child run and return a handle. Its `result()` and `outcome()` wait for the child.
+
+        `id` and `detached` are options of the start; all other keyword arguments belong to the payload.
+        """
+        detached = given.pop("detached", False)
+        return start_child(self._run, wf, args, given, detached)
 
     # --- compensation
 
