@@ -404,6 +404,18 @@ async def test_a_restart_after_lost_responses_starts_one_generation(h):
 
 
 @on_every_store
+async def test_a_request_to_the_old_generation_ends_with_a_restart(h):
+    engine = await h.engine()
+    await engine.start(review, "a", id="r")
+    await h.settle()
+    request = h.background(engine.request("r", Approved("ada")))
+    await h.settle()
+    await h.drive(engine.start(review, "b", id="r", if_exists="restart"))
+    with pytest.raises(RunTerminated, match="cancelled"):
+        await h.drive(request)
+
+
+@on_every_store
 async def test_restart_with_an_id_that_is_not_taken_creates_the_run(h):
     engine = await h.engine()
     with pytest.raises(RunNotFound):

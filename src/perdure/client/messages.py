@@ -12,6 +12,7 @@ from perdure.client.session import ClientSession, RunFollower
 from perdure.errors import InvalidArgument, RunTerminated
 from perdure.execution.store_writes import publish_event, raise_for_delivery
 from perdure.model.ids import new_token
+from perdure.model.records import RunStatus
 from perdure.model.validation import check_name, check_seconds
 from perdure.workflows.events import build_message, build_topic_event, encode_event
 
@@ -70,6 +71,7 @@ class MessageClient:
         clock, waiters = session.clock, session.waiters
         requested_at = clock.now()
         deadline = None if timeout is None else requested_at + timeout
+        requested_of: str | None = None
         while True:
             change = waiters.wait(run_id, end=False)
             try:
@@ -82,6 +84,9 @@ class MessageClient:
                         return session.codec.decode(value.value, what=f"the reply of run {run_id!r}")
                 if record.status.terminal:
                     raise RunTerminated(run_id, record.status)
+                requested_of = requested_of or record.created_by
+                if record.created_by != requested_of:  # restarted: the generation that has the request was terminated
+                    raise RunTerminated(run_id, RunStatus.CANCELLED)
                 if deadline is not None and clock.now() >= deadline:
                     raise TimeoutError(f"run {run_id!r} has not replied within {timeout} seconds; it has the request")
                 await session.wait_for_change(run_id, "reply", change, requested_at, deadline)

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar, TypeVarTuple, cast, overload
 
 from msgspec import Struct
 
@@ -39,10 +39,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
-E = TypeVar("E")
-F = TypeVar("F")
-G = TypeVar("G")
-H = TypeVar("H")
+Ts = TypeVarTuple("Ts")
 Coro = Coroutine[Any, Any, R]
 U = TypeVar("U")
 V = TypeVar("V")
@@ -382,52 +379,7 @@ class Context:
     ) -> Coroutine[None, None, R]: ...
     @overload
     def run_child(
-        self, wf: Callable[[Context, A, B, C, D, E], Coro[R]], a: A, b: B, c: C, d: D, e: E, /, *, id: str | None = None
-    ) -> Coroutine[None, None, R]: ...
-    @overload
-    def run_child(
-        self,
-        wf: Callable[[Context, A, B, C, D, E, F], Coro[R]],
-        a: A,
-        b: B,
-        c: C,
-        d: D,
-        e: E,
-        f: F,
-        /,
-        *,
-        id: str | None = None,
-    ) -> Coroutine[None, None, R]: ...
-    @overload
-    def run_child(
-        self,
-        wf: Callable[[Context, A, B, C, D, E, F, G], Coro[R]],
-        a: A,
-        b: B,
-        c: C,
-        d: D,
-        e: E,
-        f: F,
-        g: G,
-        /,
-        *,
-        id: str | None = None,
-    ) -> Coroutine[None, None, R]: ...
-    @overload
-    def run_child(
-        self,
-        wf: Callable[[Context, A, B, C, D, E, F, G, H], Coro[R]],
-        a: A,
-        b: B,
-        c: C,
-        d: D,
-        e: E,
-        f: F,
-        g: G,
-        h: H,
-        /,
-        *,
-        id: str | None = None,
+        self, wf: Callable[[Context, *Ts], Coro[R]], /, *args: *Ts, id: str | None = None
     ) -> Coroutine[None, None, R]: ...
     @overload
     def run_child(
@@ -435,7 +387,8 @@ class Context:
     ) -> Coroutine[None, None, R]: ...
     @overload
     def run_child(self, wf: str, /, *args: Any, id: str | None = None, **kwargs: Any) -> Coroutine[None, None, Any]: ...
-    def run_child(self, wf: Any, /, *args: Any, **given: Any) -> Any:
+    # mypy does not see that *args accepts the arguments of *Ts.
+    def run_child(self, wf: Any, /, *args: Any, **given: Any) -> Any:  # type: ignore[misc]
         """Start a child run and return its result. Raises `ChildFailed`. Cancelling the wait cancels the child.
 
         `id` is an option of the start; all other keyword arguments belong to the payload.
@@ -481,65 +434,7 @@ class Context:
     ) -> Coroutine[None, None, Child[R]]: ...
     @overload
     def start_child(
-        self,
-        wf: Callable[[Context, A, B, C, D, E], Coro[R]],
-        a: A,
-        b: B,
-        c: C,
-        d: D,
-        e: E,
-        /,
-        *,
-        id: str | None = None,
-        detached: bool = False,
-    ) -> Coroutine[None, None, Child[R]]: ...
-    @overload
-    def start_child(
-        self,
-        wf: Callable[[Context, A, B, C, D, E, F], Coro[R]],
-        a: A,
-        b: B,
-        c: C,
-        d: D,
-        e: E,
-        f: F,
-        /,
-        *,
-        id: str | None = None,
-        detached: bool = False,
-    ) -> Coroutine[None, None, Child[R]]: ...
-    @overload
-    def start_child(
-        self,
-        wf: Callable[[Context, A, B, C, D, E, F, G], Coro[R]],
-        a: A,
-        b: B,
-        c: C,
-        d: D,
-        e: E,
-        f: F,
-        g: G,
-        /,
-        *,
-        id: str | None = None,
-        detached: bool = False,
-    ) -> Coroutine[None, None, Child[R]]: ...
-    @overload
-    def start_child(
-        self,
-        wf: Callable[[Context, A, B, C, D, E, F, G, H], Coro[R]],
-        a: A,
-        b: B,
-        c: C,
-        d: D,
-        e: E,
-        f: F,
-        g: G,
-        h: H,
-        /,
-        *,
-        id: str | None = None,
-        detached: bool = False,
+        self, wf: Callable[[Context, *Ts], Coro[R]], /, *args: *Ts, id: str | None = None, detached: bool = False
     ) -> Coroutine[None, None, Child[R]]: ...
     @overload
     def start_child(
@@ -549,7 +444,7 @@ class Context:
     def start_child(
         self, wf: str, /, *args: Any, id: str | None = None, detached: bool = False, **kwargs: Any
     ) -> Coroutine[None, None, Child[Any]]: ...
-    def start_child(self, wf: Any, /, *args: Any, **given: Any) -> Any:
+    def start_child(self, wf: Any, /, *args: Any, **given: Any) -> Any:  # type: ignore[misc]
         """Start a child run and return a handle. Its `result()` and `outcome()` wait for the child.
 
         `id` and `detached` are options of the start; all other keyword arguments belong to the payload.
