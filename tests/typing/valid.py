@@ -182,7 +182,7 @@ async def of_starts(engine: Engine, ctx: Context, order: Order) -> None:
     assert_type(await engine.start(import_file, "x", dry=True), Run[list[str]])
     assert_type(await engine.start(checkout, order, id="o", if_exists="restart", send=[Paid(cents=1)]), Run[str])
     assert_type(await engine.execute(checkout.options(if_exists="reject", timeout=timedelta(hours=1)), order), str)
-    assert_type(await ctx.run_child(eight, 1, "b", b"c", 2.0, True, "f", 7, "h", id="x"), dict[str, int])
+    assert_type(await ctx.run_child(eight, 1, "b", b"c", 2.0, True, "f", 7, id="x"), dict[str, int])
     assert_type(await ctx.run_child(import_file, "x", dry=True), list[str])
     assert_type(await (await ctx.start_child(eight, 1, "b", b"c", 2.0, True, "f", 7)).result(), dict[str, int])
     assert_type(perdure.run(eight, 1, "b", b"c", 2.0, True, "f", 7, id="x", if_exists="reject"), dict[str, int])
