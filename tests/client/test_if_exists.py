@@ -40,26 +40,26 @@ class Approved:
     by: str
 
 
-@workflow
+@workflow(name="if_exists.job")
 async def job(ctx: Context, day: str, note_it: bool = True) -> str:
     if note_it:
         await note(day)
     return f"{day}/{ctx.generation}"
 
 
-@workflow
+@workflow(name="if_exists.approval")
 async def approval(ctx: Context, what: str) -> str:
     LOG.append(f"approval {what} starts")
     approved = await ctx.receive(Approved)
     return f"{what} by {approved.by} in {ctx.generation}"
 
 
-@workflow
+@workflow(name="if_exists.review")
 async def review(ctx: Context, what: str) -> str:
     return await ctx.deferred("review", str)
 
 
-@workflow
+@workflow(name="if_exists.parent")
 async def parent(ctx: Context, what: str) -> str:
     await ctx.start_child(approval, what, id=f"{what}-attached")
     await ctx.start_child(approval, what, id=f"{what}-detached", detached=True)
@@ -429,7 +429,7 @@ async def test_restart_of_a_run_that_is_started_by_name(h):
     engine = await h.engine()
     client = await h.client()
     await h.drive(engine.execute(job, "mon", id="j"))
-    run = await h.drive(client.start("job", "tue", id="j", if_exists="restart"))
+    run = await h.drive(client.start("if_exists.job", "tue", id="j", if_exists="restart"))
     assert await h.run_to_end(engine.get(run.id)) == "tue/1"
     with pytest.raises(RunTerminated):
         await client.send("j", Approved("ada"))

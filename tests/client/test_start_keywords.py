@@ -10,22 +10,22 @@ from perdure.workflows.start_options import UNSUPPORTED
 from tests.engine.store_matrix import on_every_store
 
 
-@workflow
+@workflow(name="keywords.order")
 async def order(ctx: Context, item: str, note: str = "", *, gift: bool = False) -> str:
     return f"{item}/{note}/{gift}"
 
 
-@workflow
+@workflow(name="keywords.labelled")
 async def labelled(ctx: Context, id: str, timeout: int = 0, priority: int = 0) -> str:
     return f"{id}/{timeout}/{priority}"
 
 
-@workflow
+@workflow(name="keywords.collects")
 async def collects(ctx: Context, /, **values: int) -> dict[str, int]:
     return values
 
 
-@workflow
+@workflow(name="keywords.eight")
 async def eight(ctx: Context, a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int) -> int:
     return a + b + c + d + e + f + g + h
 
@@ -57,7 +57,7 @@ async def test_an_option_of_a_later_version_is_refused_by_name(h, name):
     for call in (
         lambda: engine.start(collects, id="a", **{name: 1}),
         lambda: engine.execute(collects, id="a", **{name: 1}),
-        lambda: engine.start("collects", id="a", **{name: 1}),
+        lambda: engine.start("keywords.collects", id="a", **{name: 1}),
         lambda: engine.start("unknown", id="a", **{name: 1}),
     ):
         with pytest.raises(InvalidArgument, match=f"{name}= .* not supported in this version"):
@@ -72,7 +72,7 @@ async def test_an_option_of_a_later_version_is_refused_by_name(h, name):
 @on_every_store
 async def test_unknown_keywords_are_refused_with_the_name(h):
     engine = await h.engine()
-    with pytest.raises(InvalidArgument, match="no option colour, and workflow 'order' has no parameter"):
+    with pytest.raises(InvalidArgument, match=r"no option colour, and workflow 'keywords\.order' has no parameter"):
         await engine.start(order, "x", colour="red")
     with pytest.raises(InvalidArgument, match="no option colour"):
         order.options(colour="red")  # type: ignore[call-arg]
@@ -113,15 +113,15 @@ async def test_options_and_keywords_of_a_start_by_a_published_name(h, monkeypatc
     engine = await h.engine(order)
     client = await h.client()
     monkeypatch.setattr(REGISTRY, "_definitions", {})
-    run = await client.start("order", item="x", note="n", id="c", timeout=60, send=[("paid", 1)])
+    run = await client.start("keywords.order", item="x", note="n", id="c", timeout=60, send=[("paid", 1)])
     assert run.created
     assert await h.drive(engine.result("c")) == "x/n/False"
-    await h.drive(client.start("order", {"item": "y"}, id="c", if_exists="restart_ended"))
+    await h.drive(client.start("keywords.order", {"item": "y"}, id="c", if_exists="restart_ended"))
     assert await h.drive(engine.result("c")) == "y//False"
     with pytest.raises(RunConflict):
-        await client.start("order", {"item": "y"}, id="c", if_exists="reject")
+        await client.start("keywords.order", {"item": "y"}, id="c", if_exists="reject")
     with pytest.raises(InvalidPayload, match="one dict by parameter name"):
-        await client.start("order", {"item": "y"}, note="n")
+        await client.start("keywords.order", {"item": "y"}, note="n")
 
 
 def test_run_takes_keyword_payloads_and_options(tmp_path):

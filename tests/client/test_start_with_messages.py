@@ -30,12 +30,12 @@ class Note:
     text: str
 
 
-@workflow
+@workflow(name="first_messages.basket")
 async def basket(ctx: Context, size: int) -> list[str]:
     return [(await ctx.receive(Item)).name for _ in range(size)]
 
 
-@workflow
+@workflow(name="first_messages.named")
 async def named(ctx: Context) -> list[object]:
     return [await ctx.receive("orders.paid"), (await ctx.receive(Note)).text]
 
@@ -200,6 +200,6 @@ async def test_the_limit_of_a_mailbox_counts_per_event_name(h):
 @on_every_store
 async def test_a_run_that_is_started_by_name_gets_messages(h):
     engine = await h.engine()
-    run = await engine.start("basket", 1, send=[Item("a")])
+    run = await engine.start("first_messages.basket", 1, send=[Item("a")])
     assert await h.run_to_end(run) == ["a"]
     assert await run.status() is RunStatus.SUCCEEDED

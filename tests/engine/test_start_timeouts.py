@@ -8,19 +8,19 @@ from perdure import Context, RunFailed, workflow
 from tests.engine.store_matrix import on_every_store
 
 
-@workflow
+@workflow(name="start_timeouts.sleeper")
 async def sleeper(ctx: Context, seconds: float) -> str:
     await ctx.sleep(seconds)
     return "done"
 
 
-@workflow(timeout=10)
+@workflow(name="start_timeouts.impatient", timeout=10)
 async def impatient(ctx: Context, seconds: float) -> str:
     await ctx.sleep(seconds)
     return "done"
 
 
-@workflow
+@workflow(name="start_timeouts.continues")
 async def continues(ctx: Context, n: int) -> int:
     await ctx.sleep(7)
     if n < 10:
@@ -90,4 +90,4 @@ async def test_a_rewind_gives_the_whole_timeout_again(h):
 @on_every_store
 async def test_a_timeout_by_name(h):
     engine = await h.engine()
-    assert await fails_after(h, await engine.start("sleeper", 100, timeout=5)) == pytest.approx(5, abs=1)
+    assert await fails_after(h, await engine.start("start_timeouts.sleeper", 100, timeout=5)) == pytest.approx(5, abs=1)

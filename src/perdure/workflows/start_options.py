@@ -52,11 +52,14 @@ class StartOptions(Struct, frozen=True):
 NO_OPTIONS = StartOptions()
 UNSUPPORTED = ("queue", "priority", "partition", "dedupe", "on_duplicate", "debounce", "max_wait", "connection")
 """Names that are reserved for options which this version does not support."""
-OPTION_NAMES = frozenset((*StartOptions.__struct_fields__, *UNSUPPORTED))
+_SUPPORTED = frozenset(StartOptions.__struct_fields__).difference(UNSUPPORTED)
+OPTION_NAMES = _SUPPORTED.union(UNSUPPORTED)
 
 
-def split_keywords(given: Mapping[str, Any]) -> tuple[StartOptions, dict[str, Any]]:
+def split_keywords(given: Mapping[str, Any]) -> tuple[StartOptions, Mapping[str, Any]]:
     """Return the options among these keyword arguments, and the others, which belong to the payload."""
+    if given.keys() <= _SUPPORTED:  # the common case
+        return build_start_options(given), {}
     options = {name: value for name, value in given.items() if name in OPTION_NAMES}
     payload = {name: value for name, value in given.items() if name not in OPTION_NAMES}
     return build_start_options(options), payload
@@ -64,6 +67,19 @@ def split_keywords(given: Mapping[str, Any]) -> tuple[StartOptions, dict[str, An
 
 def build_start_options(given: Mapping[str, Any]) -> StartOptions:
     """Return the options of one start. Raises `InvalidArgument` for an unknown or unsupported one."""
+    if not given.keys() <= _SUPPORTED:
+        given = _without_unset_unsupported(given)
+    options = StartOptions(**given)
+    if options.if_exists is not NO_OPTIONS.if_exists and options.if_exists not in IF_EXISTS:
+        given_value = describe_value(options.if_exists)
+        raise InvalidArgument(f"if_exists must be one of {', '.join(map(repr, IF_EXISTS))}, not {given_value}")
+    if not isinstance(options.send, list | tuple):
+        raise InvalidArgument(f"send must be a list of events, not {describe_value(options.send)}")
+    return options
+
+
+def _without_unset_unsupported(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options without unsupported ones that are None. Raises `InvalidArgument` for all other names."""
     unknown = set(given) - OPTION_NAMES
     if unknown:
         raise InvalidArgument(
@@ -75,10 +91,4 @@ def build_start_options(given: Mapping[str, Any]) -> StartOptions:
                 f"{name}= is an option of start that is not supported in this version; remove it. To pass a workflow "
                 f"parameter of this name, pass it positionally or use start(wf.options(...), {name}=...)"
             )
-    options = StartOptions(**{name: value for name, value in given.items() if name not in UNSUPPORTED})
-    if not isinstance(options.if_exists, str) or options.if_exists not in IF_EXISTS:
-        given_value = describe_value(options.if_exists)
-        raise InvalidArgument(f"if_exists must be one of {', '.join(map(repr, IF_EXISTS))}, not {given_value}")
-    if not isinstance(options.send, list | tuple):
-        raise InvalidArgument(f"send must be a list of events, not {describe_value(options.send)}")
-    return options
+    return {name: value for name, value in given.items() if name in _SUPPORTED}
