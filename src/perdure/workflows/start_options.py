@@ -56,7 +56,7 @@ _SUPPORTED = frozenset(StartOptions.__struct_fields__).difference(UNSUPPORTED)
 OPTION_NAMES = _SUPPORTED.union(UNSUPPORTED)
 
 
-def split_keywords(given: Mapping[str, Any]) -> tuple[StartOptions, Mapping[str, Any]]:
+def split_keywords(given: Mapping[str, Any]) -> tuple[StartOptions, dict[str, Any]]:
     """Return the options among these keyword arguments, and the others, which belong to the payload."""
     if given.keys() <= _SUPPORTED:  # the common case
         return build_start_options(given), {}
