@@ -1,7 +1,5 @@
 """`start(..., send=[...])`: a run and its first messages are stored in one commit."""
 
-import asyncio
-
 import pytest
 
 from perdure import (
@@ -147,23 +145,27 @@ async def test_a_restart_starts_with_its_messages(h, if_exists):
 
 
 @on_every_store
-async def test_send_or_restart_reaches_a_run_that_ends_meanwhile(h):
-    """The run ends between the read and the delivery: its successor gets the message."""
+async def test_a_message_to_a_run_that_ends_meanwhile_restarts_it(h, monkeypatch):
+    """The run is open when the caller reads it, and has ended when the message arrives."""
     engine = await h.engine()
     await engine.start(basket, 1, id="b")
     await h.settle()
     client = await h.client()
-    faults = client._session.store
-    faults.pause()
-    call = h.background(client.start(basket, 1, id="b", send=[Item("late")], if_exists="restart_ended"))
-    await asyncio.sleep(0)
-    await engine.send("b", Item("first"))
-    await h.store.records(["b"])
-    faults.unblock()
-    run = await h.drive(call)
-    await h.settle()
-    outcome = await h.drive(engine.result("b"))
-    assert (run.created, outcome) in ((True, ["late"]), (False, ["first"]))
+    restarter = client._starts._restarter
+    restart, found_open = restarter.restart, []
+
+    async def end_after_reading(request, existing):
+        found = await restart(request, existing)
+        if found is not None:
+            found_open.append(found.generation)
+            await engine.send("b", Item("first"))
+            assert await engine.result("b") == ["first"]
+        return found
+
+    monkeypatch.setattr(restarter, "restart", end_after_reading)
+    run = await h.drive(client.start(basket, 1, id="b", send=[Item("late")], if_exists="restart_ended"))
+    assert (found_open, run.created) == ([0], True)
+    assert await h.drive(engine.result("b")) == ["late"]
 
 
 @on_every_store

@@ -57,11 +57,13 @@ class RunRestarter:
 
     async def _create(self, request: StartRequest, before: RunRecord | None) -> WriteResult:
         """Create the new generation without an owner: the worker that claims it loads it and so knows its position."""
-        session, record, predecessor = self._session, request.record, None
+        session, record, inbox, predecessor = self._session, request.record, request.messages, None
         if before is not None:
             predecessor = Predecessor(before.created_by, before.generation)
             record = replace(record, generation=before.generation + 1, epoch=before.epoch + 1)
-        write = CreateRun(record, inbox=request.messages, replaces=predecessor)
+            numbered = enumerate(inbox, before.last_message_no + 1)
+            inbox = tuple(replace(message, number=number) for number, message in numbered)
+        write = CreateRun(record, inbox=inbox, replaces=predecessor)
         result = await session.committer.write(write)
         if not isinstance(result, IdTaken):
             session.local_worker.run_has_messages(record.id)
