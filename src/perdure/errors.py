@@ -67,12 +67,12 @@ class RunTerminated(PerdureError):
 
 
 class RunConflict(PerdureError):
-    """A run with this id exists and has another workflow or another payload."""
+    """A run with this id exists and has another workflow or another payload, or `if_exists` is "reject"."""
 
-    def __init__(self, run_id: str, reason: str) -> None:
-        super().__init__(
-            f"run {run_id!r} already exists with {reason}; use another id, or the same workflow and payload"
-        )
+    def __init__(
+        self, run_id: str, reason: str, remedy: str = "use another id, or the same workflow and payload"
+    ) -> None:
+        super().__init__(f"run {run_id!r} already exists{f' with {reason}' if reason else ''}; {remedy}")
         self.run_id = run_id
 
 

@@ -7,7 +7,7 @@ import contextlib
 import importlib
 import importlib.util
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from perdure.client.store_urls import open_store
 from perdure.clock import SYSTEM_CLOCK
@@ -16,33 +16,40 @@ from perdure.errors import WorkflowMisuse
 from perdure.execution.lifespan import LifespanOption
 from perdure.stores.protocol import Store
 from perdure.workflows.context import Context
+from perdure.workflows.definition import BoundWorkflow
+from perdure.workflows.start_options import StartKeywords
 
 R = TypeVar("R")
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
+E = TypeVar("E")
+F = TypeVar("F")
+G = TypeVar("G")
+H = TypeVar("H")
 Body = Coroutine[Any, Any, R]
+
+
+class RunKeywords(StartKeywords, total=False):
+    """Options of `perdure.run`: those of a start, the store, and the lifespan of its engine."""
+
+    store: str | Store
+    lifespan: LifespanOption | None
 
 
 @overload
 def run(
     wf: Callable[[Context], Body[R]],
     /,
-    *,
-    store: str | Store = ...,
-    id: str | None = None,
-    lifespan: LifespanOption | None = None,
+    **options: Unpack[RunKeywords],
 ) -> R: ...
 @overload
 def run(
     wf: Callable[[Context, A], Body[R]],
     a: A,
     /,
-    *,
-    store: str | Store = ...,
-    id: str | None = None,
-    lifespan: LifespanOption | None = None,
+    **options: Unpack[RunKeywords],
 ) -> R: ...
 @overload
 def run(
@@ -50,10 +57,7 @@ def run(
     a: A,
     b: B,
     /,
-    *,
-    store: str | Store = ...,
-    id: str | None = None,
-    lifespan: LifespanOption | None = None,
+    **options: Unpack[RunKeywords],
 ) -> R: ...
 @overload
 def run(
@@ -62,10 +66,7 @@ def run(
     b: B,
     c: C,
     /,
-    *,
-    store: str | Store = ...,
-    id: str | None = None,
-    lifespan: LifespanOption | None = None,
+    **options: Unpack[RunKeywords],
 ) -> R: ...
 @overload
 def run(
@@ -75,20 +76,71 @@ def run(
     c: C,
     d: D,
     /,
-    *,
-    store: str | Store = ...,
-    id: str | None = None,
-    lifespan: LifespanOption | None = None,
+    **options: Unpack[RunKeywords],
 ) -> R: ...
+@overload
 def run(
-    wf: Any,
+    wf: Callable[[Context, A, B, C, D, E], Body[R]],
+    a: A,
+    b: B,
+    c: C,
+    d: D,
+    e: E,
+    /,
+    **options: Unpack[RunKeywords],
+) -> R: ...
+@overload
+def run(
+    wf: Callable[[Context, A, B, C, D, E, F], Body[R]],
+    a: A,
+    b: B,
+    c: C,
+    d: D,
+    e: E,
+    f: F,
+    /,
+    **options: Unpack[RunKeywords],
+) -> R: ...
+@overload
+def run(
+    wf: Callable[[Context, A, B, C, D, E, F, G], Body[R]],
+    a: A,
+    b: B,
+    c: C,
+    d: D,
+    e: E,
+    f: F,
+    g: G,
+    /,
+    **options: Unpack[RunKeywords],
+) -> R: ...
+@overload
+def run(
+    wf: Callable[[Context, A, B, C, D, E, F, G, H], Body[R]],
+    a: A,
+    b: B,
+    c: C,
+    d: D,
+    e: E,
+    f: F,
+    g: G,
+    h: H,
+    /,
+    **options: Unpack[RunKeywords],
+) -> R: ...
+@overload
+def run(
+    wf: BoundWorkflow[..., R],
     /,
     *args: Any,
-    store: str | Store = "memory://",
-    id: str | None = None,
+    store: str | Store = ...,
     lifespan: LifespanOption | None = None,
+    **kwargs: Any,
+) -> R: ...
+def run(
+    wf: Any, /, *args: Any, store: str | Store = "memory://", lifespan: LifespanOption | None = None, **given: Any
 ) -> Any:
-    """Execute a workflow to its end and return its value.
+    """Execute a workflow to its end and return its value. Keyword arguments are those of `Engine.execute`.
 
     With an `id` and a durable `store`, call it again after a crash to continue the run. Raises `WorkflowMisuse` in a
     running event loop, which it would block. `lifespan` is that of the `Engine` that executes it.
@@ -101,7 +153,7 @@ def run(
 
     async def main() -> Any:
         async with Engine(open_store(store, SYSTEM_CLOCK, owns_loop=True), lifespan=lifespan) as engine:
-            return await engine.execute(wf, *args, id=id)
+            return await engine.execute(wf, *args, **given)
 
     return run_with_uvloop(main())
 

@@ -14,7 +14,7 @@ from perdure import Client, Context, Engine, EngineConfig, Retry, RunQuery, step
 from perdure.client.client import Run
 from perdure.errors import InvalidArgument, PerdureError
 from perdure.testing import Harness
-from perdure.workflows.definition import StartOptions
+from perdure.workflows.start_options import StartOptions
 from tests.client import hostile_values as hostile
 from tests.engine.store_matrix import on_every_store
 

@@ -79,7 +79,14 @@ class Caller:
     """One client: a sequence of random calls with pauses between them."""
 
     def __init__(
-        self, simulation: Simulation, name: str, rng: random.Random, programs: dict[str, Program], responses: Responses
+        self,
+        simulation: Simulation,
+        name: str,
+        rng: random.Random,
+        programs: dict[str, Program],
+        responses: Responses,
+        *,
+        restarts: bool = False,
     ):
         self._simulation = simulation
         self._name = name
@@ -87,6 +94,7 @@ class Caller:
         self._programs = programs
         self._responses = responses
         self._sent = 0
+        self._restarts = restarts
         self.client: Client = None  # type: ignore[assignment]
 
     async def run(self, until: float) -> None:
@@ -114,8 +122,10 @@ class Caller:
             (2, self._request),
             (2, self._refused),
         ]
+        if self._restarts:
+            ways.append((8, self._restart))
         way = self._rng.choices([each for _, each in ways], [weight for weight, _ in ways])[0]
-        run_id = self._rng.choice(RUNS if way == self._start else [*RUNS, *RUNS, *FORKS, *IMPORTS])
+        run_id = self._rng.choice(RUNS if way in (self._start, self._restart) else [*RUNS, *RUNS, *FORKS, *IMPORTS])
         self._simulation.trace(f"{self._name}{way.__name__.replace('_', ' ', 1)} {run_id}")
         self._responses.calls += 1
         try:
@@ -136,6 +146,13 @@ class Caller:
         if run.created:
             self._responses.created.append(run_id)
         return f"created={run.created}"
+
+    async def _restart(self, run_id: str) -> str:
+        program, if_exists = self._programs[run_id], self._rng.choice(("restart", "restart_ended"))
+        run: Any = await self.client.start(FLOWS[program.flow], program.parts, id=run_id, if_exists=if_exists)
+        if run.created:
+            self._responses.created.append(run_id)
+        return f"{if_exists}: created={run.created}"
 
     async def _send(self, run_id: str) -> None:
         await self._sending(

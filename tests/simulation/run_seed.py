@@ -45,8 +45,12 @@ def simulate(
     only: str | None = None,
     *,
     programs: Mapping[str, Program] | None = None,
+    restarts: bool = False,
 ) -> SeedResult:
-    """Simulate one seed, with its own fault plan and programs or given ones; `only`: use this workflow for all runs."""
+    """Simulate one seed, with its own fault plan and programs or given ones; `only`: use this workflow for all runs.
+
+    With `restarts`, clients restart runs too.
+    """
     if plan is None:
         rng = seeded_random(seed, "plan")
         plan = draw_plan(rng, WORKERS[: 2 + seed % 2], CLIENTS, RUNS)
@@ -55,7 +59,7 @@ def simulate(
     gc.disable()  # the time of a collection would change the trace
     try:
         with seeded(seed), asyncio.Runner(loop_factory=lambda: loop) as runner:
-            return runner.run(_simulate(seed, plan, make_store, only, programs, lines))
+            return runner.run(_simulate(seed, plan, make_store, only, programs, lines, restarts=restarts))
     except Spinning as error:
         return SeedResult(seed, plan, [str(error)], [*lines, f"VIOLATION: {error}"])
     finally:
@@ -77,6 +81,8 @@ async def _simulate(
     only: str | None,
     programs: Mapping[str, Program] | None,
     lines: list[str],
+    *,
+    restarts: bool,
 ) -> SeedResult:
     deploy = _deploy(seeded_random(seed, "deploy"), WORKERS[: 2 + seed % 2], only)
     simulation = Simulation(seed, plan, make_store, deploy, _config(seeded_random(seed, "config")))
@@ -84,7 +90,9 @@ async def _simulate(
     state, responses = ExternalState(simulation), Responses()
     rng = seeded_random(seed, "programs")
     programs = {run_id: _program(rng, deploy, only) for run_id in RUNS} | dict(programs or {})
-    callers = [Caller(simulation, name, seeded_random(seed, name), programs, responses) for name in CLIENTS]
+    callers = [
+        Caller(simulation, name, seeded_random(seed, name), programs, responses, restarts=restarts) for name in CLIENTS
+    ]
     for name in WORKERS[: 2 + seed % 2]:
         simulation.start_worker(name)
     simulation.damage_rows()

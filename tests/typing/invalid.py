@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import perdure
 from perdure import Context, Engine, Run, step, workflow
-from tests.typing.valid import Gateway, Order, charge, checkout, four, import_file, nightly, refund, weigh
+from tests.typing.valid import Gateway, Order, charge, checkout, eight, four, import_file, nightly, refund, weigh
 
 
 async def of_steps(ctx: Context, order: Order) -> None:
@@ -69,9 +69,12 @@ async def of_the_engine(engine: Engine, order: Order) -> None:
     await engine.start(checkout)  # type: ignore[arg-type]
     await engine.start(checkout, 3)  # type: ignore[arg-type]
     await engine.start(checkout, order, order)  # type: ignore[arg-type]
-    await engine.start(checkout, order=order)  # type: ignore[call-overload]
-    await engine.start(checkout, order, id=3)  # type: ignore[call-overload]
-    await engine.start(checkout, order, colour="red")  # type: ignore[call-overload]
+    await engine.start(checkout, order=3)  # type: ignore[call-overload]
+    await engine.start(checkout, order, id=3)  # type: ignore[call-arg]
+    await engine.start(checkout, order, colour="red")  # type: ignore[call-arg]
+    await engine.start(checkout, order, if_exists="replace")  # type: ignore[call-arg]
+    await engine.start(eight, 1, "b", b"c", 2.0, True, 6, 7, 8)  # type: ignore[arg-type]
+    await engine.execute(eight, 1, "b", b"c", 2.0, True, "f", "7", id="x")  # type: ignore[arg-type]
     await engine.start(nightly, 1)  # type: ignore[arg-type]
     await engine.start(four, 1, "b", "c", 2.0)  # type: ignore[arg-type]
     await engine.start(checkout.options(id="o"), 3)  # type: ignore[call-overload]
@@ -81,6 +84,12 @@ async def of_the_engine(engine: Engine, order: Order) -> None:
     await engine.execute(charge, order)  # type: ignore[arg-type]
     run: Run[int] = await engine.start(checkout, order)  # type: ignore[arg-type]
     assert run.id
+
+
+async def of_children(ctx: Context, order: Order) -> None:
+    await ctx.run_child(four, 1, "b", "c", 2.0)  # type: ignore[arg-type]
+    await ctx.run_child(eight, 1, "b", b"c", 2.0, True, 6, 7, "h")  # type: ignore[arg-type]
+    await ctx.run_child(checkout, order=3)  # type: ignore[call-overload]
 
 
 def of_scripts(order: Order) -> None:

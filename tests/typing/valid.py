@@ -172,6 +172,13 @@ async def four(ctx: Context, a: int, b: str, c: bytes, d: float) -> tuple[int, f
     return a, d
 
 
+@workflow
+async def eight(
+    ctx: Context, a: int, b: str, c: bytes, d: float, e: bool, f: str, g: int, h: str = ""
+) -> dict[str, int]:
+    return {b: a}
+
+
 async def of_workflows(ctx: Context, order: Order) -> None:
     assert_type(await checkout(ctx, order), str)
     assert_type(checkout.name, str)
@@ -223,6 +230,21 @@ async def of_lifespans() -> None:
     assert_type(Engine("memory://", lifespan=shared), Engine)
     assert_type(Engine("memory://", lifespan=shared()), Engine)
     assert_type(perdure.run(nightly, lifespan=resources), int)
+
+
+async def of_starts(engine: Engine, ctx: Context, order: Order) -> None:
+    assert_type(await engine.start(eight, 1, "b", b"c", 2.0, True, "f", 7, "h", id="x"), Run[dict[str, int]])
+    assert_type(await engine.start(eight, 1, "b", b"c", 2.0, True, "f", 7, timeout=3), Run[dict[str, int]])
+    assert_type(await engine.execute(eight, 1, "b", b"c", 2.0, True, "f", 7, h="h"), dict[str, int])
+    assert_type(await engine.start(checkout, order=order), Run[str])
+    assert_type(await engine.start(import_file, "x", dry=True), Run[list[str]])
+    assert_type(await engine.start(checkout, order, id="o", if_exists="restart", send=[Paid(cents=1)]), Run[str])
+    assert_type(await engine.execute(checkout.options(if_exists="reject", timeout=timedelta(hours=1)), order), str)
+    assert_type(await ctx.run_child(eight, 1, "b", b"c", 2.0, True, "f", 7, id="x"), dict[str, int])
+    assert_type(await ctx.run_child(import_file, "x", dry=True), list[str])
+    assert_type(await (await ctx.start_child(eight, 1, "b", b"c", 2.0, True, "f", 7)).result(), dict[str, int])
+    assert_type(perdure.run(eight, 1, "b", b"c", 2.0, True, "f", 7, id="x", if_exists="reject"), dict[str, int])
+    assert_type(perdure.run(import_file.options(id="x"), "x", dry=True, store="memory://"), list[str])
 
 
 async def of_others(order: Order) -> None:

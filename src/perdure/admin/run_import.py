@@ -106,5 +106,5 @@ def _import_commit(create: CreateRun, snapshot: Snapshot, worker: str, now: floa
         owned=True,
         now=now,
         patch=patch,
-        seen=create.last_message_no,
+        seen=create.received + len(create.inbox),
     )

@@ -105,14 +105,20 @@ def _report(first: bool, json: bool) -> None:
 def _event(name: str, value: str | None, app: str | None) -> tuple[Any, Any]:
     """Return the event to send: an instance of its class if the code is named, else its name and the value."""
     given = None if value is None else json_value(value)
-    from perdure.cli.target import code_is_named, event_type, load, parse_target
+    from perdure.cli.target import code_is_named, load, parse_target
 
     if not code_is_named(app):
         return name, given
+    load(parse_target(app))
+    return typed_event(name, given)
+
+
+def typed_event(name: str, value: Any) -> tuple[Any, Any]:
+    """Return an instance of the @event class of this name in the loaded code, else the name and the value."""
+    from perdure.cli.target import event_type
     from perdure.codec import JSON
 
-    load(parse_target(app))
     kind = event_type(name)
     if kind is None:
-        return name, given
-    return JSON.decode(JSON.encode({} if given is None else given), kind, what=f"event {name!r}"), None
+        return name, value
+    return JSON.decode(JSON.encode({} if value is None else value), kind, what=f"event {name!r}"), None

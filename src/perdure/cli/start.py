@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
 from perdure.cli import options
 from perdure.cli.output import console, literal, print_json, print_out, short
@@ -18,9 +20,48 @@ if TYPE_CHECKING:
 
     from perdure.client.client import Client, Run
     from perdure.client.views import RunDescription
-    from perdure.workflows.definition import StartOptions, Workflow
+    from perdure.workflows.definition import Workflow
+    from perdure.workflows.start_options import StartOptions
 
     Begin = Callable[[Client], Awaitable[Run[Any]]]
+
+
+class IfExistsChoice(StrEnum):
+    """What `start` does if the id is taken. An enumeration, so that the shell completes the values."""
+
+    OBSERVE = "observe"
+    REJECT = "reject"
+    RESTART_ENDED = "restart_ended"
+    RESTART = "restart"
+
+
+Timeout = Annotated[
+    str | None,
+    typer.Option(
+        "--timeout",
+        metavar="TIME",
+        help="Fail the run after this time: 30s, 2h. Default: the workflow's.",
+        show_default=False,
+    ),
+]
+IfExistsOption = Annotated[
+    IfExistsChoice,
+    typer.Option(
+        "--if-exists",
+        metavar="WHAT",
+        help="If the id is taken: observe, reject, restart_ended (restart an ended run) or restart (also an open run, "
+        "which is terminated).",
+    ),
+]
+FirstMessages = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--send",
+        metavar="EVENT=JSON",
+        help="A first message of the run, stored with it; may be repeated.",
+        show_default=False,
+    ),
+]
 
 
 def start(
@@ -48,6 +89,9 @@ def start(
     delay: Annotated[
         str | None, typer.Option("--delay", metavar="TIME", help="Start after this time: 30s, 2h.", show_default=False)
     ] = None,
+    timeout: Timeout = None,
+    if_exists: IfExistsOption = IfExistsChoice.OBSERVE,
+    send: FirstMessages = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the run and print its result.")] = False,
     app: options.App = None,
     store: options.Store = None,
@@ -55,22 +99,30 @@ def start(
 ) -> None:
     """Start a run of a workflow.
 
-    Workers execute the run. If a run with this id, workflow and payload exists, the command observes it.
+    Workers execute the run. If a run with this id, workflow and payload exists, the command observes it, unless
+    --if-exists says otherwise, and sends it the messages of --send.
     With `module:workflow`, --app or a configured app, the code is imported and checks the payload. Otherwise the name
     must be published by a live worker, and the payload must be an object by parameter.
     """
     from perdure.cli.target import by_name, code_is_named, load, parse_target
-    from perdure.workflows.definition import StartOptions
+    from perdure.workflows.start_options import StartOptions
 
     with error_reporting(json):
         url = store_url(store)
-        given = StartOptions(id=id, tags=tags_of(tag), delay=None if delay is None else duration(delay))
+        given = StartOptions(
+            id=id,
+            tags=tags_of(tag),
+            delay=None if delay is None else duration(delay),
+            timeout=None if timeout is None else duration(timeout),
+            if_exists=if_exists.value,
+        )
+        messages = [_message_of(text) for text in send or ()]
         if app is None and ":" in name:
-            begin = _start_workflow(_only_workflow(name), payload, given)
+            begin = _start_workflow(_only_workflow(name), payload, given, messages)
         elif code_is_named(app):
-            begin = _start_workflow(by_name(load(parse_target(app)), name), payload, given)
+            begin = _start_workflow(by_name(load(parse_target(app)), name), payload, given, messages)
         else:
-            url, begin = existing_store(url), _start_by_name(name, payload, given)
+            url, begin = existing_store(url), _start_by_name(name, payload, given, messages)
         created, run = with_client(url, lambda client: _start(client, begin, wait))
         if json:
             from perdure.cli.json_output import run_shape
@@ -93,14 +145,27 @@ def _only_workflow(target: str) -> Workflow[Any, Any]:
     return workflows[0]
 
 
-def _start_workflow(workflow: Workflow[Any, Any], payload: str | None, given: StartOptions) -> Begin:
+def _message_of(text: str) -> tuple[str, Any]:
+    """Parse EVENT=JSON, or EVENT alone for an event without a value."""
+    name, equals, value = text.partition("=")
+    if not name:
+        raise UsageError(f"{text!r} is not a message", """use --send EVENT=JSON: --send 'Approved={"by": "ada"}'""")
+    return name, json_value(value) if equals else None
+
+
+def _start_workflow(
+    workflow: Workflow[Any, Any], payload: str | None, given: StartOptions, messages: list[tuple[str, Any]]
+) -> Begin:
+    from perdure.cli.messages import typed_event
     from perdure.workflows.definition import BoundWorkflow
 
     args, kwargs = arguments_of(workflow, payload)
-    return lambda client: client.start(BoundWorkflow(workflow, given), *args, **kwargs)
+    typed = (typed_event(name, value) for name, value in messages)
+    send = [{"event": event, "payload": value} for event, value in typed]
+    return lambda client: client.start(BoundWorkflow(workflow, replace(given, send=send)), *args, **kwargs)
 
 
-def _start_by_name(name: str, payload: str | None, given: StartOptions) -> Begin:
+def _start_by_name(name: str, payload: str | None, given: StartOptions, messages: list[tuple[str, Any]]) -> Begin:
     """Start a workflow of which only the published name is known."""
     value = {} if payload is None else json_value(payload)
     if not isinstance(value, Mapping):
@@ -120,7 +185,16 @@ def _start_by_name(name: str, payload: str | None, given: StartOptions) -> Begin
                 f"{published}; or name the code: module:workflow or --app TARGET",
                 NOT_FOUND,
             )
-        return await client.start(name, dict(value), id=given.id, tags=given.tags, delay=given.delay)
+        return await client.start(
+            name,
+            dict(value),
+            id=given.id,
+            tags=given.tags,
+            delay=given.delay,
+            timeout=given.timeout,
+            if_exists=given.if_exists,
+            send=messages,
+        )
 
     return begin
 

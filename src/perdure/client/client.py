@@ -6,10 +6,10 @@ is a client with a worker in the same process. `Run` is a handle: it has an id a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
 from perdure.client.control import ControlClient
 from perdure.client.dead_letters import DeadLetterClient
@@ -28,6 +28,7 @@ from perdure.model.validation import check_name, check_seconds
 from perdure.stores.protocol import Store
 from perdure.workflows.context import Context
 from perdure.workflows.definition import BoundWorkflow, Workflow
+from perdure.workflows.start_options import StartKeywords
 from perdure.workflows.types import Complete
 
 P = ParamSpec("P")
@@ -36,20 +37,14 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
+E = TypeVar("E")
+F = TypeVar("F")
+G = TypeVar("G")
+H = TypeVar("H")
 T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 Body = Coroutine[Any, Any, R]
 Timeout = float | timedelta | None
-
-
-class StartKeywords(TypedDict, total=False):
-    """The options of a start; see `StartOptions`."""
-
-    id: str | None
-    tags: Mapping[str, str] | None
-    queue: str | None
-    delay: float | timedelta | None
-    retention: float | timedelta | None
 
 
 class Client:
@@ -106,14 +101,74 @@ class Client:
         self, wf: Callable[[Context, A, B, C, D], Body[R]], a: A, b: B, c: C, d: D, /, **options: Unpack[StartKeywords]
     ) -> Run[R]: ...
     @overload
+    async def start(
+        self,
+        wf: Callable[[Context, A, B, C, D, E], Body[R]],
+        a: A,
+        b: B,
+        c: C,
+        d: D,
+        e: E,
+        /,
+        **options: Unpack[StartKeywords],
+    ) -> Run[R]: ...
+    @overload
+    async def start(
+        self,
+        wf: Callable[[Context, A, B, C, D, E, F], Body[R]],
+        a: A,
+        b: B,
+        c: C,
+        d: D,
+        e: E,
+        f: F,
+        /,
+        **options: Unpack[StartKeywords],
+    ) -> Run[R]: ...
+    @overload
+    async def start(
+        self,
+        wf: Callable[[Context, A, B, C, D, E, F, G], Body[R]],
+        a: A,
+        b: B,
+        c: C,
+        d: D,
+        e: E,
+        f: F,
+        g: G,
+        /,
+        **options: Unpack[StartKeywords],
+    ) -> Run[R]: ...
+    @overload
+    async def start(
+        self,
+        wf: Callable[[Context, A, B, C, D, E, F, G, H], Body[R]],
+        a: A,
+        b: B,
+        c: C,
+        d: D,
+        e: E,
+        f: F,
+        g: G,
+        h: H,
+        /,
+        **options: Unpack[StartKeywords],
+    ) -> Run[R]: ...
+    @overload
     async def start(self, wf: BoundWorkflow[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
+    @overload
+    async def start(self, wf: Workflow[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
     @overload
     async def start(self, wf: str, /, *args: Any, **options: Unpack[StartKeywords]) -> Run[Any]: ...
     async def start(self, wf: Any, /, *args: Any, **given: Any) -> Run[Any]:
         """Start a run and return its handle when the run is stored.
 
-        If the id is taken by a run of the same workflow with an equal payload, return a handle on that run. Otherwise
-        raise `RunConflict`.
+        Keyword arguments are options (`id`, `tags`, `delay`, `retention`, `timeout`, `if_exists`, `send`, ...) or
+        belong to the payload. `timeout` replaces that of the workflow. `send` are first messages, stored with the run.
+
+        If the id is taken by a run of the same workflow with an equal payload, return a handle on that run and send it
+        the messages. Otherwise raise `RunConflict`. With `if_exists="reject"` always raise it. With "restart_ended" an
+        ended run starts a new generation with this payload; with "restart" an open run is terminated first.
         """
         request, created = await self._starts.start(wf, args, given)
         return Run(request.record.id, self, request.workflow, created=created)
@@ -135,7 +190,63 @@ class Client:
         self, wf: Callable[[Context, A, B, C, D], Body[R]], a: A, b: B, c: C, d: D, /, **options: Unpack[StartKeywords]
     ) -> R: ...
     @overload
+    async def execute(
+        self,
+        wf: Callable[[Context, A, B, C, D, E], Body[R]],
+        a: A,
+        b: B,
+        c: C,
+        d: D,
+        e: E,
+        /,
+        **options: Unpack[StartKeywords],
+    ) -> R: ...
+    @overload
+    async def execute(
+        self,
+        wf: Callable[[Context, A, B, C, D, E, F], Body[R]],
+        a: A,
+        b: B,
+        c: C,
+        d: D,
+        e: E,
+        f: F,
+        /,
+        **options: Unpack[StartKeywords],
+    ) -> R: ...
+    @overload
+    async def execute(
+        self,
+        wf: Callable[[Context, A, B, C, D, E, F, G], Body[R]],
+        a: A,
+        b: B,
+        c: C,
+        d: D,
+        e: E,
+        f: F,
+        g: G,
+        /,
+        **options: Unpack[StartKeywords],
+    ) -> R: ...
+    @overload
+    async def execute(
+        self,
+        wf: Callable[[Context, A, B, C, D, E, F, G, H], Body[R]],
+        a: A,
+        b: B,
+        c: C,
+        d: D,
+        e: E,
+        f: F,
+        g: G,
+        h: H,
+        /,
+        **options: Unpack[StartKeywords],
+    ) -> R: ...
+    @overload
     async def execute(self, wf: BoundWorkflow[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    async def execute(self, wf: Workflow[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
     async def execute(self, wf: str, /, *args: Any, **options: Unpack[StartKeywords]) -> Any: ...
     async def execute(self, wf: Any, /, *args: Any, **given: Any) -> Any:

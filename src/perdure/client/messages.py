@@ -12,7 +12,7 @@ from perdure.client.session import ClientSession, RunFollower
 from perdure.errors import InvalidArgument, RunTerminated
 from perdure.execution.store_writes import publish_event, raise_for_delivery
 from perdure.model.ids import new_token
-from perdure.model.records import RunRecord
+from perdure.model.records import RunRecord, RunStatus
 from perdure.model.validation import check_name, check_seconds
 from perdure.workflows.events import build_message, build_topic_event, encode_event
 from perdure.workflows.replies import find_reply
@@ -73,6 +73,7 @@ class MessageClient:
         clock, waiters = session.clock, session.waiters
         requested_at = clock.now()
         deadline = None if timeout is None else requested_at + timeout
+        requested_of: str | None = None
         while True:
             change = waiters.wait(run_id, end=False)
             try:
@@ -84,6 +85,9 @@ class MessageClient:
                     return reply
                 if record.status.terminal:
                     raise RunTerminated(run_id, record.status)
+                requested_of = requested_of or record.created_by
+                if record.created_by != requested_of:  # restarted: the generation that has the request was terminated
+                    raise RunTerminated(run_id, RunStatus.CANCELLED)
                 if deadline is not None and clock.now() >= deadline:
                     raise TimeoutError(_describe_timeout(record, timeout))
                 await session.wait_for_change(run_id, "reply", change, requested_at, deadline)

@@ -7,20 +7,23 @@ from functools import partial
 from typing import Any
 
 from perdure.client.queries import QueryClient
+from perdure.client.restarts import RunRestarter
 from perdure.client.session import ClientSession
-from perdure.errors import StoreError
+from perdure.errors import RunConflict, StoreError
+from perdure.execution.store_writes import raise_for_delivery
 from perdure.execution.waiters import ChangeFuture
+from perdure.model.records import RunRecord
 from perdure.model.validation import check_name
-from perdure.stores.results import Created, IdTaken, WriteResult
-from perdure.stores.writes import CreateRun
-from perdure.workflows.definition import BoundWorkflow, StartOptions
+from perdure.stores.results import AlreadyEnded, Created, IdTaken, WriteResult
+from perdure.stores.writes import CreateRun, DeliverMessage
+from perdure.workflows.definition import BoundWorkflow
+from perdure.workflows.start_options import NO_OPTIONS, split_keywords
 from perdure.workflows.start_request import (
     StartRequest,
     build_start_request,
     build_start_request_by_name,
     check_same_run,
     claimed_at_creation,
-    start_options,
 )
 
 
@@ -30,12 +33,13 @@ class StartClient:
     def __init__(self, session: ClientSession, queries: QueryClient) -> None:
         self._session = session
         self._queries = queries
+        self._restarter = RunRestarter(session)
 
     async def start(self, wf: Any, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[StartRequest, bool]:
         """Start a run. Return its request, and whether this call created the run."""
         request = await self._build_request(wf, args, given)
         creating = self._create_owned(request) or self._create_unowned(request)
-        return request, self._check_created(request, await creating)
+        return request, await self._on_result(request, await creating)
 
     async def execute(self, wf: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
         """Start a run and return its value.
@@ -49,13 +53,13 @@ class StartClient:
         try:
             creating = self._create_owned(request)
             if creating is None:
-                self._check_created(request, await self._create_unowned(request))
+                await self._on_result(request, await self._create_unowned(request))
                 record = await self._queries.wait_for_end(run_id)
             else:
                 creating.add_done_callback(partial(_wake_unless_created, ended))
                 last = await session.wait_for_end(run_id, ended, None)
                 if last is None or last.created_by != request.record.created_by:  # only a hint, or another run's end
-                    self._check_created(request, await creating)
+                    await self._on_result(request, await creating)
                     last = await self._queries.wait_for_end(run_id)
                 record = last
             return self._queries.value_or_error(record, request.workflow)
@@ -65,24 +69,19 @@ class StartClient:
     async def _build_request(self, wf: Any, args: tuple[Any, ...], given: dict[str, Any]) -> StartRequest:
         session = self._session
         codec, config = session.codec, session.config
+        options, kwargs = NO_OPTIONS, given
+        if given and not isinstance(wf, BoundWorkflow):
+            options, kwargs = split_keywords(given)
         if isinstance(wf, str):
             wf = check_name("a workflow's name", wf)
             found = session.known_types.latest(wf)
             wf = wf if found is None else found
         if isinstance(wf, str):
-            options, workers = start_options(given), await session.read(session.store.workers)
+            workers = await session.read(session.store.workers)
             now = session.clock.now()
-            return build_start_request_by_name(wf, args, options, workers, codec=codec, config=config, now=now)
-        bound = isinstance(wf, BoundWorkflow)
-        return build_start_request(
-            wf,
-            args,
-            given if bound else {},
-            StartOptions() if bound else start_options(given),
-            codec=codec,
-            config=config,
-            now=session.clock.now(),
-        )
+            return build_start_request_by_name(wf, args, kwargs, options, workers, codec=codec, config=config, now=now)
+        now = session.clock.now()
+        return build_start_request(wf, args, kwargs, options, codec=codec, config=config, now=now)
 
     def _create_owned(self, request: StartRequest) -> asyncio.Future[WriteResult] | None:
         """Create the run with the local worker as its owner, so that it need not be claimed.
@@ -90,7 +89,7 @@ class StartClient:
         Returns None if the local worker cannot execute the run now.
         """
         record, workflow, worker = request.record, request.workflow, self._session.local_worker
-        if workflow is None or record.wake_at != record.created_at:
+        if workflow is None or record.wake_at != record.created_at or request.messages:
             return None
         owner = worker.owner_for_new_run(workflow)
         if owner is None:
@@ -104,17 +103,54 @@ class StartClient:
         """Create the run for the first worker that claims it."""
         record = request.record
         notify = partial(self._on_created_unowned, record.id)
-        return self._session.committer.submit_future(CreateRun(record), notify, wait_for_store=False)
+        return self._session.committer.submit_future(
+            CreateRun(record, inbox=request.messages), notify, wait_for_store=False
+        )
 
     def _on_created_unowned(self, run_id: str, result: WriteResult | StoreError) -> None:
         if not isinstance(result, StoreError):
             self._session.local_worker.run_has_messages(run_id)
 
-    def _check_created(self, request: StartRequest, result: WriteResult) -> bool:
-        """Return whether the run was created. `RunConflict` if another run has its id."""
-        if isinstance(result, IdTaken):
-            check_same_run(request, result.record, self._session.codec)
+    async def _on_result(self, request: StartRequest, result: WriteResult) -> bool:
+        """Return whether this call created the run. If the id is taken, do what `if_exists` says.
+
+        `RunConflict` if the existing run is not what the caller starts.
+        """
+        while isinstance(result, IdTaken):
+            existing: RunRecord | None = result.record
+            if request.if_exists == "reject":
+                remedy = "use another id, or if_exists='observe' for a handle on that run"
+                raise RunConflict(request.record.id, "", remedy)
+            if request.if_exists != "observe":
+                existing = await self._restarter.restart(request, result.record)
+            if existing is None:
+                return True
+            check_same_run(request, existing, self._session.codec)
+            if await self._deliver(request):
+                return False
+            result = await self._create_unowned(request)
         return isinstance(result, Created)
+
+    async def _deliver(self, request: StartRequest) -> bool:
+        """Send the messages of the request to the existing run.
+
+        Returns False if the run has ended meanwhile and `restart_ended` restarts it. Raises what `send` raises.
+        """
+        session, run_id, limit = self._session, request.record.id, self._session.config.max_pending_events
+        if not request.messages:
+            return True
+        now = session.clock.now()
+        results = await session.committer.write_all(
+            [DeliverMessage(run_id=run_id, message=message, now=now, limit=limit) for message in request.messages]
+        )
+        session.local_worker.run_has_messages(run_id)
+        if request.if_exists == "restart_ended" and all(isinstance(result, AlreadyEnded) for result in results):
+            return False
+        for result in results:
+            if isinstance(result, StoreError):
+                raise result
+            raise_for_delivery(run_id, result)
+        return True
 
 
 def _wake_unless_created(waiter: ChangeFuture, creating: asyncio.Future[WriteResult]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter
 from typing import Any
 
@@ -55,6 +55,12 @@ class Parameters:
         """The annotation of each parameter, in order."""
         known = resolve_annotations(self._fn, self._enclosing_names)
         return {each.name: known.get(each.name, Any) for each in self._parameters}
+
+    def find_unknown(self, names: Iterable[str]) -> list[str]:
+        """Return the names that no parameter takes, sorted."""
+        if any(each.kind is Parameter.VAR_KEYWORD for each in self._parameters):
+            return []
+        return sorted(set(names).difference(self._names))
 
     def encode(self, codec: Codec, args: tuple[Any, ...], kwargs: Mapping[str, Any], what: str) -> bytes:
         """Return the arguments as bytes. Raises `InvalidPayload` if they do not match the parameters."""

@@ -39,8 +39,9 @@ from perdure.workflows.children import ChildSpec
 from perdure.workflows.commands import Command
 from perdure.workflows.context import Context
 from perdure.workflows.deferreds import DECLARED_TYPES
-from perdure.workflows.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow
+from perdure.workflows.definition import REGISTRY, BoundWorkflow, Workflow
 from perdure.workflows.rollback import ROLLBACK_SCOPES
+from perdure.workflows.start_options import NO_OPTIONS, StartOptions, split_keywords
 from perdure.workflows.steps import StepCall, inherits_context
 from perdure.workflows.tokens import bind_epoch
 
@@ -133,21 +134,29 @@ class ContextApi:
             raise WorkflowMisuse(f"continue_as takes a @workflow function, not {workflow!r}")
         return workflow
 
-    def build_child_spec(
-        self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None
-    ) -> ChildSpec:
-        """Check everything about a child before it is requested, and return it encoded."""
+    def build_child_spec(self, target: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> ChildSpec:
+        """Check everything about a child before it is requested, and return it encoded.
+
+        `given` are keyword arguments: an id, and parts of the payload; for a bound workflow the payload alone.
+        """
         self._entries.check_inside()
+        options, kwargs = NO_OPTIONS, given
         if isinstance(target, BoundWorkflow):
-            given = target.start
-            if id is not None or given != StartOptions(id=given.id):
-                raise InvalidArgument("a child takes an id only: give it once, and no other option of a start")
-            target, id = target.workflow, given.id
+            options, target = target.start, target.workflow
+        elif given:
+            options, kwargs = split_keywords(given)
+        id = options.id
         definition = target
         if isinstance(target, str):  # another worker may execute the child
             definition = self._state.start.workflows.latest(target) or REGISTRY.latest(target)
         if not isinstance(definition, Workflow):
             raise WorkflowMisuse(f"a child is started with a @workflow function or its name, not {target!r}")
+        has_second_id = id is not None and "id" in kwargs and definition.parameters.find_unknown(("id",))
+        if has_second_id or options not in (NO_OPTIONS, StartOptions(id=id)):
+            raise InvalidArgument(
+                "a child takes an id only: give it once, and no other option of a start; to pass a workflow parameter "
+                "that is named like an option, pass it positionally or use run_child(wf.options(...), ...)"
+            )
         what = f"payload of workflow {definition.name!r}"
         payload = definition.parameters.encode(self._state.start.codec, args, kwargs, what=what)
         key = definition.settings.idempotency_key

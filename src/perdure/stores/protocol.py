@@ -36,7 +36,8 @@ Guarantees of every store
 - **Message numbers follow commits.** The messages of a run are numbered in the order in which they were committed.
 - **`wake_at`** is the earliest time at which a worker must process a run. A turn never overwrites the wake-up of a
   message that the turn has not seen.
-- **An end is final.** Only `RewindRun` changes the outcome of an ended run.
+- **An end is final.** Only `RewindRun` changes the outcome of an ended run, and only a `CreateRun` with `replaces`
+  replaces the run.
 - **Finalization.** A run needs finalization when it has ended and has observers to notify, has unread events, or was
   terminated (its attached children must end too). `FinalizeRun` records what was done. Such a run is not pruned.
 - **Topics.** Publishes and subscribes on a topic are serialized. An event sees every earlier subscription; a

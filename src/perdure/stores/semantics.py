@@ -110,14 +110,14 @@ def qualifies_for_fast_path(write: Write) -> bool:
                 return True
             return write.patch.status.terminal and not write.seen and not write.observed
         case CreateRun():
-            return (
-                write.record.owner is not None
-                and not write.entries
-                and not write.last_message_no
-                and write.observer is None
-            )
+            return write.record.owner is not None and write.observer is None and not is_created_alone(write)
         case _:
             return False
+
+
+def is_created_alone(write: CreateRun) -> bool:
+    """Return whether more than the row of a new run is written, so that it cannot be inserted with other new runs."""
+    return bool(write.entries or write.inbox or write.received) or write.replaces is not None
 
 
 def check_batch(batch: Sequence[Write]) -> None:
@@ -189,6 +189,8 @@ def _check_new(write: CreateRun) -> None:
         _check_entry(run_id, entry)
     for message in write.inbox:
         _check_message(run_id, message)
+    if write.replaces is not None and write.entries:
+        raise StoreError(f"run {run_id!r} replaces another generation and cannot have a history; use no entries")
 
 
 def _check_rewind(write: RewindRun) -> None:
@@ -295,10 +297,19 @@ def is_dropped(location: str, dropped: Sequence[str]) -> bool:
 # --- rows ----------------------------------------------------------------------------------------------------------
 
 
-def initial_record(record: RunRecord, alive: bool, last_message_no: int = 0) -> RunRecord:
+def can_replace(write: CreateRun, existing: RunRecord, unfinalized: bool) -> bool:
+    """Return whether a new run replaces the existing run with its id."""
+    before = write.replaces
+    if before is None or not existing.status.terminal or unfinalized:
+        return False
+    return (existing.created_by, existing.generation) == (before.created_by, before.generation)
+
+
+def initial_record(record: RunRecord, alive: bool, last_message_no: int = 0, fence: int = 0) -> RunRecord:
     """Return the row of a new run: claimed by its owner if that worker is alive, else without an owner and due.
 
-    `last_message_no` is the number of the last message that a fork has, or has received.
+    `last_message_no` is the number of the last message that it has, or has received; `fence` the last position of the
+    run that it replaces.
     """
     owned = record.owner is not None and alive
     wake_at = record.created_at if record.wake_at is None else record.wake_at
@@ -317,7 +328,7 @@ def initial_record(record: RunRecord, alive: bool, last_message_no: int = 0) -> 
         drift=(),
         recoveries=0,
         last_message_no=last_message_no,
-        fence=0,
+        fence=fence,
     )
 
 

@@ -30,6 +30,13 @@ class Observer(Struct, frozen=True):
     target: str
 
 
+class Predecessor(Struct, frozen=True):
+    """The generation of a run that a new run replaces, as its caller has read it."""
+
+    created_by: str
+    generation: int
+
+
 class CreateRun(Struct, frozen=True, gc=False):
     """Create a run unless its id is taken.
 
@@ -39,8 +46,14 @@ class CreateRun(Struct, frozen=True, gc=False):
     whose numbers start after `received`: the history names the messages up to that number, and a rewind returns them
     under their numbers. `observer` is added as by `ObserveRunEnd`.
 
+    With `replaces`, a run of this id that is still this generation, has ended and needs no finalization is replaced:
+    all that it owns is deleted, and the new run has no history. The positions and message numbers of the old run stay
+    taken: the fence is one behind its last position, and messages are numbered after its last one. So a late write to
+    the old generation changes nothing. Without such a run the id is taken, or the run is created as above.
+
     Idempotent by `created_by`.
-    Results: `Created`; `IdTaken` (not observed); `AlreadyEnded` if a repeated call observes a run that has ended.
+    Results: `Created`; `IdTaken` (not observed, not replaced); `AlreadyEnded` if a repeated call observes a run that
+    has ended.
     """
 
     record: RunRecord
@@ -48,11 +61,7 @@ class CreateRun(Struct, frozen=True, gc=False):
     inbox: tuple[Message, ...] = ()
     received: int = 0
     observer: Observer | None = None
-
-    @property
-    def last_message_no(self) -> int:
-        """The number of the last message that the new run has, or has received."""
-        return self.received + len(self.inbox)
+    replaces: Predecessor | None = None
 
 
 class RunPatch(Struct, frozen=True, gc=False, kw_only=True):

@@ -26,6 +26,7 @@ from perdure.testing.contract.history import HistoryCases
 from perdure.testing.contract.inbox import InboxCases
 from perdure.testing.contract.mailbox_limits import MailboxLimitCases
 from perdure.testing.contract.queries import ChangeHintCases, QueryCases, ValueCases
+from perdure.testing.contract.replace_run import ReplaceRunCases
 from perdure.testing.contract.rewind import RewindCases
 from perdure.testing.contract.streams import PublishedCases, StreamCases
 from perdure.testing.contract.topics import PublishCases, TopicQueueCases
@@ -37,6 +38,7 @@ __all__ = ["StoreContract"]
 
 class StoreContract(
     CreateRunCases,
+    ReplaceRunCases,
     CommitTurnCases,
     HistoryCases,
     InboxCases,

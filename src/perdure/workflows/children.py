@@ -60,9 +60,7 @@ class ChildHost(Protocol):
 
     def issue(self, command: Command) -> Any: ...
 
-    def build_child_spec(
-        self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None
-    ) -> ChildSpec: ...
+    def build_child_spec(self, target: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> ChildSpec: ...
 
 
 class Child(Generic[R_co]):
@@ -110,9 +108,9 @@ class Child(Generic[R_co]):
         return f"<child run {self.id}>"
 
 
-def run_child(run: ChildHost, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None) -> Any:
+def run_child(run: ChildHost, target: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> Any:
     """Return a durable call that starts a child and waits for its result."""
-    spec = run.build_child_spec(target, args, kwargs, id)
+    spec = run.build_child_spec(target, args, given)
 
     def request() -> Any:
         return run.issue(
@@ -130,11 +128,9 @@ def run_child(run: ChildHost, target: Any, args: tuple[Any, ...], kwargs: Mappin
     return CommandCall(spec.definition.name, request, run.next_number())
 
 
-def start_child(
-    run: ChildHost, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None, detached: bool
-) -> Any:
+def start_child(run: ChildHost, target: Any, args: tuple[Any, ...], given: Mapping[str, Any], detached: bool) -> Any:
     """Return a durable call that starts a child and returns its handle."""
-    spec = run.build_child_spec(target, args, kwargs, id)
+    spec = run.build_child_spec(target, args, given)
 
     def read(entry: Entry) -> Any:
         started = run.codec.decode(entry.value or b"{}")

@@ -11,9 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property, update_wrapper
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
-
-from msgspec import Struct
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from perdure.codec.annotations import enclosing_names, return_type
 from perdure.codec.parameters import Parameters
@@ -22,6 +20,7 @@ from perdure.model.validation import check_count, check_name, check_seconds, che
 from perdure.retry import Retry
 from perdure.workflows.context import Context
 from perdure.workflows.registry import Registry
+from perdure.workflows.start_options import StartKeywords, StartOptions, build_start_options
 from perdure.workflows.steps import Raises, check_raises
 
 P = ParamSpec("P")
@@ -72,30 +71,12 @@ class Workflow(Generic[P, R_co]):
     def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]:
         return cast("Coroutine[Any, Any, R_co]", self.fn(ctx, *args, **kwargs))
 
-    def options(
-        self,
-        *,
-        id: str | None = None,
-        tags: Mapping[str, str] | None = None,
-        queue: str | None = None,
-        delay: float | timedelta | None = None,
-        retention: float | timedelta | None = None,
-    ) -> BoundWorkflow[P, R_co]:
+    def options(self, **options: Unpack[StartKeywords]) -> BoundWorkflow[P, R_co]:
         """Return the workflow bound to options for one start, separate from its own keyword arguments."""
-        return BoundWorkflow(self, StartOptions(id=id, tags=tags, queue=queue, delay=delay, retention=retention))
+        return BoundWorkflow(self, build_start_options(options))
 
     def __repr__(self) -> str:
         return f"<workflow {self.name} v{self.version}>"
-
-
-class StartOptions(Struct, frozen=True):
-    """Options of one start."""
-
-    id: str | None = None
-    tags: Mapping[str, str] | None = None
-    queue: str | None = None
-    delay: float | timedelta | None = None
-    retention: float | timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)

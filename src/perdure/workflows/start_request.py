@@ -6,7 +6,9 @@ Pure except for random ids and seeds. This module knows no store and reads no cl
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from msgspec import Struct
@@ -14,19 +16,23 @@ from msgspec.structs import replace
 
 from perdure.codec import Codec
 from perdure.config import EngineConfig
-from perdure.errors import InvalidArgument, InvalidPayload, RunConflict, WorkflowMisuse
-from perdure.model.ids import keyed_run_id, new_creation_id, new_run_id, shard_of
-from perdure.model.records import RunRecord, WorkerRecord
+from perdure.errors import InvalidArgument, InvalidPayload, QueueFull, RunConflict, WorkflowMisuse
+from perdure.model.ids import keyed_run_id, new_creation_id, new_run_id, new_token, shard_of
+from perdure.model.records import Message, RunRecord, WorkerRecord
 from perdure.model.turns import StartChild
 from perdure.model.validation import check_name, check_seconds, check_tags, describe_value
-from perdure.workflows.definition import REGISTRY, BoundWorkflow, StartOptions, Workflow
+from perdure.workflows.definition import REGISTRY, BoundWorkflow, Workflow
+from perdure.workflows.events import build_message, encode_event
+from perdure.workflows.start_options import IfExists, StartOptions
 
 
 class StartRequest(Struct, frozen=True):
-    """A validated request to start a run."""
+    """A validated request to start a run. `messages` are its first messages, numbered from 1."""
 
     workflow: Workflow[Any, Any] | None  # None: started by name, without the definition in this process.
     record: RunRecord
+    if_exists: IfExists = "observe"
+    messages: tuple[Message, ...] = ()
 
 
 def find_workflow(target: Workflow[Any, Any] | str | Any) -> Workflow[Any, Any]:
@@ -42,17 +48,6 @@ def find_workflow(target: Workflow[Any, Any] | str | Any) -> Workflow[Any, Any]:
     raise WorkflowMisuse(f"start must be given a @workflow function or its name, not {describe_value(target)}")
 
 
-def start_options(given: Mapping[str, Any]) -> StartOptions:
-    """Return the options of one start. Raises `InvalidArgument` for unknown ones, which may be workflow arguments."""
-    unknown = set(given) - set(StartOptions.__struct_fields__)
-    if unknown:
-        raise InvalidArgument(
-            f"start has no option {', '.join(sorted(unknown))}; to pass keyword arguments to the workflow, use "
-            "start(wf.options(id=...), *args, **kwargs)"
-        )
-    return StartOptions(**given)
-
-
 def build_start_request(
     target: Any,
     args: tuple[Any, ...],
@@ -64,26 +59,37 @@ def build_start_request(
     now: float,
 ) -> StartRequest:
     """Validate a start and return the request. Nothing is stored."""
+    is_bound = isinstance(target, BoundWorkflow)
     if isinstance(target, BoundWorkflow):
-        if options != StartOptions():
-            raise InvalidArgument("start options must be given once: use wf.options(...) or start(...), not both")
         options, target = target.start, target.workflow
     workflow = find_workflow(target)
     settings = workflow.settings
+    if kwargs and not is_bound and (unknown := workflow.parameters.find_unknown(kwargs)):
+        raise InvalidArgument(
+            f"start has no option {', '.join(unknown)}, and workflow {workflow.name!r} has no parameter of this name; "
+            "use an option of start or a parameter of the workflow"
+        )
     payload = workflow.parameters.encode(codec, args, kwargs, what=f"payload of workflow {workflow.name!r}")
-    if options.queue is not None:
-        raise InvalidArgument("queue= is not supported in this version; remove it")
     delay = 0.0 if options.delay is None else check_seconds("delay", options.delay)
     retention = settings.retention if options.retention is None else check_seconds("retention", options.retention)
+    timeout = settings.timeout if options.timeout is None else check_timeout(options.timeout)
     run_id = _run_id(workflow, args, kwargs, options.id, now)
     record = _new_record(workflow, run_id, payload, config, now, delay)
-    tags = {**settings.tags, **_check_tags(options.tags, codec)}
-    return StartRequest(workflow, replace(record, created_by=new_creation_id(), tags=tags, retention=retention))
+    record = replace(
+        record,
+        created_by=new_creation_id(),
+        tags={**settings.tags, **_check_tags(options.tags, codec)},
+        retention=retention,
+        deadline_at=None if timeout is None else now + delay + timeout,
+    )
+    messages = build_first_messages(options.send, codec, config, now) if options.send else ()
+    return StartRequest(workflow, record, options.if_exists, messages)
 
 
 def build_start_request_by_name(
     name: str,
     args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
     options: StartOptions,
     workers: Sequence[WorkerRecord],
     *,
@@ -93,8 +99,9 @@ def build_start_request_by_name(
 ) -> StartRequest:
     """Return a request for a workflow that is not imported in this process, in the highest version of a live worker.
 
-    Only the name is known: the payload is one dict by parameter name, stored without validation and checked by the
-    worker that executes the run. Options of the definition (key, tags, retention, timeout) do not apply.
+    Only the name is known: the payload is one dict by parameter name, or keyword arguments, stored without validation
+    and checked by the worker that executes the run. Options of the definition (key, tags, retention, timeout) do not
+    apply.
     """
     live = [worker for worker in workers if not worker.fenced and worker.lease_until >= now]
     found = [(version, worker.pool) for worker in live for known, version in worker.workflows if known == name]
@@ -102,20 +109,20 @@ def build_start_request_by_name(
         raise WorkflowMisuse(
             f"no workflow named {name!r} is imported in this process, and no live worker has published one"
         )
-    if len(args) > 1 or not all(isinstance(arg, Mapping) and all(isinstance(key, str) for key in arg) for arg in args):
+    payloads = (*args, kwargs) if kwargs else args
+    if len(payloads) > 1 or not all(map(_is_object, payloads)):
         raise InvalidPayload(
             f"workflow {name!r} is not imported in this process: use one dict by parameter name as its payload, "
             f"start({name!r}, {{'order': ...}})"
         )
-    if options.queue is not None:
-        raise InvalidArgument("queue= is not supported in this version; remove it")
+    starts_at = now + (0.0 if options.delay is None else check_seconds("delay", options.delay))
     version, pool = max(found)
     run_id = new_run_id(now) if options.id is None else check_name("a run's id", options.id)
     record = RunRecord(
         id=run_id,
         workflow=name,
         version=version,
-        input=codec.encode(dict(args[0]) if args else {}, what=f"payload of workflow {name!r}"),
+        input=codec.encode(dict(payloads[0]) if payloads else {}, what=f"payload of workflow {name!r}"),
         created_at=now,
         created_by=new_creation_id(),
         seed=random.getrandbits(31),
@@ -123,10 +130,52 @@ def build_start_request_by_name(
         shard=shard_of(run_id, config.shards),
         tags=_check_tags(options.tags, codec),
         updated_at=now,
-        wake_at=now + (0.0 if options.delay is None else check_seconds("delay", options.delay)),
+        wake_at=starts_at,
+        deadline_at=None if options.timeout is None else starts_at + check_timeout(options.timeout),
         retention=None if options.retention is None else check_seconds("retention", options.retention),
     )
-    return StartRequest(None, record)
+    messages = build_first_messages(options.send, codec, config, now) if options.send else ()
+    return StartRequest(None, record, options.if_exists, messages)
+
+
+def _is_object(payload: Any) -> bool:
+    return isinstance(payload, Mapping) and all(isinstance(key, str) for key in payload)
+
+
+def build_first_messages(events: Sequence[Any], codec: Codec, config: EngineConfig, now: float) -> tuple[Message, ...]:
+    """Return the events of `send=` as messages, in order. Raises what `send` raises for an invalid event.
+
+    An item is an event, a pair of name and payload, or a dict with the arguments `event`, `payload` and `event_id` of
+    `send`. `QueueFull` if there are more events of one name than a mailbox takes. Items with an `event_id` that occurs
+    before are dropped, as a repeated send is.
+    """
+    messages: dict[str, Message] = {}
+    for item in events:
+        event, payload, event_id = _read_sent_event(item)
+        options, body = encode_event(event, payload, codec)
+        name = new_token() if event_id is None else check_name("an event's id", event_id)
+        message = build_message(options, body, event_id=name, sent_at=now)
+        messages.setdefault(message.id, replace(message, number=len(messages) + 1))
+    for event_name, count in Counter(message.name for message in messages.values()).items():
+        if count > config.max_pending_events:
+            raise QueueFull(
+                f"send has {count} events of {event_name!r}; the mailbox of a run takes {config.max_pending_events}"
+            )
+    return tuple(messages.values())
+
+
+def _read_sent_event(item: Any) -> tuple[Any, Any, str | None]:
+    """Return event, payload and event id of one item of `send=`."""
+    if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str):
+        return item[0], item[1], None
+    if isinstance(item, dict) and "event" in item and item.keys() <= {"event", "payload", "event_id"}:
+        return item["event"], item.get("payload"), item.get("event_id")
+    return item, None, None
+
+
+def check_timeout(timeout: float | timedelta) -> float:
+    """Return the timeout of a run in seconds; it must be positive, as that of a workflow."""
+    return check_seconds("timeout", timeout, zero=False)
 
 
 def build_child_start_request(
@@ -177,12 +226,17 @@ def claimed_at_creation(record: RunRecord, owner: str) -> RunRecord:
     return replace(record, owner=owner)
 
 
+def check_same_workflow(request: StartRequest, existing: RunRecord) -> None:
+    """Raise `RunConflict` unless the existing run was started as the workflow of the request."""
+    started_as = existing.original_workflow or existing.workflow
+    if started_as != request.record.workflow:
+        raise RunConflict(existing.id, f"another workflow ({started_as!r}, not {request.record.workflow!r})")
+
+
 def check_same_run(request: StartRequest, existing: RunRecord, codec: Codec) -> None:
     """Raise `RunConflict` unless the existing run has the same workflow and an equal payload as the request."""
     new = request.record
-    started_as = existing.original_workflow or existing.workflow
-    if started_as != new.workflow:
-        raise RunConflict(new.id, f"another workflow ({started_as!r}, not {new.workflow!r})")
+    check_same_workflow(request, existing)
     original_input = existing.input if existing.original_input is None else existing.original_input
     if not _equal_payloads(request.workflow, codec, original_input, new.input):
         raise RunConflict(new.id, "another payload")

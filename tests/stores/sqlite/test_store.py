@@ -173,7 +173,7 @@ def plans(connection: apsw.Connection, sql: str) -> list[str]:
         maintenance.EXPIRED_VALUES,
         maintenance.DELETED_EVENTS,
         maintenance.CONSUMED_EVENTS,
-        *maintenance.DROP_RUN,
+        *finalization.DROP_RUN,
         *maintenance.DROP_EVENT,
         maintenance.KEYS,
     ],

@@ -251,7 +251,7 @@ class MemoryRuns:
             if self._has_open_parent(self._runs[head[1]].record):
                 skipped.append(head)
             else:
-                self._delete(self._runs[head[1]])
+                self.remove(self._runs[head[1]])
                 pruned += 1
         for at, id in skipped:
             self._prunable.put(id, at)
@@ -268,14 +268,15 @@ class MemoryRuns:
             return RunRetained("unfinalized")
         if self._has_open_parent(run.record):
             return RunRetained("parent_open")
-        self._delete(run)
+        self.remove(run)
         return Committed()
 
     def _has_open_parent(self, record: RunRecord) -> bool:
         parent = self._runs.get(record.parent) if record.parent is not None else None
         return parent is not None and not parent.record.status.terminal
 
-    def _delete(self, run: MemoryRun) -> None:
+    def remove(self, run: MemoryRun) -> None:
+        """Delete a run with all that it owns."""
         del self._runs[run.record.id]
         self._unindex(run)
         del self.by_age[bisect_left(self.by_age, (run.record.created_at, run.record.id))]

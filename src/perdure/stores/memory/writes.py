@@ -76,13 +76,20 @@ def apply(state: MemoryState, write: Write) -> WriteResult:
 def _create(state: MemoryState, write: CreateRun) -> WriteResult:
     record = write.record
     run = state.runs.get(record.id)
+    position, last_message_no = 0, write.received
+    if run is not None and rules.can_replace(write, run.record, run.needs_finalization):
+        position, last_message_no = run.position + 1, run.record.last_message_no
+        state.runs.remove(run)
+        run = None
     if run is not None and run.record.created_by != record.created_by:
         return IdTaken(run.record)
     if run is not None and write.observer is not None and run.record.status.terminal:
         return rules.already_ended(run.record)
     if run is None:
-        run = state.runs.add(rules.initial_record(record, state.alive(record.owner), write.last_message_no))
-        _set_initial_history(run, write)
+        last = last_message_no + len(write.inbox)
+        run = state.runs.add(rules.initial_record(record, state.alive(record.owner), last, position))
+        run.position = position
+        _set_initial_history(run, write, last_message_no)
         if run.record.owner is None:
             state.runs.changed.add(record.id)
     if write.observer is not None:
@@ -90,12 +97,12 @@ def _create(state: MemoryState, write: CreateRun) -> WriteResult:
     return Created(owned=record.owner is not None and run.record.owner == record.owner)
 
 
-def _set_initial_history(run: MemoryRun, write: CreateRun) -> None:
-    """Store the history and the inbox that a fork starts with."""
+def _set_initial_history(run: MemoryRun, write: CreateRun, last_message_no: int) -> None:
+    """Store the history and the inbox that a run starts with; messages are numbered after `last_message_no`."""
     if write.entries:
         run.append(0, None, write.entries)
         run.position = len(write.entries)
-    for number, message in enumerate(write.inbox, write.received + 1):
+    for number, message in enumerate(write.inbox, last_message_no + 1):
         run.inbox[number] = replace(message, number=number)
         run.numbers[message.id] = number
 

@@ -117,7 +117,7 @@ class _BatchPlan:
         key = semantics.run_of(write)
         self._topics.update(_topics_of(write))
         self._assigns_events = self._assigns_events or _touches_topics(write)
-        if isinstance(write, CreateRun) and key not in self._seen and not (write.entries or write.last_message_no):
+        if isinstance(write, CreateRun) and key not in self._seen and not semantics.is_created_alone(write):
             self._creates.append(new_run(at, write))
         elif isinstance(write, DeliverMessage) and (
             self._is_only_write(write.run_id) or self._gets_only_messages(write.run_id)
@@ -132,7 +132,7 @@ class _BatchPlan:
         else:
             self._writes.append({**as_json(write), "at": at})
         self._seen.add(key)
-        if isinstance(key, str) and not isinstance(write, CreateRun):
+        if isinstance(key, str) and not (isinstance(write, CreateRun) and write.replaces is None):
             self._locked.add(key)
 
     def arguments(self) -> list[Any]:

@@ -43,8 +43,14 @@ def as_json(write: Write) -> Json:
         case CommitTurn():
             return _turn(write)
         case CreateRun():
-            history = _non_empty(entries=_entries(write.entries), inbox=_messages(write.inbox), received=write.received)
-            return {"kind": "create", **new_run(0, write), **history}
+            replaces = None if write.replaces is None else _fields(write.replaces)
+            more = _non_empty(
+                entries=_entries(write.entries),
+                inbox=_messages(write.inbox),
+                received=write.received,
+                replaces=replaces,
+            )
+            return {"kind": "create", **new_run(0, write), **more}
         case DeliverMessage():
             return _tagged("message", write, message=_message(write.message))
         case EndRun():

@@ -77,7 +77,7 @@ def has_effects_elsewhere(write: Write) -> bool:
         case CommitTurn():
             return write.extras is not None or write.continue_as is not None or bool(write.consumed) or _ends(write)
         case CreateRun():
-            return bool(write.inbox)
+            return bool(write.inbox) or write.replaces is not None
         case _:
             return False
 
@@ -156,7 +156,9 @@ def _encode_create(write: CreateRun, partition_of: PartitionOf) -> Array:
     due_at = created_at if record.wake_at is None else encode_time(record.wake_at)
     head = (record.id, record.created_by, record.owner or "", created_at, due_at)
     observer = [] if write.observer is None else [write.observer.run_id, write.observer.target]
-    return ("create", *head, encode_new_run(record, as_lua_string), entries, messages, observer, write.received)
+    replaces = [] if write.replaces is None else [write.replaces.created_by, str(write.replaces.generation)]
+    fields = encode_new_run(record, as_lua_string)
+    return ("create", *head, fields, entries, messages, observer, write.received, replaces)
 
 
 def _encode_turn(turn: CommitTurn, partition_of: PartitionOf) -> Array:

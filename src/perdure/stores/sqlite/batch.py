@@ -186,7 +186,7 @@ def _is_alone(write: Write) -> bool:
         extras = write.extras
         return extras is not None and bool(extras.subscribe or extras.unsubscribe or extras.released_assignments)
     if isinstance(write, CreateRun):
-        return bool(write.entries or write.last_message_no)
+        return rules.is_created_alone(write)
     if isinstance(write, FinalizeRun):
         return not rules.only_marks_notified(write)
     return isinstance(write, (PublishEvent, FanOut, RewindRun, ReplayDeadLetter))
@@ -326,23 +326,12 @@ class BatchWriter:
         record = write.record
         run = self._states.get(record.id)
         if run is None:
-            owner_is_live = record.owner is not None and self._is_live(record.owner)
-            new = rules.initial_record(record, owner_is_live, last_message_no=write.last_message_no)
-            add = ADD_RUN if write.observer is None else ADD_RUN_WITH_OBSERVER
-            if write.entries or write.last_message_no:
-                self._fork(write, add, new)
-            else:
-                self._pending[add].append(rows.run_row(new))
-                self._new_runs[add].append(new)
-            if write.observer is not None:
-                observer = write.observer
-                self._pending[finalization.ADD_OBSERVER_OF_NEW_RUN].append(
-                    (observer.run_id, observer.target, record.id)
-                )
-            if new.owner is None:
-                self.changed.add(record.id)
-            return Created(owned=new.owner is not None)
+            return self._create_new(write, write.received)
         stored = sql_rows.run_or_error(self._connection.execute(RUN, (record.id,)).get)
+        if rules.can_replace(write, stored, run.unfinalized):
+            for sql in finalization.DROP_RUN:
+                self._connection.execute(sql, (run.pk,))
+            return self._create_new(write, last_message_no=stored.last_message_no, fence=run.position + 1)
         if stored.created_by != record.created_by:
             return IdTaken(stored)
         if write.observer is not None:
@@ -352,13 +341,30 @@ class BatchWriter:
                 return result
         return Created(owned=record.owner is not None and stored.owner == record.owner)
 
-    def _fork(self, write: CreateRun, add: str, new: RunRecord) -> None:
-        """Create a run with a history and an inbox. The run is inserted at once, because its rows need its key."""
+    def _create_new(self, write: CreateRun, last_message_no: int, fence: int = 0) -> WriteResult:
+        """Create a run whose id is not taken, with messages after this number; `fence`: of the run that it replaces."""
+        record, observer = write.record, write.observer
+        owner_is_live = record.owner is not None and self._is_live(record.owner)
+        new = rules.initial_record(record, owner_is_live, last_message_no + len(write.inbox), fence)
+        add = ADD_RUN if observer is None else ADD_RUN_WITH_OBSERVER
+        if rules.is_created_alone(write):
+            self._create_alone(write, add, new, last_message_no)
+        else:
+            self._pending[add].append(rows.run_row(new))
+            self._new_runs[add].append(new)
+        if observer is not None:
+            self._pending[finalization.ADD_OBSERVER_OF_NEW_RUN].append((observer.run_id, observer.target, record.id))
+        if new.owner is None:
+            self.changed.add(record.id)
+        return Created(owned=new.owner is not None)
+
+    def _create_alone(self, write: CreateRun, add: str, new: RunRecord, last_message_no: int) -> None:
+        """Create a run with its history and inbox. The run is inserted at once, because its rows need its key."""
         self._connection.execute(add, rows.run_row(new))
         pk = self._connection.last_insert_rowid()
         self._add_entries(pk, 1, None, write.entries)
-        for number, message in enumerate(write.inbox, write.received + 1):
-            self._pending[ADD_MESSAGE].append(rows.message_row(pk, number, message))
+        numbered = enumerate(write.inbox, last_message_no + 1)
+        self._pending[ADD_MESSAGE] += [rows.message_row(pk, number, message) for number, message in numbered]
 
     # turns
 

@@ -31,6 +31,9 @@ UPDATE_UNFINALIZED = f"""
            unfinalized = orphaned_children OR EXISTS ({ANY_OBSERVER}) OR EXISTS ({ANY_UNREAD_EVENT})
     WHERE pk = ?"""
 
+_TABLES_OF_RUN = ("entries", "inbox", "observers", "subscriptions", "topic_cursors", "published", "stream_items")
+DROP_RUN = (*(f"DELETE FROM {table} WHERE run_pk = ?" for table in _TABLES_OF_RUN), "DELETE FROM runs WHERE pk = ?")
+
 DROP_AT = "DELETE FROM entries WHERE run_pk = ? AND location = ?"
 REWIND = """
     UPDATE runs SET status = ?, generation = generation + 1, owner = NULL, has_new_messages = 0, wake_at = ?,

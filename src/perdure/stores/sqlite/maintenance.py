@@ -11,7 +11,7 @@ import apsw
 
 from perdure.model.records import SigningKey
 from perdure.stores.results import RETAINED_REASONS, Committed, RunMissing, RunRetained
-from perdure.stores.sqlite.finalization import REMOVE_DEAD_LETTER
+from perdure.stores.sqlite.finalization import DROP_RUN, REMOVE_DEAD_LETTER
 from perdure.stores.sqlite.workers import writing
 
 PRUNABLE = """
@@ -29,8 +29,6 @@ EXPIRED_VALUES = "SELECT run_pk, key FROM published WHERE expires_at <= ? LIMIT 
 DELETED_EVENTS = "SELECT topic, event_offset FROM topic_events WHERE deleted_at <= ? LIMIT ?"
 CONSUMED_EVENTS = "SELECT rowid FROM inbox WHERE consumed_at <= ? AND kind = 'event' LIMIT ?"
 
-_TABLES_OF_RUN = ("entries", "inbox", "observers", "subscriptions", "topic_cursors", "published", "stream_items")
-DROP_RUN = (*(f"DELETE FROM {table} WHERE run_pk = ?" for table in _TABLES_OF_RUN), "DELETE FROM runs WHERE pk = ?")
 DELETE_EXPIRED_EVENT = """
     UPDATE topic_events SET assigned_to = NULL, queued = 0, fan_out_cursor = NULL, body = NULL, deleted_at = ?
     WHERE rowid = ?"""

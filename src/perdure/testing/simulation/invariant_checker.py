@@ -77,11 +77,10 @@ class InvariantChecker(FaultyStore):
         before = await self._snapshots(touched)
         results = await self.inner.commit(batch)
         after = await self._snapshots(touched)
-        inboxes = {id: {each.number: each for each in found.inbox} for id, found in before.items() if found is not None}
         for write, result in zip(batch, results, strict=True):
             self._trace(f"  {_describe_write(write)} -> {_describe_result(result)}")
             try:
-                self._apply(write, result, inboxes)
+                self._apply(write, result, before)
             except Exception as error:  # the engine would handle it as a store error
                 self.report(f"the invariant checker failed: {error!r}")
         for run_id in touched:
@@ -92,15 +91,17 @@ class InvariantChecker(FaultyStore):
         found = zip(ids, await self.inner.load(ids), strict=True)
         return {id: snapshot if isinstance(snapshot, Snapshot) else None for id, snapshot in found}
 
-    def _apply(self, write: Write, result: WriteResult, inboxes: dict[str, dict[int, Message]]) -> None:
+    def _apply(self, write: Write, result: WriteResult, before: dict[str, Snapshot | None]) -> None:
         match write, result:
             case CreateRun(record), Created() if record.id not in self.models:
                 self.creations[record.id] = write
                 self.models[record.id] = new_run_model(write, record.owner if result.owned else None)
             case CreateRun(record), Created() if self.models[record.id].created_by != record.created_by:
-                self.report(f"run {record.id} was created twice")
+                self._apply_replacement(write, result, before[record.id])
             case CommitTurn(), Committed():
-                self._apply_turn(self.models[write.run_id], write, inboxes.get(write.run_id, {}))
+                found = before[write.run_id]
+                inbox = {} if found is None else {each.number: each for each in found.inbox}
+                self._apply_turn(self.models[write.run_id], write, inbox)
             case DeliverMessage(), MessageDelivered(fresh=True):
                 self._apply_message(self.models[write.run_id], write.message)
             case EndRun(), Committed():
@@ -111,6 +112,22 @@ class InvariantChecker(FaultyStore):
                 self._apply_rewind(self.models[write.run_id], write)
             case PublishEvent(), EventPublished(fresh=True):
                 self.sent[write.event.topic, write.event.id] = write.event
+
+    def _apply_replacement(self, write: CreateRun, result: Created, before: Snapshot | None) -> None:
+        """Apply a restart: the old generation has its last state, and the new one starts after its positions."""
+        record, old = write.record, self.models[write.record.id]
+        if write.replaces is None or before is None:
+            self.report(f"run {record.id} was created twice")
+            return
+        if old.ending is None or (old.created_by, old.generation) != (
+            write.replaces.created_by,
+            write.replaces.generation,
+        ):
+            self.report(f"run {record.id} was restarted, but generation {old.generation} has not ended")
+        self.pruned_runs.append((old, before.record))
+        self.creations[record.id] = write
+        new = self.models[record.id] = new_run_model(write, record.owner if result.owned else None)
+        new.position, new.first_epoch = old.position + 1, record.epoch
 
     def _apply_turn(self, run: RunModel, turn: CommitTurn, inbox: dict[int, Message]) -> None:
         if turn.turn_id in run.turns:

@@ -29,6 +29,7 @@ class RunModel:
     position: int = 0
     generation: int = 0
     epoch: int = 0
+    first_epoch: int = 0  # higher if the run replaced another one
     begun_in: int = 0  # the generation in which it was last continued as new or retried
     owner: str | None = None
     status: RunStatus = RunStatus.RUNNING

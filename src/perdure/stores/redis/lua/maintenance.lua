@@ -6,20 +6,13 @@
 
 local commands = {}
 
-local function delete_run(row)
-  run_rows.delete_from_indexes(row)
-  inbox.delete(row.id)
-  streams.delete(row.id)
-  call('DEL', RUN .. row.id, ENTRIES .. row.id, key('observers', row.id))
-end
-
 -- Delete these runs, except those that are not prunable any more (rewound meanwhile); return how many were deleted.
 commands.delete_runs = function(ids, now)
   local deleted = 0
   for _, id in ipairs(ids) do
     local row = run_rows.read(id)
     if row and call('ZSCORE', key('prunable'), id) and tonumber(row.prune_at) <= tonumber(now) then
-      delete_run(row)
+      run_rows.delete(row)
       deleted = deleted + 1
     end
   end

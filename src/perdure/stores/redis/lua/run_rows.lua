@@ -197,12 +197,15 @@ function run_rows.mark_finalized(row)
   move(row.id, action, action_score, by_next_action(row))
 end
 
--- Remove a run that has ended and was finalized from the indexes.
-function run_rows.delete_from_indexes(row)
+-- Delete a run that has ended and was finalized, with all that it owns.
+function run_rows.delete(row)
+  local action = by_next_action(row)
   call('ZREM', by_status(row), row.id)
-  local action = by_next_action(row) -- none if the run has no time to be pruned at
-  if action then call('ZREM', action, row.id) end
+  if action then call('ZREM', action, row.id) end -- a run without `prune_at` is in none
   if row.parent ~= '' then call('ZREM', key('children', row.parent), row.id) end
+  inbox.delete(row.id)
+  streams.delete(row.id)
+  call('DEL', RUN .. row.id, ENTRIES .. row.id, key('observers', row.id))
 end
 
 function run_rows.release(row, now, recovered)

@@ -19,15 +19,30 @@ local function created_before(id, owner, observer)
   return CREATED + (owner ~= '' and call('HGET', RUN .. id, 'owner') == owner and 1 or 0)
 end
 
+-- Delete the run that a new one replaces. Return its last position and message number; nothing if it must stay.
+local function delete_predecessor(id, created_by, replaces)
+  if #replaces == 0 or created_by ~= replaces[1] then return end
+  local row = run_rows.read(id)
+  if not row or row.generation ~= replaces[2] or not TERMINAL[row.status] or row.unfinalized == '1' then return end
+  local position = run_rows.position(row)
+  run_rows.delete(row)
+  return position, tonumber(row.last_message_no)
+end
+
 function run_writes.create(write)
-  local _, id, created_by, owner, created_at, wake_at, fields, entries, messages, observer, received = unpack(write)
+  local _, id, created_by, owner, created_at, wake_at, fields, entries, messages, observer, received, replaces =
+    unpack(write)
   local by = call('HGET', RUN .. id, 'created_by')
-  if by and by ~= created_by then return {'exists', call('HGETALL', RUN .. id)} end
-  if by then return created_before(id, owner, observer) end
+  local position, last_message_no = delete_predecessor(id, by, replaces)
+  if by and not position then
+    if by ~= created_by then return {'exists', call('HGETALL', RUN .. id)} end
+    return created_before(id, owner, observer)
+  end
   set_all(ENTRIES .. id, entries)
+  last_message_no = last_message_no or received
   local pending_events = 0
-  for i, given in ipairs(messages) do
-    local number = received + i
+  for nth, given in ipairs(messages) do
+    local number = last_message_no + nth
     local message_id, kind, value, topic, partition, offset = unpack(given)
     call('HSET', key('inbox', id), number, value)
     call('HSET', key('message-numbers', id), message_id, number)
@@ -38,9 +53,9 @@ function run_writes.create(write)
     end
   end
   extend(fields, 'id', id, 'created_by', created_by, 'created_at', created_at)
-  if received + #messages > 0 then
-    extend(fields, 'last_message_no', received + #messages, 'pending_events', pending_events)
-  end
+  last_message_no = last_message_no + #messages
+  if last_message_no > 0 then extend(fields, 'last_message_no', last_message_no, 'pending_events', pending_events) end
+  if position then extend(fields, 'fence', position + 1, 'skipped', position + 1) end
   if #observer > 0 then
     call('ZADD', key('observers', id), 1, cmsgpack.pack(observer))
     extend(fields, 'last_observer_no', '1')
