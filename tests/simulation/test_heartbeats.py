@@ -9,7 +9,9 @@ SEEDS = range(8)
 
 
 def test_all_guarantees_hold_while_steps_send_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    start, handed_on, foreign = StepExecutor._start, [], []
+    start = StepExecutor._start
+    handed_on: list[str] = []
+    foreign: list[str] = []
 
     def start_and_beat(self: StepExecutor, attempt: Attempt, now: float) -> None:
         start(self, attempt, now)
