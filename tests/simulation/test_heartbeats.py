@@ -10,8 +10,8 @@ SEEDS = range(8)
 
 def test_all_guarantees_hold_while_steps_send_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     start = StepExecutor._start
-    handed_on: list[object] = []
-    foreign: list[object] = []
+    handed_on: list[str] = []
+    foreign: list[str] = []
 
     def start_and_beat(self: StepExecutor, attempt: Attempt, now: float) -> None:
         start(self, attempt, now)
