@@ -99,7 +99,7 @@ async def stranded_runs(h: Harness, client: Client, refused: set[str]) -> tuple[
         if status is not None and not status.terminal:
             open_runs.add(run_id)
     report = await h.drive(check_health(client, deep=True))
-    named = " ".join(finding.text for finding in report.findings if finding.severity == "error")
+    named = " ".join(each.text for each in report.findings if each.severity == "error" or each.kind == "no_worker")
     if "child" in open_runs:
         open_runs.discard("parent")  # it waits for the child
     return {run_id for run_id in open_runs - refused if run_id not in named}, named

@@ -77,7 +77,7 @@ class _HealthCheck:
         self._session = client._session
         self._limit = client._session.config.max_pending_events
         self._dead_owners: dict[str, list[str]] = {}  # runs by worker that is not alive
-        self._without_worker: Counter[str] = Counter()
+        self._without_worker: dict[str, list[str]] = {}  # due runs by workflow that no live worker has
         self._overdue: list[RunRecord] = []
         self._future = 0
         self._earliest: dict[
@@ -223,7 +223,8 @@ class _HealthCheck:
             self._future += 1
         if reason == "due" and record.wake_at is not None and record.wake_at <= now:
             if not self.state.serves(record):
-                self._without_worker[f"workflow {record.workflow} v{record.version} (pool {record.pool})"] += 1
+                name = f"workflow {record.workflow} v{record.version} (pool {record.pool})"
+                self._without_worker.setdefault(name, []).append(record.id)
             elif record.wake_at < now - OVERDUE_AFTER_SECONDS:
                 self._overdue.append(record)
 
@@ -323,8 +324,8 @@ class _HealthCheck:
         for owner, ids in self._dead_owners.items():
             text = f"{_runs(len(ids))} owned by unknown worker {owner}: {', '.join(ids[:SHOWN_RUNS])}"
             add("orphaned_runs", "error", text, "release them to other workers", owner, "release_runs")
-        for name, count in sorted(self._without_worker.items()):
-            text = f"{_runs(count)} due, but no live worker has {name}"
+        for name, ids in sorted(self._without_worker.items()):
+            text = f"{_runs(len(ids))} due, but no live worker has {name}: {', '.join(ids[:SHOWN_RUNS])}"
             add("no_worker", "warning", text, "start a worker: perdure worker TARGET", name)
         if self._overdue:
             worst = min(self._overdue, key=lambda record: record.wake_at or 0.0)
