@@ -15,6 +15,7 @@ if _TYPE_CHECKING:  # for type checkers and editors; tests compare it with _EXPO
     from perdure.errors import ChildFailed as ChildFailed
     from perdure.errors import CriticalError as CriticalError
     from perdure.errors import HistoryDiverged as HistoryDiverged
+    from perdure.errors import InvalidArgument as InvalidArgument
     from perdure.errors import InvalidPayload as InvalidPayload
     from perdure.errors import InvalidToken as InvalidToken
     from perdure.errors import JoinError as JoinError
@@ -58,6 +59,7 @@ _EXPORTS = {
     "ChildFailed": "perdure.errors",
     "CriticalError": "perdure.errors",
     "HistoryDiverged": "perdure.errors",
+    "InvalidArgument": "perdure.errors",
     "InvalidPayload": "perdure.errors",
     "InvalidToken": "perdure.errors",
     "JoinError": "perdure.errors",

@@ -35,6 +35,7 @@ PUBLIC = {
     # errors
     "PerdureError",
     "WorkflowMisuse",
+    "InvalidArgument",
     "InvalidPayload",
     "RunNotFound",
     "RunTerminated",
