@@ -205,7 +205,8 @@ def _check_responses(simulation: Simulation, responses: Responses, family: Famil
         for run in (run for run, _ in family.lives if life.is_of(run) and location not in run.pruned):
             entry = run.entries.get(location)
             now = None if entry is None or entry.value is None else JSON.decode(entry.value)
-            if entry is None or now != value:
+            seen = value if value is None else JSON.decode(JSON.encode(value))  # clients read typed values
+            if entry is None or now != seen:
                 simulation.checker.report(f"a client saw {location} of {life.id} as {value!r}, but it is {now!r}")
     firsts = Counter((run_id, token) for run_id, token, first in responses.completed if first)
     for (run_id, token), count in firsts.items():
