@@ -11,8 +11,9 @@ from perdure.testing import Harness, VirtualClock
 from perdure.testing.clock import START
 from tests.golden_stores.backends import BACKENDS, FOLDER, path_of
 from tests.golden_stores.record import migration_hashes
-from tests.golden_stores.workflows import ALL, RESULTS, Unread, cancel_work, continue_all
+from tests.golden_stores.workflows import ALL, LATER_RESULTS, RESULTS, Unread, cancel_work, continue_all
 
+WITHOUT_LATER_RUNS = ("2026-11-liveness", "2026-11-redesign")
 NAMES = sorted(path.name for path in FOLDER.iterdir())
 
 
@@ -26,7 +27,8 @@ def test_golden_store_is_opened_and_all_its_runs_continue(name, kind, tmp_path):
         async with Harness(store, clock=clock) as harness:
             engine = await harness.engine(*ALL)
             results = await harness.drive(continue_all(engine), within=86_400)
-            assert results == RESULTS
+            later = {each: LATER_RESULTS[each] for each in LATER_RESULTS if name not in WITHOUT_LATER_RUNS}
+            assert results == RESULTS | later
             assert await engine.published("golden.ended") == {"progress": 100}
             assert [item async for item in engine.read_stream("golden.ended", "log")] == ["one", "two"]
             [unread] = await engine.dead_letters(Unread)

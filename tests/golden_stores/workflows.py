@@ -7,7 +7,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from perdure import Break, Client, Context, Continue, Retry, RunFailed, StepFailed, event, step, workflow
+from perdure import (
+    Break,
+    Client,
+    Context,
+    Continue,
+    Retry,
+    RunFailed,
+    StepFailed,
+    current_step,
+    event,
+    step,
+    workflow,
+)
 from perdure.workflows.definition import Workflow
 
 BROKEN: set[str] = set()  # steps that fail
@@ -126,9 +138,47 @@ async def generations(ctx: Context, n: int) -> int:
     return n
 
 
-ALL: list[Workflow[Any, Any]] = [
+class DeclinedError(Exception):
+    """Raised by a workflow; it has a field."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"declined with {code}")
+        self.code = code
+
+
+@step(name="golden.beats", retry=Retry(max_attempts=3, initial=200, max_delay=1_000, jitter=0, max_elapsed=86_400))
+async def beats() -> int:
+    attempt = current_step()
+    if attempt.last_heartbeat is None:
+        attempt.heartbeat(21)
+        raise ConnectionError("no heartbeat yet")
+    return int(attempt.last_heartbeat)
+
+
+@workflow(name="golden.declined", raises=DeclinedError)
+async def declined(ctx: Context) -> int:
+    """Stored with the heartbeat of an attempt, an open deferred with a timeout, and a scope."""
+    verdict = ctx.deferred("verdict", int, timeout=3_600)
+    with ctx.scope("named"):
+        code = await beats()
+    try:
+        return await verdict
+    except TimeoutError:
+        raise DeclinedError(code) from None
+
+
+@workflow(name="golden.restarted")
+async def restarted(ctx: Context, n: int) -> list[Any]:
+    """Stored in its second generation, which has an unread message."""
+    await ctx.sleep(1_000)
+    return [n, (await ctx.receive(Approved)).by]
+
+
+FIRST: tuple[Workflow[Any, Any], ...] = (
     sleeper, receiver, parent, waits_for_value, loop, retrying, held, compensating, ended, failed, generations,
-]  # fmt: skip
+)  # fmt: skip
+LATER: tuple[Workflow[Any, Any], ...] = (declined, restarted)  # not in the first stores
+ALL = (*FIRST, *LATER)
 
 
 async def start_all(engine: Client) -> None:
@@ -137,6 +187,9 @@ async def start_all(engine: Client) -> None:
     for each in (sleeper, receiver, parent, loop, retrying, held, compensating, ended, failed):
         await engine.start(each, id=each.name, tags={"golden": "yes"})
     await engine.start(generations, 0, id=generations.name)
+    await engine.start(declined, id=declined.name)
+    await engine.start(restarted, 1, id=restarted.name)
+    await engine.start(restarted, 2, id=restarted.name, if_exists="restart", send=[Approved("barbara")])
     await engine.send(receiver.name, Approved("ada"), event_id="ada")
     await engine.send(receiver.name, Unread(1), event_id="unread")
     await engine.broadcast(Notice(1), event_id="notice-1")
@@ -154,13 +207,17 @@ async def continue_all(engine: Client) -> dict[str, Any]:
     await engine.broadcast(Notice(3), event_id="notice-3")
     await engine.complete(await engine.deferred_token("child", "value"), 7)
     await engine.resume(held.name)
-    return {each.name: await _outcome(engine, each.name) for each in ALL if each is not waits_for_value}
+    names = [each.name for each in FIRST if each is not waits_for_value]
+    names += [each.name for each in LATER if await engine.status(each.name) is not None]
+    return {name: await _outcome(engine, name) for name in names}
 
 
 async def _outcome(engine: Client, id: str) -> Any:
     try:
         return await engine.result(id)
     except RunFailed as error:
+        if isinstance(error.__cause__, DeclinedError):
+            return error.__cause__.code
         return f"failed: {error.type}"
 
 
@@ -176,3 +233,4 @@ RESULTS = {
     "golden.failed": "failed: LookupError",
     "golden.generations": 2,
 }
+LATER_RESULTS = {"golden.declined": 21, "golden.restarted": [2, "barbara"]}
