@@ -379,7 +379,7 @@ def test_a_repair_that_would_cancel_several_runs_asks(shop):
         await committed(client, CreateRun(row("mother", created_at=now)), EndRun(run_id="mother", turn_id="t", now=now))
         await repair(client, [Finding("unfinalized", "error", "", "", "mother", "finalize")])
         for name in ("kid", "twin"):
-            await suspended(client, name, EVENT, parent="mother", attached=True)
+            await suspended(client, name, EVENT, parent="mother", attached=True, created_at=now)
 
     shop.call(orphan)
     asked = shop.run("doctor", "--repair", code=2)

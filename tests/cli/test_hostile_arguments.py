@@ -29,13 +29,13 @@ HOSTILE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("id", "ids", "location", "event", "topic", "event_id", "new_id", "parent", "prefix"), TEXTS),
     **dict.fromkeys(("token", "message", "kind", "to", "after", "workflow", "tag", "status", "pool", "name"), TEXTS),
     **dict.fromkeys(("payload", "value"), JSONS),
-    **dict.fromkeys(("since", "until", "delay"), TIMES),
+    **dict.fromkeys(("since", "until", "delay", "timeout"), TIMES),
     **dict.fromkeys(("limit", "concurrency", "grace"), NUMBERS),
-    **dict.fromkeys(("target", "app"), TARGETS),
+    **dict.fromkeys(("target", "app", "lifespan"), TARGETS),
     **dict.fromkeys(("file", "output"), FILES),
     "store": ("\udcff", "sqlite:///%00", "sqlite:///" + "x" * 5000),
-    "reason": TEXTS,
-    "held": TEXTS,
+    **dict.fromkeys(("reason", "held", "waiting_for", "if_exists"), TEXTS),
+    "send": (*TEXTS, *(f"topic={each}" for each in JSONS), "=1"),
 }
 VALID = {
     "id": "known",

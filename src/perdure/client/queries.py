@@ -7,8 +7,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from msgspec.structs import replace
-
 from perdure.client.run_export import export_snapshot
 from perdure.client.session import ClientSession
 from perdure.client.views import (
@@ -32,7 +30,6 @@ from perdure.execution.open_children import is_of_earlier_run
 from perdure.model.queries import RunQuery
 from perdure.model.records import Hold, RunRecord, RunStatus
 from perdure.model.validation import check_name, check_seconds, describe_value
-from perdure.stores.paging import created_between
 from perdure.stores.results import StoredEntry, UnreadableRun
 from perdure.workflows.definition import Workflow
 from perdure.workflows.types import Complete, error_view
@@ -190,15 +187,12 @@ class QueryClient:
         if query.parent:
             wanted = [query.parent]
             parent = (await session.read(lambda: session.store.records(wanted)))[0]
-        if isinstance(parent, RunRecord):  # an earlier run with the same id may have left children
-            since, _ = created_between(query)
-            query = replace(query, created_after=max(parent.created_at, since or 0.0))
         page = await session.read(lambda: session.store.runs(query))
         described: list[RunDescription] = []
         unreadable = list(page.unreadable)
         for record in page.runs:
             if isinstance(parent, RunRecord) and is_of_earlier_run(record, parent):
-                continue
+                continue  # an earlier run with the id of the parent has left it
             try:
                 described.append(describe_run(record, session.codec))
             except (InvalidPayload, ValueError, OverflowError) as error:  # a payload or a time
