@@ -49,7 +49,7 @@ async def job(ctx: Context, day: str, note_it: bool = True) -> str:
 
 @workflow(name="if_exists.approval")
 async def approval(ctx: Context, what: str) -> str:
-    LOG.append(f"approval {what} starts")
+    LOG.append(f"approval {what} starts")  # perdure: ignore
     approved = await ctx.receive(Approved)
     return f"{what} by {approved.by} in {ctx.generation}"
 

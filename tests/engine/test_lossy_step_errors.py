@@ -73,7 +73,8 @@ async def fetches(ctx: Context, status: int, size: int = 0, then: str = "return"
     except (StepFailed, InvalidPayload) as wrong:
         return [type(wrong).__name__]
     except StatusError as error:
-        SEEN.append([type(error).__name__, str(error), error.status, error.headers, sorted(vars(error))])
+        attributes = sorted(vars(error))
+        SEEN.append([type(error).__name__, str(error), error.status, error.headers, attributes])  # perdure: ignore
         await ctx.sleep(60)
         if then == "raise":
             raise

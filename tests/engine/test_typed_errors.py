@@ -226,7 +226,7 @@ async def parent(ctx: Context, how: str) -> list[Any]:
 def describe(failed: ChildFailed) -> list[str]:
     cause = failed.__cause__
     fields = [str(getattr(cause, name, None)) for name in ("amount", "code")]
-    SEEN.append([type(cause).__name__, str(cause), *fields])
+    SEEN.append([type(cause).__name__, str(cause), *fields])  # perdure: ignore
     return SEEN[-1]
 
 
