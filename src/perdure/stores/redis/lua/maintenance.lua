@@ -23,7 +23,7 @@ end
 commands.delete_run = function(id)
   local row = run_rows.read(id)
   if not row or not TERMINAL[row.status] or row.unfinalized == '1' then return 0 end
-  delete_run(row)
+  run_rows.delete(row)
   return 1
 end
 
