@@ -12,6 +12,7 @@ from uuid import UUID
 import msgspec
 import pydantic
 import pytest
+from annotated_types import Gt
 
 from perdure.codec.argument_checks import argument_check
 from perdure.codec.plain_values import Mismatch
@@ -189,3 +190,16 @@ def test_value_is_not_changed_or_consumed():
     assert check is not None
     check(numbers)
     assert list(numbers) == [1, 2]
+
+
+def test_rules_of_pydantic_are_checked():
+    check = argument_check("n", pydantic.PositiveInt)
+    assert check is not None
+    check(1)
+    with pytest.raises(Mismatch, match="greater than 0"):
+        check(0)
+    nested = argument_check("ns", list[Annotated[int, Gt(5)]])
+    assert nested is not None
+    nested([6])
+    with pytest.raises(Mismatch, match=r"ns\[0\]"):
+        nested([5])

@@ -16,6 +16,7 @@ VALUES: dict[str, Any] = {
     "retry": Retry(max_attempts=2),
     "timeout": 3.0,
     "retry_on_timeout": True,
+    "heartbeat_timeout": 2.0,
     "raises": (KeyError,),
     "compensate": print,
     "at_most_once": True,

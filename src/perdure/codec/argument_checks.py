@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,7 @@ import msgspec
 
 from perdure.codec.converters import _hints, _native_converter, _strip_qualifiers, _unexpected
 from perdure.codec.plain_values import Mismatch, decode_model, explain, is_model, path_step, to_plain, type_name
+from perdure.codec.pydantic_types import PydanticConverter, build_pydantic_converter, needs_pydantic
 
 _encode = msgspec.msgpack.Encoder(enc_hook=to_plain).encode  # keeps nan, unlike JSON
 
@@ -113,13 +115,27 @@ def _check_union(value: Any, members: tuple[Any, ...], annotation: Any, path: st
 
 
 def _check_constraints(value: Any, annotation: Any, plain: Any, path: str) -> None:
-    """Check `Annotated[int, Meta(gt=0)]`: the type, then what msgspec knows of the constraints."""
+    """Check `Annotated[int, Meta(gt=0)]`: the type, then what msgspec or pydantic knows of the constraints."""
     _check(value, plain, path)
+    if needs_pydantic(annotation):
+        converter = _pydantic_converter(annotation)
+        converter.convert(converter.convert(value, path, True), path, False)
+        return
     try:
         msgspec.convert(value, annotation, dec_hook=decode_model)
     except msgspec.ValidationError as error:
         below, reason = explain(error)
         raise Mismatch(path + below, reason) from None
+
+
+def _pydantic_converter(annotation: Any) -> PydanticConverter:
+    try:
+        return _cached_pydantic_converter(annotation)
+    except TypeError:  # a validator that cannot be hashed
+        return build_pydantic_converter(annotation)
+
+
+_cached_pydantic_converter = functools.lru_cache(256)(build_pydantic_converter)
 
 
 def _check_class(value: Any, cls: Any, path: str) -> None:

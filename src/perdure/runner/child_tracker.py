@@ -12,10 +12,13 @@ entries as it has running children.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
+from msgspec.structs import replace
 
 from perdure.model.records import Entry, EntryStatus
-from perdure.model.turns import ObserveRun
+from perdure.model.turns import ObserveRun, StartChild
 from perdure.runner.attempt_tracker import AttemptTracker
 from perdure.runner.entry_log import EntryLog
 from perdure.runner.event_loop import WorkflowLoop
@@ -153,3 +156,20 @@ class ChildTracker:
 
 def _child_id(entry: Entry) -> str:
     return str(msgspec.json.decode(entry.detail or b"{}").get("id", ""))
+
+
+def match_recorded_child(pending: PendingEntry, action: StartChild, describe: Callable[[StartChild], bytes]) -> bool:
+    """Compare a requested child with the recorded one. Return whether the entry has changed and must be recorded.
+
+    After a rewind and in a fork the child has another id. That id is recorded before the child starts, so that the
+    next rewind finds it.
+    """
+    child = msgspec.json.decode(pending.detail or b"{}")
+    if action.fallback_id is not None and child.get("id") == action.fallback_id:
+        action = pending.action = replace(action, run_id=action.fallback_id, fallback_id=None)
+    if child.get("id") != action.run_id:
+        pending.detail = describe(action)
+        return True
+    if not child.get("attached"):
+        pending.action = replace(action, attached=False)  # the run existed before, as the recorded start says
+    return False

@@ -31,6 +31,7 @@ from perdure.runner.compensations import Compensation, Compensations
 from perdure.runner.event_loop import THREAD_WAIT
 from perdure.runner.eviction import log_unhandled
 from perdure.runner.outcomes import as_complete
+from perdure.runner.pending import first_iteration
 from perdure.runner.scopes import Scope
 from perdure.runner.source_lines import caller_source_line
 from perdure.runner.state import RunnerState
@@ -341,7 +342,7 @@ class ContextApi:
         Entries of attached children that may be running, and of completed deferreds, outlive their iterations.
         """
         entries = self._entries
-        pending = entries.first_pending_iteration(location)
+        pending = first_iteration(location, entries.pending, entries.attempts.stop_requests)
         end = end if pending is None else max(first, min(pending, end))
         for iteration in range(first, end):
             path = f"{location}/~{iteration}"

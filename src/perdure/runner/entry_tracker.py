@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import logging
 from asyncio import Future, events
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from perdure.codec import Codec, fingerprint
@@ -25,7 +24,7 @@ from perdure.errors import HistoryDiverged, WorkflowMisuse
 from perdure.model.records import Entry, EntryStatus, ErrorRecord, Hold, Wait
 from perdure.model.turns import StartChild
 from perdure.runner.attempt_tracker import EXHAUSTED, AttemptTracker
-from perdure.runner.child_tracker import CHILDREN, ChildTracker
+from perdure.runner.child_tracker import CHILDREN, ChildTracker, match_recorded_child
 from perdure.runner.compensations import Compensations
 from perdure.runner.deadlines import DeferredDeadlines
 from perdure.runner.entry_log import EntryLog
@@ -383,28 +382,13 @@ class EntryTracker:
         if command.describe is not None:
             if pending.recorded is None or pending.detail is None:
                 pending.detail = command.describe(pending.action)
-            elif isinstance(pending.action, StartChild):
-                self._match_recorded_child(pending, pending.action, command.describe)
+            elif isinstance(pending.action, StartChild) and match_recorded_child(
+                pending, pending.action, command.describe
+            ):
+                self.log.record_pending(pending)
         pending.awaited = self.observed.pop(pending.location, None) if pending.recorded is not None else None
         if pending.awaited is None:
             self.attempts.schedule_effect(pending)
-
-    def _match_recorded_child(
-        self, pending: PendingEntry, action: StartChild, describe: Callable[[StartChild], bytes]
-    ) -> None:
-        """Compare a requested child with the recorded one.
-
-        After a rewind and in a fork the child has another id. That id is recorded before the child starts, so that the
-        next rewind finds it.
-        """
-        child = msgspec.json.decode(pending.detail or b"{}")
-        if action.fallback_id is not None and child.get("id") == action.fallback_id:
-            action = pending.action = replace(action, run_id=action.fallback_id, fallback_id=None)
-        if child.get("id") != action.run_id:
-            pending.detail = describe(action)
-            self.log.record_pending(pending)
-        elif not child.get("attached"):
-            pending.action = replace(action, attached=False)  # the run existed before, as the recorded start says
 
     def _subscribe(self, pending: PendingEntry) -> None:
         if pending.command is not None and pending.command.wants is not None:
@@ -561,19 +545,6 @@ class EntryTracker:
         if pending.recorded is not status:
             pending.error = error
             self.log.record(pending.to_entry(status, settled_at=self._loop.now))
-
-    def first_pending_iteration(self, loop: str) -> int | None:
-        """Return the first iteration of a loop in which anything is pending, stop requests included."""
-        below = f"{loop}/~"
-        return min(
-            (
-                int(location.removeprefix(below).partition("/")[0])
-                for known in (self.pending, self.attempts.stop_requests)
-                for location in known
-                if location.startswith(below)
-            ),
-            default=None,
-        )
 
     def keep_deferreds(self, path: str) -> None:
         """Record the completed deferreds below a deleted path again: a later wait for their names must find them."""

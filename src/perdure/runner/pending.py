@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncio import Future
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from perdure.model.records import Entry, EntryStatus, ErrorRecord
@@ -160,3 +161,10 @@ class NeverCompletes:
     def __await__(self) -> Any:
         while True:
             yield
+
+
+def first_iteration(loop: str, *pending: Iterable[str]) -> int | None:
+    """Return the first iteration of a loop that has a location among these."""
+    below = f"{loop}/~"
+    found = (location.removeprefix(below) for each in pending for location in each if location.startswith(below))
+    return min((int(location.partition("/")[0]) for location in found), default=None)

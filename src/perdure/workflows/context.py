@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, M
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from msgspec import Struct
 
@@ -23,7 +23,8 @@ from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.ids import origin_of
 from perdure.model.validation import check_count, check_name, check_seconds, describe_value
 from perdure.workflows.branches import BranchHost, collect_branches, join, map_items, race
-from perdure.workflows.children import Child, ChildHost, cancel_run, run_child, start_child
+from perdure.workflows.child_calls import ChildCalls
+from perdure.workflows.children import ChildHost
 from perdure.workflows.deferreds import Deferred, DeferredHost
 from perdure.workflows.durable_call import CommandCall
 from perdure.workflows.loops import Break, Continue, LoopHost, loop
@@ -36,38 +37,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
 T = TypeVar("T")
-A = TypeVar("A")
-B = TypeVar("B")
-C = TypeVar("C")
-D = TypeVar("D")
-E = TypeVar("E")
-F = TypeVar("F")
-G = TypeVar("G")
-H = TypeVar("H")
-Coro = Coroutine[Any, Any, R]
-Call = Coroutine[None, None, R]  # a durable call
-Id = str | None
-# Workflow functions by the number of their parameters.
-W0 = Callable[["Context"], Coro[R]]
-W1 = Callable[["Context", A], Coro[R]]
-W2 = Callable[["Context", A, B], Coro[R]]
-W3 = Callable[["Context", A, B, C], Coro[R]]
-W4 = Callable[["Context", A, B, C, D], Coro[R]]
-W5 = Callable[["Context", A, B, C, D, E], Coro[R]]
-W6 = Callable[["Context", A, B, C, D, E, F], Coro[R]]
-W7 = Callable[["Context", A, B, C, D, E, F, G], Coro[R]]
-W8 = Callable[["Context", A, B, C, D, E, F, G, H], Coro[R]]
 U = TypeVar("U")
 V = TypeVar("V")
 
 LOGGER = logging.getLogger("perdure.workflow")
-
-
-class ChildOptions(TypedDict, total=False):
-    """The options of `start_child`."""
-
-    id: str | None
-    detached: bool
 
 
 class RunInfo(Struct, frozen=True):
@@ -112,8 +85,10 @@ class RunApi(BranchHost, ReceiveHost, ChildHost, DeferredHost, LoopHost, Rollbac
     def shared_scope(self, name: str) -> AbstractContextManager[None]: ...
 
 
-class Context:
+class Context(ChildCalls):
     """The first parameter of every workflow."""
+
+    _run: RunApi
 
     def __init__(self, run: RunApi) -> None:
         self._run = run
@@ -463,119 +438,6 @@ class Context:
         return await loop(
             self._run, self, name, body, state, commit_every=commit_every, prune_every=prune_every, keep=keep
         )
-
-    # --- children
-
-    @overload
-    def run_child(self, wf: W0[R], /, *, id: Id = None) -> Call[R]: ...
-    @overload
-    def run_child(self, wf: W1[A, R], a: A, /, *, id: Id = None) -> Call[R]: ...
-    @overload
-    def run_child(self, wf: W2[A, B, R], a: A, b: B, /, *, id: Id = None) -> Call[R]: ...
-    @overload
-    def run_child(self, wf: W3[A, B, C, R], a: A, b: B, c: C, /, *, id: Id = None) -> Call[R]: ...
-    @overload
-    def run_child(self, wf: W4[A, B, C, D, R], a: A, b: B, c: C, d: D, /, *, id: Id = None) -> Call[R]: ...
-    @overload
-    def run_child(self, wf: W5[A, B, C, D, E, R], a: A, b: B, c: C, d: D, e: E, /, *, id: Id = None) -> Call[R]: ...
-    @overload
-    def run_child(
-        self, wf: W6[A, B, C, D, E, F, R], a: A, b: B, c: C, d: D, e: E, f: F, /, *, id: Id = None
-    ) -> Call[R]: ...
-    @overload
-    def run_child(
-        self, wf: W7[A, B, C, D, E, F, G, R], a: A, b: B, c: C, d: D, e: E, f: F, g: G, /, *, id: Id = None
-    ) -> Call[R]: ...
-    @overload
-    def run_child(
-        self, wf: W8[A, B, C, D, E, F, G, H, R], a: A, b: B, c: C, d: D, e: E, f: F, g: G, h: H, /, *, id: Id = None
-    ) -> Call[R]: ...
-    @overload
-    def run_child(
-        self, wf: Callable[Concatenate[Context, P], Coro[R]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Coroutine[None, None, R]: ...
-    @overload
-    def run_child(self, wf: str, /, *args: Any, id: str | None = None, **kwargs: Any) -> Coroutine[None, None, Any]: ...
-    def run_child(self, wf: Any, /, *args: Any, **given: Any) -> Any:
-        """Start a child run and return its result. Raises `ChildFailed`. Cancelling the wait cancels the child.
-
-        `id` is an option of the start; all other keyword arguments belong to the payload.
-        """
-        return run_child(self._run, wf, args, given)
-
-    @overload
-    def start_child(self, wf: W0[R], /, **options: Unpack[ChildOptions]) -> Call[Child[R]]: ...
-    @overload
-    def start_child(self, wf: W1[A, R], a: A, /, **options: Unpack[ChildOptions]) -> Call[Child[R]]: ...
-    @overload
-    def start_child(self, wf: W2[A, B, R], a: A, b: B, /, **options: Unpack[ChildOptions]) -> Call[Child[R]]: ...
-    @overload
-    def start_child(
-        self, wf: W3[A, B, C, R], a: A, b: B, c: C, /, **options: Unpack[ChildOptions]
-    ) -> Call[Child[R]]: ...
-    @overload
-    def start_child(
-        self, wf: W4[A, B, C, D, R], a: A, b: B, c: C, d: D, /, **options: Unpack[ChildOptions]
-    ) -> Call[Child[R]]: ...
-    @overload
-    def start_child(
-        self, wf: W5[A, B, C, D, E, R], a: A, b: B, c: C, d: D, e: E, /, **options: Unpack[ChildOptions]
-    ) -> Call[Child[R]]: ...
-    @overload
-    def start_child(
-        self, wf: W6[A, B, C, D, E, F, R], a: A, b: B, c: C, d: D, e: E, f: F, /, **options: Unpack[ChildOptions]
-    ) -> Call[Child[R]]: ...
-    @overload
-    def start_child(
-        self,
-        wf: W7[A, B, C, D, E, F, G, R],
-        a: A,
-        b: B,
-        c: C,
-        d: D,
-        e: E,
-        f: F,
-        g: G,
-        /,
-        **options: Unpack[ChildOptions],
-    ) -> Call[Child[R]]: ...
-    @overload
-    def start_child(
-        self,
-        wf: W8[A, B, C, D, E, F, G, H, R],
-        a: A,
-        b: B,
-        c: C,
-        d: D,
-        e: E,
-        f: F,
-        g: G,
-        h: H,
-        /,
-        **options: Unpack[ChildOptions],
-    ) -> Call[Child[R]]: ...
-    @overload
-    def start_child(
-        self, wf: Callable[Concatenate[Context, P], Coro[R]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Coroutine[None, None, Child[R]]: ...
-    @overload
-    def start_child(
-        self, wf: str, /, *args: Any, id: str | None = None, detached: bool = False, **kwargs: Any
-    ) -> Coroutine[None, None, Child[Any]]: ...
-    def start_child(self, wf: Any, /, *args: Any, **given: Any) -> Any:
-        """Start a child run and return a handle. Its `result()` and `outcome()` wait for the child.
-
-        `id` and `detached` are options of the start; all other keyword arguments belong to the payload.
-        """
-        detached = given.pop("detached", False)
-        return start_child(self._run, wf, args, given, detached)
-
-    def cancel(self, run_id: str, reason: str | None = None) -> Coroutine[None, None, bool]:
-        """Request cancellation of a run, exactly once. False if it has ended or does not exist.
-
-        The call does not wait for the end of the run. `reason` is as in `Client.cancel`.
-        """
-        return cancel_run(self._run, run_id, reason)
 
     # --- compensation
 

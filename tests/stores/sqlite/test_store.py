@@ -17,7 +17,17 @@ from perdure.model.records import RunStatus
 from perdure.model.turns import TurnExtras
 from perdure.stores.protocol import Store
 from perdure.stores.results import Committed
-from perdure.stores.sqlite import batch, finalization, maintenance, queries, run_state_cache, streams, topics, workers
+from perdure.stores.sqlite import (
+    batch,
+    finalization,
+    maintenance,
+    queries,
+    run_state_cache,
+    streams,
+    topics,
+    unread,
+    workers,
+)
 from perdure.stores.sqlite.errors import as_store_error
 from perdure.stores.sqlite.store import SqliteStore
 from perdure.stores.writes import Write
@@ -111,9 +121,9 @@ def plans(connection: apsw.Connection, sql: str) -> list[str]:
         run_state_cache.RUN_STATE,
         run_state_cache.RUN_STATE_BY_PK,
         batch.TURN_AT,
-        batch.UNREAD,
-        batch.FIRST_UNREAD_OF_NAME,
-        batch.UNREAD_OF_NAME,
+        unread.UNREAD,
+        unread.FIRST_UNREAD_OF_NAME,
+        unread.UNREAD_OF_NAME,
         finalization.MESSAGE_NUMBER,
         finalization.DEAD_LETTER_EXISTS,
         finalization.REMOVE_DEAD_LETTER,
@@ -121,7 +131,7 @@ def plans(connection: apsw.Connection, sql: str) -> list[str]:
         batch.DROP_BELOW,
         batch.DROP_MARKERS,
         batch.PATCH,
-        batch.UNREAD_EVENT,
+        unread.UNREAD_EVENT,
         queries.RUN_AND_PK,
         queries.POSITION,
         queries.ENTRIES,

@@ -48,6 +48,7 @@ from perdure.stores.sqlite.run_state_cache import (
 )
 from perdure.stores.sqlite.streams import ADD_ITEM, PUT_VALUE, SUPERSEDE, appended_rows, item_row, value_row
 from perdure.stores.sqlite.topics import ADD_MESSAGE, CONSUME, COUNT_MESSAGE, UNSUBSCRIBE_ALL, Topics, message_rows
+from perdure.stores.sqlite.unread import FIRST_UNREAD_OF_NAME, UNREAD, UNREAD_EVENT, UNREAD_OF_NAME, UNREAD_WAKING_HELD
 from perdure.stores.writes import (
     AppendStream,
     CommitTurn,
@@ -68,19 +69,6 @@ from perdure.stores.writes import (
 )
 
 TURN_AT = "SELECT turn_id FROM entries WHERE run_pk = ? AND position = ?"
-UNREAD = """
-    SELECT 1 FROM inbox
-    WHERE run_pk = ? AND number > ? AND consumed_at IS NULL AND number NOT IN (SELECT value FROM json_each(?))
-    LIMIT 1"""
-UNREAD_WAKING_HELD = UNREAD.replace("LIMIT", "AND kind IN ('resume', 'cancel') LIMIT")
-UNREAD_EVENT = UNREAD.replace("LIMIT", "AND kind IN ('event', 'assignment') LIMIT")
-FIRST_UNREAD_OF_NAME = """
-    SELECT number FROM inbox
-    WHERE run_pk = ? AND name = ? AND consumed_at IS NULL AND kind IN ('event', 'assignment')
-    ORDER BY number LIMIT 1"""
-UNREAD_OF_NAME = """
-    SELECT count(*) FROM inbox
-    WHERE run_pk = ? AND name = ? AND consumed_at IS NULL AND kind IN ('event', 'assignment')"""
 WORKER_IS_LIVE = "SELECT 1 FROM workers WHERE id = ? AND fenced = 0"
 RUN = f"SELECT {sql_rows.RUN_COLUMNS} FROM runs WHERE id = ?"
 
