@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -16,11 +16,14 @@ from perdure.stores.redis.store import RedisStore
 from perdure.stores.results import WriteResult
 from perdure.stores.writes import CommitTurn, Write
 from perdure.testing.contract.builders import receive, run, worker
+from tests.repetitions import repetitions
 from tests.servers.redis import prefix_of_its_own
 from tests.stores.test_model_equivalence import RUNS, ObservedRuns, StoreCall, _sorted, _state, calls
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("partitions", [1, 4])
+@settings(max_examples=repetitions(30, 200))
 @given(script=st.lists(calls, max_size=12))
 def test_memory_and_redis_agree(partitions: int, script: list[StoreCall]) -> None:
     with prefix_of_its_own(partitions=partitions) as url:
