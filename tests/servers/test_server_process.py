@@ -55,9 +55,9 @@ def answers(url: str) -> bool:
 async def postgres_answers(url: str) -> bool:
     try:
         connection = await asyncpg.connect(url)
-    except (OSError, asyncpg.PostgresError):
+        await connection.close()
+    except (OSError, asyncpg.PostgresError):  # also while the server stops
         return False
-    await connection.close()
     return True
 
 
