@@ -172,3 +172,8 @@ def to_datetime(at: float) -> datetime:
 def to_datetime_or_none(at: float | None) -> datetime | None:
     """Return seconds since the epoch as an aware UTC datetime; None stays None."""
     return None if at is None else to_datetime(at)
+
+
+def block_thread(seconds: float) -> None:
+    """Block the calling thread for a time of the machine, never of a test's clock. Not for event loops."""
+    time.sleep(seconds)

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from perdure.clock import SYSTEM_CLOCK
+from perdure.clock import SYSTEM_CLOCK, block_thread
 from perdure.errors import StoreError
 from perdure.stores.sqlite.errors import as_store_error
 
@@ -42,6 +42,9 @@ Up to it, the handover to the thread costs more than the rows: writing them on t
 steps per second with 100 concurrent runs (ADR 11). Beyond it, the rows would block the event loop for too long: 200
 turns of one entry take 1.2 ms of CPU time, and the committer's largest batch of 2,000 writes would take ten times that.
 """
+
+FIRST_LOCK_WAIT_SECONDS = 0.0001
+MAX_LOCK_WAIT_SECONDS = 0.005
 
 CHECKPOINT_PAGES = 4000
 """Pages (of 4 KiB) of the write-ahead log after which the thread checkpoints it, before it delivers results.
@@ -92,7 +95,8 @@ class ConnectionThread:
         self._stopped = False
         self._pid = os.getpid()
         self._connection: apsw.Connection | None = None
-        self._busy_timeout_ms = 0
+        self._busy_timeout_s = 0.0
+        self._waited_s = 0.0  # for the write lock, by the statement that is executed
         self._in_use = threading.Lock()  # held by the thread that uses the connection
         self._open_commit: _PendingJob | None = None  # the commit of a transaction that a caller has left to the thread
         self._wal_pages = 0
@@ -171,13 +175,27 @@ class ConnectionThread:
         connection = self._connection
         if connection is None:
             return False
-        connection.set_busy_timeout(0)
+        connection.set_busy_handler(None)
         try:
             connection.execute("BEGIN IMMEDIATE")
         except apsw.BusyError:
             return False
         finally:
-            connection.set_busy_timeout(self._busy_timeout_ms)
+            connection.set_busy_handler(self._wait_for_lock)
+        return True
+
+    def _wait_for_lock(self, waits: int) -> bool:
+        """Wait a little while another process writes; `waits`: how often the statement has waited before.
+
+        SQLite's own handler waits for 1 ms and then longer, but most commits of other processes take less.
+        """
+        if waits == 0:
+            self._waited_s = 0.0
+        if self._waited_s >= self._busy_timeout_s:
+            return False
+        pause = min(FIRST_LOCK_WAIT_SECONDS * 1.3 ** min(waits, 50), MAX_LOCK_WAIT_SECONDS)
+        self._waited_s += pause
+        block_thread(pause)
         return True
 
     def _commit_here(self) -> None:
@@ -264,7 +282,8 @@ class ConnectionThread:
 
     def _open_connection(self) -> apsw.Connection:
         connection = self._connect()
-        self._busy_timeout_ms = connection.pragma("busy_timeout")
+        self._busy_timeout_s = connection.pragma("busy_timeout") / 1000
+        connection.set_busy_handler(self._wait_for_lock)
         connection.set_wal_hook(self._on_commit)  # replaces SQLite's own checkpoint, which is part of the commit
         return connection
 
