@@ -80,8 +80,8 @@ def _types() -> tuple[tuple[type, ...], tuple[type, ...]]:
     calls = (generator.asend(None), generator.athrow(GeneratorExit))
     others = (anext(generator, None), coroutine.__await__())
     coroutine.close()
-    for call in calls:
-        call.close()
+    for call in (*calls, others[0]):
+        call.close()  # otherwise Python warns that they were never awaited
     types = tuple(type(call) for call in calls)
     return types, (*types, *(type(other) for other in others))
 
