@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from perdure.errors import InvalidArgument
+from perdure.model.filters import Filter
 from perdure.model.records import HOLD_KINDS, RunRecord, RunStatus, Wait
+from perdure.model.tags import Tags
 from perdure.model.validation import check_count, check_name, check_tags, check_text, check_time, describe_value
 
 MAX_LIMIT = 1_000_000  # runs of one page
@@ -55,18 +57,21 @@ class RunQuery(Struct, frozen=True, kw_only=True):
 
     Statuses may be given by name, and times as aware datetimes; they are converted to statuses and seconds. `held`
     selects held runs: True all of them, a kind of hold those of that kind. `waiting_for` selects suspended runs by a
-    reason why they wait (`Awaited`).
+    reason why they wait (`Awaited`). `where` is a filter, given as text or parsed. Internal runs, whose workflow's name
+    begins with a tilde, are listed only with `internal`.
     """
 
     status: RunStatus | str | tuple[RunStatus | str, ...] | None = None
     workflow: str | None = None
-    tags: Mapping[str, str] | None = None
+    tags: Tags | None = None
     parent: str | None = None
     id_prefix: str | None = None
     created_after: datetime | float | None = None  # Inclusive.
     created_before: datetime | float | None = None  # Exclusive.
     held: bool | str | None = None
     waiting_for: str | None = None
+    where: Filter | None = None
+    internal: bool = False
     limit: int = 100
     after: str | None = None
 

@@ -5,6 +5,7 @@ Pure data. This module knows neither the runner that builds turns nor the stores
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -21,6 +22,7 @@ from perdure.model.records import (
     TopicEvent,
     Wait,
 )
+from perdure.model.tags import TagValue
 
 
 class StepDone(Struct, frozen=True, gc=False):
@@ -204,7 +206,7 @@ class TurnExtras(Struct, frozen=True, gc=False, kw_only=True):
     versions of this turn's entries, which are deleted too. `released_assignments` are message numbers of assignments
     that no receive matches; the store returns their events to the topic. They may also be numbers of completions of
     deferreds that do not fit. The store removes such a message with its id, as if it had never been delivered, so that
-    the next completion is accepted.
+    the next completion is accepted. `tags` are changes of the run's tags; None removes one.
     """
 
     dropped: tuple[str, ...] = ()
@@ -215,6 +217,7 @@ class TurnExtras(Struct, frozen=True, gc=False, kw_only=True):
     streamed: tuple[StreamItem, ...] = ()
     dead_letters: tuple[DeadLetter, ...] = ()
     replaced: tuple[int, ...] = ()
+    tags: Mapping[str, TagValue | None] = {}
 
 
 class Turn(Struct, frozen=True, gc=False):

@@ -45,6 +45,7 @@ from perdure.stores.paging import (
     matches_wait,
     statuses_of,
 )
+from perdure.stores.pending import PendingMethods
 from perdure.stores.protocol import Claim
 from perdure.stores.results import (
     ClaimedRun,
@@ -60,7 +61,7 @@ from perdure.stores.results import (
 from perdure.stores.writes import Write
 
 
-class MemoryStore:
+class MemoryStore(PendingMethods):
     """Implements the `Store` protocol with dictionaries."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -124,7 +125,7 @@ class MemoryStore:
             run = self._runs.get(run_id)
             return [message for number, message in run.inbox.items() if number > after] if run else []
 
-    async def history(self, run_id: str, after: int = 0) -> list[StoredEntry]:
+    async def history(self, run_id: str, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         with self._lock:
             return self._runs.history(run_id, after)
 
@@ -223,7 +224,7 @@ class MemoryStore:
 
     # queries and maintenance
 
-    async def runs(self, query: RunQuery) -> RunPage:
+    async def runs(self, query: RunQuery, *, bare: bool = False) -> RunPage:
         limit = check_limit(query.limit)
         last = key_of(query.after) if query.after is not None else None
         with self._lock:

@@ -26,6 +26,7 @@ from perdure.model.records import (
 )
 from perdure.stores import semantics
 from perdure.stores.change_listeners import ChangeListeners
+from perdure.stores.pending import PendingMethods
 from perdure.stores.postgres import batch as batches
 from perdure.stores.postgres import fast_path, queries, schema
 from perdure.stores.postgres import workers as worker_queries
@@ -51,7 +52,7 @@ from perdure.stores.results import (
 from perdure.stores.writes import CreateRun, ObserveRunEnd, Write
 
 
-class PostgresStore:
+class PostgresStore(PendingMethods):
     """A schema of a PostgreSQL database behind the `Store` protocol, which states the guarantees.
 
     The URL has asyncpg's format, with options of perdure: schema, connections, statement_cache_size, listen, timeout.
@@ -178,7 +179,7 @@ class PostgresStore:
     async def inbox(self, run_id: str, after: int = 0) -> list[Message]:
         return await queries.inbox(self._open, run_id, after)
 
-    async def history(self, run_id: str, after: int = 0) -> list[StoredEntry]:
+    async def history(self, run_id: str, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         return await queries.history(self._open, run_id, after)
 
     # due and claim
@@ -224,7 +225,7 @@ class PostgresStore:
 
     # queries and maintenance
 
-    async def runs(self, query: RunQuery) -> RunPage:
+    async def runs(self, query: RunQuery, *, bare: bool = False) -> RunPage:
         return await queries.runs(self._open, query)
 
     async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:

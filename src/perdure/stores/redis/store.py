@@ -33,6 +33,7 @@ from perdure.model.records import (
 from perdure.stores import semantics
 from perdure.stores.change_listeners import ChangeListeners
 from perdure.stores.paging import check_limit
+from perdure.stores.pending import PendingMethods
 from perdure.stores.protocol import Claim
 from perdure.stores.redis import encoding, fast_path, queries
 from perdure.stores.redis.listener import Listener
@@ -61,7 +62,7 @@ from perdure.stores.results import (
 from perdure.stores.writes import CommitTurn, ReplayDeadLetter, Write, subject_of
 
 
-class RedisStore:
+class RedisStore(PendingMethods):
     """Implementation of the `Store` protocol on Redis; the protocol states the guarantees.
 
     Several engines may open the same object; the last `close` disconnects. It may be opened again.
@@ -209,7 +210,7 @@ class RedisStore:
             damage = encoding.describe_error(error)
             raise StoreError(f"a message of run {run_id!r} cannot be read ({damage}); see `perdure doctor`") from error
 
-    async def history(self, run_id: str, after: int = 0) -> list[StoredEntry]:
+    async def history(self, run_id: str, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         found = await self._partitions.read(self._partitions.of(run_id), "history", run_id, after)
         try:
             entries = encoding.decode_history(found)
@@ -319,7 +320,7 @@ class RedisStore:
 
     # queries and maintenance
 
-    async def runs(self, query: RunQuery) -> RunPage:
+    async def runs(self, query: RunQuery, *, bare: bool = False) -> RunPage:
         return await queries.runs(self._partitions, query)
 
     async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:

@@ -34,6 +34,7 @@ from perdure.model.records import (
 from perdure.stores import semantics as rules
 from perdure.stores.change_listeners import ChangeListeners
 from perdure.stores.followed_runs import FollowedRuns, decode_message, encode_change_hint
+from perdure.stores.pending import PendingMethods
 from perdure.stores.protocol import Claim
 from perdure.stores.results import (
     ClaimedRun,
@@ -57,7 +58,7 @@ from perdure.stores.writes import CommitTurn, Write
 POLL_INTERVAL_SECONDS = 0.02  # between two checks for commits of other processes
 
 
-class SqliteStore:
+class SqliteStore(PendingMethods):
     """Implements the `Store` protocol on a SQLite file.
 
     Several engines may open the same object; the last `close` ends its threads. It may be opened again.
@@ -198,7 +199,7 @@ class SqliteStore:
     async def inbox(self, run_id: str, after: int = 0) -> list[Message]:
         return await self._read(lambda connection: queries.inbox(connection, run_id, after))
 
-    async def history(self, run_id: str, after: int = 0) -> list[StoredEntry]:
+    async def history(self, run_id: str, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         return await self._read(lambda connection: queries.history(connection, run_id, after))
 
     # due and claim
@@ -250,7 +251,7 @@ class SqliteStore:
 
     # queries and maintenance
 
-    async def runs(self, query: RunQuery) -> RunPage:
+    async def runs(self, query: RunQuery, *, bare: bool = False) -> RunPage:
         return await self._read(lambda connection: queries.runs(connection, query))
 
     async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:

@@ -343,14 +343,14 @@ class InvariantChecker(FaultyStore):
             self.fenced.add(worker_id)
         return fenced
 
-    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
+    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> list[str]:
         before = {record.id: record for record in (await self.inner.runs(_ALL)).runs}
         unfinalized = {each.record.id for each in await self.inner.unfinalized(1_000)}
         pruned = await self.inner.prune(now, limit, keep_ids_for=keep_ids_for)
         left = {record.id for record in (await self.inner.runs(_ALL)).runs}
         removed = [record for run_id, record in before.items() if run_id not in left]
-        if len(removed) != pruned:
-            self.report(f"{pruned} runs were pruned, but {len(removed)} are deleted")
+        if {record.id for record in removed} != set(pruned):
+            self.report(f"the runs {pruned} were pruned, but {[record.id for record in removed]} are deleted")
         for record in removed:
             self._apply_pruned(self.models.pop(record.id), record, now, record.id in unfinalized)
         for record in removed:
