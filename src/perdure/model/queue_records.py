@@ -116,7 +116,8 @@ class PlaceCursor(Struct, frozen=True):
 class PartitionView(Struct, frozen=True, kw_only=True):
     """A partition that may admit runs. Counts are of eligible waiting runs and of slots held, capped.
 
-    `turn` orders partitions: the lowest was served least recently. `state` is what the last admission stored for the
+    `turn` orders partitions: the lowest was served least recently. A partition that gets its first place gets the turn
+    `first_turn(since)` of that place, so that it joins at the end. `state` is what the last admission stored for the
     partition, and `taken` how many runs it took from it.
     """
 
@@ -155,8 +156,9 @@ class QueueView(Struct, frozen=True, kw_only=True):
 
 
 class QueueSummary(Struct, frozen=True, kw_only=True):
-    """A queue in a list. `waiting` and `held` are counted up to `COUNT_CAP`. `next_at`: as in `QueueView`.
+    """A queue in a list. `next_at`: as in `QueueView`.
 
+    `waiting` and `held` are counted up to `COUNT_CAP`; `waiting` up to `max_waiting` if that is larger.
     `needs_admission`: a place waits that an admission may take now; places in partitions that are at their limit or
     not ready do not count. `full`: the last admission found `max_waiting` places; a start is refused until it clears.
     """
@@ -175,6 +177,11 @@ class QueueSummary(Struct, frozen=True, kw_only=True):
 
 
 COUNT_CAP = 10_001
+
+
+def first_turn(since: float) -> int:
+    """Return the turn of a partition whose first place is of this time. Admissions give turns on the same scale."""
+    return int(since * 1_000_000)
 
 
 class Take(Struct, frozen=True, kw_only=True):
