@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import Struct
 
-from perdure.model.queue_records import PartitionView, QueueSettings, QueueView, Take, first_turn
+from perdure.model.queue_records import PartitionView, QueueSettings, QueueView, Take
 from perdure.model.records import WorkerRecord
 from perdure.queues.effective_settings import PartitionLimits, effective_settings, partition_limits
 from perdure.queues.rate_window import SUB_WINDOWS, RateWindow
@@ -84,9 +84,9 @@ def plan(
     serves = _serves(workers)
     capacity = _capacity(settings, workers, serving)
     budget, limited_by = _budget(view, settings, window, capacity, has_workers=bool(serves))
-    rotation = _Rotation([_Partition(each, settings, now, slack) for each in view.partitions], state.turn, now)
+    rotation = _Rotation([_Partition(each, settings, now, slack) for each in view.partitions], state.turn)
     planned = rotation.serve(budget)
-    takes = rotation.takes(partitioned=settings.partitioned)
+    takes = rotation.takes(now, partitioned=settings.partitioned)
     full = _is_full(settings, max(waiting, sum(each.waiting for each in view.partitions)) - planned)
     admit = None
     if takes or view.eligible or full != was_full:
@@ -198,7 +198,7 @@ class _Partition:
         """When the partition's rate allows another run after the planned ones; None if it allows one now."""
         return None if self.window is None else self.window.free_at(self.count)
 
-    def take(self, *, partitioned: bool) -> Take:
+    def take(self, now: float, *, partitioned: bool) -> Take:
         """Return what the admission does with this partition."""
         if not partitioned:
             return Take(partition=self.view.partition, count=self.count)
@@ -214,15 +214,21 @@ class _Partition:
             limit=self.limits.concurrency,
             # A plan to take runs says nothing about readiness, because fewer may be taken.
             ready_at=None if self.window is None or self.count else self.window.free_at(),
+            keep_until=self._keep_until(now) if state else None,
         )
+
+    def _keep_until(self, now: float) -> float:
+        """Return when the stored state has no effect any more."""
+        return now if self.window is None else self.window.empty_at(self.count)
 
 
 class _Rotation:
-    """Serves partitions in turn. A partition without a turn has joined last."""
+    """Serves partitions in turn. `last_turn` is the last turn that an admission gave to a partition."""
 
-    def __init__(self, partitions: Sequence[_Partition], last_turn: int, now: float) -> None:
-        self._partitions = sorted(partitions, key=lambda each: (each.turn == 0, each.turn))
-        self.last_turn = max(last_turn, first_turn(now), *(each.turn for each in partitions), 0)
+    def __init__(self, partitions: Sequence[_Partition], last_turn: int) -> None:
+        self._partitions = partitions
+        self.last_turn = max((last_turn, *(each.turn for each in partitions)))
+        self._next_turn = self.last_turn + 2  # a partition that has joined since has the turn between
 
     def serve(self, budget: int) -> int:
         """Plan up to this number of runs, and return the number."""
@@ -239,16 +245,16 @@ class _Rotation:
                 break  # the budget is used up within its turn, which continues with the next admission
             waiting.popleft()
             each.served = 0
-            self.last_turn += 1
-            each.turn = self.last_turn
+            each.turn = self.last_turn = self._next_turn
+            self._next_turn += 1
             if each.room > 0:
                 waiting.append(each)
         return budget - left
 
-    def takes(self, *, partitioned: bool) -> tuple[Take, ...]:
+    def takes(self, now: float, *, partitioned: bool) -> tuple[Take, ...]:
         """Return the takes of partitions that admit runs, and of those that their own limits block."""
         changed = (each for each in self._partitions if each.count or (partitioned and each.is_blocked))
-        return tuple(each.take(partitioned=partitioned) for each in changed)
+        return tuple(each.take(now, partitioned=partitioned) for each in changed)
 
     @property
     def has_waiting(self) -> bool:

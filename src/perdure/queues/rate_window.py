@@ -75,6 +75,11 @@ class RateWindow:
                 return math.nextafter(free_at, math.inf)
         return None
 
+    def empty_at(self, admitted: int) -> float:
+        """Return when no admission counts any more, after so many now."""
+        latest = self._current if admitted else max(self._counts, default=self._current)
+        return self._end(latest) + self._rate.per + self._slack
+
     def encode(self) -> bytes:
         """Return the state to store with an admission now; the store adds how many runs it took."""
         distances: list[tuple[int, int]] = []
