@@ -19,20 +19,20 @@ function documents.delete(kind, id)
   call('ZREM', key('expiring-documents'), cmsgpack.pack({kind, id}))
 end
 
--- Write a document if `base` is its version. A document is due earlier if its time is before that of all others.
+-- Write a document if `base` is its version; without a body delete it.
 function documents.put(write)
   local _, kind, id, base, body, write_id, due_at, expires_at = unpack(write)
   local name = key('document', kind, id)
-  local version, last_write_id = unpack(call('HMGET', name, 'version', 'write_id'))
+  local version, last_write_id, was_due_at = unpack(call('HMGET', name, 'version', 'write_id', 'due_at'))
   if not body and not version then return {'versioned', 0} end
-  if version and last_write_id == write_id then return {'versioned', tonumber(version)} end
+  if body and version and last_write_id == write_id then return {'versioned', tonumber(version)} end
   if tonumber(version or '0') ~= base then return {'superseded'} end
   if not body then
     documents.delete(kind, id)
     return {'versioned', 0}
   end
-  local first = call('ZRANGE', key('due-documents', kind), 0, 0, 'WITHSCORES')
-  if due_at ~= '' and (not first[2] or tonumber(due_at) < tonumber(first[2])) then mark_changed('document:' .. kind) end
+  local due_before = was_due_at and was_due_at ~= '' and tonumber(was_due_at)
+  if due_at ~= '' and (not due_before or tonumber(due_at) < due_before) then mark_changed('document:' .. kind) end
   version = call('INCR', key('last-document-version'))
   call('HSET', name, 'version', version, 'body', body, 'write_id', write_id, 'due_at', due_at, 'expires_at', expires_at)
   call('ZADD', key('documents', kind), 0, id)

@@ -17,6 +17,8 @@ end
 -- Prefixes of the two keys that scripts build most often; only the run id is appended.
 local RUN, ENTRIES = TAG .. ':run:', TAG .. ':entries:'
 
+local INTERNAL = '^~' -- names of the workflows of perdure itself
+
 -- Add a run to the index of one tag. A stored tag is text, or {canonical text, number or '', value for Python}. Indexes:
 -- tag:<key, text> (runs by creation) and tag-number:<key> (runs by the number of their tag).
 local function index_tag(id, created_at, name, tag)

@@ -132,6 +132,8 @@ function other_writes.supersede(write)
   return COMMITTED
 end
 
+function other_writes.document(write) return documents.put(write) end
+
 -- Change tags of a run without an owner: key -> tag, or false to remove it.
 function other_writes.tag(write)
   local _, id, changes = unpack(write)

@@ -1,7 +1,7 @@
 -- Module `run_index`: the indexes by which runs are searched, and the tags of runs.
 --
--- Keys, all sorted sets of run ids, by creation unless stated otherwise: workflow:<workflow>, run-queue:<queue>,
--- error:<type of the error>, ended (by end), tag:<key, text>, tag-number:<key> (by the number of the tag). The tags of a
+-- Keys, all sorted sets of run ids, by creation unless stated otherwise: workflow:<workflow>, internal (runs of
+-- perdure's own workflows), run-queue:<queue>, error:<type of the error>, ended (by end), tag:<key, text>, tag-number:<key> (by the number of the tag). The tags of a
 -- run are the field `tags` of its row: a map of key -> tag as in `index_tag` (keys.lua).
 
 -- Return the tags of a run, none if they cannot be read.
@@ -43,6 +43,7 @@ end
 -- Add a run of a store that was created before these indexes.
 function run_index.add_existing(row, error_type)
   call('ZADD', key('workflow', row.workflow), row.created_at, row.id)
+  if string.find(row.workflow, INTERNAL) then call('ZADD', key('internal'), row.created_at, row.id) end
   if TERMINAL[row.status] and row.ended_at ~= '' then call('ZADD', key('ended'), row.ended_at, row.id) end
   if TERMINAL[row.status] and error_type ~= '' then
     call('HSET', RUN .. row.id, 'error_type', error_type)
@@ -56,6 +57,7 @@ end
 -- Remove a deleted run, with a row that has ended.
 function run_index.delete(row)
   call('ZREM', key('workflow', row.workflow), row.id)
+  if string.find(row.workflow, INTERNAL) then call('ZREM', key('internal'), row.id) end
   call('ZREM', key('ended'), row.id)
   if row.error_type ~= '' then call('ZREM', key('error', row.error_type), row.id) end
   local queue = call('HGET', RUN .. row.id, 'queue')

@@ -133,6 +133,10 @@ local function by_workflow(row)
   return key('workflow', row.workflow), row.created_at
 end
 
+local function by_internal(row)
+  if string.find(row.workflow, INTERNAL) then return key('internal'), row.created_at end
+end
+
 local function by_queue(row)
   if row.queue ~= '' then return key('run-queue', row.queue), row.created_at end
 end
@@ -167,6 +171,7 @@ function run_rows.insert(id, flat)
   move(id, nil, nil, by_parent(row))
   move(id, nil, nil, by_hold(row))
   move(id, nil, nil, by_workflow(row))
+  move(id, nil, nil, by_internal(row))
   if row.queue ~= '' then move(id, nil, nil, by_queue(row)) end
   if row.tags then run_index.add_tags(id, row.created_at, cmsgpack.unpack(row.tags)) end
   if row.parent ~= '' then call('ZADD', key('children', row.parent), row.created_at, id) end
@@ -197,7 +202,7 @@ function run_rows.change(row, fields)
   local cause, cause_score = by_wake_cause(row)
   local parent, parent_score = by_parent(row)
   local hold, hold_score = by_hold(row)
-  local workflow, was_ended = row.workflow, TERMINAL[row.status]
+  local workflow, internal, was_ended = row.workflow, by_internal(row), TERMINAL[row.status]
   local ended, ended_score = by_end(row)
   local failed, failed_score = by_error(row)
   if not write_changes(row, fields) then return end
@@ -206,7 +211,10 @@ function run_rows.change(row, fields)
   move(row.id, cause, cause_score, by_wake_cause(row))
   move(row.id, parent, parent_score, by_parent(row))
   move(row.id, hold, hold_score, by_hold(row))
-  if row.workflow ~= workflow then move(row.id, key('workflow', workflow), nil, by_workflow(row)) end
+  if row.workflow ~= workflow then
+    move(row.id, key('workflow', workflow), nil, by_workflow(row))
+    move(row.id, internal, row.created_at, by_internal(row))
+  end
   if was_ended or TERMINAL[row.status] then
     move(row.id, ended, ended_score, by_end(row))
     move(row.id, failed, failed_score, by_error(row))
