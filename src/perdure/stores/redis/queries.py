@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from perdure.errors import StoreError
 from perdure.model.documents import Document
 from perdure.model.records import DeadLetter, Message, RunRecord
-from perdure.stores.paging import check_limit
+from perdure.stores.paging import check_document_page, check_limit
 from perdure.stores.redis import encoding
 from perdure.stores.redis.partitions import Partitions, gather_calls
 from perdure.stores.results import (
@@ -101,12 +101,11 @@ async def document(partitions: Partitions, kind: str, document_id: str) -> Docum
 async def documents(
     partitions: Partitions, kind: str, after: str | None, limit: int, due_by: float | None
 ) -> list[Document]:
+    check_document_page(after, limit, due_by)
     if due_by is None:
-        query = ("documents", kind, "-" if after is None else f"({after}", check_limit(limit))
-    elif after is None:
-        query = ("due_documents", kind, encoding.encode_time(due_by), check_limit(limit))
+        query = ("documents", kind, "-" if after is None else f"({after}", limit)
     else:
-        raise StoreError("documents by due time have no cursor: use `after` or `due_by`, not both")
+        query = ("due_documents", kind, encoding.encode_time(due_by), limit)
     found = await partitions.read(partitions.of(kind), *query)
     return encoding.decode_readable("document", lambda fields: encoding.decode_document(kind, fields), found)
 

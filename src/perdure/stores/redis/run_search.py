@@ -1,7 +1,7 @@
 """Search of runs in a Redis store: choose the index with the fewest runs, read it newest first, and filter the rows.
 
-Every condition is checked again on the row by the reference (`perdure.model.filter_match`), so that an index only saves
-reads. Rows are filtered without their payloads. Each page is merged from all partitions.
+Every condition is checked again on the row by the reference (`matches_query`), so that an index only saves reads. Rows
+are filtered without their payloads. Each page is merged from all partitions.
 """
 
 from __future__ import annotations
@@ -13,19 +13,9 @@ from itertools import islice
 import msgspec
 from msgspec import Struct
 
-from perdure.model.filter_match import matches
 from perdure.model.queries import RunQuery
 from perdure.model.records import RunRecord
-from perdure.model.tags import index_tag
-from perdure.stores.paging import (
-    Key,
-    check_limit,
-    cursor_after,
-    key_of,
-    matches_hold,
-    matches_wait,
-    statuses_of,
-)
+from perdure.stores.paging import Key, check_limit, cursor_after, key_of, matches_query, without_payloads
 from perdure.stores.protocol import SCAN_LIMIT
 from perdure.stores.redis import encoding, search_plan
 from perdure.stores.redis.partitions import Partitions, gather_calls
@@ -94,27 +84,7 @@ async def count(partitions: Partitions, query: RunQuery, cap: int) -> int:
 
 
 def _matches(query: RunQuery, found: RunRecord | UnreadableRun) -> bool:
-    if isinstance(found, UnreadableRun):
-        return True
-    statuses = statuses_of(query)
-    return (
-        (statuses is None or found.status in statuses)
-        and query.workflow in (None, found.workflow)
-        and (query.internal or not found.workflow.startswith("~"))
-        and query.parent in (None, found.parent)
-        and (query.id_prefix is None or found.id.startswith(query.id_prefix))
-        and matches_hold(query, found)
-        and matches_wait(query, found)
-        and all(_has_tag(found, key, value) for key, value in (query.tags or {}).items())
-        and (query.filter is None or matches(query.filter, found))
-    )
-
-
-def _has_tag(record: RunRecord, key: str, value: encoding.TagValue) -> bool:
-    if key not in record.tags:
-        return False
-    wanted, found = index_tag(key, value), index_tag(key, record.tags[key])
-    return (wanted.kind, wanted.text) == (found.kind, found.text)
+    return isinstance(found, UnreadableRun) or matches_query(query, found)
 
 
 # --- what is read ----------------------------------------------------------------------------------------------------
@@ -251,4 +221,4 @@ def _decode_bare(id: str, values: list[bytes | None]) -> Found:
     if not any(values):
         return None
     run = decode_run_or_mark(id, encoding.bare_pairs(values))
-    return run if isinstance(run, UnreadableRun) else msgspec.structs.replace(run, result=None)
+    return run if isinstance(run, UnreadableRun) else without_payloads(run)
