@@ -157,17 +157,19 @@ class QueueTrace:
     async def _admission(self) -> Write:
         random = self._random
         view = await view_of(self._store, random.choice(self.QUEUES), self.now)
+        free = max(0, (view.declared.concurrency or 9) - view.held)
+        counts = [min(random.randrange(3), max(0, free - 2 * n)) for n in range(len(view.partitions))]  # at most `free`
         takes = tuple(
             Take(
                 partition=each.partition,
-                count=random.randrange(3),
+                count=count,
                 turn=view.version,
                 state=self._token().encode(),
                 limit=random.choice((None, 1, 3)),
                 ready_at=random.choice((None, None, self.now + 2.0)),
                 keep_until=random.choice((None, self.now + 2.0)),
             )
-            for each in view.partitions
+            for each, count in zip(view.partitions, counts, strict=True)
         )
         return Admit(
             queue=view.name,
