@@ -186,7 +186,7 @@ class QueueTrace:
 
     async def _settings(self) -> Write:
         view = await view_of(self._store, self._random.choice(self.QUEUES), self.now)
-        declared = QueueSettings(partitioned=True, concurrency=self._random.randrange(1, 4))
+        declared = QueueSettings(partitioned=True, concurrency=self._random.choice((None, 1, 3, 9)))
         return ConfigureQueue(name=view.name, base=view.version, declared=declared)
 
 
@@ -205,4 +205,4 @@ class QueueTraceCases(ContractCase):
                 await store.prune(trace.now)
             if n % 5 == 4:
                 await check_counts(store, QueueTrace.QUEUES)
-        assert admitted > 10, "the trace must admit runs"
+        assert admitted > 5, "the trace must admit runs"
