@@ -242,7 +242,7 @@ def test_the_cost_of_a_claim_is_independent_of_suspended_and_unknown_runs(path: 
 
             connection.set_progress_handler(count, 10)
             assert [claimed.id for claimed in workers.claim(connection, claim("a"))] == ["due"]
-            assert workers.next_wake(connection, "default") == 100.0
+            assert workers.next_wake(connection, "default", None) == 100.0
             connection.set_progress_handler(None)
             return calls * 10
 

@@ -209,8 +209,8 @@ class SqliteStore:
     async def claim(self, claim: Claim) -> list[ClaimedRun]:
         return await self._write(lambda connection: workers.claim(connection, claim))
 
-    async def next_wake(self, pool: str) -> float | None:
-        return await self._read(lambda connection: workers.next_wake(connection, pool))
+    async def next_wake(self, pool: str, gates: Sequence[str] | None = None) -> float | None:
+        return await self._read(lambda connection: workers.next_wake(connection, pool, gates))
 
     async def owned(self, worker: str) -> list[str]:
         return await self._read(lambda connection: workers.owned(connection, worker))

@@ -109,18 +109,21 @@ def _due_of_gate(connection: apsw.Connection, claim: Claim, gate: str, limit: in
     return sorted(found)[:limit]
 
 
-def next_wake(connection: apsw.Connection, pool: str) -> float | None:
-    """Return the earliest `wake_at` of the pool's runs without an owner, or None.
+def next_wake(connection: apsw.Connection, pool: str, gates: Sequence[str] | None) -> float | None:
+    """Return the earliest `wake_at` of the pool's runs without an owner, behind one of the gates, or None.
 
     The search skips along the index from one gate, workflow and version to the next. Its cost does not depend on the
     number of runs.
     """
-    earliest: list[float] = []
+    counted = _all_gates(connection, pool) if gates is None else {"", *gates}
+    return min((at for gate in counted for at in _wakes_of_gate(connection, pool, gate)), default=None)
+
+
+def _all_gates(connection: apsw.Connection, pool: str) -> Iterator[str]:
     gate: str | None = ""
     while gate is not None:
-        earliest += _wakes_of_gate(connection, pool, gate)
+        yield gate
         gate = connection.execute(NEXT_GATE, (pool, gate)).get
-    return min(earliest, default=None)
 
 
 def _wakes_of_gate(connection: apsw.Connection, pool: str, gate: str) -> Iterator[float]:
