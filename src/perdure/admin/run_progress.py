@@ -22,6 +22,7 @@ class StoreState:
     now: float
     workers: Mapping[str, WorkerRecord] = field(default_factory=dict)
     unfinalized: frozenset[str] = frozenset()  # ended runs that still have to notify others
+    queues: frozenset[str] = frozenset()  # names of the work queues
 
     def is_alive(self, worker_id: str) -> bool:
         worker = self.workers.get(worker_id)
@@ -56,6 +57,8 @@ def progress_reason(
         return "due"
     if record.held is not None:
         return "held"
+    if record.waiting:
+        return "queue" if record.queue in state.queues else f"no queue named {record.queue!r} to be admitted from"
     if unhandled:
         return f"no wake-up for an unread message ({', '.join(sorted(unhandled))})"
     if record.status is RunStatus.RUNNING:
