@@ -6,17 +6,19 @@ from collections.abc import Iterable
 
 from perdure.errors import StoreError
 from perdure.model.records import DeadLetter, WorkerRecord
+from perdure.stores.memory.documents import MemoryDocuments
 from perdure.stores.memory.runs import MemoryRuns
 from perdure.stores.memory.topics import MemoryTopics
 from perdure.stores.paging import check_limit
 
 
 class MemoryState:
-    """Runs, topics, workers and dead letters."""
+    """Runs, topics, documents, workers and dead letters."""
 
     def __init__(self) -> None:
         self.runs = MemoryRuns()
         self.topics = MemoryTopics(self.runs)
+        self.documents = MemoryDocuments()
         self.workers: dict[str, WorkerRecord] = {}
         self.dead_letters: dict[str, DeadLetter] = {}
 

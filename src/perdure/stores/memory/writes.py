@@ -34,10 +34,12 @@ from perdure.stores.writes import (
     Observer,
     ObserveRunEnd,
     PublishEvent,
+    PutDocument,
     ReleaseRun,
     ReplayDeadLetter,
     RewindRun,
     SupersedeStream,
+    TagRun,
     Write,
 )
 
@@ -71,6 +73,12 @@ def apply(state: MemoryState, write: Write) -> WriteResult:
             return _append(state, write)
         case SupersedeStream():
             return _supersede(state, write)
+        case PutDocument():
+            return state.documents.put(write)
+        case TagRun():
+            return _tag(state, write)
+        case _:
+            raise NotImplementedError  # queues
 
 
 def _create(state: MemoryState, write: CreateRun) -> WriteResult:
@@ -247,4 +255,14 @@ def _supersede(state: MemoryState, write: SupersedeStream) -> WriteResult:
     if run is None:
         return RunMissing()
     run.outputs.supersede(write.location, write.writer)
+    return Committed()
+
+
+def _tag(state: MemoryState, write: TagRun) -> WriteResult:
+    run = state.runs.get(write.run_id)
+    if run is None:
+        return RunMissing()
+    if run.record.owner is not None:
+        return Superseded()
+    state.runs.put(run, rules.tagged(run.record, write.tags))
     return Committed()
