@@ -28,6 +28,7 @@ from perdure.model.records import (
     Wait,
     WorkerRecord,
 )
+from perdure.model.tags import decode_tags
 from perdure.stores.paging import cursor_after, matches_wait
 from perdure.stores.results import RunPage, Snapshot, UnreadableRun
 
@@ -40,7 +41,6 @@ _errors = msgspec.json.Decoder(ErrorRecord)
 _waits = msgspec.json.Decoder(tuple[Wait, ...])
 _held = msgspec.json.Decoder(Hold)
 _drift = msgspec.json.Decoder(tuple[str, ...])
-_tags = msgspec.json.Decoder(dict[str, str])
 _workflows = msgspec.json.Decoder(tuple[tuple[str, int], ...])
 _run_status = {status.value: status for status in RunStatus}
 run_status = _run_status.__getitem__
@@ -99,7 +99,7 @@ def run_of_row(row: Row) -> RunRecord:
         error=error_of(error),
         parent=parent,
         attached=bool(attached),
-        tags=_tags.decode(tags) if tags else {},
+        tags=decode_tags(tags) if tags else {},
         first_executed_at=first_executed_at,
         updated_at=updated_at,
         ended_at=ended_at,
@@ -372,7 +372,7 @@ _RUN_DECODERS: dict[str, Callable[[Any], object]] = {
     "seed": int,
     "status": RunStatus,
     "error": _errors.decode,
-    "tags": _tags.decode,
+    "tags": decode_tags,
     "waits": _waits.decode,
     "held": _held.decode,
     "drift": _drift.decode,
