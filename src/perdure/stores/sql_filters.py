@@ -17,8 +17,10 @@ from typing import Any
 from msgspec import Struct
 
 from perdure.errors import StoreError
+from perdure.model.awaited import Awaited, parse_awaited
 from perdure.model.filters import RUN_FIELDS, TIME_FIELDS, AllOf, AnyOf, Filter, Not, Relative, Term
-from perdure.model.queries import Awaited, RunQuery, parse_awaited
+from perdure.model.queries import RunQuery
+from perdure.model.records import RunStatus
 from perdure.model.tags import index_tag
 from perdure.stores.paging import Key, created_between, key_of, statuses_of
 from perdure.stores.sql_rows import as_text
@@ -37,48 +39,52 @@ class Fragment(Struct, frozen=True):
 TRUE, FALSE = Fragment("TRUE"), Fragment("FALSE")
 
 
+class Driver(Struct, frozen=True):
+    """A condition by which an index finds runs: at least the runs that meet the condition of its owner.
+
+    `kind` is what it selects by. "workflow", "status", "parent", "queue", "error", "held" and "tag" find runs in the
+    order of their creation; the kinds in `UNORDERED` find them in another order. The fragment is about the table of
+    runs, or of tags (kinds "tag" and "range") under the alias `tag`. `exact`: all that it finds meet the condition.
+    """
+
+    kind: str
+    fragment: Fragment
+    exact: bool = True
+
+    @property
+    def is_ordered(self) -> bool:
+        return self.kind not in UNORDERED
+
+
+UNORDERED = ("range", "id", "worker", "ended", "subscriptions", "observers")
+
+
+class Condition(Struct, frozen=True):
+    """A condition about a row of the table of runs, and the drivers that find the runs that meet it."""
+
+    fragment: Fragment
+    drivers: tuple[Driver, ...] = ()
+
+
 class Dialect(Struct, frozen=True, kw_only=True):
     """What differs between the databases.
 
     `runs` is the name or alias of the table of runs in a statement, `tags` the table of indexed tags. `error_type` and
-    `hold_kind` are expressions. `waits` translates a kind of wait, or None for any, of a suspended run.
+    `hold_kind` are expressions. `waits` translates what a suspended run waits for; it need not check the status.
     """
 
     runs: str
     tags: str
     error_type: str
     hold_kind: str
-    waits: Callable[[Awaited | None], Fragment]
-
-
-class Driver(Struct, frozen=True):
-    """A condition by which an index finds runs.
-
-    `kind` is what it selects by: "workflow", "status", "parent", "queue", "error" or "tag" find runs in the order of
-    their creation. "range" (of a tag), "id" (a prefix), "worker" and "ended" find them in another order. The fragment
-    is about the table of runs, or of tags (kinds "tag" and "range") under the alias `tag`.
-    """
-
-    kind: str
-    fragment: Fragment
-
-    @property
-    def is_ordered(self) -> bool:
-        return self.kind not in ("range", "id", "worker", "ended")
-
-
-class Condition(Struct, frozen=True):
-    """A condition about a row of the table of runs, and the driver that finds exactly the runs that meet it."""
-
-    fragment: Fragment
-    driver: Driver | None = None
+    waits: Callable[[Awaited], Condition]
 
 
 class CompiledQuery(Struct, frozen=True, kw_only=True):
     """The conditions of a query; a run has to meet all of them.
 
-    `created` are conditions on the time of creation, which every ordered driver can apply: operator and seconds.
-    `after` is the key of the last run of the previous page.
+    `created` are conditions on the time of creation, which every driver can apply: operator and seconds. `after` is the
+    key of the last run of the previous page.
     """
 
     conditions: tuple[Condition, ...]
@@ -87,15 +93,17 @@ class CompiledQuery(Struct, frozen=True, kw_only=True):
 
     @property
     def drivers(self) -> list[Driver]:
-        return [condition.driver for condition in self.conditions if condition.driver is not None]
+        """The drivers of all conditions, those first that usually find fewer runs."""
+        found = [driver for condition in self.conditions for driver in condition.drivers]
+        return sorted(found, key=lambda driver: driver.kind in ("status", "workflow"))
 
-    def rest(self, driver: Driver | None) -> Fragment:
+    def rest(self, driver: Driver | None) -> list[Fragment]:
         """Return the conditions that this driver does not imply, without those on the time of creation."""
-        return join_all(each.fragment for each in self.conditions if driver is None or each.driver is not driver)
+        return [each.fragment for each in self.conditions if not _implies(driver, each)]
 
-    def filters(self, driver: Driver | None) -> bool:
-        """Return whether the runs of this driver have to meet other conditions."""
-        return any(driver is None or each.driver is not driver for each in self.conditions)
+
+def _implies(driver: Driver | None, condition: Condition) -> bool:
+    return driver is not None and driver.exact and any(each is driver for each in condition.drivers)
 
 
 def compile_query(query: RunQuery, dialect: Dialect) -> CompiledQuery:
@@ -106,7 +114,7 @@ def compile_query(query: RunQuery, dialect: Dialect) -> CompiledQuery:
         typed = (tag.key, tag.text, tag.kind)
         conditions.append(_tag_condition("tag", "key = ? AND {0}text = ? AND {0}kind = ?", typed, dialect))
     created = _created(query)
-    for part in _parts(query.where):
+    for part in _parts(query.filter):
         if isinstance(part, Term) and part.key == "created" and part.operator != ":":
             created.append((part.operator, _number(part)))
         else:
@@ -141,7 +149,7 @@ def where(query: CompiledQuery, driver: Driver | None, created_at: str, run_id: 
     parts += [Fragment(f"{created_at} {operator} ?", (seconds,)) for operator, seconds in query.created]
     if query.after is not None:
         parts.append(Fragment(f"({created_at}, {run_id}) < (?, ?)", query.after))
-    return join_all([*parts, query.rest(driver)])
+    return join_all([*parts, *query.rest(driver)])
 
 
 def choose_driver(drivers: Sequence[Driver], counts: Sequence[int], cap: int = ESTIMATE_CAP) -> Driver | None:
@@ -225,29 +233,50 @@ def _condition(part: Filter, dialect: Dialect) -> Condition:
 
 # --- terms ----------------------------------------------------------------------------------------------------------
 
-_TEXT_COLUMNS = {"status": "status", "workflow": "workflow", "pool": "pool", "parent": "parent", "queue": "queue"}
 _NUMBER_COLUMNS = {"version": "version", "created": "created_at", "updated": "updated_at", "ended": "ended_at"}
 _DRIVERS = ("status", "workflow", "parent", "queue", "error", "worker")
 
 
 def _condition_of_text(term: Term, dialect: Dialect) -> Condition:
     value, runs = term.value, dialect.runs
-    if term.key == "waiting":
-        return Condition(dialect.waits(None if value is None else parse_awaited(value)))
-    if term.key == "held":
-        held = Fragment(f"{runs}.held IS NOT NULL AND {runs}.status = 'suspended'")
-        return Condition(held if value is None else join_all([held, Fragment(f"{dialect.hold_kind} = ?", (value,))]))
-    if term.key == "id":
-        if value is None:
+    match term.key:
+        case "waiting":
+            return _condition_of_wait(term, dialect)
+        case "held":
+            return _condition_of_hold(None if value is None else str(value), dialect)
+        case "id" if value is None:
             return Condition(TRUE)
-        prefix = Fragment(f"{runs}.id >= ? AND {runs}.id < ?", (value, f"{value}{chr(sys.maxunicode)}"))
-        return Condition(prefix, Driver("id", prefix))
-    columns = {**_TEXT_COLUMNS, "worker": "owner"}
-    column = dialect.error_type if term.key == "error" else f"{runs}.{columns[term.key]}"
+        case "id":
+            prefix = Fragment(f"{runs}.id >= ? AND {runs}.id < ?", (value, f"{value}{chr(sys.maxunicode)}"))
+            return Condition(prefix, (Driver("id", prefix),))
+        case "error":
+            column = dialect.error_type
+        case "worker":
+            column = f"{runs}.owner"
+        case _:
+            column = f"{runs}.{term.key}"
     if value is None:
         return Condition(Fragment(f"{column} IS NOT NULL"))
     found = Fragment(f"{column} = ?", (value,))
-    return Condition(found, Driver(term.key, found) if term.key in _DRIVERS else None)
+    return Condition(found, (Driver(term.key, found),) if term.key in _DRIVERS else ())
+
+
+def _condition_of_hold(kind: str | None, dialect: Dialect) -> Condition:
+    held = Fragment(f"{dialect.runs}.held IS NOT NULL AND {dialect.runs}.status = 'suspended'")
+    if kind is None:
+        return Condition(held, (Driver("held", held),))
+    return Condition(join_all([held, Fragment(f"{dialect.hold_kind} = ?", (kind,))]), (Driver("held", held, False),))
+
+
+def _condition_of_wait(term: Term, dialect: Dialect) -> Condition:
+    suspended = Fragment(f"{dialect.runs}.status = ?", (RunStatus.SUSPENDED.value,))
+    if term.value is None:
+        return Condition(suspended, (Driver("status", suspended),))
+    awaited = parse_awaited(term.value)
+    if awaited.kind == "held":
+        return _condition_of_hold(awaited.name, dialect)
+    waits = dialect.waits(awaited)
+    return Condition(join_all([suspended, waits.fragment]), (*waits.drivers, Driver("status", suspended, False)))
 
 
 def _condition_of_number(term: Term, dialect: Dialect) -> Condition:
@@ -261,7 +290,7 @@ def _condition_of_number(term: Term, dialect: Dialect) -> Condition:
             return Condition(FALSE if version is None else Fragment(f"{column} = ?", (version,)))
         return Condition(Fragment(f"{column} = ?", (term.value,)) if isinstance(term.value, float) else FALSE)
     found = Fragment(f"{column} {term.operator} CAST(? AS double precision)", (_number(term),))
-    return Condition(found, Driver("ended", found) if term.key == "ended" else None)
+    return Condition(found, (Driver("ended", found),) if term.key == "ended" else ())
 
 
 def _canonical_integer(value: object) -> int | None:
@@ -282,7 +311,7 @@ def _tag_condition(kind: str, condition: str, values: tuple[Any, ...], dialect: 
     """Return the condition that the run has such a tag. `{0}` in its text is the alias of the table of tags."""
     own = f"EXISTS (SELECT 1 FROM {dialect.tags} t WHERE t.run_pk = {dialect.runs}.pk AND t.{condition.format('t.')})"
     driver = Driver(kind, Fragment(f"tag.{condition.format('tag.')}", values))
-    return Condition(Fragment(own, values), None if kind == "key" else driver)
+    return Condition(Fragment(own, values), () if kind == "key" else (driver,))
 
 
 def _number(term: Term) -> float:
@@ -295,42 +324,47 @@ def _number(term: Term) -> float:
 # --- what runs wait for ---------------------------------------------------------------------------------------------
 
 
-def _sqlite_waits(awaited: Awaited | None) -> Fragment:
-    """Translate a wait for SQLite. A run whose waits are damaged may wait for anything."""
-    suspended = "runs.status = 'suspended' AND "
-    if awaited is None:
-        return Fragment(f"{suspended}(runs.waits IS NOT NULL OR runs.held IS NOT NULL)")
-    if awaited.kind == "held":
-        held = Fragment(f"{suspended}runs.held IS NOT NULL")
-        return held if awaited.name is None else join_all([held, Fragment(f"{_SQLITE_HOLD} = ?", (awaited.name,))])
+def _sqlite_waits(awaited: Awaited) -> Condition:
+    """Translate a wait for SQLite. A run whose waits are damaged may wait for anything, so that it is found."""
     terms, values = ["value ->> '$.kind' = ?"], [awaited.kind]
     if awaited.name is not None:
-        is_list = awaited.kind == "event" and "," not in awaited.name  # a receive of several events names all
+        is_list = _is_list(awaited)
         terms.append("instr(',' || (value ->> '$.name') || ',', ?) > 0" if is_list else "value ->> '$.name' = ?")
         values.append(f",{awaited.name}," if is_list else awaited.name)
     waits = "json_each(CASE WHEN json_valid(runs.waits) THEN runs.waits END)"
-    found = f"EXISTS (SELECT 1 FROM {waits} WHERE {' AND '.join(terms)})"
-    return Fragment(f"{suspended}({found} OR NOT json_valid(runs.waits))", tuple(values))
+    found = f"EXISTS (SELECT 1 FROM {waits} WHERE {' AND '.join(terms)}) OR NOT json_valid(runs.waits)"
+    return Condition(Fragment(found, tuple(values)), _sqlite_wait_drivers(awaited))
 
 
-def _postgres_waits(awaited: Awaited | None) -> Fragment:
+def _sqlite_wait_drivers(awaited: Awaited) -> tuple[Driver, ...]:
+    if awaited.name is None or awaited.kind not in ("event", "child"):
+        return ()
+    if awaited.kind == "event":
+        subscribed = "runs.pk IN (SELECT run_pk FROM subscriptions WHERE topic = ?)"
+        return (Driver("subscriptions", Fragment(subscribed, (awaited.name,)), False),)
+    observing = (
+        "runs.id IN (SELECT observer FROM observers WHERE run_pk = (SELECT child.pk FROM runs child WHERE id = ?))"
+    )
+    return (Driver("observers", Fragment(observing, (awaited.name,)), False),)
+
+
+def _postgres_waits(awaited: Awaited) -> Condition:
     """Translate a wait for PostgreSQL, whose jsonb cannot contain every name: match the text of the JSON.
 
     Quotes within a name are escaped, so the pattern matches only a wait, not a part of a name.
     """
-    if awaited is None:
-        return Fragment("r.status = 'suspended' AND (r.waits IS NOT NULL OR r.held IS NOT NULL)")
-    if awaited.kind == "held":
-        held = Fragment("r.status = 'suspended' AND r.held IS NOT NULL")
-        return held if awaited.name is None else join_all([held, Fragment("r.held_kind = ?", (awaited.name,))])
     pattern = re.escape(f'{{"kind":{as_text(awaited.kind)}')
     if awaited.name is not None:
         rest = r'(?:[^"\\]|\\.)*'
         name = re.escape(as_text(awaited.name)[1:-1])
-        is_list = awaited.kind == "event" and "," not in awaited.name
-        name = f"(?:{rest},)?{name}(?:,{rest})?" if is_list else name
+        name = f"(?:{rest},)?{name}(?:,{rest})?" if _is_list(awaited) else name
         pattern += f'(?:,"location":"{rest}")?,"name":"{name}"'
-    return Fragment("r.status = 'suspended' AND r.waits ~ ?", (pattern,))
+    return Condition(Fragment("r.waits ~ ?", (pattern,)))
+
+
+def _is_list(awaited: Awaited) -> bool:
+    """Return whether the name may be one of several: the wait of a receive names all its events."""
+    return awaited.kind == "event" and "," not in (awaited.name or "")
 
 
 _SQLITE_HOLD = "CASE WHEN json_valid(runs.held) THEN runs.held ->> '$.kind' END"

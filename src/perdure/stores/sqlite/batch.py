@@ -37,7 +37,7 @@ from perdure.stores.results import (
     Superseded,
     WriteResult,
 )
-from perdure.stores.sqlite import finalization, rows
+from perdure.stores.sqlite import documents, finalization, rows
 from perdure.stores.sqlite.finalization import ADD_DEAD_LETTER, MESSAGE_NUMBER, REMOVE_DEAD_LETTER
 from perdure.stores.sqlite.run_state_cache import (
     CachedRunState,
@@ -47,6 +47,7 @@ from perdure.stores.sqlite.run_state_cache import (
     state_of_new_run,
 )
 from perdure.stores.sqlite.streams import ADD_ITEM, PUT_VALUE, SUPERSEDE, appended_rows, item_row, value_row
+from perdure.stores.sqlite.tags import ADD_TAG, change_tags, tag_rows
 from perdure.stores.sqlite.topics import ADD_MESSAGE, CONSUME, COUNT_MESSAGE, UNSUBSCRIBE_ALL, Topics, message_rows
 from perdure.stores.sqlite.unread import FIRST_UNREAD_OF_NAME, UNREAD, UNREAD_EVENT, UNREAD_OF_NAME, UNREAD_WAKING_HELD
 from perdure.stores.writes import (
@@ -60,11 +61,13 @@ from perdure.stores.writes import (
     FinalizeRun,
     ObserveRunEnd,
     PublishEvent,
+    PutDocument,
     ReleaseRun,
     ReplayDeadLetter,
     RewindRun,
     RunPatch,
     SupersedeStream,
+    TagRun,
     Write,
 )
 
@@ -105,6 +108,7 @@ _ORDER = (
     UNSUBSCRIBE_ALL,
     ADD_RUN,
     ADD_RUN_WITH_OBSERVER,
+    ADD_TAG,
     ADD_ENTRY,
     ADD_ITEM,
     RESTART,
@@ -180,7 +184,7 @@ def _is_alone(write: Write) -> bool:
     return isinstance(write, (PublishEvent, FanOut, RewindRun, ReplayDeadLetter))
 
 
-_ToRun = DeliverMessage | EndRun | ObserveRunEnd | FinalizeRun | RewindRun | AppendStream | SupersedeStream
+_ToRun = DeliverMessage | EndRun | ObserveRunEnd | FinalizeRun | RewindRun | AppendStream | SupersedeStream | TagRun
 
 
 class BatchWriter:
@@ -261,6 +265,8 @@ class BatchWriter:
         first = self._connection.last_insert_rowid() - len(created) + 1
         for pk, record in enumerate(created, first):
             self._states[record.id] = state_of_new_run(record, pk, has_observers=has_observers)
+            if record.tags:
+                self._pending[ADD_TAG] += tag_rows(pk, record.tags, record.created_at)
         created.clear()
 
     def _drop_touched(self) -> None:
@@ -282,6 +288,8 @@ class BatchWriter:
                 return self._topics.fan_out(write)
             case ReplayDeadLetter():
                 return self._replay(write)
+            case PutDocument():
+                return documents.put(self._connection, write, self.changed)
             case ReleaseRun():
                 return self._release(write, self._states.get(write.run_id))
             case _:
@@ -307,6 +315,8 @@ class BatchWriter:
             case SupersedeStream():
                 self._pending[SUPERSEDE].append((run.pk, write.location, write.writer))
                 return Committed()
+            case TagRun():
+                return self._tag(write, run)
 
     # creating
 
@@ -350,6 +360,7 @@ class BatchWriter:
         """Create a run with its history and inbox. The run is inserted at once, because its rows need its key."""
         self._connection.execute(add, rows.run_row(new))
         pk = self._connection.last_insert_rowid()
+        self._pending[ADD_TAG] += tag_rows(pk, new.tags, new.created_at)
         self._add_entries(pk, 1, None, write.entries)
         numbered = enumerate(write.inbox, last_message_no + 1)
         self._pending[ADD_MESSAGE] += [rows.message_row(pk, number, message) for number, message in numbered]
@@ -416,6 +427,8 @@ class BatchWriter:
         self._pending[PUT_VALUE] += [value_row(run.pk, value) for value in extras.published]
         self._pending[ADD_ITEM] += [item_row(run.pk, item) for item in extras.streamed]
         self._pending[ADD_DEAD_LETTER] += map(rows.dead_letter_row, extras.dead_letters)
+        if extras.tags:
+            change_tags(self._connection, run.pk, extras.tags)
         if not _is_alone(turn):
             return run
         self._flush()
@@ -577,6 +590,12 @@ class BatchWriter:
             return refused
         if write.items:
             self._pending[ADD_ITEM] += appended_rows(self._connection, run.pk, write)
+        return Committed()
+
+    def _tag(self, write: TagRun, run: CachedRunState) -> WriteResult:
+        if run.owner is not None:
+            return Superseded()
+        change_tags(self._connection, run.pk, write.tags)
         return Committed()
 
     def _is_live(self, worker: str) -> bool:

@@ -31,7 +31,10 @@ UPDATE_UNFINALIZED = f"""
            unfinalized = orphaned_children OR EXISTS ({ANY_OBSERVER}) OR EXISTS ({ANY_UNREAD_EVENT})
     WHERE pk = ?"""
 
-_TABLES_OF_RUN = ("entries", "inbox", "observers", "subscriptions", "topic_cursors", "published", "stream_items")
+_TABLES_OF_RUN = (
+    *("entries", "inbox", "observers", "subscriptions", "topic_cursors", "published", "stream_items"),
+    "run_tags",
+)
 DROP_RUN = (*(f"DELETE FROM {table} WHERE run_pk = ?" for table in _TABLES_OF_RUN), "DELETE FROM runs WHERE pk = ?")
 
 DROP_AT = "DELETE FROM entries WHERE run_pk = ? AND location = ?"

@@ -6,16 +6,18 @@ Pruning looks for rows to delete before it takes the write lock, so that idle wo
 from __future__ import annotations
 
 import secrets
+from typing import Any
 
 import apsw
 
 from perdure.model.records import SigningKey
 from perdure.stores.results import RETAINED_REASONS, Committed, RunMissing, RunRetained
+from perdure.stores.sqlite import documents
 from perdure.stores.sqlite.finalization import DROP_RUN, REMOVE_DEAD_LETTER
 from perdure.stores.sqlite.workers import writing
 
 PRUNABLE = """
-    SELECT pk FROM runs
+    SELECT pk, id FROM runs
     WHERE prune_at <= ? AND ended_at IS NOT NULL AND unfinalized = 0
           AND NOT EXISTS (SELECT 1 FROM runs AS above WHERE above.id = runs.parent AND above.ended_at IS NULL)
     ORDER BY prune_at LIMIT ?"""
@@ -46,8 +48,8 @@ ADD_KEY = """
     RETURNING number, created_at, secret"""
 
 
-def prune(connection: apsw.Connection, now: float, limit: int, keep_ids_for: float) -> int:
-    """Delete prunable runs, expired events and values, and old ids, up to `limit` of each. Return the count of runs."""
+def prune(connection: apsw.Connection, now: float, limit: int, keep_ids_for: float) -> list[str]:
+    """Delete prunable runs, what has expired, and old ids, up to `limit` of each. Return the ids of the runs."""
     ids_until = now - keep_ids_for
     searches = (
         (PRUNABLE, now),
@@ -55,13 +57,14 @@ def prune(connection: apsw.Connection, now: float, limit: int, keep_ids_for: flo
         (EXPIRED_VALUES, now),
         (DELETED_EVENTS, ids_until),
         (CONSUMED_EVENTS, ids_until),
+        (documents.EXPIRED, now),
     )
     if all(connection.execute(sql, (until, 1)).get is None for sql, until in searches):
-        return 0
+        return []
     with writing(connection):
-        runs = connection.execute(PRUNABLE, (now, limit)).fetchall()
+        runs: list[Any] = connection.execute(PRUNABLE, (now, limit)).fetchall()
         for sql in DROP_RUN:
-            connection.executemany(sql, runs)
+            connection.executemany(sql, [(pk,) for pk, _ in runs])
         expired = connection.execute(EXPIRED_EVENTS, (now, limit)).fetchall()
         connection.executemany(DELETE_EXPIRED_EVENT, [(now, rowid) for (rowid,) in expired])
         connection.executemany(DROP_VALUE, connection.execute(EXPIRED_VALUES, (now, limit)).fetchall())
@@ -69,7 +72,8 @@ def prune(connection: apsw.Connection, now: float, limit: int, keep_ids_for: flo
         for sql in DROP_EVENT:
             connection.executemany(sql, deleted)
         connection.executemany(DROP_MESSAGE, connection.execute(CONSUMED_EVENTS, (ids_until, limit)).fetchall())
-    return len(runs)
+        connection.executemany(documents.DROP, connection.execute(documents.EXPIRED, (now, limit)).fetchall())
+    return [id for _, id in runs]
 
 
 def delete_run(connection: apsw.Connection, run_id: str) -> Committed | RunMissing | RunRetained:

@@ -18,6 +18,7 @@ import apsw
 
 from perdure.clock import WALL_CLOCK, Clock
 from perdure.errors import StoreError
+from perdure.model.documents import Document
 from perdure.model.queries import RunQuery
 from perdure.model.records import (
     ChangeCallback,
@@ -44,12 +45,13 @@ from perdure.stores.results import (
     RunRetained,
     Snapshot,
     StoredEntry,
+    TopicSummary,
     UnfinalizedRun,
     UnreadableRun,
     WriteResult,
 )
 from perdure.stores.sqlite import batch as batch_writer
-from perdure.stores.sqlite import maintenance, queries, schema, streams, workers
+from perdure.stores.sqlite import documents, maintenance, queries, schema, search, streams, workers
 from perdure.stores.sqlite.connection import ConnectionThread, Job, T, close_cleanly
 from perdure.stores.sqlite.peer_sockets import MAX_DATAGRAM_BYTES, PeerSockets
 from perdure.stores.sqlite.run_state_cache import RunStateCache
@@ -200,7 +202,7 @@ class SqliteStore(PendingMethods):
         return await self._read(lambda connection: queries.inbox(connection, run_id, after))
 
     async def history(self, run_id: str, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
-        return await self._read(lambda connection: queries.history(connection, run_id, after))
+        return await self._read(lambda connection: queries.history(connection, run_id, after, limit))
 
     # due and claim
 
@@ -252,9 +254,12 @@ class SqliteStore(PendingMethods):
     # queries and maintenance
 
     async def runs(self, query: RunQuery, *, bare: bool = False) -> RunPage:
-        return await self._read(lambda connection: queries.runs(connection, query))
+        return await self._read(lambda connection: search.runs(connection, query, bare=bare))
 
-    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
+    async def count(self, query: RunQuery, cap: int) -> int:
+        return await self._read(lambda connection: search.count(connection, query, cap))
+
+    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> list[str]:
         return await self._write(lambda connection: maintenance.prune(connection, now, limit, keep_ids_for))
 
     async def delete_run(self, run_id: str) -> Committed | RunMissing | RunRetained:
@@ -288,6 +293,17 @@ class SqliteStore(PendingMethods):
 
     async def stream(self, run_id: str, name: str, start: int = 0, limit: int = 500) -> list[StreamItem]:
         return await self._read(lambda connection: streams.stream(connection, run_id, name, start, limit))
+
+    async def topics(self, after: str | None = None, limit: int = 100) -> list[TopicSummary]:
+        return await self._read(lambda connection: queries.topics(connection, after, limit))
+
+    async def document(self, kind: str, document_id: str) -> Document | None:
+        return await self._read(lambda connection: documents.document(connection, kind, document_id))
+
+    async def documents(
+        self, kind: str, after: str | None = None, limit: int = 100, *, due_by: float | None = None
+    ) -> list[Document]:
+        return await self._read(lambda connection: documents.documents(connection, kind, after, limit, due_by))
 
     async def dead_letters(
         self, limit: int = 100, after: str | None = None, *, kind: str | None = None, event: str | None = None
