@@ -92,5 +92,6 @@ def rewind(connection: apsw.Connection, run: CachedRunState, write: RewindRun) -
     connection.execute(UNSUBSCRIBE_ALL, (run.pk,))
     connection.executemany(RESTORE_MESSAGE, [rows.message_row(run.pk, each.number, each) for each in write.returned])
     fence = write.base + max(1, len(write.entries))
-    row = (rules.status_released(run.has_executed), write.now, write.now, write.deadline_at, fence, run.pk)
+    wake_at = None if run.waiting else write.now
+    row = (rules.status_released(run.has_executed), wake_at, write.now, write.deadline_at, fence, run.pk)
     connection.execute(REWIND, row)

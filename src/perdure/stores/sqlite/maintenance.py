@@ -39,6 +39,8 @@ DROP_EVENT = (
     "DELETE FROM inbox WHERE kind = 'assignment' AND name = ? AND topic_offset = ? AND consumed_at IS NOT NULL",
     "DELETE FROM topic_events WHERE topic = ? AND event_offset = ?",
 )
+UNUSED_PARTITIONS = "SELECT queue_pk, partition FROM partitions WHERE unused_from <= ? LIMIT ?"
+DROP_PARTITION = "DELETE FROM partitions WHERE queue_pk = ? AND partition = ?"
 DROP_MESSAGE = "DELETE FROM inbox WHERE rowid = ?"
 
 KEYS = "SELECT number, created_at, secret FROM signing_keys WHERE name = ? ORDER BY number"
@@ -58,6 +60,7 @@ def prune(connection: apsw.Connection, now: float, limit: int, keep_ids_for: flo
         (DELETED_EVENTS, ids_until),
         (CONSUMED_EVENTS, ids_until),
         (documents.EXPIRED, now),
+        (UNUSED_PARTITIONS, now),
     )
     if all(connection.execute(sql, (until, 1)).get is None for sql, until in searches):
         return []
@@ -73,6 +76,8 @@ def prune(connection: apsw.Connection, now: float, limit: int, keep_ids_for: flo
             connection.executemany(sql, deleted)
         connection.executemany(DROP_MESSAGE, connection.execute(CONSUMED_EVENTS, (ids_until, limit)).fetchall())
         connection.executemany(documents.DROP, connection.execute(documents.EXPIRED, (now, limit)).fetchall())
+        unused = connection.execute(UNUSED_PARTITIONS, (now, limit)).fetchall()
+        connection.executemany(DROP_PARTITION, unused)
     return [id for _, id in runs]
 
 

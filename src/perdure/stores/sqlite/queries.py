@@ -12,7 +12,7 @@ from perdure.model.records import DeadLetter, Message, RunRecord, TopicEvent, Wo
 from perdure.stores import sql_rows
 from perdure.stores.paging import check_limit
 from perdure.stores.results import Snapshot, StoredEntry, TopicSummary, UnfinalizedRun, UnreadableRun
-from perdure.stores.sqlite.batch import RUN
+from perdure.stores.sqlite.statements import RUN
 from perdure.stores.sqlite.topics import EVENT_COLUMNS
 from perdure.stores.writes import Observer
 
@@ -22,6 +22,7 @@ FINALIZATION_PAGE = 500  # observers and unread events per unfinalized run
 
 RUN_AND_PK = f"SELECT {sql_rows.RUN_COLUMNS}, pk FROM runs WHERE id = ?"
 POSITION = "SELECT max(position) FROM entries WHERE run_pk = ?"
+_FENCE = sql_rows.RUN_COLUMNS.split(", ").index("fence")
 ENTRIES = f"SELECT {sql_rows.ENTRY_COLUMNS} FROM entries WHERE run_pk = ? AND kind <> 'marker' ORDER BY position"
 INBOX = f"SELECT {sql_rows.MESSAGE_COLUMNS} FROM inbox WHERE run_pk = ? AND consumed_at IS NULL ORDER BY number"
 INBOX_AFTER = f"""
@@ -72,7 +73,7 @@ def _snapshot(connection: apsw.Connection, id: str) -> Snapshot | UnreadableRun 
     row = connection.execute(RUN_AND_PK, (id,)).fetchone()
     if row is None:
         return None
-    *_, fence, pk = row
+    fence, pk = row[_FENCE], row[-1]
     position = max(connection.execute(POSITION, (pk,)).get or 0, fence)
     entries, unread = [*connection.execute(ENTRIES, (pk,))], [*connection.execute(INBOX, (pk,))]
     return sql_rows.snapshot_of_rows(row, position, entries, unread)
