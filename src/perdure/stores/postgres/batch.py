@@ -144,8 +144,10 @@ class _BatchPlan:
             self._configured.add(write.name)
         if isinstance(write, CreateRun) and key not in self._seen and not self._is_created_alone(write):
             (self._creates if write.place is None else self._queued).append(new_run(at, write))
-        elif isinstance(write, DeliverMessage) and write.message.kind not in HOLD_MESSAGES and (
-            self._is_only_write(write.run_id) or self._gets_only_messages(write.run_id)
+        elif (
+            isinstance(write, DeliverMessage)
+            and write.message.kind not in HOLD_MESSAGES
+            and (self._is_only_write(write.run_id) or self._gets_only_messages(write.run_id))
         ):
             self._messages.append(message(at, write))
         elif (

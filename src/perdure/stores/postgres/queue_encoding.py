@@ -1,7 +1,7 @@
 """Encode the writes of queues as JSON for the SQL functions of the schema.
 
-The key `queues` tells `commit_write` and `commit_batch` which locks a write needs: "place" those of partitions and dedupe
-keys, "settings" also those of queues.
+The key `queues` tells `commit_write` and `commit_batch` which locks a write needs: "place" those of partitions and of
+dedupe keys, "settings" also those of queues.
 """
 
 from __future__ import annotations

@@ -61,7 +61,8 @@ def _next_at(pk: str) -> str:
     return f"""
         (SELECT p.eligible_at FROM {{schema}}.places p WHERE p.queue_pk = {pk} AND p.eligible_at IS NOT NULL
          ORDER BY p.eligible_at LIMIT 1),
-        (SELECT p.expires_at FROM {{schema}}.places p WHERE p.queue_pk = {pk} AND NOT p.held AND p.expires_at IS NOT NULL
+        (SELECT p.expires_at FROM {{schema}}.places p
+         WHERE p.queue_pk = {pk} AND NOT p.held AND p.expires_at IS NOT NULL
          ORDER BY p.expires_at LIMIT 1),
         (SELECT p.ready_at FROM {{schema}}.partitions p
          WHERE p.queue_pk = {pk} AND p.is_listed AND p.ready_at IS NOT NULL ORDER BY p.ready_at LIMIT 1)"""

@@ -966,12 +966,12 @@ END;
 $$;
 
 -- The earliest of locked due runs.
-CREATE FUNCTION earliest_of(some bigint[], others bigint[], lim bigint) RETURNS bigint[] LANGUAGE plpgsql AS $$
+CREATE FUNCTION earliest_of(these bigint[], others bigint[], lim bigint) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (
         SELECT array_agg(x.pk ORDER BY x.wake_at, x.id)
         FROM (
-            SELECT r.pk, r.wake_at, r.id FROM runs r WHERE r.pk = ANY (some || others)
+            SELECT r.pk, r.wake_at, r.id FROM runs r WHERE r.pk = ANY (these || others)
             ORDER BY r.wake_at, r.id LIMIT lim
         ) AS x);
 END;
