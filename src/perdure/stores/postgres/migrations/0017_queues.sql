@@ -132,6 +132,13 @@ BEGIN
 END;
 $$;
 
+-- Whether places of this partition are counted in its row.
+CREATE FUNCTION counts_partition(of_queue text, partition text) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN counts_partition.partition <> '' OR (SELECT q.is_partitioned FROM queues q WHERE q.name = of_queue);
+END;
+$$;
+
 -- Lock counted partitions, given as pairs of queue and name, in the order of their keys. Creates missing ones.
 CREATE FUNCTION lock_partitions(of_queues text[], names text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -250,8 +257,15 @@ BEGIN
             add_place.since, (place->>'eligible_at')::float8, (place->>'expires_at')::float8, place->>'dedupe',
             (place->>'latest_at')::float8);
     UPDATE partitions p
-    SET waiting = p.waiting + (NOT place ? 'eligible_at')::integer, delayed = p.delayed + (place ? 'eligible_at')::integer
+    SET waiting = p.waiting + (NOT place ? 'eligible_at')::integer,
+        delayed = p.delayed + (place ? 'eligible_at')::integer
     WHERE p.queue_pk = to_queue AND p.partition = place->>'partition' AND p.is_counted;
+    IF NOT FOUND AND counts_partition(place->>'queue', place->>'partition') THEN  -- this batch has created the queue
+        PERFORM lock_partitions(ARRAY[place->>'queue'], ARRAY[place->>'partition']);
+        UPDATE partitions p
+        SET waiting = (NOT place ? 'eligible_at')::integer, delayed = (place ? 'eligible_at')::integer
+        WHERE p.queue_pk = to_queue AND p.partition = place->>'partition';
+    END IF;
     RETURN queue_hint(place->>'queue');
 END;
 $$;

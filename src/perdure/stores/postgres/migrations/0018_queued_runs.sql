@@ -388,7 +388,7 @@ DECLARE
     now float8 := (w->>'now')::float8;
     dropped text[] := ARRAY(SELECT jsonb_array_elements_text(w->'dropped'));
     last bigint;
-    waits boolean := w ? 'place' AND terminal(r.status);  -- an open run keeps its place or slot
+    will_wait boolean := w ? 'place' AND terminal(r.status);  -- an open run keeps its place or slot
     changed text[] := ARRAY[r.id];
 BEGIN
     last := position_of(r);
@@ -396,7 +396,7 @@ BEGIN
         RETURN result_of('committed');
     ELSIF last <> base THEN
         RETURN result_of('superseded');
-    ELSIF waits AND NOT EXISTS (SELECT FROM queues q WHERE q.name = w->'place'->>'queue') THEN
+    ELSIF will_wait AND NOT EXISTS (SELECT FROM queues q WHERE q.name = w->'place'->>'queue') THEN
         RETURN result_of('queue_missing');
     END IF;
     DELETE FROM entries e WHERE e.run_pk = r.pk AND e.kind <> 'marker' AND e.location = ANY (dropped);
@@ -407,12 +407,12 @@ BEGIN
     PERFORM restore_message(r.pk, message) FROM jsonb_array_elements(coalesce(w->'returned', '[]')) AS message;
     UPDATE runs x
     SET status = status_released(r), generation = r.generation + 1, owner = NULL, has_new_messages = false,
-        wake_at = CASE WHEN NOT waits AND NOT r.waiting THEN now END, updated_at = now, result = NULL, error = NULL,
+        wake_at = CASE WHEN NOT will_wait AND NOT r.waiting THEN now END, updated_at = now, result = NULL, error = NULL,
         ended_at = NULL, held = NULL, held_kind = NULL, waits = NULL, drift = NULL, recoveries = 0, prune_at = NULL,
         unfinalized = false, orphaned_children = false, deadline_at = (w->>'deadline_at')::float8,
         fence = base + greatest(1, jsonb_array_length(coalesce(w->'entries', '[]')))
     WHERE x.pk = r.pk;
-    IF waits THEN
+    IF will_wait THEN
         UPDATE runs x
         SET queue = w->'place'->>'queue', partition = w->'place'->>'partition',
             priority = (w->'place'->>'priority')::integer, waiting = true, gate = ''
