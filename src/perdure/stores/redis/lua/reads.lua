@@ -111,9 +111,9 @@ reads.pages = function(indexes, before, id, limit)
   return found
 end
 
-reads.due = function(now, wanted, pool, shards, limit)
+reads.due = function(now, wanted, pool, shards, limit, gates)
   local found = {}
-  for i, due in ipairs(due_queues.earliest(now, wanted, pool, shards, limit)) do
+  for i, due in ipairs(due_queues.earliest(now, wanted, pool, shards, limit, gates)) do
     found[i] = {due[1], string.format('%.17g', due[2])}
   end
   return found
@@ -233,4 +233,4 @@ reads.dead_letters = function(after, limit)
 end
 
 local query = cmsgpack.unpack(ARGV[1])
-return reads[query[1]](unpack(query, 2))
+return (reads[query[1]] or queue_reads[query[1]])(unpack(query, 2))
