@@ -259,8 +259,9 @@ class RedisStore:
         due = sorted((float(at), id, number) for number, page in enumerate(pages) for id, at in page)[: claim.limit]
         return Counter(number for _, _, number in due)
 
-    async def next_wake(self, pool: str) -> float | None:
-        return min((float(at) for at in await self._partitions.read_all("next_wake", pool) if at), default=None)
+    async def next_wake(self, pool: str, gates: Sequence[str] | None = None) -> float | None:
+        found = await self._partitions.read_all("next_wake", pool, False if gates is None else list(gates))
+        return min((float(at) for at in found if at), default=None)
 
     async def owned(self, worker: str) -> list[str]:
         pages = await self._partitions.command_all("ZRANGE", f"owned:{worker}", 0, -1)

@@ -3,6 +3,14 @@
 -- Keys: due:<pool, workflow, version, shard> (sorted set of runs by wake_at; one per queue; of runs with a gate the gate is
 -- the last part of the name), heads:<pool> (sorted set of queues by the wake_at of their first run).
 
+local NAME = '^([^%z]*%z[^%z]*)%z(%d+)%z?(.*)$' -- workflow and version, shard, gate
+
+-- Return the gate of the runs of a queue, '' if they have none.
+function due_queues.gate_of(queue)
+  local _, _, gate = string.match(queue, NAME)
+  return gate
+end
+
 -- Bring the heads up to date. It runs once at the end of a script, for all queues that the script has changed.
 function due_queues.refresh_heads()
   for name, parts in pairs(stale_queues) do
@@ -63,7 +71,7 @@ local function find_queues(now, wanted, pool, shards, gates)
   for _, pair in ipairs(wanted) do workflows[pair] = true end
   for _, shard in ipairs(shards or {}) do is_wanted_shard[tostring(shard)] = true end
   for _, queue in ipairs(call('ZRANGEBYSCORE', key('heads', pool), '-inf', now)) do
-    local pair, shard, gate = string.match(queue, '^([^%z]*%z[^%z]*)%z(%d+)%z?(.*)$')
+    local pair, shard, gate = string.match(queue, NAME)
     local is_wanted = gate == '' and (not shards or is_wanted_shard[shard]) or (gates[gate] or 0) > 0
     if workflows[pair] and is_wanted then found[#found + 1] = {queue, gate} end
   end

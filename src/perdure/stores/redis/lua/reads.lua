@@ -123,16 +123,23 @@ reads.outbox = function()
   return call('HGETALL', key('outbox'))
 end
 
--- Return when the first due run of a pool is due. A head whose queue is missing counts for nothing.
-reads.next_wake = function(pool)
+-- Return when the first due run of a pool is due, or ''. A head whose queue is missing counts for nothing; with `gates` nor
+-- does one with another gate.
+reads.next_wake = function(pool, gates)
+  local counted = {[''] = true}
+  for _, gate in ipairs(gates or {}) do counted[gate] = true end
+  local function first_due(queue)
+    if gates and not counted[due_queues.gate_of(queue)] then return nil end
+    return call('ZRANGE', key('due', pool, queue), 0, 0, 'WITHSCORES')[2]
+  end
   for _, queue in ipairs(call('ZRANGE', key('heads', pool), 0, 0)) do
-    local first = call('ZRANGE', key('due', pool, queue), 0, 0, 'WITHSCORES')
-    if first[2] then return first[2] end
+    local at = first_due(queue)
+    if at then return at end
   end
   local earliest
   for _, queue in ipairs(call('ZRANGE', key('heads', pool), 1, -1)) do
-    local first = call('ZRANGE', key('due', pool, queue), 0, 0, 'WITHSCORES')
-    if first[2] and (not earliest or tonumber(first[2]) < tonumber(earliest)) then earliest = first[2] end
+    local at = first_due(queue)
+    if at and (not earliest or tonumber(at) < tonumber(earliest)) then earliest = at end
   end
   return earliest or ''
 end
