@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -44,11 +45,11 @@ SCENARIOS: dict[str, tuple[Sequence[Write | Claim], Write, list[str]]] = {
 }
 
 
-def with_store(test: Callable[[RedisStore], Awaitable[None]], **options: int) -> None:
-    with_two_stores(lambda store, _: test(store), **options)
+def with_store(test: Callable[[RedisStore], Awaitable[None]], partitions: int = 1) -> None:
+    with_two_stores(lambda store, _: test(store), partitions)
 
 
-def with_two_stores(test: Callable[[RedisStore, RedisStore], Awaitable[None]], **options: int) -> None:
+def with_two_stores(test: Callable[[RedisStore, RedisStore], Awaitable[None]], partitions: int = 1) -> None:
     async def scenario(url: str) -> None:
         store, other = RedisStore(url), RedisStore(url)
         await store.open(shards=16)
@@ -60,7 +61,7 @@ def with_two_stores(test: Callable[[RedisStore, RedisStore], Awaitable[None]], *
             await store.close()
             await other.close()
 
-    with prefix_of_its_own(**options) as url:
+    with prefix_of_its_own(partitions=partitions) as url:
         asyncio.run(scenario(url))
 
 
@@ -131,7 +132,7 @@ def test_two_admitters_never_exceed_the_limit() -> None:
 
 def test_ended_runs_leave_only_the_settings_of_their_queue() -> None:
     async def scenario(store: RedisStore) -> None:
-        options = {"dedupe": "k", "expires_at": 900.0}
+        options: dict[str, Any] = {"dedupe": "k", "expires_at": 900.0}
         await store.commit(
             [configure(), queued("held", partition="p", **options), queued("delayed", eligible_at=500.0)]
         )
