@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from perdure.errors import StoreError
 from perdure.model.queue_records import Place
 from perdure.model.records import Entry, Message, RunRecord, RunResult, RunStatus, StreamItem, TopicEvent
-from perdure.model.tags import Tags, TagValue
+from perdure.model.tags import Tags, TagValue, merge_tags
 from perdure.model.turns import TurnExtras
 from perdure.stores import queue_rules
 from perdure.stores.results import AlreadyEnded, Committed, Superseded, WriteResult
@@ -457,7 +457,7 @@ def already_ended(record: RunRecord) -> AlreadyEnded:
 
 def tagged(record: RunRecord, changes: Mapping[str, TagValue | None]) -> RunRecord:
     """Return the row of a run with these changes of its tags: values to set, None to remove one."""
-    changed = {key: value for key, value in {**record.tags, **changes}.items() if value is not None}
+    changed = merge_tags(record.tags, changes)
     return record if same_tags(changed, record.tags) else replace(record, tags=changed)
 
 

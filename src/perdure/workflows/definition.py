@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property, update_wrapper
@@ -16,7 +16,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpa
 from perdure.codec.annotations import enclosing_names, return_type
 from perdure.codec.parameters import Parameters
 from perdure.errors import InvalidArgument, WorkflowMisuse
-from perdure.model.validation import check_count, check_name, check_seconds, check_tags
+from perdure.model.tags import Tags
+from perdure.model.validation import check_count, check_own_name, check_seconds, check_tags, refuse_reserved_tags
 from perdure.retry import Retry
 from perdure.workflows.context import Context
 from perdure.workflows.registry import Registry
@@ -40,7 +41,7 @@ class WorkflowOptions:
     max_suspend: float | None = None
     suspend_on_failure: bool = False
     pool: str = "default"
-    tags: Mapping[str, str] = field(default_factory=dict)
+    tags: Tags = field(default_factory=dict)
     retention: float | None = None
     raises: Raises = ()
     strict: bool = False
@@ -116,7 +117,7 @@ def workflow(
     max_suspend: float | timedelta | None = None,
     suspend_on_failure: bool = False,
     pool: str = "default",
-    tags: Mapping[str, str] | None = None,
+    tags: Tags | None = None,
     retention: float | timedelta | None = None,
     raises: type[Exception] | Raises = (),
     strict: bool = False,
@@ -128,7 +129,7 @@ def workflow(fn: Any = None, /, *, name: str | None = None, version: int = 1, **
 
     def decorate(fn: Any) -> Workflow[Any, Any]:
         _check_workflow_function(fn)
-        definition = Workflow[Any, Any](fn, check_name("a workflow's name", name or fn.__name__), version, settings)
+        definition = Workflow[Any, Any](fn, check_own_name("a workflow's name", name or fn.__name__), version, settings)
         REGISTRY.add(definition)
         return definition
 
@@ -153,8 +154,9 @@ def _workflow_options(options: dict[str, Any]) -> WorkflowOptions:
     if "raises" in options:
         options["raises"] = check_raises(options["raises"])
     if "pool" in options:
-        options["pool"] = check_name("a workflow's pool", options["pool"])
+        options["pool"] = check_own_name("a workflow's pool", options["pool"])
     options["tags"] = check_tags(options.get("tags"))
+    refuse_reserved_tags(options["tags"])
     return WorkflowOptions(**options)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypedDict, get_args
 from msgspec import Struct
 
 from perdure.errors import InvalidArgument
+from perdure.model.tags import Tags
 from perdure.model.validation import describe_value
 
 IfExists = Literal["observe", "reject", "restart_ended", "restart"]
@@ -23,7 +24,7 @@ class StartKeywords(TypedDict, total=False):
     """The options of a start as keyword arguments; see `StartOptions`."""
 
     id: str | None
-    tags: Mapping[str, str] | None
+    tags: Tags | None
     queue: str | None
     delay: float | timedelta | None
     retention: float | timedelta | None
@@ -40,7 +41,7 @@ class StartOptions(Struct, frozen=True):
     """
 
     id: str | None = None
-    tags: Mapping[str, str] | None = None
+    tags: Tags | None = None
     queue: str | None = None
     delay: float | timedelta | None = None
     retention: float | timedelta | None = None
