@@ -156,9 +156,9 @@ class MemoryStore:
                 )
             return [ClaimedRun(id, self._runs[id].record.last_message_no, self._runs[id].position) for id in claimed]
 
-    async def next_wake(self, pool: str) -> float | None:
+    async def next_wake(self, pool: str, gates: Sequence[str] | None = None) -> float | None:
         with self._lock:
-            return self._runs.next_wake(pool)
+            return self._runs.next_wake(pool, gates)
 
     async def owned(self, worker: str) -> list[str]:
         with self._lock:
