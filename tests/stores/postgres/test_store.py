@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from perdure.clock import SYSTEM_CLOCK, sleep_on
 from perdure.errors import StoreError
-from perdure.model.queries import RunQuery
 from perdure.model.records import ErrorRecord, Message, RunStatus
 from perdure.model.turns import TurnExtras
 from perdure.stores import semantics
@@ -256,7 +255,7 @@ HOT_QUERIES = {
     "records": (queries.RECORDS, (["r-0001"],)),
     "load": (queries.LOAD, (["r-0001", "r-0002"],)),
     "inbox": (queries.INBOX, ("r-0001", 0)),
-    "history": (queries.HISTORY, ("r-0001", 0)),
+    "history": (queries.HISTORY, ("r-0001", 0, None)),
     "unfinalized": (queries.UNFINALIZED, (100, 500)),
     "open children": (queries.OPEN_CHILDREN, ("p-3", "", 500)),
     "next wake": (worker_queries.NEXT_WAKE, ("default",)),
@@ -268,11 +267,9 @@ HOT_QUERIES = {
     "unfinished": (queries.UNFINISHED, (100,)),
     "published": (queries.PUBLISHED, ("r-0001",)),
     "stream": (queries.STREAM, ("r-0001", "log", 0, 500)),
-    "a page of runs": (
-        f"SELECT * FROM {{schema}}.runs r WHERE {queries.conditions(RunQuery())[0]} "
-        "ORDER BY r.created_at DESC, r.id DESC LIMIT 101",
-        (),
-    ),
+    "documents": (queries.DOCUMENTS, ("schedule", "a", 100)),
+    "due documents": (queries.DUE_DOCUMENTS, ("schedule", 1.0, 100)),
+    "topics": (queries.TOPICS, ("", 100)),
 }
 
 

@@ -47,6 +47,7 @@ from perdure.stores.writes import (
     FanOut,
     FinalizeRun,
     PublishEvent,
+    PutDocument,
     ReplayDeadLetter,
     Write,
 )
@@ -95,11 +96,14 @@ class _BatchPlan:
         self._messages: list[Json] = []
         self._finalizes: list[Json] = []
         self._writes: list[Json] = []
+        self._documents: list[tuple[str, str, Json]] = []
         self._turns: list[CommitTurn] = []
         self._turns_at: list[int] = []
         for at, write in enumerate(batch):
             self._add(at, write)
         self._creates.sort(key=itemgetter("id"))  # two batches that create the same runs lock them in one order
+        self._documents.sort(key=itemgetter(0, 1))  # as for runs; documents concern no other write
+        self._writes += [document for _, _, document in self._documents]
         self._document = _document(self._turns)
 
     @property
@@ -114,10 +118,13 @@ class _BatchPlan:
             if write.patch is not None and write.patch.owner is not None:
                 self._workers.add(write.patch.owner)
             return
+        if isinstance(write, PutDocument):
+            self._documents.append((write.kind, write.id, {**as_json(write), "at": at}))
+            return
         key = semantics.run_of(write)
         self._topics.update(_topics_of(write))
         self._assigns_events = self._assigns_events or _touches_topics(write)
-        if isinstance(write, CreateRun) and key not in self._seen and not semantics.is_created_alone(write):
+        if isinstance(write, CreateRun) and key not in self._seen and not _is_created_alone(write):
             self._creates.append(new_run(at, write))
         elif isinstance(write, DeliverMessage) and (
             self._is_only_write(write.run_id) or self._gets_only_messages(write.run_id)
@@ -175,6 +182,10 @@ class _BatchPlan:
 
 def _document(writes: Sequence[Json | CommitTurn | int]) -> str | None:
     return _encode(writes).decode() if writes else None
+
+
+def _is_created_alone(write: CreateRun) -> bool:
+    return semantics.is_created_alone(write) or write.by is not None
 
 
 # --- what must be locked --------------------------------------------------------------------------------------------
@@ -262,6 +273,8 @@ def _read_result(kind: str, number: int, flag: bool, label: str, body: bytes | N
     match kind:
         case "committed" | "committed_before":
             return Committed(has_messages=bool(flag))
+        case "stored":
+            return Committed(version=number)
         case "superseded":
             return Superseded()
         case "delivered":

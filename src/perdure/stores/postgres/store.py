@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from perdure.errors import StoreError
+from perdure.model.documents import Document
 from perdure.model.queries import RunQuery
 from perdure.model.records import (
     ChangeCallback,
@@ -28,7 +29,7 @@ from perdure.stores import semantics
 from perdure.stores.change_listeners import ChangeListeners
 from perdure.stores.pending import PendingMethods
 from perdure.stores.postgres import batch as batches
-from perdure.stores.postgres import fast_path, queries, schema
+from perdure.stores.postgres import fast_path, queries, run_pages, schema
 from perdure.stores.postgres import workers as worker_queries
 from perdure.stores.postgres.errors import translate_errors
 from perdure.stores.postgres.listener import NotificationListener
@@ -45,6 +46,7 @@ from perdure.stores.results import (
     RunRetained,
     Snapshot,
     StoredEntry,
+    TopicSummary,
     UnfinalizedRun,
     UnreadableRun,
     WriteResult,
@@ -180,7 +182,7 @@ class PostgresStore(PendingMethods):
         return await queries.inbox(self._open, run_id, after)
 
     async def history(self, run_id: str, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
-        return await queries.history(self._open, run_id, after)
+        return await queries.history(self._open, run_id, after, limit)
 
     # due and claim
 
@@ -226,9 +228,12 @@ class PostgresStore(PendingMethods):
     # queries and maintenance
 
     async def runs(self, query: RunQuery, *, bare: bool = False) -> RunPage:
-        return await queries.runs(self._open, query)
+        return await run_pages.runs(self._open, query, bare)
 
-    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
+    async def count(self, query: RunQuery, cap: int) -> int:
+        return await run_pages.count(self._open, query, cap)
+
+    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> list[str]:
         return await worker_queries.prune(self._open, now, limit, keep_ids_for)
 
     async def delete_run(self, run_id: str) -> Committed | RunMissing | RunRetained:
@@ -262,6 +267,17 @@ class PostgresStore(PendingMethods):
 
     async def stream(self, run_id: str, name: str, start: int = 0, limit: int = 500) -> list[StreamItem]:
         return await queries.stream(self._open, run_id, name, start, limit)
+
+    async def topics(self, after: str | None = None, limit: int = 100) -> list[TopicSummary]:
+        return await queries.topics(self._open, after, limit)
+
+    async def document(self, kind: str, document_id: str) -> Document | None:
+        return await queries.document(self._open, kind, document_id)
+
+    async def documents(
+        self, kind: str, after: str | None = None, limit: int = 100, *, due_by: float | None = None
+    ) -> list[Document]:
+        return await queries.documents(self._open, kind, after, limit, due_by)
 
     async def dead_letters(
         self, limit: int = 100, after: str | None = None, *, kind: str | None = None, event: str | None = None

@@ -63,8 +63,8 @@ RELEASE_RUNS = """
         recoveries = r.recoveries + $3
     FROM page WHERE r.pk = page.pk RETURNING r.id"""
 REMOVE_WORKER = "SELECT {schema}.remove_worker($1)"
-PRUNE = "SELECT {schema}.prune_page($1, $2, $3)"
-_TABLES_OF_RUN = ("entries", "inbox", "observers", "published", "stream_items", "subscriptions")
+PRUNE = "SELECT {schema}.prune_runs($1, $2, $3)"
+_TABLES_OF_RUN = ("entries", "inbox", "observers", "published", "stream_items", "subscriptions", "run_tags")
 _DELETED = ", ".join(
     f"{table}_deleted AS (DELETE FROM {{schema}}.{table} x USING deleted d WHERE x.run_pk = d.pk)"
     for table in _TABLES_OF_RUN
@@ -160,9 +160,9 @@ async def remove_worker(pool: ConnectionPool, worker_id: str) -> None:
 # --- maintenance and keys -------------------------------------------------------------------------------------------
 
 
-async def prune(pool: ConnectionPool, now: float, limit: int, keep_ids_for: float) -> int:
-    count: int = await pool.value(sql(PRUNE, pool.target), now, limit, keep_ids_for)
-    return count
+async def prune(pool: ConnectionPool, now: float, limit: int, keep_ids_for: float) -> list[str]:
+    ids: list[str] = await pool.value(sql(PRUNE, pool.target), now, limit, keep_ids_for)
+    return ids
 
 
 async def delete_run(pool: ConnectionPool, run_id: str) -> Committed | RunMissing | RunRetained:

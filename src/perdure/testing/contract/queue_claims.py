@@ -93,6 +93,15 @@ class QueueClaimCases(ContractCase):
         assert await claim_ids(store, claim("b", now=310.0, gates=(("q", 1),))) == ["r"]
 
     @case
+    async def test_the_next_wake_up_leaves_out_runs_behind_other_gates(self, store: Store) -> None:
+        await store.commit([configure(), configure("p"), queued("q1"), queued("p1", "p"), run(wake_at=170.0)])
+        await admit_now(store, 1, gate=True, now=150.0)
+        await admit_now(store, 1, gate=True, now=160.0, queue="p")
+        given: tuple[tuple[str, ...] | None, ...] = (None, (), ("q",), ("p",), ("p", "q"), ("other",))
+        found = [await store.next_wake("default", gates) for gates in given]
+        assert found == [150.0, 170.0, 150.0, 160.0, 150.0, 170.0]
+
+    @case
     async def test_concurrent_claims_through_a_gate_get_each_run_once(self, store: Store) -> None:
         await store.commit([configure(), *(queued(f"r{n:02}") for n in range(20))])
         await admit_now(store, 20, gate=True)

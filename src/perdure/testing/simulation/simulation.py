@@ -114,7 +114,7 @@ class Simulation:
         self.began_at = loop.current_time
         self.names: dict[str, str] = {}
         self.store = make_store(Process("store", loop, self.trace, {}))
-        self.checker = InvariantChecker(self.store, self.trace, config.seconds("run_retention"))
+        self.checker = InvariantChecker(self.store, self.trace, config.seconds("run_retention"), self._store_time)
         self.bodies: list[Body] = []
         self.damaged: set[str] = set()  # runs whose rows were unreadable for a while
         self.writings: dict[int, Process] = {}
@@ -127,6 +127,9 @@ class Simulation:
         self._leaving: dict[str, asyncio.Event] = {}
         self._clients: list[Client] = []
         self._connections: list[FaultyConnection] = []
+
+    def _store_time(self) -> float:
+        return self.loop.current_time
 
     # --- trace
 
