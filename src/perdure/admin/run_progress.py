@@ -50,6 +50,8 @@ def progress_reason(
     """
     if record.owner is not None:
         return "owner" if state.is_alive(record.owner) else "no owner"
+    if record.waiting:
+        return "held" if record.held is not None else "queue"
     if record.held is None and (timer := _missed_timer(record, state.now)) is not None:
         return timer
     if record.wake_at is not None:
