@@ -38,7 +38,8 @@ async def prune(client: Client, limit: int) -> int:
     """Delete up to `limit` finished runs whose retention is over, and expired events. Return the number of runs."""
     session = client._session
     keep_ids_for = session.config.seconds("event_retention")
-    return await session.read(partial(session.store.prune, session.clock.now(), limit, keep_ids_for=keep_ids_for))
+    pruned = await session.read(partial(session.store.prune, session.clock.now(), limit, keep_ids_for=keep_ids_for))
+    return len(pruned)
 
 
 async def _repair_one(client: Client, action: str, subject: str) -> str:

@@ -6,7 +6,7 @@ is a client with a worker in the same process. `Run` is a handle: it has an id a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
@@ -16,6 +16,9 @@ from perdure.client.dead_letters import DeadLetterClient
 from perdure.client.deferreds import DeferredClient
 from perdure.client.messages import MessageClient
 from perdure.client.queries import QueryClient
+from perdure.client.queue_reader import QueueReader
+from perdure.client.queue_views import QueueDescription
+from perdure.client.queues import QueueHandle
 from perdure.client.session import ClientSession
 from perdure.client.starts import StartClient
 from perdure.client.streams import StreamClient
@@ -24,6 +27,7 @@ from perdure.clock import SYSTEM_CLOCK, Clock
 from perdure.config import EngineConfig
 from perdure.model.queries import RunQuery
 from perdure.model.records import RunStatus
+from perdure.model.tags import TagValue
 from perdure.model.validation import check_name, check_seconds
 from perdure.stores.protocol import Store
 from perdure.workflows.context import Context
@@ -62,6 +66,7 @@ class Client:
         self._deferreds = DeferredClient(session)
         self._dead_letters = DeadLetterClient(session)
         self._streams = StreamClient(session)
+        self._queue_reader = QueueReader(session)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -170,8 +175,8 @@ class Client:
         the messages. Otherwise raise `RunConflict`. With `if_exists="reject"` always raise it. With "restart_ended" an
         ended run starts a new generation with this payload; with "restart" an open run is terminated first.
         """
-        request, created = await self._starts.start(wf, args, given)
-        return Run(request.record.id, self, request.workflow, created=created)
+        request, run_id, created = await self._starts.start(wf, args, given)
+        return Run(run_id, self, request.workflow, created=created)
 
     @overload
     async def execute(self, wf: Callable[[Context], Body[R]], /, **options: Unpack[StartKeywords]) -> R: ...
@@ -320,12 +325,16 @@ class Client:
         """
         return await self._queries.published(run_id, key, type)
 
-    async def history(self, run_id: str) -> list[HistoryEntry]:
+    async def history(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[HistoryEntry]:
         """Return the entries of a run in the order of the calls that made them. Raises `RunNotFound`.
+
+        With `limit`, return a page: up to `limit` entries in the order in which they were last written. Pass the
+        `position` of the last one as `after` to get the next page; an empty page is the end. An entry that changes
+        meanwhile is in a later page again.
 
         Results of steps and children and received events are typed if this process has imported their definitions.
         """
-        return await self._queries.history(run_id)
+        return await self._queries.history(run_id, after, limit)
 
     async def export_history(self, run_id: str) -> dict[str, Any]:
         """Return a run with its history as plain data, for `perdure.testing.replay`; `perdure export` writes it."""
@@ -336,8 +345,15 @@ class Client:
         return self._queries.watch(run_id)
 
     async def runs(self, query: RunQuery | None = None) -> RunList:
-        """Return a page of runs, newest first, by status, workflow, tag, parent, time, id prefix, hold or wait."""
+        """Return a page of runs, newest first, by status, workflow, tag, parent, time, id prefix, hold, wait or filter.
+
+        The page has no payloads: `input` and `result` are None. `describe` returns them.
+        """
         return await self._queries.runs(query)
+
+    async def count(self, query: RunQuery | None = None, *, cap: int = 10_001) -> int:
+        """Return the number of runs that match, at most `cap`. `limit` and `after` of the query are ignored."""
+        return await self._queries.count(query, cap)
 
     @overload
     def read_stream(
@@ -396,6 +412,16 @@ class Client:
     async def resume(self, run_id: str) -> None:
         """Resume a suspended run now, or retry a held one. Raises `RunNotFound` or `RunTerminated`."""
         await self._control.resume(run_id)
+
+    async def tag(
+        self, run_id: str, tags: Mapping[str, TagValue | None] | None = None, /, **named: TagValue | None
+    ) -> None:
+        """Change tags of a run, also of one that has ended: `tag(id, amount=999, stage=None)`. None removes a tag.
+
+        If a worker executes the run, the run's next turn applies the change; otherwise it is applied at once. A dict
+        takes names that are no identifiers. Raises `RunNotFound`.
+        """
+        await self._control.tag(run_id, tags, named)
 
     async def delete(self, run_id: str) -> None:
         """Delete an ended run and all that it owns: history, inbox, published values, streams, remembered event ids.
@@ -505,6 +531,19 @@ class Client:
         """Create a new signing key for the tokens of runs that start two minutes later. Older tokens stay valid."""
         await self._deferreds.rotate_keys()
 
+    # --- work queues
+
+    def queue(self, name: str) -> QueueHandle:
+        """Return a handle on a work queue: describe, pause, resume, resize, list, move, release and clear its runs.
+
+        The handle's calls raise `QueueNotFound` if the store has no queue of this name.
+        """
+        return QueueHandle(self._session, name)
+
+    async def queues(self) -> list[QueueDescription]:
+        """Return all work queues in order of name, without the states of the runs that hold their slots."""
+        return await self._queue_reader.describe_all()
+
     # --- dead letters
 
     @overload
@@ -567,6 +606,10 @@ class Run(Generic[R_co]):
     async def cancel(self, reason: str | None = None) -> bool:
         """Request cancellation of the run; see `Client.cancel`."""
         return await self._client.cancel(self.id, reason)
+
+    async def tag(self, tags: Mapping[str, TagValue | None] | None = None, /, **named: TagValue | None) -> None:
+        """Change tags of the run; see `Client.tag`."""
+        await self._client.tag(self.id, tags, **named)
 
     async def send(self, event: Any, payload: Any = None, *, event_id: str | None = None) -> None:
         """Put an event into the run's mailbox; see `Client.send`."""

@@ -25,9 +25,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perdure.errors import InvalidArgument
+from perdure.model.queue_records import Place
 from perdure.model.records import Entry, EntryStatus, Message, RunRecord
 from perdure.stores.results import Snapshot
 from perdure.stores.writes import CreateRun, RewindRun
+from perdure.workflows.run_tags import tags_at_start
 
 PENDING, CANCELLED = EntryStatus.PENDING, EntryStatus.CANCELLED
 SUCCEEDED, FAILED = EntryStatus.SUCCEEDED, EntryStatus.FAILED
@@ -73,7 +75,15 @@ def plan_rewind(snapshot: Snapshot, location: str, *, now: float, turn_id: str) 
         entries=(*cut.rewritten, *_stop_entries(snapshot, cut.dropped, now), _rewind_marker(cut, snapshot.record, now)),
         returned=tuple(_messages_to_return(snapshot, cut.dropped)),
         deadline_at=_renewed_deadline(snapshot.record, now),
+        place=_place_of(snapshot.record),
     )
+
+
+def _place_of(record: RunRecord) -> Place | None:
+    """Return the place of an ended run in its queue. It takes its dedupe key not again, and never expires."""
+    if record.queue is None or not record.status.terminal:
+        return None
+    return Place(queue=record.queue, partition=record.partition, priority=record.priority)
 
 
 def plan_fork(snapshot: Snapshot, location: str, *, run_id: str, created_by: str, shard: int, now: float) -> CreateRun:
@@ -89,7 +99,10 @@ def plan_fork(snapshot: Snapshot, location: str, *, run_id: str, created_by: str
     unread = (message for message in snapshot.inbox if message.kind in ("event", "deferred"))
     messages = sorted([*_messages_to_return(snapshot, cut.dropped), *unread], key=lambda message: message.number)
     return CreateRun(
-        _fork_record(snapshot.record, run_id, created_by, shard, now),
+        replace(
+            _fork_record(snapshot.record, run_id, created_by, shard, now),
+            tags=tags_at_start(snapshot.record.tags, cut.dropped),
+        ),
         entries=(*map(_without_notes, map(as_detached_child, rows)), _rewind_marker(cut, snapshot.record, now)),
         inbox=tuple(messages),
         received=snapshot.record.last_message_no,

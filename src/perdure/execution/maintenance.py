@@ -52,7 +52,7 @@ class RetentionPruner:
         self._event_retention = config.seconds("event_retention")
 
     async def tick(self, now: float) -> float | None:
-        while await self._store.prune(now, PRUNE_PAGE, keep_ids_for=self._event_retention) >= PRUNE_PAGE:
+        while len(await self._store.prune(now, PRUNE_PAGE, keep_ids_for=self._event_retention)) >= PRUNE_PAGE:
             pass
         return now + PRUNE_INTERVAL_SECONDS
 

@@ -7,10 +7,12 @@ turn and cannot be part of a reference cycle, so that the garbage collector skip
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import StrEnum
 
 from msgspec import Struct
+
+from perdure.model.tags import Tags
 
 
 class RunStatus(StrEnum):
@@ -143,7 +145,7 @@ class RunRecord(Struct, frozen=True, gc=False, kw_only=True):
     error: ErrorRecord | None = None
     parent: str | None = None
     attached: bool = False  # An attached child ends with its parent.
-    tags: Mapping[str, str] = {}
+    tags: Tags = {}
     first_executed_at: float | None = None  # When this generation first executed; start of the workflow clock.
     updated_at: float = 0.0
     ended_at: float | None = None
@@ -157,6 +159,14 @@ class RunRecord(Struct, frozen=True, gc=False, kw_only=True):
     drift: tuple[str, ...] = ()  # Locations whose arguments differed on a replay.
     last_message_no: int = 0
     fence: int = 0  # The store rejects turns computed from an earlier position.
+    # A run of a queue keeps the queue, partition and priority of its start. `waiting`: it has a place that no admission
+    # has taken. While it waits no write sets `wake_at`. `gate` is the queue, while the queue limits runs per worker.
+    queue: str | None = None
+    partition: str = ""
+    priority: int = 0
+    waiting: bool = False
+    gate: str = ""
+    ancestor_queues: tuple[str, ...] = ()  # queues in which an ancestor, through attached children, holds a slot
 
     @property
     def current_hold(self) -> Hold | None:
@@ -169,6 +179,7 @@ class Message(Struct, frozen=True, gc=False, kw_only=True):
 
     cancel, resume   from a person or a parent run; the body of a cancel is its reason, encoded
     pause            from a person; its body is the reason, encoded
+    tag              from a person; its body are changes of the run's tags (`encode_tag_changes`)
     event            a targeted event; `name` is its event type, `policy` applies if the run ends without reading it:
                      "discard", "dead_letter", "broadcast", or "broadcast:<delivery>:<consume|keep>"
     assignment       a topic event assigned to the receive at `target`; `offset` is its offset in the topic
@@ -253,7 +264,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
     """An event or action that failed permanently, stored until a person handles it."""
 
     id: str
-    kind: str  # "event", "compensation", "poison", "schedule", "misfit" (completion of a deferred)
+    kind: str  # "event", "compensation", "poison", "schedule", "misfit" (completion of a deferred), "expired_wait"
     at: float
     reason: str
     event_id: str | None = None
@@ -294,5 +305,19 @@ class Takeover(Struct, frozen=True):
 
 
 ChangeCallback = Callable[[frozenset[str] | None], None]
+"""Callback for change hints: ids of runs that became due, got messages or ended; None: anything may have changed.
+
+A hint also names queues (`queue_hint`) that need an admission, and kinds of documents (`document_hint`) of which one
+became due earlier. A run whose id equals such a name causes a look-up too many, nothing else.
+"""
 ProgressCallback = Callable[[], None]
-"""Callback for change hints: ids of runs that became due, got messages or ended; None: any run may have changed."""
+
+
+def queue_hint(queue: str) -> str:
+    """Return the name of a queue in a change hint."""
+    return f"queue:{queue}"
+
+
+def document_hint(kind: str) -> str:
+    """Return the name of a kind of documents in a change hint."""
+    return f"document:{kind}"

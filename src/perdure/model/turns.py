@@ -5,10 +5,12 @@ Pure data. This module knows neither the runner that builds turns nor the stores
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
 
+from perdure.model.queue_records import Place
 from perdure.model.records import (
     DeadLetter,
     Entry,
@@ -21,6 +23,7 @@ from perdure.model.records import (
     TopicEvent,
     Wait,
 )
+from perdure.model.tags import TagValue
 
 
 class StepDone(Struct, frozen=True, gc=False):
@@ -124,6 +127,7 @@ class StartChild(Struct, frozen=True, kw_only=True):
     target: str | None = None
     fallback_id: str | None = None  # Used if `run_id` belongs to a child of an earlier run with the id of this one.
     definition: Any = None  # Never serialized.
+    place: Place | None = None  # The child waits in a queue.
 
 
 class ObserveRun(Struct, frozen=True):
@@ -204,7 +208,7 @@ class TurnExtras(Struct, frozen=True, gc=False, kw_only=True):
     versions of this turn's entries, which are deleted too. `released_assignments` are message numbers of assignments
     that no receive matches; the store returns their events to the topic. They may also be numbers of completions of
     deferreds that do not fit. The store removes such a message with its id, as if it had never been delivered, so that
-    the next completion is accepted.
+    the next completion is accepted. `tags` are changes of the run's tags; None removes one.
     """
 
     dropped: tuple[str, ...] = ()
@@ -215,6 +219,7 @@ class TurnExtras(Struct, frozen=True, gc=False, kw_only=True):
     streamed: tuple[StreamItem, ...] = ()
     dead_letters: tuple[DeadLetter, ...] = ()
     replaced: tuple[int, ...] = ()
+    tags: Mapping[str, TagValue | None] = {}
 
 
 class Turn(Struct, frozen=True, gc=False):

@@ -23,6 +23,7 @@ from perdure.errors import InvalidArgument, PerdureError, WorkflowMisuse
 from perdure.model.ids import keyed_run_id
 from perdure.model.locations import escape_segment
 from perdure.model.records import DeadLetter, Entry, ErrorRecord, Hold, SigningKey
+from perdure.model.tags import Tags
 from perdure.model.turns import Continued, StopChildren
 from perdure.model.validation import check_name
 from perdure.runner.child_tracker import STARTS_CHILD
@@ -41,8 +42,11 @@ from perdure.workflows.commands import Command
 from perdure.workflows.context import Context
 from perdure.workflows.deferreds import DECLARED_TYPES
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, Workflow
+from perdure.workflows.queue_placement import Started, build_placement
 from perdure.workflows.rollback import ROLLBACK_SCOPES
-from perdure.workflows.start_options import NO_OPTIONS, StartOptions, split_keywords
+from perdure.workflows.run_tags import KIND as TAG
+from perdure.workflows.run_tags import tags_at_start
+from perdure.workflows.start_options import NO_OPTIONS, split_keywords
 from perdure.workflows.steps import StepCall, inherits_context
 from perdure.workflows.tokens import bind_epoch
 
@@ -53,7 +57,7 @@ CHILDREN = "~children"
 class ContextApi:
     """See the module's docstring. Implements `RunApi` for the context, `LoopOwner` for the loop and `CleanupHost`."""
 
-    __slots__ = ("_entries", "_history", "_loop", "_state", "info")
+    __slots__ = ("_entries", "_history", "_loop", "_state", "_tags", "info")
 
     def __init__(self, state: RunnerState) -> None:
         self._state = state
@@ -61,6 +65,7 @@ class ContextApi:
         self._history = state.history
         self._loop = state.loop
         self.info = state.info
+        self._tags: Tags | None = None  # as the code sees them; None before it does
         # Eviction replaces both references, which are the only ones that point back here.
         state.loop.perdure_run = self
         state.context = Context(self)
@@ -153,17 +158,23 @@ class ContextApi:
         if not isinstance(definition, Workflow):
             raise WorkflowMisuse(f"a child is started with a @workflow function or its name, not {target!r}")
         has_second_id = id is not None and "id" in kwargs and definition.parameters.find_unknown(("id",))
-        if has_second_id or options not in (NO_OPTIONS, StartOptions(id=id)):
+        if has_second_id or (options is not NO_OPTIONS and not options.fits_child):
             raise InvalidArgument(
-                "a child takes an id only: give it once, and no other option of a start; to pass a workflow parameter "
-                "that is named like an option, pass it positionally or use run_child(wf.options(...), ...)"
+                "a child takes id, queue, priority and partition: give each once, and no other option of a start; to "
+                "pass a workflow parameter that is named like an option, pass it positionally or use "
+                "run_child(wf.options(...), ...)"
             )
         what = f"payload of workflow {definition.name!r}"
         payload = definition.parameters.encode(self._state.start.codec, args, kwargs, what=what)
         key = definition.settings.idempotency_key
         if id is None and key is not None:
             id = keyed_run_id(definition.name, key(*args, **kwargs))
-        return ChildSpec(definition, payload, None if id is None else check_name("a run's id", id))
+        place = None
+        if definition.settings.queue is not None or options.has_place:
+            started = Started(definition.name, definition.settings.queue, args, kwargs)
+            placement = build_placement(options, started, 0.0)
+            place = None if placement is None else placement.place
+        return ChildSpec(definition, payload, None if id is None else check_name("a run's id", id), place)
 
     def pin_version(self, gate: str, latest: int) -> int:
         """Return the version of the run at a gate."""
@@ -201,6 +212,18 @@ class ContextApi:
     @property
     def incarnation(self) -> str:
         return self.info.incarnation
+
+    @property
+    def tags(self) -> Tags:
+        """The tags that the code sees: the same at the same point of every replay."""
+        if self._tags is None:
+            # Every change, replayed or new, reads the tags first: none of the completions is applied yet.
+            self._tags = tags_at_start(self.info.tags, self._history.completions_of(TAG))
+        return self._tags
+
+    def set_tags(self, tags: Tags) -> None:
+        """Replace the tags that the code sees."""
+        self._tags = tags
 
     @property
     def epoch(self) -> int:

@@ -14,7 +14,8 @@ gives the result:
   2. The turn's id is stored at its position: `Committed` (a repeated call).
   3. The run has ended: `AlreadyEnded`.
   4. The worker is fenced: `Superseded`.
-  5. Another worker owns the run, or the turn claims ownership that the worker does not have: `Superseded`.
+  5. Another worker owns the run, the turn claims ownership that the worker does not have, or the run waits in a queue:
+     `Superseded`.
   6. `base` is not the run's last position (the fence counts): `Superseded`.
   7. Otherwise the turn is applied: `Committed`.
 
@@ -45,6 +46,15 @@ Guarantees of every store
   `assignment` message into a run's inbox and removes the subscription from all its topics. The event keeps its offset
   until the assignment is consumed or released. A consumed event is deleted, or marked as seen by this run; a released
   one is offered to the next subscription. A run gets an event at most once, except after releasing it.
+- **Documents.** A document is written by compare-and-set on its version. A version is never given twice.
+- **Queues.** A run of a queue has a place in every commit from its creation to its end, and the place waits or holds a
+  slot. Every write that ends a run deletes its place in the same commit; the run keeps the name of its queue and has no
+  gate. While a run waits, no write sets its `wake_at`: no message, resume, retry, tag or rewind. Only an end, `Admit`
+  and `LeaveQueue` end the wait. A `pause` message to a waiting run sets `held` (`paused_in_queue`), a `resume` or
+  `cancel` clears it: no worker processes the message before the admission, which skips held runs. An `Admit` is applied
+  only to the version of the queue that its plan was made from; until then slots only become free. A commit that frees
+  a slot, adds a place or changes settings sends a change hint with `queue_hint(name)`.
+- **Tags.** The index of a run's tags changes in the same commit as the tags.
 - **Deferreds.** All completions of a deferred have one id, so the first one is accepted and the others are repetitions.
   A run that rejects an unread completion, because its value does not fit, releases it like an assignment. The store
   then removes the message with its id, and the next completion is accepted. The id of a consumed completion stays for
@@ -58,7 +68,9 @@ from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
+from perdure.model.documents import Document
 from perdure.model.queries import RunQuery
+from perdure.model.queue_records import PlaceCursor, PlaceRecord, QueueSummary, QueueView
 from perdure.model.records import (
     ChangeCallback,
     DeadLetter,
@@ -79,11 +91,14 @@ from perdure.stores.results import (
     RunRetained,
     Snapshot,
     StoredEntry,
+    TopicSummary,
     UnfinalizedRun,
     UnreadableRun,
     WriteResult,
 )
 from perdure.stores.writes import Write
+
+SCAN_LIMIT = 10_000  # rows that one page of `runs` examines
 
 
 class Claim(Struct, frozen=True, kw_only=True):
@@ -96,6 +111,9 @@ class Claim(Struct, frozen=True, kw_only=True):
     shards: frozenset[int] | None = None  # None: all
     limit: int = 100
     due_by: float | None = None  # only runs that were due by this time; None: by now
+    # Queues with a limit per worker, and how many further runs of each the worker executes. Runs with a gate are
+    # claimed only by its name, of all shards.
+    gates: tuple[tuple[str, int], ...] = ()
 
 
 @runtime_checkable
@@ -152,8 +170,8 @@ class Store(Protocol):
     async def inbox(self, run_id: str, after: int = 0) -> list[Message]:
         """Return the run's unread messages with a number higher than `after`, in order of number."""
 
-    async def history(self, run_id: str, after: int = 0) -> list[StoredEntry]:
-        """Return the entries written after position `after`, in order of position."""
+    async def history(self, run_id: str, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
+        """Return the entries written after position `after`, in order of position, up to `limit`."""
 
     # due and claim
 
@@ -165,8 +183,12 @@ class Store(Protocol):
         that another commit is changing may be skipped, but an empty result means that no run was due.
         """
 
-    async def next_wake(self, pool: str) -> float | None:
-        """Return when the earliest run without an owner in this pool is due, or None."""
+    async def next_wake(self, pool: str, gates: Sequence[str] | None = None) -> float | None:
+        """Return when the earliest run without an owner in this pool is due, or None.
+
+        With `gates`, runs with another gate do not count: the worker is full for their queues, and a run of them that
+        is due must not hide when the next other run is due.
+        """
 
     async def owned(self, worker: str) -> list[str]:
         """Return the ids of all runs that this worker owns. Used when the result of a claim was lost."""
@@ -209,15 +231,23 @@ class Store(Protocol):
 
     # queries and maintenance
 
-    async def runs(self, query: RunQuery) -> RunPage:
-        """Return a page of matching runs, newest first. Pages have no gaps or repeats while runs are added."""
+    async def runs(self, query: RunQuery, *, bare: bool = False) -> RunPage:
+        """Return a page of matching runs, newest first. Pages have no gaps or repeats while runs are added.
 
-    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
-        """Delete what has expired by `now`, up to `limit` runs, and return the number of deleted runs.
+        `bare`: the records have no payloads (an empty input, no result). Relative times in `query.where` must have been
+        resolved. A page examines at most `SCAN_LIMIT` rows.
+        """
+
+    async def count(self, query: RunQuery, cap: int) -> int:
+        """Return the number of matching runs, at most `cap`. `query.limit` and `query.after` are ignored."""
+
+    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> list[str]:
+        """Delete what has expired by `now`, up to `limit` runs, and return the ids of the deleted runs.
 
         Deletes finalized runs whose `prune_at` has passed and whose parent is not open, with all that they own; expired
-        topic events and published values; and event ids, `keep_ids_for` seconds after the event was consumed or left
-        its topic. The ids of other messages are retained as long as their run.
+        topic events, published values and documents; and event ids, `keep_ids_for` seconds after the event was consumed
+        or left its topic. The ids of other messages are retained as long as their run. Partitions of queues that have
+        no places are deleted as `Take` says.
         """
 
     async def delete_run(self, run_id: str) -> Committed | RunMissing | RunRetained:
@@ -259,6 +289,57 @@ class Store(Protocol):
 
     async def stream(self, run_id: str, name: str, start: int = 0, limit: int = 500) -> list[StreamItem]:
         """Return items of a run's stream from offset `start`, in order."""
+
+    async def topics(self, after: str | None = None, limit: int = 100) -> list[TopicSummary]:
+        """Return a page of topics that have queued events or waiting runs, in order of name."""
+
+    # documents
+
+    async def document(self, kind: str, document_id: str) -> Document | None:
+        """Return this document, or None. An expired one is returned until it is pruned."""
+
+    async def documents(
+        self, kind: str, after: str | None = None, limit: int = 100, *, due_by: float | None = None
+    ) -> list[Document]:
+        """Return a page of the documents of a kind, in order of id.
+
+        With `due_by`, return those with `due_at` up to this time instead, in order of (due_at, id); `after` must be
+        None. A caller gets the next page by moving the due times.
+        """
+
+    # queues
+
+    async def queues(self) -> list[QueueSummary]:
+        """Return all queues in order of name."""
+
+    async def queue_view(self, name: str, now: float, limit: int = 100) -> QueueView | None:
+        """Return what an admission is planned from, or None if the queue is unknown. One snapshot.
+
+        It never reads from a replica. `limit` bounds partitions and expired places.
+        """
+
+    async def places(
+        self,
+        name: str,
+        partition: str | None = None,
+        after: PlaceCursor | None = None,
+        limit: int = 100,
+        *,
+        held: bool = False,
+    ) -> list[PlaceRecord]:
+        """Return a page of the queue's places in order of (partition, priority, number).
+
+        They are the waiting ones, delayed ones included, or those that hold a slot.
+        """
+
+    async def place(self, run_id: str) -> PlaceRecord | None:
+        """Return the place of this run, waiting or held, or None."""
+
+    async def places_ahead(self, run_id: str, cap: int = 1000) -> int:
+        """Return how many places of the run's queue and partition are before its place, at most `cap`.
+
+        They are those with a lower (priority, number). Delayed places do not count. 0 if the run does not wait.
+        """
 
     # dead letters
 

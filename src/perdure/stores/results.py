@@ -27,9 +27,13 @@ class IdTaken(Struct, frozen=True):
 
 
 class Committed(Struct, frozen=True, gc=False):
-    """The write is durable. `has_messages`: the inbox holds messages that the turn has not seen."""
+    """The write is durable. `has_messages`: the inbox holds messages that the turn has not seen.
+
+    `version` is the new version of a document or queue.
+    """
 
     has_messages: bool = False
+    version: int = 0
 
 
 class Superseded(Struct, frozen=True):
@@ -98,6 +102,34 @@ class LimitReached(Struct, frozen=True):
     pending: int
 
 
+class Joined(Struct, frozen=True):
+    """No run was created: `run_id` has the dedupe key. `replaced`: it got the payload of this start.
+
+    `waiting`: it waits for its admission; otherwise it holds a slot.
+    """
+
+    run_id: str
+    replaced: bool = False
+    waiting: bool = True
+
+
+class QueueMissing(Struct, frozen=True):
+    """The store has no queue of this name. Nothing was stored."""
+
+
+class NotQueued(Struct, frozen=True):
+    """The run has no place in this queue: it never had one, left it, or has ended."""
+
+
+class Admitted(Struct, frozen=True):
+    """The admission is durable: these runs, in order, hold a slot and are due. `promoted`: delayed places that became
+    eligible. `version` is the new version of the queue."""
+
+    runs: tuple[str, ...] = ()
+    promoted: int = 0
+    version: int = 0
+
+
 WriteResult = (
     Created
     | IdTaken
@@ -111,6 +143,10 @@ WriteResult = (
     | LimitReached
     | ObserverAdded
     | EventPublished
+    | Joined
+    | QueueMissing
+    | NotQueued
+    | Admitted
 )
 
 
@@ -163,12 +199,14 @@ class ClaimedRun(Struct, frozen=True):
 class RunPage(Struct, frozen=True):
     """One page of a query. `next` is the cursor of the next page, None at the end.
 
-    `unreadable` are the marks of runs in the page that cannot be decoded.
+    `unreadable` are the marks of runs in the page that cannot be decoded. `scanned` is the number of rows that were
+    examined. A page examines a limited number of rows, so it may have fewer runs than requested, or none, and a cursor.
     """
 
     runs: tuple[RunRecord, ...]
     next: str | None = None
     unreadable: tuple[UnreadableRun, ...] = ()
+    scanned: int = 0
 
 
 class StoredEntry(Struct, frozen=True):
@@ -176,3 +214,11 @@ class StoredEntry(Struct, frozen=True):
 
     position: int
     entry: Entry
+
+
+class TopicSummary(Struct, frozen=True):
+    """A topic in a list: the events that wait in it for a reader, and the runs that wait for its events."""
+
+    name: str
+    queued: int
+    waiting: int

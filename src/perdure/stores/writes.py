@@ -6,8 +6,11 @@ Each docstring states what the write does, how a repeated call is recognised, an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
+from perdure.model.queue_records import PartitionOverride, Place, QueueOverride, QueuePause, QueueSettings, Take
 from perdure.model.records import (
     DeadLetter,
     Entry,
@@ -20,6 +23,7 @@ from perdure.model.records import (
     TopicEvent,
     Wait,
 )
+from perdure.model.tags import TagValue
 from perdure.model.turns import TurnExtras
 
 
@@ -51,9 +55,19 @@ class CreateRun(Struct, frozen=True, gc=False):
     taken: the fence is one behind its last position, and messages are numbered after its last one. So a late write to
     the old generation changes nothing. Without such a run the id is taken, or the run is created as above.
 
+    With `place` the run waits in a queue: it has no owner and no `wake_at`, whatever the record says, until an `Admit`
+    takes its place. The id is checked before the queue and its dedupe key. If the key is taken (see `Place`), no run is
+    created, observed or replaced, and the result is `Joined`. The store remembers the `created_by` of the last start
+    that changed a place by joining it ("replace" or `debounce`): its repetition joins that place again, admitted or
+    not. A queue whose last admission found `max_waiting` places refuses new places. Without `place` the run has no
+    queue, whatever the record says.
+
+    With `by`, a worker that is fenced or unknown creates no run: the result is `Superseded`, also if the id is taken.
+    So a worker that was paused while it fired a schedule cannot start a run whose first execution was pruned.
+
     Idempotent by `created_by`.
     Results: `Created`; `IdTaken` (not observed, not replaced); `AlreadyEnded` if a repeated call observes a run that
-    has ended.
+    has ended; with a place also `Joined`, `LimitReached` or `QueueMissing`; with `by` also `Superseded`.
     """
 
     record: RunRecord
@@ -62,6 +76,8 @@ class CreateRun(Struct, frozen=True, gc=False):
     received: int = 0
     observer: Observer | None = None
     replaces: Predecessor | None = None
+    place: Place | None = None
+    by: str | None = None  # the worker that creates the run, if it must not be fenced
 
 
 class RunPatch(Struct, frozen=True, gc=False, kw_only=True):
@@ -139,9 +155,10 @@ class CommitTurn(Struct, frozen=True, gc=False, kw_only=True):
 class DeliverMessage(Struct, frozen=True, kw_only=True):
     """Put a message into a run's inbox and make the run due.
 
-    A held run is woken only by a resume or a cancel. So is a run whose generation has not started: a message does not
-    shorten the delay of a new run or the backoff before its next attempt. `limit` is the maximum number of unread
-    events and assignments of the event's name; other messages are never refused.
+    A run that waits in a queue is not woken (see Queues in the protocol). A held run is woken only by a resume or a
+    cancel. So is a run whose generation has not started: a message does not shorten the delay of a new run or the
+    backoff before its next attempt. `limit` is the maximum number of unread events and assignments of the event's name;
+    other messages are never refused.
 
     Idempotent by the message's id, also after it was consumed, until the id is pruned.
     Results: `MessageDelivered`, `AlreadyEnded`, `RunMissing` or `LimitReached`.
@@ -201,7 +218,11 @@ class RewindRun(Struct, frozen=True, kw_only=True):
     dropped locations are marked as superseded. The undone end needs no finalization; observers that were not notified
     stay.
 
-    Idempotent by `turn_id`. Results: `Committed`, `Superseded` or `RunMissing`.
+    If the run has ended and `place` is given, it waits in that queue until an `Admit` takes its place; its queue,
+    partition and priority are those of the place, which has no dedupe key. A run that has not ended keeps its place or
+    slot, and `place` is ignored. `QueueMissing` if the queue is unknown: nothing was changed. A full queue accepts it.
+
+    Idempotent by `turn_id`. Results: `Committed`, `Superseded`, `RunMissing` or `QueueMissing`.
     """
 
     run_id: str
@@ -212,6 +233,7 @@ class RewindRun(Struct, frozen=True, kw_only=True):
     entries: tuple[Entry, ...] = ()
     returned: tuple[Message, ...] = ()
     deadline_at: float | None = None  # the run's deadline from now on
+    place: Place | None = None
 
 
 class RedirectedEvent(Struct, frozen=True):
@@ -316,6 +338,121 @@ class SupersedeStream(Struct, frozen=True, kw_only=True):
     writer: str  # the execution that starts
 
 
+class Admit(Struct, frozen=True, kw_only=True):
+    """Admit waiting runs of a queue, as a plan says that was made from its `QueueView` of version `base`.
+
+    First, up to `promote` delayed places with `eligible_at <= now` become eligible, with new place numbers in the order
+    of (eligible_at, number). Then each take, of another partition each, marks the first places of its partition, in the
+    order of (priority, number), as held, up to its count. Places that are not eligible, have expired, or belong to held
+    runs or to runs that `serves` does not contain are skipped; at most the first `scan` places of a partition are
+    examined. Another transaction's lock ends a take early: a place is never passed over because of a lock. An admitted
+    run is due at `now`, does not wait any more, and has the gate of this write. Takes with count 0 store the
+    partition's state, too, also of a partition that the store does not know.
+
+    The store writes `state`, the numbers of runs taken, and a new version. `tolerance`: with a `now` that differs from
+    the store's clock by more seconds, nothing is done: `Superseded`.
+
+    Not idempotent: a repeated call is `Superseded`. Results: `Admitted`, `Superseded` or `QueueMissing`.
+    """
+
+    queue: str
+    base: int
+    now: float
+    state: bytes
+    takes: tuple[Take, ...] = ()
+    serves: tuple[tuple[str, int, str], ...] = ()  # (workflow, version, pool) that a live worker executes
+    gate: bool = False  # the queue limits runs per worker
+    full: bool = False  # the queue holds `max_waiting` places: new places are refused until the next admission
+    promote: int = 0
+    scan: int = 200
+    tolerance: float | None = None
+
+
+class ConfigureQueue(Struct, frozen=True, kw_only=True):
+    """Create a queue, or change its settings, its override or its pause. Each of the three is replaced as given.
+
+    `base` is the version that the caller has read; 0 creates the queue, with version 1. All partitions with waiting
+    runs become ready, because a limit may have risen.
+
+    Idempotent if the stored values equal the given ones. Results: `Committed` with the new version, or `Superseded`.
+    """
+
+    name: str
+    base: int
+    declared: QueueSettings
+    override: QueueOverride = QueueOverride()
+    paused: QueuePause | None = None
+
+
+class ConfigurePartition(Struct, frozen=True, kw_only=True):
+    """Set or remove the override of one partition of a queue. Changes the version of the queue.
+
+    The partition may be new. Idempotent: an equal override changes nothing. Results: `Committed` or `QueueMissing`.
+    """
+
+    queue: str
+    partition: str
+    override: PartitionOverride | None
+
+
+class Requeue(Struct, frozen=True, kw_only=True):
+    """Give a waiting run another priority. It keeps its place number. Results: `Committed`, `NotQueued`, `RunMissing`.
+
+    `queue` must be the queue of the run, otherwise `NotQueued`. A run that holds a slot is `NotQueued`, too, unless it
+    has this priority. Idempotent.
+    """
+
+    run_id: str
+    queue: str
+    priority: int
+
+
+class LeaveQueue(Struct, frozen=True, kw_only=True):
+    """Take a run out of its queue: its slot is free, or a run that waits is due at once without a slot.
+
+    `queue` must be the queue of the run. The run keeps the name of its queue and loses its gate. A waiting run is not
+    held any more: it processes its `pause` itself. Idempotent only in its effect: a repeated call is `NotQueued`.
+    Results: `Committed`, `NotQueued` or `RunMissing`.
+    """
+
+    run_id: str
+    queue: str
+    now: float
+
+
+class PutDocument(Struct, frozen=True, kw_only=True):
+    """Write a document if `base` is its version; 0 creates it. Without a body the document is deleted.
+
+    `dead_letters` are stored in the same commit if the document is written, and not again by a repeated call.
+
+    Idempotent by `write_id`, which is stored with the document: a repeated call that finds its own write, or finds the
+    document that it was to delete missing, is `Committed`. Results: `Committed` with the new version (0 if deleted) or
+    `Superseded`.
+    """
+
+    kind: str
+    id: str
+    base: int
+    body: bytes | None
+    write_id: str
+    due_at: float | None = None
+    expires_at: float | None = None
+    dead_letters: tuple[DeadLetter, ...] = ()
+
+
+class TagRun(Struct, frozen=True, kw_only=True):
+    """Change tags of a run that no worker executes: set these values; None removes a tag. See `perdure.model.tags`.
+
+    It takes no position, because tags are no input of the workflow's code: the next load sees them. A run with an owner
+    is `Superseded`: its worker must apply the change. An ended run may be tagged too.
+
+    Idempotent. Results: `Committed`, `Superseded` or `RunMissing`.
+    """
+
+    run_id: str
+    tags: Mapping[str, TagValue | None]
+
+
 Write = (
     CreateRun
     | CommitTurn
@@ -330,11 +467,21 @@ Write = (
     | ReplayDeadLetter
     | AppendStream
     | SupersedeStream
+    | Admit
+    | ConfigureQueue
+    | ConfigurePartition
+    | Requeue
+    | LeaveQueue
+    | PutDocument
+    | TagRun
 )
 
 
 def subject_of(write: Write) -> str:
-    """Return the run id or topic name that a write concerns: its writes stay in order, in one partition."""
+    """Return the name of the run, topic, queue or kind of documents that a write concerns.
+
+    Its writes stay in order, in one partition.
+    """
     match write:
         case CreateRun():
             return write.record.id
@@ -344,5 +491,11 @@ def subject_of(write: Write) -> str:
             return write.topic
         case ReplayDeadLetter():
             return subject_of(write.send)
+        case Admit() | ConfigurePartition():
+            return write.queue
+        case ConfigureQueue():
+            return write.name
+        case PutDocument():
+            return write.kind
         case _:
             return write.run_id

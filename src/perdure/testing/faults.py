@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypeVar
 
 from perdure.errors import StoreError
+from perdure.model.documents import Document
 from perdure.model.queries import RunQuery
+from perdure.model.queue_records import PlaceCursor, PlaceRecord, QueueSummary, QueueView
 from perdure.model.records import (
     ChangeCallback,
     DeadLetter,
@@ -30,6 +32,7 @@ from perdure.stores.results import (
     RunRetained,
     Snapshot,
     StoredEntry,
+    TopicSummary,
     UnfinalizedRun,
     UnreadableRun,
     WriteResult,
@@ -175,14 +178,14 @@ class FaultyStore:
     async def inbox(self, run_id: str, after: int = 0) -> list[Message]:
         return await self._forward("inbox", lambda: self.inner.inbox(run_id, after))
 
-    async def history(self, run_id: str, after: int = 0) -> list[StoredEntry]:
-        return await self._forward("history", lambda: self.inner.history(run_id, after))
+    async def history(self, run_id: str, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
+        return await self._forward("history", lambda: self.inner.history(run_id, after, limit))
 
     async def claim(self, claim: Claim) -> list[ClaimedRun]:
         return await self._forward("claim", lambda: self.inner.claim(claim))
 
-    async def next_wake(self, pool: str) -> float | None:
-        return await self._forward("next_wake", lambda: self.inner.next_wake(pool))
+    async def next_wake(self, pool: str, gates: Sequence[str] | None = None) -> float | None:
+        return await self._forward("next_wake", lambda: self.inner.next_wake(pool, gates))
 
     async def owned(self, worker: str) -> list[str]:
         return await self._forward("owned", lambda: self.inner.owned(worker))
@@ -213,10 +216,13 @@ class FaultyStore:
     async def remove_worker(self, worker_id: str) -> None:
         await self._forward("remove_worker", lambda: self.inner.remove_worker(worker_id))
 
-    async def runs(self, query: RunQuery) -> RunPage:
-        return await self._forward("runs", lambda: self.inner.runs(query))
+    async def runs(self, query: RunQuery, *, bare: bool = False) -> RunPage:
+        return await self._forward("runs", lambda: self.inner.runs(query, bare=bare))
 
-    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
+    async def count(self, query: RunQuery, cap: int) -> int:
+        return await self._forward("count", lambda: self.inner.count(query, cap))
+
+    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> list[str]:
         return await self._forward("prune", lambda: self.inner.prune(now, limit, keep_ids_for=keep_ids_for))
 
     async def delete_run(self, run_id: str) -> Committed | RunMissing | RunRetained:
@@ -248,6 +254,40 @@ class FaultyStore:
 
     async def stream(self, run_id: str, name: str, start: int = 0, limit: int = 500) -> list[StreamItem]:
         return await self._forward("stream", lambda: self.inner.stream(run_id, name, start, limit))
+
+    async def topics(self, after: str | None = None, limit: int = 100) -> list[TopicSummary]:
+        return await self._forward("topics", lambda: self.inner.topics(after, limit))
+
+    async def document(self, kind: str, document_id: str) -> Document | None:
+        return await self._forward("document", lambda: self.inner.document(kind, document_id))
+
+    async def documents(
+        self, kind: str, after: str | None = None, limit: int = 100, *, due_by: float | None = None
+    ) -> list[Document]:
+        return await self._forward("documents", lambda: self.inner.documents(kind, after, limit, due_by=due_by))
+
+    async def queues(self) -> list[QueueSummary]:
+        return await self._forward("queues", self.inner.queues)
+
+    async def queue_view(self, name: str, now: float, limit: int = 100) -> QueueView | None:
+        return await self._forward("queue_view", lambda: self.inner.queue_view(name, now, limit))
+
+    async def places(
+        self,
+        name: str,
+        partition: str | None = None,
+        after: PlaceCursor | None = None,
+        limit: int = 100,
+        *,
+        held: bool = False,
+    ) -> list[PlaceRecord]:
+        return await self._forward("places", lambda: self.inner.places(name, partition, after, limit, held=held))
+
+    async def place(self, run_id: str) -> PlaceRecord | None:
+        return await self._forward("place", lambda: self.inner.place(run_id))
+
+    async def places_ahead(self, run_id: str, cap: int = 1000) -> int:
+        return await self._forward("places_ahead", lambda: self.inner.places_ahead(run_id, cap))
 
     async def dead_letters(
         self, limit: int = 100, after: str | None = None, *, kind: str | None = None, event: str | None = None

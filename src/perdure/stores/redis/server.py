@@ -35,12 +35,16 @@ CALL_TIMEOUT_SECONDS = 30.0
 
 SCRIPT_MODULES = {
     "commit": (
-        *("run_rows", "due_queues", "history", "run_writes", "other_writes"),
-        *("inbox", "outbox", "topics", "streams", "dead_letters"),
+        *("run_rows", "run_index", "due_queues", "history", "run_writes", "other_writes"),
+        *("inbox", "outbox", "topics", "streams", "dead_letters", "documents"),
+        *("places", "queues"),
     ),
-    "workers": ("run_rows", "due_queues", "dead_letters"),
-    "maintenance": ("run_rows", "due_queues", "inbox", "outbox", "topics", "streams"),
-    "reads": ("run_rows", "due_queues"),
+    "workers": ("run_rows", "run_index", "due_queues", "dead_letters", "topics", "places", "queues"),
+    "maintenance": (
+        *("run_rows", "run_index", "due_queues", "inbox", "outbox", "topics", "streams", "documents", "places"),
+        "queues",
+    ),
+    "reads": ("run_rows", "due_queues", "queue_reads"),
 }
 """The Lua modules of each script. Its text is `lua/keys.lua`, `lua/core.lua`, the modules and the file of its own name.
 

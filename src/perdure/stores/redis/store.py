@@ -17,7 +17,9 @@ from typing import Any
 
 from perdure.clock import Clock
 from perdure.errors import StoreError
+from perdure.model.documents import Document
 from perdure.model.queries import RunQuery
+from perdure.model.queue_records import PlaceCursor, PlaceRecord, QueueSummary, QueueView
 from perdure.model.records import (
     ChangeCallback,
     DeadLetter,
@@ -34,7 +36,7 @@ from perdure.stores import semantics
 from perdure.stores.change_listeners import ChangeListeners
 from perdure.stores.paging import check_limit
 from perdure.stores.protocol import Claim
-from perdure.stores.redis import encoding, fast_path, queries
+from perdure.stores.redis import encoding, fast_path, queries, queue_queries, run_search
 from perdure.stores.redis.listener import Listener
 from perdure.stores.redis.partitions import Partitions, gather_calls, refuse_invalid_text
 from perdure.stores.redis.server import RedisServer, parse_url
@@ -54,11 +56,12 @@ from perdure.stores.results import (
     RunRetained,
     Snapshot,
     StoredEntry,
+    TopicSummary,
     UnfinalizedRun,
     UnreadableRun,
     WriteResult,
 )
-from perdure.stores.writes import CommitTurn, ReplayDeadLetter, Write, subject_of
+from perdure.stores.writes import Admit, CommitTurn, ConfigureQueue, ReplayDeadLetter, Write, subject_of
 
 
 class RedisStore:
@@ -120,12 +123,23 @@ class RedisStore:
         if len(batch) == 1 and (result := await self._commit_on_fast_path(batch[0])) is not None:
             return [result]
         with refuse_invalid_text():  # everything is encoded before anything is sent
-            arrays = [encode_write(write, self._partitions.of) for write in batch]
+            arrays = [self._encode_write(write) for write in batch]
             is_split = self._partitions.count > 1
             numbers = [self._partitions.of(subject_of(write)) for write in batch] if is_split else []
         if numbers:
             return await self._commit_in_partitions(batch, arrays, numbers)
         return [decode_result(given) for given in await self._partitions.write(0, arrays)] if arrays else []
+
+    def _encode_write(self, write: Write) -> Array:
+        array = encode_write(write, self._partitions.of)
+        if isinstance(write, Admit):
+            return (*array, "" if self._clock is None else encoding.encode_time(self._clock.now()))
+        if isinstance(write, ConfigureQueue) and (self._partitions.count > 1 or self._server.is_cluster):
+            raise StoreError(
+                f"{self._server.name} has no queues on several partitions or a cluster, so queue {write.name!r} cannot "
+                "be declared; use a single server with partitions=1, or another store"
+            )
+        return array
 
     async def _commit_on_fast_path(self, write: Write) -> WriteResult | None:
         """Return the result, or None without any change if the write must take the general path."""
@@ -209,8 +223,9 @@ class RedisStore:
             damage = encoding.describe_error(error)
             raise StoreError(f"a message of run {run_id!r} cannot be read ({damage}); see `perdure doctor`") from error
 
-    async def history(self, run_id: str, after: int = 0) -> list[StoredEntry]:
-        found = await self._partitions.read(self._partitions.of(run_id), "history", run_id, after)
+    async def history(self, run_id: str, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
+        query = ("history", run_id, after) if limit is None else ("history_page", run_id, after, check_limit(limit))
+        found = await self._partitions.read(self._partitions.of(run_id), *query)
         try:
             entries = encoding.decode_history(found)
         except Exception as error:
@@ -225,9 +240,11 @@ class RedisStore:
         shards = False if claim.shards is None else sorted(claim.shards)
         wanted = (encoding.encode_time(claim.now if claim.due_by is None else claim.due_by), pairs, claim.pool, shards)
         claimer = (claim.worker, encoding.encode_time(claim.now))
-        shares = {0: claim.limit} if self._partitions.count == 1 else await self._split_claim(wanted, claim.limit)
+        is_split = self._partitions.count > 1
+        shares = await self._split_claim(wanted, claim) if is_split else {0: claim.limit}
         pages = await gather_calls(
-            self._partitions.execute(number, "claim", *claimer, *wanted, share) for number, share in shares.items()
+            self._partitions.execute(number, "claim", *claimer, *wanted, share, claim.gates)
+            for number, share in shares.items()
         )
         claimed = [
             (float(wake_at), ClaimedRun(id.decode(), last_message_no, position))
@@ -236,14 +253,15 @@ class RedisStore:
         ]
         return [run for _, run in sorted(claimed, key=lambda each: (each[0], each[1].id))]
 
-    async def _split_claim(self, wanted: tuple[Any, ...], limit: int) -> dict[int, int]:
-        """Return how many of the `limit` earliest due runs each partition has."""
-        pages = await self._partitions.read_all("due", *wanted, limit)
-        due = sorted((float(at), id, number) for number, page in enumerate(pages) for id, at in page)[:limit]
+    async def _split_claim(self, wanted: tuple[Any, ...], claim: Claim) -> dict[int, int]:
+        """Return how many of the earliest due runs, up to the claim's limit, each partition has."""
+        pages = await self._partitions.read_all("due", *wanted, claim.limit, claim.gates)
+        due = sorted((float(at), id, number) for number, page in enumerate(pages) for id, at in page)[: claim.limit]
         return Counter(number for _, _, number in due)
 
-    async def next_wake(self, pool: str) -> float | None:
-        return min((float(at) for at in await self._partitions.read_all("next_wake", pool) if at), default=None)
+    async def next_wake(self, pool: str, gates: Sequence[str] | None = None) -> float | None:
+        found = await self._partitions.read_all("next_wake", pool, False if gates is None else list(gates))
+        return min((float(at) for at in found if at), default=None)
 
     async def owned(self, worker: str) -> list[str]:
         pages = await self._partitions.command_all("ZRANGE", f"owned:{worker}", 0, -1)
@@ -319,10 +337,13 @@ class RedisStore:
 
     # queries and maintenance
 
-    async def runs(self, query: RunQuery) -> RunPage:
-        return await queries.runs(self._partitions, query)
+    async def runs(self, query: RunQuery, *, bare: bool = False) -> RunPage:
+        return await run_search.runs(self._partitions, query, bare=bare)
 
-    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
+    async def count(self, query: RunQuery, cap: int) -> int:
+        return await run_search.count(self._partitions, query, cap)
+
+    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> list[str]:
         times = (encoding.encode_time(now), encoding.encode_time(now - keep_ids_for))
         partitions = self._partitions
         await gather_calls(
@@ -380,6 +401,40 @@ class RedisStore:
         return [
             encoding.decode_stream_item(start + n, blob, bool(superseded)) for n, (blob, superseded) in enumerate(found)
         ]
+
+    async def topics(self, after: str | None = None, limit: int = 100) -> list[TopicSummary]:
+        return await queries.topics(self._partitions, after, limit)
+
+    async def document(self, kind: str, document_id: str) -> Document | None:
+        return await queries.document(self._partitions, kind, document_id)
+
+    async def documents(
+        self, kind: str, after: str | None = None, limit: int = 100, *, due_by: float | None = None
+    ) -> list[Document]:
+        return await queries.documents(self._partitions, kind, after, limit, due_by)
+
+    async def queues(self) -> list[QueueSummary]:
+        return await queue_queries.queues(self._partitions)
+
+    async def queue_view(self, name: str, now: float, limit: int = 100) -> QueueView | None:
+        return await queue_queries.queue_view(self._partitions, name, now, limit)
+
+    async def places(
+        self,
+        name: str,
+        partition: str | None = None,
+        after: PlaceCursor | None = None,
+        limit: int = 100,
+        *,
+        held: bool = False,
+    ) -> list[PlaceRecord]:
+        return await queue_queries.places(self._partitions, name, partition, after, limit, held=held)
+
+    async def place(self, run_id: str) -> PlaceRecord | None:
+        return await queue_queries.place(self._partitions, run_id)
+
+    async def places_ahead(self, run_id: str, cap: int = 1000) -> int:
+        return await queue_queries.places_ahead(self._partitions, run_id, cap)
 
     async def dead_letters(
         self, limit: int = 100, after: str | None = None, *, kind: str | None = None, event: str | None = None
