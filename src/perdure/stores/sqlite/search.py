@@ -79,7 +79,7 @@ def find_driver(connection: apsw.Connection, query: CompiledQuery) -> tuple[Driv
     if len(drivers) == 1 and drivers[0].is_ordered:
         return drivers[0], ESTIMATE_CAP
     counts = [_estimate(connection, driver) for driver in drivers]
-    driver = choose_driver(drivers, counts)
+    driver = choose_driver(drivers, counts, ESTIMATE_CAP)
     return driver, next((n for n, each in zip(counts, drivers, strict=True) if each is driver), ESTIMATE_CAP)
 
 
