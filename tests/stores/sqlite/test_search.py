@@ -126,7 +126,7 @@ def test_pages_that_end_at_the_scan_limit_find_all_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: RunQuery
 ) -> None:
     monkeypatch.setattr(search, "SCAN_LIMIT", 7)
-    monkeypatch.setattr(search, "FIRST_SCAN", 2)
+    monkeypatch.setattr(search, "FIRST_SCANS", (3, 5))
 
     async def test(store: SqliteStore) -> None:
         records = await _all(store, RunQuery(internal=True))
