@@ -207,7 +207,7 @@ class _Page:
             return size
         terms = self._driver_terms(end)
         sql = f"SELECT count(*) FROM {source(self._driver).split(JOIN)[0]} WHERE {terms.sql}"
-        return min(size, self._connection.execute(sql, terms.values).get)
+        return min(size, int(self._connection.execute(sql, terms.values).get))
 
     def _driver_terms(self, end: Key | None) -> Fragment:
         """Return the conditions of the driver, for the rows after the previous page down to this key.
