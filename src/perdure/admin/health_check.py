@@ -13,6 +13,7 @@ from datetime import timedelta
 from functools import partial
 
 from perdure.admin.findings import Findings, HealthReport
+from perdure.admin.queue_progress import waiting_reason
 from perdure.admin.run_progress import (
     STALLED_AFTER_SECONDS,
     TIMER_TOLERANCE_SECONDS,
@@ -30,6 +31,7 @@ from perdure.client.client import Client
 from perdure.clock import to_datetime
 from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
+from perdure.model.queue_records import PlaceRecord
 from perdure.model.records import Message, RunRecord, RunStatus, WorkerRecord
 from perdure.stores.results import Snapshot, UnreadableRun
 
@@ -150,13 +152,20 @@ class _HealthCheck:
                     self.findings.add("lost_wake_up", "error", text, "resume it", run_id, "resume")
 
     async def _progress_reasons(self, page: Sequence[RunRecord]) -> list[str]:
-        waiting = [each for each in page if each.owner is None and each.wake_at is None and each.held is None]
+        waiting = [
+            each
+            for each in page
+            if each.owner is None and each.wake_at is None and each.held is None and not each.waiting
+        ]
+        places = {each.id: await self._place(each.id) for each in page if each.waiting}
         awaited = await self._runs_named(
             {wait.name for each in waiting for wait in each.waits if wait.kind == "child" and wait.name is not None}
         )
         inboxes = {each.id: await self._inbox(each.id) for each in waiting if each.last_message_no}
         return [
-            progress_reason(
+            waiting_reason(each, places[each.id], self.state)
+            if each.waiting
+            else progress_reason(
                 each,
                 self.state,
                 awaited,
@@ -173,6 +182,9 @@ class _HealthCheck:
         found = await self._session.read(partial(self._session.store.records, names))
         self.add_unreadable([each for each in found if isinstance(each, UnreadableRun)])
         return dict(zip(names, found, strict=True))
+
+    async def _place(self, run_id: str) -> PlaceRecord | None:
+        return await self._session.read(partial(self._session.store.place, run_id))
 
     async def _inbox(self, run_id: str) -> list[Message]:
         """Return the unread messages of a run; none, and a finding, if they cannot be read."""
@@ -392,7 +404,8 @@ async def _read_state(client: Client) -> StoreState:
     session = client._session
     workers = {worker.id: worker for worker in await session.read(session.store.workers)}
     unfinalized = await session.read(partial(session.store.unfinalized, PAGE))
-    return StoreState(session.clock.now(), workers, frozenset(each.record.id for each in unfinalized))
+    queues = {queue.name: queue for queue in await session.read(session.store.queues)}
+    return StoreState(session.clock.now(), workers, frozenset(each.record.id for each in unfinalized), queues)
 
 
 def _runs(count: int) -> str:

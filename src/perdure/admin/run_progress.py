@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perdure.admin.store_views import is_alive
+from perdure.model.queue_records import QueueSummary
 from perdure.model.records import Entry, EntryStatus, Message, RunRecord, RunStatus, Wait, WorkerRecord
 from perdure.stores.results import UnreadableRun
 
@@ -22,6 +23,7 @@ class StoreState:
     now: float
     workers: Mapping[str, WorkerRecord] = field(default_factory=dict)
     unfinalized: frozenset[str] = frozenset()  # ended runs that still have to notify others
+    queues: Mapping[str, QueueSummary] = field(default_factory=dict)  # those that can be read
 
     def is_alive(self, worker_id: str) -> bool:
         worker = self.workers.get(worker_id)
@@ -53,7 +55,7 @@ def progress_reason(
     if record.held is None and (timer := _missed_timer(record, state.now)) is not None:
         return timer
     if record.wake_at is not None:
-        return "due"
+        return "due" if not record.gate or record.gate in state.queues else f"no readable queue {record.gate!r}"
     if record.held is not None:
         return "held"
     if unhandled:
