@@ -13,6 +13,7 @@ from datetime import timedelta
 from functools import partial
 
 from perdure.admin.findings import Findings, HealthReport
+from perdure.admin.queue_health import QueueCheck
 from perdure.admin.queue_progress import waiting_reason
 from perdure.admin.run_progress import (
     STALLED_AFTER_SECONDS,
@@ -31,7 +32,7 @@ from perdure.client.client import Client
 from perdure.clock import to_datetime
 from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
-from perdure.model.queue_records import PlaceRecord
+from perdure.model.queue_records import PlaceRecord, QueueSummary
 from perdure.model.records import Message, RunRecord, RunStatus, WorkerRecord
 from perdure.stores.results import Snapshot, UnreadableRun
 
@@ -46,7 +47,8 @@ WARN_AT = 0.8  # fraction of a limit
 
 async def check_health(client: Client, *, deep: bool = False, progress: Progress | None = None) -> HealthReport:
     """Check the store. With `deep`, also read the histories of all open runs, and all ended runs."""
-    check = _HealthCheck(client, await _read_state(client))
+    queues = await client._session.read(client._session.store.queues)
+    check = _HealthCheck(client, await _read_state(client), queues)
     async for page in pages_of(client):
         check.add_unreadable(page.unreadable)
         await check.check_runs(page.runs)
@@ -62,6 +64,7 @@ async def check_health(client: Client, *, deep: bool = False, progress: Progress
     await check.check_due_index()
     check.add_aggregates()
     await check.check_finalization()
+    await check.queues.check_queues()
     await check.check_clocks()
     found = check.findings.in_order()
     return HealthReport(to_datetime(check.state.now), check.runs, dict(check.progress_reasons), found)
@@ -70,9 +73,10 @@ async def check_health(client: Client, *, deep: bool = False, progress: Progress
 class _HealthCheck:
     """Collects findings over the whole store. A problem that many runs share is one finding."""
 
-    def __init__(self, client: Client, state: StoreState) -> None:
+    def __init__(self, client: Client, state: StoreState, queues: Sequence[QueueSummary] = ()) -> None:
         self.state = state
         self.findings = Findings()
+        self.queues = QueueCheck(client, self.findings, state, queues)
         self.progress_reasons: Counter[str] = Counter()
         self.runs = 0
         self._client = client
@@ -103,6 +107,7 @@ class _HealthCheck:
                 await self._confirm(record)
             else:
                 self._count(record, reason)
+            self.queues.check_run(record)
             self._check_input_size(record)
             self._check_parent(record, parents)
         for record in page:
@@ -233,12 +238,17 @@ class _HealthCheck:
                 self._earliest[record.pool] = sorted(earliest)[:CHECKED_WAKE_UPS]
         if record.created_at > now + MAX_CLOCK_SKEW_SECONDS:
             self._future += 1
+        if reason == "queue" and not self.state.serves(record):
+            self._add_without_worker(record)
         if reason == "due" and record.wake_at is not None and record.wake_at <= now:
             if not self.state.serves(record):
-                name = f"workflow {record.workflow} v{record.version} (pool {record.pool})"
-                self._without_worker.setdefault(name, []).append(record.id)
+                self._add_without_worker(record)
             elif record.wake_at < now - OVERDUE_AFTER_SECONDS:
                 self._overdue.append(record)
+
+    def _add_without_worker(self, record: RunRecord) -> None:
+        name = f"workflow {record.workflow} v{record.version} (pool {record.pool})"
+        self._without_worker.setdefault(name, []).append(record.id)
 
     def _add_held(self, record: RunRecord) -> None:
         if record.held is not None and record.owner is None and record.wake_at is None:
@@ -337,7 +347,7 @@ class _HealthCheck:
             text = f"{_runs(len(ids))} owned by unknown worker {owner}: {', '.join(ids[:SHOWN_RUNS])}"
             add("orphaned_runs", "error", text, "release them to other workers", owner, "release_runs")
         for name, ids in sorted(self._without_worker.items()):
-            text = f"{_runs(len(ids))} due, but no live worker has {name}: {', '.join(ids[:SHOWN_RUNS])}"
+            text = f"{_runs(len(ids))} to be executed, but no live worker has {name}: {', '.join(ids[:SHOWN_RUNS])}"
             add("no_worker", "warning", text, "start a worker: perdure worker TARGET", name)
         if self._overdue:
             worst = min(self._overdue, key=lambda record: record.wake_at or 0.0)

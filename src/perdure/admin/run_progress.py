@@ -58,6 +58,8 @@ def progress_reason(
         return "due" if not record.gate or record.gate in state.queues else f"no readable queue {record.gate!r}"
     if record.held is not None:
         return "held"
+    if record.waiting:
+        return "queue" if record.queue in state.queues else f"no queue named {record.queue!r} to be admitted from"
     if unhandled:
         return f"no wake-up for an unread message ({', '.join(sorted(unhandled))})"
     if record.status is RunStatus.RUNNING:
