@@ -52,14 +52,14 @@ def progress_reason(
     """
     if record.owner is not None:
         return "owner" if state.is_alive(record.owner) else "no owner"
+    if record.waiting:  # `queue_progress` examines its place
+        return "held" if record.held is not None else "queue"
     if record.held is None and (timer := _missed_timer(record, state.now)) is not None:
         return timer
     if record.wake_at is not None:
-        return "due" if not record.gate or record.gate in state.queues else f"no readable queue {record.gate!r}"
+        return "due"
     if record.held is not None:
         return "held"
-    if record.waiting:
-        return "queue" if record.queue in state.queues else f"no queue named {record.queue!r} to be admitted from"
     if unhandled:
         return f"no wake-up for an unread message ({', '.join(sorted(unhandled))})"
     if record.status is RunStatus.RUNNING:
