@@ -114,7 +114,7 @@ async def stranded_runs(h: Harness, client: Client, refused: set[str]) -> tuple[
     if "child" in open_runs:
         open_runs.discard("parent")  # it waits for the child
     queued = open_runs & set(QUEUED)
-    if any(run_id in named for run_id in queued):
+    if any(run_id in named for run_id in QUEUED):
         open_runs -= queued  # they wait for the slot of that one
     return {run_id for run_id in open_runs - refused if run_id not in named}, named
 
