@@ -240,7 +240,7 @@ class _HealthCheck:
             self._future += 1
         if reason == "queue" and not self.state.serves(record):
             self._add_without_worker(record)
-        if reason == "due" and record.gate and record.gate not in self.state.queues:
+        if reason == "due" and record.gate and record.gate not in (self.state.queues or {}):
             text = f"Run {record.id} ({record.workflow}) is due behind the gate of an unknown queue, {record.gate!r}"
             self.findings.add("damaged", "error", text, "restore its row from a backup, or correct it", record.id)
         if reason == "due" and record.wake_at is not None and record.wake_at <= now:

@@ -13,7 +13,7 @@ ADMITTED_WITHIN_SECONDS = 60.0  # an admission that is possible takes less; the 
 
 def waiting_reason(record: RunRecord, place: PlaceRecord | None, state: StoreState) -> str:
     """Return what will let a waiting run continue; a text that starts with `no ` if nothing will."""
-    queue = state.queues.get(record.queue or "")
+    queue = (state.queues or {}).get(record.queue or "")
     if queue is None:
         return f"no readable queue {record.queue!r} to wait in"
     if place is None or place.held or place.queue != queue.name:
