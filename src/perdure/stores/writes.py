@@ -60,9 +60,12 @@ class CreateRun(Struct, frozen=True, gc=False):
     created, and the result is `Joined`. The store remembers the `created_by` of the last start that joined a place.
     A queue whose last admission found `max_waiting` places refuses new places.
 
+    With `by`, a worker that is fenced or unknown creates no run: the result is `Superseded`, also if the id is taken.
+    So a worker that was paused while it fired a schedule cannot start a run whose first execution was pruned.
+
     Idempotent by `created_by`.
     Results: `Created`; `IdTaken` (not observed, not replaced); `AlreadyEnded` if a repeated call observes a run that
-    has ended; with a place also `Joined`, `LimitReached` or `QueueMissing`.
+    has ended; with a place also `Joined`, `LimitReached` or `QueueMissing`; with `by` also `Superseded`.
     """
 
     record: RunRecord
@@ -72,6 +75,7 @@ class CreateRun(Struct, frozen=True, gc=False):
     observer: Observer | None = None
     replaces: Predecessor | None = None
     place: Place | None = None
+    by: str | None = None  # the worker that creates the run, if it must not be fenced
 
 
 class RunPatch(Struct, frozen=True, gc=False, kw_only=True):
@@ -413,6 +417,8 @@ class LeaveQueue(Struct, frozen=True, kw_only=True):
 class PutDocument(Struct, frozen=True, kw_only=True):
     """Write a document if `base` is its version; 0 creates it. Without a body the document is deleted.
 
+    `dead_letters` are stored in the same commit if the document is written, and not again by a repeated call.
+
     Idempotent by `write_id`, which is stored with the document: a repeated call that finds its own write, or finds the
     document that it was to delete missing, is `Committed`. Results: `Committed` with the new version (0 if deleted) or
     `Superseded`.
@@ -425,6 +431,7 @@ class PutDocument(Struct, frozen=True, kw_only=True):
     write_id: str
     due_at: float | None = None
     expires_at: float | None = None
+    dead_letters: tuple[DeadLetter, ...] = ()
 
 
 class TagRun(Struct, frozen=True, kw_only=True):
