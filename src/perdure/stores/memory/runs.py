@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from perdure.model.records import Entry, Message, PublishedValue, RunRecord
+from perdure.model.records import Entry, Hold, Message, PublishedValue, RunRecord, queue_hint
+from perdure.stores import queue_rules
 from perdure.stores import semantics as rules
 from perdure.stores.memory.due_queue import DueQueue
 from perdure.stores.memory.streams import RunOutputs
@@ -96,6 +97,7 @@ class MemoryRun(Struct):
             held=record.held is not None,
             has_executed=record.first_executed_at is not None or record.generation > 0,
             awaits_first_turn=record.first_executed_at is None,
+            waiting=record.waiting,
         )
 
     def turn_at(self, position: int) -> str | None:
@@ -127,7 +129,7 @@ class MemoryRuns:
 
     def __init__(self) -> None:
         self._runs: dict[str, MemoryRun] = {}
-        self._due: dict[tuple[str, str, int], DueQueue] = defaultdict(DueQueue)  # by pool, workflow and version
+        self._due: dict[tuple[str, str, str, int], DueQueue] = defaultdict(DueQueue)  # pool, gate, workflow, version
         self._prunable = DueQueue()
         self._unfinalized: set[str] = set()
         self._held: dict[str, None] = {}
@@ -185,9 +187,19 @@ class MemoryRuns:
         run.numbers[message.id] = number
         wake_at = rules.earliest(run.record.wake_at, now) if woken else run.record.wake_at
         has_messages = run.has_messages or (woken and run.record.owner is not None)
-        self.put(run, replace(run.record, last_message_no=number, wake_at=wake_at), has_messages=has_messages)
+        held = run.record.held
+        if run.record.waiting:
+            held = queue_rules.held_while_waiting(held, message.kind)
+            self._note_resumed(run.record, held)
+        record = replace(run.record, last_message_no=number, wake_at=wake_at, held=held)
+        self.put(run, record, has_messages=has_messages)
         self.changed.add(run.record.id)
         return number
+
+    def _note_resumed(self, record: RunRecord, held: Hold | None) -> None:
+        """Notify the queue of a waiting run that is not held any more."""
+        if record.held is not None and held is None and record.queue is not None:
+            self.changed.add(queue_hint(record.queue))
 
     def consume(self, run: MemoryRun, number: int, now: float) -> Message | None:
         """Remove a message from the inbox and return it, or None. Its id is retained until it is pruned."""
@@ -211,7 +223,7 @@ class MemoryRuns:
 
     def _unindex(self, run: MemoryRun) -> None:
         record = run.record
-        self._due[record.pool, record.workflow, record.version].put(record.id, None)
+        self._due[record.pool, record.gate, record.workflow, record.version].put(record.id, None)
         self._prunable.put(record.id, None)
         self._unfinalized.discard(record.id)
         self._held.pop(record.id, None)
@@ -236,8 +248,8 @@ class MemoryRuns:
             if run.has_messages:
                 self.owned_with_messages[record.owner].add(record.id)
         else:
-            self._due[record.pool, record.workflow, record.version].put(record.id, record.wake_at)
-            if record.held is not None:
+            self._due[record.pool, record.gate, record.workflow, record.version].put(record.id, record.wake_at)
+            if record.held is not None and not record.waiting:
                 self._held[record.id] = None
 
     # deleting
@@ -302,18 +314,21 @@ class MemoryRuns:
 
     def take_due(self, claim: Claim) -> list[str]:
         """Remove due runs that match the claim from the queues and return their ids, earliest first."""
-        queues = [self._due[claim.pool, workflow, version] for workflow, version in set(claim.workflows)]
+        free = {"": claim.limit, **dict(claim.gates)}  # by gate
+        pairs = set(claim.workflows)
+        queues = [(gate, self._due[claim.pool, gate, *pair]) for gate in free for pair in pairs]
         due_by = claim.now if claim.due_by is None else claim.due_by
         due: list[str] = []
         skipped: list[tuple[DueQueue, float, str]] = []
         while len(due) < claim.limit:
-            heads = [(*head, queue) for queue in queues if (head := queue.head()) is not None]
-            at, id, queue = min(heads, key=lambda head: head[:2], default=(due_by + 1.0, "", DueQueue()))
+            heads = [(*head, *each) for each in queues if free[each[0]] > 0 and (head := each[1].head()) is not None]
+            at, id, gate, queue = min(heads, key=lambda head: head[:2], default=(due_by + 1.0, "", "", DueQueue()))
             if at > due_by:
                 break
             queue.put(id, None)
-            if claim.shards is None or self._runs[id].record.shard in claim.shards:
+            if gate or claim.shards is None or self._runs[id].record.shard in claim.shards:
                 due.append(id)
+                free[gate] -= 1
             else:
                 skipped.append((queue, at, id))
         for queue, at, id in skipped:
@@ -322,7 +337,7 @@ class MemoryRuns:
 
     def next_wake(self, pool: str) -> float | None:
         """Return when the earliest run without an owner in this pool is due, or None."""
-        heads = (due.head() for (of_pool, _, _), due in self._due.items() if of_pool == pool)
+        heads = (due.head() for (of_pool, *_), due in self._due.items() if of_pool == pool)
         return min((head[0] for head in heads if head is not None), default=None)
 
     def held_for(self, kind: str, workflows: frozenset[tuple[str, int]]) -> list[MemoryRun]:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from perdure.clock import SYSTEM_CLOCK, Clock
 from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
+from perdure.model.queue_records import PlaceCursor, PlaceRecord, QueueSummary, QueueView
 from perdure.model.records import (
     ChangeCallback,
     DeadLetter,
@@ -71,7 +72,7 @@ class MemoryStore(PendingMethods):
         self._followed_runs = FollowedRuns("memory")  # no other process has this store
         self._opened = 0
         self._shards: int | None = None
-        self._state = MemoryState()
+        self._state = MemoryState(clock)
         self._runs = self._state.runs
         self._workers = self._state.workers
         self._keys: dict[str, list[SigningKey]] = {}
@@ -248,6 +249,7 @@ class MemoryStore(PendingMethods):
             self._runs.delete_expired_values(now)
             self._runs.delete_consumed_ids(now - keep_ids_for)
             self._state.topics.prune(now, keep_ids_for)
+            self._state.queues.prune(now)
             return self._runs.prune(now, limit)
 
     async def delete_run(self, run_id: str) -> Committed | RunMissing | RunRetained:
@@ -300,6 +302,37 @@ class MemoryStore(PendingMethods):
         with self._lock:
             run = self._runs.get(run_id)
             return run.outputs.stream(name, start, check_limit(limit)) if run is not None else []
+
+    # queues
+
+    async def queues(self) -> list[QueueSummary]:
+        with self._lock:
+            return self._state.queues.summaries()
+
+    async def queue_view(self, name: str, now: float, limit: int = 100) -> QueueView | None:
+        with self._lock:
+            return self._state.queues.view(name, now, check_limit(limit))
+
+    async def places(
+        self,
+        name: str,
+        partition: str | None = None,
+        after: PlaceCursor | None = None,
+        limit: int = 100,
+        *,
+        held: bool = False,
+    ) -> list[PlaceRecord]:
+        with self._lock:
+            return self._state.queues.places(name, partition, after, check_limit(limit), held=held)
+
+    async def place(self, run_id: str) -> PlaceRecord | None:
+        with self._lock:
+            place = self._state.queues.place(run_id)
+            return None if place is None else place.row
+
+    async def places_ahead(self, run_id: str, cap: int = 1000) -> int:
+        with self._lock:
+            return self._state.queues.places_ahead(run_id, cap)
 
     # dead letters
 

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from perdure.model.records import RunRecord
 from perdure.model.turns import TurnExtras
 from perdure.stores import semantics as rules
+from perdure.stores.memory.queue_writes import depart
 from perdure.stores.memory.runs import MemoryRun
 from perdure.stores.memory.state import MemoryState
 from perdure.stores.results import Committed, RunMissing, WriteResult
@@ -107,7 +108,10 @@ def _patch(state: MemoryState, run: MemoryRun, record: RunRecord, turn: CommitTu
         error=patch.error,
         ended_at=patch.ended_at,
         updated_at=turn.now,
+        gate="" if ended else record.gate,
     )
+    if ended:
+        depart(state, record.id)
     state.runs.put(run, patched, has_messages=unseen and patched.owner is not None)
     if ended or (patched.owner is None and patched.wake_at is not None):
         state.runs.changed.add(record.id)
