@@ -6,7 +6,8 @@ storage: the same rules, applied in the same order, make two stores return the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,9 +15,10 @@ from msgspec.structs import replace
 from perdure.errors import StoreError
 from perdure.model.queue_records import Place
 from perdure.model.records import Entry, Message, RunRecord, RunResult, RunStatus, StreamItem, TopicEvent
+from perdure.model.tags import Tags, TagValue
 from perdure.model.turns import TurnExtras
 from perdure.stores import queue_rules
-from perdure.stores.results import AlreadyEnded, Superseded, WriteResult
+from perdure.stores.results import AlreadyEnded, Committed, Superseded, WriteResult
 from perdure.stores.writes import (
     Admit,
     AppendStream,
@@ -32,12 +34,14 @@ from perdure.stores.writes import (
     LeaveQueue,
     ObserveRunEnd,
     PublishEvent,
+    PutDocument,
     ReleaseRun,
     ReplayDeadLetter,
     Requeue,
     RewindRun,
     RunPatch,
     SupersedeStream,
+    TagRun,
     Write,
 )
 
@@ -78,7 +82,7 @@ class RunState(Struct):
 
 
 def run_of(write: Write) -> Key:
-    """Return the run, topic or queue that a write is about. Events and admissions change other runs too."""
+    """Return the run, topic, queue or kind of documents that a write is about. Some change other runs too."""
     match write:
         case CommitTurn():  # first: most writes are turns
             return write.run_id
@@ -90,6 +94,8 @@ def run_of(write: Write) -> Key:
             return ("topic", write.topic)
         case ReplayDeadLetter():
             return run_of(write.send)
+        case PutDocument():
+            return ("document", write.kind)
         case Admit() | ConfigurePartition():
             return ("queue", write.queue)
         case ConfigureQueue():
@@ -164,6 +170,11 @@ def check_batch(batch: Sequence[Write]) -> None:
             case FinalizeRun():
                 _check_text("a run id", write.run_id)
                 check_batch([event.to for event in write.redirected])
+            case PutDocument():
+                _check_document(write)
+            case TagRun():
+                _check_text("a run id", write.run_id)
+                _check_tag_changes(write.run_id, write.tags)
             case ObserveRunEnd() | SupersedeStream() | ReleaseRun():
                 _check_text("a run id", write.run_id)
             case Admit() | ConfigureQueue() | ConfigurePartition() | Requeue() | LeaveQueue():
@@ -194,6 +205,25 @@ def _check_extras(run_id: str, extras: TurnExtras) -> None:
         _check_bytes(f"the value that run {run_id!r} publishes as {published.key!r}", published.value)
     for subscription in extras.subscribe:
         _check_text("the target of a subscription", subscription.target)
+    if extras.tags:
+        _check_tag_changes(run_id, extras.tags)
+
+
+def _check_tag_changes(run_id: str, tags: Mapping[str, TagValue | None]) -> None:
+    for key, value in tags.items():
+        _check_text("a tag's key", key)
+        given: object = value
+        if given is not None and not isinstance(given, str | int | float | datetime):
+            raise StoreError(f"tag {key!r} of run {run_id!r} must be a tag's value or None, not {type(given).__name__}")
+
+
+def _check_document(write: PutDocument) -> None:
+    _check_text("a kind of documents", write.kind)
+    _check_text("the id of a document", write.id)
+    _check_text("a write id", write.write_id)
+    _check_bytes(f"the body of document {write.kind}/{write.id}", write.body)
+    if write.base < 0:
+        raise StoreError(f"the base of document {write.kind}/{write.id} must be at least 0, not {write.base!r}")
 
 
 def _check_new(write: CreateRun) -> None:
@@ -423,6 +453,37 @@ def terminated(record: RunRecord, write: EndRun, position: int) -> RunRecord:
 def already_ended(record: RunRecord) -> AlreadyEnded:
     """Return the result of a write that observes a run which has ended."""
     return AlreadyEnded(record.status, RunResult(record.status, record.result, record.error))
+
+
+def tagged(record: RunRecord, changes: Mapping[str, TagValue | None]) -> RunRecord:
+    """Return the row of a run with these changes of its tags: values to set, None to remove one."""
+    changed = {key: value for key, value in {**record.tags, **changes}.items() if value is not None}
+    return record if same_tags(changed, record.tags) else replace(record, tags=changed)
+
+
+def same_tags(one: Tags, other: Tags) -> bool:
+    """Return whether two runs have the same tags, with values of the same type: 1 is not True."""
+    return one == other and all(type(one[key]) is type(other[key]) for key in one)
+
+
+# --- documents ----------------------------------------------------------------------------------------------------
+
+
+def refuse_document(write: PutDocument, version: int | None, write_id: str | None) -> Committed | Superseded | None:
+    """Return the result of a write that changes no document, or None if it is applied.
+
+    `version` and `write_id` are those of the stored document, None if there is none.
+    """
+    if version is None and write.body is None:
+        return Committed()  # deleted before, or never there
+    if version is not None and write_id == write.write_id and write.body is not None:
+        return Committed(version=version)
+    return None if write.base == (version or 0) else Superseded()
+
+
+def is_due_earlier(due_at: float | None, before: float | None) -> bool:
+    """Return whether a document became due earlier by a write, so that a change hint is needed."""
+    return due_at is not None and (before is None or due_at < before)
 
 
 # --- topics --------------------------------------------------------------------------------------------------------

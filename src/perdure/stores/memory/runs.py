@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import islice
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -14,8 +14,8 @@ from perdure.model.records import Entry, Hold, Message, PublishedValue, RunRecor
 from perdure.stores import queue_rules
 from perdure.stores import semantics as rules
 from perdure.stores.memory.due_queue import DueQueue
+from perdure.stores.memory.run_index import RunIndex
 from perdure.stores.memory.streams import RunOutputs
-from perdure.stores.paging import Key
 from perdure.stores.protocol import Claim
 from perdure.stores.results import Committed, RunMissing, RunRetained, Snapshot, StoredEntry, UnfinalizedRun
 from perdure.stores.writes import Observer
@@ -139,7 +139,7 @@ class MemoryRuns:
         self._expiring: list[tuple[float, str, str]] = []  # time, run and key of published values
         self.owned: dict[str, set[str]] = defaultdict(set)
         self.owned_with_messages: dict[str, set[str]] = defaultdict(set)
-        self.by_age: list[Key] = []
+        self.index = RunIndex(lambda id: self._runs[id].record.created_at)
         self.changed: set[str] = set()
 
     def __getitem__(self, id: str) -> MemoryRun:
@@ -153,13 +153,14 @@ class MemoryRuns:
     def add(self, record: RunRecord) -> MemoryRun:
         """Add a new run with this row and return it."""
         run = self._runs[record.id] = MemoryRun(record)
-        insort(self.by_age, (record.created_at, record.id))
+        self.index.add(record)
         self._index(run)
         return run
 
     def put(self, run: MemoryRun, record: RunRecord, *, has_messages: bool = False) -> None:
         """Replace the run's row. `has_messages`: its owner has unseen messages."""
         self._unindex(run)
+        self.index.replace(run.record, record)
         run.record = record
         run.has_messages = has_messages
         self._index(run)
@@ -254,17 +255,17 @@ class MemoryRuns:
 
     # deleting
 
-    def prune(self, now: float, limit: int) -> int:
-        """Delete up to `limit` finalized runs whose `prune_at` has passed and whose parent is not open."""
-        pruned = 0
+    def prune(self, now: float, limit: int) -> list[str]:
+        """Delete up to `limit` finalized runs that have expired and whose parent is not open; return their ids."""
+        pruned: list[str] = []
         skipped: list[tuple[float, str]] = []
-        while pruned < limit and (head := self._prunable.head()) is not None and head[0] <= now:
+        while len(pruned) < limit and (head := self._prunable.head()) is not None and head[0] <= now:
             self._prunable.put(head[1], None)
             if self._has_open_parent(self._runs[head[1]].record):
                 skipped.append(head)
             else:
                 self.remove(self._runs[head[1]])
-                pruned += 1
+                pruned.append(head[1])
         for at, id in skipped:
             self._prunable.put(id, at)
         return pruned
@@ -291,7 +292,7 @@ class MemoryRuns:
         """Delete a run with all that it owns."""
         del self._runs[run.record.id]
         self._unindex(run)
-        del self.by_age[bisect_left(self.by_age, (run.record.created_at, run.record.id))]
+        self.index.remove(run.record)
 
     def delete_expired_values(self, now: float) -> None:
         """Delete published values that have expired."""
@@ -353,10 +354,6 @@ class MemoryRuns:
         """Return a page of the ids of attached children that have not ended."""
         return heapq.nsmallest(limit, (id for id in self._children.get(parent, ()) if after is None or id > after))
 
-    def keys_of(self, ids: Iterable[str]) -> list[Key]:
-        """Return the keys of these runs, oldest first."""
-        return sorted((self._runs[id].record.created_at, id) for id in ids)
-
     def snapshot(self, id: str) -> Snapshot | None:
         """Return the run with its history and inbox, or None."""
         run = self._runs.get(id)
@@ -364,11 +361,12 @@ class MemoryRuns:
             return None
         return Snapshot(run.record, run.position, _entries(run.rows.values()), tuple(run.inbox.values()))
 
-    def history(self, id: str, after: int) -> list[StoredEntry]:
-        """Return the entries after this position, without markers."""
+    def history(self, id: str, after: int, limit: int | None) -> list[StoredEntry]:
+        """Return up to `limit` entries after this position, without markers."""
         run = self._runs.get(id)
         rows = run.rows.items() if run else ()
-        return [StoredEntry(at, row.entry) for at, row in rows if at > after and row.entry is not None]
+        found = (StoredEntry(at, row.entry) for at, row in rows if at > after and row.entry is not None)
+        return list(islice(found, limit))
 
 
 def _held_for(record: RunRecord, kind: str, workflows: frozenset[tuple[str, int]]) -> bool:

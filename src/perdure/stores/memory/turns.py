@@ -36,6 +36,8 @@ def commit_turn(state: MemoryState, turn: CommitTurn) -> WriteResult:
         record = rules.restarted(record, turn.continue_as)
     if turn.continue_as is not None or extras.dropped:
         record = replace(record, fence=run.position)
+    if extras.tags:
+        record = rules.tagged(record, extras.tags)
     if turn.patch is not None:
         _patch(state, run, record, turn, turn.patch)
     elif run.has_messages and not has_messages:

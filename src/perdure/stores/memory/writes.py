@@ -49,11 +49,13 @@ from perdure.stores.writes import (
     Observer,
     ObserveRunEnd,
     PublishEvent,
+    PutDocument,
     ReleaseRun,
     ReplayDeadLetter,
     Requeue,
     RewindRun,
     SupersedeStream,
+    TagRun,
     Write,
 )
 
@@ -87,6 +89,10 @@ def apply(state: MemoryState, write: Write) -> WriteResult:
             return _append(state, write)
         case SupersedeStream():
             return _supersede(state, write)
+        case PutDocument():
+            return state.documents.put(write)
+        case TagRun():
+            return _tag(state, write)
         case Admit():
             return admit(state, write)
         case ConfigureQueue():
@@ -287,4 +293,14 @@ def _supersede(state: MemoryState, write: SupersedeStream) -> WriteResult:
     if run is None:
         return RunMissing()
     run.outputs.supersede(write.location, write.writer)
+    return Committed()
+
+
+def _tag(state: MemoryState, write: TagRun) -> WriteResult:
+    run = state.runs.get(write.run_id)
+    if run is None:
+        return RunMissing()
+    if run.record.owner is not None:
+        return Superseded()
+    state.runs.put(run, rules.tagged(run.record, write.tags))
     return Committed()
