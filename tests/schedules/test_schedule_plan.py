@@ -185,14 +185,27 @@ def test_slots_fire_in_order_when_jitter_is_longer_than_their_distance():
 # --- overlap ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("overlap", "names"), [("cancel", True), ("terminate", True), ("latest", True), ("skip", False)]
-)
-def test_a_pending_slot_names_the_run_that_its_overlap_rule_ends(overlap, names):
+@pytest.mark.parametrize("overlap", ["cancel", "terminate", "latest"])
+def test_a_pending_slot_names_the_run_that_its_overlap_rule_ends(overlap):
+    stored = replace(schedule(overlap=overlap), last_run="s/before")
+    first = plan(stored, T0 + 61).schedule
+    assert [each.previous for each in first.pending] == ["s/before"]
+    second = plan(first, T0 + 121).schedule.pending[1]
+    assert second.previous == "s/2026-11-18T12:01:00Z"
+
+
+@pytest.mark.parametrize("overlap", ["skip", "queue", "allow"])
+def test_other_overlap_rules_end_no_run(overlap):
     stored = replace(schedule(overlap=overlap, catch_up="all"), last_run="s/before")
-    first, second = plan(stored, T0 + 125).schedule.pending
-    assert first.previous == ("s/before" if names else None)
-    assert second.previous == ("s/2026-11-18T12:01:00Z" if names else None)
+    assert [each.previous for each in plan(stored, T0 + 125).schedule.pending] == [None, None]
+
+
+@pytest.mark.parametrize("overlap", ["cancel", "terminate", "latest"])
+def test_of_slots_that_are_due_at_once_the_last_replaces_the_others(overlap):
+    planned = plan(schedule(overlap=overlap, catch_up="all"), T0 + 245).schedule
+    assert pending(planned) == [240]
+    assert planned.counts.skipped == 3
+    assert planned.recent == (SlotOutcome(T0 + 60, "skipped", last=T0 + 180, count=3),)
 
 
 def test_a_dropped_run_counts_as_skipped():

@@ -34,6 +34,8 @@ MAX_CAUGHT_UP = 1000  # slots that one plan starts late; earlier ones are missed
 MAX_COUNTED = 10_000  # missed slots; more are reported as this number
 MAX_FIRED_RANGES = 8
 CLOCK_TOLERANCE_SECONDS = 60.0
+# A slot ends the run of the slot before it, so of several slots that are due at once only the last one is started.
+REPLACING_OVERLAPS = ("latest", "cancel", "terminate")
 ENGINE = "perdure"  # who pauses a schedule after a failure
 
 
@@ -114,11 +116,15 @@ def _plan_due(
     before_first = _before(first)
     caught = _select(schedule_id, spec, rule, before_first, last, now, tolerance, catch_up)
     missed = _missed_slots(schedule_id, rule, before_first, _before(caught[0]) if caught else last)
+    outcomes = []
+    if missed is not None:
+        outcomes.append(SlotOutcome(missed.first, "missed", last=missed.last, count=missed.count))
+    if len(caught) > 1 and spec.overlap in REPLACING_OVERLAPS:
+        outcomes.append(SlotOutcome(caught[0], "skipped", last=caught[-2], count=len(caught) - 1))
+        caught = caught[-1:]
     started = caught[: int(min(len(caught), _runs_left(schedule)))]
     next_slot = rule.next_after(started[-1] if len(started) < len(caught) else last)
-    if missed is not None:
-        outcome = SlotOutcome(missed.first, "missed", last=missed.last, count=missed.count)
-        schedule = _with_outcomes(schedule, [outcome])
+    schedule = _with_outcomes(schedule, outcomes)
     schedule = replace(
         schedule,
         next_slot=_skip_fired(rule, next_slot, schedule.fired),
@@ -186,7 +192,7 @@ def _new_pending(schedule_id: str, schedule: StoredSchedule, slots: Sequence[flo
                 slot=slot,
                 token=f"{token}/{slot_name(slot)}",
                 overlap=overlap,
-                previous=previous if overlap in ("latest", "cancel", "terminate") else None,
+                previous=previous if overlap in REPLACING_OVERLAPS else None,
             )
         )
         previous = slot_run_id(schedule_id, slot)
