@@ -38,6 +38,9 @@ class MembershipProtocol(Protocol):
     def assignments(self, workflows: WorkflowVersions) -> tuple[ShardAssignment, ...]:
         """Return which runs of these workflows this worker should claim, given the members it knows to be alive."""
 
+    def is_assigned(self, name: str) -> bool:
+        """Return whether this worker has the work of this name, which any worker of any pool can do."""
+
     async def refresh_members(self, now: float) -> bool:
         """Read which workers are alive; return whether that changes the assignments of this worker."""
 

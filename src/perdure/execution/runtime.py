@@ -19,9 +19,12 @@ from perdure.execution.maintenance import BroadcastResumer, RetentionPruner, Slo
 from perdure.execution.membership import MembershipProtocol
 from perdure.execution.periodic import PeriodicTask
 from perdure.execution.retry_queue import WriteCallback
+from perdure.execution.schedule_trigger import ScheduleTrigger
+from perdure.execution.slot_starts import SlotStarter
 from perdure.execution.store_session import StoreSession, retry_store_call
 from perdure.execution.stray_runs import StrayRunFinder
-from perdure.model.records import RunRecord, Takeover
+from perdure.model.records import RunRecord, Takeover, document_hint
+from perdure.model.schedule_records import KIND
 from perdure.stores.results import Created, WriteResult
 from perdure.workflows.definition import Workflow
 from perdure.workflows.tokens import KEY_REFRESH_SECONDS, KEYS
@@ -34,6 +37,7 @@ STOP_TIMEOUT_SECONDS = 0.5
 LEAVE_TIMEOUT_SECONDS = 1.5
 FINALIZE_DELAY_SECONDS = 0.1
 MAX_OBSERVED = 10_000
+SCHEDULES_HINT = document_hint(KIND)
 
 
 class WorkerRuntime:
@@ -79,6 +83,9 @@ class WorkerRuntime:
         self._finalize_task = PeriodicTask("finalize", finalizer.tick, clock, interval)
         self._renew_task = PeriodicTask("lease", member.renew, clock, lease / 10)
         self._held_task = PeriodicTask("held", self._held_retrier.tick, clock, interval)
+        self.slot_starter = SlotStarter(session, lambda: self, lambda: self.coordinator.worker)
+        trigger = ScheduleTrigger(session, member, self.slot_starter, lambda: self.coordinator.draining)
+        self._schedule_task = PeriodicTask("schedules", trigger.tick, clock, interval)
         self._periodic_tasks = [
             self._claim_task,
             self._finalize_task,
@@ -89,6 +96,7 @@ class WorkerRuntime:
             PeriodicTask("slow_steps", SlowStepRecorder(self.coordinator).tick, clock, interval),
             PeriodicTask("retention", RetentionPruner(session.store, config).tick, clock, interval),
             PeriodicTask("keys", self._read_keys, clock, interval),
+            self._schedule_task,
             PeriodicTask("stray_runs", StrayRunFinder(session.store, self.coordinator).tick, clock, interval),
         ]
         self._rejoin_task: asyncio.Task[None] | None = None
@@ -228,6 +236,8 @@ class WorkerRuntime:
 
     def _on_change_hint(self, run_ids: frozenset[str] | None) -> None:
         """Check for due runs and messages, unless the change hint is about runs that are active here."""
+        if run_ids is not None and SCHEDULES_HINT in run_ids:
+            self._schedule_task.trigger()
         if run_ids is None or not all(self.is_executing(run_id) for run_id in run_ids):
             self._claim_task.trigger()
             # A worker finalizes the runs that it ends. A client cannot, so check for its runs after a short delay.
@@ -306,6 +316,7 @@ class WorkerRuntime:
         """Retry held runs: the code of this process, or of a worker that has joined, may be able to continue them."""
         self._held_retrier.on_members_changed()
         self._held_task.trigger()
+        self._schedule_task.trigger()  # this worker may be the one that fires schedules now
 
     async def _read_keys(self, now: float) -> float | None:
         """Read the keys that sign the tokens of deferreds. A new key signs after all workers had time to read it."""

@@ -34,6 +34,8 @@ MAX_CAUGHT_UP = 1000  # slots that one plan starts late; earlier ones are missed
 MAX_COUNTED = 10_000  # missed slots; more are reported as this number
 MAX_FIRED_RANGES = 8
 CLOCK_TOLERANCE_SECONDS = 60.0
+MAX_RECHECK_SECONDS = 60.0  # while slots are pending
+MAX_TOLERANCE_SECONDS = 10.0  # of a slot that is on time; two sweeps if those are shorter
 # A slot ends the run of the slot before it, so of several slots that are due at once only the last one is started.
 REPLACING_OVERLAPS = ("latest", "cancel", "terminate")
 ENGINE = "perdure"  # who pauses a schedule after a failure
@@ -72,7 +74,9 @@ def plan_slots(
         schedule = replace(schedule, next_slot=_skip_fired(rule, rule.next_after(now), schedule.fired))
     missed = None
     if schedule.paused is None and schedule.next_slot is not None:
-        schedule, missed = _plan_due(schedule_id, schedule, rule, now, token, 2 * sweep, catch_up)
+        schedule, missed = _plan_due(
+            schedule_id, schedule, rule, now, token, min(2 * sweep, MAX_TOLERANCE_SECONDS), catch_up
+        )
     schedule = replace(schedule, planned_at=now)
     return SlotPlan(schedule, due_time(schedule_id, schedule, now, sweep), missed)
 
@@ -84,7 +88,8 @@ def due_time(schedule_id: str, schedule: StoredSchedule, now: float, sweep: floa
         due_at = schedule.next_slot + jitter_of(schedule_id, schedule.next_slot, schedule.spec.jitter)
     if not schedule.pending:
         return due_at
-    return now + sweep if due_at is None else min(due_at, now + sweep)
+    recheck_at = now + min(sweep, MAX_RECHECK_SECONDS)
+    return recheck_at if due_at is None else min(due_at, recheck_at)
 
 
 def is_at_limit(schedule: StoredSchedule) -> bool:
@@ -247,13 +252,15 @@ def record_outcomes(schedule: StoredSchedule, outcomes: Sequence[SlotOutcome]) -
 
 def record_dropped(schedule: StoredSchedule, run_id: str) -> StoredSchedule:
     """Return the schedule after the run of a slot was ended before it began: that slot counts as skipped."""
-    recent = tuple(
-        replace(each, outcome="skipped") if each.run_id == run_id and each.outcome == "started" else each
-        for each in schedule.recent
+    at = next(
+        (at for at, each in enumerate(schedule.recent) if (each.run_id, each.outcome) == (run_id, "started")), None
     )
-    counts = schedule.counts
-    counts = replace(counts, started=max(0, counts.started - 1), skipped=counts.skipped + 1)
-    return replace(schedule, recent=recent, counts=counts)
+    if at is None:  # a triggered run, which is not counted as a slot
+        return schedule
+    recent = list(schedule.recent)
+    recent[at] = replace(recent[at], outcome="skipped")
+    counts = replace(schedule.counts, started=schedule.counts.started - 1, skipped=schedule.counts.skipped + 1)
+    return replace(schedule, recent=tuple(recent), counts=counts)
 
 
 def _with_outcomes(schedule: StoredSchedule, outcomes: Sequence[SlotOutcome]) -> StoredSchedule:
