@@ -143,7 +143,6 @@ def test_a_calendar_refuses_bad_fields(fields, message):
         ({"every": 5, "tags": {"": "x"}}, "a tag's key is empty"),
         ({"every": 5, "retention": -1}, "^retention must be"),
         ({"every": 5, "priority": 101, "queue": "q"}, "^priority must be at most 100"),
-        ({"every": 5, "priority": 1}, "options of a queue; add queue="),
         ({"every": 5, "queue": "q", "overlap": "latest"}, "^overlap='latest' starts runs through the schedule's own"),
         ({"every": 5, "note": "a\nb"}, "^note .* has control"),
         ({"every": 5, "paused": 1}, "^paused must be True or False"),

@@ -54,13 +54,12 @@ class Membership:
         self._on_fenced: Callable[[], None] = lambda: None
         self._on_runs_available: Callable[[], None] = lambda: None
         self._on_members_changed: Callable[[], None] = lambda: None
+        self._all_others: tuple[WorkerRecord, ...] = ()  # the other live workers of all pools
         self._others: tuple[WorkerRecord, ...] = ()  # the other live workers of this pool, as of the last read
-        self._elsewhere: tuple[WorkerRecord, ...] = ()  # the live workers of other pools, as of the last read
         self._refreshed_at = 0.0
         self._may_fence_at = 0.0
         self._stopping = False
         self._assignments: tuple[WorkflowVersions, tuple[ShardAssignment, ...]] | None = None
-        self._assigned_names: dict[str, bool] = {}
         self._started_at = clock.now()
         self.lease_until = 0.0  # of the latest renewal that the store has confirmed
         self._host = node_identity()
@@ -88,7 +87,6 @@ class Membership:
         await self._clock.synchronize()
         self.id = _new_id()
         self._assignments = None
-        self._assigned_names.clear()
         while not await self._write_record(self._store.join):
             self.id = _new_id()
         self._update_members(await self._store.workers(), self._clock.now())
@@ -191,13 +189,9 @@ class Membership:
         """Return whether this worker has the work of this name, which any worker of any pool can do."""
         if self._stopping:
             return False
-        assigned = self._assigned_names.get(name)
-        if assigned is None:
-            # A worker that stops accepting has no workflows. So does one that never had any, which then gets no work.
-            others = [other.id for other in (*self._others, *self._elsewhere) if other.workflows]
-            shard = shard_of(name, self._shards)
-            assigned = self._assigned_names[name] = assigned_worker(shard, [self.id, *others]) == self.id
-        return assigned
+        # A worker that stops accepting has no workflows. So does one that never had any, which then gets no work.
+        others = [other.id for other in self._all_others if other.workflows]
+        return assigned_worker(shard_of(name, self._shards), [self.id, *others]) == self.id
 
     async def refresh_members(self, now: float) -> bool:
         """Read which workers are alive, unless that was done just before; return whether the members have changed."""
@@ -208,17 +202,12 @@ class Membership:
     def _update_members(self, workers: Sequence[WorkerRecord], now: float) -> bool:
         """Remember the live workers of this pool; return whether they or their workflows have changed."""
         before = {(other.id, other.workflows) for other in self._others}
-        alive = [worker for worker in workers if worker.id != self.id and self._is_alive(worker, now)]
-        self._others = tuple(worker for worker in alive if worker.pool == self._pool)
-        elsewhere = tuple(worker for worker in alive if worker.pool != self._pool)
-        if {other.id for other in elsewhere} != {other.id for other in self._elsewhere}:
-            self._assigned_names.clear()
-        self._elsewhere = elsewhere
+        self._all_others = tuple(each for each in workers if each.id != self.id and self._is_alive(each, now))
+        self._others = tuple(each for each in self._all_others if each.pool == self._pool)
         self._refreshed_at = now
         if {(other.id, other.workflows) for other in self._others} == before:
             return False
         self._assignments = None
-        self._assigned_names.clear()
         self._on_members_changed()
         return True
 

@@ -201,7 +201,7 @@ class SlotStarter:
         created_by: str,
         tags: Mapping[str, TagValue],
     ) -> CreateRun:
-        """Return the write that creates a run of a schedule, in the version and pool of a live worker if there is one."""
+        """Return the write that creates a run of a schedule, in a live worker's version and pool if there is one."""
         config, now = self._session.config, self._session.clock.now()
         version, pool = versions.get(target.workflow, (target.version, target.pool))
         retention = target.retention
@@ -265,7 +265,7 @@ def place_of(schedule_id: str, overlap: str, target: ScheduleTarget) -> Place | 
     """Return the place in a queue that a run of a schedule gets."""
     if overlap not in QUEUED_OVERLAPS:
         return target.place
-    place = target.place or Place(queue=SCHEDULE_QUEUE, partition=schedule_id)
+    place = (target.place if overlap == "skip" else None) or Place(queue=SCHEDULE_QUEUE, partition=schedule_id)
     # One key: of the runs of a schedule with "skip" at most one is open.
     return replace(place, dedupe=f"schedule/{schedule_id}") if overlap == "skip" else place
 

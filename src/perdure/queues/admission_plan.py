@@ -175,7 +175,7 @@ def _earliest(times: Iterable[float | None]) -> float | None:
 
 
 class _Partition:
-    """One partition while it is planned. `room` is how many more runs its own limits allow."""
+    """One partition while it is planned. `available` is how many more runs its own limits allow."""
 
     def __init__(self, view: PartitionView, settings: QueueSettings, now: float, slack: float) -> None:
         self.view = view
@@ -186,12 +186,12 @@ class _Partition:
         self.served = (state.served + view.taken) % self.limits.weight  # in the current turn
         self.turn = view.turn
         self.count = 0
-        self.room = view.waiting
+        self.available = view.waiting
         if self.limits.concurrency is not None:
-            self.room = min(self.room, self.limits.concurrency - view.held)
+            self.available = min(self.available, self.limits.concurrency - view.held)
         if self.window is not None:
-            self.room = min(self.room, self.window.free)
-        self.is_blocked = view.waiting > 0 and self.room <= 0  # by its own limits
+            self.available = min(self.available, self.window.free)
+        self.is_blocked = view.waiting > 0 and self.available <= 0  # by its own limits
 
     @property
     def ready_at(self) -> float | None:
@@ -233,21 +233,21 @@ class _Rotation:
     def serve(self, budget: int) -> int:
         """Plan up to this number of runs, and return the number."""
         left = budget
-        waiting = deque(each for each in self._partitions if each.room > 0)
+        waiting = deque(each for each in self._partitions if each.available > 0)
         while left > 0 and waiting:
             each = waiting[0]
-            count = min(each.limits.weight - each.served, each.room, left)
+            count = min(each.limits.weight - each.served, each.available, left)
             each.count += count
-            each.room -= count
+            each.available -= count
             each.served += count
             left -= count
-            if each.served < each.limits.weight and each.room > 0:
+            if each.served < each.limits.weight and each.available > 0:
                 break  # the budget is used up within its turn, which continues with the next admission
             waiting.popleft()
             each.served = 0
             each.turn = self.last_turn = self._next_turn
             self._next_turn += 1
-            if each.room > 0:
+            if each.available > 0:
                 waiting.append(each)
         return budget - left
 

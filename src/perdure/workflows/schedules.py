@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import Any, Literal, TypedDict, get_args
 
+from msgspec import UNSET, UnsetType
+
 from perdure.clock import SYSTEM_CLOCK
 from perdure.errors import InvalidArgument
 from perdure.model.schedule_records import ScheduleSpec
@@ -19,6 +21,7 @@ from perdure.model.validation import check_count, check_name, check_seconds, che
 from perdure.schedules.cron import check_cron, check_crons
 from perdure.schedules.slot_rule import SlotRule, floor_to_microseconds, is_date
 from perdure.schedules.time_zones import load_zone, zone_name
+from perdure.workflows.work_queues import WorkQueue
 
 Overlap = Literal["skip", "queue", "latest", "cancel", "terminate", "allow"]
 OVERLAPS: tuple[str, ...] = get_args(Overlap)
@@ -86,8 +89,8 @@ class ScheduleKeywords(TypedDict, total=False):
     limit: int | None
     exclude: str | date | Calendar | Sequence[str | date | Calendar]
     tags: Mapping[str, TagValue] | None
-    queue: Any
-    priority: int
+    queue: WorkQueue | str | None
+    priority: int | None
     partition: str | None
     retention: float | timedelta | None
     pause_on_failure: bool
@@ -116,8 +119,8 @@ class Schedule:
     limit: int | None = None
     exclude: str | date | Calendar | Sequence[str | date | Calendar] = ()
     tags: Mapping[str, TagValue] | None = None
-    queue: Any = None
-    priority: int = 0
+    queue: WorkQueue | str | UnsetType | None = UNSET
+    priority: int | None = None
     partition: str | None = None
     retention: float | timedelta | None = None
     pause_on_failure: bool = False
@@ -126,17 +129,17 @@ class Schedule:
 
     def __post_init__(self) -> None:
         self.to_spec()
-        check_tags(self.tags)  # type: ignore[arg-type]
+        check_tags(self.tags)
         if self.retention is not None:
             check_seconds("retention", self.retention)
-        check_count("priority", self.priority, minimum=-100, maximum=100)
-        if self.queue is not None and self.overlap in QUEUED_OVERLAPS:
+        if self.priority is not None:
+            check_count("priority", self.priority, minimum=-100, maximum=100)
+        has_queue = self.queue is not UNSET and self.queue is not None
+        if has_queue and self.overlap in QUEUED_OVERLAPS:
             raise InvalidArgument(
                 f"overlap={self.overlap!r} starts runs through the schedule's own queue, so queue= cannot be given; "
                 "use overlap 'skip', 'terminate' or 'allow', or remove queue="
             )
-        if self.queue is None and (self.priority or self.partition is not None):
-            raise InvalidArgument("priority and partition are options of a queue; add queue=")
 
     def to_spec(self) -> ScheduleSpec:
         """Return the stored form of the rule. Raises `InvalidArgument` with the name of an invalid field."""
