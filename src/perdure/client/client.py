@@ -16,6 +16,8 @@ from perdure.client.dead_letters import DeadLetterClient
 from perdure.client.deferreds import DeferredClient
 from perdure.client.messages import MessageClient
 from perdure.client.queries import QueryClient
+from perdure.client.schedule_calls import ScheduleCalls
+from perdure.client.schedules import ScheduleClient
 from perdure.client.session import ClientSession
 from perdure.client.starts import StartClient
 from perdure.client.streams import StreamClient
@@ -28,6 +30,7 @@ from perdure.model.validation import check_name, check_seconds
 from perdure.stores.protocol import Store
 from perdure.workflows.context import Context
 from perdure.workflows.definition import BoundWorkflow, Workflow
+from perdure.workflows.schedules import Overlap
 from perdure.workflows.start_options import StartKeywords
 from perdure.workflows.types import Complete
 
@@ -47,7 +50,7 @@ Body = Coroutine[Any, Any, R]
 Timeout = float | timedelta | None
 
 
-class Client:
+class Client(ScheduleCalls):
     """Starts, queries and controls runs; workers in other processes execute them.
 
     Use it as `async with Client(url) as client:`, from one event loop.
@@ -62,6 +65,7 @@ class Client:
         self._deferreds = DeferredClient(session)
         self._dead_letters = DeadLetterClient(session)
         self._streams = StreamClient(session)
+        self._schedules = ScheduleClient(session, self._starts)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -418,6 +422,15 @@ class Client:
         Raises what `rewind` raises, and `RunConflict` if the new id is taken.
         """
         return Run(await self._control.fork(run_id, location, id), self, None, created=True)
+
+    async def trigger_schedule(self, id: str, overlap: Overlap | None = None) -> Run[Any]:
+        """Start a run of a schedule now, beside its rule, under the id `<schedule>/now-<token>`.
+
+        The overlap rule of the schedule applies, or the given one. With "skip", an open run is returned instead. Raises
+        `ScheduleNotFound`.
+        """
+        run_id, created = await self._schedules.trigger(id, overlap)
+        return Run(run_id, self, None, created=created)
 
     # --- messages
 

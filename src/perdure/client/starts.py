@@ -37,7 +37,7 @@ class StartClient:
 
     async def start(self, wf: Any, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[StartRequest, bool]:
         """Start a run. Return its request, and whether this call created the run."""
-        request = await self._build_request(wf, args, given)
+        request = await self.build_request(wf, args, given)
         creating = self._create_owned(request) or self._create_unowned(request)
         return request, await self._on_result(request, await creating)
 
@@ -47,7 +47,7 @@ class StartClient:
         If the local worker executes the run, the caller is woken at its end only. A wake-up at creation as well would
         delay the commit of the first step by 4 us.
         """
-        request = await self._build_request(wf, args, given)
+        request = await self.build_request(wf, args, given)
         session, waiters, run_id = self._session, self._session.waiters, request.record.id
         ended = waiters.wait(run_id, end=True)
         try:
@@ -66,7 +66,8 @@ class StartClient:
         finally:
             waiters.remove(run_id, ended, end=True)
 
-    async def _build_request(self, wf: Any, args: tuple[Any, ...], given: dict[str, Any]) -> StartRequest:
+    async def build_request(self, wf: Any, args: tuple[Any, ...], given: dict[str, Any]) -> StartRequest:
+        """Validate a start and return the request. Nothing is stored."""
         session = self._session
         codec, config = session.codec, session.config
         options, kwargs = NO_OPTIONS, given

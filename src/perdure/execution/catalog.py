@@ -65,6 +65,12 @@ class Catalog:
         versions = [version for known, version in self.workflow_versions() if known == name]
         return self.find(name, max(versions)) if versions else None
 
+    def all_latest(self) -> list[Workflow[Any, Any]]:
+        """Return the definition with the highest version of each name, in order of name."""
+        versions = dict(sorted(self.workflow_versions()))  # the highest version of a name comes last
+        found = (self.find(name, version) for name, version in versions.items())
+        return [definition for definition in found if definition is not None]
+
     def workflow_versions(self) -> WorkflowVersions:
         """Return name and version of all workflows that this engine can execute.
 

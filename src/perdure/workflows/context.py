@@ -21,6 +21,7 @@ from msgspec import Struct
 from perdure.clock import to_datetime
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.ids import origin_of
+from perdure.model.schedule_records import SLOT_TAG
 from perdure.model.validation import check_count, check_name, check_seconds, describe_value
 from perdure.workflows.branches import BranchHost, collect_branches, join, map_items, race
 from perdure.workflows.child_calls import ChildCalls
@@ -114,6 +115,12 @@ class Context(ChildCalls):
     def tags(self) -> Mapping[str, str]:
         """Tags of the run."""
         return self._run.info.tags
+
+    @property
+    def schedule_slot(self) -> datetime | None:
+        """Time slot of the schedule that started the run, in UTC; None if no schedule did, or it was triggered."""
+        slot = self._run.info.tags.get(SLOT_TAG)
+        return slot if isinstance(slot, datetime) else None
 
     @property
     def parent(self) -> str | None:
