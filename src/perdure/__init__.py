@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:  # for type checkers and editors; tests compare it with _EXPORTS
     from perdure.client.client import Client as Client
-    from perdure.client.client import Run as Run
+    from perdure.client.run_handle import Run as Run
     from perdure.client.views import Suspended as Suspended
     from perdure.config import EngineConfig as EngineConfig
     from perdure.engine import Engine as Engine
@@ -59,7 +59,7 @@ if _TYPE_CHECKING:  # for type checkers and editors; tests compare it with _EXPO
 
 _EXPORTS = {
     "Client": "perdure.client.client",
-    "Run": "perdure.client.client",
+    "Run": "perdure.client.run_handle",
     "Suspended": "perdure.client.views",
     "EngineConfig": "perdure.config",
     "Engine": "perdure.engine",

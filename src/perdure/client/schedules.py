@@ -7,9 +7,12 @@ rules are those of `perdure.schedules`; worker and client start runs in the same
 from __future__ import annotations
 
 import platform
+import random
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -25,20 +28,24 @@ from perdure.errors import (
     ScheduleNotFound,
     StoreError,
 )
+from perdure.execution.backfill import BACKFILL, BACKFILL_OVERLAPS
 from perdure.execution.schedule_trigger import OpenSchedule, put_schedule
 from perdure.execution.slot_starts import SlotStarter, missed_letter
-from perdure.model.ids import new_creation_id, new_token
+from perdure.model.ids import new_creation_id, new_token, shard_of
 from perdure.model.queries import MAX_LIMIT
+from perdure.model.records import RunRecord
 from perdure.model.schedule_records import (
     KIND,
     OVERLAPS,
+    SCHEDULE_TAG,
+    MissedSlots,
     SchedulePause,
     ScheduleTarget,
     StoredSchedule,
     decode_schedule,
 )
 from perdure.model.tags import encode_tags
-from perdure.model.validation import check_count, check_name, check_public_name, describe_value
+from perdure.model.validation import check_count, check_name, check_public_name, check_time, describe_value
 from perdure.schedules.schedule_plan import (
     SlotPlan,
     due_time,
@@ -47,9 +54,11 @@ from perdure.schedules.schedule_plan import (
     pause_schedule,
     resume_schedule,
 )
+from perdure.schedules.slot_rule import MICROSECONDS
 from perdure.stores.results import Committed, Created, IdTaken, Joined, LimitReached, QueueMissing
-from perdure.stores.writes import PutDocument
+from perdure.stores.writes import CreateRun, PutDocument
 from perdure.workflows.definition import BoundWorkflow, Workflow
+from perdure.workflows.internal import INTERNAL, INTERNAL_POOL
 from perdure.workflows.schedules import QUEUED_OVERLAPS, Schedule, check_fires
 from perdure.workflows.start_request import StartRequest
 
@@ -174,6 +183,52 @@ class ScheduleClient:
         await self._change(schedule_id, note)
         return run_id, True
 
+    async def backfill(self, schedule_id: str, start: datetime, end: datetime, overlap: str) -> str:
+        """Start an internal run that starts the slots of [start, end), and return its id."""
+        schedule_id = check_name("a schedule's id", schedule_id)
+        if overlap not in BACKFILL_OVERLAPS:
+            choices = ", ".join(map(repr, BACKFILL_OVERLAPS))
+            raise InvalidArgument(f"overlap of a backfill must be one of {choices}, not {describe_value(overlap)}")
+        first, last = _check_datetime("start", start), _check_datetime("end", end)
+        if last <= first:
+            raise InvalidArgument(f"end must be after start: {end!r} is not after {start!r}")
+        if last > self._session.clock.now():
+            raise InvalidArgument(f"end of a backfill must not be in the future: {end!r}")
+        await self._get(schedule_id)
+        return await self._start_backfill(f"{BACKFILL}/{new_token()[:16]}", schedule_id, first, last, overlap)
+
+    async def backfill_missed(self, dead_letter_id: str, value: bytes) -> str:
+        """Start an internal run that starts the missed slots of a dead letter, and return its id."""
+        missed = msgspec.json.decode(value, type=MissedSlots)
+        found = await self._get(missed.schedule)
+        overlap = found.schedule.spec.overlap if found.schedule.spec.overlap in BACKFILL_OVERLAPS else "queue"
+        run_id = f"{BACKFILL}/{dead_letter_id}"
+        end = missed.last + 1 / MICROSECONDS
+        return await self._start_backfill(run_id, missed.schedule, missed.first, end, overlap)
+
+    async def _start_backfill(self, run_id: str, schedule_id: str, start: float, end: float, overlap: str) -> str:
+        session, workflow = self._session, INTERNAL.latest(BACKFILL)
+        assert workflow is not None
+        now = session.clock.now()
+        record = RunRecord(
+            id=run_id,
+            workflow=workflow.name,
+            version=workflow.version,
+            input=workflow.parameters.encode(session.codec, (schedule_id, start, end, overlap), {}, what="a backfill"),
+            created_at=now,
+            created_by=new_creation_id(),
+            seed=random.getrandbits(31),
+            pool=INTERNAL_POOL,
+            shard=shard_of(run_id, session.config.shards),
+            tags={SCHEDULE_TAG: schedule_id},
+            updated_at=now,
+            wake_at=now,
+            retention=workflow.settings.retention,
+        )
+        await session.committer.write(CreateRun(record))
+        session.local_worker.run_has_messages(run_id)
+        return run_id
+
     async def delete(self, schedule_id: str) -> bool:
         schedule_id, starter = check_name("a schedule's id", schedule_id), self._slot_starter()
         for _ in range(MAX_ATTEMPTS):
@@ -219,10 +274,11 @@ class ScheduleClient:
 
     async def _put(self, read: OpenSchedule, plan: SlotPlan, token: str) -> bool:
         """Store a schedule with its missed slots; return False if another process has changed it."""
-        letters = []
+        letters, now = [], self._session.clock.now()
         if plan.missed is not None:
-            letters.append(missed_letter(plan.missed, token, self._session.clock.now()))
-        write = put_schedule(read, plan.schedule, plan.due_at, token, letters)
+            letters.append(missed_letter(plan.missed, token, now))
+        due_at = now if plan.schedule.pending else plan.due_at  # a worker starts the runs of pending slots at once
+        write = put_schedule(read, plan.schedule, due_at, token, letters)
         return isinstance(await self._session.committer.write(write), Committed)
 
     async def _find(self, schedule_id: str) -> OpenSchedule | None:
@@ -303,6 +359,12 @@ def check_schedule_id(schedule_id: object) -> str:
     if len(checked) > MAX_ID:
         raise InvalidArgument(f"a schedule's id has {len(checked)} characters; {MAX_ID} is the maximum")
     return checked
+
+
+def _check_datetime(what: str, time: object) -> float:
+    if not isinstance(time, datetime):
+        raise InvalidArgument(f"{what} must be an aware datetime, not {describe_value(time)}")
+    return check_time(what, time)
 
 
 def check_overlap(overlap: object) -> str:

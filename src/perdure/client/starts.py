@@ -13,7 +13,7 @@ from perdure.errors import RunConflict, StoreError
 from perdure.execution.store_writes import raise_for_delivery
 from perdure.execution.waiters import ChangeFuture
 from perdure.model.records import RunRecord
-from perdure.model.validation import check_name
+from perdure.model.validation import check_public_name
 from perdure.stores.results import AlreadyEnded, Created, IdTaken, WriteResult
 from perdure.stores.writes import CreateRun, DeliverMessage
 from perdure.workflows.definition import BoundWorkflow
@@ -74,7 +74,7 @@ class StartClient:
         if given and not isinstance(wf, BoundWorkflow):
             options, kwargs = split_keywords(given)
         if isinstance(wf, str):
-            wf = check_name("a workflow's name", wf)
+            wf = check_public_name("a workflow's name", wf)
             found = session.known_types.latest(wf)
             wf = wf if found is None else found
         if isinstance(wf, str):

@@ -9,6 +9,7 @@ from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.shards import WorkflowVersions
 from perdure.model.validation import describe_value
 from perdure.workflows.definition import REGISTRY, Workflow
+from perdure.workflows.internal import INTERNAL, is_internal_name
 
 
 class Catalog:
@@ -52,6 +53,8 @@ class Catalog:
         return key in self._own
 
     def find(self, name: str, version: int) -> Workflow[Any, Any] | None:
+        if is_internal_name(name):
+            return INTERNAL.find(name, version)
         own = self._own.get((name, version))
         if own is None and self._open:
             return REGISTRY.find(name, version)

@@ -10,11 +10,13 @@ from typing import Any
 from perdure.clock import sleep_on, wait_within
 from perdure.errors import StoreError
 from perdure.execution.ambiguous_workflows import AmbiguousWorkflows
+from perdure.execution.backfill import InternalServices
 from perdure.execution.catalog import Catalog
 from perdure.execution.claimer import Claimer
 from perdure.execution.coordinator import Coordinator
 from perdure.execution.finalizer import RunFinalizer
 from perdure.execution.held_run_retrier import HeldRunRetrier
+from perdure.execution.internal_claimer import InternalClaimer
 from perdure.execution.maintenance import BroadcastResumer, RetentionPruner, SlowStepRecorder
 from perdure.execution.membership import MembershipProtocol
 from perdure.execution.periodic import PeriodicTask
@@ -27,6 +29,7 @@ from perdure.model.records import RunRecord, Takeover, document_hint
 from perdure.model.schedule_records import KIND
 from perdure.stores.results import Created, WriteResult
 from perdure.workflows.definition import Workflow
+from perdure.workflows.internal import INTERNAL, is_internal_name
 from perdure.workflows.tokens import KEY_REFRESH_SECONDS, KEYS
 
 LOGGER = logging.getLogger("perdure.execution")
@@ -86,6 +89,9 @@ class WorkerRuntime:
         self.slot_starter = SlotStarter(session, lambda: self, lambda: self.coordinator.worker)
         trigger = ScheduleTrigger(session, member, self.slot_starter, lambda: self.coordinator.draining)
         self._schedule_task = PeriodicTask("schedules", trigger.tick, clock, interval)
+        self.coordinator.executor.internal = InternalServices(session, self.slot_starter)
+        internal_claimer = InternalClaimer(session.store, self.coordinator, interval)
+        self._internal_task = PeriodicTask("internal", internal_claimer.tick, clock, interval)
         self._periodic_tasks = [
             self._claim_task,
             self._finalize_task,
@@ -97,6 +103,7 @@ class WorkerRuntime:
             PeriodicTask("retention", RetentionPruner(session.store, config).tick, clock, interval),
             PeriodicTask("keys", self._read_keys, clock, interval),
             self._schedule_task,
+            self._internal_task,
             PeriodicTask("stray_runs", StrayRunFinder(session.store, self.coordinator).tick, clock, interval),
         ]
         self._rejoin_task: asyncio.Task[None] | None = None
@@ -207,6 +214,8 @@ class WorkerRuntime:
         """Handle a local notification that a run has messages or is due."""
         self.coordinator.on_messages([run_id])
         self._claim_task.trigger()
+        if is_internal_name(run_id):
+            self._internal_task.trigger()
 
     def runs_may_be_due(self) -> None:
         """Handle a local notification that some runs have messages or are due."""
@@ -232,12 +241,16 @@ class WorkerRuntime:
     # --- notifications by the store and the coordinator
 
     def can_execute(self, record: RunRecord) -> bool:
+        if is_internal_name(record.workflow):
+            return INTERNAL.find(record.workflow, record.version) is not None
         return record.pool == self._pool and (record.workflow, record.version) in self._catalog.workflow_versions()
 
     def _on_change_hint(self, run_ids: frozenset[str] | None) -> None:
         """Check for due runs and messages, unless the change hint is about runs that are active here."""
         if run_ids is not None and SCHEDULES_HINT in run_ids:
             self._schedule_task.trigger()
+        if run_ids is not None and any(map(is_internal_name, run_ids)):
+            self._internal_task.trigger()
         if run_ids is None or not all(self.is_executing(run_id) for run_id in run_ids):
             self._claim_task.trigger()
             # A worker finalizes the runs that it ends. A client cannot, so check for its runs after a short delay.
