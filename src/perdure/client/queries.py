@@ -7,11 +7,13 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from perdure.client.queue_reader import QueueReader
 from perdure.client.run_export import export_snapshot
 from perdure.client.session import ClientSession
 from perdure.client.views import (
     CancelRequest,
     HistoryEntry,
+    Reason,
     RunDescription,
     RunList,
     Suspended,
@@ -41,6 +43,7 @@ class QueryClient:
 
     def __init__(self, session: ClientSession) -> None:
         self._session = session
+        self._queues = QueueReader(session)
 
     async def status(self, run_id: str) -> RunStatus | None:
         record = await self._session.find_run(run_id)
@@ -56,7 +59,7 @@ class QueryClient:
             shown = error_view(error, self._session.codec, self._session.known_types.raised_types(record))
             return Complete(record.status, value, shown, cancel_reason_of(record))
         if record.status is RunStatus.SUSPENDED:
-            return Suspended(waiting_reasons(record, await self._has_live_worker(record)))
+            return Suspended(await self._reasons(record))
         return None
 
     async def result(
@@ -121,7 +124,7 @@ class QueryClient:
 
     async def describe(self, run_id: str) -> RunDescription:
         record = await self._session.get_run(run_id)
-        reasons = waiting_reasons(record, await self._has_live_worker(record))
+        reasons = await self._reasons(record)
         published, codec = await self.published(record.id, None, None), self._session.codec
         may_be_cancelled = _may_be_cancelled(record)
         history: Sequence[StoredEntry] = ()
@@ -129,6 +132,13 @@ class QueryClient:
             history = await self._session.read(lambda: self._session.store.history(record.id))
         cancel = await self._find_cancel(record, history) if may_be_cancelled else None
         return describe_run(record, codec, reasons, published, cancel, running_heartbeats(history, codec))
+
+    async def _reasons(self, record: RunRecord) -> tuple[Reason, ...]:
+        """Return why a run waits: in its queue, or for what its workflow awaits."""
+        if not record.waiting:
+            return waiting_reasons(record, await self._has_live_worker(record))
+        held = () if record.held is None else (Reason("held", f"held: {record.held.reason}", name=record.held.reason),)
+        return (*held, await self._queues.reason(record))
 
     async def _find_cancel(self, record: RunRecord, history: Sequence[StoredEntry]) -> CancelRequest | None:
         """Return the cancel of a run, if its record does not show it."""

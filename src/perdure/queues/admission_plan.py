@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import Struct
 
-from perdure.model.queue_records import PartitionView, QueueSettings, QueueView, Take
+from perdure.model.queue_records import PartitionView, QueueSettings, QueueView, RateLimit, Take
 from perdure.model.records import WorkerRecord
 from perdure.queues.effective_settings import PartitionLimits, effective_settings, partition_limits
 from perdure.queues.rate_window import SUB_WINDOWS, RateWindow
@@ -23,6 +23,7 @@ from perdure.stores.writes import Admit
 
 MAX_ADMISSIONS = 500  # of one queue and pass, so that queues take turns
 MAX_SLACK_SECONDS = 1.0
+RECENT = RateLimit(2**31, 60.0)  # the window of the admissions that a description counts
 SCAN_PLACES = 200  # of a partition, examined for runs that a live worker can execute
 
 LIMITS = ("concurrency", "partition", "rate", "workers", "no_worker", "paused", "idle")
@@ -44,10 +45,11 @@ class AdmissionPlan(Struct, frozen=True, kw_only=True):
 
 
 class _QueueState(Struct, frozen=True, array_like=True):
-    """The stored state of a queue: the window of its rate, and the last turn given to a partition."""
+    """The stored state of a queue: the window of its rate, the last turn of a partition, and recent admissions."""
 
     window: bytes = b""
     turn: int = 0
+    recent: bytes = b""
 
 
 class _PartitionState(Struct, frozen=True, array_like=True):
@@ -90,7 +92,8 @@ def plan(
     full = _is_full(settings, max(waiting, sum(each.waiting for each in view.partitions)) - planned)
     admit = None
     if takes or view.eligible or full != was_full:
-        new_state = _QueueState(b"" if window is None else window.encode(), rotation.last_turn)
+        recent = RateWindow(RECENT, state.recent, view.taken, now)
+        new_state = _QueueState(b"" if window is None else window.encode(), rotation.last_turn, recent.encode())
         admit = Admit(
             queue=view.name,
             base=view.version,
@@ -114,6 +117,13 @@ def plan(
     return AdmissionPlan(
         admit=admit, planned=planned, limited_by=limited_by, next_at=next_at, may_continue=may_continue
     )
+
+
+def recent_admissions(view: QueueView, now: float) -> int:
+    """Return the number of admissions of the last minute, and up to 1 % more."""
+    if not view.state:
+        return 0
+    return RateWindow(RECENT, _QUEUE_STATE.decode(view.state).recent, view.taken, now).count
 
 
 def default_slack(view: QueueView) -> float:

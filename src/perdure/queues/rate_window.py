@@ -56,9 +56,14 @@ class RateWindow:
         self._counts = {at: count for at, count in sorted(counts.items()) if self._end(at) > begin}
 
     @property
+    def count(self) -> int:
+        """The number of admissions that count now."""
+        return sum(self._counts.values())
+
+    @property
     def free(self) -> int:
         """The number of further admissions that the rate allows now."""
-        return max(0, self._rate.limit - sum(self._counts.values()))
+        return max(0, self._rate.limit - self.count)
 
     def free_at(self, admitted: int = 0) -> float | None:
         """Return when the rate allows another admission after so many now; None if it allows one now."""
