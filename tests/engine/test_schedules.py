@@ -15,6 +15,7 @@ from perdure import (
     Schedule,
     ScheduleConflict,
     ScheduleNotFound,
+    WorkQueue,
     workflow,
 )
 from perdure.errors import RunInUse, WorkflowMisuse
@@ -34,7 +35,7 @@ async def report(ctx: Context, region: str = "eu") -> str:
 
 @workflow
 async def long_report(ctx: Context, region: str = "eu") -> str:
-    await ctx.sleep(300)
+    await ctx.sleep(290)
     return region
 
 
@@ -658,3 +659,147 @@ def test_schedules_on_a_test_engine():
 def test_the_value_of_a_dead_letter_can_be_read():
     letter = MissedSlots("s", 1.0, 2.0, 3)
     assert (letter.schedule, letter.count) == ("s", 3)
+
+
+# --- overlap through the queue of schedules --------------------------------------------------------------------------
+
+
+async def outcomes_of(engine, schedule: str = "s") -> list[str]:
+    return [each.outcome for each in (await engine.get_schedule(schedule)).recent]
+
+
+async def statuses_of(engine, schedule: str = "s") -> list[str]:
+    return [(await engine.describe(f"{schedule}/{slot}")).status.value for slot in await slots_of(engine, schedule)]
+
+
+@virtual
+async def test_skip_starts_no_run_while_the_last_one_is_open(h: Harness):
+    engine = await h.engine(long_report)
+    start = next_minute(h.clock)
+    await engine.schedule("s", long_report, every=MINUTE)
+    await h.clock.advance(start + 8 * MINUTE - h.clock.now() + 1)
+    # Each run takes more than 290 seconds: it is open at the next four slots.
+    assert await outcomes_of(engine) == ["started", *["skipped"] * 4, "started", "skipped", "skipped"]
+    description = await engine.get_schedule("s")
+    assert (description.started, description.skipped) == (2, 6)
+    assert {each.run_id for each in description.recent[1:4]} == {f"s/{names(start, [MINUTE])[0]}"}
+    assert len(await slots_of(engine)) == 2
+
+
+@virtual
+async def test_a_triggered_run_counts_for_skip(h: Harness):
+    engine = await h.engine(long_report)
+    await engine.schedule("s", long_report, every=MINUTE)
+    run = await engine.trigger_schedule("s")
+    again = await engine.trigger_schedule("s")
+    assert (again.id, again.created) == (run.id, False)
+    await h.clock.advance(2 * MINUTE)
+    assert await outcomes_of(engine) == ["skipped", "skipped"]
+    beside = await engine.trigger_schedule("s", overlap="allow")
+    assert beside.created
+
+
+@virtual
+async def test_queue_starts_all_one_after_another(h: Harness):
+    engine = await h.engine(long_report)
+    start = next_minute(h.clock)
+    await engine.schedule("s", long_report, every=MINUTE, overlap="queue", limit=3)
+    await h.clock.advance(start + 4 * MINUTE - h.clock.now())
+    assert await statuses_of(engine) == ["suspended", "pending", "pending"]
+    waiting = await engine.describe(f"s/{names(start, [2 * MINUTE])[0]}")
+    assert [reason.kind for reason in waiting.waiting_for] == ["queue"]
+    await h.clock.advance(15 * MINUTE)
+    assert await statuses_of(engine) == ["succeeded"] * 3
+    runs = [await engine.describe(f"s/{slot}") for slot in await slots_of(engine)]
+    assert all(
+        one.ended_at <= other.ended_at - timedelta(seconds=290) for one, other in zip(runs, runs[1:], strict=False)
+    )
+
+
+@virtual
+async def test_latest_keeps_only_the_newest_waiting_run(h: Harness):
+    engine = await h.engine(long_report)
+    start = next_minute(h.clock)
+    await engine.schedule("s", long_report, every=MINUTE, overlap="latest")
+    await h.clock.advance(start + 4.5 * MINUTE - h.clock.now())
+    assert await statuses_of(engine) == ["suspended", "cancelled", "cancelled", "pending"]
+    assert await outcomes_of(engine) == ["started", "skipped", "skipped", "started"]
+    description = await engine.get_schedule("s")
+    assert (description.started, description.skipped) == (2, 2)
+
+
+@virtual
+async def test_cancel_ends_the_old_run_and_the_new_one_waits_for_its_end(h: Harness):
+    cleaned = []
+
+    @workflow(name="tidy_report")
+    async def tidy(ctx: Context) -> None:
+        try:
+            await ctx.sleep(300)
+        except asyncio.CancelledError:
+            cleaned.append(ctx.run_id)
+            await asyncio.shield(ctx.sleep(0))
+            raise
+
+    engine = await h.engine(tidy)
+    start = next_minute(h.clock)
+    await engine.schedule("s", tidy, every=MINUTE, overlap="cancel")
+    await h.clock.advance(start + 3.5 * MINUTE - h.clock.now())
+    assert await statuses_of(engine) == ["cancelled", "cancelled", "suspended"]
+    assert cleaned == [f"s/{name}" for name in names(start, [MINUTE, 2 * MINUTE])]
+    described = await engine.describe(cleaned[0])
+    assert described.cancel_reason == "the next time slot of its schedule replaces it"
+
+
+@virtual
+async def test_schedules_do_not_wait_for_each_other(h: Harness):
+    engine = await h.engine(long_report)
+    for n in range(5):
+        await engine.schedule(f"s{n}", long_report, every=MINUTE)
+    await h.clock.advance(MINUTE)
+    assert [await statuses_of(engine, f"s{n}") for n in range(5)] == [["suspended"]] * 5
+    assert [queue.name for queue in await h.store.queues()] == ["~schedule"]
+
+
+@virtual
+async def test_runs_of_a_schedule_wait_in_the_queue_that_is_given(h: Harness):
+    reports = WorkQueue("scheduled_reports", concurrency=1)
+    engine = await h.engine(long_report, queues=[reports])
+    for n in range(2):
+        await engine.schedule(f"s{n}", long_report, every=MINUTE, queue=reports, priority=n)
+    await h.clock.advance(2 * MINUTE)
+    statuses = [await statuses_of(engine, f"s{n}") for n in range(2)]
+    assert statuses == [["suspended"], ["pending"]]
+    assert [await outcomes_of(engine, f"s{n}") for n in range(2)] == [["started", "skipped"]] * 2
+    assert (await engine.get_schedule("s1")).queue == "scheduled_reports"
+    with pytest.raises(InvalidArgument, match="overlap='queue' starts runs through the schedule's own queue"):
+        await engine.schedule("s2", long_report, every=5, queue=reports, overlap="queue")
+    with pytest.raises(InvalidArgument, match="declare WorkQueue"):
+        await engine.schedule("s2", long_report, every=5, queue="unknown_queue")
+
+
+@virtual
+async def test_the_queue_of_a_workflow_applies_to_its_schedule(h: Harness):
+    own = WorkQueue("queue_of_queued_report", concurrency=1)
+
+    @workflow(name="queued_report", queue=own)
+    async def queued(ctx: Context) -> None: ...
+
+    engine = await h.engine(queued, queues=[own])
+    with pytest.raises(InvalidArgument, match="use queue=None to bypass it"):
+        await engine.schedule("s", queued, every=5, overlap="latest")
+    await engine.schedule("s", queued, every=5, overlap="latest", queue=None)
+    await engine.schedule("t", queued, every=5)
+    assert (await engine.get_schedule("t")).queue == "queue_of_queued_report"
+
+
+@virtual
+async def test_backfill_queues_by_default(h: Harness):
+    engine = await h.engine(long_report)
+    now = datetime.fromtimestamp(next_minute(h.clock), UTC)
+    await engine.schedule("s", long_report, every=MINUTE, paused=True)
+    run = await engine.backfill_schedule("s", now - timedelta(minutes=3), now)
+    assert (await h.run_to_end(run)).started == 3
+    assert await statuses_of(engine) == ["suspended", "pending", "pending"]
+    await h.clock.advance(16 * MINUTE)
+    assert await statuses_of(engine) == ["succeeded"] * 3

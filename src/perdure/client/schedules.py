@@ -29,6 +29,7 @@ from perdure.errors import (
     StoreError,
 )
 from perdure.execution.backfill import BACKFILL, BACKFILL_OVERLAPS
+from perdure.execution.queue_arrivals import raise_for_place
 from perdure.execution.schedule_trigger import OpenSchedule, put_schedule
 from perdure.execution.slot_starts import SlotStarter, missed_letter
 from perdure.model.ids import new_creation_id, new_token, shard_of
@@ -89,6 +90,7 @@ class ScheduleClient:
         schedule_id = check_schedule_id(schedule_id)
         request = await self._build_request(schedule_id, wf, args, rule, payload)
         spec, target = rule.to_spec(), self._build_target(request, rule)
+        await self._check_queue(target)
         for _ in range(MAX_ATTEMPTS):
             existing, now, token = await self._find(schedule_id), self._session.clock.now(), new_token()
             if existing is None:
@@ -342,6 +344,13 @@ class ScheduleClient:
             timeout=None if record.deadline_at is None else round(record.deadline_at - record.created_at, 6),
             place=place,
         )
+
+    async def _check_queue(self, target: ScheduleTarget) -> None:
+        """Raise `InvalidArgument` if the store does not have the queue of a target."""
+        if target.place is not None:
+            queues = await self._session.read(self._session.store.queues)
+            if target.place.queue not in {queue.name for queue in queues}:
+                raise_for_place(target.place, QueueMissing())
 
     def _is_same_target(self, request: StartRequest, new: ScheduleTarget, old: ScheduleTarget) -> bool:
         """Return whether two targets start the same. The version does not count: a run gets that of a live worker."""

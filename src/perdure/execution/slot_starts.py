@@ -144,10 +144,13 @@ class SlotStarter:
             writes += self._build_end(run_id, overlap, token)
             last.append(len(writes) - 1)
         results = await self._session.committer.write_all(writes)
-        for run_id, _, _ in ends:
-            self._local_worker().run_ended_externally(run_id)
-            self._local_worker().run_has_messages(run_id)
-        return [results[index] for index in last]
+        ended = [results[index] for index in last]
+        for (run_id, _, _), result in zip(ends, ended, strict=True):
+            if isinstance(result, Committed):
+                self._local_worker().run_ended_externally(run_id)
+            else:
+                self._local_worker().run_has_messages(run_id)
+        return ended
 
     async def _end_previous(self, items: Sequence[_Item]) -> list[tuple[_Item, str]]:
         """End the runs that slots replace. Return those that had not begun, of schedules with "latest"."""
