@@ -712,7 +712,7 @@ async def test_queue_starts_all_one_after_another(h: Harness):
     assert await statuses_of(engine) == ["succeeded"] * 3
     runs = [await engine.describe(f"s/{slot}") for slot in await slots_of(engine)]
     assert all(
-        one.ended_at <= other.ended_at - timedelta(seconds=290) for one, other in zip(runs, runs[1:], strict=False)
+        one.ended_at <= other.ended_at - timedelta(seconds=290) for one, other in pairwise(runs)
     )
 
 

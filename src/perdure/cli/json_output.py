@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from perdure.admin.findings import Finding, HealthReport
     from perdure.admin.lint import LintFinding
     from perdure.admin.store_views import RejectedRequest, WorkerView
+    from perdure.client.schedule_views import ScheduleDescription
     from perdure.client.views import DeadLetterView, HistoryEntry, Reason, RunDescription, RunList
     from perdure.model.records import Hold
     from perdure.workflows.types import ErrorView
@@ -41,6 +42,13 @@ DEAD_LETTER = (
     *("target_status", "target_ended_at", "sent_at"),
 )
 REJECTED_REQUEST = ("event_id", "event_name", "at", "type", "message")
+SCHEDULE = (
+    *("id", "workflow", "input", "rule", "tz", "overlap", "catch_up", "limit", "next_slots", "pending", "finished"),
+    *("started", "skipped", "missed", "conflicts", "triggered", "last_run", "declared_by", "created_at", "tags"),
+    *("queue", "note", "pause_on_failure"),
+)
+SCHEDULE_PAUSE = ("by", "reason", "since")
+SLOT = ("slot", "outcome", "run_id", "last", "count")
 WORKER = ("id", "pool", "alive", "runs", "pid", "host", "started_at", "lease_until", "workflows")
 FINDING = ("kind", "severity", "text", "advice", "subject", "repairable")
 LINT_FINDING = ("path", "line", "workflow", "text", "remedy")
@@ -87,6 +95,11 @@ def rejected_shape(rejected: RejectedRequest) -> Shape:
 
 def dead_letter_shape(dead_letter: DeadLetterView[Any]) -> Shape:
     return _shape(dead_letter, DEAD_LETTER)
+
+
+def schedule_shape(schedule: ScheduleDescription) -> Shape:
+    paused = None if schedule.paused is None else _shape(schedule.paused, SCHEDULE_PAUSE)
+    return _shape(schedule, SCHEDULE, paused=paused, recent=[_shape(each, SLOT) for each in schedule.recent])
 
 
 def worker_shape(worker: WorkerView) -> Shape:
