@@ -459,8 +459,14 @@ def already_ended(record: RunRecord) -> AlreadyEnded:
 
 def tagged(record: RunRecord, changes: Mapping[str, TagValue | None]) -> RunRecord:
     """Return the row of a run with these changes of its tags: values to set, None to remove one."""
-    changed = {key: value for key, value in {**record.tags, **changes}.items() if value is not None}
-    return record if same_tags(changed, record.tags) else replace(record, tags=changed)
+    changed = changed_tags(record.tags, changes)
+    return record if changed is None else replace(record, tags=changed)
+
+
+def changed_tags(tags: Tags, changes: Mapping[str, TagValue | None]) -> Tags | None:
+    """Return the tags after these changes, or None if they stay the same."""
+    changed = {key: value for key, value in {**tags, **changes}.items() if value is not None}
+    return None if same_tags(changed, tags) else changed
 
 
 def same_tags(one: Tags, other: Tags) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,6 +29,7 @@ from perdure.model.records import (
     Wait,
     WorkerRecord,
 )
+from perdure.model.tags import Tags, decode_tags, encode_tags
 from perdure.stores.paging import cursor_after, matches_wait
 from perdure.stores.results import RunPage, Snapshot, UnreadableRun
 
@@ -39,8 +41,7 @@ _encode = msgspec.json.Encoder().encode
 _errors = msgspec.json.Decoder(ErrorRecord)
 _waits = msgspec.json.Decoder(tuple[Wait, ...])
 _held = msgspec.json.Decoder(Hold)
-_drift = msgspec.json.Decoder(tuple[str, ...])
-_tags = msgspec.json.Decoder(dict[str, str])
+_names = msgspec.json.Decoder(tuple[str, ...])
 _workflows = msgspec.json.Decoder(tuple[tuple[str, int], ...])
 _run_status = {status.value: status for status in RunStatus}
 run_status = _run_status.__getitem__
@@ -57,18 +58,35 @@ def as_json(value: Any) -> str | None:
     return _encode(value).decode() if value else None
 
 
+def tags_as_json(tags: Tags) -> str | None:
+    """Return the value of the column `tags`."""
+    return encode_tags(tags).decode() if tags else None
+
+
+def tags_of(stored: str | None) -> Tags:
+    """Return tags from the value of their column. Raises an error for a value that no tag has."""
+    tags = decode_tags(stored) if stored else {}
+    for key, value in tags.items():
+        if not isinstance(value, str | int | float | datetime):
+            raise TypeError(f"tag {key!r} is of type {type(value).__name__}")
+    return tags
+
+
 def error_of(stored: str | None) -> ErrorRecord | None:
     return _errors.decode(stored) if stored else None
 
 
 # --- runs and their histories ---------------------------------------------------------------------------------------
 
-RUN_COLUMNS = (
+PLAIN_RUN_COLUMNS = (
     "id, workflow, version, input, created_at, created_by, seed, pool, shard, status, generation, epoch, "
     "run_attempt, original_workflow, original_input, result, error, parent, attached, tags, first_executed_at, "
     "updated_at, ended_at, "
     "wake_at, owner, recoveries, deadline_at, retention, waits, held, drift, last_message_no, fence"
 )
+QUEUE_COLUMNS = "queue, partition, priority, waiting, gate, ancestor_queues"
+"""Columns of a run that most runs leave at their defaults."""
+RUN_COLUMNS = f"{PLAIN_RUN_COLUMNS}, {QUEUE_COLUMNS}"
 
 
 def run_of_row(row: Row) -> RunRecord:
@@ -78,7 +96,7 @@ def run_of_row(row: Row) -> RunRecord:
         12:21
     ]
     (updated_at, ended_at, wake_at, owner, recoveries, deadline_at, retention, waits, held, drift) = row[21:31]
-    last_message_no, fence = row[31:33]
+    last_message_no, fence, queue, partition, priority, waiting, gate, ancestor_queues = row[31:39]
     return RunRecord(
         id=id,
         workflow=workflow,
@@ -99,7 +117,7 @@ def run_of_row(row: Row) -> RunRecord:
         error=error_of(error),
         parent=parent,
         attached=bool(attached),
-        tags=_tags.decode(tags) if tags else {},
+        tags=tags_of(tags) if tags else {},
         first_executed_at=first_executed_at,
         updated_at=updated_at,
         ended_at=ended_at,
@@ -110,9 +128,15 @@ def run_of_row(row: Row) -> RunRecord:
         retention=retention,
         waits=_waits.decode(waits) if waits else (),
         held=_held.decode(held) if held else None,
-        drift=_drift.decode(drift) if drift else (),
+        drift=_names.decode(drift) if drift else (),
         last_message_no=last_message_no,
         fence=fence,
+        queue=queue,
+        partition=partition,
+        priority=priority,
+        waiting=bool(waiting),
+        gate=gate,
+        ancestor_queues=_names.decode(ancestor_queues) if ancestor_queues else (),
     )
 
 
@@ -372,8 +396,9 @@ _RUN_DECODERS: dict[str, Callable[[Any], object]] = {
     "seed": int,
     "status": RunStatus,
     "error": _errors.decode,
-    "tags": _tags.decode,
+    "tags": tags_of,
     "waits": _waits.decode,
     "held": _held.decode,
-    "drift": _drift.decode,
+    "drift": _names.decode,
+    "ancestor_queues": _names.decode,
 }

@@ -29,6 +29,14 @@ from perdure.testing.contract.inbox import InboxCases
 from perdure.testing.contract.lists import ListCases
 from perdure.testing.contract.mailbox_limits import MailboxLimitCases
 from perdure.testing.contract.queries import ChangeHintCases, QueryCases, ValueCases
+from perdure.testing.contract.queue_admission import AdmitCases, ConcurrentAdmissionCases
+from perdure.testing.contract.queue_claims import QueueClaimCases, QueueHintCases
+from perdure.testing.contract.queue_departure import DepartureCases, QueuedRewindCases
+from perdure.testing.contract.queue_duplicates import DebounceCases, DedupeCases
+from perdure.testing.contract.queue_partitions import PartitionCases
+from perdure.testing.contract.queue_traces import QueueTraceCases
+from perdure.testing.contract.queue_waiting import QueueWaitingCases
+from perdure.testing.contract.queues import PlaceCases, QueueMoveCases, QueueSettingsCases
 from perdure.testing.contract.replace_run import ReplaceRunCases
 from perdure.testing.contract.rewind import RewindCases
 from perdure.testing.contract.streams import PublishedCases, StreamCases
@@ -74,5 +82,19 @@ class StoreContract(
     ChangeHintCases,
     FollowerCases,
     ValueCases,
+    QueueSettingsCases,
+    PlaceCases,
+    QueueMoveCases,
+    AdmitCases,
+    ConcurrentAdmissionCases,
+    DepartureCases,
+    QueuedRewindCases,
+    QueueWaitingCases,
+    DedupeCases,
+    DebounceCases,
+    PartitionCases,
+    QueueClaimCases,
+    QueueHintCases,
+    QueueTraceCases,
 ):
     """All cases of the contract."""

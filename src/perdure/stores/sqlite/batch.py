@@ -13,15 +13,16 @@ Turns follow the acceptance rule of `stores/protocol.py`; comments name its numb
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import apsw
 import msgspec
 
+from perdure.clock import Clock
 from perdure.model.records import Entry, RunRecord, RunStatus
 from perdure.model.turns import TurnExtras
+from perdure.stores import queue_rules, sql_rows
 from perdure.stores import semantics as rules
-from perdure.stores import sql_rows
 from perdure.stores.results import (
     AlreadyEnded,
     AlreadyStarted,
@@ -33,12 +34,15 @@ from perdure.stores.results import (
     LimitReached,
     MessageDelivered,
     ObserverAdded,
+    QueueMissing,
     RunMissing,
     Superseded,
     WriteResult,
 )
-from perdure.stores.sqlite import finalization, rows
+from perdure.stores.sqlite import documents, finalization, rows
+from perdure.stores.sqlite.batch_parts import Part, RunWrite, closes_receives, has_more_rows, is_alone, split_batch
 from perdure.stores.sqlite.finalization import ADD_DEAD_LETTER, MESSAGE_NUMBER, REMOVE_DEAD_LETTER
+from perdure.stores.sqlite.queue_writes import ADD_PLACE, END_PLACE_OF_RUN, REMOVE_PLACE, QueueWriter
 from perdure.stores.sqlite.run_state_cache import (
     CachedRunState,
     RunStateCache,
@@ -46,156 +50,91 @@ from perdure.stores.sqlite.run_state_cache import (
     read_run_states,
     state_of_new_run,
 )
+from perdure.stores.sqlite.statements import (
+    ADD_ENTRY,
+    ADD_QUEUED_RUN,
+    ADD_RUN,
+    ADD_RUN_WITH_OBSERVER,
+    CLEAR_NEW_MESSAGES,
+    DROP_ALL,
+    DROP_AT_POSITION,
+    DROP_BELOW,
+    DROP_MARKERS,
+    END,
+    FLUSH_ORDER,
+    HOLD_WAITING,
+    MOVE_FENCE,
+    PATCH,
+    RELEASE,
+    RESTART,
+    RUN,
+    TURN_AT,
+    WORKER_IS_LIVE,
+)
 from perdure.stores.sqlite.streams import ADD_ITEM, PUT_VALUE, SUPERSEDE, appended_rows, item_row, value_row
+from perdure.stores.sqlite.tags import ADD_TAG, change_tags, tag_rows
 from perdure.stores.sqlite.topics import ADD_MESSAGE, CONSUME, COUNT_MESSAGE, UNSUBSCRIBE_ALL, Topics, message_rows
 from perdure.stores.sqlite.unread import FIRST_UNREAD_OF_NAME, UNREAD, UNREAD_EVENT, UNREAD_OF_NAME, UNREAD_WAKING_HELD
 from perdure.stores.writes import (
+    Admit,
     AppendStream,
     CommitTurn,
+    ConfigurePartition,
+    ConfigureQueue,
     ContinueAs,
     CreateRun,
     DeliverMessage,
     EndRun,
     FanOut,
     FinalizeRun,
+    LeaveQueue,
     ObserveRunEnd,
     PublishEvent,
+    PutDocument,
     ReleaseRun,
     ReplayDeadLetter,
+    Requeue,
     RewindRun,
     RunPatch,
     SupersedeStream,
+    TagRun,
     Write,
-)
-
-TURN_AT = "SELECT turn_id FROM entries WHERE run_pk = ? AND position = ?"
-WORKER_IS_LIVE = "SELECT 1 FROM workers WHERE id = ? AND fenced = 0"
-RUN = f"SELECT {sql_rows.RUN_COLUMNS} FROM runs WHERE id = ?"
-
-# Statements in the order in which `_flush` executes them: deletes before inserts, a row before rows that refer to it.
-DROP_ALL = "DELETE FROM entries WHERE run_pk = ?"
-DROP_BELOW = "DELETE FROM entries WHERE run_pk = ? AND (location = ? OR (location >= ? AND location < ?))"
-DROP_AT_POSITION = "DELETE FROM entries WHERE run_pk = ? AND position = ?"
-DROP_MARKERS = "DELETE FROM entries WHERE run_pk = ? AND kind = 'marker'"
-ADD_RUN = f"INSERT INTO runs ({sql_rows.RUN_COLUMNS}) VALUES ({','.join('?' * 33)})"
-ADD_RUN_WITH_OBSERVER = f"INSERT INTO runs ({sql_rows.RUN_COLUMNS}, has_observers) VALUES ({','.join('?' * 33)}, 1)"
-# Without column names: the driver hashes the text of the statement for every row, and names cost 2 % of a step.
-ADD_ENTRY = f"INSERT INTO entries VALUES ({','.join('?' * 19)})"
-RESTART = """
-    UPDATE runs SET original_workflow = coalesce(original_workflow, workflow), workflow = ?, version = ?,
-           original_input = coalesce(original_input, input), input = ?, first_executed_at = ?,
-           run_attempt = ?, pool = coalesce(?, pool), generation = generation + 1, epoch = epoch + 1
-    WHERE pk = ?"""
-MOVE_FENCE = "UPDATE runs SET fence = ? WHERE pk = ?"
-PATCH = """
-    UPDATE runs SET status = ?, owner = ?, wake_at = ?, has_new_messages = ?, waits = ?, held = ?, drift = ?,
-           recoveries = ?, result = ?, error = ?, ended_at = ?, prune_at = ?, updated_at = ?, unfinalized = ?
-    WHERE pk = ?"""
-CLEAR_NEW_MESSAGES = "UPDATE runs SET wake_at = NULL, has_new_messages = 0 WHERE pk = ?"
-END = """
-    UPDATE runs SET status = ?, owner = NULL, wake_at = NULL, has_new_messages = 0, waits = NULL, held = NULL,
-           ended_at = ?, updated_at = ?, prune_at = ?, fence = ?, orphaned_children = ?, unfinalized = ?
-    WHERE pk = ?"""
-RELEASE = "UPDATE runs SET owner = NULL, has_new_messages = 0, status = ?, wake_at = ?, updated_at = ? WHERE pk = ?"
-_ORDER = (
-    DROP_ALL,
-    DROP_BELOW,
-    DROP_AT_POSITION,
-    DROP_MARKERS,
-    UNSUBSCRIBE_ALL,
-    ADD_RUN,
-    ADD_RUN_WITH_OBSERVER,
-    ADD_ENTRY,
-    ADD_ITEM,
-    RESTART,
-    MOVE_FENCE,
-    PATCH,
-    CLEAR_NEW_MESSAGES,
-    END,
-    RELEASE,
-    CONSUME,
-    ADD_MESSAGE,
-    COUNT_MESSAGE,
-    ADD_DEAD_LETTER,
-    finalization.ADD_OBSERVER,
-    finalization.SET_HAS_OBSERVERS,
-    finalization.ADD_OBSERVER_OF_NEW_RUN,
-    finalization.REMOVE_OBSERVER,
-    finalization.UPDATE_UNFINALIZED,
-    PUT_VALUE,
-    SUPERSEDE,
 )
 
 
 def write(
-    connection: apsw.Connection, batch: Sequence[Write], cache: RunStateCache
+    connection: apsw.Connection, batch: Sequence[Write], cache: RunStateCache, clock: Clock
 ) -> tuple[list[WriteResult], frozenset[str]]:
-    """Apply a batch within the caller's transaction. Return one result per write, and the runs to notify about.
+    """Apply a batch within the caller's transaction. Return one result per write, and the names for a change hint.
 
     The caller clears the cache if the transaction is not committed.
     """
-    writer = BatchWriter(connection, cache)
-    results = [result for part in _parts(batch) for result in writer.apply_part(part)]
+    writer = BatchWriter(connection, cache, clock)
+    results = [result for part in split_batch(batch) for result in writer.apply_part(part)]
     return results, frozenset(writer.changed)
 
 
 COMMITTED, RUNNING = Committed(), RunStatus.RUNNING
 
-Part = list[tuple[rules.Key, Write]]
-"""Writes to different runs, or several messages to one run, each with the key of its run or topic."""
-
-
-def _parts(batch: Sequence[Write]) -> Iterator[Part]:
-    """Split the batch so that a run occurs once per part, except for messages, and a write that may change other runs
-    is a part of its own."""
-    part: Part = []
-    seen: dict[rules.Key, bool] = {}  # whether more messages to the run may follow in this part
-    key: rules.Key
-    for write in batch:
-        if type(write) is CommitTurn and write.extras is None:  # the common case, without function calls
-            key, alone, is_message = write.run_id, False, False
-        else:
-            key, alone = rules.run_of(write), _is_alone(write)
-            is_message = isinstance(write, DeliverMessage) and rules.is_unbounded(write)
-        if part and (alone or (key in seen and not (is_message and seen[key]))):
-            yield part
-            part, seen = [], {}
-        part.append((key, write))
-        seen[key] = is_message
-        if alone:
-            yield part
-            part, seen = [], {}
-    yield part
-
-
-def _is_alone(write: Write) -> bool:
-    """Return whether the write may change other runs than its own, or needs rows that were flushed before."""
-    if isinstance(write, CommitTurn):
-        extras = write.extras
-        return extras is not None and bool(extras.subscribe or extras.unsubscribe or extras.released_assignments)
-    if isinstance(write, CreateRun):
-        return rules.is_created_alone(write)
-    if isinstance(write, FinalizeRun):
-        return not rules.only_marks_notified(write)
-    return isinstance(write, (PublishEvent, FanOut, RewindRun, ReplayDeadLetter))
-
-
-_ToRun = DeliverMessage | EndRun | ObserveRunEnd | FinalizeRun | RewindRun | AppendStream | SupersedeStream
+CreatedRun = tuple[RunRecord, CreateRun]
+"""The row of a new run and the write that creates it."""
 
 
 class BatchWriter:
     """Checks writes and collects the rows that they add. Used within one transaction."""
 
-    def __init__(self, connection: apsw.Connection, cache: RunStateCache) -> None:
+    def __init__(self, connection: apsw.Connection, cache: RunStateCache, clock: Clock) -> None:
         self._connection = connection
         self._cache = cache
         self._states = cache.begin(connection)
-        self._pending: dict[str, list[sql_rows.Row]] = {sql: [] for sql in _ORDER}
-        self._new_runs: dict[str, list[RunRecord]] = {ADD_RUN: [], ADD_RUN_WITH_OBSERVER: []}
+        self._pending: dict[str, list[sql_rows.Row]] = {sql: [] for sql in FLUSH_ORDER}
+        self._new_runs: dict[str, list[CreatedRun]] = {ADD_RUN: [], ADD_RUN_WITH_OBSERVER: [], ADD_QUEUED_RUN: []}
         self._live_workers = cache.live_workers
         self._topics = Topics(connection)
         self._unflushed_messages: dict[tuple[int, str], int] = {}  # numbers of messages, by run and message id
         self.changed: set[str] = set()
+        self._queues = QueueWriter(connection, cache, self.changed)
+        self._clock = clock
 
     def apply_part(self, part: Part) -> list[WriteResult]:
         """Apply the writes of a part and flush their rows. Return the results in the order of the writes."""
@@ -246,21 +185,28 @@ class BatchWriter:
                 continue
             if sql is CONSUME:
                 self._topics.consume(pending)
+            elif sql is REMOVE_PLACE:
+                self._queues.depart(pending)
             else:
                 self._connection.executemany(sql, pending)
             if sql in self._new_runs:
-                self._cache_created(self._new_runs[sql], has_observers=sql is ADD_RUN_WITH_OBSERVER)
+                self._cache_created(self._new_runs[sql])
             pending.clear()
+        self._queues.flush()
         self._unflushed_messages.clear()
 
-    def _cache_created(self, created: list[RunRecord], *, has_observers: bool) -> None:
+    def _cache_created(self, created: list[CreatedRun]) -> None:
         """Cache the states of the runs that were just inserted.
 
         SQLite gives consecutive primary keys to the rows of one statement, so they are known without reading.
         """
         first = self._connection.last_insert_rowid() - len(created) + 1
-        for pk, record in enumerate(created, first):
-            self._states[record.id] = state_of_new_run(record, pk, has_observers=has_observers)
+        for pk, (record, write) in enumerate(created, first):
+            self._states[record.id] = state_of_new_run(record, pk, has_observers=write.observer is not None)
+            if record.tags:
+                self._pending[ADD_TAG] += tag_rows(pk, record.tags, record.created_at)
+            if write.place is not None:
+                self._pending[ADD_PLACE].append(self._queues.arrive(pk, write.place, record.created_at))
         created.clear()
 
     def _drop_touched(self) -> None:
@@ -282,13 +228,21 @@ class BatchWriter:
                 return self._topics.fan_out(write)
             case ReplayDeadLetter():
                 return self._replay(write)
+            case PutDocument():
+                return documents.put(self._connection, write, self.changed)
+            case Admit():
+                return self._queues.admit(write, self._clock.now())
+            case ConfigureQueue():
+                return self._queues.configure(write)
+            case ConfigurePartition():
+                return self._queues.configure_partition(write)
             case ReleaseRun():
                 return self._release(write, self._states.get(write.run_id))
             case _:
                 run = self._states.get(write.run_id)
                 return RunMissing() if run is None else self._apply_to_run(write, run)
 
-    def _apply_to_run(self, write: _ToRun, run: CachedRunState) -> WriteResult:
+    def _apply_to_run(self, write: RunWrite, run: CachedRunState) -> WriteResult:
         match write:
             case DeliverMessage():
                 return self._deliver(write, run)
@@ -307,6 +261,12 @@ class BatchWriter:
             case SupersedeStream():
                 self._pending[SUPERSEDE].append((run.pk, write.location, write.writer))
                 return Committed()
+            case TagRun():
+                return self._tag(write, run)
+            case Requeue():
+                return self._queues.requeue(write, run)
+            case LeaveQueue():
+                return self._queues.leave(write, run)
 
     # creating
 
@@ -314,9 +274,12 @@ class BatchWriter:
         record = write.record
         run = self._states.get(record.id)
         if run is None:
-            return self._create_new(write, write.received)
+            return self._refuse_place(write) or self._create_new(write, write.received)
         stored = sql_rows.run_or_error(self._connection.execute(RUN, (record.id,)).get)
         if rules.can_replace(write, stored, run.unfinalized):
+            refused = self._refuse_place(write)
+            if refused is not None:
+                return refused
             for sql in finalization.DROP_RUN:
                 self._connection.execute(sql, (run.pk,))
             return self._create_new(write, last_message_no=stored.last_message_no, fence=run.position + 1)
@@ -329,27 +292,39 @@ class BatchWriter:
                 return result
         return Created(owned=record.owner is not None and stored.owner == record.owner)
 
+    def _refuse_place(self, write: CreateRun) -> WriteResult | None:
+        return None if write.place is None else self._queues.refuse_place(write, write.place)
+
     def _create_new(self, write: CreateRun, last_message_no: int, fence: int = 0) -> WriteResult:
         """Create a run whose id is not taken, with messages after this number; `fence`: of the run that it replaces."""
         record, observer = write.record, write.observer
         owner_is_live = record.owner is not None and self._is_live(record.owner)
-        new = rules.initial_record(record, owner_is_live, last_message_no + len(write.inbox), fence)
-        add = ADD_RUN if observer is None else ADD_RUN_WITH_OBSERVER
-        if rules.is_created_alone(write):
-            self._create_alone(write, add, new, last_message_no)
+        last = last_message_no + len(write.inbox)
+        new = rules.initial_record(record, owner_is_live, last, fence, place=write.place)
+        if write.place is not None or new.ancestor_queues:
+            add, row = ADD_QUEUED_RUN, (*rows.run_row(new), *rows.queue_columns(new), observer is not None)
         else:
-            self._pending[add].append(rows.run_row(new))
-            self._new_runs[add].append(new)
+            add, row = ADD_RUN if observer is None else ADD_RUN_WITH_OBSERVER, rows.run_row(new)
+        if has_more_rows(write):
+            self._create_alone(write, add, row, new, last_message_no)
+        else:
+            self._pending[add].append(row)
+            self._new_runs[add].append((new, write))
         if observer is not None:
             self._pending[finalization.ADD_OBSERVER_OF_NEW_RUN].append((observer.run_id, observer.target, record.id))
-        if new.owner is None:
+        if new.owner is None and not new.waiting:
             self.changed.add(record.id)
         return Created(owned=new.owner is not None)
 
-    def _create_alone(self, write: CreateRun, add: str, new: RunRecord, last_message_no: int) -> None:
+    def _create_alone(
+        self, write: CreateRun, add: str, row: sql_rows.Row, new: RunRecord, last_message_no: int
+    ) -> None:
         """Create a run with its history and inbox. The run is inserted at once, because its rows need its key."""
-        self._connection.execute(add, rows.run_row(new))
+        self._connection.execute(add, row)
         pk = self._connection.last_insert_rowid()
+        self._pending[ADD_TAG] += tag_rows(pk, new.tags, new.created_at)
+        if write.place is not None:
+            self._pending[ADD_PLACE].append(self._queues.arrive(pk, write.place, new.created_at))
         self._add_entries(pk, 1, None, write.entries)
         numbered = enumerate(write.inbox, last_message_no + 1)
         self._pending[ADD_MESSAGE] += [rows.message_row(pk, number, message) for number, message in numbered]
@@ -388,7 +363,7 @@ class BatchWriter:
             self._pending[ADD_ENTRY].append(rows.marker_row(run.pk, first, turn.turn_id, turn.now))
         for number in turn.consumed:
             self._pending[CONSUME].append((turn.now, run.pk, number))
-        if run.has_subscriptions and _closes_receives(turn):
+        if run.has_subscriptions and closes_receives(turn):
             self._pending[UNSUBSCRIBE_ALL].append((run.pk,))
 
     def _add_entries(self, run_pk: int, first: int, turn_id: str | None, entries: Sequence[Entry]) -> None:
@@ -416,12 +391,14 @@ class BatchWriter:
         self._pending[PUT_VALUE] += [value_row(run.pk, value) for value in extras.published]
         self._pending[ADD_ITEM] += [item_row(run.pk, item) for item in extras.streamed]
         self._pending[ADD_DEAD_LETTER] += map(rows.dead_letter_row, extras.dead_letters)
-        if not _is_alone(turn):
+        if extras.tags:
+            change_tags(self._connection, run.pk, extras.tags)
+        if not is_alone(turn):
             return run
         self._flush()
         self._topics.unsubscribe(run.pk, extras.unsubscribe)
         self._topics.release(run.pk, extras.released_assignments, turn.now)
-        if not _closes_receives(turn):
+        if not closes_receives(turn):
             for subscription in extras.subscribe:
                 self._topics.subscribe(run.pk, subscription, turn.now)
         return read_run_state(self._connection, run.pk)[1]
@@ -449,8 +426,14 @@ class BatchWriter:
                 run.pk,
             )
         )
+        if patch.status.terminal and run.has_queue:
+            self._end_place(run)
         if patch.status.terminal or (owner is None and wake_at is not None):
             self.changed.add(turn.run_id)
+
+    def _end_place(self, run: CachedRunState) -> None:
+        self._pending[REMOVE_PLACE].append((run.pk,))
+        self._pending[END_PLACE_OF_RUN].append((run.pk,))
 
     def _turn_at(self, run: CachedRunState, position: int) -> str | None:
         found: str | None = self._connection.execute(TURN_AT, (run.pk, position)).get
@@ -484,7 +467,19 @@ class BatchWriter:
         self.changed.add(write.run_id)
         run.last_message_no, run.wake_at, run.has_messages = count[:3]  # the part may have more messages to this run
         self._unflushed_messages[run.pk, message.id] = run.last_message_no
+        if run.waiting:
+            self._hold_waiting(run, message.kind)
         return MessageDelivered(run.last_message_no, fresh=True, owner=run.owner)
+
+    def _hold_waiting(self, run: CachedRunState, message_kind: str) -> None:
+        """Hold a run that waits in a queue, or end its hold: no worker processes its messages before its admission."""
+        before = queue_rules.PAUSED_IN_QUEUE if run.held else None
+        held = queue_rules.held_while_waiting(before, message_kind)
+        if (held is not None) != run.held:
+            self._pending[HOLD_WAITING].append((sql_rows.as_json(held), run.pk))
+            run.held = held is not None
+            if held is None:
+                self._queues.notify(run.pk)
 
     def _unread_if_full(self, run: CachedRunState, name: str, limit: int) -> int:
         """Return the number of unread events of this name if it may have reached the limit, otherwise 0.
@@ -512,6 +507,8 @@ class BatchWriter:
         self._pending[END].append((write.status, write.now, write.now, prune_at, position, *pending, run.pk))
         if run.has_subscriptions:
             self._pending[UNSUBSCRIBE_ALL].append((run.pk,))
+        if run.has_queue:
+            self._end_place(run)
         self.changed.add(write.run_id)
         return Committed()
 
@@ -563,7 +560,12 @@ class BatchWriter:
             return Committed()
         if run.position != write.base:
             return Superseded()
+        place = write.place if run.status.terminal else None  # an open run keeps its place or slot
+        if place is not None and not self._queues.has_queue(place.queue):
+            return QueueMissing()
         finalization.rewind(self._connection, run, write)
+        if place is not None:
+            self._queues.wait_again(run.pk, place, write.now)
         if write.entries:
             self._add_entries(run.pk, write.base + 1, write.turn_id, write.entries)
         else:
@@ -579,15 +581,16 @@ class BatchWriter:
             self._pending[ADD_ITEM] += appended_rows(self._connection, run.pk, write)
         return Committed()
 
+    def _tag(self, write: TagRun, run: CachedRunState) -> WriteResult:
+        if run.owner is not None:
+            return Superseded()
+        change_tags(self._connection, run.pk, write.tags)
+        return Committed()
+
     def _is_live(self, worker: str) -> bool:
         if worker not in self._live_workers:
             self._live_workers[worker] = self._connection.execute(WORKER_IS_LIVE, (worker,)).get is not None
         return self._live_workers[worker]
-
-
-def _closes_receives(turn: CommitTurn) -> bool:
-    """Return whether the turn ends or restarts the run, which closes all its open receives."""
-    return turn.continue_as is not None or (turn.patch is not None and turn.patch.status.terminal)
 
 
 def _numbers(numbers: Sequence[int]) -> str:

@@ -31,7 +31,10 @@ UPDATE_UNFINALIZED = f"""
            unfinalized = orphaned_children OR EXISTS ({ANY_OBSERVER}) OR EXISTS ({ANY_UNREAD_EVENT})
     WHERE pk = ?"""
 
-_TABLES_OF_RUN = ("entries", "inbox", "observers", "subscriptions", "topic_cursors", "published", "stream_items")
+_TABLES_OF_RUN = (
+    *("entries", "inbox", "observers", "subscriptions", "topic_cursors", "published", "stream_items"),
+    "run_tags",
+)
 DROP_RUN = (*(f"DELETE FROM {table} WHERE run_pk = ?" for table in _TABLES_OF_RUN), "DELETE FROM runs WHERE pk = ?")
 
 DROP_AT = "DELETE FROM entries WHERE run_pk = ? AND location = ?"
@@ -89,5 +92,6 @@ def rewind(connection: apsw.Connection, run: CachedRunState, write: RewindRun) -
     connection.execute(UNSUBSCRIBE_ALL, (run.pk,))
     connection.executemany(RESTORE_MESSAGE, [rows.message_row(run.pk, each.number, each) for each in write.returned])
     fence = write.base + max(1, len(write.entries))
-    row = (rules.status_released(run.has_executed), write.now, write.now, write.deadline_at, fence, run.pk)
+    wake_at = None if run.waiting else write.now
+    row = (rules.status_released(run.has_executed), wake_at, write.now, write.deadline_at, fence, run.pk)
     connection.execute(REWIND, row)

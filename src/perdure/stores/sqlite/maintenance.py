@@ -6,16 +6,18 @@ Pruning looks for rows to delete before it takes the write lock, so that idle wo
 from __future__ import annotations
 
 import secrets
+from typing import Any
 
 import apsw
 
 from perdure.model.records import SigningKey
 from perdure.stores.results import RETAINED_REASONS, Committed, RunMissing, RunRetained
+from perdure.stores.sqlite import documents
 from perdure.stores.sqlite.finalization import DROP_RUN, REMOVE_DEAD_LETTER
 from perdure.stores.sqlite.workers import writing
 
 PRUNABLE = """
-    SELECT pk FROM runs
+    SELECT pk, id FROM runs
     WHERE prune_at <= ? AND ended_at IS NOT NULL AND unfinalized = 0
           AND NOT EXISTS (SELECT 1 FROM runs AS above WHERE above.id = runs.parent AND above.ended_at IS NULL)
     ORDER BY prune_at LIMIT ?"""
@@ -37,6 +39,8 @@ DROP_EVENT = (
     "DELETE FROM inbox WHERE kind = 'assignment' AND name = ? AND topic_offset = ? AND consumed_at IS NOT NULL",
     "DELETE FROM topic_events WHERE topic = ? AND event_offset = ?",
 )
+UNUSED_PARTITIONS = "SELECT queue_pk, partition FROM partitions WHERE unused_from <= ? LIMIT ?"
+DROP_PARTITION = "DELETE FROM partitions WHERE queue_pk = ? AND partition = ?"
 DROP_MESSAGE = "DELETE FROM inbox WHERE rowid = ?"
 
 KEYS = "SELECT number, created_at, secret FROM signing_keys WHERE name = ? ORDER BY number"
@@ -46,8 +50,8 @@ ADD_KEY = """
     RETURNING number, created_at, secret"""
 
 
-def prune(connection: apsw.Connection, now: float, limit: int, keep_ids_for: float) -> int:
-    """Delete prunable runs, expired events and values, and old ids, up to `limit` of each. Return the count of runs."""
+def prune(connection: apsw.Connection, now: float, limit: int, keep_ids_for: float) -> list[str]:
+    """Delete prunable runs, what has expired, and old ids, up to `limit` of each. Return the ids of the runs."""
     ids_until = now - keep_ids_for
     searches = (
         (PRUNABLE, now),
@@ -55,13 +59,15 @@ def prune(connection: apsw.Connection, now: float, limit: int, keep_ids_for: flo
         (EXPIRED_VALUES, now),
         (DELETED_EVENTS, ids_until),
         (CONSUMED_EVENTS, ids_until),
+        (documents.EXPIRED, now),
+        (UNUSED_PARTITIONS, now),
     )
     if all(connection.execute(sql, (until, 1)).get is None for sql, until in searches):
-        return 0
+        return []
     with writing(connection):
-        runs = connection.execute(PRUNABLE, (now, limit)).fetchall()
+        runs: list[Any] = connection.execute(PRUNABLE, (now, limit)).fetchall()
         for sql in DROP_RUN:
-            connection.executemany(sql, runs)
+            connection.executemany(sql, [(pk,) for pk, _ in runs])
         expired = connection.execute(EXPIRED_EVENTS, (now, limit)).fetchall()
         connection.executemany(DELETE_EXPIRED_EVENT, [(now, rowid) for (rowid,) in expired])
         connection.executemany(DROP_VALUE, connection.execute(EXPIRED_VALUES, (now, limit)).fetchall())
@@ -69,7 +75,10 @@ def prune(connection: apsw.Connection, now: float, limit: int, keep_ids_for: flo
         for sql in DROP_EVENT:
             connection.executemany(sql, deleted)
         connection.executemany(DROP_MESSAGE, connection.execute(CONSUMED_EVENTS, (ids_until, limit)).fetchall())
-    return len(runs)
+        connection.executemany(documents.DROP, connection.execute(documents.EXPIRED, (now, limit)).fetchall())
+        unused = connection.execute(UNUSED_PARTITIONS, (now, limit)).fetchall()
+        connection.executemany(DROP_PARTITION, unused)
+    return [id for _, id in runs]
 
 
 def delete_run(connection: apsw.Connection, run_id: str) -> Committed | RunMissing | RunRetained:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import TypeVar
 
 import apsw
 
 from perdure.errors import StoreError
-from perdure.model.queries import Awaited, RunQuery
 from perdure.model.records import DeadLetter, Message, RunRecord, TopicEvent, WorkerRecord
 from perdure.stores import sql_rows
-from perdure.stores.paging import check_limit, created_between, key_of, statuses_of
-from perdure.stores.results import RunPage, Snapshot, StoredEntry, UnfinalizedRun, UnreadableRun
-from perdure.stores.sqlite import rows
-from perdure.stores.sqlite.batch import RUN
+from perdure.stores.paging import check_limit
+from perdure.stores.results import Snapshot, StoredEntry, TopicSummary, UnfinalizedRun, UnreadableRun
+from perdure.stores.sqlite.statements import RUN
 from perdure.stores.sqlite.topics import EVENT_COLUMNS
 from perdure.stores.writes import Observer
 
@@ -26,6 +22,7 @@ FINALIZATION_PAGE = 500  # observers and unread events per unfinalized run
 
 RUN_AND_PK = f"SELECT {sql_rows.RUN_COLUMNS}, pk FROM runs WHERE id = ?"
 POSITION = "SELECT max(position) FROM entries WHERE run_pk = ?"
+_FENCE = sql_rows.RUN_COLUMNS.split(", ").index("fence")
 ENTRIES = f"SELECT {sql_rows.ENTRY_COLUMNS} FROM entries WHERE run_pk = ? AND kind <> 'marker' ORDER BY position"
 INBOX = f"SELECT {sql_rows.MESSAGE_COLUMNS} FROM inbox WHERE run_pk = ? AND consumed_at IS NULL ORDER BY number"
 INBOX_AFTER = f"""
@@ -33,10 +30,9 @@ INBOX_AFTER = f"""
     WHERE run_pk = (SELECT pk FROM runs WHERE id = ?) AND number > ? AND consumed_at IS NULL ORDER BY number"""
 HISTORY = f"""
     SELECT position, {sql_rows.ENTRY_COLUMNS} FROM entries
-    WHERE run_pk = (SELECT pk FROM runs WHERE id = ?) AND position > ? AND kind <> 'marker' ORDER BY position"""
+    WHERE run_pk = (SELECT pk FROM runs WHERE id = ?) AND position > ? AND kind <> 'marker' ORDER BY position LIMIT ?"""
 SUBSCRIBED = "SELECT target FROM subscriptions WHERE run_pk = (SELECT pk FROM runs WHERE id = ?)"
 WORKERS = f"SELECT {sql_rows.WORKER_COLUMNS} FROM workers ORDER BY id"
-VALID_TAGS = "CASE WHEN json_valid(tags) THEN tags END"  # one row that is not JSON must not fail the query
 DEAD_LETTER = f"SELECT {sql_rows.DEAD_LETTER_COLUMNS} FROM dead_letters WHERE id = ?"
 UNFINALIZED = f"""
     SELECT {sql_rows.RUN_COLUMNS}, pk, orphaned_children FROM runs
@@ -52,6 +48,12 @@ UNFINISHED_BROADCASTS = f"""
 TOPIC = f"""
     SELECT {EVENT_COLUMNS} FROM topic_events
     WHERE topic = ? AND event_offset > ? AND deleted_at IS NULL ORDER BY event_offset LIMIT ?"""
+NEXT_TOPIC = """
+    SELECT min(topic) FROM (
+        SELECT * FROM (SELECT topic FROM topic_events WHERE queued = 1 AND topic > ?1 ORDER BY topic LIMIT 1)
+        UNION ALL SELECT * FROM (SELECT topic FROM subscriptions WHERE topic > ?1 ORDER BY topic LIMIT 1))"""
+QUEUED_IN_TOPIC = "SELECT count(*) FROM topic_events WHERE topic = ? AND queued = 1"
+WAITING_FOR_TOPIC = "SELECT count(DISTINCT run_pk) FROM subscriptions WHERE topic = ?"
 
 
 def reading(connection: apsw.Connection, read: Callable[[], T]) -> T:
@@ -71,7 +73,7 @@ def _snapshot(connection: apsw.Connection, id: str) -> Snapshot | UnreadableRun 
     row = connection.execute(RUN_AND_PK, (id,)).fetchone()
     if row is None:
         return None
-    *_, fence, pk = row
+    fence, pk = row[_FENCE], row[-1]
     position = max(connection.execute(POSITION, (pk,)).get or 0, fence)
     entries, unread = [*connection.execute(ENTRIES, (pk,))], [*connection.execute(INBOX, (pk,))]
     return sql_rows.snapshot_of_rows(row, position, entries, unread)
@@ -87,8 +89,8 @@ def inbox(connection: apsw.Connection, run_id: str, after: int) -> list[Message]
     return sql_rows.decode_all(f"message of run {run_id!r}", sql_rows.message_of_row, found)
 
 
-def history(connection: apsw.Connection, run_id: str, after: int) -> list[StoredEntry]:
-    found = connection.execute(HISTORY, (run_id, after))
+def history(connection: apsw.Connection, run_id: str, after: int, limit: int | None) -> list[StoredEntry]:
+    found = connection.execute(HISTORY, (run_id, after, -1 if limit is None else check_limit(limit)))
     return sql_rows.decode_all(f"entry of run {run_id!r}", _stored_entry, found)
 
 
@@ -169,64 +171,17 @@ def topic(connection: apsw.Connection, name: str, limit: int, after: int) -> lis
     return sql_rows.decode_readable("event", sql_rows.event_of_row, found)
 
 
-# --- pages of runs -------------------------------------------------------------------------------------------------
+def topics(connection: apsw.Connection, after: str | None, limit: int) -> list[TopicSummary]:
+    """Return a page of topics that have queued events or waiting runs. Each is found by an index, without a scan."""
+    limit = check_limit(limit)
 
+    def read() -> list[TopicSummary]:
+        found: list[TopicSummary] = []
+        name = connection.execute(NEXT_TOPIC, (after or "",)).get
+        while name is not None and len(found) < limit:
+            queued, waiting = (connection.execute(sql, (name,)).get for sql in (QUEUED_IN_TOPIC, WAITING_FOR_TOPIC))
+            found.append(TopicSummary(name, queued, waiting))
+            name = connection.execute(NEXT_TOPIC, (name,)).get
+        return found
 
-def runs(connection: apsw.Connection, query: RunQuery) -> RunPage:
-    """Return one page of runs, newest first. The query reads one run more, to know whether a next page exists."""
-    limit = check_limit(query.limit)
-    where, values = conditions(query)
-    sql = f"SELECT {sql_rows.RUN_COLUMNS} FROM runs WHERE {where} ORDER BY created_at DESC, id DESC"
-    if query.waiting_for is None:
-        return sql_rows.page_of_rows([*connection.execute(f"{sql} LIMIT ?", (*values, limit + 1))], limit)
-    found = connection.cursor()
-    try:
-        waiting = (row for row in found.execute(sql, values) if sql_rows.may_wait(query, row))
-        return sql_rows.page_of_rows([*islice(waiting, limit + 1)], limit)
-    finally:
-        found.close()
-
-
-def conditions(query: RunQuery) -> tuple[str, list[rows.Stored]]:
-    """Return the terms of a WHERE clause for the query, and their values."""
-    terms: list[tuple[str, list[rows.Stored]]] = [("TRUE", [])]
-    if query.held is not None:  # the plus sign keeps SQLite from using the index of all suspended runs
-        terms.append(("held IS NOT NULL AND +status = 'suspended'", []))
-    if isinstance(query.held, str):
-        terms.append(("json_extract(held, '$.kind') = ?", [query.held]))
-    if query.awaited is not None:
-        terms.extend(_wait_conditions(query.awaited))
-    statuses = statuses_of(query)
-    if statuses is not None:
-        terms.append((f"status IN ({','.join('?' * len(statuses))})", list(statuses)))
-    if query.workflow is not None:
-        terms.append(("workflow = ?", [query.workflow]))
-    if query.parent is not None:
-        terms.append(("parent = ?", [query.parent]))
-    if query.id_prefix:
-        terms.append(("id >= ? AND id < ?", [query.id_prefix, query.id_prefix + chr(sys.maxunicode)]))
-    since, until = created_between(query)
-    if since is not None:
-        terms.append(("created_at >= ?", [since]))
-    if until is not None:
-        terms.append(("created_at < ?", [until]))
-    for key, value in (query.tags or {}).items():
-        terms.append((f"EXISTS (SELECT 1 FROM json_each({VALID_TAGS}) WHERE key = ? AND value = ?)", [key, value]))
-    if query.after is not None:
-        terms.append(("(created_at, id) < (?, ?)", [*key_of(query.after)]))
-    return " AND ".join(term for term, _ in terms), [value for _, values in terms for value in values]
-
-
-def _wait_conditions(awaited: Awaited) -> list[tuple[str, list[rows.Stored]]]:
-    """Return terms that few runs meet which do not wait for this; `sql_rows.may_wait` checks the others.
-
-    A plus sign keeps SQLite from using the index of all suspended runs.
-    """
-    if awaited.kind == "held":
-        return [("held IS NOT NULL AND +status = 'suspended'", [])]
-    if awaited.name is not None and awaited.kind == "event":
-        return [("+status = 'suspended' AND pk IN (SELECT run_pk FROM subscriptions WHERE topic = ?)", [awaited.name])]
-    if awaited.name is not None and awaited.kind == "child":
-        observers = "SELECT observer FROM observers WHERE run_pk = (SELECT pk FROM runs WHERE id = ?)"
-        return [(f"+status = 'suspended' AND id IN ({observers})", [awaited.name])]
-    return [("status = 'suspended' AND instr(waits, ?) > 0", [text]) for text in sql_rows.wait_texts(awaited)]
+    return reading(connection, read)

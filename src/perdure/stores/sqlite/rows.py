@@ -9,7 +9,7 @@ from typing import Any
 
 from perdure.model.records import DeadLetter, Entry, Message, RunRecord
 from perdure.stores.semantics import MARKER
-from perdure.stores.sql_rows import as_json
+from perdure.stores.sql_rows import as_json, tags_as_json
 
 Stored = str | int | float | bytes | None
 Row = tuple[Any, ...]
@@ -49,7 +49,7 @@ def run_row(run: RunRecord) -> Row:
         as_json(run.error),
         run.parent,
         run.attached,
-        as_json(run.tags),
+        tags_as_json(run.tags),
         run.first_executed_at,
         run.updated_at,
         run.ended_at,
@@ -64,6 +64,11 @@ def run_row(run: RunRecord) -> Row:
         run.last_message_no,
         run.fence,
     )
+
+
+def queue_columns(run: RunRecord) -> Row:
+    """Return the values of `QUEUE_COLUMNS`, which follow those of `run_row`."""
+    return (run.queue, run.partition, run.priority, run.waiting, run.gate, as_json(run.ancestor_queues))
 
 
 def entry_row(run_pk: int, position: int, turn_id: str | None, entry: Entry) -> Row:

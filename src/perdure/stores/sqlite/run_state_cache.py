@@ -26,7 +26,7 @@ MAX_CACHED_RUNS = 20_000
 RUN_STATE = """
     SELECT id, pk, status, owner, fence, last_message_no, wake_at, has_new_messages, held IS NOT NULL,
            first_executed_at IS NOT NULL, generation, has_observers, has_subscriptions, unfinalized,
-           (SELECT max(position) FROM entries WHERE run_pk = runs.pk)
+           waiting, queue IS NOT NULL, (SELECT max(position) FROM entries WHERE run_pk = runs.pk)
     FROM runs WHERE id = ?"""
 RUN_STATE_BY_PK = RUN_STATE.replace("WHERE id = ?", "WHERE pk = ?")
 
@@ -38,6 +38,7 @@ class CachedRunState(RunState, kw_only=True):
     has_observers: bool
     has_subscriptions: bool
     unfinalized: bool
+    has_queue: bool  # has or had a row in places
 
 
 def read_run_states(connection: apsw.Connection, ids: Iterable[str]) -> Iterator[tuple[str, CachedRunState]]:
@@ -53,7 +54,7 @@ def read_run_state(connection: apsw.Connection, pk: int) -> tuple[str, CachedRun
 
 def _state_of_row(row: sql_rows.Row) -> tuple[str, CachedRunState]:
     id, pk, status, owner, fence, last_message_no, wake_at, has_new_messages, held, has_executed, *more = row
-    generation, has_observers, has_subscriptions, unfinalized, last = more
+    generation, has_observers, has_subscriptions, unfinalized, waiting, has_queue, last = more
     state = CachedRunState(
         status=sql_rows.run_status(status),
         owner=owner,
@@ -64,6 +65,8 @@ def _state_of_row(row: sql_rows.Row) -> tuple[str, CachedRunState]:
         held=bool(held),
         has_executed=bool(has_executed) or generation > 0,
         awaits_first_turn=not has_executed,
+        waiting=bool(waiting),
+        has_queue=bool(has_queue),
         pk=pk,
         has_observers=bool(has_observers),
         has_subscriptions=bool(has_subscriptions),
@@ -85,6 +88,8 @@ def state_of_new_run(record: RunRecord, pk: int, *, has_observers: bool) -> Cach
         held=record.held is not None,
         has_executed=has_executed or record.generation > 0,
         awaits_first_turn=not has_executed,
+        waiting=record.waiting,
+        has_queue=record.queue is not None,
         pk=pk,
         has_observers=has_observers,
         has_subscriptions=False,

@@ -18,7 +18,9 @@ import apsw
 
 from perdure.clock import WALL_CLOCK, Clock
 from perdure.errors import StoreError
+from perdure.model.documents import Document
 from perdure.model.queries import RunQuery
+from perdure.model.queue_records import PlaceCursor, PlaceRecord, QueueSummary, QueueView
 from perdure.model.records import (
     ChangeCallback,
     DeadLetter,
@@ -34,7 +36,6 @@ from perdure.model.records import (
 from perdure.stores import semantics as rules
 from perdure.stores.change_listeners import ChangeListeners
 from perdure.stores.followed_runs import FollowedRuns, decode_message, encode_change_hint
-from perdure.stores.pending import PendingMethods
 from perdure.stores.protocol import Claim
 from perdure.stores.results import (
     ClaimedRun,
@@ -44,12 +45,13 @@ from perdure.stores.results import (
     RunRetained,
     Snapshot,
     StoredEntry,
+    TopicSummary,
     UnfinalizedRun,
     UnreadableRun,
     WriteResult,
 )
 from perdure.stores.sqlite import batch as batch_writer
-from perdure.stores.sqlite import maintenance, queries, schema, streams, workers
+from perdure.stores.sqlite import documents, maintenance, queries, queue_reads, schema, search, streams, workers
 from perdure.stores.sqlite.connection import ConnectionThread, Job, T, close_cleanly
 from perdure.stores.sqlite.peer_sockets import MAX_DATAGRAM_BYTES, PeerSockets
 from perdure.stores.sqlite.run_state_cache import RunStateCache
@@ -58,7 +60,7 @@ from perdure.stores.writes import CommitTurn, Write
 POLL_INTERVAL_SECONDS = 0.02  # between two checks for commits of other processes
 
 
-class SqliteStore(PendingMethods):
+class SqliteStore:
     """Implements the `Store` protocol on a SQLite file.
 
     Several engines may open the same object; the last `close` ends its threads. It may be opened again.
@@ -179,7 +181,7 @@ class SqliteStore(PendingMethods):
         rules.check_batch(batch)
 
         def job(connection: apsw.Connection) -> tuple[list[WriteResult], frozenset[str]]:
-            return batch_writer.write(connection, batch, self._run_states)
+            return batch_writer.write(connection, batch, self._run_states, self._clock)
 
         # A single turn is the hot path, where `stat` would cost 2 % of a step. There `_poll` notices the loss.
         if len(batch) != 1 or type(batch[0]) is not CommitTurn or (self._file is not None and self._file.loss):
@@ -200,15 +202,15 @@ class SqliteStore(PendingMethods):
         return await self._read(lambda connection: queries.inbox(connection, run_id, after))
 
     async def history(self, run_id: str, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
-        return await self._read(lambda connection: queries.history(connection, run_id, after))
+        return await self._read(lambda connection: queries.history(connection, run_id, after, limit))
 
     # due and claim
 
     async def claim(self, claim: Claim) -> list[ClaimedRun]:
         return await self._write(lambda connection: workers.claim(connection, claim))
 
-    async def next_wake(self, pool: str) -> float | None:
-        return await self._read(lambda connection: workers.next_wake(connection, pool))
+    async def next_wake(self, pool: str, gates: Sequence[str] | None = None) -> float | None:
+        return await self._read(lambda connection: workers.next_wake(connection, pool, gates))
 
     async def owned(self, worker: str) -> list[str]:
         return await self._read(lambda connection: workers.owned(connection, worker))
@@ -252,9 +254,12 @@ class SqliteStore(PendingMethods):
     # queries and maintenance
 
     async def runs(self, query: RunQuery, *, bare: bool = False) -> RunPage:
-        return await self._read(lambda connection: queries.runs(connection, query))
+        return await self._read(lambda connection: search.runs(connection, query, bare=bare))
 
-    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
+    async def count(self, query: RunQuery, cap: int) -> int:
+        return await self._read(lambda connection: search.count(connection, query, cap))
+
+    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> list[str]:
         return await self._write(lambda connection: maintenance.prune(connection, now, limit, keep_ids_for))
 
     async def delete_run(self, run_id: str) -> Committed | RunMissing | RunRetained:
@@ -288,6 +293,46 @@ class SqliteStore(PendingMethods):
 
     async def stream(self, run_id: str, name: str, start: int = 0, limit: int = 500) -> list[StreamItem]:
         return await self._read(lambda connection: streams.stream(connection, run_id, name, start, limit))
+
+    async def topics(self, after: str | None = None, limit: int = 100) -> list[TopicSummary]:
+        return await self._read(lambda connection: queries.topics(connection, after, limit))
+
+    async def document(self, kind: str, document_id: str) -> Document | None:
+        return await self._read(lambda connection: documents.document(connection, kind, document_id))
+
+    async def documents(
+        self, kind: str, after: str | None = None, limit: int = 100, *, due_by: float | None = None
+    ) -> list[Document]:
+        return await self._read(lambda connection: documents.documents(connection, kind, after, limit, due_by))
+
+    # queues
+
+    async def queues(self) -> list[QueueSummary]:
+        return await self._read(queue_reads.queues)
+
+    async def queue_view(self, name: str, now: float, limit: int = 100) -> QueueView | None:
+        return await self._read(lambda connection: queue_reads.queue_view(connection, name, now, limit))
+
+    async def places(
+        self,
+        name: str,
+        partition: str | None = None,
+        after: PlaceCursor | None = None,
+        limit: int = 100,
+        *,
+        held: bool = False,
+    ) -> list[PlaceRecord]:
+        return await self._read(
+            lambda connection: queue_reads.places(connection, name, partition, after, limit, held=held)
+        )
+
+    async def place(self, run_id: str) -> PlaceRecord | None:
+        return await self._read(lambda connection: queue_reads.place(connection, run_id))
+
+    async def places_ahead(self, run_id: str, cap: int = 1000) -> int:
+        return await self._read(lambda connection: queue_reads.places_ahead(connection, run_id, cap))
+
+    # dead letters
 
     async def dead_letters(
         self, limit: int = 100, after: str | None = None, *, kind: str | None = None, event: str | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import apsw
 import msgspec
@@ -16,11 +17,11 @@ from perdure.stores import semantics as rules
 from perdure.stores import sql_rows
 from perdure.stores.protocol import Claim
 from perdure.stores.results import ClaimedRun
-from perdure.stores.sqlite.batch import RELEASE, WORKER_IS_LIVE
+from perdure.stores.sqlite.statements import RELEASE, WORKER_IS_LIVE
 
 DUE = """
     SELECT wake_at, id, pk FROM runs
-    WHERE pool = ? AND workflow = ? AND version = ? AND wake_at <= ? AND owner IS NULL AND ended_at IS NULL
+    WHERE pool = ? AND gate = ? AND workflow = ? AND version = ? AND wake_at <= ? AND owner IS NULL AND ended_at IS NULL
     ORDER BY wake_at, id LIMIT ?"""
 DUE_IN_SHARDS = DUE.replace("ORDER BY", "AND shard IN (SELECT value FROM json_each(?)) ORDER BY")
 CLAIM = """
@@ -31,16 +32,21 @@ CLAIM = """
         max(fence, coalesce((SELECT max(position) FROM entries WHERE run_pk = runs.pk), 0))"""
 NEXT_VERSION = """
     SELECT workflow, version, wake_at FROM runs
-    WHERE pool = ? AND workflow = ? AND version > ? AND owner IS NULL AND wake_at IS NOT NULL AND ended_at IS NULL
+    WHERE pool = ? AND gate = ? AND workflow = ? AND version > ?
+          AND owner IS NULL AND wake_at IS NOT NULL AND ended_at IS NULL
     ORDER BY version, wake_at LIMIT 1"""
 NEXT_WORKFLOW = """
     SELECT workflow, version, wake_at FROM runs
-    WHERE pool = ? AND workflow > ? AND owner IS NULL AND wake_at IS NOT NULL AND ended_at IS NULL
+    WHERE pool = ? AND gate = ? AND workflow > ? AND owner IS NULL AND wake_at IS NOT NULL AND ended_at IS NULL
     ORDER BY workflow, version, wake_at LIMIT 1"""
+NEXT_GATE = """
+    SELECT gate FROM runs
+    WHERE pool = ? AND gate > ? AND owner IS NULL AND wake_at IS NOT NULL AND ended_at IS NULL
+    ORDER BY gate LIMIT 1"""
 OWNED_WITH_MESSAGES = "SELECT id FROM runs WHERE owner = ? AND has_new_messages = 1 ORDER BY id LIMIT ?"
 RETRY_HELD = """
     UPDATE runs SET wake_at = ?
-    WHERE workflow = ? AND version = ? AND held IS NOT NULL AND owner IS NULL
+    WHERE workflow = ? AND version = ? AND held IS NOT NULL AND owner IS NULL AND waiting = 0
           AND CASE WHEN json_valid(held) THEN json_extract(held, '$.kind') = ? END
           AND ended_at IS NULL AND (wake_at IS NULL OR wake_at > ?)
     RETURNING id"""
@@ -81,35 +87,54 @@ def claim(connection: apsw.Connection, claim: Claim) -> list[ClaimedRun]:
 def _due(connection: apsw.Connection, claim: Claim) -> list[tuple[float, str, int]]:
     """Return (wake_at, id, pk) of the earliest due runs.
 
-    The index has the runs of one workflow and version in order of `wake_at`. The first runs of each pair are merged.
+    The index has the runs of one gate, workflow and version in order of `wake_at`. The first runs of each are merged.
     """
     found: list[tuple[float, str, int]] = []
-    due_by = claim.now if claim.due_by is None else claim.due_by
-    for workflow, version in set(claim.workflows):
-        where = (claim.pool, workflow, version, due_by)
-        if claim.shards is None:
-            found += connection.execute(DUE, (*where, claim.limit))
-        else:
-            shards = msgspec.json.encode(sorted(claim.shards)).decode()
-            found += connection.execute(DUE_IN_SHARDS, (*where, shards, claim.limit))
+    for gate, limit in {"": claim.limit, **dict(claim.gates)}.items():
+        found += _due_of_gate(connection, claim, gate, limit)
     return sorted(found)[: claim.limit]
 
 
-def next_wake(connection: apsw.Connection, pool: str) -> float | None:
-    """Return the earliest `wake_at` of the pool's runs without an owner, or None.
+def _due_of_gate(connection: apsw.Connection, claim: Claim, gate: str, limit: int) -> list[tuple[float, str, int]]:
+    """Return the earliest due runs with this gate. The shards apply only to runs without one."""
+    found: list[tuple[float, str, int]] = []
+    due_by = claim.now if claim.due_by is None else claim.due_by
+    for workflow, version in set(claim.workflows):
+        where = (claim.pool, gate, workflow, version, due_by)
+        if claim.shards is None or gate:
+            found += connection.execute(DUE, (*where, limit))
+        else:
+            shards = msgspec.json.encode(sorted(claim.shards)).decode()
+            found += connection.execute(DUE_IN_SHARDS, (*where, shards, limit))
+    return sorted(found)[:limit]
 
-    The search skips along the index from one workflow and version to the next. Its cost does not depend on the number
-    of runs.
+
+def next_wake(connection: apsw.Connection, pool: str, gates: Sequence[str] | None) -> float | None:
+    """Return the earliest `wake_at` of the pool's runs without an owner, behind one of the gates, or None.
+
+    The search skips along the index from one gate, workflow and version to the next. Its cost does not depend on the
+    number of runs.
     """
-    earliest: list[float] = []
-    row = connection.execute(NEXT_WORKFLOW, (pool, "")).fetchone()
+    counted = _all_gates(connection, pool) if gates is None else {"", *gates}
+    return min((at for gate in counted for at in _wakes_of_gate(connection, pool, gate)), default=None)
+
+
+def _all_gates(connection: apsw.Connection, pool: str) -> Iterator[str]:
+    gate: str | None = ""
+    while gate is not None:
+        yield gate
+        gate = connection.execute(NEXT_GATE, (pool, gate)).get
+
+
+def _wakes_of_gate(connection: apsw.Connection, pool: str, gate: str) -> Iterator[float]:
+    """Yield the earliest `wake_at` of each workflow and version of the runs with this gate."""
+    row: Any = connection.execute(NEXT_WORKFLOW, (pool, gate, "")).fetchone()
     while row is not None:
         workflow, version, wake_at = row
-        earliest.append(wake_at)
-        row = connection.execute(NEXT_VERSION, (pool, workflow, version)).fetchone()
+        yield wake_at
+        row = connection.execute(NEXT_VERSION, (pool, gate, workflow, version)).fetchone()
         if row is None:
-            row = connection.execute(NEXT_WORKFLOW, (pool, workflow)).fetchone()
-    return min(earliest, default=None)
+            row = connection.execute(NEXT_WORKFLOW, (pool, gate, workflow)).fetchone()
 
 
 def owned(connection: apsw.Connection, worker: str) -> list[str]:
