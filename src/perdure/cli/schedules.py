@@ -245,7 +245,7 @@ def _print_schedules(found: list[ScheduleDescription], emit: Callable[[Any], Non
         emit("No schedules found.")
         return
     rows = [
-        (literal(each.id), literal(each.workflow), literal(_next_of(each)), each.started, literal(each.rule))
+        (literal(each.id), literal(each.workflow), literal(_next_of(each)), str(each.started), literal(each.rule))
         for each in found
     ]
     emit(table_of(("schedule", "workflow", "next", "started", "rule"), rows, right=("started",)))
@@ -279,7 +279,7 @@ def _print_schedule(schedule: ScheduleDescription) -> None:
             print_out(literal(f"{name:<12} {value}"))
     if schedule.recent:
         rows = [
-            (literal(_iso(each.slot)), each.outcome, each.count, age(each.slot), literal(each.run_id or ""))
+            (literal(_iso(each.slot)), each.outcome, str(each.count), age(each.slot), literal(each.run_id or ""))
             for each in reversed(schedule.recent)
         ]
         print_out(table_of(("time slot", "outcome", "slots", "age", "run"), rows, right=("slots",)))
