@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 import pytest
 
@@ -711,9 +712,7 @@ async def test_queue_starts_all_one_after_another(h: Harness):
     await h.clock.advance(15 * MINUTE)
     assert await statuses_of(engine) == ["succeeded"] * 3
     runs = [await engine.describe(f"s/{slot}") for slot in await slots_of(engine)]
-    assert all(
-        one.ended_at <= other.ended_at - timedelta(seconds=290) for one, other in pairwise(runs)
-    )
+    assert all(one.ended_at <= other.ended_at - timedelta(seconds=290) for one, other in pairwise(runs))
 
 
 @virtual
