@@ -157,17 +157,19 @@ class QueueTrace:
     async def _admission(self) -> Write:
         random = self._random
         view = await view_of(self._store, random.choice(self.QUEUES), self.now)
+        free = max(0, (view.declared.concurrency or 9) - view.held)
+        counts = [min(random.randrange(3), max(0, free - 2 * n)) for n in range(len(view.partitions))]  # at most `free`
         takes = tuple(
             Take(
                 partition=each.partition,
-                count=random.randrange(3),
+                count=count,
                 turn=view.version,
                 state=self._token().encode(),
                 limit=random.choice((None, 1, 3)),
                 ready_at=random.choice((None, None, self.now + 2.0)),
                 keep_until=random.choice((None, self.now + 2.0)),
             )
-            for each in view.partitions
+            for each, count in zip(view.partitions, counts, strict=True)
         )
         return Admit(
             queue=view.name,
@@ -184,7 +186,7 @@ class QueueTrace:
 
     async def _settings(self) -> Write:
         view = await view_of(self._store, self._random.choice(self.QUEUES), self.now)
-        declared = QueueSettings(partitioned=True, concurrency=self._random.randrange(1, 4))
+        declared = QueueSettings(partitioned=True, concurrency=self._random.choice((None, 1, 3, 9)))
         return ConfigureQueue(name=view.name, base=view.version, declared=declared)
 
 
@@ -203,4 +205,4 @@ class QueueTraceCases(ContractCase):
                 await store.prune(trace.now)
             if n % 5 == 4:
                 await check_counts(store, QueueTrace.QUEUES)
-        assert admitted > 10, "the trace must admit runs"
+        assert admitted > 5, "the trace must admit runs"

@@ -9,6 +9,7 @@ the store and the writers with the models:
 - only a rewind changes an ended run, and it is deleted only after its retention;
 - a run keeps its workflow and version until it continues as new, and a retried run has waited for its backoff;
 - a message is accepted once and consumed once, and only if it is stored;
+- a run waits in its queue or holds a slot from its start to its end, and admissions keep all limits (`QueueModel`);
 - a deferred has the value that it received in the current generation, and an awaited child has ended.
 
 Violations are added to `violations` as text.
@@ -24,29 +25,38 @@ from perdure.model.queries import RunQuery
 from perdure.model.records import Entry, EntryStatus, Message, RunRecord, RunResult, RunStatus, TopicEvent, WorkerRecord
 from perdure.stores.protocol import Claim, Store
 from perdure.stores.results import (
+    Admitted,
     ClaimedRun,
     Committed,
     Created,
     EventPublished,
+    Joined,
     MessageDelivered,
     Snapshot,
     UnreadableRun,
     WriteResult,
 )
 from perdure.stores.writes import (
+    Admit,
     CommitTurn,
+    ConfigurePartition,
+    ConfigureQueue,
     ContinueAs,
     CreateRun,
     DeliverMessage,
     EndRun,
+    LeaveQueue,
     PublishEvent,
     ReleaseRun,
+    Requeue,
     RewindRun,
     RunPatch,
     Write,
 )
 from perdure.testing.faults import FaultyStore
+from perdure.testing.simulation.queue_model import QueueModel
 from perdure.testing.simulation.run_model import RunModel, is_known, is_sent_by_parent, new_run_model, started_at
+from perdure.testing.simulation.write_trace import describe_result, describe_write, run_of
 
 Trace = Callable[[str], None]
 
@@ -54,10 +64,13 @@ Trace = Callable[[str], None]
 class InvariantChecker(FaultyStore):
     """Checks the writes of all processes. It wraps the one store and adds no delays."""
 
-    def __init__(self, store: Store, trace: Trace, run_retention: float) -> None:
+    def __init__(
+        self, store: Store, trace: Trace, run_retention: float, now: Callable[[], float] = lambda: 0.0
+    ) -> None:
         super().__init__(store)
         self.violations: list[str] = []
         self.models: dict[str, RunModel] = {}
+        self.queue_model = QueueModel(self.report, now, self.models)
         self.pruned_runs: list[tuple[RunModel, RunRecord]] = []  # pruned runs, in their last state
         self.creations: dict[str, CreateRun] = {}
         self._run_retention = run_retention
@@ -73,18 +86,20 @@ class InvariantChecker(FaultyStore):
     # --- commits
 
     async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
-        touched = list(dict.fromkeys(run_id for write in batch if (run_id := _run_of(write)) is not None))
+        touched = list(dict.fromkeys(run_id for write in batch if (run_id := run_of(write)) is not None))
         before = await self._snapshots(touched)
         results = await self.inner.commit(batch)
         after = await self._snapshots(touched)
         for write, result in zip(batch, results, strict=True):
-            self._trace(f"  {_describe_write(write)} -> {_describe_result(result)}")
+            self._trace(f"  {describe_write(write)} -> {describe_result(result)}")
             try:
                 self._apply(write, result, before)
             except Exception as error:  # the engine would handle it as a store error
                 self.report(f"the invariant checker failed: {error!r}")
         for run_id in touched:
             self._compare(run_id, after[run_id])
+        if self.queue_model.queues:
+            await self.queue_model.check_store(self.inner)
         return results
 
     async def _snapshots(self, ids: list[str]) -> dict[str, Snapshot | None]:
@@ -96,8 +111,14 @@ class InvariantChecker(FaultyStore):
             case CreateRun(record), Created() if record.id not in self.models:
                 self.creations[record.id] = write
                 self.models[record.id] = new_run_model(write, record.owner if result.owned else None)
+                self._apply_arrival(write)
             case CreateRun(record), Created() if self.models[record.id].created_by != record.created_by:
                 self._apply_replacement(write, result, before[record.id])
+                self._apply_arrival(write)
+            case CreateRun(record), Joined():
+                if self.queue_model.join(write, result):
+                    run = self.models[result.run_id]
+                    run.workflow, run.version, run.pool = record.workflow, record.version, record.pool
             case CommitTurn(), Committed():
                 found = before[write.run_id]
                 inbox = {} if found is None else {each.number: each for each in found.inbox}
@@ -112,6 +133,20 @@ class InvariantChecker(FaultyStore):
                 self._apply_rewind(self.models[write.run_id], write)
             case PublishEvent(), EventPublished(fresh=True):
                 self.sent[write.event.topic, write.event.id] = write.event
+            case Admit(), Admitted():
+                self.queue_model.admit(write, result)
+            case ConfigureQueue(), Committed(version=version):
+                self.queue_model.configure(write, version)
+            case ConfigurePartition(), Committed(version=version):
+                self.queue_model.configure_partition(write, version)
+            case Requeue(), Committed():
+                self.queue_model.move(write.run_id, write.priority)
+            case LeaveQueue(), Committed():
+                self.queue_model.depart(write.run_id)
+
+    def _apply_arrival(self, write: CreateRun) -> None:
+        if write.place is not None:
+            self.queue_model.arrive(write.record.id, write.place, write.record.created_at)
 
     def _apply_replacement(self, write: CreateRun, result: Created, before: Snapshot | None) -> None:
         """Apply a restart: the old generation has its last state, and the new one starts after its positions."""
@@ -147,6 +182,7 @@ class InvariantChecker(FaultyStore):
             run.status = turn.patch.status
             if turn.patch.status.terminal:
                 run.owner, run.ending = None, (turn.patch.status, turn.patch.result)
+                self.queue_model.depart(run.id)
                 self._check_retention(run, turn.patch)
         if turn.extras is not None:
             run.streamed += len(turn.extras.streamed)
@@ -181,6 +217,7 @@ class InvariantChecker(FaultyStore):
                 self.report(f"run {run.id}: {run.workflow} failed, but {restart.workflow} is retried")
             if turn.patch is None or turn.patch.wake_at is None or turn.patch.wake_at <= turn.now:
                 self.report(f"run {run.id} is retried without backoff")
+        run.pool = run.pool if restart.pool is None else restart.pool
         run.before_epoch, run.begun_in = len(run.recorded), run.generation + 1
         run.workflow, run.version, run.run_attempt = restart.workflow, restart.version, restart.run_attempt
 
@@ -231,6 +268,7 @@ class InvariantChecker(FaultyStore):
         if run.ending is not None:
             self.report(f"run {run.id}: {message.kind} {message.id} was accepted after its end")
         run.touched = run.touched or message.kind == "cancel"
+        self.queue_model.on_message(run.id, message.kind)
         if message.kind == "cancel" and run.parent is not None and not is_sent_by_parent(message.id, run):
             self.report(f"run {run.id} of {run.parent} was cancelled by another: {message.id}")
         if message.kind == "event":
@@ -249,6 +287,7 @@ class InvariantChecker(FaultyStore):
         run.prune_at = None if end.prune_after is None else end.now + end.prune_after
         run.position += 1
         run.terminated = True
+        self.queue_model.depart(run.id)
         run.owner, run.touched, run.status, run.ending = None, True, end.status, (end.status, None)
 
     def _apply_rewind(self, run: RunModel, rewind: RewindRun) -> None:
@@ -257,6 +296,10 @@ class InvariantChecker(FaultyStore):
         if rewind.base != run.position:
             self.report(f"run {run.id}: rewound at {run.position} by a caller that read {rewind.base}")
         run.turns.add(rewind.turn_id)
+        if run.ending is not None and rewind.place is not None:
+            self.queue_model.arrive(run.id, rewind.place, rewind.now)
+        elif run.id in self.queue_model.places:
+            self.queue_model.places[run.id].paused = False
         run.rewound = True
         run.position = rewind.base + max(1, len(rewind.entries))
         run.owner, run.touched, run.status, run.ending = None, True, RunStatus.SUSPENDED, None
@@ -286,6 +329,7 @@ class InvariantChecker(FaultyStore):
         if position != run.position or record.generation != run.generation:
             modelled, actual = (run.generation, run.position), (record.generation, position)
             self.report(f"run {run_id} is at {actual}, but its writes result in {modelled}")
+        self.queue_model.check_row(record)
         if (record.workflow, record.version, record.run_attempt) != (run.workflow, run.version, run.run_attempt):
             self.report(f"run {run_id} is {record.workflow} {record.version}, expected {run.workflow} {run.version}")
         if record.status.terminal != (run.ending is not None):
@@ -320,6 +364,7 @@ class InvariantChecker(FaultyStore):
             if run.owner is not None or run.ending is not None or claim.worker in self.fenced:
                 self.report(f"run {each.id} of {run.owner} was claimed by {claim.worker}")
             run.owner = claim.worker
+            self.queue_model.on_claim(claim.worker, each.id)
             self._trace(f"  {claim.worker} claims {each.id}")
         return claimed
 
@@ -368,31 +413,3 @@ class InvariantChecker(FaultyStore):
 
 
 _ALL = RunQuery(limit=1_000)
-
-
-def _run_of(write: Write) -> str | None:
-    if isinstance(write, CreateRun):
-        return write.record.id
-    return getattr(write, "run_id", None)
-
-
-def _describe_write(write: Write) -> str:
-    kind = type(write).__name__
-    match write:
-        case CreateRun():
-            return f"{kind} {write.record.id}{': forked' if write.entries else ''}"
-        case CommitTurn():
-            changes = " ".join(f"{each.location}={each.status}" for each in write.entries)
-            state = "" if write.patch is None else f" now {write.patch.status}"
-            took = f" took {list(write.consumed)}" if write.consumed else ""
-            return f"{kind} {write.run_id} at {write.base}: {changes}{took}{state}"
-        case DeliverMessage():
-            return f"{kind} {write.run_id}: {write.message.kind} {write.message.name} {write.message.id}"
-        case PublishEvent():
-            return f"{kind} {write.event.topic} {write.event.id}"
-        case _:
-            return f"{kind} {_run_of(write) or ''}"
-
-
-def _describe_result(result: WriteResult) -> str:
-    return type(result).__name__ + (" (messages)" if isinstance(result, Committed) and result.has_messages else "")

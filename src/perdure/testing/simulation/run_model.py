@@ -19,6 +19,7 @@ class RunModel:
     created_by: str
     workflow: str = ""
     version: int = 1
+    pool: str = "default"
     created_at: float = 0.0
     parent: str | None = None
     attached: bool = False
@@ -65,6 +66,7 @@ def new_run_model(write: CreateRun, owner: str | None) -> RunModel:
         record.created_by,
         workflow=record.workflow,
         version=record.version,
+        pool=record.pool,
         created_at=record.created_at,
         parent=record.parent,
         attached=record.attached,

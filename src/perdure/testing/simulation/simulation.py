@@ -28,6 +28,7 @@ from perdure.testing.simulation.process import Process
 from perdure.testing.simulation.randomness import seeded_random
 from perdure.testing.step_interception import intercept_steps
 from perdure.workflows.definition import Workflow
+from perdure.workflows.work_queues import WorkQueue
 
 MakeStore = Callable[[Clock], Store]
 Workflows = Sequence[Workflow[Any, Any]]
@@ -81,6 +82,7 @@ class SimulatedEngine(Engine):
 
     async def open(self) -> None:
         await Client.open(self)
+        await self._declare_queues()
         runtime = self._build_runtime()
         self._attach(runtime)  # before it starts, so that a crash while it starts stops it
         executor, coordinator = runtime.coordinator.executor, runtime.coordinator
@@ -104,6 +106,7 @@ class Simulation:
         make_store: MakeStore,
         deploy: Deploy,
         config: EngineConfig,
+        queues: Sequence[WorkQueue] = (),
     ) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimulatedLoop)
@@ -114,12 +117,13 @@ class Simulation:
         self.began_at = loop.current_time
         self.names: dict[str, str] = {}
         self.store = make_store(Process("store", loop, self.trace, {}))
-        self.checker = InvariantChecker(self.store, self.trace, config.seconds("run_retention"))
+        self.checker = InvariantChecker(self.store, self.trace, config.seconds("run_retention"), self._store_time)
         self.bodies: list[Body] = []
         self.damaged: set[str] = set()  # runs whose rows were unreadable for a while
         self.writings: dict[int, Process] = {}
         self._deploy = deploy
         self._config = config
+        self._queues = queues
         self._counts: dict[str, dict[str, int]] = {}
         self._faults_ended = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -127,6 +131,9 @@ class Simulation:
         self._leaving: dict[str, asyncio.Event] = {}
         self._clients: list[Client] = []
         self._connections: list[FaultyConnection] = []
+
+    def _store_time(self) -> float:
+        return self.loop.current_time
 
     # --- trace
 
@@ -200,7 +207,8 @@ class Simulation:
         while True:
             process, connection = self._process(name)
             workflows = self._deploy.after if self._is_deployed(name) else self._deploy.before
-            engine = SimulatedEngine(self, process, connection, workflows=workflows, config=self._config)
+            options = {"workflows": workflows, "queues": self._queues, "config": self._config}
+            engine = SimulatedEngine(self, process, connection, **options)
             self._engines[name] = engine
             leaving = self._leaving[name] = asyncio.Event()
             self.trace(f"{name} starts")
