@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def test_workers_that_are_killed_fire_a_thousand_slots_once(kind: str, tmp_path:
         ids = [slot_run_id(f"s{n}", slot) for n in range(SLOTS_PER_SECOND) for slot in slots]
         asyncio.run(create_schedules(here.url, str(log), slots))
         for number in (250, 500):
-            here.until(lambda number=number: len(lines(log)) >= number, f"{number} slots were fired")
+            here.until(partial(has_lines, log, number), f"{number} slots were fired")
             here.kill(workers.pop(0))
             workers.append(here.start("schedule_worker", LEASE))
         here.until(lambda: len(set(lines(log))) >= len(ids), "all slots were fired")
@@ -49,6 +50,10 @@ async def started_runs(url: str) -> list[str]:
     async with Client(url) as client:
         page = await client.runs(RunQuery(workflow="logged", limit=10_000))
         return [run.id for run in page.runs]
+
+
+def has_lines(log: Path, number: int) -> bool:
+    return len(lines(log)) >= number
 
 
 def lines(log: Path) -> list[str]:

@@ -154,7 +154,8 @@ def backfill_schedule(
 ) -> None:
     """Start the runs of past time slots that have none. A worker does this, in pages."""
     with error_reporting(json):
-        times, rule = (time_of(start), time_of(end)), overlap.value
+        times = (time_of(start), time_of(end))
+        rule: Any = overlap.value
         url = existing_store(store_url(store))
         run = with_client(url, lambda client: client.backfill_schedule(id, *times, overlap=rule))
         _report(json, f"Started backfill {run.id}; perdure watch {run.id}", id=id, run=run.id)
@@ -218,13 +219,17 @@ def prune_schedules(
         if found and not yes:
             _print_schedules(found[:SHOWN], print_err)
             confirm_or_exit(f"delete {counted(len(found), 'schedule')}", len(found) - SHOWN)
-        deleted = [each.id for each in found if with_client(url, lambda client, id=each.id: client.delete_schedule(id))]
+        deleted = with_client(url, lambda client: _delete(client, [each.id for each in found]))
         _report(json, f"Deleted {counted(len(deleted), 'schedule')}", deleted=deleted)
 
 
 def declared_ids(workflows: list[Workflow[Any, Any]]) -> set[str]:
     """Return the ids of the schedules that these workflows declare."""
     return {each.name for each in workflows if each.settings.schedule is not None}
+
+
+async def _delete(client: Client, ids: list[str]) -> list[str]:
+    return [schedule_id for schedule_id in ids if await client.delete_schedule(schedule_id)]
 
 
 async def _undeclared(client: Client, declared: set[str]) -> list[ScheduleDescription]:

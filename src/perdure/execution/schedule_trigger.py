@@ -28,7 +28,7 @@ from perdure.model.documents import Document
 from perdure.model.ids import new_token
 from perdure.model.records import DeadLetter, RunRecord
 from perdure.model.schedule_records import KIND, StoredSchedule, decode_schedule, encode_schedule
-from perdure.schedules.schedule_plan import due_time, plan_slots
+from perdure.schedules.schedule_plan import CLOCK_TOLERANCE_SECONDS, due_time, plan_slots
 from perdure.stores.results import Committed
 from perdure.stores.writes import PutDocument
 
@@ -63,12 +63,15 @@ class ScheduleTrigger:
         self._starter = starter
         self._is_draining = is_draining
         self._sweep = session.config.seconds("sweep_interval")
+        self._latest: float | None = None  # the latest time of a tick since the clock was last set back
 
     async def tick(self, now: float) -> float | None:
         """Fire what is due, and return when the next schedule is."""
         tried: set[str] = set()
         while not self._is_draining():
             is_assigned = self._member.is_assigned(KIND)
+            if is_assigned:
+                await self._check_clock(now)
             due_by = now if is_assigned else now - LATE_AFTER_SWEEPS * self._sweep
             page = await self._session.store.documents(KIND, limit=PAGE, due_by=due_by + self._sweep)
             due = [document for document in page if document.due_at is not None and document.due_at <= due_by]
@@ -79,6 +82,25 @@ class ScheduleTrigger:
             await self._fire(fresh)
             now = self._session.clock.now()
         return None
+
+    async def _check_clock(self, now: float) -> None:
+        """Plan again the schedules that were planned by a clock that was ahead: they are due too late.
+
+        Reads all schedules, when the clock has been set back and at the first tick of this worker.
+        """
+        if self._latest is not None and now >= self._latest - CLOCK_TOLERANCE_SECONDS:
+            self._latest = max(self._latest, now)
+            return
+        after: str | None = None
+        while True:
+            page = await self._session.store.documents(KIND, after, PAGE)
+            ahead = [document for document in page if _is_ahead(document, now)]
+            if ahead:
+                await self._fire(ahead)
+            if len(page) < PAGE:
+                break
+            after = page[-1].id
+        self._latest = now
 
     def _next_tick(self, now: float, page: Sequence[Document], due: Sequence[Document]) -> float:
         if due:
@@ -163,6 +185,14 @@ class ScheduleTrigger:
         )
         await self._session.committer.write_all([postponed])
         return None
+
+
+def _is_ahead(document: Document, now: float) -> bool:
+    """Return whether a schedule was planned at a time that is still to come. One that cannot be decoded was not."""
+    try:
+        return decode_schedule(document.body).planned_at - now > CLOCK_TOLERANCE_SECONDS
+    except msgspec.MsgspecError:
+        return False
 
 
 def put_schedule(
