@@ -27,8 +27,9 @@ SECTIONS = {
 SHAPES = (
     *("run", "hold", "reason", "entry", "error", "dead letter", "worker", "finding", "lint finding"),
     *("incompatible run", "rejected request", "queue", "queue limits", "queue pause", "slot holders", "waiting run"),
+    *("schedule", "schedule pause", "slot"),
 )
-GROUPS = ("dead-letters", "queues")  # commands with subcommands
+GROUPS = ("dead-letters", "queues", "schedules")  # commands with subcommands
 PROGRAM: Any = typer.main.get_command(app)
 
 
