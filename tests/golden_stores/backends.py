@@ -82,9 +82,10 @@ class Postgres:
         await connection.execute(f"COMMENT ON SCHEMA {schema} IS '{postgres_schema._OURS}'")
         for table, rows in given["tables"].items():
             await connection.execute(f'DELETE FROM "{table}"')
+            columns = await _written_columns(connection, schema, table)
             await connection.execute(
-                f'INSERT INTO "{table}" OVERRIDING SYSTEM VALUE '
-                f'SELECT * FROM json_populate_recordset(NULL::"{table}", $1)',
+                f'INSERT INTO "{table}" ({columns}) OVERRIDING SYSTEM VALUE '
+                f'SELECT {columns} FROM json_populate_recordset(NULL::"{table}", $1)',
                 json.dumps(rows),
             )
             if rows and "pk" in rows[0] and await _is_identity(connection, schema, table):
@@ -93,6 +94,17 @@ class Postgres:
                 )
         await connection.close()
         store.schema.is_created = True
+
+
+async def _written_columns(connection: Any, schema: str, table: str) -> str:
+    """Return the columns of a table that the database does not compute."""
+    found = await connection.fetch(
+        "SELECT column_name FROM information_schema.columns "
+        "WHERE table_schema = $1 AND table_name = $2 AND is_generated = 'NEVER' ORDER BY ordinal_position",
+        schema,
+        table,
+    )
+    return ", ".join(f'"{name}"' for (name,) in found)
 
 
 async def _is_identity(connection: Any, schema: str, table: str) -> bool:
