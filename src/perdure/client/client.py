@@ -6,7 +6,7 @@ is a client with a worker in the same process. `Run` is a handle: it has an id a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
@@ -27,6 +27,7 @@ from perdure.clock import SYSTEM_CLOCK, Clock
 from perdure.config import EngineConfig
 from perdure.model.queries import RunQuery
 from perdure.model.records import RunStatus
+from perdure.model.tags import TagValue
 from perdure.model.validation import check_name, check_seconds
 from perdure.stores.protocol import Store
 from perdure.workflows.context import Context
@@ -324,12 +325,16 @@ class Client:
         """
         return await self._queries.published(run_id, key, type)
 
-    async def history(self, run_id: str) -> list[HistoryEntry]:
+    async def history(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[HistoryEntry]:
         """Return the entries of a run in the order of the calls that made them. Raises `RunNotFound`.
+
+        With `limit`, return a page: up to `limit` entries in the order in which they were last written. Pass the
+        `position` of the last one as `after` to get the next page; an empty page is the end. An entry that changes
+        meanwhile is in a later page again.
 
         Results of steps and children and received events are typed if this process has imported their definitions.
         """
-        return await self._queries.history(run_id)
+        return await self._queries.history(run_id, after, limit)
 
     async def export_history(self, run_id: str) -> dict[str, Any]:
         """Return a run with its history as plain data, for `perdure.testing.replay`; `perdure export` writes it."""
@@ -340,8 +345,15 @@ class Client:
         return self._queries.watch(run_id)
 
     async def runs(self, query: RunQuery | None = None) -> RunList:
-        """Return a page of runs, newest first, by status, workflow, tag, parent, time, id prefix, hold or wait."""
+        """Return a page of runs, newest first, by status, workflow, tag, parent, time, id prefix, hold, wait or filter.
+
+        The page has no payloads: `input` and `result` are None. `describe` returns them.
+        """
         return await self._queries.runs(query)
+
+    async def count(self, query: RunQuery | None = None, *, cap: int = 10_001) -> int:
+        """Return the number of runs that match, at most `cap`. `limit` and `after` of the query are ignored."""
+        return await self._queries.count(query, cap)
 
     @overload
     def read_stream(
@@ -400,6 +412,16 @@ class Client:
     async def resume(self, run_id: str) -> None:
         """Resume a suspended run now, or retry a held one. Raises `RunNotFound` or `RunTerminated`."""
         await self._control.resume(run_id)
+
+    async def tag(
+        self, run_id: str, tags: Mapping[str, TagValue | None] | None = None, /, **named: TagValue | None
+    ) -> None:
+        """Change tags of a run, also of one that has ended: `tag(id, amount=999, stage=None)`. None removes a tag.
+
+        If a worker executes the run, the run's next turn applies the change; otherwise it is applied at once. A dict
+        takes names that are no identifiers. Raises `RunNotFound`.
+        """
+        await self._control.tag(run_id, tags, named)
 
     async def delete(self, run_id: str) -> None:
         """Delete an ended run and all that it owns: history, inbox, published values, streams, remembered event ids.
@@ -584,6 +606,10 @@ class Run(Generic[R_co]):
     async def cancel(self, reason: str | None = None) -> bool:
         """Request cancellation of the run; see `Client.cancel`."""
         return await self._client.cancel(self.id, reason)
+
+    async def tag(self, tags: Mapping[str, TagValue | None] | None = None, /, **named: TagValue | None) -> None:
+        """Change tags of the run; see `Client.tag`."""
+        await self._client.tag(self.id, tags, **named)
 
     async def send(self, event: Any, payload: Any = None, *, event_id: str | None = None) -> None:
         """Put an event into the run's mailbox; see `Client.send`."""

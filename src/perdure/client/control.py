@@ -6,15 +6,28 @@ import asyncio
 
 from perdure.client.rewind import plan_fork, plan_rewind
 from perdure.client.session import ClientSession
-from perdure.errors import RunConflict, RunInUse, RunNotFound, StoreError
+from perdure.errors import InvalidArgument, RunConflict, RunInUse, RunNotFound, StoreError
 from perdure.execution.finalizer import RunFinalizer
-from perdure.execution.store_writes import build_end_run, cancel_message, raise_for_delivery
+from perdure.execution.store_writes import build_end_run, cancel_message, raise_for_delivery, tag_message
 from perdure.model.ids import new_creation_id, new_run_id, new_token, shard_of
 from perdure.model.records import Message, RunRecord
-from perdure.model.validation import check_name, check_text
-from perdure.stores.results import AlreadyStarted, Committed, IdTaken, MessageDelivered, RunRetained, WriteResult
+from perdure.model.tags import TagChanges
+from perdure.model.validation import check_name, check_tag_changes, check_text, is_internal
+from perdure.stores.results import (
+    AlreadyEnded,
+    AlreadyStarted,
+    Committed,
+    IdTaken,
+    MessageDelivered,
+    RunMissing,
+    RunRetained,
+    Superseded,
+    WriteResult,
+)
+from perdure.stores.writes import TagRun
 
 MAX_DELETE_ATTEMPTS = 5  # each finalizes all ended runs that need it
+MAX_TAG_ATTEMPTS = 20
 MAX_REWIND_ATTEMPTS = 20  # a busy run may commit a turn between the read and the write of a rewind
 
 _RETAINED = {
@@ -58,6 +71,23 @@ class ControlClient:
         result = await self._end(run_id, await self._read_retention(run_id), only_if_not_started=False)
         return isinstance(result, Committed)
 
+    async def tag(self, run_id: str, given: TagChanges | None, named: TagChanges) -> None:
+        session = self._session
+        for _ in range(MAX_TAG_ATTEMPTS):
+            record = await session.get_run(run_id)
+            _refuse_internal(record, "tagged")
+            changes = check_tag_changes(given, named, tags=record.tags)
+            result = await session.committer.write(TagRun(run_id=record.id, tags=changes))
+            if isinstance(result, Superseded):  # its worker applies the change, in order with the run's own
+                message = tag_message(changes, session.clock.now())
+                result = await session.deliver(record.id, message)
+            if isinstance(result, RunMissing):
+                raise RunNotFound(run_id)
+            if not isinstance(result, AlreadyEnded):  # else it has ended meanwhile: the store applies the change
+                session.waiters.notify((record.id,), ended=False)
+                return
+        raise StoreError(f"run {run_id!r} changed during each of {MAX_TAG_ATTEMPTS} attempts to tag it", retryable=True)
+
     async def delete(self, run_id: str) -> None:
         run_id, session = check_name("a run's id", run_id), self._session
         if (await session.read(lambda: session.store.records([run_id])))[0] is None:
@@ -90,6 +120,7 @@ class ControlClient:
         session, turn_id = self._session, new_token()
         for _ in range(MAX_REWIND_ATTEMPTS):
             snapshot = await session.load_snapshot(run_id)
+            _refuse_internal(snapshot.record, "rewound")
             write = plan_rewind(snapshot, location, now=session.clock.now(), turn_id=turn_id)
             if isinstance(await session.committer.write(write), Committed):
                 self._notify_changed(run_id)
@@ -105,6 +136,7 @@ class ControlClient:
         session, location = self._session, check_text("a location", location)
         chosen_id = None if new_id is None else check_name("a run's id", new_id)
         snapshot, now = await session.load_snapshot(run_id), session.clock.now()
+        _refuse_internal(snapshot.record, "forked")
         fork_id = chosen_id or new_run_id(now)
         shard = shard_of(fork_id, session.config.shards)
         write = plan_fork(snapshot, location, run_id=fork_id, created_by=new_creation_id(), shard=shard, now=now)
@@ -130,3 +162,12 @@ class ControlClient:
     def _notify_changed(self, run_id: str) -> None:
         self._session.waiters.notify((run_id,))
         self._session.local_worker.run_ended_externally(run_id)
+
+
+def _refuse_internal(record: RunRecord, action: str) -> None:
+    """Raise `InvalidArgument` if the run is one that perdure started for itself."""
+    if is_internal(record.workflow):
+        raise InvalidArgument(
+            f"run {record.id!r} of {record.workflow!r} is perdure's own and cannot be {action}; "
+            "it can be cancelled, paused and resumed"
+        )
