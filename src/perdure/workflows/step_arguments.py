@@ -18,8 +18,17 @@ from perdure.codec.argument_checks import ArgumentCheck, argument_check
 from perdure.codec.plain_values import Mismatch
 from perdure.errors import InvalidPayload
 
-Checks = tuple[ArgumentCheck | None, ...]
-"""One per argument: positional ones, then those by name, in the order of the call. Empty if none needs a check."""
+
+class Checks(tuple[ArgumentCheck | None, ...]):
+    """One per argument: positional ones, then those by name, in the order of the call. Empty if none needs a check.
+
+    Arguments of exactly the classes `fitting` need no check; None if there are no such classes.
+    """
+
+    fitting: tuple[type, ...] | None = None
+
+
+NO_CHECKS = Checks()
 
 MAX_SHAPES = 256  # a function with **kwargs has an unbounded number
 
@@ -39,7 +48,7 @@ class StepArguments:
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Checks:
         """Return the checks for a call. Raises `TypeError` if the function cannot be called with these arguments."""
         if not kwargs and self._takes_any(len(args)):
-            return self.shapes.setdefault(len(args), ())
+            return self.shapes.setdefault(len(args), NO_CHECKS)
         if self._signature is None:
             self._signature = self._read_signature()
         try:
@@ -86,8 +95,13 @@ class StepArguments:
             else:
                 others = next(each for each in signature.parameters.values() if each.kind is Parameter.VAR_KEYWORD)
                 given.append((name, others.name))
-        checks = tuple(argument_check(path, hints.get(parameter, Any)) for path, parameter in given)
-        return checks if any(checks) else ()
+        checks = Checks(argument_check(path, hints.get(parameter, Any)) for path, parameter in given)
+        if not any(checks):
+            return NO_CHECKS
+        classes = tuple(check.exact_type for check in checks if check is not None and check.exact_type is not None)
+        if len(classes) == count == len(checks):
+            checks.fitting = classes
+        return checks
 
 
 def check_arguments(step: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], checks: Checks) -> None:

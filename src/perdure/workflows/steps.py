@@ -23,7 +23,7 @@ from perdure.model.locations import escape_segment
 from perdure.model.validation import check_name, check_seconds
 from perdure.retry import Retry
 from perdure.workflows.durable_call import DurableCall
-from perdure.workflows.step_arguments import Checks, StepArguments
+from perdure.workflows.step_arguments import NO_CHECKS, Checks, StepArguments
 from perdure.workflows.types import Complete
 
 P = ParamSpec("P")
@@ -125,6 +125,7 @@ class Step(Generic[P, R_co]):
 
     binds: Literal["instance", "class", "nothing"] = "instance"  # what access through a class or instance binds
     is_method = False  # defined in a class, and not bound
+    is_plain: bool  # has no limit of time and no compensation, and its body gets an empty context
     __isabstractmethod__ = False
 
     def __init__(self, body: StepBody, name: str, options: StepOptions) -> None:
@@ -133,6 +134,7 @@ class Step(Generic[P, R_co]):
         self.arguments = body.arguments
         self.name = name
         self.settings = options
+        self.is_plain = _is_plain(options)
         self.segment = (
             escape_segment(name) if options.key is None else f"{escape_segment(name)}[{escape_segment(options.key)}]"
         )
@@ -146,6 +148,8 @@ class Step(Generic[P, R_co]):
             checks = self.arguments.shapes.get(shape)
             if checks is None:
                 checks = self._bind(args, kwargs, run)
+            if checks and checks.fitting == tuple(map(type, args)):
+                checks = NO_CHECKS
             loop.number += 1
             return StepCall(self, args, kwargs, run, loop.number, checks)
         if self.body.is_async:
@@ -159,14 +163,14 @@ class Step(Generic[P, R_co]):
         """
         loop: Any = asyncio._get_running_loop()
         loop.number += 1
-        return StepCall(self, tuple(args), {}, loop.perdure_run, loop.number, ())
+        return StepCall(self, tuple(args), {}, loop.perdure_run, loop.number, NO_CHECKS)
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Any) -> Checks:
         try:
             return self.arguments.bind(args, kwargs)
         except TypeError:
             if run.has_recorded_step(self.name, args, kwargs):  # by a version that did not bind arguments
-                return ()
+                return NO_CHECKS
             raise
 
     @overload
@@ -226,6 +230,7 @@ class BoundStep(Step[P, R_co]):
         body = self.body = step.body
         self.name = step.name
         self.settings = step.settings
+        self.is_plain = step.is_plain
         self.segment = step.segment
         self.instance = instance
         self.fn = MethodType(body.fn, instance)
@@ -266,6 +271,11 @@ class BoundStep(Step[P, R_co]):
 
     def __hash__(self) -> int:
         return hash((self.fn, self.name))
+
+
+def _is_plain(options: StepOptions) -> bool:
+    limits = (options.timeout, options.heartbeat_timeout, None if options.retry is None else options.retry.max_elapsed)
+    return limits == (None, None, None) and options.compensate is None and options.context == "empty"
 
 
 def inherits_context(fn: Any) -> bool:
