@@ -265,6 +265,8 @@ def _reason(wait: Wait, held: Hold | None) -> Reason:
             text = f"event {wait.name}{_by(until)}"
         case "child":
             text = f"the end of run {wait.name}"
+        case "step":
+            text = f"step {wait.location} on another worker, run {wait.name}"
         case "deferred":
             text = f"deferred {wait.name}, to be completed with its token{_by(until)}"
         case "held":

@@ -41,6 +41,7 @@ from perdure.workflows.commands import Command
 from perdure.workflows.context import Context
 from perdure.workflows.deferreds import DECLARED_TYPES
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, Workflow
+from perdure.workflows.remote_steps import encode_arguments
 from perdure.workflows.rollback import ROLLBACK_SCOPES
 from perdure.workflows.start_options import NO_OPTIONS, StartOptions, split_keywords
 from perdure.workflows.steps import StepCall, inherits_context
@@ -76,6 +77,8 @@ class ContextApi:
             call.rollback_scopes = ROLLBACK_SCOPES.get()
         if settings.context == "inherit" or inherits_context(settings.compensate):
             call.variables = copy_context()
+        if settings.pool is not None:
+            call.arguments = encode_arguments(call, self._state.start.codec)
         return entries.request("step", step.name, step.segment, call=call)
 
     def has_recorded_step(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

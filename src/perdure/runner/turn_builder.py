@@ -78,19 +78,22 @@ class TurnBuilder:
             if scheduled is None:
                 return ()
             attempts.start(scheduled)
-            return (self._run_step(scheduled),)
+            return (self._start_step(scheduled),)
         effects: tuple[Effect, ...] = ()
         if attempts.to_start:
-            effects = tuple([self._run_step(pending) for pending in attempts.take_steps()])
+            effects = tuple([self._start_step(pending) for pending in attempts.take_steps()])
         if attempts.effects_to_start:
             effects = (*effects, *[_external_effect(pending) for pending in attempts.take_effects()])
         return effects
 
-    def _run_step(self, pending: PendingEntry) -> RunStep:
+    def _start_step(self, pending: PendingEntry) -> RunStep | ExternalEffect:
         call, location = pending.call, pending.location
         assert call is not None
+        if call.step.settings.pool is not None:
+            return self._entries.remote.start(pending)
+        notes = pending.notes if pending.notes is not None else call.step.body.initial_notes
         key = f"{self._state.info.id}/{pending.generation}/{location}"
-        return RunStep(location, pending.attempt, pending.name, call, key, pending.notes, pending.error)
+        return RunStep(location, pending.attempt, pending.name, call, key, notes, pending.error)
 
     # --- waiting
 
@@ -110,7 +113,7 @@ class TurnBuilder:
         waits: list[Wait] = []
         pending_entries = self._entries.pending
         for location, pending in pending_entries.items():
-            kind = _WAITS.get(pending.kind)
+            kind = _WAITS.get(pending.kind) or ("step" if pending.awaited else None)
             if kind is not None:
                 names = pending.awaited if pending.awaited is not None else {pending.name}
                 until = self._entries.deadlines.due_at(pending.name) if kind == "deferred" else pending.due_at
