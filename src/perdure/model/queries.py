@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+from typing import cast
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from perdure.errors import InvalidArgument
+from perdure.model.awaited import WAIT_KINDS as WAIT_KINDS
+from perdure.model.awaited import Awaited as Awaited
+from perdure.model.awaited import parse_awaited as parse_awaited
+from perdure.model.filter_parser import check_filter, parse_filter
 from perdure.model.filters import Filter
-from perdure.model.records import HOLD_KINDS, RunRecord, RunStatus, Wait
+from perdure.model.records import HOLD_KINDS, RunStatus
 from perdure.model.tags import Tags
 from perdure.model.validation import check_count, check_name, check_tags, check_text, check_time, describe_value
 
@@ -18,47 +23,14 @@ MAX_LIMIT = 1_000_000  # runs of one page
 STATUSES = frozenset(RunStatus)
 
 
-WAIT_KINDS = ("event", "child", "deferred", "timer", "retry", "held")
-"""Kinds of waits that a query can select, as in the reasons of `describe`."""
-
-
-class Awaited(Struct, frozen=True):
-    """What a run waits for: a kind of wait and, if given, a name.
-
-    event[:NAME]       an event of this name
-    child[:ID]         the end of the run with this id
-    deferred[:NAME]    the completion of this deferred
-    timer              a sleep or another timer
-    retry[:STEP]       the next attempt of a step, or of the run
-    held[:KIND]        a person: the run is held for this reason
-    """
-
-    kind: str
-    name: str | None = None
-
-    def __str__(self) -> str:
-        return self.kind if self.name is None else f"{self.kind}:{self.name}"
-
-    def matches(self, record: RunRecord) -> bool:
-        """Return whether the run is suspended and waits for this, alone or beside other things."""
-        if self.kind == "held":
-            return record.current_hold is not None and self.name in (None, record.current_hold.kind)
-        waits = record.waits if record.status is RunStatus.SUSPENDED else ()
-        return any(wait.kind == self.kind and self._is_named(wait) for wait in waits)
-
-    def _is_named(self, wait: Wait) -> bool:
-        if self.name is None or wait.name == self.name:
-            return True
-        return self.kind == "event" and self.name in (wait.name or "").split(",")  # a receive of several events
-
-
 class RunQuery(Struct, frozen=True, kw_only=True):
     """Filters for listing runs, newest first. `after` is the `next` cursor of the previous page.
 
     Statuses may be given by name, and times as aware datetimes; they are converted to statuses and seconds. `held`
     selects held runs: True all of them, a kind of hold those of that kind. `waiting_for` selects suspended runs by a
-    reason why they wait (`Awaited`). `where` is a filter, given as text or parsed. Internal runs, whose workflow's name
-    begins with a tilde, are listed only with `internal`.
+    reason why they wait (`Awaited`). `where` is a filter (`perdure.model.filter_parser`), given as text or parsed; the
+    attribute is the parsed one. Internal runs, whose workflow's name begins with a tilde, are listed only with
+    `internal`.
     """
 
     status: RunStatus | str | tuple[RunStatus | str, ...] | None = None
@@ -70,7 +42,7 @@ class RunQuery(Struct, frozen=True, kw_only=True):
     created_before: datetime | float | None = None  # Exclusive.
     held: bool | str | None = None
     waiting_for: str | None = None
-    where: Filter | None = None
+    where: Filter | str | None = None
     internal: bool = False
     limit: int = 100
     after: str | None = None
@@ -99,6 +71,14 @@ class RunQuery(Struct, frozen=True, kw_only=True):
         if self.waiting_for is not None:
             awaited = parse_awaited(self.waiting_for)
             force_setattr(self, "waiting_for", str(awaited))
+        if self.where is not None:
+            where = parse_filter(self.where) if isinstance(self.where, str) else check_filter(self.where)
+            force_setattr(self, "where", where)
+
+    @property
+    def filter(self) -> Filter | None:
+        """The parsed filter."""
+        return cast("Filter | None", self.where)
 
     @property
     def awaited(self) -> Awaited | None:
@@ -116,22 +96,3 @@ def _parse_status(name: object) -> RunStatus:
     if not isinstance(name, str) or name not in STATUSES:
         raise InvalidArgument(f"{describe_value(name)} is not a run status; use one of {', '.join(RunStatus)}")
     return RunStatus(name)
-
-
-def parse_awaited(text: object) -> Awaited:
-    """Return what `waiting_for` selects. Raises `InvalidArgument` if the text is not KIND or KIND:NAME."""
-    kind, separator, name = text.partition(":") if isinstance(text, str) else ("", "", "")
-    if kind not in WAIT_KINDS:
-        kinds = ", ".join(WAIT_KINDS)
-        raise InvalidArgument(
-            f"waiting_for must be one of {kinds}, alone or with a name as in 'event:Approved', "
-            f"not {describe_value(text)}"
-        )
-    if not separator:
-        return Awaited(kind)
-    if kind == "timer":
-        raise InvalidArgument(f"a timer has no name: use waiting_for='timer', not {describe_value(text)}")
-    name = check_name(f"the name in waiting_for={describe_value(text)}", name)
-    if kind == "held" and name not in HOLD_KINDS:
-        raise InvalidArgument(f"waiting_for={describe_value(text)} must name a kind of hold: {', '.join(HOLD_KINDS)}")
-    return Awaited(kind, name)

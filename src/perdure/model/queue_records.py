@@ -58,12 +58,16 @@ class QueuePause(Struct, frozen=True):
 class Place(Struct, frozen=True, kw_only=True):
     """The place that a new run requests in a queue.
 
-    A lower `priority` goes first within a partition. The run is not admitted before `eligible_at` and is not admitted
-    any more after `expires_at`. `dedupe` is a key: of the runs with one key in a queue at most one waits.
-    `on_duplicate` says what a start does if the key is taken. "existing" and "refuse" match a run that waits or holds a
-    slot; the store returns that run, and the caller decides. "replace" matches only a run that waits; that run gets the
-    new payload. With `debounce` only a run that waits matches; its `eligible_at` moves to that of this place, but not
-    beyond its own `latest_at`. It gets the new payload if `on_duplicate` is "replace".
+    A lower `priority` goes first within a partition. With `eligible_at` the place is delayed, until an `Admit` at or
+    after that time promotes it. The run is not admitted any more from `expires_at` on. `dedupe` is a key: of the runs
+    with one key in a queue at most one waits. `on_duplicate` says what a start does if the key is taken. "existing" and
+    "refuse" match a run that waits or holds a slot; the store returns that run (the one that waits, else the latest),
+    and the caller decides. "replace" matches only a run that waits; that run gets the new payload: workflow, version,
+    pool and input. All else stays as it was.
+
+    With `debounce` only a run that waits matches. If its place is delayed, `eligible_at` moves to that of this place,
+    but not beyond its own `latest_at`. It gets the new payload if `on_duplicate` is "replace". A debounced place needs
+    `dedupe` and `eligible_at`.
     """
 
     queue: str
@@ -84,7 +88,8 @@ class PlaceRecord(Struct, frozen=True, kw_only=True):
     """The place of a run that waits in a queue or holds a slot of it.
 
     `number` orders the places of one partition and priority. `since` is when the run got the place, `admitted_at` when
-    it got its slot; `held` says which of the two applies.
+    it got its slot; `held` says which of the two applies. `eligible_at` is set while the place is delayed: an `Admit`
+    that promotes it clears it and gives the place a new number.
     """
 
     run_id: str
@@ -114,10 +119,12 @@ class PlaceCursor(Struct, frozen=True):
 
 
 class PartitionView(Struct, frozen=True, kw_only=True):
-    """A partition that may admit runs. Counts are of eligible waiting runs and of slots held, capped.
+    """A partition that may admit runs.
 
-    `turn` orders partitions: the lowest was served least recently. `state` is what the last admission stored for the
-    partition, and `taken` how many runs it took from it.
+    `waiting` counts its waiting places that are not delayed, up to `COUNT_CAP`; expired ones and those of held runs
+    count. `held` is the exact number of its slots. `turn` orders partitions: the lowest was served least recently. A
+    new partition gets the turn after the highest that the takes of the queue have set (1 in a new queue). `state` is
+    what the last take of the partition stored, and `taken` how many runs it took.
     """
 
     partition: str
@@ -132,11 +139,12 @@ class PartitionView(Struct, frozen=True, kw_only=True):
 class QueueView(Struct, frozen=True, kw_only=True):
     """The input of an admission, of one snapshot of the store.
 
-    `partitions` are those that may be ready, in the order of their turns, up to a limit. A queue that is not
-    partitioned has one, named "". `held` and `active` count slots of the whole queue: all of them, and those whose run
-    has an owner or is due. `eligible` counts the delayed places whose time has come, `expired` are runs whose place has
-    expired, both up to a limit. `next_at` is when the next delayed or expiring place, or a partition that is not ready
-    until a time, needs an admission.
+    `partitions` are those that are ready (see `Take`), in the order of (turn, partition), up to a limit. In a queue
+    that is not partitioned the only one is named "". `held` and `active` are the exact numbers of slots of the whole
+    queue: all of them, and those whose run has an owner or is due. `eligible` counts the delayed places whose time has
+    come, `expired` are the waiting runs whose place has expired, in the order of (expires_at, run id), both up to a
+    limit. `next_at` is the earliest of three times: `eligible_at` of a delayed place, `expires_at` of a waiting place,
+    and `ready_at` of a partition that lacks nothing else to be ready. A time that has passed counts, too.
     """
 
     name: str
@@ -157,8 +165,9 @@ class QueueView(Struct, frozen=True, kw_only=True):
 class QueueSummary(Struct, frozen=True, kw_only=True):
     """A queue in a list. `waiting` and `held` are counted up to `COUNT_CAP`. `next_at`: as in `QueueView`.
 
-    `needs_admission`: a place waits that an admission may take now; places in partitions that are at their limit or
-    not ready do not count. `full`: the last admission found `max_waiting` places; a start is refused until it clears.
+    `needs_admission`: a partition is ready and has no `ready_at` (see `Take`); one with a `ready_at` counts in
+    `next_at`. Neither considers whether the queue is paused or at its limits. `full`: the last admission found
+    `max_waiting` places; a start is refused until it clears.
     """
 
     name: str
@@ -180,9 +189,13 @@ COUNT_CAP = 10_001
 class Take(Struct, frozen=True, kw_only=True):
     """What an admission does with one partition: take up to `count` runs and store the partition's state.
 
-    The store derives whether the partition is ready after it: it has eligible waiting runs, holds fewer slots than
-    `limit`, and `ready_at` has passed. A partition that is not ready becomes ready when a slot of it is returned, when
-    `ready_at` comes, or when a run arrives and the limit allows it.
+    `limit` and `ready_at` stay stored with the partition. At any time it is ready if it has waiting places that are not
+    delayed, holds fewer slots than `limit` (None: any number), and `ready_at` has passed (None: at once). So it becomes
+    ready when a slot is returned, when a run arrives, or when `ready_at` comes. A change of the queue's or the
+    partition's settings removes both. A store may keep a flag instead of computing this.
+
+    The row of a partition without places and override may be pruned, which deletes `state`, from `keep_until` on (None:
+    only if `state` is empty).
     """
 
     partition: str
@@ -191,3 +204,4 @@ class Take(Struct, frozen=True, kw_only=True):
     state: bytes = b""
     limit: int | None = None
     ready_at: float | None = None
+    keep_until: float | None = None

@@ -1,7 +1,7 @@
 """Tags of runs: typed values, their stored form, and the rows by which stores index them.
 
 Tags are stored as a JSON object. Text, numbers and booleans are themselves; a datetime is an object with one key, so
-that it is told apart from text. This module knows no store.
+that it differs from text. This module knows no store.
 """
 
 from __future__ import annotations

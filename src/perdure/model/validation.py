@@ -1,21 +1,26 @@
 """Validation of names, ids, tags, durations and counts, with error messages for invalid ones.
 
 Pure checks, called before anything is stored. Callers use the returned value: a subclass of str or an enum member is
-returned as its plain text, so that every store gets the same type. This module knows only `perdure.errors`.
+returned as its plain text, so that every store gets the same type. This module knows only `perdure.errors` and
+`perdure.model.tags`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 
 from perdure.errors import InvalidArgument
+from perdure.model.tags import Tags, TagValue, encode_tags
 
 MAX_NAME = 512
 MAX_TEXT = 65_536  # characters of a location or a dead letter's id, which contain several names
 MAX_SECONDS = 1000 * 365 * 86_400.0  # A thousand years. Every store can hold such a timestamp.
+MAX_TAGS = 32
+MAX_TAG_BYTES = 8192  # of the stored form of all tags of a run
+RESERVED_TAG_PREFIX = "perdure."
 MAX_COUNT = 2**63 - 1  # the largest integer of every store
 
 
@@ -51,18 +56,60 @@ def _plain_text(what: str, given: object) -> str:
     return str.__str__(given)
 
 
-def check_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
-    """Return validated tags: a dict of strings. A tag's value may be empty."""
+def check_tags(tags: Tags | None) -> dict[str, TagValue]:
+    """Return validated tags. A value that is text may be empty; a time is returned in UTC."""
     if tags is None:
         return {}
     if not isinstance(tags, Mapping):
-        raise InvalidArgument(f"tags must be a dict of strings, not {type(tags).__name__}")
-    checked: dict[str, str] = {}
+        raise InvalidArgument(f"tags must be a dict of tags, not {type(tags).__name__}")
+    if len(tags) > MAX_TAGS:
+        raise InvalidArgument(f"a run has at most {MAX_TAGS} tags, not {len(tags)}; use fewer")
+    checked: dict[str, TagValue] = {}
     for given, value in tags.items():
         key = check_name("a tag's key", given)
-        text = value if type(value) is str else _plain_text(f"tag {key!r}", value)
-        checked[key] = check_name(f"the value of tag {key!r}", text) if text else text
+        checked[key] = check_tag(key, value)
+    size = len(encode_tags(checked))
+    if size > MAX_TAG_BYTES:
+        raise InvalidArgument(f"the tags of a run have at most {MAX_TAG_BYTES} bytes, not {size}; use shorter ones")
     return checked
+
+
+def check_tag(key: str, value: object) -> TagValue:
+    """Return the valid value of one tag. Raises `InvalidArgument` if it is of another type, too long or too large."""
+    what = f"the value of tag {key!r}"
+    if isinstance(value, Enum) and not isinstance(value, str):
+        value = value.value
+    if isinstance(value, str):
+        text = value if type(value) is str else str.__str__(value)
+        return check_name(what, text) if text else text
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return check_count(what, value, minimum=-MAX_COUNT)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise InvalidArgument(f"{what} must be a finite number, not {value}")
+        return float(value)
+    if isinstance(value, datetime):
+        return _check_tag_time(what, value)
+    raise InvalidArgument(
+        f"{what} must be text, a number, a bool or an aware datetime, not {describe_value(value)}; convert it"
+    )
+
+
+def _check_tag_time(what: str, time: datetime) -> datetime:
+    seconds = check_time(what, time)
+    try:
+        return datetime.fromtimestamp(seconds, UTC)  # as it comes back from a store
+    except (OverflowError, ValueError, OSError):
+        raise InvalidArgument(f"{what} must be a time of the years 1 to 9999 in UTC, not {time!r}") from None
+
+
+def refuse_reserved_tags(keys: Iterable[str]) -> None:
+    """Raise `InvalidArgument` if one of these keys is reserved for perdure."""
+    for key in keys:
+        if key.startswith(RESERVED_TAG_PREFIX):
+            raise InvalidArgument(f"tags that begin with {RESERVED_TAG_PREFIX!r} are reserved, so {key!r} is refused")
 
 
 def check_seconds(what: str, duration: object, *, zero: bool = True) -> float:

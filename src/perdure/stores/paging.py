@@ -6,14 +6,21 @@ import base64
 from typing import cast
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure.errors import StoreError
-from perdure.model.queries import RunQuery, parse_awaited
+from perdure.model.awaited import parse_awaited
+from perdure.model.filter_match import matches
+from perdure.model.filters import AllOf, Filter, Term
+from perdure.model.queries import RunQuery
 from perdure.model.records import RunRecord, RunStatus
+from perdure.model.tags import index_tag, index_tags
 from perdure.model.validation import check_name, check_time, describe_value
 
 Key = tuple[float, str]
 """Runs are listed by (created_at, id), newest first."""
+
+INTERNAL_PREFIX = "~"
 
 _decoder = msgspec.json.Decoder(tuple[float, str])
 
@@ -40,6 +47,54 @@ def check_limit(limit: int) -> int:
     if limit < 1:
         raise StoreError(f"a page's limit must be at least 1, not {limit!r}")
     return limit
+
+
+def check_document_page(after: str | None, limit: int, due_by: float | None) -> int:
+    """Return the limit of a page of documents. Raises `StoreError` if it, or `after`, is invalid."""
+    if after is not None and due_by is not None:
+        raise StoreError("a page of due documents begins with the earliest; use after=None with due_by")
+    return check_limit(limit)
+
+
+def without_payloads(record: RunRecord) -> RunRecord:
+    """Return the row as a bare list shows it: an empty input and no result."""
+    return replace(record, input=b"", original_input=None, result=None)
+
+
+def is_internal(workflow: str) -> bool:
+    """Return whether a workflow with this name is perdure's own, so that its runs are listed only on request."""
+    return workflow.startswith(INTERNAL_PREFIX)
+
+
+def required_terms(filter: Filter | None) -> tuple[Term, ...]:
+    """Return the terms that every matching run satisfies: a store may select by any of them."""
+    parts = filter.parts if isinstance(filter, AllOf) else (filter,)
+    return tuple(part for part in parts if isinstance(part, Term))
+
+
+def matches_query(query: RunQuery, record: RunRecord) -> bool:
+    """Return whether a run matches a query, whose times are resolved: the reference of every store."""
+    statuses = statuses_of(query)
+    since, until = created_between(query)
+    return (
+        (query.internal or not is_internal(record.workflow))
+        and (statuses is None or record.status in statuses)
+        and query.workflow in (None, record.workflow)
+        and query.parent in (None, record.parent)
+        and (query.id_prefix is None or record.id.startswith(query.id_prefix))
+        and (since is None or record.created_at >= since)
+        and (until is None or record.created_at < until)
+        and matches_hold(query, record)
+        and matches_wait(query, record)
+        and matches_tags(query, record)
+        and (query.filter is None or matches(query.filter, record))
+    )
+
+
+def matches_tags(query: RunQuery, record: RunRecord) -> bool:
+    """Return whether the run has the query's tags: equal values of the same type; 500 equals 500.0."""
+    wanted = index_tags(query.tags or {})
+    return all(tag.key in record.tags and index_tag(tag.key, record.tags[tag.key]) == tag for tag in wanted)
 
 
 def statuses_of(query: RunQuery) -> tuple[RunStatus, ...] | None:

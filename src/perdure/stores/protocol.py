@@ -14,7 +14,8 @@ gives the result:
   2. The turn's id is stored at its position: `Committed` (a repeated call).
   3. The run has ended: `AlreadyEnded`.
   4. The worker is fenced: `Superseded`.
-  5. Another worker owns the run, or the turn claims ownership that the worker does not have: `Superseded`.
+  5. Another worker owns the run, the turn claims ownership that the worker does not have, or the run waits in a queue:
+     `Superseded`.
   6. `base` is not the run's last position (the fence counts): `Superseded`.
   7. Otherwise the turn is applied: `Committed`.
 
@@ -47,10 +48,12 @@ Guarantees of every store
   one is offered to the next subscription. A run gets an event at most once, except after releasing it.
 - **Documents.** A document is written by compare-and-set on its version. A version is never given twice.
 - **Queues.** A run of a queue has a place in every commit from its creation to its end, and the place waits or holds a
-  slot. Every write that ends a run deletes its place in the same commit. While a run waits, no write sets its
-  `wake_at`: no message, resume, retry, tag or rewind. Only `Admit` and `LeaveQueue` end the wait. An `Admit` is applied
+  slot. Every write that ends a run deletes its place in the same commit; the run keeps the name of its queue and has no
+  gate. While a run waits, no write sets its `wake_at`: no message, resume, retry, tag or rewind. Only an end, `Admit`
+  and `LeaveQueue` end the wait. A `pause` message to a waiting run sets `held` (`paused_in_queue`), a `resume` or
+  `cancel` clears it: no worker processes the message before the admission, which skips held runs. An `Admit` is applied
   only to the version of the queue that its plan was made from; until then slots only become free. A commit that frees
-  a slot, or adds a place that may be admitted, sends a change hint with `queue_hint(name)`.
+  a slot, adds a place or changes settings sends a change hint with `queue_hint(name)`.
 - **Tags.** The index of a run's tags changes in the same commit as the tags.
 - **Deferreds.** All completions of a deferred have one id, so the first one is accepted and the others are repetitions.
   A run that rejects an unread completion, because its value does not fit, releases it like an assignment. The store
@@ -239,7 +242,8 @@ class Store(Protocol):
 
         Deletes finalized runs whose `prune_at` has passed and whose parent is not open, with all that they own; expired
         topic events, published values and documents; and event ids, `keep_ids_for` seconds after the event was consumed
-        or left its topic. The ids of other messages are retained as long as their run.
+        or left its topic. The ids of other messages are retained as long as their run. Partitions of queues that have
+        no places are deleted as `Take` says.
         """
 
     async def delete_run(self, run_id: str) -> Committed | RunMissing | RunRetained:
@@ -330,7 +334,7 @@ class Store(Protocol):
     async def places_ahead(self, run_id: str, cap: int = 1000) -> int:
         """Return how many places of the run's queue and partition are before its place, at most `cap`.
 
-        Delayed places do not count. 0 if the run does not wait.
+        They are those with a lower (priority, number). Delayed places do not count. 0 if the run does not wait.
         """
 
     # dead letters

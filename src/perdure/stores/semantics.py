@@ -6,31 +6,42 @@ storage: the same rules, applied in the same order, make two stores return the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from perdure.errors import StoreError
+from perdure.model.queue_records import Place
 from perdure.model.records import Entry, Message, RunRecord, RunResult, RunStatus, StreamItem, TopicEvent
+from perdure.model.tags import Tags, TagValue
 from perdure.model.turns import TurnExtras
-from perdure.stores.results import AlreadyEnded, Superseded, WriteResult
+from perdure.stores import queue_rules
+from perdure.stores.results import AlreadyEnded, Committed, Superseded, WriteResult
 from perdure.stores.writes import (
+    Admit,
     AppendStream,
     CommitTurn,
+    ConfigurePartition,
+    ConfigureQueue,
     ContinueAs,
     CreateRun,
     DeliverMessage,
     EndRun,
     FanOut,
     FinalizeRun,
+    LeaveQueue,
     ObserveRunEnd,
     PublishEvent,
+    PutDocument,
     ReleaseRun,
     ReplayDeadLetter,
+    Requeue,
     RewindRun,
     RunPatch,
     SupersedeStream,
+    TagRun,
     Write,
 )
 
@@ -49,7 +60,7 @@ RELEASABLE = frozenset((ASSIGNMENT, "deferred"))
 DELIVERIES = frozenset(("after_wait", "after_create", "all"))
 
 Key = str | tuple[str, str]
-"""What a write changes: the id of a run, or a topic as a tuple, which no run id can be equal to."""
+"""What a write changes: the id of a run, or a topic or queue as a tuple, which no run id can be equal to."""
 
 
 class RunState(Struct):
@@ -64,13 +75,14 @@ class RunState(Struct):
     held: bool
     has_executed: bool  # the run has executed, in any generation
     awaits_first_turn: bool  # the current generation has not executed
+    waiting: bool = False  # it waits in a queue: nothing but its admission makes it due
 
 
 # --- before anything is stored -----------------------------------------------------------------------------------
 
 
 def run_of(write: Write) -> Key:
-    """Return the run or topic that a write is about. Assigning and releasing events changes other runs too."""
+    """Return the run, topic, queue or kind of documents that a write is about. Some change other runs too."""
     match write:
         case CommitTurn():  # first: most writes are turns
             return write.run_id
@@ -82,6 +94,12 @@ def run_of(write: Write) -> Key:
             return ("topic", write.topic)
         case ReplayDeadLetter():
             return run_of(write.send)
+        case PutDocument():
+            return ("document", write.kind)
+        case Admit() | ConfigurePartition():
+            return ("queue", write.queue)
+        case ConfigureQueue():
+            return ("queue", write.name)
         case _:
             return write.run_id
 
@@ -100,7 +118,8 @@ def qualifies_for_fast_path(write: Write) -> bool:
     """Return whether a single write may take a store's fast path (ADR 13, 14).
 
     There are two cases: a new run that its worker owns, and a turn of one entry that may end its run. Such an end must
-    have seen no messages and have no known observers.
+    have seen no messages and have no known observers. A turn does not know whether its run has a place in a queue,
+    which its end must delete: the store must check that.
     """
     match write:
         case CommitTurn():
@@ -117,7 +136,7 @@ def qualifies_for_fast_path(write: Write) -> bool:
 
 def is_created_alone(write: CreateRun) -> bool:
     """Return whether more than the row of a new run is written, so that it cannot be inserted with other new runs."""
-    return bool(write.entries or write.inbox or write.received) or write.replaces is not None
+    return bool(write.entries or write.inbox or write.received or write.replaces or write.place)
 
 
 def check_batch(batch: Sequence[Write]) -> None:
@@ -151,8 +170,15 @@ def check_batch(batch: Sequence[Write]) -> None:
             case FinalizeRun():
                 _check_text("a run id", write.run_id)
                 check_batch([event.to for event in write.redirected])
+            case PutDocument():
+                _check_document(write)
+            case TagRun():
+                _check_text("a run id", write.run_id)
+                _check_tag_changes(write.run_id, write.tags)
             case ObserveRunEnd() | SupersedeStream() | ReleaseRun():
                 _check_text("a run id", write.run_id)
+            case Admit() | ConfigureQueue() | ConfigurePartition() | Requeue() | LeaveQueue():
+                queue_rules.check_queue_write(write)
             case _:
                 raise StoreError(f"{type(write).__name__} is not a write of this store; upgrade the store")
 
@@ -179,6 +205,25 @@ def _check_extras(run_id: str, extras: TurnExtras) -> None:
         _check_bytes(f"the value that run {run_id!r} publishes as {published.key!r}", published.value)
     for subscription in extras.subscribe:
         _check_text("the target of a subscription", subscription.target)
+    if extras.tags:
+        _check_tag_changes(run_id, extras.tags)
+
+
+def _check_tag_changes(run_id: str, tags: Mapping[str, TagValue | None]) -> None:
+    for key, value in tags.items():
+        _check_text("a tag's key", key)
+        given: object = value
+        if given is not None and not isinstance(given, str | int | float | datetime):
+            raise StoreError(f"tag {key!r} of run {run_id!r} must be a tag's value or None, not {type(given).__name__}")
+
+
+def _check_document(write: PutDocument) -> None:
+    _check_text("a kind of documents", write.kind)
+    _check_text("the id of a document", write.id)
+    _check_text("a write id", write.write_id)
+    _check_bytes(f"the body of document {write.kind}/{write.id}", write.body)
+    if write.base < 0:
+        raise StoreError(f"the base of document {write.kind}/{write.id} must be at least 0, not {write.base!r}")
 
 
 def _check_new(write: CreateRun) -> None:
@@ -191,6 +236,8 @@ def _check_new(write: CreateRun) -> None:
         _check_message(run_id, message)
     if write.replaces is not None and write.entries:
         raise StoreError(f"run {run_id!r} replaces another generation and cannot have a history; use no entries")
+    if write.place is not None:
+        queue_rules.check_place(run_id, write.place)
 
 
 def _check_rewind(write: RewindRun) -> None:
@@ -200,6 +247,8 @@ def _check_rewind(write: RewindRun) -> None:
         _check_entry(write.run_id, entry)
     for message in write.returned:
         _check_message(write.run_id, message)
+    if write.place is not None:
+        queue_rules.check_place_of_rewind(write.run_id, write.place)
 
 
 def _check_message(run_id: str, message: Message) -> None:
@@ -264,7 +313,7 @@ def refuse_turn(turn: CommitTurn, run: RunState, alive: bool) -> WriteResult | N
         return AlreadyEnded(run.status)
     if not alive:  # rule 4
         return Superseded()
-    if run.owner != turn.worker and (turn.owned or run.owner is not None):  # rule 5
+    if run.waiting or (run.owner != turn.worker and (turn.owned or run.owner is not None)):  # rule 5
         return Superseded()
     if turn.base != run.position:  # rule 6
         return Superseded()
@@ -305,15 +354,17 @@ def can_replace(write: CreateRun, existing: RunRecord, unfinalized: bool) -> boo
     return (existing.created_by, existing.generation) == (before.created_by, before.generation)
 
 
-def initial_record(record: RunRecord, alive: bool, last_message_no: int = 0, fence: int = 0) -> RunRecord:
+def initial_record(
+    record: RunRecord, alive: bool, last_message_no: int = 0, fence: int = 0, *, place: Place | None = None
+) -> RunRecord:
     """Return the row of a new run: claimed by its owner if that worker is alive, else without an owner and due.
 
     `last_message_no` is the number of the last message that it has, or has received; `fence` the last position of the
-    run that it replaces.
+    run that it replaces. With `place` the run has no owner and is not due.
     """
-    owned = record.owner is not None and alive
+    owned = record.owner is not None and alive and place is None
     wake_at = record.created_at if record.wake_at is None else record.wake_at
-    return replace(
+    created = replace(
         record,
         status=RunStatus.RUNNING if owned else RunStatus.PENDING,
         owner=record.owner if owned else None,
@@ -329,7 +380,13 @@ def initial_record(record: RunRecord, alive: bool, last_message_no: int = 0, fen
         recoveries=0,
         last_message_no=last_message_no,
         fence=fence,
+        queue=None,
+        partition="",
+        priority=0,
+        waiting=False,
+        gate="",
     )
+    return created if place is None else queue_rules.placed(created, place)
 
 
 def restarted(record: RunRecord, continue_as: ContinueAs) -> RunRecord:
@@ -350,8 +407,11 @@ def restarted(record: RunRecord, continue_as: ContinueAs) -> RunRecord:
 
 
 def rewound(record: RunRecord, has_executed: bool, write: RewindRun, position: int) -> RunRecord:
-    """Return the row of a run that was rewound and is now at this position: due, without end, hold or owner."""
-    return replace(
+    """Return the row of a run that was rewound and is now at this position: due, without end, hold or owner.
+
+    A run that waits is not due, and one that had ended waits if the write has a place.
+    """
+    now_open = replace(
         record,
         status=status_released(has_executed),
         generation=record.generation + 1,
@@ -363,11 +423,14 @@ def rewound(record: RunRecord, has_executed: bool, write: RewindRun, position: i
         waits=(),
         drift=(),
         recoveries=0,
-        wake_at=write.now,
+        wake_at=None if record.waiting else write.now,
         updated_at=write.now,
         deadline_at=write.deadline_at,
         fence=position,
     )
+    if write.place is None or not record.status.terminal:
+        return now_open
+    return queue_rules.placed(now_open, write.place)
 
 
 def terminated(record: RunRecord, write: EndRun, position: int) -> RunRecord:
@@ -382,12 +445,45 @@ def terminated(record: RunRecord, write: EndRun, position: int) -> RunRecord:
         ended_at=write.now,
         updated_at=write.now,
         fence=position,
+        waiting=False,
+        gate="",
     )
 
 
 def already_ended(record: RunRecord) -> AlreadyEnded:
     """Return the result of a write that observes a run which has ended."""
     return AlreadyEnded(record.status, RunResult(record.status, record.result, record.error))
+
+
+def tagged(record: RunRecord, changes: Mapping[str, TagValue | None]) -> RunRecord:
+    """Return the row of a run with these changes of its tags: values to set, None to remove one."""
+    changed = {key: value for key, value in {**record.tags, **changes}.items() if value is not None}
+    return record if same_tags(changed, record.tags) else replace(record, tags=changed)
+
+
+def same_tags(one: Tags, other: Tags) -> bool:
+    """Return whether two runs have the same tags, with values of the same type: 1 is not True."""
+    return one == other and all(type(one[key]) is type(other[key]) for key in one)
+
+
+# --- documents ----------------------------------------------------------------------------------------------------
+
+
+def refuse_document(write: PutDocument, version: int | None, write_id: str | None) -> Committed | Superseded | None:
+    """Return the result of a write that changes no document, or None if it is applied.
+
+    `version` and `write_id` are those of the stored document, None if there is none.
+    """
+    if version is None and write.body is None:
+        return Committed()  # deleted before, or never there
+    if version is not None and write_id == write.write_id and write.body is not None:
+        return Committed(version=version)
+    return None if write.base == (version or 0) else Superseded()
+
+
+def is_due_earlier(due_at: float | None, before: float | None) -> bool:
+    """Return whether a document became due earlier by a write, so that a change hint is needed."""
+    return due_at is not None and (before is None or due_at < before)
 
 
 # --- topics --------------------------------------------------------------------------------------------------------
@@ -435,9 +531,11 @@ def assignment(event: TopicEvent, target: str) -> Message:
 def wakes(message: Message, run: RunState) -> bool:
     """Return whether a message makes a run due.
 
-    A held run waits for a resume or a cancel. A run whose generation has not started waits for its time. While a
-    worker owns the run, neither applies.
+    A run that waits in a queue is never made due. A held run waits for a resume or a cancel. A run whose generation has
+    not started waits for its time. While a worker owns the run, neither applies.
     """
+    if run.waiting:
+        return False
     return not (run.held or run.awaits_first_turn) or run.owner is not None or message.kind in WAKES_HELD
 
 

@@ -57,8 +57,10 @@ class CreateRun(Struct, frozen=True, gc=False):
 
     With `place` the run waits in a queue: it has no owner and no `wake_at`, whatever the record says, until an `Admit`
     takes its place. The id is checked before the queue and its dedupe key. If the key is taken (see `Place`), no run is
-    created, and the result is `Joined`. The store remembers the `created_by` of the last start that joined a place.
-    A queue whose last admission found `max_waiting` places refuses new places.
+    created, observed or replaced, and the result is `Joined`. The store remembers the `created_by` of the last start
+    that changed a place by joining it ("replace" or `debounce`): its repetition joins that place again, admitted or
+    not. A queue whose last admission found `max_waiting` places refuses new places. Without `place` the run has no
+    queue, whatever the record says.
 
     Idempotent by `created_by`.
     Results: `Created`; `IdTaken` (not observed, not replaced); `AlreadyEnded` if a repeated call observes a run that
@@ -149,9 +151,10 @@ class CommitTurn(Struct, frozen=True, gc=False, kw_only=True):
 class DeliverMessage(Struct, frozen=True, kw_only=True):
     """Put a message into a run's inbox and make the run due.
 
-    A held run is woken only by a resume or a cancel. So is a run whose generation has not started: a message does not
-    shorten the delay of a new run or the backoff before its next attempt. `limit` is the maximum number of unread
-    events and assignments of the event's name; other messages are never refused.
+    A run that waits in a queue is not woken (see Queues in the protocol). A held run is woken only by a resume or a
+    cancel. So is a run whose generation has not started: a message does not shorten the delay of a new run or the
+    backoff before its next attempt. `limit` is the maximum number of unread events and assignments of the event's name;
+    other messages are never refused.
 
     Idempotent by the message's id, also after it was consumed, until the id is pruned.
     Results: `MessageDelivered`, `AlreadyEnded`, `RunMissing` or `LimitReached`.
@@ -212,8 +215,8 @@ class RewindRun(Struct, frozen=True, kw_only=True):
     stay.
 
     If the run has ended and `place` is given, it waits in that queue until an `Admit` takes its place; its queue,
-    partition and priority are those of the place. A run that has not ended keeps its place or slot, and `place` is
-    ignored. `QueueMissing` if the queue is unknown: nothing was changed.
+    partition and priority are those of the place, which has no dedupe key. A run that has not ended keeps its place or
+    slot, and `place` is ignored. `QueueMissing` if the queue is unknown: nothing was changed. A full queue accepts it.
 
     Idempotent by `turn_id`. Results: `Committed`, `Superseded`, `RunMissing` or `QueueMissing`.
     """
@@ -335,14 +338,15 @@ class Admit(Struct, frozen=True, kw_only=True):
     """Admit waiting runs of a queue, as a plan says that was made from its `QueueView` of version `base`.
 
     First, up to `promote` delayed places with `eligible_at <= now` become eligible, with new place numbers in the order
-    of (eligible_at, number). Then each take marks the first places of its partition, in the order of (priority,
-    number), as held, up to its count. Places that are not eligible, have expired, or belong to held runs or to runs
-    that `serves` does not contain are skipped; at most the first `scan` places of a partition are examined. Another
-    transaction's lock ends a take early: a place is never passed over because of a lock. An admitted run is due at
-    `now`, does not wait any more, and has the gate of this write. Takes with count 0 store the partition's state, too.
+    of (eligible_at, number). Then each take, of another partition each, marks the first places of its partition, in the
+    order of (priority, number), as held, up to its count. Places that are not eligible, have expired, or belong to held
+    runs or to runs that `serves` does not contain are skipped; at most the first `scan` places of a partition are
+    examined. Another transaction's lock ends a take early: a place is never passed over because of a lock. An admitted
+    run is due at `now`, does not wait any more, and has the gate of this write. Takes with count 0 store the
+    partition's state, too, also of a partition that the store does not know.
 
     The store writes `state`, the numbers of runs taken, and a new version. `tolerance`: with a `now` that differs from
-    the store's clock by more seconds, nothing is done.
+    the store's clock by more seconds, nothing is done: `Superseded`.
 
     Not idempotent: a repeated call is `Superseded`. Results: `Admitted`, `Superseded` or `QueueMissing`.
     """
@@ -363,8 +367,8 @@ class Admit(Struct, frozen=True, kw_only=True):
 class ConfigureQueue(Struct, frozen=True, kw_only=True):
     """Create a queue, or change its settings, its override or its pause. Each of the three is replaced as given.
 
-    `base` is the version that the caller has read; 0 creates the queue. All partitions with waiting runs become ready,
-    because a limit may have risen.
+    `base` is the version that the caller has read; 0 creates the queue, with version 1. All partitions with waiting
+    runs become ready, because a limit may have risen.
 
     Idempotent if the stored values equal the given ones. Results: `Committed` with the new version, or `Superseded`.
     """
@@ -379,7 +383,7 @@ class ConfigureQueue(Struct, frozen=True, kw_only=True):
 class ConfigurePartition(Struct, frozen=True, kw_only=True):
     """Set or remove the override of one partition of a queue. Changes the version of the queue.
 
-    Idempotent. Results: `Committed` or `QueueMissing`.
+    The partition may be new. Idempotent: an equal override changes nothing. Results: `Committed` or `QueueMissing`.
     """
 
     queue: str
@@ -390,7 +394,8 @@ class ConfigurePartition(Struct, frozen=True, kw_only=True):
 class Requeue(Struct, frozen=True, kw_only=True):
     """Give a waiting run another priority. It keeps its place number. Results: `Committed`, `NotQueued`, `RunMissing`.
 
-    `queue` must be the queue of the run, otherwise `NotQueued`. Idempotent.
+    `queue` must be the queue of the run, otherwise `NotQueued`. A run that holds a slot is `NotQueued`, too, unless it
+    has this priority. Idempotent.
     """
 
     run_id: str
@@ -401,8 +406,9 @@ class Requeue(Struct, frozen=True, kw_only=True):
 class LeaveQueue(Struct, frozen=True, kw_only=True):
     """Take a run out of its queue: its slot is free, or a run that waits is due at once without a slot.
 
-    `queue` must be the queue of the run. The run keeps the name of its queue and loses its gate. Idempotent only in its
-    effect: a repeated call is `NotQueued`. Results: `Committed`, `NotQueued` or `RunMissing`.
+    `queue` must be the queue of the run. The run keeps the name of its queue and loses its gate. A waiting run is not
+    held any more: it processes its `pause` itself. Idempotent only in its effect: a repeated call is `NotQueued`.
+    Results: `Committed`, `NotQueued` or `RunMissing`.
     """
 
     run_id: str

@@ -18,17 +18,21 @@ from perdure.testing.contract.commit_turn import CommitTurnCases
 from perdure.testing.contract.create_run import CreateRunCases
 from perdure.testing.contract.dead_letters import DeadLetterCases, KeyCases, ReplayCases
 from perdure.testing.contract.delete_run import DeleteRunCases
+from perdure.testing.contract.documents import DocumentCases
 from perdure.testing.contract.end_run import EndRunCases
 from perdure.testing.contract.fan_out import FanOutCases, ReleaseCases
+from perdure.testing.contract.filters import FilterCases, FilterPageCases
 from perdure.testing.contract.finalization import FinalizationCases, ObserverCases
 from perdure.testing.contract.followers import FollowerCases
 from perdure.testing.contract.history import HistoryCases
 from perdure.testing.contract.inbox import InboxCases
+from perdure.testing.contract.lists import ListCases
 from perdure.testing.contract.mailbox_limits import MailboxLimitCases
 from perdure.testing.contract.queries import ChangeHintCases, QueryCases, ValueCases
 from perdure.testing.contract.replace_run import ReplaceRunCases
 from perdure.testing.contract.rewind import RewindCases
 from perdure.testing.contract.streams import PublishedCases, StreamCases
+from perdure.testing.contract.tags import TagCases
 from perdure.testing.contract.topics import PublishCases, TopicQueueCases
 from perdure.testing.contract.waiting_runs import WaitingRunCases
 from perdure.testing.contract.workers import WorkerCases
@@ -62,6 +66,11 @@ class StoreContract(
     WorkerCases,
     QueryCases,
     WaitingRunCases,
+    TagCases,
+    FilterCases,
+    FilterPageCases,
+    ListCases,
+    DocumentCases,
     ChangeHintCases,
     FollowerCases,
     ValueCases,

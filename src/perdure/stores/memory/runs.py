@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import islice
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from perdure.model.records import Entry, Message, PublishedValue, RunRecord
+from perdure.model.records import Entry, Hold, Message, PublishedValue, RunRecord, queue_hint
+from perdure.stores import queue_rules
 from perdure.stores import semantics as rules
 from perdure.stores.memory.due_queue import DueQueue
+from perdure.stores.memory.run_index import RunIndex
 from perdure.stores.memory.streams import RunOutputs
-from perdure.stores.paging import Key
 from perdure.stores.protocol import Claim
 from perdure.stores.results import Committed, RunMissing, RunRetained, Snapshot, StoredEntry, UnfinalizedRun
 from perdure.stores.writes import Observer
@@ -96,6 +97,7 @@ class MemoryRun(Struct):
             held=record.held is not None,
             has_executed=record.first_executed_at is not None or record.generation > 0,
             awaits_first_turn=record.first_executed_at is None,
+            waiting=record.waiting,
         )
 
     def turn_at(self, position: int) -> str | None:
@@ -127,7 +129,7 @@ class MemoryRuns:
 
     def __init__(self) -> None:
         self._runs: dict[str, MemoryRun] = {}
-        self._due: dict[tuple[str, str, int], DueQueue] = defaultdict(DueQueue)  # by pool, workflow and version
+        self._due: dict[tuple[str, str, str, int], DueQueue] = defaultdict(DueQueue)  # pool, gate, workflow, version
         self._prunable = DueQueue()
         self._unfinalized: set[str] = set()
         self._held: dict[str, None] = {}
@@ -137,7 +139,7 @@ class MemoryRuns:
         self._expiring: list[tuple[float, str, str]] = []  # time, run and key of published values
         self.owned: dict[str, set[str]] = defaultdict(set)
         self.owned_with_messages: dict[str, set[str]] = defaultdict(set)
-        self.by_age: list[Key] = []
+        self.index = RunIndex(lambda id: self._runs[id].record.created_at)
         self.changed: set[str] = set()
 
     def __getitem__(self, id: str) -> MemoryRun:
@@ -151,13 +153,14 @@ class MemoryRuns:
     def add(self, record: RunRecord) -> MemoryRun:
         """Add a new run with this row and return it."""
         run = self._runs[record.id] = MemoryRun(record)
-        insort(self.by_age, (record.created_at, record.id))
+        self.index.add(record)
         self._index(run)
         return run
 
     def put(self, run: MemoryRun, record: RunRecord, *, has_messages: bool = False) -> None:
         """Replace the run's row. `has_messages`: its owner has unseen messages."""
         self._unindex(run)
+        self.index.replace(run.record, record)
         run.record = record
         run.has_messages = has_messages
         self._index(run)
@@ -185,9 +188,19 @@ class MemoryRuns:
         run.numbers[message.id] = number
         wake_at = rules.earliest(run.record.wake_at, now) if woken else run.record.wake_at
         has_messages = run.has_messages or (woken and run.record.owner is not None)
-        self.put(run, replace(run.record, last_message_no=number, wake_at=wake_at), has_messages=has_messages)
+        held = run.record.held
+        if run.record.waiting:
+            held = queue_rules.held_while_waiting(held, message.kind)
+            self._note_resumed(run.record, held)
+        record = replace(run.record, last_message_no=number, wake_at=wake_at, held=held)
+        self.put(run, record, has_messages=has_messages)
         self.changed.add(run.record.id)
         return number
+
+    def _note_resumed(self, record: RunRecord, held: Hold | None) -> None:
+        """Notify the queue of a waiting run that is not held any more."""
+        if record.held is not None and held is None and record.queue is not None:
+            self.changed.add(queue_hint(record.queue))
 
     def consume(self, run: MemoryRun, number: int, now: float) -> Message | None:
         """Remove a message from the inbox and return it, or None. Its id is retained until it is pruned."""
@@ -211,7 +224,7 @@ class MemoryRuns:
 
     def _unindex(self, run: MemoryRun) -> None:
         record = run.record
-        self._due[record.pool, record.workflow, record.version].put(record.id, None)
+        self._due[record.pool, record.gate, record.workflow, record.version].put(record.id, None)
         self._prunable.put(record.id, None)
         self._unfinalized.discard(record.id)
         self._held.pop(record.id, None)
@@ -236,23 +249,23 @@ class MemoryRuns:
             if run.has_messages:
                 self.owned_with_messages[record.owner].add(record.id)
         else:
-            self._due[record.pool, record.workflow, record.version].put(record.id, record.wake_at)
-            if record.held is not None:
+            self._due[record.pool, record.gate, record.workflow, record.version].put(record.id, record.wake_at)
+            if record.held is not None and not record.waiting:
                 self._held[record.id] = None
 
     # deleting
 
-    def prune(self, now: float, limit: int) -> int:
-        """Delete up to `limit` finalized runs whose `prune_at` has passed and whose parent is not open."""
-        pruned = 0
+    def prune(self, now: float, limit: int) -> list[str]:
+        """Delete up to `limit` finalized runs that have expired and whose parent is not open; return their ids."""
+        pruned: list[str] = []
         skipped: list[tuple[float, str]] = []
-        while pruned < limit and (head := self._prunable.head()) is not None and head[0] <= now:
+        while len(pruned) < limit and (head := self._prunable.head()) is not None and head[0] <= now:
             self._prunable.put(head[1], None)
             if self._has_open_parent(self._runs[head[1]].record):
                 skipped.append(head)
             else:
                 self.remove(self._runs[head[1]])
-                pruned += 1
+                pruned.append(head[1])
         for at, id in skipped:
             self._prunable.put(id, at)
         return pruned
@@ -279,7 +292,7 @@ class MemoryRuns:
         """Delete a run with all that it owns."""
         del self._runs[run.record.id]
         self._unindex(run)
-        del self.by_age[bisect_left(self.by_age, (run.record.created_at, run.record.id))]
+        self.index.remove(run.record)
 
     def delete_expired_values(self, now: float) -> None:
         """Delete published values that have expired."""
@@ -302,18 +315,21 @@ class MemoryRuns:
 
     def take_due(self, claim: Claim) -> list[str]:
         """Remove due runs that match the claim from the queues and return their ids, earliest first."""
-        queues = [self._due[claim.pool, workflow, version] for workflow, version in set(claim.workflows)]
+        free = {"": claim.limit, **dict(claim.gates)}  # by gate
+        pairs = set(claim.workflows)
+        queues = [(gate, self._due[claim.pool, gate, *pair]) for gate in free for pair in pairs]
         due_by = claim.now if claim.due_by is None else claim.due_by
         due: list[str] = []
         skipped: list[tuple[DueQueue, float, str]] = []
         while len(due) < claim.limit:
-            heads = [(*head, queue) for queue in queues if (head := queue.head()) is not None]
-            at, id, queue = min(heads, key=lambda head: head[:2], default=(due_by + 1.0, "", DueQueue()))
+            heads = [(*head, *each) for each in queues if free[each[0]] > 0 and (head := each[1].head()) is not None]
+            at, id, gate, queue = min(heads, key=lambda head: head[:2], default=(due_by + 1.0, "", "", DueQueue()))
             if at > due_by:
                 break
             queue.put(id, None)
-            if claim.shards is None or self._runs[id].record.shard in claim.shards:
+            if gate or claim.shards is None or self._runs[id].record.shard in claim.shards:
                 due.append(id)
+                free[gate] -= 1
             else:
                 skipped.append((queue, at, id))
         for queue, at, id in skipped:
@@ -322,7 +338,7 @@ class MemoryRuns:
 
     def next_wake(self, pool: str) -> float | None:
         """Return when the earliest run without an owner in this pool is due, or None."""
-        heads = (due.head() for (of_pool, _, _), due in self._due.items() if of_pool == pool)
+        heads = (due.head() for (of_pool, *_), due in self._due.items() if of_pool == pool)
         return min((head[0] for head in heads if head is not None), default=None)
 
     def held_for(self, kind: str, workflows: frozenset[tuple[str, int]]) -> list[MemoryRun]:
@@ -338,10 +354,6 @@ class MemoryRuns:
         """Return a page of the ids of attached children that have not ended."""
         return heapq.nsmallest(limit, (id for id in self._children.get(parent, ()) if after is None or id > after))
 
-    def keys_of(self, ids: Iterable[str]) -> list[Key]:
-        """Return the keys of these runs, oldest first."""
-        return sorted((self._runs[id].record.created_at, id) for id in ids)
-
     def snapshot(self, id: str) -> Snapshot | None:
         """Return the run with its history and inbox, or None."""
         run = self._runs.get(id)
@@ -349,11 +361,12 @@ class MemoryRuns:
             return None
         return Snapshot(run.record, run.position, _entries(run.rows.values()), tuple(run.inbox.values()))
 
-    def history(self, id: str, after: int) -> list[StoredEntry]:
-        """Return the entries after this position, without markers."""
+    def history(self, id: str, after: int, limit: int | None) -> list[StoredEntry]:
+        """Return up to `limit` entries after this position, without markers."""
         run = self._runs.get(id)
         rows = run.rows.items() if run else ()
-        return [StoredEntry(at, row.entry) for at, row in rows if at > after and row.entry is not None]
+        found = (StoredEntry(at, row.entry) for at, row in rows if at > after and row.entry is not None)
+        return list(islice(found, limit))
 
 
 def _held_for(record: RunRecord, kind: str, workflows: frozenset[tuple[str, int]]) -> bool:

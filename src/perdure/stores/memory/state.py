@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from perdure.clock import Clock
 from perdure.errors import StoreError
 from perdure.model.records import DeadLetter, WorkerRecord
+from perdure.stores.memory.documents import MemoryDocuments
+from perdure.stores.memory.queues import MemoryQueues
 from perdure.stores.memory.runs import MemoryRuns
 from perdure.stores.memory.topics import MemoryTopics
 from perdure.stores.paging import check_limit
 
 
 class MemoryState:
-    """Runs, topics, workers and dead letters."""
+    """Runs, topics, documents, queues, workers and dead letters."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
         self.runs = MemoryRuns()
         self.topics = MemoryTopics(self.runs)
+        self.documents = MemoryDocuments()
+        self.queues = MemoryQueues(self.runs)
         self.workers: dict[str, WorkerRecord] = {}
         self.dead_letters: dict[str, DeadLetter] = {}
 

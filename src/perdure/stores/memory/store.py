@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import secrets
 import threading
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import islice
 
 from msgspec.structs import replace
 
 from perdure.clock import SYSTEM_CLOCK, Clock
 from perdure.errors import StoreError
+from perdure.model.awaited import parse_awaited
+from perdure.model.documents import Document
 from perdure.model.queries import RunQuery
+from perdure.model.queue_records import PlaceCursor, PlaceRecord, QueueSummary, QueueView
 from perdure.model.records import (
     ChangeCallback,
     DeadLetter,
@@ -37,16 +40,16 @@ from perdure.stores.memory.state import MemoryState
 from perdure.stores.memory.writes import apply
 from perdure.stores.paging import (
     Key,
+    check_document_page,
     check_limit,
-    created_between,
     cursor_after,
     key_of,
-    matches_hold,
-    matches_wait,
-    statuses_of,
+    matches_query,
+    required_terms,
+    without_payloads,
 )
 from perdure.stores.pending import PendingMethods
-from perdure.stores.protocol import Claim
+from perdure.stores.protocol import SCAN_LIMIT, Claim
 from perdure.stores.results import (
     ClaimedRun,
     Committed,
@@ -55,6 +58,7 @@ from perdure.stores.results import (
     RunRetained,
     Snapshot,
     StoredEntry,
+    TopicSummary,
     UnfinalizedRun,
     WriteResult,
 )
@@ -71,7 +75,7 @@ class MemoryStore(PendingMethods):
         self._followed_runs = FollowedRuns("memory")  # no other process has this store
         self._opened = 0
         self._shards: int | None = None
-        self._state = MemoryState()
+        self._state = MemoryState(clock)
         self._runs = self._state.runs
         self._workers = self._state.workers
         self._keys: dict[str, list[SigningKey]] = {}
@@ -106,7 +110,7 @@ class MemoryStore(PendingMethods):
         rules.check_batch(batch)
         with self._lock:
             results = [apply(self._state, write) for write in batch]
-            changed = self._runs.take_changed()
+            changed = self._runs.take_changed() | self._state.documents.take_hints()
         self._notify(changed)
         if self._followed_runs:
             self._followed_runs.on_committed(map(rules.run_of, batch))
@@ -127,7 +131,7 @@ class MemoryStore(PendingMethods):
 
     async def history(self, run_id: str, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         with self._lock:
-            return self._runs.history(run_id, after)
+            return self._runs.history(run_id, after, None if limit is None else check_limit(limit))
 
     # due and claim
 
@@ -229,25 +233,47 @@ class MemoryStore(PendingMethods):
         last = key_of(query.after) if query.after is not None else None
         with self._lock:
             page: list[RunRecord] = []
+            examined = None
+            scanned = 0
             for record in self._newest_first(query, last):
-                if _matches(query, record):
-                    if len(page) == limit:
-                        return RunPage(tuple(page), cursor_after(page[-1].created_at, page[-1].id))
-                    page.append(record)
-            return RunPage(tuple(page))
+                found = matches_query(query, record)
+                if examined is not None and (scanned == SCAN_LIMIT or (found and len(page) == limit)):
+                    return RunPage(tuple(page), cursor_after(examined.created_at, examined.id), scanned=scanned)
+                if found:
+                    page.append(without_payloads(record) if bare else record)
+                examined = record
+                scanned += 1
+            return RunPage(tuple(page), scanned=scanned)
+
+    async def count(self, query: RunQuery, cap: int) -> int:
+        check_limit(cap)
+        with self._lock:
+            matching = (record for record in self._newest_first(query, None) if matches_query(query, record))
+            return sum(1 for _ in islice(matching, cap))
 
     def _newest_first(self, query: RunQuery, last: Key | None) -> Iterator[RunRecord]:
-        keys, awaited = self._runs.by_age, query.awaited
-        if awaited is not None and awaited.kind == "event" and awaited.name is not None:
-            keys = self._runs.keys_of(self._state.topics.subscribers(awaited.name))
-        end = len(keys) if last is None else bisect_left(keys, last)
-        return (self._runs[keys[i][1]].record for i in range(end - 1, -1, -1))
+        ids = self._runs.index.newest_first(query, last, self._candidates(query))
+        return (self._runs[id].record for id in ids)
 
-    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
+    def _candidates(self, query: RunQuery) -> Iterator[Collection[str]]:
+        """Return sets of ids, each of which has all runs that match the query."""
+        awaited = [query.awaited] if query.awaited is not None else []
+        for term in required_terms(query.filter):
+            if term.key == "worker" and isinstance(term.value, str):
+                yield self._runs.owned.get(term.value, ())
+            if term.key == "waiting" and term.value is not None:
+                awaited.append(parse_awaited(term.value))
+        for each in awaited:
+            if each.kind == "event" and each.name is not None:
+                yield self._state.topics.subscribers(each.name)
+
+    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> list[str]:
         with self._lock:
+            self._state.documents.prune(now)
             self._runs.delete_expired_values(now)
             self._runs.delete_consumed_ids(now - keep_ids_for)
             self._state.topics.prune(now, keep_ids_for)
+            self._state.queues.prune(now)
             return self._runs.prune(now, limit)
 
     async def delete_run(self, run_id: str) -> Committed | RunMissing | RunRetained:
@@ -301,6 +327,56 @@ class MemoryStore(PendingMethods):
             run = self._runs.get(run_id)
             return run.outputs.stream(name, start, check_limit(limit)) if run is not None else []
 
+    async def topics(self, after: str | None = None, limit: int = 100) -> list[TopicSummary]:
+        with self._lock:
+            return self._state.topics.summaries(after, check_limit(limit))
+
+    # documents
+
+    async def document(self, kind: str, document_id: str) -> Document | None:
+        with self._lock:
+            return self._state.documents.get(kind, document_id)
+
+    async def documents(
+        self, kind: str, after: str | None = None, limit: int = 100, *, due_by: float | None = None
+    ) -> list[Document]:
+        limit = check_document_page(after, limit, due_by)
+        with self._lock:
+            if due_by is not None:
+                return self._state.documents.due(kind, due_by, limit)
+            return self._state.documents.page(kind, after, limit)
+
+    # queues
+
+    async def queues(self) -> list[QueueSummary]:
+        with self._lock:
+            return self._state.queues.summaries()
+
+    async def queue_view(self, name: str, now: float, limit: int = 100) -> QueueView | None:
+        with self._lock:
+            return self._state.queues.view(name, now, check_limit(limit))
+
+    async def places(
+        self,
+        name: str,
+        partition: str | None = None,
+        after: PlaceCursor | None = None,
+        limit: int = 100,
+        *,
+        held: bool = False,
+    ) -> list[PlaceRecord]:
+        with self._lock:
+            return self._state.queues.places(name, partition, after, check_limit(limit), held=held)
+
+    async def place(self, run_id: str) -> PlaceRecord | None:
+        with self._lock:
+            place = self._state.queues.place(run_id)
+            return None if place is None else place.row
+
+    async def places_ahead(self, run_id: str, cap: int = 1000) -> int:
+        with self._lock:
+            return self._state.queues.places_ahead(run_id, cap)
+
     # dead letters
 
     async def dead_letters(
@@ -324,19 +400,3 @@ class MemoryStore(PendingMethods):
 
 def _is_later(wake_at: float | None, now: float) -> bool:
     return wake_at is None or wake_at > now
-
-
-def _matches(query: RunQuery, record: RunRecord) -> bool:
-    statuses = statuses_of(query)
-    since, until = created_between(query)
-    return (
-        (statuses is None or record.status in statuses)
-        and query.workflow in (None, record.workflow)
-        and query.parent in (None, record.parent)
-        and (query.id_prefix is None or record.id.startswith(query.id_prefix))
-        and (since is None or record.created_at >= since)
-        and (until is None or record.created_at < until)
-        and matches_hold(query, record)
-        and matches_wait(query, record)
-        and all(record.tags.get(key) == value for key, value in (query.tags or {}).items())
-    )

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from perdure.model.records import Subscription, TopicEvent
 from perdure.stores import semantics as rules
 from perdure.stores.memory.runs import ActiveSubscription, MemoryRun, MemoryRuns
-from perdure.stores.results import EventPublished, LimitReached, WriteResult
+from perdure.stores.results import EventPublished, LimitReached, TopicSummary, WriteResult
 from perdure.stores.writes import FanOut, PublishEvent
 
 
@@ -275,6 +275,12 @@ class MemoryTopics:
         offsets = [offset for offset in topic.events if offset > after] if topic is not None else []
         return [topic.events[offset].event for offset in offsets[:limit]] if topic is not None else []
 
+    def summaries(self, after: str | None, limit: int) -> list[TopicSummary]:
+        """Return a page of the topics that have queued events or waiting runs, in order of name."""
+        names = sorted(name for name in self._topics if after is None or name > after)
+        found = (_summary(name, self._topics[name]) for name in names)
+        return list(islice((each for each in found if each.queued or each.waiting), limit))
+
     def unfinished(self, limit: int) -> list[TopicEvent]:
         """Return events whose fan-out is unfinished, in order of topic and offset."""
         names = sorted(name for name, topic in self._topics.items() if topic.unfinished)
@@ -291,6 +297,11 @@ class MemoryTopics:
         while self._deleted and self._deleted[0][0] + keep_ids_for <= now:
             _, name, id = heapq.heappop(self._deleted)
             del self._topics[name].offsets[id]
+
+
+def _summary(name: str, topic: MemoryTopic) -> TopicSummary:
+    queued = sum(stored.queued for stored in topic.events.values())
+    return TopicSummary(name, queued, len({each.run_id for each in topic.subscriptions.values()}))
 
 
 def _may_have(run: MemoryRun, event: TopicEvent) -> bool:

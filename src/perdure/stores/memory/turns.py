@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from perdure.model.records import RunRecord
 from perdure.model.turns import TurnExtras
 from perdure.stores import semantics as rules
+from perdure.stores.memory.queue_writes import depart
 from perdure.stores.memory.runs import MemoryRun
 from perdure.stores.memory.state import MemoryState
 from perdure.stores.results import Committed, RunMissing, WriteResult
@@ -35,6 +36,8 @@ def commit_turn(state: MemoryState, turn: CommitTurn) -> WriteResult:
         record = rules.restarted(record, turn.continue_as)
     if turn.continue_as is not None or extras.dropped:
         record = replace(record, fence=run.position)
+    if extras.tags:
+        record = rules.tagged(record, extras.tags)
     if turn.patch is not None:
         _patch(state, run, record, turn, turn.patch)
     elif run.has_messages and not has_messages:
@@ -107,7 +110,10 @@ def _patch(state: MemoryState, run: MemoryRun, record: RunRecord, turn: CommitTu
         error=patch.error,
         ended_at=patch.ended_at,
         updated_at=turn.now,
+        gate="" if ended else record.gate,
     )
+    if ended:
+        depart(state, record.id)
     state.runs.put(run, patched, has_messages=unseen and patched.owner is not None)
     if ended or (patched.owner is None and patched.wake_at is not None):
         state.runs.changed.add(record.id)

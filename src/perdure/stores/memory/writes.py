@@ -5,6 +5,16 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from perdure.stores import semantics as rules
+from perdure.stores.memory.queue_writes import (
+    admit,
+    arrive,
+    configure_partition,
+    configure_queue,
+    depart,
+    leave_queue,
+    refuse_place,
+    requeue,
+)
 from perdure.stores.memory.runs import MemoryRun
 from perdure.stores.memory.state import MemoryState
 from perdure.stores.memory.turns import commit_turn, consume
@@ -19,25 +29,33 @@ from perdure.stores.results import (
     LimitReached,
     MessageDelivered,
     ObserverAdded,
+    QueueMissing,
     RunMissing,
     Superseded,
     WriteResult,
 )
 from perdure.stores.writes import (
+    Admit,
     AppendStream,
     CommitTurn,
+    ConfigurePartition,
+    ConfigureQueue,
     CreateRun,
     DeliverMessage,
     EndRun,
     FanOut,
     FinalizeRun,
+    LeaveQueue,
     Observer,
     ObserveRunEnd,
     PublishEvent,
+    PutDocument,
     ReleaseRun,
     ReplayDeadLetter,
+    Requeue,
     RewindRun,
     SupersedeStream,
+    TagRun,
     Write,
 )
 
@@ -71,13 +89,32 @@ def apply(state: MemoryState, write: Write) -> WriteResult:
             return _append(state, write)
         case SupersedeStream():
             return _supersede(state, write)
+        case PutDocument():
+            return state.documents.put(write)
+        case TagRun():
+            return _tag(state, write)
+        case Admit():
+            return admit(state, write)
+        case ConfigureQueue():
+            return configure_queue(state, write)
+        case ConfigurePartition():
+            return configure_partition(state, write)
+        case Requeue():
+            return requeue(state, write)
+        case LeaveQueue():
+            return leave_queue(state, write)
 
 
 def _create(state: MemoryState, write: CreateRun) -> WriteResult:
     record = write.record
     run = state.runs.get(record.id)
     position, last_message_no = 0, write.received
-    if run is not None and rules.can_replace(write, run.record, run.needs_finalization):
+    replaces = run is not None and rules.can_replace(write, run.record, run.needs_finalization)
+    if write.place is not None and (run is None or replaces):
+        refused = refuse_place(state, write, write.place)
+        if refused is not None:
+            return refused
+    if run is not None and replaces:
         position, last_message_no = run.position + 1, run.record.last_message_no
         state.runs.remove(run)
         run = None
@@ -87,10 +124,13 @@ def _create(state: MemoryState, write: CreateRun) -> WriteResult:
         return rules.already_ended(run.record)
     if run is None:
         last = last_message_no + len(write.inbox)
-        run = state.runs.add(rules.initial_record(record, state.alive(record.owner), last, position))
+        alive = state.alive(record.owner)
+        run = state.runs.add(rules.initial_record(record, alive, last, position, place=write.place))
         run.position = position
         _set_initial_history(run, write, last_message_no)
-        if run.record.owner is None:
+        if write.place is not None:
+            arrive(state, record.id, write.place, record.created_at)
+        elif run.record.owner is None:
             state.runs.changed.add(record.id)
     if write.observer is not None:
         run.observers[write.observer] = None
@@ -139,6 +179,7 @@ def _end(state: MemoryState, write: EndRun) -> WriteResult:
     run.prune_at = None if write.prune_after is None else write.now + write.prune_after
     run.orphaned_children = started
     state.topics.unsubscribe_all(run)
+    depart(state, write.run_id)
     state.runs.put(run, rules.terminated(run.record, write, run.position))
     state.runs.changed.add(write.run_id)
     return Committed()
@@ -174,6 +215,9 @@ def _rewind(state: MemoryState, write: RewindRun) -> WriteResult:
         return Committed()
     if run.position != write.base:
         return Superseded()
+    place = write.place if run.record.status.terminal else None  # an open run keeps its place or slot
+    if place is not None and state.queues.get(place.queue) is None:
+        return QueueMissing()
     dropped = frozenset(write.dropped)
     for at in [at for at, row in run.rows.items() if row.entry is not None and row.entry.location in dropped]:
         del run.rows[at]
@@ -186,6 +230,8 @@ def _rewind(state: MemoryState, write: RewindRun) -> WriteResult:
     for location in dropped:
         run.outputs.supersede(location)
     state.runs.put(run, rules.rewound(run.record, run.state().has_executed, write, run.position))
+    if place is not None:
+        arrive(state, write.run_id, place, write.now)
     state.runs.changed.add(write.run_id)
     return Committed()
 
@@ -247,4 +293,14 @@ def _supersede(state: MemoryState, write: SupersedeStream) -> WriteResult:
     if run is None:
         return RunMissing()
     run.outputs.supersede(write.location, write.writer)
+    return Committed()
+
+
+def _tag(state: MemoryState, write: TagRun) -> WriteResult:
+    run = state.runs.get(write.run_id)
+    if run is None:
+        return RunMissing()
+    if run.record.owner is not None:
+        return Superseded()
+    state.runs.put(run, rules.tagged(run.record, write.tags))
     return Committed()

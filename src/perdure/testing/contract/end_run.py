@@ -115,10 +115,10 @@ class EndRunCases(ContractCase):
         await store.commit([run("r"), deliver(kind="resume"), end(prune_after=100.0)])
         await store.commit([run("r3", owner="a"), turn(0, entry(), id="r3", patch=succeeded())])
         await store.commit([run("r4", owner="a"), turn(0, entry(), id="r4", patch=suspended(prune_at=200.0))])
-        assert await store.prune(249.0) == 0
-        assert await store.prune(250.0) == 1
-        assert await store.prune(300.0) == 1
-        assert await store.prune(9e9) == 0, "r3 has no prune_at, r4 has not ended"
+        assert await store.prune(249.0) == []
+        assert len(await store.prune(250.0)) == 1
+        assert len(await store.prune(300.0)) == 1
+        assert await store.prune(9e9) == [], "r3 has no prune_at, r4 has not ended"
         found = await store.records(["r", "r1", "r3", "r4"])
         assert [row.id if row else None for row in found] == [None, None, "r3", "r4"]
 
@@ -130,7 +130,7 @@ class EndRunCases(ContractCase):
                 [run(id, owner="a"), deliver(id=id), turn(0, entry(), id=id, patch=succeeded(prune_at=200.0))]
             )
             await store.commit([finalize(id, consumed=(1,))])
-        assert [await store.prune(200.0, limit=2) for _ in range(4)] == [2, 2, 1, 0]
+        assert [len(await store.prune(200.0, limit=2)) for _ in range(4)] == [2, 2, 1, 0]
         assert await store.history("r0") == []
         assert await store.commit([run("r0", created_by="another", owner="a")]) == [Created(owned=True)]
         snapshot = await load(store, "r0")
