@@ -126,7 +126,7 @@ async def nudge(
             try:
                 if wait.kind == "event" and wait.name is not None:
                     name = wait.name.split(",")[0]
-                    await client.send(record.id, BY_NAME[name](f"nudge/{record.id}/{round}"))
+                    await client.send(record.id, BY_NAME[name](f"nudge/{record.id}/{round}/{name}"))
                 elif wait.kind == "deferred" and wait.name is not None:
                     await client.complete(await client.deferred_token(record.id, wait.name), round)
             except (RunTerminated, RunNotFound, StoreError):
