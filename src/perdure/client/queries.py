@@ -12,6 +12,7 @@ from perdure.client.session import ClientSession
 from perdure.client.views import (
     CancelRequest,
     HistoryEntry,
+    Reason,
     RunDescription,
     RunList,
     Suspended,
@@ -34,6 +35,8 @@ from perdure.stores.results import StoredEntry, UnreadableRun
 from perdure.workflows.definition import Workflow
 from perdure.workflows.types import Complete, error_view
 
+MAX_STEPS_EXPLAINED = 100  # of a run with many steps on other workers
+
 
 class QueryClient:
     """The calls of a client that change nothing; `Client` documents them."""
@@ -55,7 +58,7 @@ class QueryClient:
             shown = error_view(error, self._session.codec, self._session.known_types.raised_types(record))
             return Complete(record.status, value, shown, cancel_reason_of(record))
         if record.status is RunStatus.SUSPENDED:
-            return Suspended(waiting_reasons(record, await self._has_live_worker(record)))
+            return Suspended(await self._reasons(record))
         return None
 
     async def result(
@@ -120,7 +123,7 @@ class QueryClient:
 
     async def describe(self, run_id: str) -> RunDescription:
         record = await self._session.get_run(run_id)
-        reasons = waiting_reasons(record, await self._has_live_worker(record))
+        reasons = await self._reasons(record)
         published, codec = await self.published(record.id, None, None), self._session.codec
         may_be_cancelled = _may_be_cancelled(record)
         history: Sequence[StoredEntry] = ()
@@ -128,6 +131,21 @@ class QueryClient:
             history = await self._session.read(lambda: self._session.store.history(record.id))
         cancel = await self._find_cancel(record, history) if may_be_cancelled else None
         return describe_run(record, codec, reasons, published, cancel, running_heartbeats(history, codec))
+
+    async def _reasons(self, record: RunRecord) -> tuple[Reason, ...]:
+        """Return why a run waits. For steps on other workers also why these do not progress."""
+        reasons = waiting_reasons(record, await self._has_live_worker(record))
+        suspended = record.status is RunStatus.SUSPENDED
+        ids = [wait.name for wait in record.waits if wait.kind == "step" and wait.name is not None] if suspended else []
+        if not ids:
+            return reasons
+        internal = await self._session.read(lambda: self._session.store.records(ids[:MAX_STEPS_EXPLAINED]))
+        found: dict[str, Reason] = {}  # by text: many steps may wait for the same worker
+        for each in internal:
+            if isinstance(each, RunRecord) and each.status is not RunStatus.RUNNING:
+                of_step = waiting_reasons(each, await self._has_live_worker(each))
+                found.update((reason.text, reason) for reason in of_step if reason.kind not in ("start", "step"))
+        return (*reasons, *found.values())
 
     async def _find_cancel(self, record: RunRecord, history: Sequence[StoredEntry]) -> CancelRequest | None:
         """Return the cancel of a run, if its record does not show it."""

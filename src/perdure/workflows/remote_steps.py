@@ -156,7 +156,7 @@ def find_step_workflow(name: str) -> Workflow[Any, Any] | None:
 
     Raises `WorkflowMisuse` if several modules define the step.
     """
-    step = REMOTE_STEPS.find(name.removeprefix(REMOTE_WORKFLOW), STEP_VERSION)
+    step = REMOTE_STEPS.find(step_name(name), STEP_VERSION)
     return None if step is None else _workflow_for(step.declared_name, step.settings.pool or DEFAULT_POOL)
 
 
@@ -165,8 +165,13 @@ def is_step_workflow(name: str) -> bool:
     return name.startswith(REMOTE_WORKFLOW)
 
 
+def step_name(workflow: str) -> str:
+    """Return the name of the step that an internal workflow executes."""
+    return workflow.removeprefix(REMOTE_WORKFLOW)
+
+
 def step_workflow_versions() -> tuple[tuple[str, int], ...]:
-    """Return name and version of the internal workflows of all imported steps. One that is defined twice is left out."""
+    """Return name and version of the internal workflows of all imported steps that are defined once."""
     return tuple((REMOTE_WORKFLOW + name, version) for name, version in REMOTE_STEPS.unambiguous())
 
 
@@ -226,11 +231,11 @@ class AttemptBody(StepBody):
         self.initial_notes = request.notes
 
     @property
-    def returns(self) -> Any:  # type: ignore[override]
+    def returns(self) -> Any:
         return self._body.returns
 
     @property
-    def missing_type(self) -> str | None:  # type: ignore[override]
+    def missing_type(self) -> str | None:
         return self._body.missing_type
 
 

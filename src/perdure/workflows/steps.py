@@ -336,10 +336,10 @@ def _declare_remote(step: Step[Any, Any]) -> None:
         return
     module, qualname = step_origin(step.body.fn)
     what = f"step {step.name!r}"
+    if "." in qualname.rpartition("<locals>.")[2] and step.binds != "nothing":
+        refuse_pool(step.settings, f"{what} is a method")
     if not module or not qualname or "<" in qualname:
         refuse_pool(step.settings, f"{what} is defined inside a function")
-    if "." in qualname and step.binds != "nothing":
-        refuse_pool(step.settings, f"{what} is a method")
     if step.settings.context == "inherit":
         raise InvalidArgument(f"{what} has a pool, so context variables cannot reach it; remove context='inherit'")
     step.declared_name = step.name
