@@ -13,6 +13,7 @@ from perdure import (
     RunQuery,
     RunStatus,
     StepFailed,
+    StepInterrupted,
     WorkflowMisuse,
     current_step,
     step,
@@ -99,10 +100,10 @@ async def thumbnails(ctx: Context, names: list[str]) -> list[int]:
 @on_every_store
 async def test_a_body_executes_on_a_worker_of_the_pool(h):
     engine = await h.engine(thumbnails)
-    worker = await gpu_worker(h)
+    await gpu_worker(h)
     run = await engine.start(thumbnails, ["a", "b"], id="order")
     assert await h.run_to_end(run) == [50, 50]
-    assert {each.engine for each in h.executions} == {worker.number}
+    assert {each.engine for each in h.executions} == {2}
     assert SEEN == [
         ("order", "thumbnails", "render", 1, "order/0/render"),
         ("order", "thumbnails", "render#1", 1, "order/0/render#1"),
@@ -241,8 +242,8 @@ async def test_a_cancelled_run_cancels_the_body(h):
     run = await engine.start(waits, id="r")
     await h.drive(STARTED[0].wait())
     assert await h.drive(run.cancel())
-    await h.drive(_ends(engine, "r", RunStatus.CANCELLED))
-    await h.drive(_ends(engine, "r/0/endless", RunStatus.CANCELLED))
+    await _ends(h, engine, "r", RunStatus.CANCELLED)
+    await _ends(h, engine, "r/0/endless", RunStatus.CANCELLED)
     assert CANCELLED == ["endless"]
 
 
@@ -257,13 +258,13 @@ async def test_the_loser_of_a_race_is_cancelled(h):
     engine = await h.engine(races)
     await gpu_worker(h)
     assert await h.run_to_end(await engine.start(races, id="r")) == "limit"
-    await h.drive(_ends(engine, "r/0/race/work/endless", RunStatus.CANCELLED))
+    await _ends(h, engine, "r/0/race/work/endless", RunStatus.CANCELLED)
     assert len(CANCELLED) == 1
 
 
-async def _ends(engine: Engine, run_id: str, status: RunStatus) -> None:
-    while await engine.status(run_id) is not status:
-        await engine._session.clock.sleep(0.1)
+async def _ends(h: Harness, engine: Engine, run_id: str, status: RunStatus) -> None:
+    while await h.drive(engine.status(run_id)) is not status:
+        await h.clock.advance(1)
 
 
 @on_every_store
@@ -320,6 +321,79 @@ async def test_a_step_that_holds_its_run_gets_new_attempts_elsewhere(h):
     assert SEEN[3][3] == 1
     internal = await h.drive(engine.runs(RunQuery(internal=True, parent="r")))
     assert {each.id for each in internal} >= {"r/0/flaky", "r/0/flaky#2", "r/0/flaky#3", "r/0/flaky#4"}
+
+
+@step(pool="gpu", retry=None)
+async def copies() -> int:
+    now = current_step()
+    SEEN.append((now.run_id, str(now.last_heartbeat), now.location, now.attempt, now.idempotency_key))
+    if now.last_heartbeat is None:
+        now.heartbeat({"page": 3})
+        await asyncio.Event().wait()
+    return int(now.last_heartbeat["page"])
+
+
+@on_every_store
+async def test_another_worker_of_the_pool_gets_the_heartbeat_after_a_crash(h):
+    @workflow
+    async def copying(ctx: Context) -> int:
+        return await copies()
+
+    engine = await h.engine(copying)
+    worker = await gpu_worker(h)
+    run = await engine.start(copying, id="r")
+    await h.clock.advance(5)
+    await h.crash(worker)
+    await gpu_worker(h)
+    assert await h.run_to_end(run) == 3
+    assert [(each[1], each[3]) for each in SEEN] == [("None", 1), ("{'page': 3}", 1)]
+
+
+@step(pool="gpu", at_most_once=True)
+async def once() -> None:
+    SEEN.append((current_step().run_id, "", current_step().location, current_step().attempt, ""))
+    await asyncio.Event().wait()
+
+
+@on_every_store
+async def test_a_crash_in_an_at_most_once_body_raises_step_interrupted(h):
+    @workflow
+    async def only_once(ctx: Context) -> str:
+        with pytest.raises(StepInterrupted):
+            await once()
+        return "interrupted"
+
+    engine = await h.engine(only_once)
+    worker = await gpu_worker(h)
+    run = await engine.start(only_once, id="r")
+    await h.clock.advance(5)
+    await h.crash(worker)
+    await gpu_worker(h)
+    assert await h.run_to_end(run) == "interrupted"
+    assert len(SEEN) == 1
+
+
+@on_every_store
+async def test_a_crash_of_the_calling_worker_does_not_repeat_the_body(h):
+    @workflow
+    async def waits(ctx: Context) -> int:
+        return await seven()
+
+    engine = await h.engine(waits)
+    await gpu_worker(h)
+    run_id = (await engine.start(waits, id="r")).id
+    await h.clock.advance(2)
+    await h.crash(engine)
+    second = await h.engine(waits)
+    await h.clock.advance(60)
+    assert await h.drive(second.result(run_id)) == 7
+    assert len(SEEN) == 1
+
+
+@step(pool="gpu")
+async def seven() -> int:
+    SEEN.append((current_step().run_id, "", current_step().location, current_step().attempt, ""))
+    return 7
 
 
 def test_what_no_other_process_can_find_is_refused():

@@ -41,7 +41,7 @@ from perdure.workflows.commands import Command
 from perdure.workflows.context import Context
 from perdure.workflows.deferreds import DECLARED_TYPES
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, Workflow
-from perdure.workflows.remote_steps import encode_arguments
+from perdure.workflows.remote_steps import encode_arguments, encode_unchecked_arguments
 from perdure.workflows.rollback import ROLLBACK_SCOPES
 from perdure.workflows.start_options import NO_OPTIONS, StartOptions, split_keywords
 from perdure.workflows.steps import StepCall, inherits_context
@@ -386,6 +386,8 @@ class ContextApi:
             call.read_outcome = partial(as_complete, outcome, start.definition, start.codec)
         detail = msgspec.json.encode({"of": compensation.of})
         call.close()  # the request below replaces awaiting it
+        if call.step.settings.pool is not None:
+            call.arguments = encode_unchecked_arguments(call, self._state.start.codec)
         return self._entries.request("step", call.step.name, escape_segment(call.step.name), call=call, detail=detail)
 
     def request_stop_children(self) -> Any:

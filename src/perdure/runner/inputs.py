@@ -26,7 +26,7 @@ from perdure.model.turns import (
 from perdure.runner import limits
 from perdure.runner.completions import CompletionApplier
 from perdure.runner.pending import PendingEntry
-from perdure.runner.remote_attempts import is_remote
+from perdure.runner.remote_attempts import awaits_result, is_remote
 from perdure.runner.state import RunnerState
 from perdure.workflows.children import encode_child_detail, encode_child_outcome
 
@@ -339,6 +339,8 @@ class InputApplier:
         if pending is None or pending.target != message.target or self._loop.stopped:
             return
         if pending.kind != "children":
+            if is_remote(pending) and not awaits_result(pending):
+                return
             if message.name != _awaited_id(pending):
                 return  # from a child of an earlier run with the id of this one
             self._complete_child(pending, msgspec.json.decode(message.body or b"{}", type=RunResult), now)

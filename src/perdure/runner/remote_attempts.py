@@ -80,6 +80,7 @@ class RemoteAttempts:
         """Note that no internal run of this entry executes."""
         if pending.running:
             self._attempts.end(pending)
+        self._attempts.unschedule(pending.location)
         pending.detail = _with_child(pending.detail, _child_of(pending.detail).get("id", ""), attached=False)
         pending.action = pending.awaited = None
 
@@ -87,6 +88,11 @@ class RemoteAttempts:
         """Keep the number of starts of an exhausted step that gets its attempts again: ids of runs must differ."""
         notes = decode_notes(self._codec, pending.notes)
         pending.notes = encode_notes(self._codec, replace(notes, starts=notes.starts + pending.attempts))
+
+
+def awaits_result(pending: PendingEntry) -> bool:
+    """Return whether an attempt is under way. Its end may be reported twice: by a message, and by a repeated start."""
+    return pending.due_at is None and pending.detail != EXHAUSTED
 
 
 def is_remote(pending: PendingEntry) -> bool:

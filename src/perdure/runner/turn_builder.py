@@ -91,9 +91,11 @@ class TurnBuilder:
         assert call is not None
         if call.step.settings.pool is not None:
             return self._entries.remote.start(pending)
-        notes = pending.notes if pending.notes is not None else call.step.body.initial_notes
+        body, notes, error = call.step.body, pending.notes, pending.error
         key = f"{self._state.info.id}/{pending.generation}/{location}"
-        return RunStep(location, pending.attempt, pending.name, call, key, notes, pending.error)
+        return RunStep(
+            location, pending.attempt, pending.name, call, key, notes or body.initial_notes, error or body.initial_error
+        )
 
     # --- waiting
 

@@ -51,6 +51,7 @@ class StepRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     idempotency_key: str
     arguments: bytes
     notes: bytes | None = None
+    last_error: ErrorRecord | None = None
     timeout: float | None = None
     retry_on_timeout: bool = False
     heartbeat_timeout: float | None = None
@@ -80,6 +81,14 @@ def encode_arguments(call: StepCall, codec: Codec) -> bytes:
     return call.step.body.parameters.encode(codec, call.args, call.kwargs, f"arguments of step {call.name!r}")
 
 
+def encode_unchecked_arguments(call: StepCall, codec: Codec) -> bytes:
+    """Return the arguments of a call by a rollback. If they do not fit, the attempt fails where it executes."""
+    try:
+        return encode_arguments(call, codec)
+    except InvalidPayload:
+        return codec.encode({"args": call.args, "kwargs": call.kwargs}, what=f"arguments of step {call.name!r}")
+
+
 def build_start(call: StepCall, pending: RemoteAttempt, number: int, info: RunInfo, codec: Codec) -> StartChild:
     """Return the start of the internal run that executes an attempt.
 
@@ -96,6 +105,7 @@ def build_start(call: StepCall, pending: RemoteAttempt, number: int, info: RunIn
         idempotency_key=f"{info.id}/{target}",
         arguments=call.arguments,
         notes=pending.notes,
+        last_error=pending.error,
         timeout=settings.timeout,
         retry_on_timeout=settings.retry_on_timeout,
         heartbeat_timeout=settings.heartbeat_timeout,
@@ -127,6 +137,8 @@ class RemoteAttempt(Protocol):
     def attempt(self) -> int: ...
     @property
     def notes(self) -> bytes | None: ...
+    @property
+    def error(self) -> ErrorRecord | None: ...
 
 
 def _internal_id(origin: str, target: str, suffix: str) -> str:
@@ -195,12 +207,9 @@ async def _execute_attempt(step: Step[Any, Any], request: StepRequest, codec: Co
         args, kwargs = step.body.parameters.decode(codec, request.arguments, f"arguments of step {step.name!r}")
     except InvalidPayload as refused:
         return AttemptResult(error=error_to_record(refused, codec, location=request.location))
-    retry = None
-    if request.retries:
-        retry = dataclasses.replace(step.settings.retry or Retry(), max_elapsed=request.max_elapsed)
     settings = dataclasses.replace(
         step.settings,
-        retry=retry,
+        retry=_build_retry(step.settings.retry or Retry(), request) if request.retries else None,
         timeout=request.timeout,
         retry_on_timeout=request.retry_on_timeout,
         heartbeat_timeout=request.heartbeat_timeout,
@@ -216,6 +225,13 @@ async def _execute_attempt(step: Step[Any, Any], request: StepRequest, codec: Co
     return result
 
 
+def _build_retry(declared: Retry, request: StepRequest) -> Retry:
+    """Return the declared policy with the time limit of the call. It decides which errors may be retried."""
+    if declared.retry_until(0.0) == request.max_elapsed:
+        return declared
+    return dataclasses.replace(declared, max_elapsed=request.max_elapsed)
+
+
 class AttemptBody(StepBody):
     """The body of a step as its internal run executes it: `current_step()` in it is the step of the calling run.
 
@@ -228,7 +244,9 @@ class AttemptBody(StepBody):
     def __init__(self, body: StepBody, request: StepRequest, codec: Codec) -> None:
         super().__init__(_as_called(body, request))
         self._body = body
+        self.request = request
         self.initial_notes = request.notes
+        self.initial_error = request.last_error
 
     @property
     def returns(self) -> Any:
@@ -254,12 +272,14 @@ def _as_called(body: StepBody, request: StepRequest) -> Callable[..., Any]:
             _current_step.set(CalledStep(_current_step.get(), request))
             return await fn(*args, **kwargs)
 
+        call_async.__name__ = getattr(fn, "__name__", type(fn).__name__)
         return call_async
 
     def call(*args: Any, **kwargs: Any) -> Any:
         _current_step.set(CalledStep(_current_step.get(), request))
         return fn(*args, **kwargs)
 
+    call.__name__ = getattr(fn, "__name__", type(fn).__name__)
     return call
 
 

@@ -21,6 +21,7 @@ from perdure.codec.annotations import describe_missing_return, enclosing_names, 
 from perdure.codec.parameters import Parameters
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.locations import escape_segment
+from perdure.model.records import ErrorRecord
 from perdure.model.validation import check_name, check_seconds
 from perdure.retry import Retry
 from perdure.workflows.durable_call import DurableCall
@@ -80,12 +81,13 @@ class StepKeywords(TypedDict, total=False):
 class StepBody:
     """The function of a step, with properties that are computed once.
 
-    `reports_attempt`: every end of an attempt is recorded as a result (`remote_steps.AttemptBody`). `initial_notes` are
-    the notes of earlier attempts that the first one gets.
+    `reports_attempt`: every end of an attempt is recorded as a result (`remote_steps.AttemptBody`). The first attempt
+    gets `initial_notes` and `initial_error` of the attempts before it, which another run has made.
     """
 
     reports_attempt = False
     initial_notes: bytes | None = None
+    initial_error: ErrorRecord | None = None
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
