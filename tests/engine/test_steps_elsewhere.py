@@ -9,6 +9,7 @@ from perdure import (
     Context,
     CriticalError,
     Engine,
+    EngineConfig,
     Retry,
     RunQuery,
     RunStatus,
@@ -228,6 +229,31 @@ async def test_arguments_that_do_not_fit_fail_the_call(h):
     engine = await h.engine(wrong)
     assert await h.run_to_end(await engine.start(wrong, id="r")) == "caught"
     assert await h.drive(engine.history("r")) == []
+
+
+@step(pool="gpu", retry=Retry(max_attempts=2, initial=1, jitter=0))
+async def large(text: str) -> int:
+    now = current_step()
+    if now.attempt == 1:
+        now.heartbeat("h" * 15_000)
+        raise ValueError("e" * 15_000)
+    return len(text)
+
+
+@on_every_store
+async def test_arguments_near_the_limit_are_refused_or_arrive(h):
+    """What earlier attempts have left is dropped if the request is too large with it."""
+
+    @workflow
+    async def near(ctx: Context) -> int:
+        with pytest.raises(InvalidPayload, match="arguments of step 'large'"):
+            await large("x" * 15_000)
+        return await large("x" * 10_000)
+
+    config = EngineConfig(max_payload_bytes=20_000)
+    engine = await h.engine(near, config=config)
+    await gpu_worker(h, config=config)
+    assert await h.run_to_end(await engine.start(near, id="r")) == 10_000
 
 
 @on_every_store

@@ -13,10 +13,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perdure.codec import Codec
 from perdure.codec.failures import INTERRUPTED, error_to_record
@@ -34,6 +35,8 @@ from perdure.workflows.steps import REMOTE_STEPS, STEP_VERSION, Step, StepBody, 
 REMOTE_WORKFLOW = "~step/"
 """What the names of internal workflows of steps begin with."""
 DEFAULT_POOL = "default"
+MAX_SHORT_MESSAGE = 500  # characters
+REQUEST_BYTES = 4096  # of a request, besides arguments, notes and the last error: names and ids
 RETENTION_SECONDS = 3600.0  # of an internal run, after its end
 
 
@@ -77,16 +80,22 @@ class AttemptResult(Struct, frozen=True, omit_defaults=True):
 
 
 def encode_arguments(call: StepCall, codec: Codec) -> bytes:
-    """Return the arguments of a call as a payload. Raises `InvalidPayload` if they do not fit the annotations."""
-    return call.step.body.parameters.encode(codec, call.args, call.kwargs, f"arguments of step {call.name!r}")
+    """Return the arguments of a call as a payload.
+
+    Raises `InvalidPayload` if they do not fit the annotations, or are too large for a request.
+    """
+    what = f"arguments of step {call.name!r}"
+    arguments = call.step.body.parameters.encode(codec, call.args, call.kwargs, what)
+    codec.encode(arguments + bytes(REQUEST_BYTES), what=what)
+    return arguments
 
 
 def encode_unchecked_arguments(call: StepCall, codec: Codec) -> bytes:
     """Return the arguments of a call by a rollback. If they do not fit, the attempt fails where it executes."""
     try:
         return encode_arguments(call, codec)
-    except InvalidPayload:
-        return codec.encode({"args": call.args, "kwargs": call.kwargs}, what=f"arguments of step {call.name!r}")
+    except InvalidPayload as refused:
+        return codec.encode({"refused": str(refused)})
 
 
 def build_start(call: StepCall, pending: RemoteAttempt, number: int, info: RunInfo, codec: Codec) -> StartChild:
@@ -118,12 +127,22 @@ def build_start(call: StepCall, pending: RemoteAttempt, number: int, info: RunIn
         fallback_id=None if info.origin == info.id else _internal_id(info.origin, target, suffix),
         workflow=REMOTE_WORKFLOW + call.step.declared_name,
         version=STEP_VERSION,
-        input=codec.encode({"request": request}, what=f"arguments of step {call.name!r}"),
+        input=_encode_request(request, codec),
         attached=True,
         created_by=child_creation_id(info.origin, info.incarnation, target + suffix),
         target=target,
         definition=_workflow_for(call.step.declared_name, settings.pool),
     )
+
+
+def _encode_request(request: StepRequest, codec: Codec) -> bytes:
+    """Return the payload of an internal run. Without what earlier attempts have left if it is too large with that."""
+    for fitting in (request, replace(request, last_error=None), replace(request, last_error=None, notes=None)):
+        try:
+            return codec.encode({"request": fitting})
+        except InvalidPayload:
+            continue
+    raise AssertionError("the size of the arguments was checked when the step was called")
 
 
 class RemoteAttempt(Protocol):
@@ -258,9 +277,30 @@ class AttemptBody(StepBody):
 
 
 def encode_attempt(done: StepDone, codec: Codec) -> StepDone:
-    """Return the end of an attempt as the successful result of the internal run's step."""
+    """Return the end of an attempt as the successful result of the internal run's step.
+
+    What is too large to be recorded is left out: first of an error its traceback, then everything but its type and the
+    beginning of its message. A value that is too large fails the attempt.
+    """
     result = AttemptResult(done.value, done.error, done.retryable, done.notes, done.retry_until)
-    return StepDone(done.location, done.attempt, codec.encode(result, what=f"result of step {done.location}"))
+    what = f"result of step {done.location}"
+    refused: InvalidPayload | None = None
+    for fitting in _smaller_results(result):
+        try:
+            return StepDone(done.location, done.attempt, codec.encode(fitting, what=what))
+        except InvalidPayload as error:
+            refused = refused or error
+    error = ErrorRecord("InvalidPayload", str(refused)[:MAX_SHORT_MESSAGE], location=done.location)
+    return StepDone(done.location, done.attempt, codec.encode(AttemptResult(error=error), what=what))
+
+
+def _smaller_results(result: AttemptResult) -> Iterator[AttemptResult]:
+    yield result
+    if result.error is not None:
+        yield replace(result, error=replace(result.error, traceback=""))
+        short = ErrorRecord(result.error.type, result.error.message[:MAX_SHORT_MESSAGE], location=result.error.location)
+        yield replace(result, error=short)
+        yield replace(result, error=short, notes=None)
 
 
 def _as_called(body: StepBody, request: StepRequest) -> Callable[..., Any]:
