@@ -21,6 +21,7 @@ if _TYPE_CHECKING:  # for type checkers and editors; tests compare it with _EXPO
     from perdure.errors import JoinError as JoinError
     from perdure.errors import PerdureError as PerdureError
     from perdure.errors import QueueFull as QueueFull
+    from perdure.errors import QueueNotFound as QueueNotFound
     from perdure.errors import RaceError as RaceError
     from perdure.errors import RequestRejected as RequestRejected
     from perdure.errors import RollbackError as RollbackError
@@ -48,7 +49,9 @@ if _TYPE_CHECKING:  # for type checkers and editors; tests compare it with _EXPO
     from perdure.workflows.step_context import current_step as current_step
     from perdure.workflows.steps import step as step
     from perdure.workflows.types import Complete as Complete
-    from perdure.workflows.types import WorkQueue as WorkQueue
+    from perdure.workflows.work_queues import Debounce as Debounce
+    from perdure.workflows.work_queues import Rate as Rate
+    from perdure.workflows.work_queues import WorkQueue as WorkQueue
 
 _EXPORTS = {
     "Client": "perdure.client.client",
@@ -65,6 +68,7 @@ _EXPORTS = {
     "JoinError": "perdure.errors",
     "PerdureError": "perdure.errors",
     "QueueFull": "perdure.errors",
+    "QueueNotFound": "perdure.errors",
     "RaceError": "perdure.errors",
     "RequestRejected": "perdure.errors",
     "RollbackError": "perdure.errors",
@@ -92,7 +96,9 @@ _EXPORTS = {
     "current_step": "perdure.workflows.step_context",
     "step": "perdure.workflows.steps",
     "Complete": "perdure.workflows.types",
-    "WorkQueue": "perdure.workflows.types",
+    "Debounce": "perdure.workflows.work_queues",
+    "Rate": "perdure.workflows.work_queues",
+    "WorkQueue": "perdure.workflows.work_queues",
 }
 
 __all__ = sorted(_EXPORTS)

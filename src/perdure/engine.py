@@ -16,10 +16,12 @@ from perdure.errors import WorkflowMisuse
 from perdure.execution.catalog import Catalog
 from perdure.execution.lifespan import Lifespan, LifespanOption, check_lifespan
 from perdure.execution.local_worker import NullLocalWorker
+from perdure.execution.queue_declarations import declare_queues
 from perdure.execution.runtime import WorkerRuntime
-from perdure.model.validation import check_count, check_name, check_seconds
+from perdure.model.validation import check_count, check_public_name, check_seconds
 from perdure.stores.protocol import Store
 from perdure.workflows.definition import Workflow
+from perdure.workflows.work_queues import QUEUES, WorkQueue, check_queues
 
 LOGGER = logging.getLogger("perdure.execution")
 
@@ -32,6 +34,8 @@ class Engine(Client):
 
     `lifespan` is an async context manager, or a function of the engine that returns one. It is entered before the first
     step and exited after the last one. Steps read the value that it yields as `current_step().state`.
+
+    When it opens, it stores the settings of the work queues of the list `queues`, or of all that are imported.
     """
 
     def __init__(
@@ -44,11 +48,14 @@ class Engine(Client):
         pool: str = "default",
         clock: Clock = SYSTEM_CLOCK,
         concurrency: int | None = None,
+        queues: Iterable[WorkQueue] | None = None,
         _wait_for_store: bool = False,
     ) -> None:
         super().__init__(url, config=config, clock=clock)
         self._session.wait_for_store = _wait_for_store
-        self._pool = check_name("a pool", pool)
+        self._pool = check_public_name("a pool", pool)
+        self._queues = check_queues(queues)
+        self._session.declares_queue = lambda queue: self._queues is None or queue in self._queues
         self._catalog = Catalog(workflows)
         self._session.known_types.use(self._catalog.own, own_only=not self._catalog.is_open)
         self._concurrency = None if concurrency is None else check_count("concurrency", concurrency)
@@ -63,6 +70,7 @@ class Engine(Client):
         runtime: WorkerRuntime | None = None
         try:
             state = await self._enter_lifespan()
+            await self._declare_queues()
             runtime = self._build_runtime()
             runtime.coordinator.executor.state = state
             await runtime.start(retry_forever=self._session.wait_for_store)
@@ -119,6 +127,13 @@ class Engine(Client):
             await self._exit_lifespan()
         except Exception:
             LOGGER.exception("Lifespan failed on exit; the resources that it opened may still be open")
+
+    async def _declare_queues(self) -> None:
+        """Store the settings of the queues of this engine. A process without queues makes no call."""
+        declared = {each.name: each.settings for each in (QUEUES.all() if self._queues is None else self._queues)}
+        if declared:
+            retry = self._session.wait_for_store
+            await declare_queues(self._session.store_session, declared, retry_forever=retry)
 
     def _build_runtime(self) -> WorkerRuntime:
         """Build the worker over the open store, without starting it."""

@@ -5,6 +5,7 @@
     │   └── InvalidArgument     an invalid name, duration or option (also a ValueError)
     ├── InvalidPayload          a value does not match its type, or cannot be encoded
     ├── RunNotFound             no run has this id
+    ├── QueueNotFound           no work queue of this store has this name
     ├── RunTerminated           the run has ended and accepts no more input
     ├── RunConflict             the id belongs to a run of another workflow or payload
     │   └── RunInUse            the run cannot be deleted: it is open, or its parent is
@@ -21,7 +22,7 @@
     ├── ChildFailed             the awaited child run failed or was cancelled
     ├── HistoryDiverged         the code requests an operation that differs from the recorded history
     ├── InvalidToken            the token of a deferred is forged or unknown
-    ├── QueueFull               a mailbox or topic has reached its limit
+    ├── QueueFull               a mailbox, topic or work queue has reached its limit
     ├── RecordedError           a recorded error whose type cannot be reconstructed
     └── StoreError              a store call failed (`retryable`: it may succeed later)
 
@@ -55,6 +56,16 @@ class RunNotFound(PerdureError):
     def __init__(self, run_id: str) -> None:
         super().__init__(f"no run has the id {run_id!r}; it was never started in this store, or it has been pruned")
         self.run_id = run_id
+
+
+class QueueNotFound(PerdureError):
+    """No work queue of this store has this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"no work queue of this store has the name {name!r}; declare WorkQueue({name!r}) in an engine or worker"
+        )
+        self.name = name
 
 
 class RunTerminated(PerdureError):
@@ -228,7 +239,7 @@ class InvalidToken(PerdureError):
 
 
 class QueueFull(PerdureError):
-    """A topic has reached its limit of pending events, or a mailbox that of pending events of this name."""
+    """A topic, a mailbox (of events of one name) or a work queue holds as much as its limit allows."""
 
 
 class RecordedError(PerdureError):

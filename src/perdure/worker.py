@@ -17,14 +17,15 @@ from perdure.errors import WorkflowMisuse
 from perdure.execution.lifespan import LifespanOption
 from perdure.stores.protocol import Store
 from perdure.workflows.definition import Workflow
+from perdure.workflows.work_queues import WorkQueue
 
 
 class Worker:
     """Executes runs. Use `await Worker(url).run()` until SIGTERM or SIGINT, or `async with Worker(url):`.
 
     You may start it before its store: opening retries until the store is available. It raises `WorkflowMisuse` if it
-    would have to choose between two definitions of one workflow name and version. `lifespan` is as for an `Engine`; the
-    function gets the worker.
+    would have to choose between two definitions of one workflow name and version. `lifespan` and `queues` are as for an
+    `Engine`; the function gets the worker.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Worker:
         config: EngineConfig | None = None,
         lifespan: LifespanOption | None = None,
         *,
+        queues: Iterable[WorkQueue] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         store = open_store(url, clock, owns_loop=True)
@@ -47,6 +49,7 @@ class Worker:
             pool=pool,
             clock=clock,
             concurrency=concurrency,
+            queues=queues,
             _wait_for_store=True,
         )
         self._engine._lifespan_owner = self

@@ -26,7 +26,7 @@ from perdure.model.records import (
 from perdure.model.turns import TurnExtras
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.protocol import Store
-from perdure.stores.results import IdTaken, Snapshot, UnfinalizedRun
+from perdure.stores.results import Committed, IdTaken, Snapshot, UnfinalizedRun
 from perdure.stores.sql_rows import unpack
 from perdure.stores.sqlite.rows import pack
 from perdure.stores.sqlite.store import SqliteStore
@@ -41,12 +41,14 @@ from perdure.stores.writes import (
     Observer,
     ObserveRunEnd,
     PublishEvent,
+    PutDocument,
     RedirectedEvent,
     ReleaseRun,
     ReplayDeadLetter,
     RewindRun,
     RunPatch,
     SupersedeStream,
+    TagRun,
     Write,
 )
 from perdure.testing.contract.builders import claim, entry, receive, run, worker
@@ -123,6 +125,8 @@ subscriptions = st.lists(
 published_values = st.lists(
     st.builds(PublishedValue, st.sampled_from("kl"), st.binary(max_size=1), st.none() | times), max_size=1
 ).map(tuple)
+tags = st.dictionaries(st.sampled_from(["n", "flag"]), st.integers(0, 3) | st.booleans() | st.just("2"), max_size=2)
+tag_changes = st.dictionaries(st.sampled_from(["n", "flag"]), st.none() | st.integers(0, 3) | st.just(True), max_size=2)
 extras = st.builds(
     TurnExtras,
     dropped=st.just(()) | st.lists(locations, max_size=2).map(tuple),
@@ -132,6 +136,7 @@ extras = st.builds(
     published=published_values,
     streamed=st.just(()) | items,
     dead_letters=some_dead_letters,
+    tags=st.just({}) | tag_changes,
 )
 turns = st.builds(
     CommitTurn,
@@ -235,6 +240,7 @@ writes: st.SearchStrategy[Write] = st.one_of(
         created_at=times,
         parent=st.none() | ids,
         attached=st.booleans(),
+        tags=tags,
     ),
     turns,
     turns,
@@ -255,6 +261,17 @@ writes: st.SearchStrategy[Write] = st.one_of(
         prune_after=st.none() | st.just(2.0),
     ),
     st.builds(ReleaseRun, run_id=ids, worker=workers, now=times),
+    st.builds(TagRun, run_id=ids, tags=tag_changes),
+    st.builds(
+        PutDocument,
+        kind=st.just("k"),
+        id=st.sampled_from("de"),
+        base=st.just(0) | st.just(-1),  # the version that it has; see `_with_version`
+        body=st.none() | st.binary(max_size=2),
+        write_id=st.sampled_from("vw"),
+        due_at=st.none() | times,
+        expires_at=st.none() | times,
+    ),
 )
 
 
@@ -262,10 +279,11 @@ def method_call(name: str, **arguments: st.SearchStrategy[Any]) -> st.SearchStra
     """Return a strategy of calls of this method with these arguments."""
 
     def build(**values: Any) -> StoreCall:
-        def call_store(store: Store, observed: ObservedRuns) -> Awaitable[Any]:
-            given = {**values, "batch": _aimed(values["batch"], observed)} if "batch" in values else values
-            result: Awaitable[Any] = getattr(store, name)(**given)
-            return result
+        async def call_store(store: Store, observed: ObservedRuns) -> Any:
+            given = dict(values)
+            if "batch" in values:
+                given["batch"] = [await _with_version(write, store) for write in _aimed(values["batch"], observed)]
+            return await getattr(store, name)(**given)
 
         call_store.__qualname__ = f"{name}({values})"
         return call_store
@@ -374,6 +392,14 @@ def _aimed(batch: list[Write], observed: ObservedRuns) -> list[Write]:
     return aimed
 
 
+async def _with_version(write: Write, store: Store) -> Write:
+    """Replace the base -1 of a document by its version in this store, or by one that it never had."""
+    if not isinstance(write, PutDocument) or write.base == 0:
+        return write
+    document = await store.document(write.kind, write.id)
+    return replace(write, base=10**6 if document is None else document.version)
+
+
 def _named(send: Any, id: str) -> Any:
     if isinstance(send, PublishEvent):
         return replace(send, event=replace(send.event, id=id))
@@ -381,7 +407,11 @@ def _named(send: Any, id: str) -> Any:
 
 
 def _sorted(result: Any) -> Any:
-    """Sort a list of ids: each store chooses the order of a page of released runs."""
+    """Sort a list of ids: each store chooses the order of a page of released runs. Each numbers versions in its way."""
+    if isinstance(result, list):
+        result = [
+            replace(each, version=min(each.version, 1)) if isinstance(each, Committed) else each for each in result
+        ]
     return sorted(result) if isinstance(result, list) and all(isinstance(item, str) for item in result) else result
 
 
@@ -389,7 +419,11 @@ async def _state(store: Store) -> list[Any]:
     """Read everything about the runs, topics and workers of the test."""
     return [
         await store.load(RUNS),
-        await store.runs(RunQuery()),
+        replace(await store.runs(RunQuery()), scanned=0),  # each store has its own plan
+        [await store.count(RunQuery(where=where), 10) for where in ("n>1", "n:2", "-n:*", "flag:true", "error:*")],
+        [replace(document, version=0) for document in await store.documents("k")],
+        [document.id for document in await store.documents("k", due_by=105.0)],
+        await store.topics(),
         [await store.history(id) for id in RUNS],
         [await store.inbox(id, 1) for id in RUNS],
         [(await store.owned_with_messages(id), await store.owned(id)) for id in ("a", "b")],

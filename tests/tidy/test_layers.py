@@ -26,6 +26,7 @@ LAYERS = {
     "perdure.stores.writes": 3,
     "perdure.stores.results": 3,
     "perdure.stores": 4,
+    "perdure.queues": 4,
     "perdure.execution": 4,
     "perdure.cluster": 4,
     "perdure.client": 5,
@@ -50,6 +51,8 @@ STORE_INTERFACE = ("perdure.stores", "perdure.stores.protocol", "perdure.stores.
 
 # Importer, imported, reason.
 FORBIDDEN = [
+    ("perdure.queues", "perdure.execution", "plans are pure functions; the execution layer calls them"),
+    ("perdure.queues", "perdure.clock", "plans get the time as an argument"),
     ("perdure.cli", "perdure.stores", "the outer layer uses the client, never a store"),
     ("perdure.runner", "perdure.clock", "the runner gets the time with its inputs"),
 ]

@@ -16,6 +16,9 @@ from perdure.client.dead_letters import DeadLetterClient
 from perdure.client.deferreds import DeferredClient
 from perdure.client.messages import MessageClient
 from perdure.client.queries import QueryClient
+from perdure.client.queue_reader import QueueReader
+from perdure.client.queue_views import QueueDescription
+from perdure.client.queues import QueueHandle
 from perdure.client.session import ClientSession
 from perdure.client.starts import StartClient
 from perdure.client.streams import StreamClient
@@ -62,6 +65,7 @@ class Client:
         self._deferreds = DeferredClient(session)
         self._dead_letters = DeadLetterClient(session)
         self._streams = StreamClient(session)
+        self._queue_reader = QueueReader(session)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -170,8 +174,8 @@ class Client:
         the messages. Otherwise raise `RunConflict`. With `if_exists="reject"` always raise it. With "restart_ended" an
         ended run starts a new generation with this payload; with "restart" an open run is terminated first.
         """
-        request, created = await self._starts.start(wf, args, given)
-        return Run(request.record.id, self, request.workflow, created=created)
+        request, run_id, created = await self._starts.start(wf, args, given)
+        return Run(run_id, self, request.workflow, created=created)
 
     @overload
     async def execute(self, wf: Callable[[Context], Body[R]], /, **options: Unpack[StartKeywords]) -> R: ...
@@ -504,6 +508,19 @@ class Client:
     async def rotate_keys(self) -> None:
         """Create a new signing key for the tokens of runs that start two minutes later. Older tokens stay valid."""
         await self._deferreds.rotate_keys()
+
+    # --- work queues
+
+    def queue(self, name: str) -> QueueHandle:
+        """Return a handle on a work queue: describe, pause, resume, resize, list, move, release and clear its runs.
+
+        The handle's calls raise `QueueNotFound` if the store has no queue of this name.
+        """
+        return QueueHandle(self._session, name)
+
+    async def queues(self) -> list[QueueDescription]:
+        """Return all work queues in order of name, without the states of the runs that hold their slots."""
+        return await self._queue_reader.describe_all()
 
     # --- dead letters
 

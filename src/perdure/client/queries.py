@@ -7,6 +7,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from perdure.client.queue_reader import QueueReader
 from perdure.client.run_export import export_snapshot
 from perdure.client.session import ClientSession
 from perdure.client.views import (
@@ -43,6 +44,7 @@ class QueryClient:
 
     def __init__(self, session: ClientSession) -> None:
         self._session = session
+        self._queues = QueueReader(session)
 
     async def status(self, run_id: str) -> RunStatus | None:
         record = await self._session.find_run(run_id)
@@ -134,7 +136,7 @@ class QueryClient:
 
     async def _reasons(self, record: RunRecord) -> tuple[Reason, ...]:
         """Return why a run waits. For steps on other workers also why these do not progress."""
-        reasons = waiting_reasons(record, await self._has_live_worker(record))
+        reasons = await self._own_reasons(record)
         suspended = record.status is RunStatus.SUSPENDED
         ids = [wait.name for wait in record.waits if wait.kind == "step" and wait.name is not None] if suspended else []
         if not ids:
@@ -143,9 +145,16 @@ class QueryClient:
         found: dict[str, Reason] = {}  # by text: many steps may wait for the same worker
         for each in internal:
             if isinstance(each, RunRecord) and each.status is not RunStatus.RUNNING:
-                of_step = waiting_reasons(each, await self._has_live_worker(each))
+                of_step = await self._own_reasons(each)
                 found.update((reason.text, reason) for reason in of_step if reason.kind not in ("start", "step"))
         return (*reasons, *found.values())
+
+    async def _own_reasons(self, record: RunRecord) -> tuple[Reason, ...]:
+        """Return why a run waits: in its queue, or for what its workflow awaits."""
+        if not record.waiting:
+            return waiting_reasons(record, await self._has_live_worker(record))
+        held = () if record.held is None else (Reason("held", f"held: {record.held.reason}", name=record.held.reason),)
+        return (*held, await self._queues.reason(record))
 
     async def _find_cancel(self, record: RunRecord, history: Sequence[StoredEntry]) -> CancelRequest | None:
         """Return the cancel of a run, if its record does not show it."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from perdure.client.session import ClientSession
-from perdure.errors import StoreError
+from perdure.errors import RunConflict, StoreError
 from perdure.execution.finalizer import RunFinalizer
+from perdure.execution.queue_arrivals import raise_for_place
 from perdure.execution.store_writes import build_end_run
 from perdure.model.ids import incarnation_of, new_token, with_incarnation
 from perdure.model.records import RunRecord
-from perdure.stores.results import IdTaken, WriteResult
+from perdure.stores.results import IdTaken, Joined, WriteResult
 from perdure.stores.writes import CreateRun, Predecessor
 from perdure.workflows.start_request import StartRequest, check_same_workflow
 
@@ -65,8 +66,13 @@ class RunRestarter:
             record = replace(record, created_by=created_by, generation=before.generation + 1, epoch=before.epoch + 1)
             numbered = enumerate(inbox, before.last_message_no + 1)
             inbox = tuple(replace(message, number=number) for number, message in numbered)
-        write = CreateRun(record, inbox=inbox, replaces=predecessor)
+        write = CreateRun(record, inbox=inbox, replaces=predecessor, place=request.place)
         result = await session.committer.write(write)
+        if request.place is not None:
+            raise_for_place(request.place, result)
+        if isinstance(result, Joined):
+            reason = f"the dedupe key of the start of run {record.id!r}"
+            raise RunConflict(result.run_id, reason, "use another key, or wait for the end of that run")
         if not isinstance(result, IdTaken):
             session.local_worker.run_has_messages(record.id)
         return result

@@ -25,6 +25,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perdure.errors import InvalidArgument
+from perdure.model.queue_records import Place
 from perdure.model.records import Entry, EntryStatus, Message, RunRecord
 from perdure.stores.results import Snapshot
 from perdure.stores.writes import CreateRun, RewindRun
@@ -72,7 +73,15 @@ def plan_rewind(snapshot: Snapshot, location: str, *, now: float, turn_id: str) 
         entries=(*cut.rewritten, *_stop_entries(snapshot, cut.dropped, now), _rewind_marker(cut, snapshot.record, now)),
         returned=tuple(_messages_to_return(snapshot, cut.dropped)),
         deadline_at=_renewed_deadline(snapshot.record, now),
+        place=_place_of(snapshot.record),
     )
+
+
+def _place_of(record: RunRecord) -> Place | None:
+    """Return the place of an ended run in its queue. It takes its dedupe key not again, and never expires."""
+    if record.queue is None or not record.status.terminal:
+        return None
+    return Place(queue=record.queue, partition=record.partition, priority=record.priority)
 
 
 def plan_fork(snapshot: Snapshot, location: str, *, run_id: str, created_by: str, shard: int, now: float) -> CreateRun:

@@ -22,12 +22,14 @@ from perdure.execution.committer import Committer
 from perdure.execution.local_worker import LocalWorker, NullLocalWorker
 from perdure.execution.store_session import WRITES_TIMEOUT_SECONDS, StoreSession
 from perdure.execution.waiters import ChangeFuture, RunWaiters
+from perdure.model.queue_records import QueueSettings
 from perdure.model.records import Message, RunRecord
 from perdure.model.validation import check_name, describe_value
 from perdure.runner.event_loop import WorkflowLoop
 from perdure.stores.protocol import Store
 from perdure.stores.results import Snapshot, UnreadableRun, WriteResult
 from perdure.stores.writes import DeliverMessage
+from perdure.workflows.work_queues import WorkQueue
 
 MIN_POLL_INTERVAL_SECONDS = 0.02
 POLL_BACKOFF = 0.25  # fraction of the time since the last change that passes before the next poll
@@ -100,6 +102,8 @@ class ClientSession:
         self.wait_strategy: WaitStrategy = DirectWait()
         self.open_on_use: Callable[[], None] | None = None
         self.known_types = KnownTypes()
+        self.queue_settings: dict[str, QueueSettings] = {}  # of queues that this process has not imported
+        self.declares_queue: Callable[[WorkQueue], bool] = lambda queue: False  # an engine may create its queues
         self.client_name = client_name  # as its user knows it, for error messages
         self._closed_store = open_store(url, clock)
         self._store_session: StoreSession | None = None

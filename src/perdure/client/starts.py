@@ -9,14 +9,18 @@ from typing import Any
 from perdure.client.queries import QueryClient
 from perdure.client.restarts import RunRestarter
 from perdure.client.session import ClientSession
-from perdure.errors import RunConflict, StoreError
+from perdure.errors import RunConflict, RunNotFound, RunTerminated, StoreError
+from perdure.execution.queue_arrivals import raise_for_place
+from perdure.execution.queue_declarations import create_queue
 from perdure.execution.store_writes import raise_for_delivery
 from perdure.execution.waiters import ChangeFuture
+from perdure.model.queue_records import QueueSettings
 from perdure.model.records import RunRecord
-from perdure.model.validation import check_name
-from perdure.stores.results import AlreadyEnded, Created, IdTaken, WriteResult
+from perdure.model.validation import check_name, check_public_name
+from perdure.stores.results import AlreadyEnded, Created, IdTaken, Joined, QueueMissing, WriteResult
 from perdure.stores.writes import CreateRun, DeliverMessage
 from perdure.workflows.definition import BoundWorkflow
+from perdure.workflows.queue_placement import Placement, check_partition_given
 from perdure.workflows.start_options import NO_OPTIONS, split_keywords
 from perdure.workflows.start_request import (
     StartRequest,
@@ -25,6 +29,7 @@ from perdure.workflows.start_request import (
     check_same_run,
     claimed_at_creation,
 )
+from perdure.workflows.work_queues import IMPLICIT
 
 
 class StartClient:
@@ -35,11 +40,11 @@ class StartClient:
         self._queries = queries
         self._restarter = RunRestarter(session)
 
-    async def start(self, wf: Any, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[StartRequest, bool]:
-        """Start a run. Return its request, and whether this call created the run."""
+    async def start(self, wf: Any, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[StartRequest, str, bool]:
+        """Start a run. Return its request, the id of the run, and whether this call created the run."""
         request = await self._build_request(wf, args, given)
         creating = self._create_owned(request) or self._create_unowned(request)
-        return request, await self._on_result(request, await creating)
+        return (request, *await self._on_result(request, await creating))
 
     async def execute(self, wf: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
         """Start a run and return its value.
@@ -53,8 +58,8 @@ class StartClient:
         try:
             creating = self._create_owned(request)
             if creating is None:
-                await self._on_result(request, await self._create_unowned(request))
-                record = await self._queries.wait_for_end(run_id)
+                found, _ = await self._on_result(request, await self._create_unowned(request))
+                record = await self._queries.wait_for_end(found)
             else:
                 creating.add_done_callback(partial(_wake_unless_created, ended))
                 last = await session.wait_for_end(run_id, ended, None)
@@ -77,11 +82,31 @@ class StartClient:
             found = session.known_types.latest(wf)
             wf = wf if found is None else found
         if isinstance(wf, str):
+            wf = check_public_name("a workflow's name", wf)
             workers = await session.read(session.store.workers)
             now = session.clock.now()
-            return build_start_request_by_name(wf, args, kwargs, options, workers, codec=codec, config=config, now=now)
-        now = session.clock.now()
-        return build_start_request(wf, args, kwargs, options, codec=codec, config=config, now=now)
+            request = build_start_request_by_name(
+                wf, args, kwargs, options, workers, codec=codec, config=config, now=now
+            )
+        else:
+            now = session.clock.now()
+            request = build_start_request(wf, args, kwargs, options, codec=codec, config=config, now=now)
+        if request.placement is not None:
+            await self._check_partition(request.placement)
+        return request
+
+    async def _check_partition(self, placement: Placement) -> None:
+        """Refuse a missing partition of a queue that this process has not imported."""
+        name = placement.place.queue
+        if placement.queue is not None or name.startswith(IMPLICIT):
+            return
+        session = self._session
+        settings = session.queue_settings.get(name)
+        if settings is None:
+            session.queue_settings = {each.name: each.declared for each in await session.read(session.store.queues)}
+            settings = session.queue_settings.get(name)
+        if settings is not None:  # an unknown queue is refused by the store
+            check_partition_given(name, given=placement.is_partition_given, partitioned=settings.partitioned)
 
     def _create_owned(self, request: StartRequest) -> asyncio.Future[WriteResult] | None:
         """Create the run with the local worker as its owner, so that it need not be claimed.
@@ -89,7 +114,7 @@ class StartClient:
         Returns None if the local worker cannot execute the run now.
         """
         record, workflow, worker = request.record, request.workflow, self._session.local_worker
-        if workflow is None or record.wake_at != record.created_at or request.messages:
+        if workflow is None or record.wake_at != record.created_at or request.messages or request.placement:
             return None
         owner = worker.owner_for_new_run(workflow)
         if owner is None:
@@ -102,41 +127,84 @@ class StartClient:
     def _create_unowned(self, request: StartRequest) -> asyncio.Future[WriteResult]:
         """Create the run for the first worker that claims it."""
         record = request.record
-        notify = partial(self._on_created_unowned, record.id)
+        notify = self._ignore_result if request.place is not None else partial(self._on_created_unowned, record.id)
         return self._session.committer.submit_future(
-            CreateRun(record, inbox=request.messages), notify, wait_for_store=False
+            CreateRun(record, inbox=request.messages, place=request.place), notify, wait_for_store=False
         )
 
     def _on_created_unowned(self, run_id: str, result: WriteResult | StoreError) -> None:
         if not isinstance(result, StoreError):
             self._session.local_worker.run_has_messages(run_id)
 
-    async def _on_result(self, request: StartRequest, result: WriteResult) -> bool:
-        """Return whether this call created the run. If the id is taken, do what `if_exists` says.
+    def _ignore_result(self, result: WriteResult | StoreError) -> None:
+        """A run that waits in a queue is not due: the change hint of its queue causes an admission."""
 
-        `RunConflict` if the existing run is not what the caller starts.
+    async def _on_result(self, request: StartRequest, result: WriteResult) -> tuple[str, bool]:
+        """Return the id of the run and whether this call created it. If the id is taken, do what `if_exists` says.
+
+        `RunConflict` if the existing run is not what the caller starts. `QueueFull` if its queue takes no more runs.
         """
-        while isinstance(result, IdTaken):
-            existing: RunRecord | None = result.record
-            if request.if_exists == "reject":
-                remedy = "use another id, or if_exists='observe' for a handle on that run"
-                raise RunConflict(request.record.id, "", remedy)
-            if request.if_exists != "observe":
-                existing = await self._restarter.restart(request, result.record)
-            if existing is None:
-                return True
-            check_same_run(request, existing, self._session.codec)
-            if await self._deliver(request):
-                return False
-            result = await self._create_unowned(request)
-        return isinstance(result, Created)
+        run_id = request.record.id
+        while True:
+            if isinstance(result, QueueMissing) and await self._declare_queue(request.placement):
+                result = await self._create_unowned(request)
+            elif isinstance(result, Joined):
+                if await self._join(request, result):
+                    return result.run_id, False
+                result = await self._create_unowned(request)
+            elif not isinstance(result, IdTaken):
+                if request.place is not None:
+                    raise_for_place(request.place, result)
+                return run_id, isinstance(result, Created)
+            else:
+                existing = await self._restart_existing(request, result.record)
+                if existing is None:
+                    return run_id, True
+                check_same_run(request, existing, self._session.codec)
+                if await self._deliver(request, run_id):
+                    return run_id, False
+                result = await self._create_unowned(request)
 
-    async def _deliver(self, request: StartRequest) -> bool:
+    async def _restart_existing(self, request: StartRequest, existing: RunRecord) -> RunRecord | None:
+        """Do what `if_exists` says. Return the run that has the id; None if it was restarted."""
+        if request.if_exists == "reject":
+            remedy = "use another id, or if_exists='observe' for a handle on that run"
+            raise RunConflict(request.record.id, "", remedy)
+        if request.if_exists == "observe":
+            return existing
+        return await self._restarter.restart(request, existing)
+
+    async def _join(self, request: StartRequest, joined: Joined) -> bool:
+        """Return the run with the dedupe key to the caller; False if it has ended and no longer has the key."""
+        place = request.place
+        assert place is not None
+        if place.on_duplicate == "refuse":
+            reason = f"the dedupe key {place.dedupe!r} in queue {place.queue!r}"
+            raise RunConflict(joined.run_id, reason, "use another key, or on_duplicate='existing'")
+        try:
+            return await self._deliver(request, joined.run_id)
+        except (RunTerminated, RunNotFound):
+            return False
+
+    async def _declare_queue(self, placement: Placement | None) -> bool:
+        """Create the queue of a start if it is implicit, or imported after the engine opened; return whether it was."""
+        if placement is None:
+            return False
+        session, name, queue = self._session, placement.place.queue, placement.queue
+        if name.startswith(IMPLICIT):
+            await create_queue(session.store_session, name, QueueSettings())
+        elif queue is not None and session.declares_queue(queue):
+            await create_queue(session.store_session, name, queue.settings)
+        else:
+            return False
+        return True
+
+    async def _deliver(self, request: StartRequest, run_id: str) -> bool:
         """Send the messages of the request to the existing run.
 
         Returns False if the run has ended meanwhile and `restart_ended` restarts it. Raises what `send` raises.
         """
-        session, run_id, limit = self._session, request.record.id, self._session.config.max_pending_events
+        session, limit = self._session, self._session.config.max_pending_events
         if not request.messages:
             return True
         now = session.clock.now()

@@ -41,7 +41,7 @@ class Suspended:
 class Reason:
     """One reason why a run waits, as data; `str(reason)` is its text."""
 
-    kind: str  # "timer", "retry", "event", "child", "deferred", "held", "no_worker", "start"
+    kind: str  # "timer", "retry", "event", "child", "deferred", "held", "no_worker", "start", "queue" (`QueueReason`)
     text: str
     location: str | None = None
     name: str | None = None
@@ -85,6 +85,9 @@ class RunDescription:
     cancel_reason: str | None = None
     cancel_pending: bool = False  # a cancel was requested and is not processed yet, for example because the run is held
     heartbeats: Mapping[str, HeartbeatView] = field(default_factory=dict)  # of running steps, by location
+    queue: str | None = None  # of the run's start, with its partition and priority
+    partition: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +207,9 @@ def describe_run(
         cancel_reason=cancel.reason,
         cancel_pending=cancel.pending,
         heartbeats=heartbeats or {},
+        queue=record.queue,
+        partition=record.partition,
+        priority=record.priority,
     )
 
 

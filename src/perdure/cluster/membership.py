@@ -53,6 +53,7 @@ class Membership:
         self._on_fenced: Callable[[], None] = lambda: None
         self._on_runs_available: Callable[[], None] = lambda: None
         self._on_members_changed: Callable[[], None] = lambda: None
+        self._all_others: tuple[WorkerRecord, ...] = ()  # the other live workers of all pools
         self._others: tuple[WorkerRecord, ...] = ()  # the other live workers of this pool, as of the last read
         self._refreshed_at = 0.0
         self._may_fence_at = 0.0
@@ -69,16 +70,18 @@ class Membership:
         on_fenced: Callable[[], None],
         on_runs_available: Callable[[], None],
         on_members_changed: Callable[[], None],
+        on_workers_changed: Callable[[], None],
     ) -> None:
         """Set the callbacks.
 
         `on_fenced`: the store has fenced this worker. `on_runs_available`: runs of other workers were released, or the
         lease of this worker is valid again, so that it may act on its own runs. `on_members_changed`: a worker of the
-        pool has joined or left, or has other workflows.
+        pool has joined or left, or has other workflows. `on_workers_changed`: the same of any pool.
         """
         self._on_fenced = on_fenced
         self._on_runs_available = on_runs_available
         self._on_members_changed = on_members_changed
+        self._on_workers_changed = on_workers_changed
 
     async def join(self) -> None:
         """Become a member with a new id."""
@@ -183,6 +186,10 @@ class Membership:
             self._assignments = (workflows, assigned_shards(self.id, workflows, self._others, self._shards))
         return self._assignments[1]
 
+    def live_workers(self) -> tuple[WorkerRecord, ...]:
+        """Return the workers of all pools that this worker knows to be alive, and itself."""
+        return (*self._all_others, self._record())
+
     async def refresh_members(self, now: float) -> bool:
         """Read which workers are alive, unless that was done just before; return whether the members have changed."""
         if now - self._refreshed_at < REFRESH_INTERVAL_SECONDS:
@@ -192,12 +199,12 @@ class Membership:
     def _update_members(self, workers: Sequence[WorkerRecord], now: float) -> bool:
         """Remember the live workers of this pool; return whether they or their workflows have changed."""
         before = {(other.id, other.workflows) for other in self._others}
-        self._others = tuple(
-            worker
-            for worker in workers
-            if worker.id != self.id and worker.pool == self._pool and self._is_alive(worker, now)
-        )
+        all_before = {(other.id, other.workflows) for other in self._all_others}
+        self._all_others = tuple(each for each in workers if each.id != self.id and self._is_alive(each, now))
+        self._others = tuple(each for each in self._all_others if each.pool == self._pool)
         self._refreshed_at = now
+        if {(other.id, other.workflows) for other in self._all_others} != all_before:
+            self._on_workers_changed()
         if {(other.id, other.workflows) for other in self._others} == before:
             return False
         self._assignments = None

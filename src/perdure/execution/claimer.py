@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from perdure.config import EngineConfig
 from perdure.execution.coordinator import Coordinator
 from perdure.execution.membership import MembershipProtocol
+from perdure.execution.queue_gates import QueueGates
 from perdure.model.shards import WorkflowVersions
 from perdure.stores.protocol import Claim, Store
 
@@ -40,6 +41,7 @@ class Claimer:
         pool: str,
         workflows: Callable[[], WorkflowVersions],
         on_unclaimed: Callable[[], Awaitable[None]],
+        gates: QueueGates,
     ) -> None:
         self._store = store
         self._coordinator = coordinator
@@ -47,6 +49,9 @@ class Claimer:
         self._pool = pool
         self._workflows = workflows
         self._on_unclaimed = on_unclaimed
+        self._gates = gates
+        self._gate_sweep_at = 0.0
+        self._open_gates: list[str] = []  # that had free slots at the last claim
         self._sweep = config.seconds("sweep_interval")
         self._resolution = config.seconds("timer_resolution")
         self._steal_at = 0.0
@@ -70,6 +75,7 @@ class Claimer:
             if self._has_peers and now >= self._steal_at:
                 self._steal_at = now + self._sweep
                 await self._claim_pages(now, self._workflows(), None, due_by=now - STEAL_AFTER_SWEEPS * self._sweep)
+            await self._claim_gated(now)
         except Exception:
             self._on_claim_lost()
             raise
@@ -106,9 +112,46 @@ class Claimer:
             may_be_more = len(page) == limit
         self.at_capacity = self.at_capacity or may_be_more
 
+    async def _claim_gated(self, now: float) -> None:
+        """Claim runs of queues with a limit per worker, of all shards."""
+        sweep = now >= self._gate_sweep_at
+        free_slots = self._coordinator.free_slots
+        gates = self._gates.count_free(free_slots, sweep=sweep)
+        self._open_gates = [name for name, _ in gates]
+        if not gates or free_slots <= 0:
+            return
+        self._gate_sweep_at = now + self._sweep if sweep else self._gate_sweep_at
+        page = await self._store.claim(
+            Claim(
+                worker=self._coordinator.worker,
+                now=now,
+                workflows=self._workflows(),
+                pool=self._pool,
+                shards=frozenset(),
+                limit=min(PAGE, free_slots),
+                gates=gates,
+            )
+        )
+        self._coordinator.on_runs_claimed(page, now)
+        self._gates.on_claimed(run.id for run in page)
+        self.claimed += len(page)
+
+    @property
+    def awaits_slot(self) -> bool:
+        """Whether runs may be due that are not claimed until a slot of this worker is free."""
+        return self.at_capacity or self._gates.at_limit
+
+    async def _next_wake(self) -> float | None:
+        """Return when the next run is due that this worker may claim."""
+        if not self._gates.at_limit:
+            return await self._store.next_wake(self._pool)
+        return await self._store.next_wake(self._pool, self._open_gates)
+
     async def _next_tick(self, now: float, *, has_claimed: bool) -> float:
         sweep_at = now + self._sweep
-        next_at = await self._store.next_wake(self._pool)
+        if self._gates.is_loading:  # their gates are unknown, and may have further free slots
+            sweep_at = now + self._resolution
+        next_at = await self._next_wake()
         if next_at is None or next_at > now:
             self._recheck_seconds = FIRST_RECHECK_SECONDS
             return sweep_at if next_at is None else min(sweep_at, max(next_at, now + self._resolution))

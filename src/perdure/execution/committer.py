@@ -61,13 +61,16 @@ class Committer:
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="perdure-committer")
 
-    def submit(self, write: Write, on_result: WriteCallback, *, wait_for_store: bool = True) -> None:
+    def submit(
+        self, write: Write, on_result: WriteCallback, *, wait_for_store: bool = True, once: bool = False
+    ) -> None:
         """Queue a write; `on_result` is called with its result.
 
         With `wait_for_store` the write is retried until the store is available; otherwise it fails after the attempts
-        of the retry policy.
+        of the retry policy, and with `once` after the first one: an admission must not be repeated.
         """
-        self._queue.append((write, on_result, None if wait_for_store else self._max_attempts))
+        attempts = 1 if once else None if wait_for_store else self._max_attempts
+        self._queue.append((write, on_result, attempts))
         self._pending += 1
         if len(self._queue) == 1:
             self._idle.clear()
@@ -84,7 +87,7 @@ class Committer:
         return await self.submit_future(write, on_result, wait_for_store=False)
 
     def submit_future(
-        self, write: Write, on_result: WriteCallback | None = None, *, wait_for_store: bool
+        self, write: Write, on_result: WriteCallback | None = None, *, wait_for_store: bool, once: bool = False
     ) -> asyncio.Future[WriteResult]:
         """Submit a write at once and return a future for its result.
 
@@ -104,7 +107,7 @@ class Committer:
                 else:
                     done.set_result(result)
 
-        self.submit(write, complete, wait_for_store=wait_for_store)
+        self.submit(write, complete, wait_for_store=wait_for_store, once=once)
         return done
 
     async def write_all(self, writes: Sequence[Write]) -> list[WriteResult | StoreError]:

@@ -22,10 +22,11 @@ import msgspec
 
 from perdure.codec import JSON
 from perdure.codec.failures import error_to_record_lossy
-from perdure.errors import QueueFull, RunConflict, RunNotFound, RunTerminated, StoreError
+from perdure.errors import QueueFull, RunConflict, RunNotFound, RunTerminated, StoreError, WorkflowMisuse
 from perdure.execution.local_worker import LocalWorker
 from perdure.execution.open_children import OpenChild, is_of_earlier_run, open_children
 from perdure.execution.periodic import is_cancelled_from_outside
+from perdure.execution.queue_arrivals import raise_for_place, refuse_cycle
 from perdure.execution.retry_queue import WriteCallback
 from perdure.execution.store_session import StoreSession
 from perdure.execution.store_writes import build_end_run, cancel_message, publish_event, raise_for_delivery
@@ -58,6 +59,7 @@ from perdure.workflows.start_request import StartRequest, build_child_start_requ
 
 LOGGER = logging.getLogger("perdure.execution")
 T = TypeVar("T")
+EXPECTED_ERRORS = (RunNotFound, RunTerminated, RunConflict, QueueFull, WorkflowMisuse)  # by the workflow
 CHILD_CHUNK = 64  # children per iteration of the event loop
 
 EffectOutcome = StepDone | AwaitingResult | ChildIdTaken
@@ -154,7 +156,7 @@ class ExternalEffects:
     # --- completion
 
     def _failure(self, record: RunRecord, effect: ExternalEffect, error: BaseException) -> StepDone:
-        if not isinstance(error, RunNotFound | RunTerminated | RunConflict | QueueFull):  # errors the workflow expects
+        if not isinstance(error, EXPECTED_ERRORS):
             extra = {"run_id": record.id, "workflow": record.workflow}
             LOGGER.error(
                 "Run %s: external effect at %s failed", record.id, effect.location, exc_info=error, extra=extra
@@ -217,10 +219,15 @@ class ExternalEffects:
         """Submit the creation of the child together with its observer, so that it cannot end unobserved."""
         work, parent, local_worker = child_start.work, child_start.parent, self._local_worker
         request = build_child_start_request(
-            work, work.definition, parent.id, self._session.config, self._session.clock.now()
+            work, work.definition, parent, self._session.config, self._session.clock.now()
         )
         observer = None if work.target is None else Observer(parent.id, work.target)
-        owner = local_worker.owner_for_new_run(work.definition)
+        if request.place is not None and request.place.queue in request.record.ancestor_queues:
+            of_run = self._running[parent.id]
+            execution = self._run(parent, child_start.effect, self._start_in_own_queue(child_start, request, observer))
+            of_run[child_start.effect.location] = self._loop.create_task(execution)
+            return
+        owner = None if request.place is not None else local_worker.owner_for_new_run(work.definition)
         notify_worker: WriteCallback
         if owner is None:
             record, notify_worker = request.record, partial(_notify_of_child, local_worker, request.record.id)
@@ -228,7 +235,19 @@ class ExternalEffects:
             record = claimed_at_creation(request.record, owner)
             notify_worker = local_worker.on_created_callback(record, work.definition)
         on_result = partial(self._on_child_created, child_start, request, notify_worker)
-        self._session.committer.submit(CreateRun(record, observer=observer), on_result, wait_for_store=True)
+        write = CreateRun(record, observer=observer, place=request.place)
+        self._session.committer.submit(write, on_result, wait_for_store=True)
+
+    async def _start_in_own_queue(
+        self, child_start: ChildStart, request: StartRequest, observer: Observer | None
+    ) -> EffectValue:
+        """Start a child in a queue in which its parent, or an ancestor of that, may hold a slot."""
+        assert request.place is not None
+        await refuse_cycle(self._session.store, child_start.parent, request.place, self._read)
+        result = await self._write(CreateRun(request.record, observer=observer, place=request.place))
+        if isinstance(result, Created):
+            return self._build_start_value(child_start, result, created=True)
+        return await self._use_existing_child(child_start, request, result)
 
     def _on_child_created(
         self,
@@ -269,6 +288,8 @@ class ExternalEffects:
         """Observe the run that has the id of the child already; raise `RunConflict` if it is a different run."""
         if isinstance(result, StoreError):
             raise result
+        if request.place is not None:
+            raise_for_place(request.place, result)
         if isinstance(result, IdTaken):
             existing, parent = result.record, child_start.parent
             is_child = child_start.work.fallback_id is not None and existing.parent == parent.id

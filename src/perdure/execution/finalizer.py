@@ -25,10 +25,12 @@ from perdure.config import EngineConfig
 from perdure.errors import StoreError
 from perdure.execution.local_worker import LocalWorker
 from perdure.execution.open_children import open_children
+from perdure.execution.queue_expiry import EXPIRED_WAIT
+from perdure.execution.queue_expiry import MESSAGE_NAME as EXPIRED_MESSAGE
 from perdure.execution.run_log import log_dead_letters
 from perdure.execution.store_session import StoreSession
 from perdure.execution.store_writes import build_end_run, build_publish
-from perdure.model.records import DeadLetter, Message, RunRecord, RunResult, TopicEvent
+from perdure.model.records import DeadLetter, Message, RunRecord, RunResult, RunStatus, TopicEvent
 from perdure.stores.results import Committed, UnfinalizedRun, WriteResult
 from perdure.stores.writes import DeliverMessage, FinalizeRun, Observer, RedirectedEvent, Write
 from perdure.workflows.events import EventOptions, message_key, parse_policy
@@ -187,7 +189,11 @@ class FinalizationPlan:
     def _plan_message(self, message: Message, config: EngineConfig) -> None:
         expired = message.expires_at is not None and message.expires_at <= self._now
         options = parse_policy(message.name, message.policy)
-        if message.kind == "assignment":
+        if message.name == EXPIRED_MESSAGE and message.kind == "event":
+            self._consumed.append(message.number)
+            if self.record.status is RunStatus.CANCELLED and self.record.first_executed_at is None:
+                self.dead_letters.append(self._build_expired_wait(message))
+        elif message.kind == "assignment":
             self.returned.append(message.number)
         elif message.kind != "event" or expired or message.policy == "discard":
             self._consumed.append(message.number)
@@ -226,6 +232,21 @@ class FinalizationPlan:
             target_status=record.status,
             target_ended_at=record.ended_at,
             sent_at=message.sent_at,
+        )
+
+    def _build_expired_wait(self, message: Message) -> DeadLetter:
+        """Return the dead letter of a run that was not admitted in time; its value is the payload of the run."""
+        record = self.record
+        return DeadLetter(
+            id=self._undelivered_id(message),
+            kind=EXPIRED_WAIT,
+            at=self._now,
+            reason=f"the run of workflow {record.workflow!r} was not admitted to queue {record.queue!r} in time",
+            value=record.input,
+            original_target=record.id,
+            target_status=record.status,
+            target_ended_at=record.ended_at,
+            sent_at=record.created_at,
         )
 
     def _undelivered_id(self, message: Message) -> str:

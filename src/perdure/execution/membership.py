@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from perdure.model.records import Takeover
+from perdure.model.records import Takeover, WorkerRecord
 from perdure.model.shards import ShardAssignment, WorkflowVersions
 
 
@@ -24,8 +24,13 @@ class MembershipProtocol(Protocol):
         on_fenced: Callable[[], None],
         on_runs_available: Callable[[], None],
         on_members_changed: Callable[[], None],
+        on_workers_changed: Callable[[], None],
     ) -> None:
-        """Set the callbacks: the store has fenced this worker; there may be more runs to claim; members changed."""
+        """Set the callbacks.
+
+        The store has fenced this worker; there may be more runs to claim; the members of the pool changed; the live
+        workers of any pool changed.
+        """
 
     async def join(self) -> None: ...
 
@@ -37,6 +42,9 @@ class MembershipProtocol(Protocol):
 
     def assignments(self, workflows: WorkflowVersions) -> tuple[ShardAssignment, ...]:
         """Return which runs of these workflows this worker should claim, given the members it knows to be alive."""
+
+    def live_workers(self) -> tuple[WorkerRecord, ...]:
+        """Return the workers of all pools that this worker knows to be alive, and itself."""
 
     async def refresh_members(self, now: float) -> bool:
         """Read which workers are alive; return whether that changes the assignments of this worker."""

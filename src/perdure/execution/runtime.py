@@ -9,6 +9,7 @@ from typing import Any
 
 from perdure.clock import sleep_on, wait_within
 from perdure.errors import StoreError
+from perdure.execution.admitter import HINT_PREFIX, Admitter
 from perdure.execution.ambiguous_workflows import AmbiguousWorkflows
 from perdure.execution.catalog import Catalog
 from perdure.execution.claimer import Claimer
@@ -18,6 +19,7 @@ from perdure.execution.held_run_retrier import HeldRunRetrier
 from perdure.execution.maintenance import BroadcastResumer, RetentionPruner, SlowStepRecorder
 from perdure.execution.membership import MembershipProtocol
 from perdure.execution.periodic import PeriodicTask
+from perdure.execution.queue_gates import QueueGates
 from perdure.execution.retry_queue import WriteCallback
 from perdure.execution.store_session import StoreSession, retry_store_call
 from perdure.execution.stray_runs import StrayRunFinder
@@ -57,6 +59,9 @@ class WorkerRuntime:
             may_act=self._may_act,
             concurrency=concurrency,
         )
+        self._admitter = Admitter(
+            session, member, on_admitted=self._on_admitted, draining=lambda: self.coordinator.draining
+        )
         self._ambiguous = AmbiguousWorkflows(session.store, catalog, pool)
         self._claimer = Claimer(
             session.store,
@@ -66,6 +71,12 @@ class WorkerRuntime:
             pool,
             catalog.workflow_versions,
             on_unclaimed=self._ambiguous.report,
+            gates=QueueGates(
+                limits=lambda: self._admitter.worker_limits,
+                former=lambda: self._admitter.queues_with_holders,
+                active=self.coordinator.cache.all_active,
+                is_loading=self.coordinator.loader.is_loading,
+            ),
         )
         self._held_retrier = HeldRunRetrier(session, self.coordinator, pool, catalog.workflow_versions, catalog.find)
         self._observed: set[str] = set()  # runs that a run in this process observes
@@ -79,7 +90,9 @@ class WorkerRuntime:
         self._finalize_task = PeriodicTask("finalize", finalizer.tick, clock, interval)
         self._renew_task = PeriodicTask("lease", member.renew, clock, lease / 10)
         self._held_task = PeriodicTask("held", self._held_retrier.tick, clock, interval)
+        self._admission_task = PeriodicTask("admission", self._admitter.tick, clock, interval)
         self._periodic_tasks = [
+            self._admission_task,
             self._claim_task,
             self._finalize_task,
             self._broadcast_task,
@@ -98,6 +111,7 @@ class WorkerRuntime:
             on_fenced=self._on_fenced,
             on_runs_available=self._claim_task.trigger,
             on_members_changed=self._on_members_changed,
+            on_workers_changed=self._on_workers_changed,
         )
 
     # --- start and stop
@@ -228,12 +242,31 @@ class WorkerRuntime:
 
     def _on_change_hint(self, run_ids: frozenset[str] | None) -> None:
         """Check for due runs and messages, unless the change hint is about runs that are active here."""
+        run_ids = self._handle_queue_hints(run_ids)
+        if run_ids is not None and not run_ids:
+            return
         if run_ids is None or not all(self.is_executing(run_id) for run_id in run_ids):
             self._claim_task.trigger()
             # A worker finalizes the runs that it ends. A client cannot, so check for its runs after a short delay.
             self._finalize_task.trigger(self._session.clock.now() + FINALIZE_DELAY_SECONDS)
         if run_ids is not None:
             self.coordinator.on_change_hint(run_ids)
+
+    def _handle_queue_hints(self, names: frozenset[str] | None) -> frozenset[str] | None:
+        """Admit runs of the queues that a change hint names; return the other names."""
+        if names is None:
+            self._admission_task.trigger(self._admitter.on_change())
+            return None
+        hints = [name for name in names if name.startswith(HINT_PREFIX)]
+        for hint in hints:
+            self._admission_task.trigger(self._admitter.on_hint(hint.removeprefix(HINT_PREFIX)))
+        return names.difference(hints) if hints else names
+
+    def _on_admitted(self) -> None:
+        self._claim_task.trigger()
+
+    def _on_workers_changed(self) -> None:
+        self._admission_task.trigger(self._admitter.on_members_changed())
 
     def _on_due_at(self, wake_at: float | None) -> None:
         if wake_at is not None:
@@ -246,7 +279,7 @@ class WorkerRuntime:
             self._finalize_task.trigger()
 
     def _on_slot_freed(self) -> None:
-        if self._claimer.at_capacity:
+        if self._claimer.awaits_slot:
             self._claim_task.trigger()
         if self._held_retrier.at_capacity:
             self._held_task.trigger()

@@ -96,9 +96,13 @@ def check_term(term: Term) -> Term:
         raise InvalidArgument(f"{describe_value(term.operator)} is not an operator; use one of {' '.join(OPERATORS)}")
     if term.operator == ":":
         return Term(key, ":", None if term.value is None else _check_equal(key, term.value))
-    if key in RUN_FIELDS and key not in (*TIME_FIELDS, "version"):
-        raise InvalidArgument(f"{key} has no order; use {key}:value instead of {term.operator}")
+    _check_order(key, term.operator)
     return Term(key, term.operator, _check_compared(key, term.value))
+
+
+def _check_order(key: str, operator: str) -> None:
+    if key in RUN_FIELDS and key not in (*TIME_FIELDS, "version"):
+        raise InvalidArgument(f"{key} has no order; use {key}:value instead of {operator}")
 
 
 def _check_equal(key: str, value: object) -> str:
@@ -236,7 +240,7 @@ class _Parser:
             value = raw
         else:
             self._check_end()
-        return check_term(Term(key, operator, value if operator == ":" else _parse_compared(key, value)))
+        return check_term(Term(key, operator, value if operator == ":" else _parse_compared(key, operator, value)))
 
     def _read(self, pattern: re.Pattern[str]) -> str:
         found = pattern.match(self._text, self._at)
@@ -267,7 +271,8 @@ class _Misplaced(InvalidArgument):
     """An error whose message has a position."""
 
 
-def _parse_compared(key: str, text: str) -> float | Relative:
+def _parse_compared(key: str, operator: str, text: str) -> float | Relative:
+    _check_order(key, operator)
     relative = _RELATIVE.fullmatch(text)
     if relative is not None:
         return Relative(float(relative[1]) * _UNIT_SECONDS[relative[2]], text)

@@ -163,8 +163,9 @@ class QueueView(Struct, frozen=True, kw_only=True):
 
 
 class QueueSummary(Struct, frozen=True, kw_only=True):
-    """A queue in a list. `waiting` and `held` are counted up to `COUNT_CAP`. `next_at`: as in `QueueView`.
+    """A queue in a list. `next_at`: as in `QueueView`.
 
+    `waiting` and `held` are counted up to `COUNT_CAP`; `waiting` up to `max_waiting` if that is larger.
     `needs_admission`: a partition is ready and has no `ready_at` (see `Take`); one with a `ready_at` counts in
     `next_at`. Neither considers whether the queue is paused or at its limits. `full`: the last admission found
     `max_waiting` places; a start is refused until it clears.

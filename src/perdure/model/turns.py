@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from perdure.model.queue_records import Place
 from perdure.model.records import (
     DeadLetter,
     Entry,
@@ -126,6 +127,7 @@ class StartChild(Struct, frozen=True, kw_only=True):
     target: str | None = None
     fallback_id: str | None = None  # Used if `run_id` belongs to a child of an earlier run with the id of this one.
     definition: Any = None  # Never serialized.
+    place: Place | None = None  # The child waits in a queue.
 
 
 class ObserveRun(Struct, frozen=True):

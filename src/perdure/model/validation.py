@@ -29,6 +29,14 @@ def check_name(what: str, name: object) -> str:
     return _check_printable(what, name, MAX_NAME)
 
 
+def check_public_name(what: str, name: object) -> str:
+    """Return a valid name of a workflow, queue or pool that a user chooses. A leading tilde is reserved."""
+    checked = check_name(what, name)
+    if checked.startswith("~"):
+        raise InvalidArgument(f"{what} must not begin with '~', which perdure reserves for itself, not {checked!r}")
+    return checked
+
+
 def check_text(what: str, text: object) -> str:
     """Return a valid id or location that perdure built from names. Raises `InvalidArgument` as `check_name` does."""
     return _check_printable(what, text, MAX_TEXT)
@@ -152,6 +160,11 @@ def check_count(what: str, count: object, *, minimum: int = 1, maximum: int = MA
     if count > maximum:
         raise InvalidArgument(f"{what} must be at most {maximum}, not {describe_value(count)}")
     return int(count)
+
+
+def check_optional_count(what: str, count: object, *, minimum: int = 1, maximum: int = MAX_COUNT) -> int | None:
+    """Return a whole number as `check_count` does, or None."""
+    return None if count is None else check_count(what, count, minimum=minimum, maximum=maximum)
 
 
 def describe_value(value: object) -> str:

@@ -41,9 +41,10 @@ from perdure.workflows.commands import Command
 from perdure.workflows.context import Context
 from perdure.workflows.deferreds import DECLARED_TYPES
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, Workflow
+from perdure.workflows.queue_placement import Started, build_placement
 from perdure.workflows.remote_steps import encode_arguments, encode_unchecked_arguments
 from perdure.workflows.rollback import ROLLBACK_SCOPES
-from perdure.workflows.start_options import NO_OPTIONS, StartOptions, split_keywords
+from perdure.workflows.start_options import NO_OPTIONS, split_keywords
 from perdure.workflows.steps import StepCall, inherits_context
 from perdure.workflows.tokens import bind_epoch
 
@@ -156,17 +157,23 @@ class ContextApi:
         if not isinstance(definition, Workflow):
             raise WorkflowMisuse(f"a child is started with a @workflow function or its name, not {target!r}")
         has_second_id = id is not None and "id" in kwargs and definition.parameters.find_unknown(("id",))
-        if has_second_id or options not in (NO_OPTIONS, StartOptions(id=id)):
+        if has_second_id or (options is not NO_OPTIONS and not options.fits_child):
             raise InvalidArgument(
-                "a child takes an id only: give it once, and no other option of a start; to pass a workflow parameter "
-                "that is named like an option, pass it positionally or use run_child(wf.options(...), ...)"
+                "a child takes id, queue, priority and partition: give each once, and no other option of a start; to "
+                "pass a workflow parameter that is named like an option, pass it positionally or use "
+                "run_child(wf.options(...), ...)"
             )
         what = f"payload of workflow {definition.name!r}"
         payload = definition.parameters.encode(self._state.start.codec, args, kwargs, what=what)
         key = definition.settings.idempotency_key
         if id is None and key is not None:
             id = keyed_run_id(definition.name, key(*args, **kwargs))
-        return ChildSpec(definition, payload, None if id is None else check_name("a run's id", id))
+        place = None
+        if definition.settings.queue is not None or options.has_place:
+            started = Started(definition.name, definition.settings.queue, args, kwargs)
+            placement = build_placement(options, started, 0.0)
+            place = None if placement is None else placement.place
+        return ChildSpec(definition, payload, None if id is None else check_name("a run's id", id), place)
 
     def pin_version(self, gate: str, latest: int) -> int:
         """Return the version of the run at a gate."""

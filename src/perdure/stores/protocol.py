@@ -183,8 +183,12 @@ class Store(Protocol):
         that another commit is changing may be skipped, but an empty result means that no run was due.
         """
 
-    async def next_wake(self, pool: str) -> float | None:
-        """Return when the earliest run without an owner in this pool is due, or None."""
+    async def next_wake(self, pool: str, gates: Sequence[str] | None = None) -> float | None:
+        """Return when the earliest run without an owner in this pool is due, or None.
+
+        With `gates`, runs with another gate do not count: the worker is full for their queues, and a run of them that
+        is due must not hide when the next other run is due.
+        """
 
     async def owned(self, worker: str) -> list[str]:
         """Return the ids of all runs that this worker owns. Used when the result of a claim was lost."""

@@ -94,12 +94,12 @@ def run_of(write: Write) -> Key:
             return ("topic", write.topic)
         case ReplayDeadLetter():
             return run_of(write.send)
-        case PutDocument():
-            return ("document", write.kind)
         case Admit() | ConfigurePartition():
             return ("queue", write.queue)
         case ConfigureQueue():
             return ("queue", write.name)
+        case PutDocument():
+            return ("document", write.kind)
         case _:
             return write.run_id
 

@@ -184,8 +184,8 @@ class FaultyStore:
     async def claim(self, claim: Claim) -> list[ClaimedRun]:
         return await self._forward("claim", lambda: self.inner.claim(claim))
 
-    async def next_wake(self, pool: str) -> float | None:
-        return await self._forward("next_wake", lambda: self.inner.next_wake(pool))
+    async def next_wake(self, pool: str, gates: Sequence[str] | None = None) -> float | None:
+        return await self._forward("next_wake", lambda: self.inner.next_wake(pool, gates))
 
     async def owned(self, worker: str) -> list[str]:
         return await self._forward("owned", lambda: self.inner.owned(worker))

@@ -35,7 +35,7 @@ from perdure.workflows.remote_steps import AttemptBody, StepRequest
 
 R = TypeVar("R")
 HOUR = 3600.0
-WAITED_FOR = ("claim", "finalize", "broadcast")
+WAITED_FOR = ("claim", "finalize", "broadcast", "admission")
 HANG_TIMEOUT_SECONDS = 60.0  # real seconds that a thread may take before the harness reports that it hangs
 OUTSIDE_TIMEOUT_SECONDS = 2.0  # real seconds for work outside the store, such as cancelling a call to a server
 

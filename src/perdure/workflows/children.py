@@ -18,6 +18,7 @@ from perdure.codec import Codec
 from perdure.codec.failures import error_from_record
 from perdure.errors import ChildFailed
 from perdure.model.ids import child_creation_id
+from perdure.model.queue_records import Place
 from perdure.model.records import Entry, ErrorRecord, RunResult, RunStatus
 from perdure.model.turns import ExternalAction, ObserveRun, StartChild, StopRun
 from perdure.model.validation import MAX_NAME, check_name
@@ -32,11 +33,12 @@ CANCELLED = "RunCancelled"
 
 
 class ChildSpec(Struct, frozen=True):
-    """A validated child start: definition, encoded payload, and the id if the workflow gave one."""
+    """A validated child start: definition, encoded payload, the id if the workflow gave one, and a place in a queue."""
 
     definition: Any
     input: bytes
     id: str | None
+    place: Place | None = None
 
 
 class ChildHost(Protocol):
@@ -195,6 +197,7 @@ def _start_effect(run: ChildHost, spec: ChildSpec, target: str, *, attached: boo
         created_by=child_creation_id(run.origin, run.incarnation, target),
         target=target if observed else None,
         definition=spec.definition,
+        place=spec.place,
     )
 
 

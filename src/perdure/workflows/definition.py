@@ -16,12 +16,13 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpa
 from perdure.codec.annotations import enclosing_names, return_type
 from perdure.codec.parameters import Parameters
 from perdure.errors import InvalidArgument, WorkflowMisuse
-from perdure.model.validation import check_count, check_name, check_seconds, check_tags
+from perdure.model.validation import check_count, check_public_name, check_seconds, check_tags, describe_value
 from perdure.retry import Retry
 from perdure.workflows.context import Context
 from perdure.workflows.registry import Registry
 from perdure.workflows.start_options import StartKeywords, StartOptions, build_start_options
 from perdure.workflows.steps import Raises, check_raises
+from perdure.workflows.work_queues import WorkQueue
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,6 +45,7 @@ class WorkflowOptions:
     retention: float | None = None
     raises: Raises = ()
     strict: bool = False
+    queue: WorkQueue | str | None = None
 
 
 class Workflow(Generic[P, R_co]):
@@ -120,6 +122,7 @@ def workflow(
     retention: float | timedelta | None = None,
     raises: type[Exception] | Raises = (),
     strict: bool = False,
+    queue: WorkQueue | str | None = None,
 ) -> WorkflowDecorator: ...
 def workflow(fn: Any = None, /, *, name: str | None = None, version: int = 1, **options: Any) -> Any:
     """Define a workflow from an `async def` whose first parameter is the Context; the others are the payload."""
@@ -128,7 +131,9 @@ def workflow(fn: Any = None, /, *, name: str | None = None, version: int = 1, **
 
     def decorate(fn: Any) -> Workflow[Any, Any]:
         _check_workflow_function(fn)
-        definition = Workflow[Any, Any](fn, check_name("a workflow's name", name or fn.__name__), version, settings)
+        definition = Workflow[Any, Any](
+            fn, check_public_name("a workflow's name", name or fn.__name__), version, settings
+        )
         REGISTRY.add(definition)
         return definition
 
@@ -153,9 +158,19 @@ def _workflow_options(options: dict[str, Any]) -> WorkflowOptions:
     if "raises" in options:
         options["raises"] = check_raises(options["raises"])
     if "pool" in options:
-        options["pool"] = check_name("a workflow's pool", options["pool"])
+        options["pool"] = check_public_name("a workflow's pool", options["pool"])
+    if "queue" in options:
+        options["queue"] = _check_queue(options["queue"])
     options["tags"] = check_tags(options.get("tags"))
     return WorkflowOptions(**options)
+
+
+def _check_queue(queue: Any) -> WorkQueue | str | None:
+    if queue is None or isinstance(queue, WorkQueue):
+        return queue
+    if isinstance(queue, str):
+        return check_public_name("a workflow's queue", queue)
+    raise InvalidArgument(f"a workflow's queue must be a WorkQueue or its name, not {describe_value(queue)}")
 
 
 def _check_workflow_function(fn: Any) -> None:

@@ -18,21 +18,32 @@ from perdure.codec import Codec
 from perdure.config import EngineConfig
 from perdure.errors import InvalidArgument, InvalidPayload, QueueFull, RunConflict, WorkflowMisuse
 from perdure.model.ids import keyed_run_id, new_creation_id, new_run_id, new_token, shard_of
+from perdure.model.queue_records import Place
 from perdure.model.records import Message, RunRecord, WorkerRecord
 from perdure.model.turns import StartChild
 from perdure.model.validation import check_name, check_seconds, check_tags, describe_value
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, Workflow
 from perdure.workflows.events import build_message, encode_event
+from perdure.workflows.queue_placement import Placement, Started, build_placement
 from perdure.workflows.start_options import IfExists, StartOptions
 
 
 class StartRequest(Struct, frozen=True):
-    """A validated request to start a run. `messages` are its first messages, numbered from 1."""
+    """A validated request to start a run. `messages` are its first messages, numbered from 1.
+
+    With a `placement` the run waits in a queue.
+    """
 
     workflow: Workflow[Any, Any] | None  # None: started by name, without the definition in this process.
     record: RunRecord
     if_exists: IfExists = "observe"
     messages: tuple[Message, ...] = ()
+    placement: Placement | None = None
+
+    @property
+    def place(self) -> Place | None:
+        """The place in a queue that the run requests."""
+        return None if self.placement is None else self.placement.place
 
 
 def find_workflow(target: Workflow[Any, Any] | str | Any) -> Workflow[Any, Any]:
@@ -73,6 +84,12 @@ def build_start_request(
     delay = 0.0 if options.delay is None else check_seconds("delay", options.delay)
     retention = settings.retention if options.retention is None else check_seconds("retention", options.retention)
     timeout = settings.timeout if options.timeout is None else check_timeout(options.timeout)
+    placement = None
+    if settings.queue is not None or options.has_place:
+        has_key = settings.idempotency_key is not None
+        started = Started(workflow.name, settings.queue, args, kwargs, has_key, timeout is not None)
+        placement = build_placement(options, started, now, delay)
+    starts_at = now + delay if placement is None else placement.starts_at
     run_id = _run_id(workflow, args, kwargs, options.id, now)
     record = _new_record(workflow, run_id, payload, config, now, delay)
     record = replace(
@@ -80,10 +97,10 @@ def build_start_request(
         created_by=new_creation_id(),
         tags={**settings.tags, **_check_tags(options.tags, codec)},
         retention=retention,
-        deadline_at=None if timeout is None else now + delay + timeout,
+        deadline_at=None if timeout is None else starts_at + timeout,
     )
     messages = build_first_messages(options.send, codec, config, now) if options.send else ()
-    return StartRequest(workflow, record, options.if_exists, messages)
+    return _with_place(StartRequest(workflow, record, options.if_exists, messages), placement)
 
 
 def build_start_request_by_name(
@@ -115,7 +132,10 @@ def build_start_request_by_name(
             f"workflow {name!r} is not imported in this process: use one dict by parameter name as its payload, "
             f"start({name!r}, {{'order': ...}})"
         )
-    starts_at = now + (0.0 if options.delay is None else check_seconds("delay", options.delay))
+    delay = 0.0 if options.delay is None else check_seconds("delay", options.delay)
+    started = Started(name, has_timeout=options.timeout is not None)
+    placement = build_placement(options, started, now, delay) if options.has_place else None
+    starts_at = now + delay if placement is None else placement.starts_at
     version, pool = max(found)
     run_id = new_run_id(now) if options.id is None else check_name("a run's id", options.id)
     record = RunRecord(
@@ -135,7 +155,23 @@ def build_start_request_by_name(
         retention=None if options.retention is None else check_seconds("retention", options.retention),
     )
     messages = build_first_messages(options.send, codec, config, now) if options.send else ()
-    return StartRequest(None, record, options.if_exists, messages)
+    return _with_place(StartRequest(None, record, options.if_exists, messages), placement)
+
+
+def _with_place(request: StartRequest, placement: Placement | None) -> StartRequest:
+    """Return the request with the place of its run, which is not due until it is admitted."""
+    return request if placement is None else replace(request, **_placed(request.record, placement))
+
+
+def _placed(record: RunRecord, placement: Placement) -> dict[str, Any]:
+    place = placement.place
+    if record.deadline_at is not None:
+        expires_at = record.deadline_at if place.expires_at is None else min(place.expires_at, record.deadline_at)
+        place = replace(place, expires_at=expires_at)
+    queued = replace(
+        record, queue=place.queue, partition=place.partition, priority=place.priority, waiting=True, wake_at=None
+    )
+    return {"record": queued, "placement": replace(placement, place=place)}
 
 
 def _is_object(payload: Any) -> bool:
@@ -179,13 +215,25 @@ def check_timeout(timeout: float | timedelta) -> float:
 
 
 def build_child_start_request(
-    action: StartChild, workflow: Workflow[Any, Any], parent: str, config: EngineConfig, now: float
+    action: StartChild, workflow: Workflow[Any, Any], parent: RunRecord, config: EngineConfig, now: float
 ) -> StartRequest:
     """Return the request for a child run. Id, payload and `created_by` are those of the first request."""
     record = _new_record(workflow, action.run_id, action.input, config, now)
-    return StartRequest(
-        workflow, replace(record, created_by=action.created_by, parent=parent, attached=action.attached)
+    record = replace(
+        record,
+        created_by=action.created_by,
+        parent=parent.id,
+        attached=action.attached,
+        ancestor_queues=ancestor_queues(parent) if action.attached else (),
     )
+    placement = None if action.place is None else Placement(action.place, now, None, True)
+    return _with_place(StartRequest(workflow, record), placement)
+
+
+def ancestor_queues(parent: RunRecord) -> tuple[str, ...]:
+    """Return the queues in which this run or an ancestor holds a slot, for its attached children."""
+    own = () if parent.queue is None or parent.queue in parent.ancestor_queues else (parent.queue,)
+    return (*parent.ancestor_queues, *own)
 
 
 def _new_record(

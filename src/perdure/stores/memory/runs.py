@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from msgspec import Struct, field
@@ -336,9 +336,15 @@ class MemoryRuns:
             queue.put(id, at)
         return due
 
-    def next_wake(self, pool: str) -> float | None:
-        """Return when the earliest run without an owner in this pool is due, or None."""
-        heads = (due.head() for (of_pool, *_), due in self._due.items() if of_pool == pool)
+    def next_wake(self, pool: str, gates: Sequence[str] | None) -> float | None:
+        """Return when the earliest run without an owner in this pool, behind one of the gates, is due, or None."""
+        counted = None if gates is None else {"", *gates}
+        queues = (
+            due
+            for (of_pool, gate, *_), due in self._due.items()
+            if of_pool == pool and (counted is None or gate in counted)
+        )
+        heads = map(DueQueue.head, queues)
         return min((head[0] for head in heads if head is not None), default=None)
 
     def held_for(self, kind: str, workflows: frozenset[tuple[str, int]]) -> list[MemoryRun]:

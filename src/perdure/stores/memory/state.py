@@ -15,14 +15,14 @@ from perdure.stores.paging import check_limit
 
 
 class MemoryState:
-    """Runs, topics, documents, queues, workers and dead letters."""
+    """Runs, topics, queues, documents, workers and dead letters."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.runs = MemoryRuns()
         self.topics = MemoryTopics(self.runs)
-        self.documents = MemoryDocuments()
         self.queues = MemoryQueues(self.runs)
+        self.documents = MemoryDocuments()
         self.workers: dict[str, WorkerRecord] = {}
         self.dead_letters: dict[str, DeadLetter] = {}
 

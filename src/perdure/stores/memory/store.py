@@ -48,7 +48,6 @@ from perdure.stores.paging import (
     required_terms,
     without_payloads,
 )
-from perdure.stores.pending import PendingMethods
 from perdure.stores.protocol import SCAN_LIMIT, Claim
 from perdure.stores.results import (
     ClaimedRun,
@@ -65,7 +64,7 @@ from perdure.stores.results import (
 from perdure.stores.writes import Write
 
 
-class MemoryStore(PendingMethods):
+class MemoryStore:
     """Implements the `Store` protocol with dictionaries."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -157,9 +156,9 @@ class MemoryStore(PendingMethods):
                 )
             return [ClaimedRun(id, self._runs[id].record.last_message_no, self._runs[id].position) for id in claimed]
 
-    async def next_wake(self, pool: str) -> float | None:
+    async def next_wake(self, pool: str, gates: Sequence[str] | None = None) -> float | None:
         with self._lock:
-            return self._runs.next_wake(pool)
+            return self._runs.next_wake(pool, gates)
 
     async def owned(self, worker: str) -> list[str]:
         with self._lock:
@@ -327,25 +326,6 @@ class MemoryStore(PendingMethods):
             run = self._runs.get(run_id)
             return run.outputs.stream(name, start, check_limit(limit)) if run is not None else []
 
-    async def topics(self, after: str | None = None, limit: int = 100) -> list[TopicSummary]:
-        with self._lock:
-            return self._state.topics.summaries(after, check_limit(limit))
-
-    # documents
-
-    async def document(self, kind: str, document_id: str) -> Document | None:
-        with self._lock:
-            return self._state.documents.get(kind, document_id)
-
-    async def documents(
-        self, kind: str, after: str | None = None, limit: int = 100, *, due_by: float | None = None
-    ) -> list[Document]:
-        limit = check_document_page(after, limit, due_by)
-        with self._lock:
-            if due_by is not None:
-                return self._state.documents.due(kind, due_by, limit)
-            return self._state.documents.page(kind, after, limit)
-
     # queues
 
     async def queues(self) -> list[QueueSummary]:
@@ -376,6 +356,25 @@ class MemoryStore(PendingMethods):
     async def places_ahead(self, run_id: str, cap: int = 1000) -> int:
         with self._lock:
             return self._state.queues.places_ahead(run_id, cap)
+
+    async def topics(self, after: str | None = None, limit: int = 100) -> list[TopicSummary]:
+        with self._lock:
+            return self._state.topics.summaries(after, check_limit(limit))
+
+    # documents
+
+    async def document(self, kind: str, document_id: str) -> Document | None:
+        with self._lock:
+            return self._state.documents.get(kind, document_id)
+
+    async def documents(
+        self, kind: str, after: str | None = None, limit: int = 100, *, due_by: float | None = None
+    ) -> list[Document]:
+        limit = check_document_page(after, limit, due_by)
+        with self._lock:
+            if due_by is not None:
+                return self._state.documents.due(kind, due_by, limit)
+            return self._state.documents.page(kind, after, limit)
 
     # dead letters
 

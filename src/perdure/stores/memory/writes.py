@@ -89,10 +89,6 @@ def apply(state: MemoryState, write: Write) -> WriteResult:
             return _append(state, write)
         case SupersedeStream():
             return _supersede(state, write)
-        case PutDocument():
-            return state.documents.put(write)
-        case TagRun():
-            return _tag(state, write)
         case Admit():
             return admit(state, write)
         case ConfigureQueue():
@@ -103,6 +99,10 @@ def apply(state: MemoryState, write: Write) -> WriteResult:
             return requeue(state, write)
         case LeaveQueue():
             return leave_queue(state, write)
+        case PutDocument():
+            return state.documents.put(write)
+        case TagRun():
+            return _tag(state, write)
 
 
 def _create(state: MemoryState, write: CreateRun) -> WriteResult:

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import astuple
 
+from perdure.model.documents import Document
 from perdure.model.records import (
     DeadLetter,
     Entry,
@@ -33,6 +34,7 @@ from perdure.model.records import (
     Wait,
     WorkerRecord,
 )
+from perdure.model.tags import Tags, TagValue, decode_tags, encode_tags, index_tag
 
 LOGGER = logging.getLogger("perdure.stores")
 T = TypeVar("T")
@@ -48,7 +50,7 @@ _EMPTY_STATE: TurnState = ((), None, None, None)
 _payload = msgspec.msgpack.Decoder(bytes | None)
 _turn_state = msgspec.msgpack.Decoder(TurnState)
 _names = msgspec.msgpack.Decoder(tuple[str, ...])
-_tags = msgspec.msgpack.Decoder(dict[str, str])
+_tags = msgspec.msgpack.Decoder(dict[str, str | tuple[str, str, str]])
 _header = msgspec.msgpack.Decoder(list[Any])
 _message = msgspec.msgpack.Decoder(Message)
 _item = msgspec.msgpack.Decoder(StreamItem)
@@ -116,6 +118,11 @@ def flag(value: object) -> str:
 
 _FIELD_DEFAULTS = {
     b"pool": b"default",
+    b"partition": b"",
+    b"priority": b"0",
+    b"place": b"",
+    b"gate": b"",
+    b"ancestor_queues": EMPTY,
     b"generation": b"0",
     b"epoch": b"0",
     b"run_attempt": b"1",
@@ -126,23 +133,29 @@ _FIELD_DEFAULTS = {
     b"last_message_no": b"0",
     b"fence": b"0",
     **dict.fromkeys((b"original_workflow", b"parent", b"first_executed_at", b"ended_at", b"wake_at", b"owner"), b""),
-    **dict.fromkeys((b"deadline_at", b"retention", b"turn_state"), b""),
+    **dict.fromkeys((b"deadline_at", b"retention", b"turn_state", b"queue"), b""),
 }
 """Values of the fields that a hash does not have."""
 
+WAITING = b"waiting"
+"""Value of the field `place` of a run that waits in a queue; of a run that holds a slot it is "held"."""
+
 
 def encode_new_run(run: RunRecord, as_bytes: Callable[[bytes], Any]) -> list[Any]:
-    """Return the fields of a new run except those that depend on its owner. `as_bytes` encodes payloads."""
+    """Return the fields of a new run except its workflow, its tags and those that depend on its owner and its queue.
+
+    `as_bytes` encodes payloads.
+    """
     fields = [
-        *("workflow", run.workflow, "version", str(run.version), "input", as_bytes(run.input)),
+        *("version", str(run.version), "input", as_bytes(run.input)),
         *("seed", str(run.seed), "shard", str(run.shard)),
     ]
     if run.pool != "default":
         fields += ("pool", run.pool)
     if run.parent is not None:
         fields += ("parent", run.parent, "attached", flag(run.attached))
-    if run.tags:
-        fields += ("tags", as_bytes(encode(run.tags)))
+    if run.ancestor_queues:
+        fields += ("ancestor_queues", as_bytes(encode(run.ancestor_queues)))
     if run.deadline_at is not None:
         fields += ("deadline_at", encode_time(run.deadline_at))
     if run.retention is not None:
@@ -154,6 +167,22 @@ def encode_new_run(run: RunRecord, as_bytes: Callable[[bytes], Any]) -> list[Any
     if run.original_input is not None:
         fields += ("original_input", as_bytes(run.original_input))
     return fields
+
+
+BARE_FIELDS = (
+    *("id", "created_by", "created_at", "workflow", "version", "seed", "pool", "shard", "generation", "epoch"),
+    *("run_attempt", "original_workflow", "parent", "attached", "tags", "first_executed_at", "updated_at", "ended_at"),
+    *("wake_at", "owner", "recoveries", "deadline_at", "retention", "drift", "last_message_no", "fence", "queue"),
+    *("partition", "priority", "place", "gate", "ancestor_queues"),
+)
+"""The fields of a run without payloads. The query `bare` returns the status, these fields and the turn state."""
+_BARE_NAMES = tuple(name.encode() for name in ("status", *BARE_FIELDS, "turn_state"))
+
+
+def bare_pairs(values: Sequence[bytes | None]) -> list[bytes]:
+    """Return a bare row as a hash. Its input is empty."""
+    found = zip(_BARE_NAMES, values, strict=True)
+    return [part for pair in found if pair[1] is not None for part in pair] + [b"input", b""]  # type: ignore[misc]
 
 
 def decode_run(pairs: Pairs) -> RunRecord:
@@ -179,7 +208,7 @@ def decode_run(pairs: Pairs) -> RunRecord:
         error=error,
         parent=_text(row[b"parent"]),
         attached=row[b"attached"] == b"1",
-        tags=_tags.decode(row[b"tags"]),
+        tags=decode_stored_tags(row[b"tags"]),
         first_executed_at=_decode_time(row[b"first_executed_at"]),
         updated_at=float(row.get(b"updated_at", row[b"created_at"])),
         ended_at=_decode_time(row[b"ended_at"]),
@@ -193,6 +222,12 @@ def decode_run(pairs: Pairs) -> RunRecord:
         drift=_names.decode(row[b"drift"]),
         last_message_no=int(row[b"last_message_no"]),
         fence=int(row[b"fence"]),
+        queue=_text(row[b"queue"]),
+        partition=row[b"partition"].decode(),
+        priority=int(row[b"priority"]),
+        waiting=row[b"place"] == WAITING,
+        gate=row[b"gate"].decode(),
+        ancestor_queues=_names.decode(row[b"ancestor_queues"]),
     )
 
 
@@ -225,8 +260,10 @@ _DECODERS: dict[bytes, Callable[[bytes], object]] = {
     **dict.fromkeys((b"first_executed_at", b"ended_at", b"wake_at", b"deadline_at", b"retention"), _decode_time),
     b"input": bytes,
     b"status": lambda value: RunStatus(value.decode()),
-    b"tags": _tags.decode,
-    b"drift": _names.decode,
+    b"tags": lambda value: decode_stored_tags(value),
+    **dict.fromkeys((b"queue", b"partition", b"place", b"gate"), _text),
+    b"priority": int,
+    **dict.fromkeys((b"drift", b"ancestor_queues"), _names.decode),
     b"turn_state": lambda value: _decode_turn_state(value),
 }
 
@@ -251,6 +288,34 @@ def decode_position(pairs: Pairs, history: Pairs) -> int:
 
 def has_orphaned_children(pairs: Pairs) -> bool:
     return any(field == b"orphaned_children" and value == b"1" for field, value in iter_pairs(pairs))
+
+
+# --- tags ------------------------------------------------------------------------------------------------------------
+
+StoredTag = str | tuple[str, str, str]
+"""A tag as `lua/keys.lua` indexes it: text, or the canonical text, the number (or empty) and the encoded value."""
+
+
+def encode_stored_tags(tags: Tags) -> bytes:
+    """Return the value of the field `tags`."""
+    return encode({key: encode_tag(key, value) for key, value in tags.items()})
+
+
+def encode_tag(key: str, value: TagValue) -> StoredTag:
+    if isinstance(value, str):
+        return value
+    row = index_tag(key, value)
+    return (row.text, "" if row.number is None else repr(row.number), encode_tags({"": value}).decode())
+
+
+def decode_stored_tags(value: bytes) -> dict[str, TagValue]:
+    return {
+        key: tag if isinstance(tag, str) else decode_tags(tag[2])[""]  # a tag that is not text
+        for key, tag in _tags.decode(value).items()
+    }
+
+
+# --- turn state ------------------------------------------------------------------------------------------------------
 
 
 def encode_turn_state(
@@ -341,6 +406,18 @@ def decode_event(fields: Sequence[Any]) -> TopicEvent:
         sender=_text(sender),
         offset=int(offset),
         event_id=_text(event_id),
+    )
+
+
+def decode_document(kind: str, fields: Sequence[Any]) -> Document:
+    id, version, body, due_at, expires_at = fields
+    return Document(
+        kind=kind,
+        id=id.decode(),
+        version=int(version),
+        body=body,
+        due_at=_decode_time(due_at),
+        expires_at=_decode_time(expires_at),
     )
 
 

@@ -14,7 +14,14 @@ from msgspec import Struct
 
 from perdure.model.records import RunRecord
 from perdure.stores import semantics
-from perdure.stores.redis.encoding import encode, encode_entry, encode_new_run, encode_time, encode_turn_state
+from perdure.stores.redis.encoding import (
+    encode,
+    encode_entry,
+    encode_new_run,
+    encode_stored_tags,
+    encode_time,
+    encode_turn_state,
+)
 from perdure.stores.redis.listener import ChangePublisher
 from perdure.stores.results import Committed, Created, WriteResult
 from perdure.stores.writes import CommitTurn, CreateRun, RunPatch, Write
@@ -40,8 +47,8 @@ def build_call(write: Write, publisher: ChangePublisher) -> RedisFastPathCall | 
         return None
     if isinstance(write, CreateRun):
         record = write.record
-        if record.parent is not None:  # a child is also in the indexes of its parent
-            return None
+        if record.parent is not None or write.place is not None:
+            return None  # a child is also in the indexes of its parent, and a run with a place in those of its queue
         return RedisFastPathCall("fast_create", record.id, _new_run_arguments(record), _CREATED)
     assert isinstance(write, CommitTurn)
     return _build_turn_call(write, write.patch, publisher)
@@ -58,12 +65,15 @@ def _build_turn_call(turn: CommitTurn, patch: RunPatch | None, publisher: Change
 
 def _new_run_arguments(record: RunRecord) -> tuple[Any, ...]:
     created_at = encode_time(record.created_at)
-    return (record.id, record.owner, created_at, record.created_by, *encode_new_run(record, bytes))
+    tags = encode_stored_tags(record.tags) if record.tags else b""
+    head = (record.id, record.owner, created_at, record.created_by, record.workflow, tags)
+    return (*head, *encode_new_run(record, bytes))
 
 
 def _end_arguments(patch: RunPatch, now: float) -> list[Any]:
     state = encode_turn_state((), None, patch.result, patch.error)
-    fields: list[Any] = [state, encode_time(patch.ended_at), encode_time(now)]
+    error_type = "" if patch.error is None else patch.error.type
+    fields: list[Any] = [state, encode_time(patch.ended_at), encode_time(now), error_type]
     if patch.prune_at is not None:
         fields += ("prune_at", encode_time(patch.prune_at))
     if patch.drift:

@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncIterator, Sequence
-from itertools import islice
-
-import msgspec
+from collections.abc import Sequence
 
 from perdure.errors import StoreError
-from perdure.model.queries import RunQuery
-from perdure.model.records import DeadLetter, Message, RunRecord, RunStatus
-from perdure.stores.paging import (
-    Key,
-    check_limit,
-    created_between,
-    cursor_after,
-    key_of,
-    matches_hold,
-    matches_wait,
-    statuses_of,
-)
+from perdure.model.documents import Document
+from perdure.model.records import DeadLetter, Message, RunRecord
+from perdure.stores.paging import check_document_page, check_limit
 from perdure.stores.redis import encoding
 from perdure.stores.redis.partitions import Partitions, gather_calls
-from perdure.stores.results import Committed, RunMissing, RunPage, RunRetained, UnfinalizedRun, UnreadableRun
+from perdure.stores.results import (
+    Committed,
+    RunMissing,
+    RunRetained,
+    TopicSummary,
+    UnfinalizedRun,
+    UnreadableRun,
+)
 from perdure.stores.writes import Observer
 
-PAGE_SIZE = 200  # ids per partition and call while a list is searched
+PAGE_SIZE = 200  # dead letters per partition and call while they are searched
 FINALIZATION_PAGE_SIZE = 500  # observers, and messages, of an ended run that are returned at a time
 
 
 async def records(partitions: Partitions, ids: list[str]) -> list[RunRecord | UnreadableRun | None]:
     found = await gather_calls(partitions.command(partitions.of(id), "HGETALL", f"run:{id}") for id in ids)
-    return [_run_or_mark(id, flatten(pairs)) if pairs else None for id, pairs in zip(ids, found, strict=True)]
+    return [decode_run_or_mark(id, flatten(pairs)) if pairs else None for id, pairs in zip(ids, found, strict=True)]
 
 
-def _run_or_mark(id: str, pairs: list[bytes]) -> RunRecord | UnreadableRun:
+def decode_run_or_mark(id: str, pairs: list[bytes]) -> RunRecord | UnreadableRun:
     try:
         return encoding.decode_run(pairs)
     except Exception as error:
@@ -52,120 +47,6 @@ def flatten(pairs: object) -> list[bytes]:
     if isinstance(pairs, dict):
         return [part for pair in pairs.items() for part in pair]
     return list(pairs) if isinstance(pairs, list) else []
-
-
-# --- runs ------------------------------------------------------------------------------------------------------------
-
-
-async def runs(partitions: Partitions, query: RunQuery) -> RunPage:
-    limit = check_limit(query.limit)
-    page: list[tuple[Key, RunRecord | UnreadableRun]] = []
-    following: str | None = None
-    async for found in _newest_first(partitions, query):
-        if len(page) == limit:
-            following = cursor_after(*page[-1][0])
-            break
-        page.append(found)
-    return RunPage(
-        tuple(each for _, each in page if isinstance(each, RunRecord)),
-        following,
-        tuple(each for _, each in page if isinstance(each, UnreadableRun)),
-    )
-
-
-async def _newest_first(
-    partitions: Partitions, query: RunQuery
-) -> AsyncIterator[tuple[Key, RunRecord | UnreadableRun]]:
-    """Yield the runs that match the query, with their keys. Each page is merged from all partitions.
-
-    A run that cannot be decoded matches if it is in the index that is searched.
-    """
-    since, until = created_between(query)
-    before, last_id = ("+inf", "") if until is None else (f"({until!r}", "")
-    if query.after is not None:
-        created_at, id = key_of(query.after)
-        if until is None or created_at < until:
-            before, last_id = repr(created_at), id
-    size = min(PAGE_SIZE, query.limit + 1)
-    waiting = await _waiting_runs(partitions, query)
-    while True:
-        if waiting is None:
-            keys = await _read_page(partitions, query, before, last_id, size)
-        else:
-            keys = _page_of(waiting, before, last_id, size)
-        for key, record in zip(keys, await records(partitions, [id for _, id in keys]), strict=True):
-            if record is None:
-                continue  # it was pruned meanwhile
-            if since is not None and key[0] < since:
-                return
-            if isinstance(record, UnreadableRun) or _matches(query, record):
-                yield key, record
-        if len(keys) < size:
-            return
-        before, last_id = repr(keys[-1][0]), keys[-1][1]
-        size = PAGE_SIZE
-
-
-async def _read_page(
-    partitions: Partitions, query: RunQuery, before: str, last_id: str, size: int
-) -> list[tuple[float, str]]:
-    pages = await partitions.read_all("pages", _choose_indexes(query), before, last_id, size)
-    found = (
-        (float(at), id.decode())
-        for of_partition in pages
-        for page in of_partition
-        for id, at in encoding.iter_pairs(page)
-    )
-    return heapq.nlargest(size, found)
-
-
-async def _waiting_runs(partitions: Partitions, query: RunQuery) -> list[Key] | None:
-    """Return the keys of all runs that may wait for the event or run of the query; None if it has neither."""
-    awaited = query.awaited
-    if awaited is None or awaited.name is None or awaited.kind not in ("event", "child"):
-        return None
-    number = partitions.of(awaited.name)
-    if awaited.kind == "event":
-        members = await partitions.command(number, "ZRANGE", f"waiting:{awaited.name}", 0, -1)
-        subscriptions = (msgspec.msgpack.decode(member) for member in members)
-        return sorted({(float(created_at), run_id) for run_id, _, _, created_at in subscriptions}, reverse=True)
-    members = await partitions.command(number, "ZRANGE", f"observers:{awaited.name}", 0, -1)
-    ids = sorted({encoding.decode_observer(member)[0] for member in members})
-    found = await records(partitions, ids)
-    return sorted(((each.created_at, each.id) for each in found if isinstance(each, RunRecord)), reverse=True)
-
-
-def _page_of(newest_first: list[Key], before: str, last_id: str, size: int) -> list[Key]:
-    """Return a page of these keys, as `_read_page` does: those before a time, or at this time with a lower id."""
-    if before == "+inf":
-        return newest_first[:size]
-    last = (float(before.removeprefix("(")), last_id)
-    return list(islice((key for key in newest_first if key < last), size))
-
-
-def _choose_indexes(query: RunQuery) -> list[str]:
-    """Return the indexes that hold the fewest runs that do not match."""
-    if query.parent is not None:
-        return [f"children:{query.parent}"]
-    if query.held is not None or (query.awaited is not None and query.awaited.kind == "held"):
-        return ["held-runs:"]
-    if query.waiting_for is not None:
-        return [f"status:{RunStatus.SUSPENDED}"]
-    statuses = statuses_of(query)
-    return [f"status:{status}" for status in dict.fromkeys(RunStatus if statuses is None else statuses)]
-
-
-def _matches(query: RunQuery, record: RunRecord) -> bool:
-    statuses = statuses_of(query)
-    return (
-        (statuses is None or record.status in statuses)
-        and query.workflow in (None, record.workflow)
-        and query.parent in (None, record.parent)
-        and (query.id_prefix is None or record.id.startswith(query.id_prefix))
-        and matches_hold(query, record)
-        and matches_wait(query, record)
-        and all(record.tags.get(key) == value for key, value in (query.tags or {}).items())
-    )
 
 
 # --- ended runs and children -----------------------------------------------------------------------------------------
@@ -196,6 +77,37 @@ async def open_children(partitions: Partitions, run_id: str, limit: int, after: 
     bounds = (first, "+", "LIMIT", 0, check_limit(limit))
     pages = await partitions.command_all("ZRANGEBYLEX", f"open-children:{run_id}", *bounds)
     return sorted(id.decode() for page in pages for id in page)[:limit]
+
+
+# --- topics and documents --------------------------------------------------------------------------------------------
+
+
+async def topics(partitions: Partitions, after: str | None, limit: int) -> list[TopicSummary]:
+    first = "-" if after is None else f"({after}"
+    pages = await partitions.read_all("topics", first, check_limit(limit))
+    found = (TopicSummary(name.decode(), queued, waiting) for page in pages for name, queued, waiting in page)
+    return heapq.nsmallest(limit, found, key=lambda topic: topic.name)
+
+
+async def document(partitions: Partitions, kind: str, document_id: str) -> Document | None:
+    found = await partitions.read(partitions.of(kind), "document", kind, document_id)
+    try:
+        return encoding.decode_document(kind, found[0]) if found else None
+    except Exception as error:
+        damage = encoding.describe_error(error)
+        raise StoreError(f"document {kind}/{document_id} cannot be read ({damage}); see `perdure doctor`") from error
+
+
+async def documents(
+    partitions: Partitions, kind: str, after: str | None, limit: int, due_by: float | None
+) -> list[Document]:
+    check_document_page(after, limit, due_by)
+    if due_by is None:
+        query = ("documents", kind, "-" if after is None else f"({after}", limit)
+    else:
+        query = ("due_documents", kind, encoding.encode_time(due_by), limit)
+    found = await partitions.read(partitions.of(kind), *query)
+    return encoding.decode_readable("document", lambda fields: encoding.decode_document(kind, fields), found)
 
 
 # --- dead letters ----------------------------------------------------------------------------------------------------
@@ -229,18 +141,19 @@ async def _order_of_dead_letter(partitions: Partitions, id: str) -> float:
 # --- pruning ---------------------------------------------------------------------------------------------------------
 
 
-async def prune_runs(partitions: Partitions, now: float, limit: int) -> int:
-    """Delete ended runs whose retention is over; return how many. Runs with an open parent are skipped."""
-    pruned, at = 0, encoding.encode_time(now)
+async def prune_runs(partitions: Partitions, now: float, limit: int) -> list[str]:
+    """Delete ended runs whose retention is over; return their ids. Runs with an open parent are skipped."""
+    pruned: list[str] = []
+    at = encoding.encode_time(now)
     for number in range(partitions.count):
         skipped = 0
-        while pruned < limit:
-            page = await partitions.read(number, "prunable", at, skipped, limit - pruned)
+        while (wanted := limit - len(pruned)) > 0:
+            page = await partitions.read(number, "prunable", at, skipped, wanted)
             ids = await _without_open_parent(partitions, page)
-            deleted = await partitions.maintain(number, "delete_runs", ids, at) if ids else 0
-            pruned += deleted
-            skipped += len(page) - deleted
-            if len(page) < limit - pruned + deleted:
+            deleted = await partitions.maintain(number, "delete_runs", ids, at) if ids else []
+            pruned += [id.decode() for id in deleted]
+            skipped += len(page) - len(deleted)
+            if len(page) < wanted:
                 break
     return pruned
 

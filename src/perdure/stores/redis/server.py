@@ -35,11 +35,11 @@ CALL_TIMEOUT_SECONDS = 30.0
 
 SCRIPT_MODULES = {
     "commit": (
-        *("run_rows", "due_queues", "history", "run_writes", "other_writes"),
-        *("inbox", "outbox", "topics", "streams", "dead_letters"),
+        *("run_rows", "run_index", "due_queues", "history", "run_writes", "other_writes"),
+        *("inbox", "outbox", "topics", "streams", "dead_letters", "documents"),
     ),
-    "workers": ("run_rows", "due_queues", "dead_letters"),
-    "maintenance": ("run_rows", "due_queues", "inbox", "outbox", "topics", "streams"),
+    "workers": ("run_rows", "run_index", "due_queues", "dead_letters", "topics"),
+    "maintenance": ("run_rows", "run_index", "due_queues", "inbox", "outbox", "topics", "streams", "documents"),
     "reads": ("run_rows", "due_queues"),
 }
 """The Lua modules of each script. Its text is `lua/keys.lua`, `lua/core.lua`, the modules and the file of its own name.

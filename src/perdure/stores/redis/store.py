@@ -17,6 +17,7 @@ from typing import Any
 
 from perdure.clock import Clock
 from perdure.errors import StoreError
+from perdure.model.documents import Document
 from perdure.model.queries import RunQuery
 from perdure.model.records import (
     ChangeCallback,
@@ -35,7 +36,7 @@ from perdure.stores.change_listeners import ChangeListeners
 from perdure.stores.paging import check_limit
 from perdure.stores.pending import PendingMethods
 from perdure.stores.protocol import Claim
-from perdure.stores.redis import encoding, fast_path, queries
+from perdure.stores.redis import encoding, fast_path, queries, run_search
 from perdure.stores.redis.listener import Listener
 from perdure.stores.redis.partitions import Partitions, gather_calls, refuse_invalid_text
 from perdure.stores.redis.server import RedisServer, parse_url
@@ -55,6 +56,7 @@ from perdure.stores.results import (
     RunRetained,
     Snapshot,
     StoredEntry,
+    TopicSummary,
     UnfinalizedRun,
     UnreadableRun,
     WriteResult,
@@ -211,7 +213,8 @@ class RedisStore(PendingMethods):
             raise StoreError(f"a message of run {run_id!r} cannot be read ({damage}); see `perdure doctor`") from error
 
     async def history(self, run_id: str, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
-        found = await self._partitions.read(self._partitions.of(run_id), "history", run_id, after)
+        query = ("history", run_id, after) if limit is None else ("history_page", run_id, after, check_limit(limit))
+        found = await self._partitions.read(self._partitions.of(run_id), *query)
         try:
             entries = encoding.decode_history(found)
         except Exception as error:
@@ -321,9 +324,12 @@ class RedisStore(PendingMethods):
     # queries and maintenance
 
     async def runs(self, query: RunQuery, *, bare: bool = False) -> RunPage:
-        return await queries.runs(self._partitions, query)
+        return await run_search.runs(self._partitions, query, bare=bare)
 
-    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> int:
+    async def count(self, query: RunQuery, cap: int) -> int:
+        return await run_search.count(self._partitions, query, cap)
+
+    async def prune(self, now: float, limit: int = 500, *, keep_ids_for: float = 0.0) -> list[str]:
         times = (encoding.encode_time(now), encoding.encode_time(now - keep_ids_for))
         partitions = self._partitions
         await gather_calls(
@@ -381,6 +387,17 @@ class RedisStore(PendingMethods):
         return [
             encoding.decode_stream_item(start + n, blob, bool(superseded)) for n, (blob, superseded) in enumerate(found)
         ]
+
+    async def topics(self, after: str | None = None, limit: int = 100) -> list[TopicSummary]:
+        return await queries.topics(self._partitions, after, limit)
+
+    async def document(self, kind: str, document_id: str) -> Document | None:
+        return await queries.document(self._partitions, kind, document_id)
+
+    async def documents(
+        self, kind: str, after: str | None = None, limit: int = 100, *, due_by: float | None = None
+    ) -> list[Document]:
+        return await queries.documents(self._partitions, kind, after, limit, due_by)
 
     async def dead_letters(
         self, limit: int = 100, after: str | None = None, *, kind: str | None = None, event: str | None = None

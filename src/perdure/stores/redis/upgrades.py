@@ -7,10 +7,12 @@ format is raised after the upgrade of the last partition, so that an interrupted
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from perdure.stores.redis.encoding import iter_pairs
+from perdure.model.records import RunStatus
+from perdure.stores.redis.encoding import BARE_FIELDS, bare_pairs, decode_run, encode_time, iter_pairs
 
 PAGE_SIZE = 500  # runs per call of an upgrade
 
@@ -40,9 +42,45 @@ async def index_held_runs(partitions: UpgradedPartitions, number: int) -> None:
             return
 
 
+async def index_searches(partitions: UpgradedPartitions, number: int) -> None:
+    """Build the indexes of `run_index.lua` and the list of topics of a partition.
+
+    The last indexed run is stored with each page, so that an interrupted upgrade continues behind it.
+    """
+    stored = await partitions.command(number, "HMGET", "upgrade:", "before", "last_id")
+    before, last_id = (value.decode() for value in stored) if stored[0] is not None else ("+inf", "")
+    indexes = [f"status:{status}" for status in RunStatus]
+    while True:
+        pages = await partitions.read(number, "pages", indexes, before, last_id, PAGE_SIZE)
+        found = heapq.nlargest(PAGE_SIZE, ((float(at), id.decode()) for page in pages for id, at in iter_pairs(page)))
+        if not found:
+            break
+        before, last_id = repr(found[-1][0]), found[-1][1]
+        ids = [id for _, id in found]
+        rows = await partitions.read(number, "bare", ids, BARE_FIELDS)
+        await partitions.execute(number, "index_runs", list(map(_describe_end, ids, rows)), before, last_id)
+    cursor = "0"
+    while (cursor := await partitions.execute(number, "index_topics", cursor)) != b"0":
+        pass
+    await partitions.command(number, "DEL", "upgrade:")
+
+
+def _describe_end(run_id: str, row: list[bytes | None]) -> tuple[str, str, str]:
+    """Return a run's id, the type of its error and its end, empty if it has none. The type is not in a field."""
+    try:
+        run = decode_run(bare_pairs(row))
+    except Exception:  # a damaged run is in the indexes of what can be read
+        return (run_id, "", "")
+    return (run_id, "" if run.error is None else run.error.type, encode_time(run.ended_at))
+
+
+async def add_queues(partitions: UpgradedPartitions, number: int) -> None:
+    """Queues add only keys. Their own format keeps out versions that would execute a run that waits in a queue."""
+
+
 OLDEST_FORMAT = 3  # there is no upgrade from earlier formats, which were never released
 Upgrade = Callable[[UpgradedPartitions, int], Awaitable[None]]
-UPGRADES: tuple[Upgrade, ...] = (index_held_runs,)
+UPGRADES: tuple[Upgrade, ...] = (index_held_runs, index_searches, add_queues)
 """The first brings a partition from `OLDEST_FORMAT` to the next format, and so on."""
 
 

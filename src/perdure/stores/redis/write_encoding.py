@@ -6,10 +6,12 @@ A write becomes an array: its name, then the arguments that the function of that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from perdure.errors import StoreError
 from perdure.model.records import DeadLetter, Entry, Message, RunStatus, Subscription
+from perdure.model.tags import TagValue
 from perdure.model.turns import TurnExtras
 from perdure.stores import semantics
 from perdure.stores.redis.encoding import (
@@ -22,7 +24,9 @@ from perdure.stores.redis.encoding import (
     encode_marker,
     encode_message,
     encode_new_run,
+    encode_stored_tags,
     encode_stream_item,
+    encode_tag,
     encode_time,
     encode_turn_state,
 )
@@ -52,12 +56,14 @@ from perdure.stores.writes import (
     FinalizeRun,
     ObserveRunEnd,
     PublishEvent,
+    PutDocument,
     RedirectedEvent,
     ReleaseRun,
     ReplayDeadLetter,
     RewindRun,
     RunPatch,
     SupersedeStream,
+    TagRun,
     Write,
     subject_of,
 )
@@ -142,6 +148,12 @@ def encode_write(write: Write, partition_of: PartitionOf) -> Array:
             return ("append", write.run_id, write.worker, [encode_stream_item(item) for item in write.items], first)
         case SupersedeStream():
             return ("supersede", write.run_id, write.location, write.writer)
+        case TagRun():
+            return ("tag", write.run_id, _encode_tag_changes(write.tags))
+        case PutDocument():
+            return _encode_document(write)
+        case _:
+            raise StoreError(f"{type(write).__name__} is not a write of this store; upgrade the store")
 
 
 def _encode_create(write: CreateRun, partition_of: PartitionOf) -> Array:
@@ -157,7 +169,9 @@ def _encode_create(write: CreateRun, partition_of: PartitionOf) -> Array:
     head = (record.id, record.created_by, record.owner or "", created_at, due_at)
     observer = [] if write.observer is None else [write.observer.run_id, write.observer.target]
     replaces = [] if write.replaces is None else [write.replaces.created_by, str(write.replaces.generation)]
-    fields = encode_new_run(record, as_lua_string)
+    fields = ["workflow", record.workflow, *encode_new_run(record, as_lua_string)]
+    if record.tags:
+        fields += ("tags", as_lua_string(encode_stored_tags(record.tags)))
     return ("create", *head, fields, entries, messages, observer, write.received, replaces)
 
 
@@ -191,6 +205,7 @@ def _encode_patch(turn: CommitTurn, patch: RunPatch) -> Array:
         as_lua_string(encode_turn_state(patch.waits, patch.held, patch.result, patch.error)),
         *(patch.held.kind if patch.held else "", as_lua_string(encode(patch.drift)), str(patch.recoveries)),
         *(encode_time(patch.ended_at), encode_time(patch.prune_at), semantics.ignores_messages(turn, patch)),
+        patch.error.type if patch.error else "",
     )
 
 
@@ -212,7 +227,18 @@ def _encode_extras(extras: TurnExtras, partition_of: PartitionOf) -> Array:
         [encode_stream_item(item) for item in extras.streamed],
         _encode_dead_letters(extras.dead_letters),
         [str(position) for position in extras.replaced],
+        bool(extras.tags) and _encode_tag_changes(extras.tags),
     )
+
+
+def _encode_tag_changes(tags: Mapping[str, TagValue | None]) -> dict[str, Any]:
+    return {key: value is not None and encode_tag(key, value) for key, value in tags.items()}
+
+
+def _encode_document(write: PutDocument) -> Array:
+    body = write.body is not None and as_lua_string(write.body)
+    times = (encode_time(write.due_at), encode_time(write.expires_at))
+    return ("document", write.kind, write.id, write.base, body, write.write_id, *times)
 
 
 def _group_by_partition(subscription: Subscription, partition_of: PartitionOf) -> list[list[int | str]]:
@@ -245,7 +271,7 @@ def _encode_end(write: EndRun) -> Array:
     prune_at = encode_time(None if write.prune_after is None else write.now + write.prune_after)
     fields = [
         *("status", write.status.value, "owner", "", "wake_at", "", "has_new_messages", "0", "turn_state", ""),
-        *("held_kind", "", "ended_at", now, "updated_at", now, "prune_at", prune_at),
+        *("held_kind", "", "ended_at", now, "updated_at", now, "prune_at", prune_at, "error_type", ""),
     ]
     marker = as_lua_string(encode_marker(write.turn_id))
     return ("end", write.run_id, write.turn_id, now, write.only_if_not_started, marker, fields)
@@ -256,7 +282,7 @@ def _encode_rewind(write: RewindRun, partition_of: PartitionOf) -> Array:
     fields = [
         *("owner", "", "has_new_messages", "0", "wake_at", now, "updated_at", now, "ended_at", "", "prune_at", ""),
         *("turn_state", "", "held_kind", "", "recoveries", "0", "drift", as_lua_string(EMPTY)),
-        *("orphaned_children", "0", "unfinalized", "0"),
+        *("orphaned_children", "0", "unfinalized", "0", "error_type", ""),
         *("deadline_at", "" if write.deadline_at is None else encode_time(write.deadline_at)),
     ]
     returned = [_encode_returned(message, partition_of) for message in write.returned]
@@ -309,6 +335,8 @@ def decode_result(given: Any) -> WriteResult:
             return DeadLetterMissing()
         case [b"observing"]:
             return ObserverAdded()
+        case [b"versioned", version]:
+            return Committed(version=version)
         case [b"published", offset, woken, more, fresh]:
             return EventPublished(offset, woken, more=bool(more), fresh=bool(fresh))
         case _:

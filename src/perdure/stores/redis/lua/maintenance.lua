@@ -1,19 +1,19 @@
 -- Script `maintenance`: deletes what is no longer needed: pruned runs, expired events and values, remembered ids.
 --
 -- ARGV: the command and its arguments (MessagePack), then as for `commit`.
--- Keys: every key of a deleted run; expiring-events, expiring-values, consumed, sent, sent-since, deleted-events,
+-- Keys: every key of a deleted run; expiring-events, expiring-values, expiring-documents, consumed, sent, sent-since, deleted-events,
 -- fenced.
 
 local commands = {}
 
--- Delete these runs, except those that are not prunable any more (rewound meanwhile); return how many were deleted.
+-- Delete these runs, except those that are not prunable any more (rewound meanwhile); return the ids of the deleted ones.
 commands.delete_runs = function(ids, now)
-  local deleted = 0
+  local deleted = {}
   for _, id in ipairs(ids) do
     local row = run_rows.read(id)
     if row and call('ZSCORE', key('prunable'), id) and tonumber(row.prune_at) <= tonumber(now) then
       run_rows.delete(row)
-      deleted = deleted + 1
+      deleted[#deleted + 1] = id
     end
   end
   return deleted
@@ -44,6 +44,7 @@ commands.delete_expired = function(now, remembered_since, limit)
     call('HDEL', key('message-numbers', at[1]), at[2])
   end)
   delete_until(key('sent-since'), remembered_since, limit, function(at) call('HDEL', key('sent'), at[1]) end)
+  delete_until(key('expiring-documents'), now, limit, function(at) documents.delete(at[1], at[2]) end)
   delete_until(key('deleted-events'), remembered_since, limit, function(at)
     local name = topics.event_key(at[1], at[2])
     call('HDEL', key('event-ids', at[1]), call('HGET', name, 'id') or '')

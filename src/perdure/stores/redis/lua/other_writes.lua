@@ -132,6 +132,18 @@ function other_writes.supersede(write)
   return COMMITTED
 end
 
+function other_writes.document(write) return documents.put(write) end
+
+-- Change tags of a run without an owner: key -> tag, or false to remove it.
+function other_writes.tag(write)
+  local _, id, changes = unpack(write)
+  local found = call('HMGET', RUN .. id, 'owner', 'created_at')
+  if not found[2] then return {'missing'} end
+  if (found[1] or '') ~= '' then return {'superseded'} end
+  run_index.change_tags({id = id, created_at = found[2]}, changes)
+  return COMMITTED
+end
+
 -- A message from another partition.
 function other_writes.partition_message(write)
   outbox.handle(cmsgpack.unpack(write[2]))

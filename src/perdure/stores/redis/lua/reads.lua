@@ -29,6 +29,64 @@ reads.history = function(id, after)
   return found
 end
 
+-- Return the first entries at these positions, without markers, and whether there are `limit` of them.
+local function entries_at(id, positions, limit)
+  local found = {}
+  for _, position in ipairs(positions) do
+    local value = call('HGET', ENTRIES .. id, position)
+    if value and not read_header(value)[3] then
+      found[#found + 1] = tostring(position)
+      found[#found + 1] = value
+      if #found == 2 * limit then return found, true end
+    end
+  end
+  return found, false
+end
+
+-- Return the first entries after this position: by counting up or, if most of these positions have no entry, by reading
+-- all positions of the history.
+reads.history_page = function(id, after, limit)
+  local row, positions = run_rows.read_core(id), {}
+  if not row then return {} end
+  local last = run_rows.position(row)
+  for position = after + 1, math.min(last, after + 4 * limit) do positions[#positions + 1] = position end
+  local found, is_full = entries_at(id, positions, limit)
+  if is_full or after + 4 * limit >= last then return found end
+  positions = {}
+  for _, position in ipairs(call('HKEYS', ENTRIES .. id)) do
+    if tonumber(position) > after then positions[#positions + 1] = tonumber(position) end
+  end
+  table.sort(positions)
+  return (entries_at(id, positions, limit))
+end
+
+-- Return these fields of the rows of runs, and `turn_state` unless the run succeeded: then it contains only the result.
+reads.bare = function(ids, fields)
+  local found = {}
+  for i, id in ipairs(ids) do
+    local values = call('HMGET', RUN .. id, 'status', unpack(fields))
+    local ended_well = values[1] == 'succeeded'
+    values[#fields + 2] = not ended_well and call('HGET', RUN .. id, 'turn_state') or false
+    found[i] = values
+  end
+  return found
+end
+
+-- Return how many runs each index has between two scores: {index, lowest, highest} each.
+reads.counts = function(ranges)
+  local found = {}
+  for i, range in ipairs(ranges) do found[i] = call('ZCOUNT', TAG .. ':' .. range[1], range[2], range[3]) end
+  return found
+end
+
+-- Return a page of the runs of an index between two scores, each with its creation time.
+reads.range = function(index, lowest, highest, offset, limit)
+  local found = {}
+  local ids = call('ZRANGEBYSCORE', TAG .. ':' .. index, lowest, highest, 'LIMIT', offset, limit)
+  for i, id in ipairs(ids) do found[i] = {id, call('HGET', RUN .. id, 'created_at')} end
+  return found
+end
+
 -- Return ids and scores of an index, newest first, from `before` on; with an id: those that follow it in that order.
 local function newest(index, before, id, limit)
   local name, found, offset = TAG .. ':' .. index, {}, 0
@@ -113,6 +171,36 @@ end
 reads.sent = function(name)
   local found = call('HGET', key('sent'), name)
   return found and cmsgpack.unpack(found) or {}
+end
+
+-- Return the first topics after a name with their queued events and subscriptions.
+reads.topics = function(after, limit)
+  local found = {}
+  for i, name in ipairs(call('ZRANGEBYLEX', key('topic-names'), after, '+', 'LIMIT', 0, limit)) do
+    local queued = call('ZCARD', key('free', name)) + call('ZCARD', key('shared', name))
+    found[i] = {name, queued, call('ZCARD', key('waiting', name))}
+  end
+  return found
+end
+
+local function read_documents(kind, ids)
+  local found = {}
+  for _, id in ipairs(ids) do
+    local fields = call('HMGET', key('document', kind, id), 'version', 'body', 'due_at', 'expires_at')
+    if fields[1] then found[#found + 1] = {id, unpack(fields)} end
+  end
+  return found
+end
+
+reads.document = function(kind, id) return read_documents(kind, {id}) end
+
+reads.documents = function(kind, after, limit)
+  return read_documents(kind, call('ZRANGEBYLEX', key('documents', kind), after, '+', 'LIMIT', 0, limit))
+end
+
+reads.due_documents = function(kind, due_by, limit)
+  local name = key('due-documents', kind)
+  return read_documents(kind, call('ZRANGEBYSCORE', name, '-inf', due_by, 'LIMIT', 0, limit))
 end
 
 reads.topic = function(topic, after, limit)

@@ -2,7 +2,8 @@
 --
 -- Keys: run:<id> (hash: the row), observers:<id> (sorted set of {run, target}). Indexes, all sorted sets of run ids:
 -- status:<status>, children:<parent>, open-children:<parent>, and for the next action: due:<queue>, owned:<worker>,
--- owned-with-messages:<worker>, held:<kind, workflow, version>, unfinalized, prunable; for queries: held-runs.
+-- owned-with-messages:<worker>, held:<kind, workflow, version>, unfinalized, prunable; for queries: held-runs, and those
+-- of `run_index.lua`.
 -- A run is in exactly one of due, owned, unfinalized and prunable, or in none while it waits for a message. Rows are
 -- changed only by this module, so that row and indexes always agree.
 
@@ -17,7 +18,7 @@ local function blank(id)
     skipped = '0', wake_at = '', pool = 'default', workflow = '', version = '', shard = '', held_kind = '', parent = '',
     attached = '0', created_at = '', first_executed_at = '', generation = '0', recoveries = '0', drift = EMPTY,
     last_observer_no = '0', ended_at = '', prune_at = '', unfinalized = '0', orphaned_children = '0',
-    counted_events = '',
+    counted_events = '', place = '', queue = '', error_type = '',
   }
 end
 
@@ -26,7 +27,7 @@ local FIELDS = {
   'version', 'shard', 'held_kind', 'parent', 'attached', 'created_at', 'first_executed_at', 'generation', 'recoveries',
   'drift', 'last_observer_no', 'counted_events',
 }
-local END_FIELDS = {'ended_at', 'prune_at', 'unfinalized', 'orphaned_children'} -- only an ended run has them
+local END_FIELDS = {'ended_at', 'prune_at', 'unfinalized', 'orphaned_children', 'error_type'} -- only of ended runs
 
 local function fill(row, fields)
   local found = call('HMGET', RUN .. row.id, unpack(fields))
@@ -128,6 +129,26 @@ local function by_hold(row)
   if row.held_kind ~= '' and row.status == 'suspended' then return key('held-runs'), row.created_at end
 end
 
+local function by_workflow(row)
+  return key('workflow', row.workflow), row.created_at
+end
+
+local function by_internal(row)
+  if string.find(row.workflow, INTERNAL) then return key('internal'), row.created_at end
+end
+
+local function by_queue(row)
+  if row.queue ~= '' then return key('run-queue', row.queue), row.created_at end
+end
+
+local function by_end(row)
+  if TERMINAL[row.status] and row.ended_at ~= '' then return key('ended'), row.ended_at end
+end
+
+local function by_error(row)
+  if TERMINAL[row.status] and row.error_type ~= '' then return key('error', row.error_type), row.created_at end
+end
+
 local function move(id, old, old_score, new, new_score)
   if old == new and old_score == new_score then return end
   if old and old ~= new then
@@ -149,6 +170,10 @@ function run_rows.insert(id, flat)
   move(id, nil, nil, by_next_action(row))
   move(id, nil, nil, by_parent(row))
   move(id, nil, nil, by_hold(row))
+  move(id, nil, nil, by_workflow(row))
+  move(id, nil, nil, by_internal(row))
+  if row.queue ~= '' then move(id, nil, nil, by_queue(row)) end
+  if row.tags then run_index.add_tags(id, row.created_at, cmsgpack.unpack(row.tags)) end
   if row.parent ~= '' then call('ZADD', key('children', row.parent), row.created_at, id) end
 end
 
@@ -177,12 +202,23 @@ function run_rows.change(row, fields)
   local cause, cause_score = by_wake_cause(row)
   local parent, parent_score = by_parent(row)
   local hold, hold_score = by_hold(row)
+  local workflow, internal, was_ended = row.workflow, by_internal(row), TERMINAL[row.status]
+  local ended, ended_score = by_end(row)
+  local failed, failed_score = by_error(row)
   if not write_changes(row, fields) then return end
   move(row.id, status, created_at, by_status(row))
   move(row.id, action, action_score, by_next_action(row))
   move(row.id, cause, cause_score, by_wake_cause(row))
   move(row.id, parent, parent_score, by_parent(row))
   move(row.id, hold, hold_score, by_hold(row))
+  if row.workflow ~= workflow then
+    move(row.id, key('workflow', workflow), nil, by_workflow(row))
+    move(row.id, internal, row.created_at, by_internal(row))
+  end
+  if was_ended or TERMINAL[row.status] then
+    move(row.id, ended, ended_score, by_end(row))
+    move(row.id, failed, failed_score, by_error(row))
+  end
 end
 
 -- Add a run to the index `held-runs` if it is held. For stores that were created before the index.
@@ -202,6 +238,7 @@ function run_rows.delete(row)
   local action = by_next_action(row)
   call('ZREM', by_status(row), row.id)
   if action then call('ZREM', action, row.id) end -- a run without `prune_at` is in none
+  run_index.delete(row)
   if row.parent ~= '' then call('ZREM', key('children', row.parent), row.id) end
   inbox.delete(row.id)
   streams.delete(row.id)

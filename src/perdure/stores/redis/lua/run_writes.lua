@@ -83,7 +83,8 @@ end
 
 -- Return the fields that a patch changes. `only_held`: only messages that wake a held run make the run due.
 local function patch_fields(row, patch, now, seen)
-  local status, owner, wake_at, turn_state, held_kind, drift, recoveries, ended_at, prune_at, only_held = unpack(patch)
+  local status, owner, wake_at, turn_state, held_kind, drift, recoveries, ended_at, prune_at, only_held, error_type =
+    unpack(patch)
   local unseen, ended = history.has_messages(row, seen, only_held), TERMINAL[status]
   if ended then
     owner, wake_at = '', ''
@@ -96,6 +97,7 @@ local function patch_fields(row, patch, now, seen)
     recoveries = recoveries, ended_at = ended_at, prune_at = prune_at, updated_at = now,
     has_new_messages = unseen and owner ~= '' and '1' or '0',
     unfinalized = ended and run_rows.needs_finalization(row, row.orphaned_children) or '0',
+    error_type = ended and error_type or '',
   }
 end
 
@@ -112,6 +114,7 @@ local function write_outputs(row, extras)
   streams.publish_values(row, extras[5])
   streams.append(row.id, extras[6])
   dead_letters.add(extras[7])
+  if extras[9] then run_index.change_tags(row, extras[9]) end
 end
 
 -- Apply a turn that changes more than its history.

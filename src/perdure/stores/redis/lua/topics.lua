@@ -4,7 +4,8 @@
 -- event-ids:<topic> (hash: event id -> offset), events:<topic> (sorted set of offsets), free:<topic> and shared:<topic>
 -- (sorted sets of queued offsets), queued-until:<topic> (sorted set: when queued events expire), seen:<topic, offset>
 -- (set of runs), cursors:<topic> (hash: run -> read cursor), waiting:<topic> (sorted set: subscriptions in their
--- order), unfinished:<topic> and unfinished-topics (sorted sets), expiring-events and deleted-events (sorted sets by
+-- order), unfinished:<topic> and unfinished-topics (sorted sets), topic-names (sorted set of the topics with queued events
+-- or subscriptions, in the order of their bytes), expiring-events and deleted-events (sorted sets by
 -- time).
 --
 -- An event is queued as `free` (one run may take it) or `shared` (every run may see it once). An assigned event, and an
@@ -28,6 +29,19 @@ local function is_expired(expires_at, now)
   return expires_at ~= '' and tonumber(expires_at) <= tonumber(now)
 end
 
+-- Bring `topic-names` up to date. It runs once at the end of a script, for all topics that the script has changed.
+function topics.refresh_names()
+  for topic in pairs(stale_topics) do topics.index_name(topic) end
+end
+
+function topics.index_name(topic)
+  if call('EXISTS', key('waiting', topic), key('free', topic), key('shared', topic)) > 0 then
+    call('ZADD', key('topic-names'), 0, topic)
+  else
+    call('ZREM', key('topic-names'), topic)
+  end
+end
+
 function topics.event_key(topic, offset) return key('event', topic, offset) end
 
 -- Return an event, or nil if it does not exist or was deleted.
@@ -46,11 +60,13 @@ end
 local function enqueue(event)
   call('ZADD', key(event.consume and 'free' or 'shared', event.topic), event.offset, event.offset)
   if event.expires_at ~= '' then call('ZADD', key('queued-until', event.topic), event.expires_at, event.offset) end
+  stale_topics[event.topic] = true
 end
 
 local function dequeue(event)
   call('ZREM', key(event.consume and 'free' or 'shared', event.topic), event.offset)
   call('ZREM', key('queued-until', event.topic), event.offset)
+  stale_topics[event.topic] = true
 end
 
 -- Set the fan-out cursor; nil: the fan-out is finished.
@@ -104,6 +120,7 @@ local function assign(event, subscription, now)
   local topic, offset = event.topic, event.offset
   local serial = call('HINCRBY', key('topic', topic), 'last_serial', 1)
   call('ZREM', key('waiting', topic), cmsgpack.pack(subscription))
+  stale_topics[topic] = true
   call('HSET', topics.event_key(topic, offset), 'h:' .. subscription[1], serial)
   if event.consume then
     dequeue(event)
@@ -285,13 +302,17 @@ function topics.subscribe(message)
   for i = 2, #group do
     local number = call('HINCRBY', key('topic', group[i]), 'last_subscription', 1)
     call('ZADD', key('waiting', group[i]), number, member)
+    stale_topics[group[i]] = true
   end
 end
 
 function topics.unsubscribe(message)
   local _, group, run, partition, target, created_at = unpack(message)
   local member = cmsgpack.pack({run, partition, target, created_at})
-  for i = 2, #group do call('ZREM', key('waiting', group[i]), member) end
+  for i = 2, #group do
+    call('ZREM', key('waiting', group[i]), member)
+    stale_topics[group[i]] = true
+  end
 end
 
 -- Close an assignment; return its event, or nil if the assignment was closed before.

@@ -2,8 +2,8 @@
 --
 -- ARGV: the command and its arguments (MessagePack), then as for `commit`.
 -- Keys: workers (hash: id -> record) and leases (hash: id -> lease_until), both in partition 0 only; alive (set) and
--- fenced (sorted set by time) in every partition; signing-keys:<name> (list), meta (hash); outbox; runs and their
--- indexes by `run_rows.lua`.
+-- fenced (sorted set by time) in every partition; signing-keys:<name> (list), meta and upgrade (hashes); outbox; runs and
+-- their indexes by `run_rows.lua`.
 --
 -- Partition 0 decides whether a worker is fenced. Every partition has its own copy of the live workers, so that it can
 -- check a write without a call to another partition.
@@ -146,6 +146,28 @@ commands.index_held = function(ids)
     if row then run_rows.index_hold(row) end
   end
   return #ids
+end
+
+-- Add runs to the indexes of searches: {id, type of the error, end} each. `before` and `last_id` are the cursor of the
+-- next page.
+commands.index_runs = function(runs, before, last_id)
+  for _, run in ipairs(runs) do
+    local row = run_rows.read(run[1])
+    if row and tonumber(row.created_at) then
+      run_index.add_existing(row, row.ended_at == run[3] and run[2] or '')
+    end
+  end
+  call('HSET', key('upgrade'), 'before', before, 'last_id', last_id)
+  return #runs
+end
+
+-- Add the topics among the next keys of the server to the list of topics; return the cursor of the next call.
+commands.index_topics = function(cursor)
+  local prefix = key('topic')
+  local pattern = string.gsub(prefix, '[%*%?%[%]\\]', '\\%0') .. '*'
+  local found = call('SCAN', cursor, 'MATCH', pattern, 'COUNT', 1000)
+  for _, name in ipairs(found[2]) do topics.index_name(string.sub(name, #prefix + 1)) end
+  return found[1]
 end
 
 -- Record that all partitions have at least this format.
