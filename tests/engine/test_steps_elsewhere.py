@@ -434,7 +434,7 @@ def test_what_no_other_process_can_find_is_refused():
             @step(pool="gpu")
             async def method(self) -> None: ...
 
-    with pytest.raises(InvalidArgument, match="not declared with a pool"):
+    with pytest.raises(InvalidArgument, match="not declared with a pool or queue"):
         step(_plain).options(pool="gpu")
     with pytest.raises(InvalidArgument, match="context"):
         step(pool="gpu", context="inherit")(_plain)

@@ -42,7 +42,7 @@ from perdure.workflows.context import Context
 from perdure.workflows.deferreds import DECLARED_TYPES
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, Workflow
 from perdure.workflows.queue_placement import Started, build_placement
-from perdure.workflows.remote_steps import encode_arguments, encode_unchecked_arguments
+from perdure.workflows.remote_steps import prepare_call, prepare_unchecked_call
 from perdure.workflows.rollback import ROLLBACK_SCOPES
 from perdure.workflows.start_options import NO_OPTIONS, split_keywords
 from perdure.workflows.steps import StepCall, inherits_context
@@ -78,8 +78,8 @@ class ContextApi:
             call.rollback_scopes = ROLLBACK_SCOPES.get()
         if settings.context == "inherit" or inherits_context(settings.compensate):
             call.variables = copy_context()
-        if settings.pool is not None:
-            call.arguments = encode_arguments(call, self._state.start.codec)
+        if settings.is_remote:
+            prepare_call(call, self._state.start.codec)
         return entries.request("step", step.name, step.segment, call=call)
 
     def has_recorded_step(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -393,8 +393,8 @@ class ContextApi:
             call.read_outcome = partial(as_complete, outcome, start.definition, start.codec)
         detail = msgspec.json.encode({"of": compensation.of})
         call.close()  # the request below replaces awaiting it
-        if call.step.settings.pool is not None:
-            call.arguments = encode_unchecked_arguments(call, self._state.start.codec)
+        if call.step.settings.is_remote:
+            prepare_unchecked_call(call, self._state.start.codec)
         return self._entries.request("step", call.step.name, escape_segment(call.step.name), call=call, detail=detail)
 
     def request_stop_children(self) -> Any:

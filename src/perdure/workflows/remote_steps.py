@@ -1,9 +1,9 @@
-"""Steps on other workers: `@step(pool=...)`. The internal workflow that executes one attempt, and its payload.
+"""Steps on other workers: the internal workflow that executes one attempt, and its payload.
 
-Each attempt of such a step is an internal run, an attached child of the calling run. The workflow of the internal run
-is `~step/<name>`; workers publish it beside their own workflows, so that a run finds workers which have imported the
-step. The retry policy stays with the calling run (ADR 30). The internal run succeeds with an `AttemptResult`, which
-says how the attempt ended; the calling run records the same entry for it as for a local step.
+Each attempt of a step with a pool or queue is an internal run, an attached child of the calling run. The workflow of
+the internal run is `~step/<name>`; workers publish it beside their own workflows, so that a run finds workers which
+have imported the step. The retry policy stays with the calling run (ADR 30). The internal run succeeds with an
+`AttemptResult`, which says how the attempt ended; the calling run records the same entry for it as for a local step.
 
 A worker looks the step up by name among those that it has imported. Nothing in a payload is imported or called.
 """
@@ -20,15 +20,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perdure.codec import Codec
-from perdure.codec.failures import INTERRUPTED, error_to_record
+from perdure.codec.failures import INTERRUPTED, error_to_record, message_of
 from perdure.errors import InvalidPayload, StepInterrupted, WorkflowMisuse
 from perdure.model.ids import child_creation_id
+from perdure.model.queue_records import Place
 from perdure.model.records import ErrorRecord, RunResult, RunStatus
 from perdure.model.turns import StartChild, StepDone
 from perdure.retry import Retry
 from perdure.workflows.children import CANCELLED, shorten_id
 from perdure.workflows.context import Context, RunInfo
 from perdure.workflows.definition import Workflow, WorkflowOptions
+from perdure.workflows.queue_placement import Started, build_placement
+from perdure.workflows.start_options import NO_OPTIONS
 from perdure.workflows.step_context import CurrentStep, _current_step
 from perdure.workflows.steps import REMOTE_STEPS, STEP_VERSION, Step, StepBody, StepCall
 
@@ -79,7 +82,32 @@ class AttemptResult(Struct, frozen=True, omit_defaults=True):
 # --- in the calling run ----------------------------------------------------------------------------------------------
 
 
-def encode_arguments(call: StepCall, codec: Codec) -> bytes:
+def prepare_call(call: StepCall, codec: Codec) -> None:
+    """Set the encoded arguments of a call, and its place if the step has a queue. Raises what is wrong with them."""
+    call.arguments = _encode_arguments(call, codec)
+    call.place = _build_place(call)
+
+
+def prepare_unchecked_call(call: StepCall, codec: Codec) -> None:
+    """Prepare the call of a rollback, which must run. If its arguments do not fit, it fails where it executes."""
+    call.place = None
+    try:
+        prepare_call(call, codec)
+    except Exception as refused:  # also of the queue's partition_key
+        call.arguments = codec.encode({"refused": message_of(refused)[:MAX_SHORT_MESSAGE]})
+
+
+def _build_place(call: StepCall) -> Place | None:
+    """Return the place in the queue of the step. Its partition is that of the step's arguments."""
+    queue = call.step.settings.queue
+    if queue is None:
+        return None
+    started = Started(REMOTE_WORKFLOW + call.step.declared_name, queue, call.args, call.kwargs)
+    placement = build_placement(NO_OPTIONS, started, 0.0)
+    return None if placement is None else placement.place
+
+
+def _encode_arguments(call: StepCall, codec: Codec) -> bytes:
     """Return the arguments of a call as a payload.
 
     Raises `InvalidPayload` if they do not fit the annotations, or are too large for a request.
@@ -90,21 +118,12 @@ def encode_arguments(call: StepCall, codec: Codec) -> bytes:
     return arguments
 
 
-def encode_unchecked_arguments(call: StepCall, codec: Codec) -> bytes:
-    """Return the arguments of a call by a rollback. If they do not fit, the attempt fails where it executes."""
-    try:
-        return encode_arguments(call, codec)
-    except InvalidPayload as refused:
-        return codec.encode({"refused": str(refused)})
-
-
 def build_start(call: StepCall, pending: RemoteAttempt, number: int, info: RunInfo, codec: Codec) -> StartChild:
     """Return the start of the internal run that executes an attempt.
 
     The id is that of the entry. From the second start for the entry on it has the `number` of the start as suffix.
     """
     settings, target = call.step.settings, pending.target
-    assert settings.pool is not None
     suffix = f"#{number}" if number > 1 else ""
     request = StepRequest(
         run_id=info.id,
@@ -131,7 +150,8 @@ def build_start(call: StepCall, pending: RemoteAttempt, number: int, info: RunIn
         attached=True,
         created_by=child_creation_id(info.origin, info.incarnation, target + suffix),
         target=target,
-        definition=_workflow_for(call.step.declared_name, settings.pool),
+        definition=_workflow_for(call.step.declared_name, settings.pool or info.pool),
+        place=call.place,
     )
 
 
@@ -235,6 +255,7 @@ async def _execute_attempt(step: Step[Any, Any], request: StepRequest, codec: Co
         at_most_once=request.at_most_once,
         compensate=None,
         pool=None,
+        queue=None,
     )
     attempt = Step[Any, Any](AttemptBody(step.body, request, codec), step.name, settings)
     try:
@@ -284,14 +305,14 @@ def encode_attempt(done: StepDone, codec: Codec) -> StepDone:
     """
     result = AttemptResult(done.value, done.error, done.retryable, done.notes, done.retry_until)
     what = f"result of step {done.location}"
-    refused: InvalidPayload | None = None
+    reasons: list[str] = []
     for fitting in _smaller_results(result):
         try:
             return StepDone(done.location, done.attempt, codec.encode(fitting, what=what))
-        except InvalidPayload as error:
-            refused = refused or error
-    error = ErrorRecord("InvalidPayload", str(refused)[:MAX_SHORT_MESSAGE], location=done.location)
-    return StepDone(done.location, done.attempt, codec.encode(AttemptResult(error=error), what=what))
+        except InvalidPayload as refused:
+            reasons.append(str(refused))
+    too_large = ErrorRecord("InvalidPayload", reasons[0][:MAX_SHORT_MESSAGE], location=done.location)
+    return StepDone(done.location, done.attempt, codec.encode(AttemptResult(error=too_large), what=what))
 
 
 def _smaller_results(result: AttemptResult) -> Iterator[AttemptResult]:

@@ -21,13 +21,15 @@ from perdure.codec.annotations import describe_missing_return, enclosing_names, 
 from perdure.codec.parameters import Parameters
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.locations import escape_segment
+from perdure.model.queue_records import Place
 from perdure.model.records import ErrorRecord
-from perdure.model.validation import check_name, check_seconds
+from perdure.model.validation import check_name, check_public_name, check_seconds
 from perdure.retry import Retry
 from perdure.workflows.durable_call import DurableCall
 from perdure.workflows.registry import Registry
 from perdure.workflows.step_arguments import Checks, StepArguments
 from perdure.workflows.types import Complete
+from perdure.workflows.work_queues import WorkQueue
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -61,8 +63,13 @@ class StepOptions:
     compensate: Callable[..., Any] | None = None
     at_most_once: bool = False
     pool: str | None = None
+    queue: WorkQueue | str | None = None
     key: str | None = None
     context: str = "empty"
+    is_remote: bool = field(init=False, default=False)  # executes as a run of its own: has a pool or a queue
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_remote", self.pool is not None or self.queue is not None)
 
 
 class StepKeywords(TypedDict, total=False):
@@ -75,6 +82,7 @@ class StepKeywords(TypedDict, total=False):
     raises: type[Exception] | Raises
     at_most_once: bool
     pool: str | None
+    queue: WorkQueue | str | None
     context: Literal["empty", "inherit"]
 
 
@@ -149,7 +157,7 @@ class Step(Generic[P, R_co]):
 
     binds: Literal["instance", "class", "nothing"] = "instance"  # what access through a class or instance binds
     is_method = False  # defined in a class, and not bound
-    declared_name = ""  # under which workers publish the step, if its declaration has a pool
+    declared_name = ""  # under which workers publish the step, if its declaration has a pool or queue
     __isabstractmethod__ = False
 
     def __init__(self, body: StepBody, name: str, options: StepOptions) -> None:
@@ -293,7 +301,7 @@ class BoundStep(Step[P, R_co]):
         return compensate
 
     def _copy(self, name: str, settings: StepOptions) -> Step[P, R_co]:
-        refuse_pool(settings, f"step {name!r} is a method")
+        refuse_remote(settings, f"step {name!r} is a method")
         return BoundStep(Step[Any, R_co](self.body, name, settings), self.instance)
 
     def __eq__(self, other: object) -> bool:
@@ -313,7 +321,7 @@ def inherits_context(fn: Any) -> bool:
 def make_step(fn: Callable[..., Any], name: str, options: StepOptions) -> Step[Any, Any]:
     """Return the step of an undecorated function or method, with checked options."""
     if isinstance(fn, BoundStep | MethodType):
-        refuse_pool(options, f"step {name!r} is a method")
+        refuse_remote(options, f"step {name!r} is a method")
         instance = fn.instance if isinstance(fn, BoundStep) else fn.__self__
         function: Any = fn.body.fn if isinstance(fn, BoundStep) else fn.__func__
         return BoundStep(Step(get_step_body(function), name, options), instance)
@@ -329,37 +337,37 @@ STEPS: dict[tuple[str, str], Step[Any, Any]] = {}
 
 
 REMOTE_STEPS: Registry[Step[Any, Any]] = Registry("step")
-"""The imported steps that are declared with a pool, by name: workers execute them for runs on other workers."""
+"""The imported steps that are declared with a pool or queue, by name: workers execute them for runs elsewhere."""
 
 
 def _declare_remote(step: Step[Any, Any]) -> None:
-    """Register a step that is declared with a pool. Raises `InvalidArgument` if other processes could not import it."""
-    if step.settings.pool is None:
+    """Register a step with a pool or queue. Raises `InvalidArgument` if other processes could not import it."""
+    if not step.settings.is_remote:
         return
     module, qualname = step_origin(step.body.fn)
     what = f"step {step.name!r}"
     if "." in qualname.rpartition("<locals>.")[2] and step.binds != "nothing":
-        refuse_pool(step.settings, f"{what} is a method")
+        refuse_remote(step.settings, f"{what} is a method")
     if not module or not qualname or "<" in qualname:
-        refuse_pool(step.settings, f"{what} is defined inside a function")
+        refuse_remote(step.settings, f"{what} is defined inside a function")
     if step.settings.context == "inherit":
-        raise InvalidArgument(f"{what} has a pool, so context variables cannot reach it; remove context='inherit'")
+        raise InvalidArgument(f"{what} executes elsewhere, where context variables do not reach it; remove context=")
     step.declared_name = step.name
     REMOTE_STEPS.add(step)
 
 
 def check_declared(step: Step[Any, Any]) -> None:
-    """Raise `InvalidArgument` for a pool that is given only at the call: no worker would publish the step."""
+    """Raise `InvalidArgument` for a pool or queue that only the call names: no worker would publish the step."""
     if not step.declared_name:
-        refuse_pool(step.settings, f"step {step.name!r} is not declared with a pool")
+        refuse_remote(step.settings, f"step {step.name!r} is not declared with a pool or queue")
 
 
-def refuse_pool(options: StepOptions, reason: str) -> None:
-    """Raise `InvalidArgument` if the options have a pool."""
-    if options.pool is not None:
+def refuse_remote(options: StepOptions, reason: str) -> None:
+    """Raise `InvalidArgument` if the options have a pool or a queue."""
+    if options.is_remote:
         raise InvalidArgument(
-            f"pool={options.pool!r}: {reason}, so no worker of the pool could find it; declare a function of a module "
-            "with @step(pool=...)"
+            f"{reason}, so other workers cannot find it; declare a function of a module with @step(pool=...) or "
+            "@step(queue=...)"
         )
 
 
@@ -377,13 +385,15 @@ class StepCall(DurableCall[Any]):
         "arguments",
         "checks",
         "kwargs",
+        "place",
         "read_outcome",
         "rollback_scopes",
         "step",
         "variables",
     )
 
-    arguments: bytes  # Encoded, for another worker; set when the call of a step with a pool starts.
+    arguments: bytes  # Encoded, for another worker; set when the call of a step with a pool or queue starts.
+    place: Place | None  # In the queue of the step; set with `arguments`.
     rollback_scopes: tuple[str, ...]  # Around a call that has a compensation; set when the call starts.
     variables: VariableContext  # Of the caller, if the step or its compensation inherits them; set at the start.
     read_outcome: Callable[[], Complete[Any]]  # Of the run; set for a call of an exit function only.
@@ -421,7 +431,11 @@ def check_step_options(options: StepOptions) -> StepOptions:
     if options.context not in CONTEXTS:
         raise InvalidArgument(f"context of a step must be 'empty' or 'inherit', not {options.context!r}")
     if options.pool is not None:
-        check_name("a step's pool", options.pool)
+        check_public_name("a step's pool", options.pool)
+    if isinstance(options.queue, str):
+        check_public_name("a step's queue", options.queue)
+    elif not isinstance(options.queue, WorkQueue | None):
+        raise InvalidArgument(f"queue of a step must be a WorkQueue or its name, not {options.queue!r}")
     timeout = None if options.timeout is None else check_seconds("a step's timeout", options.timeout, zero=False)
     silence = options.heartbeat_timeout
     silence = None if silence is None else check_seconds("a step's heartbeat_timeout", silence, zero=False)
@@ -520,6 +534,6 @@ def build_step_options(taken_by: str, options: Mapping[str, Any]) -> StepOptions
 
 
 def _refuse_unknown(taken_by: str, options: Mapping[str, Any]) -> None:
-    unknown = set(options) - {option.name for option in dataclasses.fields(StepOptions)}
+    unknown = set(options) - {option.name for option in dataclasses.fields(StepOptions) if option.init}
     if unknown:
         raise InvalidArgument(f"{taken_by} has no option {', '.join(sorted(unknown))}")
