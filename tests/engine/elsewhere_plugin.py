@@ -61,7 +61,7 @@ def _build_options(taken_by: str, options: Any) -> Any:
 
 def _declare(step: Step[Any, Any]) -> None:
     """Declare a step wherever it is defined: all engines of a test are in one process."""
-    if step.settings.is_remote:
+    if step.is_remote:
         step.declared_name = f"{step.name}.{next(_numbers)}"
         REMOTE_STEPS._definitions.setdefault((step.declared_name, step.version), {})[step.origin] = step
         REMOTE_STEPS.revision += 1

@@ -22,7 +22,7 @@ VALUES: dict[str, Any] = {
     "at_most_once": True,
     "context": "inherit",
 }
-TESTED_ELSEWHERE = {"pool", "queue", "is_remote"}  # in test_steps_elsewhere.py
+TESTED_ELSEWHERE = {"pool", "queue"}  # in test_steps_elsewhere.py
 
 
 def keywords(fn: Any) -> set[str]:
@@ -33,7 +33,7 @@ def keywords(fn: Any) -> set[str]:
 
 
 def test_signatures_take_every_option():
-    per_step = {each.name for each in fields(StepOptions) if each.init} - {"key"}
+    per_step = {each.name for each in fields(StepOptions)} - {"key"}
     assert {"compensate", *StepKeywords.__annotations__} == per_step
     decorators = [keywords(each) for each in get_overloads(step)]
     assert set().union(*decorators) == {"name", *per_step}

@@ -78,7 +78,7 @@ class ContextApi:
             call.rollback_scopes = ROLLBACK_SCOPES.get()
         if settings.context == "inherit" or inherits_context(settings.compensate):
             call.variables = copy_context()
-        if settings.is_remote:
+        if step.is_remote:
             prepare_call(call, self._state.start.codec)
         return entries.request("step", step.name, step.segment, call=call)
 
@@ -393,7 +393,7 @@ class ContextApi:
             call.read_outcome = partial(as_complete, outcome, start.definition, start.codec)
         detail = msgspec.json.encode({"of": compensation.of})
         call.close()  # the request below replaces awaiting it
-        if call.step.settings.is_remote:
+        if call.step.is_remote:
             prepare_unchecked_call(call, self._state.start.codec)
         return self._entries.request("step", call.step.name, escape_segment(call.step.name), call=call, detail=detail)
 

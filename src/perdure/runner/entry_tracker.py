@@ -328,7 +328,7 @@ class EntryTracker:
 
     def _resume_step(self, pending: PendingEntry, call: StepCall) -> None:
         """Start a step that was under way, or wait for its internal run, whose end this run observes already."""
-        if call.step.settings.is_remote:
+        if call.step.is_remote:
             pending.awaited = self.observed.pop(pending.location, None)
         if pending.awaited is None:
             self.attempts.schedule(pending)

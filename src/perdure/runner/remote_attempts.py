@@ -97,7 +97,7 @@ def awaits_result(pending: PendingEntry) -> bool:
 
 def is_remote(pending: PendingEntry) -> bool:
     """Return whether the entry is a step that executes on another worker."""
-    return pending.call is not None and pending.call.step.settings.is_remote
+    return pending.call is not None and pending.call.step.is_remote
 
 
 def _child_of(detail: bytes | None) -> dict[str, Any]:

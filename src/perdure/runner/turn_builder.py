@@ -89,7 +89,7 @@ class TurnBuilder:
     def _start_step(self, pending: PendingEntry) -> RunStep | ExternalEffect:
         call, location = pending.call, pending.location
         assert call is not None
-        if call.step.settings.is_remote:
+        if call.step.is_remote:
             return self._entries.remote.start(pending)
         body, notes, error = call.step.body, pending.notes, pending.error
         key = f"{self._state.info.id}/{pending.generation}/{location}"

@@ -66,10 +66,6 @@ class StepOptions:
     queue: WorkQueue | str | None = None
     key: str | None = None
     context: str = "empty"
-    is_remote: bool = field(init=False, default=False)  # executes as a run of its own: has a pool or a queue
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "is_remote", self.pool is not None or self.queue is not None)
 
 
 class StepKeywords(TypedDict, total=False):
@@ -157,6 +153,7 @@ class Step(Generic[P, R_co]):
 
     binds: Literal["instance", "class", "nothing"] = "instance"  # what access through a class or instance binds
     is_method = False  # defined in a class, and not bound
+    is_remote = False  # each attempt executes as an internal run, because the step has a pool or a queue
     declared_name = ""  # under which workers publish the step, if its declaration has a pool or queue
     __isabstractmethod__ = False
 
@@ -166,6 +163,7 @@ class Step(Generic[P, R_co]):
         self.arguments = body.arguments
         self.name = name
         self.settings = options
+        self.is_remote = is_remote(options)
         self.segment = (
             escape_segment(name) if options.key is None else f"{escape_segment(name)}[{escape_segment(options.key)}]"
         )
@@ -342,7 +340,7 @@ REMOTE_STEPS: Registry[Step[Any, Any]] = Registry("step")
 
 def _declare_remote(step: Step[Any, Any]) -> None:
     """Register a step with a pool or queue. Raises `InvalidArgument` if other processes could not import it."""
-    if not step.settings.is_remote:
+    if not step.is_remote:
         return
     module, qualname = step_origin(step.body.fn)
     what = f"step {step.name!r}"
@@ -362,9 +360,14 @@ def check_declared(step: Step[Any, Any]) -> None:
         refuse_remote(step.settings, f"step {step.name!r} is not declared with a pool or queue")
 
 
+def is_remote(options: StepOptions) -> bool:
+    """Return whether a step with these options executes as a run of its own."""
+    return options.pool is not None or options.queue is not None
+
+
 def refuse_remote(options: StepOptions, reason: str) -> None:
     """Raise `InvalidArgument` if the options have a pool or a queue."""
-    if options.is_remote:
+    if is_remote(options):
         raise InvalidArgument(
             f"{reason}, so other workers cannot find it; declare a function of a module with @step(pool=...) or "
             "@step(queue=...)"
@@ -534,6 +537,6 @@ def build_step_options(taken_by: str, options: Mapping[str, Any]) -> StepOptions
 
 
 def _refuse_unknown(taken_by: str, options: Mapping[str, Any]) -> None:
-    unknown = set(options) - {option.name for option in dataclasses.fields(StepOptions) if option.init}
+    unknown = set(options) - {option.name for option in dataclasses.fields(StepOptions)}
     if unknown:
         raise InvalidArgument(f"{taken_by} has no option {', '.join(sorted(unknown))}")
