@@ -31,7 +31,7 @@ async def serve(tenant: str, n: int) -> None:
     ORDER.append(f"{tenant}{n}")
 
 
-@step(queue=CALLS, retry=Retry(max_attempts=2, initial=100, jitter=0))
+@step(name="queued_flaky", queue=CALLS, retry=Retry(max_attempts=2, initial=100, jitter=0))
 async def flaky() -> int:
     ORDER.append(f"attempt {current_step().attempt}")
     if current_step().attempt == 1:

@@ -90,3 +90,5 @@ class Catalog:
         """Raise `WorkflowMisuse` if this engine would have to choose between definitions."""
         for pair in self.ambiguous():
             raise WorkflowMisuse(REGISTRY.describe_ambiguity(*pair))
+        for pair in REMOTE_STEPS.ambiguous() if self._open else ():
+            raise WorkflowMisuse(REMOTE_STEPS.describe_ambiguity(*pair))
