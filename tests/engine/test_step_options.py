@@ -22,7 +22,7 @@ VALUES: dict[str, Any] = {
     "at_most_once": True,
     "context": "inherit",
 }
-NOT_SUPPORTED = {"pool"}
+TESTED_ELSEWHERE = {"pool", "queue"}  # in test_steps_elsewhere.py
 
 
 def keywords(fn: Any) -> set[str]:
@@ -43,7 +43,7 @@ def test_signatures_take_every_option():
 
 
 def test_every_option_has_a_value_in_this_test():
-    assert {each.name for each in fields(StepOptions)} == {"key", *VALUES, *NOT_SUPPORTED}
+    assert {each.name for each in fields(StepOptions)} == {"key", *VALUES, *TESTED_ELSEWHERE}
 
 
 @pytest.mark.parametrize("option", VALUES)
@@ -128,7 +128,7 @@ def test_context_step_retries_a_timeout_if_that_is_requested():
         ({"context": "copy"}, "must be 'empty' or 'inherit'"),
         ({"raises": "ValueError"}, "raises must be an exception type"),
         ({"timeout": -1}, "timeout"),
-        ({"pool": "gpu"}, "pool= of a step is not supported"),
+        ({"pool": "gpu"}, "step 'body' is not declared with a pool or queue"),
     ],
 )
 def test_context_step_refuses_unknown_and_invalid_options(options, message):

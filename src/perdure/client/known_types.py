@@ -16,6 +16,7 @@ from perdure.workflows.definition import REGISTRY, Workflow
 from perdure.workflows.events import event_class
 from perdure.workflows.internal import INTERNAL, is_internal_name
 from perdure.workflows.messages import received_messages
+from perdure.workflows.remote_steps import find_step_workflow, is_step_workflow
 from perdure.workflows.steps import STEPS, Raises
 
 CHILD_KINDS = ("child", "result", "outcome")
@@ -35,6 +36,8 @@ class KnownTypes:
 
     def find(self, name: str, version: int) -> Workflow[Any, Any] | None:
         """Return the definition of this name and version; None if there is none, or more than one."""
+        if is_step_workflow(name):
+            return find_step_workflow(name)
         if is_internal_name(name):
             return INTERNAL.find(name, version)
         own = self._own.get((name, version))

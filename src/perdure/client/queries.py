@@ -37,8 +37,10 @@ from perdure.model.records import Hold, RunRecord, RunStatus, WorkerRecord
 from perdure.model.validation import check_count, check_name, check_seconds, describe_value
 from perdure.stores.results import StoredEntry, UnreadableRun
 from perdure.workflows.definition import Workflow
-from perdure.workflows.internal import is_internal_name
+from perdure.workflows.internal import INTERNAL_POOL
 from perdure.workflows.types import Complete, error_view
+
+MAX_STEPS_EXPLAINED = 100  # of a run with many steps on other workers
 
 
 class QueryClient:
@@ -137,6 +139,21 @@ class QueryClient:
         return describe_run(record, codec, reasons, published, cancel, running_heartbeats(history, codec))
 
     async def _reasons(self, record: RunRecord) -> tuple[Reason, ...]:
+        """Return why a run waits. For steps on other workers also why these do not progress."""
+        reasons = await self._own_reasons(record)
+        suspended = record.status is RunStatus.SUSPENDED
+        ids = [wait.name for wait in record.waits if wait.kind == "step" and wait.name is not None] if suspended else []
+        if not ids:
+            return reasons
+        internal = await self._session.read(lambda: self._session.store.records(ids[:MAX_STEPS_EXPLAINED]))
+        found: dict[str, Reason] = {}  # by text: many steps may wait for the same worker
+        for each in internal:
+            if isinstance(each, RunRecord) and each.status is not RunStatus.RUNNING:
+                of_step = await self._own_reasons(each)
+                found.update((reason.text, reason) for reason in of_step if reason.kind not in ("start", "step"))
+        return (*reasons, *found.values())
+
+    async def _own_reasons(self, record: RunRecord) -> tuple[Reason, ...]:
         """Return why a run waits: in its queue, or for what its workflow awaits."""
         if not record.waiting:
             return waiting_reasons(record, await self._has_live_worker(record))
@@ -246,7 +263,7 @@ class QueryClient:
             return True
         now, wanted = self._session.clock.now(), (record.workflow, record.version)
         alive = [each for each in workers if not each.fenced and each.lease_until >= now]
-        if is_internal_name(record.workflow):  # every worker serves internal runs
+        if record.pool == INTERNAL_POOL:  # every worker serves internal runs
             return bool(alive)
         return any(wanted in worker.workflows for worker in alive if worker.pool == record.pool)
 

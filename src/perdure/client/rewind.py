@@ -39,7 +39,7 @@ RECEIVING_KINDS = (
     "receive_request",
     "deferred",
 )  # kinds whose detail is what they have consumed
-CHILDREN = ("child", "start_child")
+CHILDREN = ("child", "start_child", "step")  # a step on another worker has a child too
 CHILD_REQUESTS = ("stop", "watch")  # pending requests to children, which belong to the run that has started them
 NOTE = "compensation"
 UNORDERED_KINDS = (NOTE, "rewind")  # not in call order, so a run cannot be rewound to them
@@ -57,7 +57,6 @@ class _Child(Struct):
     """The detail of an entry that started a child. After the child's end it has the result and no `attached`."""
 
     id: str
-    attached: bool = False
 
 
 def plan_rewind(snapshot: Snapshot, location: str, *, now: float, turn_id: str) -> RewindRun:
@@ -385,11 +384,9 @@ def _attached_children(dropped: Iterable[Entry]) -> Iterator[str]:
     for entry in dropped:
         if entry.kind == "stop" and entry.status is not SUCCEEDED:
             yield entry.name  # requested by an earlier rewind and not done yet
-        elif entry.kind in CHILDREN and entry.status is not FAILED and entry.detail is not None:
+        elif entry.kind in CHILDREN and entry.status is not FAILED and b'"attached":true' in (entry.detail or b""):
             # A failed entry needs no stop: its child has ended, or another run had its id.
-            child = msgspec.json.decode(entry.detail, type=_Child)
-            if child.attached:
-                yield child.id
+            yield msgspec.json.decode(entry.detail or b"", type=_Child).id
 
 
 # --- reading a history ---------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from perdure.model.records import (
 )
 from perdure.model.tags import Tags
 from perdure.stores.results import StoredEntry, UnreadableRun
+from perdure.workflows.remote_steps import is_step_workflow, step_name
 from perdure.workflows.types import ErrorView, error_view
 
 V = TypeVar("V")
@@ -251,12 +252,19 @@ def waiting_reasons(record: RunRecord, served: bool) -> tuple[Reason, ...]:
         return ()
     reasons = [_reason(wait, record.held) for wait in record.waits] if record.status is RunStatus.SUSPENDED else []
     if not served and record.owner is None and record.held is None:
-        name = f"{record.workflow} v{record.version}"
-        reasons.append(Reason("no_worker", f"no live worker has workflow {name}", name=name))
+        reasons.append(_no_worker(record))
     elif record.status is RunStatus.PENDING:
         until = to_datetime_or_none(record.wake_at)
         reasons.append(Reason("start", "waits to be claimed by a worker", until=until))
     return tuple(reasons)
+
+
+def _no_worker(record: RunRecord) -> Reason:
+    if is_step_workflow(record.workflow):
+        step = step_name(record.workflow)
+        return Reason("no_worker", f"no live worker of pool {record.pool!r} has imported step {step}", name=step)
+    name = f"{record.workflow} v{record.version}"
+    return Reason("no_worker", f"no live worker has workflow {name}", name=name)
 
 
 def _reason(wait: Wait, held: Hold | None) -> Reason:
@@ -275,6 +283,8 @@ def _reason(wait: Wait, held: Hold | None) -> Reason:
             text = f"event {wait.name}{_by(until)}"
         case "child":
             text = f"the end of run {wait.name}"
+        case "step":
+            text = f"step {wait.location} on another worker, run {wait.name}"
         case "deferred":
             text = f"deferred {wait.name}, to be completed with its token{_by(until)}"
         case "held":

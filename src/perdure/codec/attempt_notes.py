@@ -15,11 +15,15 @@ from perdure.codec.codec import Codec
 
 
 class AttemptNotes(Struct, frozen=True):
-    """The last heartbeat of a step and its time; `since`: the start of its first attempt, if `max_elapsed` needs it."""
+    """The last heartbeat of a step and its time; `since`: the start of its first attempt, if `max_elapsed` needs it.
+
+    `starts` counts the attempts on other workers that were made before a person gave the step its attempts again.
+    """
 
     heartbeat: Any = None
     heartbeat_at: float | None = None
     since: float | None = None
+    starts: int = 0
 
 
 NO_NOTES = AttemptNotes()
@@ -32,6 +36,8 @@ def encode_notes(codec: Codec, notes: AttemptNotes, what: str = "heartbeat") -> 
         given = {"heartbeat": notes.heartbeat, "heartbeat_at": notes.heartbeat_at}
     if notes.since is not None:
         given["since"] = notes.since
+    if notes.starts:
+        given["starts"] = notes.starts
     return codec.encode(given, what=what)
 
 
@@ -43,7 +49,9 @@ def decode_notes(codec: Codec, data: bytes | None) -> AttemptNotes:
     if not isinstance(given, dict):
         return NO_NOTES
     heartbeat_at, since = _time(given.get("heartbeat_at")), _time(given.get("since"))
-    return AttemptNotes(None if heartbeat_at is None else given.get("heartbeat"), heartbeat_at, since)
+    starts = given.get("starts", 0)
+    known_starts = starts if isinstance(starts, int) and not isinstance(starts, bool) and starts > 0 else 0
+    return AttemptNotes(None if heartbeat_at is None else given.get("heartbeat"), heartbeat_at, since, known_starts)
 
 
 def _time(given: Any) -> float | None:

@@ -10,6 +10,8 @@ from perdure.model.shards import WorkflowVersions
 from perdure.model.validation import describe_value
 from perdure.workflows.definition import REGISTRY, Workflow
 from perdure.workflows.internal import INTERNAL, is_internal_name
+from perdure.workflows.remote_steps import find_step_workflow, is_step_workflow, step_workflow_versions
+from perdure.workflows.steps import REMOTE_STEPS
 
 
 class Catalog:
@@ -18,7 +20,7 @@ class Catalog:
     def __init__(self, workflows: Iterable[Workflow[Any, Any]] | None) -> None:
         self._open = workflows is None
         self._own: dict[tuple[str, int], Workflow[Any, Any]] = {}
-        self._versions: tuple[int, WorkflowVersions] | None = None  # with the registry revision they were read at
+        self._versions: tuple[tuple[int, int], WorkflowVersions] | None = None  # with the revisions of the registries
         if workflows is not None and not isinstance(workflows, Iterable):
             raise InvalidArgument(f"workflows must be a list of @workflow functions, not {describe_value(workflows)}")
         for workflow in workflows or ():
@@ -46,6 +48,8 @@ class Catalog:
 
     def add_started(self, workflow: Workflow[Any, Any]) -> bool:
         """Add a workflow that a caller starts, if the catalog is open; return whether this engine can execute it."""
+        if is_step_workflow(workflow.name):
+            return True
         key = (workflow.name, workflow.version)
         if self._open and self._own.get(key) is not workflow:
             self._own[key] = workflow
@@ -53,6 +57,8 @@ class Catalog:
         return key in self._own
 
     def find(self, name: str, version: int) -> Workflow[Any, Any] | None:
+        if is_step_workflow(name):
+            return find_step_workflow(name)
         if is_internal_name(name):
             return INTERNAL.find(name, version)
         own = self._own.get((name, version))
@@ -69,20 +75,21 @@ class Catalog:
         return self.find(name, max(versions)) if versions else None
 
     def all_latest(self) -> list[Workflow[Any, Any]]:
-        """Return the definition with the highest version of each name, in order of name."""
-        versions = dict(sorted(self.workflow_versions()))  # the highest version of a name comes last
+        """Return the definition with the highest version of each name, in order of name, without those of steps."""
+        own = (pair for pair in self.workflow_versions() if not is_step_workflow(pair[0]))
+        versions = dict(sorted(own))  # the highest version of a name comes last
         found = (self.find(name, version) for name, version in versions.items())
         return [definition for definition in found if definition is not None]
 
     def workflow_versions(self) -> WorkflowVersions:
-        """Return name and version of all workflows that this engine can execute.
+        """Return name and version of all workflows that this engine can execute, with those of steps on other workers.
 
         A name that two modules define is left out until one of the two is started through this engine: see `ambiguous`.
         """
-        if not self._open:
-            return tuple(self._own)
-        if self._versions is None or self._versions[0] != REGISTRY.revision:
-            self._versions = (REGISTRY.revision, tuple({**REGISTRY.unambiguous(), **self._own}))
+        revision = REGISTRY.revision, REMOTE_STEPS.revision
+        if self._versions is None or self._versions[0] != revision:
+            known = {**REGISTRY.unambiguous(), **self._own} if self._open else self._own
+            self._versions = (revision, (*known, *step_workflow_versions()))
         return self._versions[1]
 
     def ambiguous(self) -> list[tuple[str, int]]:
@@ -93,3 +100,5 @@ class Catalog:
         """Raise `WorkflowMisuse` if this engine would have to choose between definitions."""
         for pair in self.ambiguous():
             raise WorkflowMisuse(REGISTRY.describe_ambiguity(*pair))
+        for pair in REMOTE_STEPS.ambiguous() if self._open else ():
+            raise WorkflowMisuse(REMOTE_STEPS.describe_ambiguity(*pair))

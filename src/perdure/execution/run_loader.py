@@ -355,6 +355,7 @@ def build_run_start(
             tags=record.tags,
             parent=record.parent,
             incarnation=incarnation_of(record.created_by),
+            pool=record.pool,
         ),
         input=record.input,
         seed=record.seed,

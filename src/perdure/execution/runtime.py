@@ -33,6 +33,7 @@ from perdure.model.schedule_records import KIND
 from perdure.stores.results import Created, WriteResult
 from perdure.workflows.definition import Workflow
 from perdure.workflows.internal import INTERNAL, is_internal_name
+from perdure.workflows.remote_steps import is_step_workflow
 from perdure.workflows.tokens import KEY_REFRESH_SECONDS, KEYS
 
 LOGGER = logging.getLogger("perdure.execution")
@@ -260,7 +261,7 @@ class WorkerRuntime:
     # --- notifications by the store and the coordinator
 
     def can_execute(self, record: RunRecord) -> bool:
-        if is_internal_name(record.workflow):
+        if is_internal_name(record.workflow) and not is_step_workflow(record.workflow):
             return INTERNAL.find(record.workflow, record.version) is not None
         return record.pool == self._pool and (record.workflow, record.version) in self._catalog.workflow_versions()
 

@@ -30,6 +30,7 @@ from perdure.model.records import ErrorRecord
 from perdure.model.turns import RunStep, StepDone
 from perdure.retry import read_retry_after
 from perdure.workflows.internal import INTERNAL_PREFIX
+from perdure.workflows.remote_steps import encode_attempt, is_step_workflow
 from perdure.workflows.step_context import CurrentStep, _current_step
 from perdure.workflows.steps import StepCall, StepOptions
 from perdure.workflows.types import Complete
@@ -145,7 +146,8 @@ class StepExecutor:
         attempt = Attempt(run_id, workflow, step, self._stream_writer, self._heartbeats)
         if may_have_run_elsewhere or self._stream_writer.written:
             self._stream_writer.on_attempt_started(attempt, may_have_run_elsewhere=may_have_run_elsewhere)
-        attempt.state = self.internal if workflow.startswith(INTERNAL_PREFIX) else self.state
+        is_own = workflow.startswith(INTERNAL_PREFIX) and not is_step_workflow(workflow)
+        attempt.state = self.internal if is_own else self.state
         self._running.setdefault(run_id, {})[step.location] = attempt
         if self._slots_taken < self._limit:
             self._start(attempt, now)
@@ -291,6 +293,12 @@ class StepExecutor:
             done = self._build_result(attempt, value, error)
         except Exception as raised:  # the codec, or a method of the user's exception: the run must get a result
             done = self._build_defect(attempt, raised)
+        self._report(attempt, done)
+
+    def _report(self, attempt: Attempt, done: StepDone) -> None:
+        """Report how an attempt ended. For an attempt on behalf of another run that is a result, whatever it is."""
+        if attempt.step.call.step.body.reports_attempt:
+            done = encode_attempt(done, self._codec)
         self._on_completed(attempt.run_id, done)
 
     def _build_defect(self, attempt: Attempt, raised: Exception) -> StepDone:
@@ -347,7 +355,7 @@ class StepExecutor:
         settings = attempt.step.call.step.settings
         self._cancel(attempt)
         error = TimeoutError(f"step {attempt.step.location} took longer than {settings.timeout} seconds")
-        self._on_completed(attempt.run_id, self._build_failure(attempt, error, retryable=settings.retry_on_timeout))
+        self._report(attempt, self._build_failure(attempt, error, retryable=settings.retry_on_timeout))
 
     def _expire(self, attempt: Attempt, *, started: bool) -> None:
         """Fail a step whose time for all attempts is over. An attempt without a body fails with the error before it."""
@@ -359,14 +367,14 @@ class StepExecutor:
         done, last = self._build_failure(attempt, error, retryable=False), attempt.step.last_error
         if last is not None and done.error is not None:
             done = replace(done, error=replace(done.error, cause=last) if started else last)
-        self._on_completed(attempt.run_id, done)
+        self._report(attempt, done)
 
     def _on_silence(self, attempt: Attempt) -> None:
         """Fail an attempt that sends no heartbeats. The retry policy decides on another one."""
         self._cancel(attempt)
         silence = attempt.step.call.step.settings.heartbeat_timeout
         error = TimeoutError(f"step {attempt.step.location} sent no heartbeat for {silence} seconds")
-        self._on_completed(attempt.run_id, self._build_result(attempt, None, error))
+        self._report(attempt, self._build_result(attempt, None, error))
 
     def _cancel(self, attempt: Attempt) -> None:
         """Cancel an attempt. Its slot is free at once, even if the body does not stop."""
@@ -411,7 +419,7 @@ class StepExecutor:
             self._slots_taken -= 1
             self._remove(attempt)
             failure = self._build_failure(attempt, error, retryable=True)
-            self._loop.call_soon(self._on_completed, attempt.run_id, failure)
+            self._loop.call_soon(self._report, attempt, failure)
 
 
 def _check_annotated(attempt: Attempt, value: Any) -> None:

@@ -47,7 +47,7 @@ class ChildTracker:
         self.watches: dict[str, PendingEntry] = {}
         self._started_at: dict[str, None] = {}  # locations of all entries in the history that start children
         for entry in history.by_location.values():
-            if entry.kind in STARTS_CHILD:
+            if entry.kind in STARTS_CHILD or (entry.kind == "step" and _has_internal_run(entry)):
                 self._started_at[entry.location] = None
         if history.iterations:
             self._load(history)
@@ -152,6 +152,10 @@ class ChildTracker:
         self._by_id.pop(_child_id(self._children.pop(location)), None)
         self._started_at.pop(location, None)
         self._log.delete(location)
+
+
+def _has_internal_run(entry: Entry) -> bool:
+    return entry.detail is not None and b'"attached":' in entry.detail
 
 
 def _child_id(entry: Entry) -> str:

@@ -43,6 +43,7 @@ from perdure.workflows.context import Context
 from perdure.workflows.deferreds import DECLARED_TYPES
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, Workflow
 from perdure.workflows.queue_placement import Started, build_placement
+from perdure.workflows.remote_steps import prepare_call, prepare_unchecked_call
 from perdure.workflows.rollback import ROLLBACK_SCOPES
 from perdure.workflows.run_tags import KIND as TAG
 from perdure.workflows.run_tags import tags_at_start
@@ -87,6 +88,8 @@ class ContextApi:
             call.rollback_scopes = ROLLBACK_SCOPES.get()
         if settings.context == "inherit" or inherits_context(settings.compensate):
             call.variables = copy_context()
+        if step.is_remote:
+            prepare_call(call, self._state.start.codec)
 
     def has_recorded_step(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Return whether the history has a call of a step of this name with these arguments."""
@@ -411,6 +414,8 @@ class ContextApi:
             call.read_outcome = partial(as_complete, outcome, start.definition, start.codec)
         detail = msgspec.json.encode({"of": compensation.of})
         call.close()  # the request below replaces awaiting it
+        if call.step.is_remote:
+            prepare_unchecked_call(call, self._state.start.codec)
         return self._entries.request("step", call.step.name, escape_segment(call.step.name), call=call, detail=detail)
 
     def request_stop_children(self) -> Any:

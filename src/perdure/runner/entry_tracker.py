@@ -33,6 +33,7 @@ from perdure.runner.function_names import RegisteredFunctions
 from perdure.runner.history import History
 from perdure.runner.open_receives import OpenReceives
 from perdure.runner.pending import NeverCompletes, PendingEntry
+from perdure.runner.remote_attempts import RemoteAttempts, is_remote
 from perdure.runner.source_lines import caller_source_line
 from perdure.runner.tasks import EntryFuture
 from perdure.runner.timers import TimerQueue
@@ -80,6 +81,7 @@ class EntryTracker:
         "log",
         "observed",
         "pending",
+        "remote",
         "timers",
         "waiting",
     )
@@ -108,6 +110,7 @@ class EntryTracker:
         self.attempts = AttemptTracker(self.log, loop, self.timers)
         self.compensations = Compensations(self.log, codec, history, functions, loop.iterations)
         self.children = ChildTracker(self.log, self.attempts, loop, history)
+        self.remote = RemoteAttempts(info, codec, self.attempts, self.children)
         self.deadlines = DeferredDeadlines(info.id, epoch, self.log, self.attempts, self.timers, loop, history)
         self.pending: dict[str, PendingEntry] = {}
         self.immediate: dict[str, bytes | None] = {}
@@ -124,7 +127,7 @@ class EntryTracker:
     def add_observed_runs(self, waits: Sequence[Wait]) -> None:
         """Note which runs are observed since an earlier suspension: their ends arrive as messages anyway."""
         for wait in waits:
-            if wait.kind == "child" and wait.location is not None and wait.name is not None:
+            if wait.kind in ("child", "step") and wait.location is not None and wait.name is not None:
                 self.observed.setdefault(wait.location, set()).add(wait.name)
 
     # --- requests of user code
@@ -321,7 +324,16 @@ class EntryTracker:
         elif pending.detail == EXHAUSTED:
             self.attempts.resume_exhausted(pending)
         elif pending.due_at is None and pending.seq is None:
+            self._resume_step(pending, pending.call)
+
+    def _resume_step(self, pending: PendingEntry, call: StepCall) -> None:
+        """Start a step that was under way, or wait for its internal run, whose end this run observes already."""
+        if call.step.is_remote:
+            pending.awaited = self.observed.pop(pending.location, None)
+        if pending.awaited is None:
             self.attempts.schedule(pending)
+        else:
+            self.remote.prepare(pending)
 
     def _was_reopened(self, pending: PendingEntry) -> bool:
         """Return whether a rewind reopened an entry without a deadline: a sleep always has one, a receive may not."""
@@ -476,7 +488,7 @@ class EntryTracker:
                     self.compensations.on_step_completed(call, entry)
                 value = None
                 if entry.value is not None:
-                    value = self._codec.decode(entry.value, call.step.body.returns, what="the recorded result")
+                    value = self._codec.decode(entry.value, call.step.body.recorded_as, what="the recorded result")
             else:
                 value = command.read(entry) if command is not None and command.read is not None else None
         except Exception as mismatch:  # not only InvalidPayload: an imported entry may contain anything
@@ -509,6 +521,8 @@ class EntryTracker:
             if pending.call is not None and location in self.timers.due:
                 self.timers.set(location, now)
         for pending in self.attempts.exhausted.values():
+            if is_remote(pending):
+                self.remote.count_starts(pending)
             if pending.notes is not None:  # the heartbeat stays; the time of `max_elapsed` starts again
                 pending.notes = encode_notes(self._codec, replace(decode_notes(self._codec, pending.notes), since=None))
         self.attempts.restart_exhausted()

@@ -27,6 +27,7 @@ from perdure.model.turns import (
 from perdure.runner import limits
 from perdure.runner.completions import CompletionApplier
 from perdure.runner.pending import PendingEntry
+from perdure.runner.remote_attempts import awaits_result, is_remote
 from perdure.runner.state import RunnerState
 from perdure.workflows.children import encode_child_detail, encode_child_outcome
 
@@ -106,10 +107,27 @@ class InputApplier:
         pending = entries.pending.get(done.location)
         if pending is None or pending.attempt != done.attempt or not pending.running or self._loop.stopped:
             return  # the late result of a cancelled attempt
+        if is_remote(pending):
+            self._apply_remote_result(pending, done, now)
+            return
         attempts.end(pending)
         if pending.call is None:
             self._apply_effect_result(pending, done, now)
-        elif done.error is None:
+        else:
+            self._end_attempt(pending, done, now)
+
+    def _apply_remote_result(self, pending: PendingEntry, done: StepDone, now: float) -> None:
+        """Apply the result of starting an attempt on another worker: its run has ended, or could not be started."""
+        remote = self._entries.remote
+        if done.error is None and done.value is not None:
+            done = remote.end(pending, msgspec.json.decode(done.value, type=RunResult))
+        else:
+            remote.stop_waiting(pending)
+        self._end_attempt(pending, done, now)
+
+    def _end_attempt(self, pending: PendingEntry, done: StepDone, now: float) -> None:
+        """Complete a step, or plan its next attempt."""
+        if done.error is None:
             self._completions.complete(pending, now, done.value)
         elif not self._schedule_retry(pending, done, now):
             self._log_failed_attempt(pending, done.attempt, done.error, out_of_time=self._is_out_of_time(pending, done))
@@ -138,6 +156,9 @@ class InputApplier:
         pending = self._entries.pending.get(location)
         if pending is None or not pending.running or not isinstance(pending.action, StartChild):
             return
+        if is_remote(pending):
+            self._entries.remote.use_fallback(pending)
+            return
         self._attempts.end(pending)
         assert pending.action.fallback_id is not None
         pending.action = msgspec.structs.replace(pending.action, run_id=pending.action.fallback_id, fallback_id=None)
@@ -147,6 +168,9 @@ class InputApplier:
 
     def _complete_child(self, pending: PendingEntry, result: RunResult, now: float) -> None:
         id = _awaited_id(pending)
+        if pending.call is not None:
+            self._end_attempt(pending, self._entries.remote.end(pending, result), now)
+            return
         value, error, pending.detail = encode_child_outcome(pending.kind, id, result)
         self._completions.complete(pending, now, value, error)
 
@@ -158,6 +182,8 @@ class InputApplier:
         pending = entries.pending.get(awaiting.location)
         if pending is None or not pending.running:
             return
+        if pending.call is not None and _awaited_id(pending) not in awaiting.runs:
+            return  # of an earlier attempt, whose end was known first
         self._attempts.end(pending)
         ended = pending.awaited or set()  # results that arrived before this input
         pending.awaited = set(awaiting.runs) - ended
@@ -237,9 +263,8 @@ class InputApplier:
         never hold.
         """
         state = self._state
-        wanted = (
-            state.start.definition.settings.suspend_on_failure and pending.detail is None and not state.function_outcome
-        )
+        handled = pending.detail is not None and not is_remote(pending)
+        wanted = state.start.definition.settings.suspend_on_failure and not handled and not state.function_outcome
         typed = done.error is not None and done.error.fields is not None
         if pending is not state.rerun_pending and (not wanted or typed):
             return False
@@ -318,6 +343,8 @@ class InputApplier:
         if pending is None or pending.target != message.target or self._loop.stopped:
             return
         if pending.kind != "children":
+            if is_remote(pending) and not awaits_result(pending):
+                return
             if message.name != _awaited_id(pending):
                 return  # from a child of an earlier run with the id of this one
             self._complete_child(pending, msgspec.json.decode(message.body or b"{}", type=RunResult), now)

@@ -32,6 +32,7 @@ from perdure.runner.context_api import ContextApi
 from perdure.runner.function_end import FunctionEnd
 from perdure.runner.inputs import InputApplier
 from perdure.runner.pending import PendingEntry
+from perdure.runner.remote_attempts import is_remote
 from perdure.runner.state import RunnerState, RunStart
 from perdure.runner.turn_builder import TurnBuilder
 
@@ -209,7 +210,8 @@ class Runner:
             started = pending.recorded is not None and pending.attempts >= pending.attempt
             # The failure of an earlier step may have cancelled this one or ended the function.
             cancelled = loop.stopped or location not in attempts.to_start
-            if started and pending.call.step.settings.at_most_once and not cancelled:
+            # The internal run of an attempt on another worker keeps this promise itself.
+            if started and pending.call.step.settings.at_most_once and not is_remote(pending) and not cancelled:
                 attempts.unschedule(location)
                 self._completions.complete(pending, now, None, ErrorRecord(INTERRUPTED, "", location=location))
                 if loop.paused:

@@ -78,19 +78,24 @@ class TurnBuilder:
             if scheduled is None:
                 return ()
             attempts.start(scheduled)
-            return (self._run_step(scheduled),)
+            return (self._start_step(scheduled),)
         effects: tuple[Effect, ...] = ()
         if attempts.to_start:
-            effects = tuple([self._run_step(pending) for pending in attempts.take_steps()])
+            effects = tuple([self._start_step(pending) for pending in attempts.take_steps()])
         if attempts.effects_to_start:
             effects = (*effects, *[_external_effect(pending) for pending in attempts.take_effects()])
         return effects
 
-    def _run_step(self, pending: PendingEntry) -> RunStep:
+    def _start_step(self, pending: PendingEntry) -> RunStep | ExternalEffect:
         call, location = pending.call, pending.location
         assert call is not None
+        if not call.step.is_plain and call.step.is_remote:
+            return self._entries.remote.start(pending)
+        body, notes, error = call.step.body, pending.notes, pending.error
         key = f"{self._state.info.id}/{pending.generation}/{location}"
-        return RunStep(location, pending.attempt, pending.name, call, key, pending.notes, pending.error)
+        return RunStep(
+            location, pending.attempt, pending.name, call, key, notes or body.initial_notes, error or body.initial_error
+        )
 
     # --- waiting
 
@@ -110,7 +115,7 @@ class TurnBuilder:
         waits: list[Wait] = []
         pending_entries = self._entries.pending
         for location, pending in pending_entries.items():
-            kind = _WAITS.get(pending.kind)
+            kind = _WAITS.get(pending.kind) or ("step" if pending.awaited else None)
             if kind == "child" and location in self._attempts.effects_to_start:
                 continue  # the run is paused; after a resume, a wait for the child would prevent its start
             if kind is not None:

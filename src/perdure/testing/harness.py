@@ -32,6 +32,7 @@ from perdure.testing.faults import FaultyStore
 from perdure.testing.step_interception import intercept_steps
 from perdure.testing.time_skipping import REAL_POLL_SECONDS, SWEEP_DISABLED_SECONDS, LazyClock, RealWaits
 from perdure.workflows.definition import Workflow
+from perdure.workflows.remote_steps import AttemptBody, StepRequest
 
 R = TypeVar("R")
 HOUR = 3600.0
@@ -112,10 +113,12 @@ class WatchedEngine(Engine):
         in_thread = executor._threads.run
 
         def record_execution(run_id: str, step: RunStep) -> RunStep:
-            once = step.call.step.settings.at_most_once
-            key = step.idempotency_key
+            body, once = step.call.step.body, step.call.step.settings.at_most_once
+            caller: RunStep | StepRequest = step
+            if isinstance(body, AttemptBody):  # in an internal run: the step is shown as its caller sees it
+                run_id, caller = body.request.run_id, body.request
             self._harness.executions.append(
-                Execution(self.number, run_id, step.location, step.attempt, once, key, step.name)
+                Execution(self.number, run_id, caller.location, caller.attempt, once, caller.idempotency_key, step.name)
             )
             return self._replace_step(step)
 

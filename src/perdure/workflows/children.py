@@ -177,9 +177,12 @@ def child_id(run_id: str, target: str) -> str:
     """Return the id of the child at a target of a run, shortened with a hash if it is too long."""
     generation, _, location = target.partition("/")
     id = f"{run_id}/{location}" if generation == "0" else f"{run_id}/{location}@{generation}"
-    if len(id) <= MAX_NAME:
-        return id
-    return f"{id[:400]}-{hashlib.sha256(id.encode()).hexdigest()[:32]}"
+    return shorten_id(id)
+
+
+def shorten_id(id: str) -> str:
+    """Return the id of a run, shortened with a hash if it is too long."""
+    return id if len(id) <= MAX_NAME else f"{id[:400]}-{hashlib.sha256(id.encode()).hexdigest()[:32]}"
 
 
 def _start_effect(run: ChildHost, spec: ChildSpec, target: str, *, attached: bool, observed: bool) -> StartChild:

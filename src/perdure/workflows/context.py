@@ -56,6 +56,7 @@ class RunInfo(Struct, frozen=True):
     tags: Tags
     parent: str | None
     incarnation: str = ""  # distinguishes this run from earlier runs of its id
+    pool: str = "default"
 
     @property
     def origin(self) -> str:

@@ -1,4 +1,4 @@
-"""Registry: the workflows that this process has imported, by name and version. Knows only their identity."""
+"""Registry: the workflows or steps that this process has imported, by name and version. Knows only their identity."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Registry(Generic[D]):
     Several modules may define the same name and version. That is an error only when one of them must be selected.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, noun: str = "workflow") -> None:
+        self._noun = noun
         self._definitions: dict[tuple[str, int], dict[tuple[str, str], D]] = {}
         self.revision = 0  # Incremented with every definition.
 
@@ -69,4 +70,6 @@ class Registry(Generic[D]):
     def describe_ambiguity(self, name: str, version: int) -> str:
         """Return which definitions of this name and version there are, and what to do."""
         origins = " and ".join(f"{module}.{qualname}" for module, qualname in self._definitions[name, version])
+        if self._noun != "workflow":
+            return f"{self._noun} {name!r} is defined in {origins}; give one of them another name"
         return f"workflow {name!r} version {version} is defined in {origins}; name one in Engine(workflows=[...])"

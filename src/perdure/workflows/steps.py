@@ -18,13 +18,18 @@ from types import FunctionType, MethodType
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 from perdure.codec.annotations import describe_missing_return, enclosing_names, return_type
+from perdure.codec.parameters import Parameters
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.locations import escape_segment
-from perdure.model.validation import check_name, check_seconds
+from perdure.model.queue_records import Place
+from perdure.model.records import ErrorRecord
+from perdure.model.validation import check_name, check_public_name, check_seconds
 from perdure.retry import Retry
 from perdure.workflows.durable_call import DurableCall
+from perdure.workflows.registry import Registry
 from perdure.workflows.step_arguments import NO_CHECKS, Checks, StepArguments
 from perdure.workflows.types import Complete
+from perdure.workflows.work_queues import WorkQueue
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -58,6 +63,7 @@ class StepOptions:
     compensate: Callable[..., Any] | None = None
     at_most_once: bool = False
     pool: str | None = None
+    queue: WorkQueue | str | None = None
     key: str | None = None
     context: str = "empty"
 
@@ -72,11 +78,20 @@ class StepKeywords(TypedDict, total=False):
     raises: type[Exception] | Raises
     at_most_once: bool
     pool: str | None
+    queue: WorkQueue | str | None
     context: Literal["empty", "inherit"]
 
 
 class StepBody:
-    """The function of a step, with properties that are computed once."""
+    """The function of a step, with properties that are computed once.
+
+    `reports_attempt`: every end of an attempt is recorded as a result (`remote_steps.AttemptBody`). The first attempt
+    gets `initial_notes` and `initial_error` of the attempts before it, which another run has made.
+    """
+
+    reports_attempt = False
+    initial_notes: bytes | None = None
+    initial_error: ErrorRecord | None = None
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
@@ -93,6 +108,16 @@ class StepBody:
     def returns(self) -> Any:
         """The result type. Resolved on first use, so that annotations may name types that are defined later."""
         return return_type(self.fn, self._enclosing_names)
+
+    @cached_property
+    def recorded_as(self) -> Any:
+        """The type of the recorded result."""
+        return self.returns
+
+    @cached_property
+    def parameters(self) -> Parameters:
+        """The parameters of the function as a payload, for a call that executes on another worker."""
+        return Parameters.of(self.fn, skip=0)
 
     @cached_property
     def missing_type(self) -> str | None:
@@ -117,6 +142,9 @@ def get_step_body(fn: Callable[..., Any]) -> StepBody:
     return cast("StepBody", found)
 
 
+STEP_VERSION = 1  # steps have no versions; a registry needs one
+
+
 class Step(Generic[P, R_co]):
     """A function with side effects. A call inside a workflow is durable; elsewhere it calls the function.
 
@@ -125,7 +153,9 @@ class Step(Generic[P, R_co]):
 
     binds: Literal["instance", "class", "nothing"] = "instance"  # what access through a class or instance binds
     is_method = False  # defined in a class, and not bound
-    is_plain: bool  # has no limit of time and no compensation, and its body gets an empty context
+    is_plain: bool  # has no limit of time and no compensation; its body executes here, in an empty context
+    is_remote = False  # each attempt executes as an internal run, because the step has a pool or a queue
+    declared_name = ""  # under which workers publish the step, if its declaration has a pool or queue
     __isabstractmethod__ = False
 
     def __init__(self, body: StepBody, name: str, options: StepOptions) -> None:
@@ -135,6 +165,7 @@ class Step(Generic[P, R_co]):
         self.name = name
         self.settings = options
         self.is_plain = _is_plain(options)
+        self.is_remote = is_remote(options)
         self.segment = (
             escape_segment(name) if options.key is None else f"{escape_segment(name)}[{escape_segment(options.key)}]"
         )
@@ -189,6 +220,15 @@ class Step(Generic[P, R_co]):
             self.is_method = True
 
     @property
+    def version(self) -> int:
+        return STEP_VERSION
+
+    @property
+    def origin(self) -> tuple[str, str]:
+        """Module and qualified name of the function. A later definition with the same origin replaces this one."""
+        return step_origin(self.body.fn)
+
+    @property
     def compensation(self) -> Callable[..., Any] | None:
         """The function that compensates a call of this step."""
         return self.settings.compensate
@@ -216,6 +256,8 @@ class Step(Generic[P, R_co]):
         copied = Step[P, R_co](self.body, name, settings)
         copied.binds = self.binds
         copied.is_method = self.is_method
+        copied.declared_name = self.declared_name
+        check_declared(copied)
         return copied
 
     def __repr__(self) -> str:
@@ -262,6 +304,7 @@ class BoundStep(Step[P, R_co]):
         return compensate
 
     def _copy(self, name: str, settings: StepOptions) -> Step[P, R_co]:
+        refuse_remote(settings, f"step {name!r} is a method")
         return BoundStep(Step[Any, R_co](self.body, name, settings), self.instance)
 
     def __eq__(self, other: object) -> bool:
@@ -275,7 +318,8 @@ class BoundStep(Step[P, R_co]):
 
 def _is_plain(options: StepOptions) -> bool:
     limits = (options.timeout, options.heartbeat_timeout, None if options.retry is None else options.retry.max_elapsed)
-    return limits == (None, None, None) and options.compensate is None and options.context == "empty"
+    limited = limits != (None, None, None)
+    return not limited and options.compensate is None and options.context == "empty" and not is_remote(options)
 
 
 def inherits_context(fn: Any) -> bool:
@@ -286,14 +330,59 @@ def inherits_context(fn: Any) -> bool:
 def make_step(fn: Callable[..., Any], name: str, options: StepOptions) -> Step[Any, Any]:
     """Return the step of an undecorated function or method, with checked options."""
     if isinstance(fn, BoundStep | MethodType):
+        refuse_remote(options, f"step {name!r} is a method")
         instance = fn.instance if isinstance(fn, BoundStep) else fn.__self__
         function: Any = fn.body.fn if isinstance(fn, BoundStep) else fn.__func__
         return BoundStep(Step(get_step_body(function), name, options), instance)
-    return Step(get_step_body(fn.fn if isinstance(fn, Step) else fn), name, options)
+    made = Step[Any, Any](get_step_body(fn.fn if isinstance(fn, Step) else fn), name, options)
+    if isinstance(fn, Step):
+        made.declared_name = fn.declared_name
+    check_declared(made)
+    return made
 
 
 STEPS: dict[tuple[str, str], Step[Any, Any]] = {}
 """The steps that this process has defined, by origin. A later one with the same origin replaces an earlier one."""
+
+
+REMOTE_STEPS: Registry[Step[Any, Any]] = Registry("step")
+"""The imported steps that are declared with a pool or queue, by name: workers execute them for runs elsewhere."""
+
+
+def _declare_remote(step: Step[Any, Any]) -> None:
+    """Register a step with a pool or queue. Raises `InvalidArgument` if other processes could not import it."""
+    if not step.is_remote:
+        return
+    module, qualname = step_origin(step.body.fn)
+    what = f"step {step.name!r}"
+    if "." in qualname.rpartition("<locals>.")[2] and step.binds != "nothing":
+        refuse_remote(step.settings, f"{what} is a method")
+    if not module or not qualname or "<" in qualname:
+        refuse_remote(step.settings, f"{what} is defined inside a function")
+    if step.settings.context == "inherit":
+        raise InvalidArgument(f"{what} executes elsewhere, where context variables do not reach it; remove context=")
+    step.declared_name = step.name
+    REMOTE_STEPS.add(step)
+
+
+def check_declared(step: Step[Any, Any]) -> None:
+    """Raise `InvalidArgument` for a pool or queue that only the call names: no worker would publish the step."""
+    if not step.declared_name:
+        refuse_remote(step.settings, f"step {step.name!r} is not declared with a pool or queue")
+
+
+def is_remote(options: StepOptions) -> bool:
+    """Return whether a step with these options executes as a run of its own."""
+    return options.pool is not None or options.queue is not None
+
+
+def refuse_remote(options: StepOptions, reason: str) -> None:
+    """Raise `InvalidArgument` if the options have a pool or a queue."""
+    if is_remote(options):
+        raise InvalidArgument(
+            f"{reason}, so other workers cannot find it; declare a function of a module with @step(pool=...) or "
+            "@step(queue=...)"
+        )
 
 
 def step_origin(fn: Callable[..., Any]) -> tuple[str, str]:
@@ -304,8 +393,21 @@ def step_origin(fn: Callable[..., Any]) -> tuple[str, str]:
 class StepCall(DurableCall[Any]):
     """One call of a step by a workflow, with what the executor needs to execute it."""
 
-    __slots__ = ("_run", "args", "checks", "kwargs", "read_outcome", "rollback_scopes", "step", "variables")
+    __slots__ = (
+        "_run",
+        "args",
+        "arguments",
+        "checks",
+        "kwargs",
+        "place",
+        "read_outcome",
+        "rollback_scopes",
+        "step",
+        "variables",
+    )
 
+    arguments: bytes  # Encoded, for another worker; set when the call of a step with a pool or queue starts.
+    place: Place | None  # In the queue of the step; set with `arguments`.
     rollback_scopes: tuple[str, ...]  # Around a call that has a compensation; set when the call starts.
     variables: VariableContext  # Of the caller, if the step or its compensation inherits them; set at the start.
     read_outcome: Callable[[], Complete[Any]]  # Of the run; set for a call of an exit function only.
@@ -342,8 +444,12 @@ def check_step_options(options: StepOptions) -> StepOptions:
         raise InvalidArgument(f"compensate must be a function of the step's result, not {options.compensate!r}")
     if options.context not in CONTEXTS:
         raise InvalidArgument(f"context of a step must be 'empty' or 'inherit', not {options.context!r}")
-    if options.pool is not None:  # Rejected, because ignoring it would be misleading.
-        raise InvalidArgument("pool= of a step is not supported in this version; remove it")
+    if options.pool is not None:
+        check_public_name("a step's pool", options.pool)
+    if isinstance(options.queue, str):
+        check_public_name("a step's queue", options.queue)
+    elif not isinstance(options.queue, WorkQueue | None):
+        raise InvalidArgument(f"queue of a step must be a WorkQueue or its name, not {options.queue!r}")
     timeout = None if options.timeout is None else check_seconds("a step's timeout", options.timeout, zero=False)
     silence = options.heartbeat_timeout
     silence = None if silence is None else check_seconds("a step's heartbeat_timeout", silence, zero=False)
@@ -426,6 +532,7 @@ def step(fn: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
         if getattr(fn, "__isabstractmethod__", False):
             defined.__isabstractmethod__ = True
         STEPS[step_origin(fn)] = defined
+        _declare_remote(defined)
         return defined
 
     return decorate if fn is None else decorate(fn)
